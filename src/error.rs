@@ -1,0 +1,134 @@
+//! Every way in which a lock operation can fail, each with what to do about it.
+
+use std::{error::Error, time::Duration};
+
+use crate::{InvalidKey, Lock, LockKey};
+
+/// Why a document could not be locked, held, saved or released.
+///
+/// As an answer to an HTTP request each variant has its status; see the table of the lock API.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// Another session holds the lock. (423)
+    #[error("{} is locked by {}", .0.key, label_of(.0))]
+    Held(Box<Lock>),
+
+    /// This session does not hold the lock, or no longer. Nothing was written. (409)
+    #[error(
+        "the lock on {key} is lost: it ran out, was released, or was broken; open the document again"
+    )]
+    Lost {
+        /// The document.
+        key: LockKey,
+        /// Who holds it now, if anybody was seen to.
+        holder: Option<Box<Lock>>,
+    },
+
+    /// The client sent the token of an earlier acquisition. (412)
+    #[error("{key} was locked anew since this page was opened; open the document again")]
+    StaleToken {
+        /// The document.
+        key: LockKey,
+    },
+
+    /// What the client sent as `Lock-Token` is not one. (400)
+    #[error("the header Lock-Token must look like <urn:uuid:…>, as the server sent it")]
+    MalformedToken,
+
+    /// There is no such document, and no lock on it was left. (404)
+    #[error("there is no document {key}")]
+    NotFound {
+        /// The document.
+        key: LockKey,
+    },
+
+    /// The collection or the id does not name a lockable document. (400)
+    #[error(transparent)]
+    InvalidKey(#[from] InvalidKey),
+
+    /// The web session was ended, by a logout in another tab for example. (401)
+    #[error("the session has ended; log in again")]
+    SessionEnded {
+        /// How long ago, by the server's clock.
+        ago: Duration,
+    },
+
+    /// The policy does not allow this person to break this lock. (403)
+    #[error("breaking the lock on {key} is not allowed to you")]
+    BreakRefused {
+        /// The document.
+        key: LockKey,
+    },
+
+    /// The store did not answer, or refused. Says nothing about who holds the lock. (503)
+    #[error(transparent)]
+    Store(#[from] StoreError),
+
+    /// The stored document is not one of the Rust type, or cannot be written as one. (500)
+    #[error("the document {key} does not fit its Rust type")]
+    Document {
+        /// The document.
+        key: LockKey,
+        /// What did not fit.
+        source: BoxError,
+    },
+
+    /// The application does not use the crate as it must. The text says what to add. (500)
+    #[error("{0}")]
+    Misconfigured(String),
+}
+
+fn label_of(lock: &Lock) -> &str {
+    lock.holder.as_ref().map_or("another program", |h| &h.label)
+}
+
+/// The source of a [`StoreError`].
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// What a store says when it cannot give an answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    message: String,
+    source: Option<BoxError>,
+}
+
+/// What is known after a [`StoreError`], and so what may be tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// The store was not reached, or its answer was lost: the request may or may not have been
+    /// carried out. Trying again is safe, because every verb of a store is idempotent.
+    Unavailable,
+    /// The store has no permission to do this. Trying again does not help.
+    Denied,
+    /// The store refused the request, or holds something that it cannot read.
+    Other,
+}
+
+impl StoreError {
+    /// An error of this kind; `message` tells an operator what failed and what to do.
+    pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// The same, with its cause.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<BoxError>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What is known.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+
+    /// The request may have been carried out, and may be sent again.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.kind == StoreErrorKind::Unavailable
+    }
+}

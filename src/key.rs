@@ -1,0 +1,285 @@
+//! What is locked: one document, named by its collection and its `_id`.
+
+use std::{cmp::Ordering, fmt, hash, str::FromStr, sync::Arc};
+
+use serde::{Serialize, de::DeserializeOwned};
+use uuid::Uuid;
+
+/// The longest string that is taken as an id, in bytes. The server itself has no such limit.
+pub const MAX_ID_BYTES: usize = 1024;
+
+/// The longest collection name, in bytes: MongoDB allows 255 for database, name and `.lock` together.
+const MAX_COLLECTION_BYTES: usize = 120;
+
+/// A document type whose documents can be locked.
+///
+/// ```
+/// use actix_doclock::Lockable;
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct Invoice {
+///     #[serde(rename = "_id")]
+///     number: i64,
+///     total: f64,
+/// }
+///
+/// impl Lockable for Invoice {
+///     type Id = i64;
+///     const COLLECTION: &'static str = "invoice";
+/// }
+/// ```
+///
+/// A guarded save replaces the whole document, so fields that the type does not name are lost.
+/// Where documents have such fields, keep them with `#[serde(flatten)] rest: Document`.
+pub trait Lockable: Serialize + DeserializeOwned + 'static {
+    /// The type of `_id`. Anything that parses from a path segment and becomes a [`LockId`]:
+    /// `ObjectId`, `String`, `i32`, `i64`, `Uuid`, or a newtype of your own around one of them.
+    type Id: FromStr + Into<LockId>;
+
+    /// The collection that holds the documents. Their locks live in `<COLLECTION>.lock`.
+    const COLLECTION: &'static str;
+
+    /// The name of the path parameter that carries the id, as in `/workitem/{id}`.
+    const PATH_PARAM: &'static str = "id";
+}
+
+/// The `_id` of a document, with its BSON type.
+///
+/// Equal as in MongoDB: the numbers `5` of both widths name one document, the string `"5"` another.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum LockId {
+    /// An `ObjectId`, as its twelve bytes.
+    ObjectId([u8; 12]),
+    /// A string of at most [`MAX_ID_BYTES`].
+    String(String),
+    /// A 32-bit integer.
+    Int32(i32),
+    /// A 64-bit integer.
+    Int64(i64),
+    /// A UUID, stored as BSON binary of subtype 4.
+    Uuid(Uuid),
+}
+
+/// What decides whether two ids are one, and their order.
+#[derive(PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Canonical<'a> {
+    Number(i64),
+    String(&'a str),
+    ObjectId(&'a [u8; 12]),
+    Uuid(&'a Uuid),
+}
+
+impl LockId {
+    fn canonical(&self) -> Canonical<'_> {
+        match self {
+            Self::Int32(n) => Canonical::Number((*n).into()),
+            Self::Int64(n) => Canonical::Number(*n),
+            Self::String(s) => Canonical::String(s),
+            Self::ObjectId(bytes) => Canonical::ObjectId(bytes),
+            Self::Uuid(uuid) => Canonical::Uuid(uuid),
+        }
+    }
+}
+
+impl PartialEq for LockId {
+    fn eq(&self, other: &Self) -> bool {
+        self.canonical() == other.canonical()
+    }
+}
+
+impl Eq for LockId {}
+
+impl hash::Hash for LockId {
+    fn hash<H: hash::Hasher>(&self, state: &mut H) {
+        self.canonical().hash(state);
+    }
+}
+
+impl PartialOrd for LockId {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for LockId {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.canonical().cmp(&other.canonical())
+    }
+}
+
+/// The id as it stands in a URL, before percent-encoding.
+impl fmt::Display for LockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ObjectId(bytes) => bytes.iter().try_for_each(|b| write!(f, "{b:02x}")),
+            Self::String(s) => f.write_str(s),
+            Self::Int32(n) => n.fmt(f),
+            Self::Int64(n) => n.fmt(f),
+            Self::Uuid(uuid) => uuid.fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for LockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ObjectId(_) => write!(f, "ObjectId({self})"),
+            Self::String(s) => write!(f, "String({s:?})"),
+            Self::Int32(n) => write!(f, "Int32({n})"),
+            Self::Int64(n) => write!(f, "Int64({n})"),
+            Self::Uuid(uuid) => write!(f, "Uuid({uuid})"),
+        }
+    }
+}
+
+impl From<String> for LockId {
+    fn from(id: String) -> Self {
+        Self::String(id)
+    }
+}
+
+impl From<&str> for LockId {
+    fn from(id: &str) -> Self {
+        Self::String(id.to_owned())
+    }
+}
+
+impl From<i32> for LockId {
+    fn from(id: i32) -> Self {
+        Self::Int32(id)
+    }
+}
+
+impl From<i64> for LockId {
+    fn from(id: i64) -> Self {
+        Self::Int64(id)
+    }
+}
+
+impl From<Uuid> for LockId {
+    fn from(id: Uuid) -> Self {
+        Self::Uuid(id)
+    }
+}
+
+/// The name of one lockable document: its collection and its `_id`.
+///
+/// ```
+/// use actix_doclock::LockKey;
+///
+/// let key = LockKey::new("invoice", 4711_i64)?;
+/// assert_eq!(key.to_string(), "invoice/4711");
+/// # Ok::<(), actix_doclock::InvalidKey>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockKey {
+    collection: Arc<str>,
+    id: LockId,
+}
+
+impl LockKey {
+    /// Names the document `id` of `collection`.
+    ///
+    /// # Errors
+    /// [`InvalidKey`] for a string id longer than [`MAX_ID_BYTES`], and for a collection name that
+    /// MongoDB refuses or that contains a `/`.
+    pub fn new(collection: impl Into<Arc<str>>, id: impl Into<LockId>) -> Result<Self, InvalidKey> {
+        let (collection, id) = (collection.into(), id.into());
+        let name_is_sound = !collection.is_empty()
+            && collection.len() <= MAX_COLLECTION_BYTES
+            && !collection.contains(['$', '\0', '/'])
+            && !collection.starts_with("system.");
+        if !name_is_sound {
+            return Err(InvalidKey::Collection);
+        }
+        match &id {
+            LockId::String(s) if s.len() > MAX_ID_BYTES => Err(InvalidKey::IdTooLong(s.len())),
+            _ => Ok(Self { collection, id }),
+        }
+    }
+
+    /// Names the document `id` of the type `T`.
+    ///
+    /// # Errors
+    /// As [`LockKey::new`].
+    pub fn of<T: Lockable>(id: T::Id) -> Result<Self, InvalidKey> {
+        Self::new(T::COLLECTION, id)
+    }
+
+    /// The collection of the document, not of its lock.
+    #[must_use]
+    pub fn collection(&self) -> &str {
+        &self.collection
+    }
+
+    /// The `_id` of the document, and of its lock record.
+    #[must_use]
+    pub fn id(&self) -> &LockId {
+        &self.id
+    }
+}
+
+impl fmt::Display for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.collection, self.id)
+    }
+}
+
+impl fmt::Debug for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{:?}", self.collection, self.id)
+    }
+}
+
+/// Why a collection and an id do not name a lockable document.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidKey {
+    /// The collection name is empty, too long, or has a character that has a meaning elsewhere.
+    #[error(
+        "a collection name has 1 to {MAX_COLLECTION_BYTES} bytes, no `$`, `/` or NUL, and does not begin with `system.`"
+    )]
+    Collection,
+    /// The id is a string of this many bytes.
+    #[error("an id has at most {MAX_ID_BYTES} bytes, this one has {0}")]
+    IdTooLong(usize),
+    /// The text is not an id of the collection's type.
+    #[error("this is not an id of the collection `{collection}`")]
+    NotOfType {
+        /// The collection whose id type was asked for.
+        collection: &'static str,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_one_where_mongodb_says_so() {
+        assert_eq!(LockId::from(5_i32), LockId::from(5_i64));
+        assert_ne!(LockId::from(5_i32), LockId::from("5"));
+        let uuid = Uuid::from_u128(7);
+        assert_ne!(LockId::from(uuid), LockId::from(uuid.to_string()));
+    }
+
+    #[test]
+    fn an_id_is_bounded_and_a_collection_name_has_no_second_meaning() {
+        assert!(LockKey::new("workitem", "x".repeat(MAX_ID_BYTES)).is_ok());
+        assert_eq!(
+            LockKey::new("workitem", "x".repeat(MAX_ID_BYTES + 1)),
+            Err(InvalidKey::IdTooLong(MAX_ID_BYTES + 1))
+        );
+        for name in ["", "a/b", "$cmd", "a\0b", "system.users", &"x".repeat(121)] {
+            assert_eq!(LockKey::new(name, 1), Err(InvalidKey::Collection), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn an_object_id_is_shown_as_its_hex_digits() {
+        let id = LockId::ObjectId([0x50, 0x87, 0xb7, 0x21, 0x81, 0xa4, 0x45, 0x98, 0, 1, 2, 0xff]);
+        assert_eq!(id.to_string(), "5087b72181a44598000102ff");
+    }
+}

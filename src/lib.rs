@@ -1,0 +1,23 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(feature = "test-util")]
+pub mod conformance;
+mod error;
+mod key;
+mod lock;
+mod manager;
+mod store;
+mod web;
+
+pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
+pub use key::{InvalidKey, LockId, LockKey, Lockable, MAX_ID_BYTES};
+pub use lock::{Aid, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode};
+pub use manager::{Actor, BuildError, LockManager, LockManagerBuilder};
+#[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
+pub use store::MongoStore;
+pub use store::{Claim, Document, Format, MemoryStore, Released, Saved, Store, TryAcquire};
+pub use web::{
+    Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,
+    Problem, SessionLocks, lock_api,
+};

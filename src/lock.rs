@@ -1,0 +1,178 @@
+//! The grant, and the words that describe it.
+
+use std::{
+    fmt,
+    str::FromStr,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::LockKey;
+
+/// The longest label of a [`Holder`], in bytes. A longer one is cut.
+pub const MAX_LABEL_BYTES: usize = 4096;
+
+/// "Application id": the web session, job or process that holds locks.
+///
+/// A random value that says nothing about anybody. It is no credential, but nobody else has any
+/// use for it either: it is never sent to a client, and `Debug` shows only its beginning.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Aid(String);
+
+impl Aid {
+    /// A new random aid.
+    #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Uuid::new_v4().to_string())
+    }
+
+    /// The aid as it is stored.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// For stores: the aid that a record carries, which may be that of a foreign program.
+impl From<String> for Aid {
+    fn from(stored: String) -> Self {
+        Self(stored)
+    }
+}
+
+impl fmt::Debug for Aid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let beginning: String = self.0.chars().take(8).collect();
+        write!(f, "Aid({beginning}…)")
+    }
+}
+
+/// Tells one acquisition of a lock from every other, also from those of the same session.
+///
+/// New for each acquisition, kept by renewal and re-entry. Clients see it as `Lock-Token`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LockToken(Uuid);
+
+impl LockToken {
+    /// A new random token.
+    #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Uuid::new_v4())
+    }
+}
+
+impl fmt::Display for LockToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Takes a UUID with or without `urn:uuid:` and angle brackets (RFC 4918, `Coded-URL`).
+impl FromStr for LockToken {
+    type Err = uuid::Error;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let bare = s.strip_prefix('<').and_then(|s| s.strip_suffix('>'));
+        Uuid::parse_str(bare.unwrap_or(s)).map(Self)
+    }
+}
+
+/// Who is shown to people as the one who holds a lock. For display; it gives no rights.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Holder {
+    /// A name that colleagues recognise. Shown to everybody who meets the lock.
+    pub label: String,
+}
+
+impl Holder {
+    /// A holder of this name, cut to [`MAX_LABEL_BYTES`].
+    #[must_use]
+    pub fn new(label: impl Into<String>) -> Self {
+        let mut label = label.into();
+        let end = (0..=MAX_LABEL_BYTES.min(label.len())).rfind(|&i| label.is_char_boundary(i));
+        label.truncate(end.unwrap_or(0));
+        Self { label }
+    }
+}
+
+/// How much a lock excludes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Mode {
+    /// One holder, nobody beside it.
+    Exclusive,
+}
+
+/// One lock: a grant of ours, or what is known about somebody else's.
+#[derive(Debug, Clone)]
+pub struct Lock {
+    /// The locked document.
+    pub key: LockKey,
+    /// How much it excludes.
+    pub mode: Mode,
+    /// The session that holds it.
+    pub aid: Aid,
+    /// The acquisition. `None` in the record of a foreign program, which writes no token.
+    pub token: Option<LockToken>,
+    /// Who is shown. `None` in the record of a foreign program.
+    pub holder: Option<Holder>,
+    /// When it was taken, by the server's clock. For display.
+    pub since: SystemTime,
+    /// When it runs out unless it is renewed, by the clock of this process that cannot be set.
+    ///
+    /// Counted from before the request was sent that brought this answer, so never later than what
+    /// the server goes by. The server decides; this tells a holder when to stop believing.
+    pub expires_at: Instant,
+}
+
+impl Lock {
+    /// How long it still lives unless it is renewed; zero if it has run out.
+    #[must_use]
+    pub fn expires_in(&self) -> Duration {
+        self.expires_at.saturating_duration_since(Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_reads_back_in_every_form_that_clients_send() {
+        let token = LockToken::new();
+        for form in [
+            format!("{token}"),
+            format!("<{token}>"),
+            format!("urn:uuid:{token}"),
+            format!("<urn:uuid:{token}>"),
+        ] {
+            assert_eq!(form.parse(), Ok(token), "{form}");
+        }
+        for form in ["", "<>", "<urn:uuid:>", "opaquelocktoken:1", "<<>>"] {
+            assert!(form.parse::<LockToken>().is_err(), "{form}");
+        }
+    }
+
+    #[test]
+    fn a_label_is_cut_between_characters() {
+        assert_eq!(Holder::new("alice").label, "alice");
+        let long = Holder::new("ä".repeat(MAX_LABEL_BYTES)).label;
+        assert_eq!(long.len(), MAX_LABEL_BYTES);
+        let odd = Holder::new(format!("x{}", "ä".repeat(MAX_LABEL_BYTES))).label;
+        assert_eq!(odd.len(), MAX_LABEL_BYTES - 1);
+    }
+
+    #[test]
+    fn debug_does_not_show_a_whole_aid() {
+        let aid = Aid::new();
+        assert!(!format!("{aid:?}").contains(aid.as_str()));
+    }
+}

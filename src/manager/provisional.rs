@@ -1,0 +1,54 @@
+//! A grant that nobody has answered for yet.
+
+use tokio_util::task::TaskTracker;
+
+use super::LockManager;
+use crate::{Lock, LockToken};
+
+/// A fresh lock that is given back when this is dropped, unless it was confirmed before.
+///
+/// So no way out of a request leaves a lock behind: a deadline that passes, a handler that is
+/// dropped with its connection, a sibling extractor that fails, a document that is not there.
+#[derive(Debug)]
+pub(crate) struct Provisional {
+    manager: LockManager,
+    lock: Lock,
+    token: LockToken,
+    /// Sees the end of the release, so that a request can wait for it.
+    scope: TaskTracker,
+    confirmed: bool,
+}
+
+impl Provisional {
+    pub(super) fn new(
+        manager: LockManager,
+        lock: Lock,
+        token: LockToken,
+        scope: TaskTracker,
+    ) -> Self {
+        Self { manager, lock, token, scope, confirmed: false }
+    }
+
+    pub(crate) fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    pub(crate) fn token(&self) -> LockToken {
+        self.token
+    }
+
+    /// Keeps the lock.
+    pub(crate) fn confirm(mut self) -> Lock {
+        self.confirmed = true;
+        self.lock.clone()
+    }
+}
+
+impl Drop for Provisional {
+    fn drop(&mut self) {
+        if !self.confirmed {
+            let (key, aid) = (self.lock.key.clone(), self.lock.aid.clone());
+            self.manager.give_back(key, aid, self.token, &self.scope);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! How an operation is carried out: to its end, more than once if need be, and never waited for
+//! longer than its deadline.
+
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    runtime::Handle,
+    task::JoinHandle,
+    time::{sleep, timeout, timeout_at},
+};
+use tokio_util::task::TaskTracker;
+
+use crate::{StoreError, StoreErrorKind};
+
+/// The first pause before an operation is tried again; doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Spawns tasks on the runtime on which the manager was built.
+///
+/// Not on the runtime of the request: a worker of actix-web ends with its connections and takes its
+/// tasks along, and the driver must not be dropped half-way.
+#[derive(Debug)]
+pub(super) struct Runner {
+    runtime: Handle,
+    tasks: TaskTracker,
+}
+
+impl Runner {
+    pub(super) fn on_current_runtime() -> Self {
+        Self { runtime: Handle::current(), tasks: TaskTracker::new() }
+    }
+
+    pub(super) fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tasks.spawn_on(future, &self.runtime)
+    }
+
+    /// Waits until no task is left, at most so long.
+    pub(super) async fn drain(&self, at_most: Duration) {
+        self.tasks.close();
+        if timeout(at_most, self.tasks.wait()).await.is_err() {
+            log::warn!(
+                target: "actix_doclock::manager",
+                "{} operations have not ended after {at_most:?}; the store does not answer",
+                self.tasks.len(),
+            );
+        }
+        self.tasks.reopen();
+    }
+}
+
+/// Tries until the outcome is known, or until there is no time for another attempt.
+///
+/// An attempt under way is never dropped, so this may end later than `until`.
+pub(super) async fn retry<T, F>(
+    until: Instant,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match attempt().await {
+            Err(e) if e.is_unknown() && Instant::now() + pause < until => {
+                log::debug!(target: "actix_doclock::manager", "trying again after {pause:?}: {e}");
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The outcome of `task`, or that there is none in time. The task goes on either way.
+pub(super) async fn answer<T>(
+    verb: &'static str,
+    until: Instant,
+    task: JoinHandle<Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    match timeout_at(until.into(), task).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(ended)) => Err(StoreError::new(
+            StoreErrorKind::Unavailable,
+            format!("{verb}: the task of this operation ended early"),
+        )
+        .because(ended)),
+        Err(_) => Err(StoreError::new(
+            StoreErrorKind::Unavailable,
+            format!("{verb}: no answer from the store within the deadline, the outcome is unknown"),
+        )),
+    }
+}
+
+/// All outcomes, or the first error. All futures are polled together, none is dropped before its
+/// operation has been handed to its task.
+pub(super) async fn all<T, E>(
+    futures: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
+) -> Result<Vec<T>, E> {
+    futures_util::future::join_all(futures).await.into_iter().collect()
+}

@@ -1,0 +1,184 @@
+//! The contract between the manager and the place where locks and documents live.
+
+use std::{future::Future, time::Duration};
+
+use crate::{Aid, Holder, Lock, LockKey, LockToken, StoreError};
+
+mod document;
+mod erased;
+mod memory;
+#[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
+mod mongo;
+
+pub use document::{Document, Format};
+pub(crate) use erased::{Answer, DynStore};
+pub use memory::MemoryStore;
+#[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
+pub use mongo::MongoStore;
+
+/// A place that keeps locks beside the documents they guard.
+///
+/// [`MemoryStore`] is the reference: what it does is what every store must do. A store of your own
+/// proves itself with the suite of the feature `test-util` ([`conformance`](crate::conformance)).
+///
+/// # The contract
+/// 1. **One verb is one atomic step**, and the store's own clock decides it. Two verbs at the same
+///    moment have an order; no caller's clock is read, ever.
+/// 2. **A lock is live while `ts + ttl > now`**, with the ttl that its *holder* wrote. A record that
+///    has run out counts as absent in every verb, also for the one who wrote it, whether or not it
+///    has been removed yet.
+/// 3. **Contention is an answer, outage is an error.** `Err` says only that the store could not
+///    tell. [`Unavailable`](crate::StoreErrorKind::Unavailable) means that the verb may have been
+///    carried out; the manager then calls it again with the same arguments.
+/// 4. **Every verb is idempotent.** [`try_acquire`](Store::try_acquire) is, because its token was
+///    chosen before the first call: a second call finds its own token and says
+///    [`Granted`](TryAcquire::Granted) again.
+/// 5. **A removal names the acquisition.** A late or repeated [`release`](Store::release) never
+///    removes a newer lock, not even one of the same session.
+/// 6. **What a verb has answered is durable**: no crash or fail-over that the store is built to
+///    survive takes it back.
+/// 7. **Futures run to their end.** The manager never drops one half-way, so a store need not be
+///    cancel safe.
+/// 8. **Locking does not touch the document.** Only [`save`](Store::save) changes it.
+///
+/// Sessions end by [`end_session`](Store::end_session) first, [`release_session`](Store::release_session)
+/// second; who acquires locks first and asks [`session_ended`](Store::session_ended) second. So
+/// whichever comes first, no lock of an ended session stays.
+pub trait Store: Send + Sync + 'static {
+    /// How this store wants documents encoded.
+    fn format(&self) -> Format;
+
+    /// Makes the collection ready: its lock collection, indexes, and the ttl for foreign records.
+    ///
+    /// Called once for each collection when an application server starts, before any other verb
+    /// on it; again with another ttl after a change of configuration. Live locks are not harmed by
+    /// a shorter ttl.
+    fn prepare(
+        &self,
+        collection: &str,
+        ttl: Duration,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Takes the lock, renews it if the session already holds it, or says who does.
+    fn try_acquire(
+        &self,
+        key: &LockKey,
+        claim: &Claim,
+    ) -> impl Future<Output = Result<TryAcquire, StoreError>> + Send;
+
+    /// Starts the lease of all live locks of the session anew, and counts them.
+    ///
+    /// Tokens stay. What has run out is not revived.
+    fn renew(
+        &self,
+        collection: &str,
+        aid: &Aid,
+    ) -> impl Future<Output = Result<u64, StoreError>> + Send;
+
+    /// Removes this acquisition of the lock, and nothing else.
+    fn release(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+    ) -> impl Future<Output = Result<Released, StoreError>> + Send;
+
+    /// Remembers for a day that the session has ended.
+    ///
+    /// The moment is that of the first call; later calls do not move it.
+    fn end_session(&self, aid: &Aid) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// How long ago the session ended, if it has.
+    fn session_ended(
+        &self,
+        aid: &Aid,
+    ) -> impl Future<Output = Result<Option<Duration>, StoreError>> + Send;
+
+    /// Removes all locks of the session in this collection, and names them.
+    fn release_session(
+        &self,
+        collection: &str,
+        aid: &Aid,
+    ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send;
+
+    /// The live lock on this document, if there is one.
+    fn inspect(
+        &self,
+        key: &LockKey,
+    ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
+
+    /// At most `limit` live locks of the collection, those of one session if `aid` is given.
+    fn list(
+        &self,
+        collection: &str,
+        aid: Option<&Aid>,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
+
+    /// Removes exactly this lock for somebody who is not its holder, foreign locks included.
+    fn break_lock(&self, seen: &Lock) -> impl Future<Output = Result<Released, StoreError>> + Send;
+
+    /// Whether the document exists.
+    fn exists(&self, key: &LockKey) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// The document as it is now.
+    fn load(
+        &self,
+        key: &LockKey,
+    ) -> impl Future<Output = Result<Option<Document>, StoreError>> + Send;
+
+    /// Replaces the document if this acquisition of its lock is live, and renews the lock.
+    fn save(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        document: &Document,
+    ) -> impl Future<Output = Result<Saved, StoreError>> + Send;
+}
+
+/// What somebody who wants a lock brings along.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// The session that is to hold it.
+    pub aid: Aid,
+    /// The name of this acquisition, chosen before the first attempt and kept for its repetitions.
+    pub token: LockToken,
+    /// Who is shown.
+    pub holder: Holder,
+    /// How long the lock outlives the last sign of life of its session.
+    pub ttl: Duration,
+}
+
+/// The answer to [`Store::try_acquire`].
+#[derive(Debug, Clone)]
+#[must_use = "a lock may have been granted, and must then be released"]
+pub enum TryAcquire {
+    /// Granted anew: the document was free, or the lock on it had run out. Carries the claim's token.
+    Granted(Lock),
+    /// The session holds it already; renewed, with the token it has had.
+    AlreadyMine(Lock),
+    /// Somebody else holds it.
+    Held(Lock),
+}
+
+/// The answer to [`Store::release`] and [`Store::break_lock`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Released {
+    /// It was there, and is not any more.
+    Released,
+    /// This acquisition had gone before. As good.
+    AlreadyGone,
+}
+
+/// The answer to [`Store::save`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "the document may not have been written"]
+pub enum Saved {
+    /// Written.
+    Saved,
+    /// This acquisition is not live any more. Nothing was written.
+    Lost,
+    /// The lock is live, but the document does not exist any more. Nothing was written.
+    DocumentGone,
+}

@@ -1,0 +1,47 @@
+//! `Store` as a trait object, so that neither the manager nor an extractor has a type parameter for it.
+
+use std::{future::Future, pin::Pin, time::Duration};
+
+use crate::{
+    Aid, Lock, LockKey, LockToken, StoreError,
+    store::{Claim, Document, Format, Released, Saved, Store, TryAcquire},
+};
+
+/// What a verb of [`DynStore`] returns.
+pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// Declares the boxed twin of each verb, so that a verb is written down once in each trait only.
+macro_rules! erase {
+    ($(fn $verb:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {
+        /// [`Store`], object safe. Implemented for every store.
+        pub(crate) trait DynStore: Send + Sync + 'static {
+            fn format(&self) -> Format;
+            $(fn $verb<'a>(&'a self, $($arg: $type),*) -> Answer<'a, $answer>;)*
+        }
+
+        impl<S: Store> DynStore for S {
+            fn format(&self) -> Format {
+                Store::format(self)
+            }
+            $(fn $verb<'a>(&'a self, $($arg: $type),*) -> Answer<'a, $answer> {
+                Box::pin(Store::$verb(self, $($arg),*))
+            })*
+        }
+    };
+}
+
+erase! {
+    fn prepare(collection: &'a str, ttl: Duration) -> ();
+    fn try_acquire(key: &'a LockKey, claim: &'a Claim) -> TryAcquire;
+    fn renew(collection: &'a str, aid: &'a Aid) -> u64;
+    fn release(key: &'a LockKey, aid: &'a Aid, token: LockToken) -> Released;
+    fn end_session(aid: &'a Aid) -> ();
+    fn session_ended(aid: &'a Aid) -> Option<Duration>;
+    fn release_session(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
+    fn inspect(key: &'a LockKey) -> Option<Lock>;
+    fn list(collection: &'a str, aid: Option<&'a Aid>, limit: usize) -> Vec<Lock>;
+    fn break_lock(seen: &'a Lock) -> Released;
+    fn exists(key: &'a LockKey) -> bool;
+    fn load(key: &'a LockKey) -> Option<Document>;
+    fn save(key: &'a LockKey, aid: &'a Aid, token: LockToken, document: &'a Document) -> Saved;
+}

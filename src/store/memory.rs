@@ -1,0 +1,340 @@
+//! The embedded store: everything in this process, nothing on disk.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde_json::Value;
+
+use crate::{
+    Aid, BoxError, Holder, Lock, LockKey, LockToken, Lockable, Mode, StoreError, StoreErrorKind,
+    store::{Claim, Document, Format, Released, Saved, Store, TryAcquire},
+};
+
+/// How long an ended session is remembered.
+const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A store inside this process: for tests of handlers, for trying things out, and as the reference
+/// for what a store does. What it holds goes with the process.
+///
+/// Clones share their content. Documents are kept as JSON.
+///
+/// ```
+/// # use actix_doclock::{Lockable, LockKey, MemoryStore};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Invoice { #[serde(rename = "_id")] number: i64, total: f64 }
+/// # impl Lockable for Invoice { type Id = i64; const COLLECTION: &'static str = "invoice"; }
+/// let store = MemoryStore::new();
+/// store.put(4711, &Invoice { number: 4711, total: 9.5 })?;
+/// assert_eq!(store.all::<Invoice>()?.len(), 1);
+/// # Ok::<(), actix_doclock::BoxError>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct MemoryStore {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The clock is a monotonic one: it counts from here, plus what a test has turned it on.
+    started: Instant,
+    turned_on: Duration,
+    locks: BTreeMap<LockKey, Record>,
+    ended: HashMap<Aid, Duration>,
+    documents: BTreeMap<LockKey, Value>,
+}
+
+#[derive(Debug, Clone)]
+struct Record {
+    ts: Duration,
+    ttl: Duration,
+    aid: Aid,
+    token: LockToken,
+    since: SystemTime,
+    holder: Holder,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            turned_on: Duration::ZERO,
+            locks: BTreeMap::new(),
+            ended: HashMap::new(),
+            documents: BTreeMap::new(),
+        }
+    }
+}
+
+impl Record {
+    fn is_live(&self, now: Duration) -> bool {
+        self.ts + self.ttl > now
+    }
+
+    fn is_acquisition(&self, aid: &Aid, token: LockToken) -> bool {
+        self.aid == *aid && self.token == token
+    }
+
+    fn to_lock(&self, key: &LockKey, now: Duration) -> Lock {
+        Lock {
+            key: key.clone(),
+            mode: Mode::Exclusive,
+            aid: self.aid.clone(),
+            token: Some(self.token),
+            holder: Some(self.holder.clone()),
+            since: self.since,
+            expires_at: Instant::now() + (self.ts + self.ttl).saturating_sub(now),
+        }
+    }
+}
+
+impl State {
+    fn now(&self) -> Duration {
+        self.started.elapsed() + self.turned_on
+    }
+
+    fn live(&mut self, key: &LockKey, now: Duration) -> Option<&mut Record> {
+        self.locks.get_mut(key).filter(|record| record.is_live(now))
+    }
+
+    fn live_in<'a>(
+        &'a mut self,
+        collection: &'a str,
+        aid: Option<&'a Aid>,
+        now: Duration,
+    ) -> impl Iterator<Item = (&'a LockKey, &'a mut Record)> {
+        self.locks.iter_mut().filter(move |(key, record)| {
+            key.collection() == collection
+                && record.is_live(now)
+                && aid.is_none_or(|aid| record.aid == *aid)
+        })
+    }
+
+    fn remove_if(&mut self, key: &LockKey, aid: &Aid, token: LockToken) -> Released {
+        if self.locks.get(key).is_some_and(|record| record.is_acquisition(aid, token)) {
+            self.locks.remove(key);
+            Released::Released
+        } else {
+            Released::AlreadyGone
+        }
+    }
+}
+
+impl MemoryStore {
+    /// An empty store.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Writes a document without regard to locks, as code past the crate would.
+    ///
+    /// # Errors
+    /// If `document` has no form in JSON, or `id` is longer than an id may be.
+    pub fn put<T: Lockable>(&self, id: T::Id, document: &T) -> Result<(), BoxError> {
+        let value = serde_json::to_value(document)?;
+        self.state().documents.insert(LockKey::of::<T>(id)?, value);
+        Ok(())
+    }
+
+    /// All documents of the type, in the order of their ids.
+    ///
+    /// # Errors
+    /// If one of them is not a `T`.
+    pub fn all<T: Lockable>(&self) -> Result<Vec<T>, BoxError> {
+        let values: Vec<Value> = (self.state().documents.iter())
+            .filter(|(key, _)| key.collection() == T::COLLECTION)
+            .map(|(_, value)| value.clone())
+            .collect();
+        Ok(values.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
+    }
+
+    /// Removes a document, not its lock. Says whether there was one.
+    pub fn remove(&self, key: &LockKey) -> bool {
+        self.state().documents.remove(key).is_some()
+    }
+
+    /// Turns the store's clock on, so that a test need not wait for a lock to run out.
+    #[cfg(feature = "test-util")]
+    pub fn advance(&self, by: Duration) {
+        self.state().turned_on += by;
+    }
+
+    /// Makes one lock older, so that a test need not wait for it to run out.
+    #[cfg(feature = "test-util")]
+    pub fn age(&self, key: &LockKey, by: Duration) {
+        // The clock of a young store has no past to set a lock back to: turn it on, and everything
+        // else with it.
+        let mut state = self.state();
+        state.turned_on += by;
+        for (other, record) in &mut state.locks {
+            if other != key {
+                record.ts += by;
+            }
+        }
+        for ended in state.ended.values_mut() {
+            *ended += by;
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No verb leaves a half-made change behind when it panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store for MemoryStore {
+    fn format(&self) -> Format {
+        Format::Json
+    }
+
+    async fn prepare(&self, _collection: &str, _ttl: Duration) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        if let Some(record) = state.live(key, now) {
+            if record.aid != claim.aid {
+                return Ok(TryAcquire::Held(record.to_lock(key, now)));
+            }
+            record.ts = now;
+            record.ttl = claim.ttl;
+            record.holder = claim.holder.clone();
+            let lock = record.to_lock(key, now);
+            return Ok(if record.token == claim.token {
+                TryAcquire::Granted(lock)
+            } else {
+                TryAcquire::AlreadyMine(lock)
+            });
+        }
+        let record = Record {
+            ts: now,
+            ttl: claim.ttl,
+            aid: claim.aid.clone(),
+            token: claim.token,
+            since: SystemTime::now(),
+            holder: claim.holder.clone(),
+        };
+        let lock = record.to_lock(key, now);
+        state.locks.insert(key.clone(), record);
+        Ok(TryAcquire::Granted(lock))
+    }
+
+    async fn renew(&self, collection: &str, aid: &Aid) -> Result<u64, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        let mut renewed = 0;
+        for (_, record) in state.live_in(collection, Some(aid), now) {
+            record.ts = now;
+            renewed += 1;
+        }
+        Ok(renewed)
+    }
+
+    async fn release(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+    ) -> Result<Released, StoreError> {
+        Ok(self.state().remove_if(key, aid, token))
+    }
+
+    async fn end_session(&self, aid: &Aid) -> Result<(), StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        state.ended.retain(|_, at| now.saturating_sub(*at) < REMEMBER_ENDED);
+        state.ended.entry(aid.clone()).or_insert(now);
+        Ok(())
+    }
+
+    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
+        let state = self.state();
+        let now = state.now();
+        Ok(state.ended.get(aid).map(|at| now.saturating_sub(*at)))
+    }
+
+    async fn release_session(
+        &self,
+        collection: &str,
+        aid: &Aid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        let live = state.live_in(collection, Some(aid), now).map(|(key, _)| key.clone()).collect();
+        state.locks.retain(|key, record| key.collection() != collection || record.aid != *aid);
+        Ok(live)
+    }
+
+    async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        Ok(state.live(key, now).map(|record| record.to_lock(key, now)))
+    }
+
+    async fn list(
+        &self,
+        collection: &str,
+        aid: Option<&Aid>,
+        limit: usize,
+    ) -> Result<Vec<Lock>, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        Ok(state
+            .live_in(collection, aid, now)
+            .take(limit)
+            .map(|(key, record)| record.to_lock(key, now))
+            .collect())
+    }
+
+    async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
+        Ok(match seen.token {
+            Some(token) => self.state().remove_if(&seen.key, &seen.aid, token),
+            None => Released::AlreadyGone,
+        })
+    }
+
+    async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
+        Ok(self.state().documents.contains_key(key))
+    }
+
+    async fn load(&self, key: &LockKey) -> Result<Option<Document>, StoreError> {
+        let document = self.state().documents.get(key).map(ToString::to_string);
+        Ok(document.map(|json| Document::from_bytes(Format::Json, json.into_bytes())))
+    }
+
+    async fn save(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        document: &Document,
+    ) -> Result<Saved, StoreError> {
+        let value: Value = serde_json::from_slice(document.as_bytes())
+            .map_err(|e| unwritable(key, "is not JSON").because(e))?;
+        let mut state = self.state();
+        let now = state.now();
+        match state.live(key, now) {
+            Some(record) if record.is_acquisition(aid, token) => record.ts = now,
+            _ => return Ok(Saved::Lost),
+        }
+        match state.documents.get_mut(key) {
+            None => Ok(Saved::DocumentGone),
+            Some(stored) if stored.get("_id") != value.get("_id") => {
+                Err(unwritable(key, "has another `_id` than the stored one"))
+            }
+            Some(stored) => {
+                *stored = value;
+                Ok(Saved::Saved)
+            }
+        }
+    }
+}
+
+fn unwritable(key: &LockKey, why: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Other, format!("the document to be saved as {key} {why}"))
+}

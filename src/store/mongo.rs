@@ -1,0 +1,363 @@
+//! Locks beside the documents in MongoDB.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use mongodb::{
+    Client, Collection, Database,
+    bson::{Bson, Document as Record, RawDocumentBuf, doc},
+    options::{
+        ClientOptions, CollectionOptions, ReadConcern, ReturnDocument, SelectionCriteria,
+        WriteConcern,
+    },
+};
+use tokio::sync::OnceCell;
+
+use self::{error::store_error, record::to_lock};
+use crate::{
+    Aid, Lock, LockKey, LockToken, StoreError, StoreErrorKind,
+    store::{Claim, Document, Format, Released, Saved, Store, TryAcquire},
+};
+
+pub(super) mod codec;
+mod error;
+mod indexes;
+mod pipeline;
+mod record;
+mod save;
+
+/// The sessions that have ended, one record each, for a day.
+const ENDED: &str = "doclock.ended";
+const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Longest wait for a majority, so that a request does not wait for good while replication stands.
+const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Unless the URI says otherwise: shorter than the manager's default deadline of 5 s, so that a
+/// request can be tried again, and that its error is ours and not a driver's time-out.
+const SERVER_SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The store on MongoDB 4.4 or later.
+///
+/// Locks of the collection `workitem` live in `workitem.lock` of the same database, ended sessions
+/// in `doclock.ended`. All writes are acknowledged by a majority and all reads go to the primary,
+/// whatever the URI says: with `w:1` a paused or lagging primary grants one lock twice.
+///
+/// On a replica set or a sharded cluster a guarded save is a transaction. A standalone server has
+/// none: there the lock is checked and renewed immediately before the document is written, which
+/// leaves a gap that only a pause longer than the ttl between the two can hit. Use a standalone
+/// server for development.
+#[derive(Debug, Clone)]
+pub struct MongoStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    database: Database,
+    ended: Collection<Record>,
+    /// Whether the server has transactions; asked once.
+    transactions: OnceCell<bool>,
+    collections: RwLock<HashMap<String, Prepared>>,
+}
+
+/// What `prepare` leaves for the other verbs.
+#[derive(Debug, Clone)]
+struct Prepared {
+    locks: Collection<Record>,
+    documents: Collection<RawDocumentBuf>,
+    /// For records that do not say theirs.
+    ttl: Duration,
+}
+
+impl MongoStore {
+    /// Connects, and makes sure that a server answers.
+    ///
+    /// Call it in `main`, not in the application factory: the driver lives on the runtime on which
+    /// it was made. Where the URI sets no time-outs, server selection gives up after 3 s and
+    /// connecting after 2 s.
+    ///
+    /// # Errors
+    /// If the URI is malformed, or no primary answers within the server selection time-out.
+    pub async fn connect(uri: &str, database: &str) -> Result<Self, StoreError> {
+        let malformed = |e| {
+            StoreError::new(
+                StoreErrorKind::Other,
+                "this is not a MongoDB URI; write `mongodb://host:27017/?replicaSet=rs0`",
+            )
+            .because(e)
+        };
+        let mut options = ClientOptions::parse(uri).await.map_err(malformed)?;
+        options.server_selection_timeout.get_or_insert(SERVER_SELECTION_TIMEOUT);
+        options.connect_timeout.get_or_insert(CONNECT_TIMEOUT);
+        options.app_name.get_or_insert_with(|| "actix-doclock".to_owned());
+        let client = Client::with_options(options).map_err(malformed)?;
+        let store = Self::new(&client.database(database));
+        store.has_transactions().await?;
+        Ok(store)
+    }
+
+    /// Uses the database of a client that the application has already.
+    ///
+    /// Its server selection time-out (30 s by default) should be shorter than the manager's
+    /// deadline; see [`connect`](Self::connect).
+    #[must_use]
+    pub fn new(database: &Database) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                ended: majority(database, ENDED),
+                database: database.clone(),
+                transactions: OnceCell::new(),
+                collections: RwLock::default(),
+            }),
+        }
+    }
+
+    /// The database, for the application's own queries.
+    #[must_use]
+    pub fn database(&self) -> &Database {
+        &self.inner.database
+    }
+
+    async fn has_transactions(&self) -> Result<bool, StoreError> {
+        let ask = async {
+            let hello = self.inner.database.run_command(doc! { "hello": 1 }).await;
+            let hello = hello.map_err(|e| store_error("asking the server what it is", e))?;
+            // A member of a replica set says which; a mongos says `isdbgrid`.
+            Ok(hello.contains_key("setName") || hello.get_str("msg") == Ok("isdbgrid"))
+        };
+        self.inner.transactions.get_or_try_init(|| ask).await.copied()
+    }
+
+    fn prepared(&self, collection: &str) -> Result<Prepared, StoreError> {
+        let collections = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
+        collections.get(collection).cloned().ok_or_else(|| {
+            StoreError::new(
+                StoreErrorKind::Other,
+                format!("the collection `{collection}` was never prepared: register its type"),
+            )
+        })
+    }
+}
+
+/// A collection whose concerns do not depend on the URI.
+fn majority<T: Send + Sync>(database: &Database, name: &str) -> Collection<T> {
+    let mut concern = WriteConcern::majority();
+    concern.w_timeout = Some(WRITE_CONCERN_TIMEOUT);
+    let options = CollectionOptions::builder()
+        .write_concern(concern)
+        .read_concern(ReadConcern::local())
+        .selection_criteria(SelectionCriteria::ReadPreference(
+            mongodb::options::ReadPreference::Primary,
+        ))
+        .build();
+    database.collection_with_options(name, options)
+}
+
+impl Store for MongoStore {
+    fn format(&self) -> Format {
+        Format::Bson
+    }
+
+    async fn prepare(&self, collection: &str, ttl: Duration) -> Result<(), StoreError> {
+        let database = &self.inner.database;
+        self.has_transactions().await?;
+        let locks = majority(database, &format!("{collection}.lock"));
+        indexes::ensure(database, &locks, ttl).await?;
+        indexes::ensure_ended(database, &self.inner.ended).await?;
+        let prepared = Prepared { locks, documents: majority(database, collection), ttl };
+        let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
+        all.insert(collection.to_owned(), prepared);
+        Ok(())
+    }
+
+    // findAndModify comes back as: our token → granted (also when this is a repetition whose first
+    // reply was lost); our aid with another token → already ours; anything else → held. Nothing →
+    // impossible, an upsert returns the document. 11000 → two first upserts met and the server did
+    // not retry by itself; tried again as unavailable. Write concern time-out, connection lost → not
+    // known; tried again with the same token.
+    async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let doing = || format!("acquiring the lock on {key}");
+        let asked = Instant::now();
+        let record = (at.locks)
+            .find_one_and_update(pipeline::by_id(key.id()), pipeline::acquire(claim, at.ttl))
+            .upsert(true)
+            .return_document(ReturnDocument::After)
+            .projection(pipeline::lock_fields())
+            .await
+            .map_err(|e| store_error(doing(), e))?
+            .ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))?;
+        let lock = to_lock(key.clone(), &record, at.ttl, asked);
+        Ok(if lock.aid != claim.aid {
+            TryAcquire::Held(lock)
+        } else if lock.token == Some(claim.token) {
+            TryAcquire::Granted(lock)
+        } else {
+            TryAcquire::AlreadyMine(lock)
+        })
+    }
+
+    // updateMany comes back as: n matched → n live locks renewed, the rest of what the session
+    // believes in is lost. The driver does not retry it; the manager does, it is idempotent.
+    async fn renew(&self, collection: &str, aid: &Aid) -> Result<u64, StoreError> {
+        let at = self.prepared(collection)?;
+        let filter = pipeline::and_live(pipeline::of_session(aid), at.ttl);
+        let result = at.locks.update_many(filter, pipeline::renew()).await;
+        Ok(result
+            .map_err(|e| store_error(format!("renewing locks in {collection}"), e))?
+            .matched_count)
+    }
+
+    // deleteOne comes back as: 1 → released; 0 → gone before, or never granted, or this is the
+    // repetition of a delete whose reply was lost. All of them are "not held any more".
+    async fn release(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+    ) -> Result<Released, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let result = at.locks.delete_one(pipeline::acquisition(key.id(), aid, token)).await;
+        let result = result.map_err(|e| store_error(format!("releasing the lock on {key}"), e))?;
+        Ok(released(result.deleted_count))
+    }
+
+    // updateOne, an upsert: inserted, or found and left as it was.
+    async fn end_session(&self, aid: &Aid) -> Result<(), StoreError> {
+        let filter = doc! { "_id": { "$eq": aid.as_str() } };
+        let result = self.inner.ended.update_one(filter, pipeline::tombstone()).upsert(true).await;
+        result.map_err(|e| store_error("ending a session", e))?;
+        Ok(())
+    }
+
+    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
+        let ended = &self.inner.ended;
+        let record = ended
+            .find_one(doc! { "_id": { "$eq": aid.as_str() } })
+            .projection(doc! { "_id": 0, "ago": { "$subtract": ["$$NOW", "$ts"] } })
+            .await
+            .map_err(|e| store_error("asking whether a session has ended", e))?;
+        Ok(record.map(|record| {
+            let ago = record.get_i64("ago").unwrap_or(0);
+            Duration::from_millis(ago.try_into().unwrap_or(0))
+        }))
+    }
+
+    // find, then deleteMany. A lock that is taken between the two is removed and not named; its
+    // acquirer finds the tombstone and says so itself.
+    async fn release_session(
+        &self,
+        collection: &str,
+        aid: &Aid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        let held = self.list(collection, Some(aid), usize::MAX).await?;
+        let at = self.prepared(collection)?;
+        let result = at.locks.delete_many(pipeline::of_session(aid)).await;
+        result.map_err(|e| store_error(format!("releasing a session in {collection}"), e))?;
+        Ok(held.into_iter().map(|lock| lock.key).collect())
+    }
+
+    async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let asked = Instant::now();
+        let record = (at.locks)
+            .find_one(pipeline::and_live(pipeline::by_id(key.id()), at.ttl))
+            .projection(pipeline::lock_fields())
+            .await
+            .map_err(|e| store_error(format!("inspecting the lock on {key}"), e))?;
+        Ok(record.map(|record| to_lock(key.clone(), &record, at.ttl, asked)))
+    }
+
+    async fn list(
+        &self,
+        collection: &str,
+        aid: Option<&Aid>,
+        limit: usize,
+    ) -> Result<Vec<Lock>, StoreError> {
+        let at = self.prepared(collection)?;
+        let filter = aid.map(pipeline::of_session).unwrap_or_default();
+        let failed = |e| store_error(format!("listing locks in {collection}"), e);
+        let asked = Instant::now();
+        let mut cursor = (at.locks)
+            .find(pipeline::and_live(filter, at.ttl))
+            .projection(pipeline::lock_fields())
+            .limit(i64::try_from(limit).unwrap_or(0))
+            .await
+            .map_err(failed)?;
+        let mut locks = Vec::new();
+        while cursor.advance().await.map_err(failed)? {
+            let record = cursor.deserialize_current().map_err(failed)?;
+            // A foreign program may lock documents whose ids we cannot name, and so not lock.
+            let id = record.get("_id").and_then(codec::lock_id);
+            if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
+                locks.push(to_lock(key, &record, at.ttl, asked));
+            }
+        }
+        Ok(locks)
+    }
+
+    // As `release`. A foreign lock has no token; there the moment it was taken tells it from others.
+    async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
+        if let Some(token) = seen.token {
+            return self.release(&seen.key, &seen.aid, token).await;
+        }
+        let at = self.prepared(seen.key.collection())?;
+        let mut filter = pipeline::by_id(seen.key.id());
+        filter.insert("ts", mongodb::bson::DateTime::from_system_time(seen.since));
+        filter.insert("token", Bson::Null);
+        let result = at.locks.delete_one(filter).await;
+        let result =
+            result.map_err(|e| store_error(format!("breaking the lock on {}", seen.key), e))?;
+        Ok(released(result.deleted_count))
+    }
+
+    async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let found = at.documents.find_one(pipeline::by_id(key.id())).projection(doc! { "_id": 1 });
+        Ok(found.await.map_err(|e| store_error(format!("looking for {key}"), e))?.is_some())
+    }
+
+    async fn load(&self, key: &LockKey) -> Result<Option<Document>, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let found = at.documents.find_one(pipeline::by_id(key.id())).await;
+        let found = found.map_err(|e| store_error(format!("loading {key}"), e))?;
+        Ok(found.map(|raw| Document::from_bytes(Format::Bson, raw.into_bytes())))
+    }
+
+    async fn save(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        document: &Document,
+    ) -> Result<Saved, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let replacement =
+            RawDocumentBuf::from_bytes(document.as_bytes().to_vec()).map_err(|e| {
+                StoreError::new(StoreErrorKind::Other, format!("saving {key}: this is not BSON"))
+                    .because(e)
+            })?;
+        let save = save::Save {
+            locks: &at.locks,
+            documents: &at.documents,
+            acquisition: pipeline::and_live(pipeline::acquisition(key.id(), aid, token), at.ttl),
+            document: pipeline::by_id(key.id()),
+            replacement,
+        };
+        let saved = if self.has_transactions().await? {
+            save.in_transaction(self.inner.database.client()).await
+        } else {
+            save.without_transaction().await
+        };
+        saved.map_err(|e| store_error(format!("saving {key}"), e))
+    }
+}
+
+fn released(deleted: u64) -> Released {
+    if deleted == 0 { Released::AlreadyGone } else { Released::Released }
+}

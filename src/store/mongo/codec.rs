@@ -1,0 +1,157 @@
+//! Rust values as BSON, alike for bson 2 and bson 3.
+
+use mongodb::bson::{Binary, Bson, oid::ObjectId, spec::BinarySubtype};
+use serde::{Serialize, de::DeserializeOwned};
+use uuid::Uuid;
+
+use crate::{BoxError, LockId};
+
+/// Encodes as the driver does for a `Collection<T>`.
+pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
+    use either_bson::*;
+    {
+        #[allow(unused_imports, reason = "used with bson 3 only")]
+        use mongodb::bson::*;
+        Ok(serialize_to_raw_document_buf(value)?.into_bytes())
+    }
+}
+
+/// Decodes as the driver does for a `Collection<T>`.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
+    use either_bson::*;
+    {
+        #[allow(unused_imports, reason = "used with bson 3 only")]
+        use mongodb::bson::*;
+        Ok(deserialize_from_slice(bytes)?)
+    }
+}
+
+/// The two functions whose names differ between bson 2 and bson 3.
+///
+/// `mongodb::bson` is bson 3 as soon as any crate of the build asks for it, which no `cfg` of ours
+/// can see. So the compiler chooses: a glob import of an inner block goes before that of an outer
+/// one. [`encode`] and [`decode`] say bson 3's name and fall back to the functions of this module,
+/// these say bson 2's name and fall back to [`never`], which is only reached if a bson had neither.
+mod either_bson {
+    use super::{BoxError, DeserializeOwned, Serialize};
+    use mongodb::bson::RawDocumentBuf;
+
+    #[allow(dead_code, reason = "used with bson 2 only")]
+    pub(super) fn serialize_to_raw_document_buf<T: Serialize>(
+        value: &T,
+    ) -> Result<RawDocumentBuf, BoxError> {
+        #[allow(unused_imports)]
+        use never::*;
+        {
+            use mongodb::bson::*;
+            Ok(to_raw_document_buf(value)?)
+        }
+    }
+
+    #[allow(dead_code, reason = "used with bson 2 only")]
+    pub(super) fn deserialize_from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
+        #[allow(unused_imports)]
+        use never::*;
+        {
+            use mongodb::bson::*;
+            Ok(from_slice(bytes)?)
+        }
+    }
+
+    mod never {
+        use super::{BoxError, RawDocumentBuf};
+
+        #[allow(dead_code)]
+        pub(super) fn to_raw_document_buf<T>(_: &T) -> Result<RawDocumentBuf, BoxError> {
+            Err("this bson is neither 2 nor 3".into())
+        }
+
+        #[allow(dead_code)]
+        pub(super) fn from_slice<T>(_: &[u8]) -> Result<T, BoxError> {
+            Err("this bson is neither 2 nor 3".into())
+        }
+    }
+}
+
+impl From<ObjectId> for LockId {
+    fn from(id: ObjectId) -> Self {
+        Self::ObjectId(id.bytes())
+    }
+}
+
+impl From<&LockId> for Bson {
+    fn from(id: &LockId) -> Self {
+        match id {
+            LockId::ObjectId(bytes) => ObjectId::from_bytes(*bytes).into(),
+            LockId::String(s) => s.as_str().into(),
+            LockId::Int32(n) => (*n).into(),
+            LockId::Int64(n) => (*n).into(),
+            LockId::Uuid(uuid) => {
+                Binary { subtype: BinarySubtype::Uuid, bytes: uuid.as_bytes().to_vec() }.into()
+            }
+        }
+    }
+}
+
+/// The `_id` of a stored record; `None` for BSON types that cannot be a [`LockId`].
+pub(super) fn lock_id(id: &Bson) -> Option<LockId> {
+    match id {
+        Bson::ObjectId(id) => Some((*id).into()),
+        Bson::String(s) => Some(s.as_str().into()),
+        Bson::Int32(n) => Some((*n).into()),
+        Bson::Int64(n) => Some((*n).into()),
+        // The mongo shell writes every number as a double.
+        Bson::Double(n) if n.fract() == 0.0 && n.abs() < 9e15 => Some((*n as i64).into()),
+        Bson::Binary(Binary { subtype: BinarySubtype::Uuid, bytes }) => {
+            Uuid::from_slice(bytes).ok().map(Into::into)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mongodb::bson::doc;
+
+    #[test]
+    fn every_id_keeps_its_bson_type() {
+        let ids: [LockId; 5] = [
+            ObjectId::new().into(),
+            "$where".into(),
+            5_i32.into(),
+            5_i64.into(),
+            Uuid::new_v4().into(),
+        ];
+        for id in ids {
+            let stored = Bson::from(&id);
+            assert_eq!(format!("{:?}", lock_id(&stored)), format!("Some({id:?})"));
+        }
+        assert_eq!(lock_id(&Bson::Double(7.0)), Some(7_i64.into()));
+        for foreign in [Bson::Null, Bson::Double(0.5), Bson::Double(f64::NAN), doc! {}.into()] {
+            assert_eq!(lock_id(&foreign), None);
+        }
+    }
+
+    #[test]
+    fn a_value_is_encoded_as_the_driver_does() {
+        #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
+        struct Case {
+            #[serde(rename = "_id")]
+            id: ObjectId,
+            uuid: Uuid,
+            when: mongodb::bson::DateTime,
+        }
+        let case = Case {
+            id: ObjectId::new(),
+            uuid: Uuid::new_v4(),
+            when: mongodb::bson::DateTime::from_millis(5),
+        };
+        let bytes = encode(&case).unwrap();
+        assert_eq!(decode::<Case>(&bytes).unwrap(), case);
+        // The driver's serializer is not "human readable": a `Uuid` is binary, not text.
+        let document: mongodb::bson::Document = decode(&bytes).unwrap();
+        assert!(matches!(document.get("uuid"), Some(Bson::Binary(_))), "{document}");
+        assert!(matches!(document.get("when"), Some(Bson::DateTime(_))), "{document}");
+    }
+}

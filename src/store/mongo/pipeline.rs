@@ -1,0 +1,104 @@
+//! The commands' filters and updates, as pure functions.
+//!
+//! Two rules keep strings of users from being read as operators: a filter says `{field: {$eq: …}}`,
+//! a pipeline says `{$literal: …}`.
+
+use std::time::Duration;
+
+use mongodb::bson::{Bson, Document, doc};
+
+use crate::{Aid, LockId, LockToken, store::Claim};
+
+/// The record with this `_id`. Nothing else may stand in the filter of an upsert: the server
+/// refuses `$expr` there, and only for plain equality on `_id` it retries a duplicate key itself.
+pub(super) fn by_id(id: &LockId) -> Document {
+    doc! { "_id": { "$eq": Bson::from(id) } }
+}
+
+/// This acquisition, whether it has run out or not.
+pub(super) fn acquisition(id: &LockId, aid: &Aid, token: LockToken) -> Document {
+    doc! {
+        "_id": { "$eq": Bson::from(id) },
+        "aid": { "$eq": aid.as_str() },
+        "token": { "$eq": token.to_string() },
+    }
+}
+
+/// All records of the session.
+pub(super) fn of_session(aid: &Aid) -> Document {
+    doc! { "aid": { "$eq": aid.as_str() } }
+}
+
+/// Narrows `filter` to locks that have not run out.
+pub(super) fn and_live(mut filter: Document, foreign_ttl: Duration) -> Document {
+    filter.insert("$expr", live(foreign_ttl));
+    filter
+}
+
+/// `ts + ttl > now`, on the server's clock, with the ttl of the record.
+///
+/// Written as `ttl > now - ts`, because a sum with a number that somebody else wrote can overflow,
+/// and an error here would make the document unlockable for good. A record without a ttl is a
+/// foreign one and has the collection's; one without a date is dead, as it is for the TTL index.
+fn live(foreign_ttl: Duration) -> Document {
+    doc! { "$and": [
+        { "$eq": [{ "$type": "$ts" }, "date"] },
+        { "$gt": [
+            { "$cond": [{ "$isNumber": "$ttl" }, "$ttl", millis(foreign_ttl)] },
+            { "$subtract": ["$$NOW", "$ts"] },
+        ] },
+    ] }
+}
+
+/// Takes the lock if the record is absent or has run out, renews it if it is the session's own,
+/// and leaves it as it is (no write, no change event) if it is somebody else's.
+///
+/// After the shape of DistributedLock's `MongoDistributedLock`: one upsert by `_id`, on server time.
+pub(super) fn acquire(claim: &Claim, foreign_ttl: Duration) -> Vec<Document> {
+    let literal = |s: &str| doc! { "$literal": s };
+    let aid = literal(claim.aid.as_str());
+    let token = literal(&claim.token.to_string());
+    let holder = doc! { "label": literal(&claim.holder.label) };
+    let ttl = millis(claim.ttl);
+    vec![doc! { "$replaceWith": { "$switch": {
+        "branches": [
+            {
+                "case": { "$and": [live(foreign_ttl), { "$ne": ["$aid", aid.clone()] }] },
+                "then": "$$ROOT",
+            },
+            {
+                "case": live(foreign_ttl),
+                "then": { "$mergeObjects": ["$$ROOT", {
+                    "ts": "$$NOW", "ttl": ttl, "holder": holder.clone(),
+                }] },
+            },
+        ],
+        // A new document and not a merge: nothing of an earlier holder stays.
+        "default": {
+            "_id": "$_id",
+            "ts": "$$NOW", "ttl": ttl,
+            "aid": aid, "token": token, "since": "$$NOW", "holder": holder,
+        },
+    } } }]
+}
+
+/// Starts the lease anew.
+pub(super) fn renew() -> Vec<Document> {
+    vec![doc! { "$set": { "ts": "$$NOW" } }]
+}
+
+/// Marks the end of a session; a second time changes nothing.
+pub(super) fn tombstone() -> Vec<Document> {
+    vec![doc! { "$set": { "ts": { "$ifNull": ["$ts", "$$NOW"] } } }]
+}
+
+/// The fields that make up a lock, and `now` to tell how long it lives.
+pub(super) fn lock_fields() -> Document {
+    doc! {
+        "ts": 1, "ttl": 1, "aid": 1, "token": 1, "since": 1, "holder": 1, "now": "$$NOW",
+    }
+}
+
+pub(super) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,15 @@
+//! The crate in an actix-web application. The only place that knows HTTP.
+
+mod api;
+mod extract;
+mod problem;
+mod request;
+mod same_site;
+mod session;
+mod session_locks;
+
+pub use api::lock_api;
+pub use extract::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc};
+pub use problem::Problem;
+pub use session::{LockingSession, LockingSessionMiddleware};
+pub use session_locks::SessionLocks;

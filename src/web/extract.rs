@@ -1,0 +1,222 @@
+//! Documents as handler arguments.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    pin::Pin,
+};
+
+use actix_web::{FromRequest, HttpRequest, dev::Payload, web::Path};
+
+use super::request::{Mine, RequestLocks};
+use crate::{InvalidKey, Lock, LockError, LockKey, LockToken, Lockable};
+
+/// A document that this session locks with the request: acquired, or confirmed if the session holds
+/// it already; then loaded.
+///
+/// The id is taken from the path parameter [`Lockable::PATH_PARAM`]. Use it where editing begins,
+/// with `POST`: prefetching browsers and crawlers follow every `GET`.
+///
+/// - *Proves:* the session held the lock when the document was loaded.
+/// - *Ends* with the session, by [`release`](Guarded::release), or when the session is silent for
+///   the ttl. Dropping it does **not** release: the person goes on editing between requests.
+/// - *If the answer is an error*, a lock that this request took is given back before it is sent.
+///
+/// # Errors
+/// As an argument `LockedDoc<T>` the request is answered with the error. `Option<LockedDoc<T>>` and
+/// `Result<LockedDoc<T>, LockError>` call the handler all the same, for a read-only page:
+///
+/// [`LockError::Held`] 423, [`LockError::StaleToken`] 412, [`LockError::NotFound`] 404,
+/// [`LockError::InvalidKey`] 400, [`LockError::SessionEnded`] 401, [`LockError::Store`] 503,
+/// [`LockError::Document`] and [`LockError::Misconfigured`] 500.
+pub type LockedDoc<T> = Guarded<T, Acquire>;
+
+/// A document that this session must hold already: confirmed, never acquired; then loaded.
+///
+/// Use it where work is saved. Nothing is taken by it, so nothing needs to be given back.
+///
+/// - *Proves:* the session held the lock when the document was loaded. By the client's
+///   `Lock-Token`, if it sends one, even the same acquisition: not one that another tab of the
+///   session took later.
+/// - What decides is [`save`](Guarded::save): it writes if the lock is live at that moment.
+///
+/// # Errors
+/// Those of [`LockedDoc`], but [`LockError::Lost`] 409 instead of [`LockError::Held`].
+pub type HeldDoc<T> = Guarded<T, Confirm>;
+
+/// How a [`Guarded`] document came by its lock: taken or confirmed. See [`LockedDoc`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Acquire;
+
+/// How a [`Guarded`] document came by its lock: held before. See [`HeldDoc`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Confirm;
+
+/// A loaded document whose lock this session holds. Dereferences to the document.
+///
+/// Used under its names [`LockedDoc`] and [`HeldDoc`].
+#[must_use = "the document is locked and loaded for a reason"]
+pub struct Guarded<T, How> {
+    document: T,
+    lock: Lock,
+    token: LockToken,
+    locks: RequestLocks,
+    how: PhantomData<How>,
+}
+
+impl<T: Lockable, How> Guarded<T, How> {
+    /// Writes the document if this acquisition of its lock is live at that moment. Keeps the lock,
+    /// with a new lease.
+    ///
+    /// On a replica set, whatever was paused, partitioned or skewed in between: checking the lock
+    /// and writing the document is one transaction.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`] 409 or [`LockError::NotFound`] 404: nothing was written.
+    /// [`LockError::Document`] 500 if the document has no BSON form. [`LockError::Store`] 503: it is
+    /// not known whether it was written; saving again is safe.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the document may or may not be written.
+    pub async fn save(&mut self) -> Result<(), LockError> {
+        let (key, until) = (&self.lock.key, self.locks.begin());
+        let manager = self.locks.manager();
+        let saved = manager.save(key, &self.lock.aid, self.token, &self.document, until).await;
+        if let Err(LockError::NotFound { .. }) = saved {
+            // Nobody needs a lock on what is not there.
+            self.locks.release(key, self.token, until).await?;
+        }
+        saved
+    }
+
+    /// Gives the lock back. That it had gone already is no error.
+    ///
+    /// # Errors
+    /// [`LockError::Store`] 503; the lock then goes with its session or its ttl.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lock is released all the same.
+    pub async fn release(self) -> Result<(), LockError> {
+        self.locks.release(&self.lock.key, self.token, self.locks.begin()).await?;
+        Ok(())
+    }
+
+    /// [`save`](Self::save), then [`release`](Self::release).
+    ///
+    /// # Errors
+    /// Those of both. If saving fails the lock is kept, so that it can be tried again.
+    pub async fn save_and_release(mut self) -> Result<(), LockError> {
+        self.save().await?;
+        self.release().await
+    }
+
+    /// The lock, for its time left and its token.
+    #[must_use]
+    pub fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    /// The document alone. The lock stays with the session.
+    #[must_use]
+    pub fn into_inner(self) -> T {
+        self.document
+    }
+
+    fn new(Mine { lock, token, .. }: Mine, document: T, locks: RequestLocks) -> Self {
+        Self { document, lock, token, locks, how: PhantomData }
+    }
+}
+
+impl<T, How> Deref for Guarded<T, How> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.document
+    }
+}
+
+impl<T, How> DerefMut for Guarded<T, How> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.document
+    }
+}
+
+impl<T: fmt::Debug, How> fmt::Debug for Guarded<T, How> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guarded")
+            .field("document", &self.document)
+            .field("lock", &self.lock)
+            .finish_non_exhaustive()
+    }
+}
+
+type Extracted<T, How> = Pin<Box<dyn Future<Output = Result<Guarded<T, How>, LockError>>>>;
+
+impl<T: Lockable> FromRequest for LockedDoc<T> {
+    type Error = LockError;
+    type Future = Extracted<T, Acquire>;
+
+    fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let req = req.clone();
+        Box::pin(async move {
+            let locks = RequestLocks::of(&req)?;
+            let key = key_of::<T>(&req, &locks).await?;
+            let until = locks.begin();
+            let load = |_| locks.manager().load::<T>(&key, until);
+            let (mine, document) = locks.acquire(&key, until, load).await?;
+            Ok(Self::new(mine, document, locks))
+        })
+    }
+}
+
+impl<T: Lockable> FromRequest for HeldDoc<T> {
+    type Error = LockError;
+    type Future = Extracted<T, Confirm>;
+
+    fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let req = req.clone();
+        Box::pin(async move {
+            let locks = RequestLocks::of(&req)?;
+            let key = key_of::<T>(&req, &locks).await?;
+            let until = locks.begin();
+            // One after the other: were the document loaded at the same time, a lock that another
+            // tab of the session takes in between would seem to cover an older document.
+            let mine = locks.confirm(&key, until).await?;
+            match locks.manager().load::<T>(&key, until).await {
+                Ok(document) => Ok(Self::new(mine, document, locks)),
+                Err(e) => {
+                    if let LockError::NotFound { .. } = e {
+                        locks.release(&key, mine.token, until).await?;
+                    }
+                    Err(e)
+                }
+            }
+        })
+    }
+}
+
+async fn key_of<T: Lockable>(
+    req: &HttpRequest,
+    locks: &RequestLocks,
+) -> Result<LockKey, LockError> {
+    locks.manager().must_be_registered(T::COLLECTION)?;
+    let not_an_id = || InvalidKey::NotOfType { collection: T::COLLECTION };
+    let mut params =
+        Path::<HashMap<String, String>>::extract(req).await.map_err(|_| not_an_id())?.into_inner();
+    let param = params.remove(T::PATH_PARAM).ok_or_else(|| {
+        LockError::Misconfigured(format!(
+            "the route `{}` has no parameter `{{{}}}`, from which the id of `{}` is taken: name it \
+             so, or set `Lockable::PATH_PARAM`",
+            req.match_pattern().unwrap_or_default(),
+            T::PATH_PARAM,
+            T::COLLECTION,
+        ))
+    })?;
+    let id = param.parse::<T::Id>().map_err(|_| not_an_id())?;
+    Ok(LockKey::of::<T>(id)?)
+}

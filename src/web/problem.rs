@@ -1,0 +1,180 @@
+//! Errors as answers: `application/problem+json`, RFC 9457.
+
+use std::{fmt, time::Duration};
+
+use actix_web::{
+    HttpRequest, HttpResponse, ResponseError,
+    error::JsonPayloadError,
+    http::{StatusCode, header},
+    web::JsonConfig,
+};
+use serde_json::{Map, Value, json};
+
+use super::api::{millis, rfc3339};
+use crate::{Lock, LockError, StoreErrorKind};
+
+/// When to try again what another session holds. It may come free at any moment before its lock
+/// runs out, so sooner than that.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
+const STORE_MAY_BE_BACK_AFTER: Duration = Duration::from_secs(2);
+
+/// An answer of the type `application/problem+json`.
+///
+/// What [`LockError`] answers with, and for handlers that want to answer alike. Carries nothing of
+/// what went on inside: the `detail` is written for the client.
+///
+/// ```
+/// use actix_doclock::Problem;
+/// use actix_web::http::StatusCode;
+///
+/// let problem = Problem::new(StatusCode::UNAUTHORIZED, "not_logged_in").detail("Log in first.");
+/// ```
+#[derive(Debug)]
+pub struct Problem {
+    status: StatusCode,
+    body: Map<String, Value>,
+    retry_after: Option<Duration>,
+}
+
+impl Problem {
+    /// A problem with this status; `code` is for programs, like `"not_logged_in"`.
+    #[must_use]
+    pub fn new(status: StatusCode, code: &str) -> Self {
+        let mut body = Map::new();
+        body.insert("type".into(), "about:blank".into());
+        body.insert("title".into(), status.canonical_reason().unwrap_or("Error").into());
+        body.insert("status".into(), status.as_u16().into());
+        body.insert("code".into(), code.into());
+        Self { status, body, retry_after: None }
+    }
+
+    /// What happened to this request and what can be done, for the person who reads it.
+    #[must_use]
+    pub fn detail(self, detail: impl fmt::Display) -> Self {
+        self.with("detail", detail.to_string())
+    }
+
+    /// A member more.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.body.insert(name.into(), value.into());
+        self
+    }
+
+    fn retry_after(mut self, duration: Duration) -> Self {
+        self.retry_after = Some(duration);
+        self
+    }
+
+    fn lock(self, lock: &Lock) -> Self {
+        self.with("holder", json!(lock.holder))
+            .with("since", rfc3339(lock.since))
+            .with("expires_in_ms", millis(lock.expires_in()))
+    }
+
+    /// Settings for `web::Json` that answer a malformed body with a problem, as the lock API does:
+    /// `App::new().app_data(Problem::json_config())`.
+    #[must_use]
+    pub fn json_config() -> JsonConfig {
+        let answer = |error: JsonPayloadError, _: &HttpRequest| Self::of_body(&error).into();
+        JsonConfig::default().error_handler(answer)
+    }
+
+    /// What was wrong with the body of a request.
+    pub(super) fn of_body(error: &(impl ResponseError + ?Sized)) -> Self {
+        Self::new(error.status_code(), "bad_body").detail(error)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let detail = self.body.get("detail").and_then(Value::as_str);
+        write!(f, "{}: {}", self.status, detail.unwrap_or_default())
+    }
+}
+
+impl ResponseError for Problem {
+    fn status_code(&self) -> StatusCode {
+        self.status
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        let mut response = HttpResponse::build(self.status);
+        response.content_type("application/problem+json");
+        // An answer about a lock is outdated at once.
+        response.insert_header((header::CACHE_CONTROL, "no-store"));
+        if let Some(wait) = self.retry_after {
+            let seconds = wait.as_millis().div_ceil(1000).max(1);
+            response.insert_header((header::RETRY_AFTER, seconds.to_string()));
+        }
+        response.body(Value::Object(self.body.clone()).to_string())
+    }
+}
+
+impl From<&LockError> for Problem {
+    fn from(error: &LockError) -> Self {
+        let problem = |status, code| Self::new(status, code).detail(error);
+        match error {
+            LockError::Held(lock) => problem(StatusCode::LOCKED, "held")
+                .with("state", "held")
+                .lock(lock)
+                .retry_after(lock.expires_in().min(ASK_AGAIN_AFTER)),
+            LockError::Lost { holder, .. } => {
+                let lost = problem(StatusCode::CONFLICT, "lost").with("state", "lost");
+                match holder {
+                    Some(lock) => lost.lock(lock),
+                    None => lost,
+                }
+            }
+            LockError::StaleToken { .. } => {
+                problem(StatusCode::PRECONDITION_FAILED, "stale_token").with("state", "lost")
+            }
+            LockError::MalformedToken => problem(StatusCode::BAD_REQUEST, "bad_lock_token"),
+            LockError::NotFound { .. } => problem(StatusCode::NOT_FOUND, "not_found"),
+            LockError::InvalidKey(_) => problem(StatusCode::BAD_REQUEST, "bad_id"),
+            LockError::SessionEnded { .. } => problem(StatusCode::UNAUTHORIZED, "session_ended"),
+            LockError::BreakRefused { .. } => problem(StatusCode::FORBIDDEN, "break_refused"),
+            LockError::Store(e) if e.kind() == StoreErrorKind::Unavailable => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")
+                    .detail("the database cannot be reached at the moment; try again")
+                    .retry_after(STORE_MAY_BE_BACK_AFTER)
+            }
+            LockError::Store(_) | LockError::Document { .. } | LockError::Misconfigured(_) => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal")
+                    .detail("this is a fault of the application; its log says more")
+            }
+        }
+    }
+}
+
+/// For handlers that answer with problems of their own too.
+impl From<LockError> for Problem {
+    fn from(error: LockError) -> Self {
+        log_fault(&error);
+        Self::from(&error)
+    }
+}
+
+impl ResponseError for LockError {
+    fn status_code(&self) -> StatusCode {
+        Problem::from(self).status
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        log_fault(self);
+        Problem::from(self).error_response()
+    }
+}
+
+/// The client is told nothing about a fault of the server, so the log is.
+fn log_fault(error: &LockError) {
+    if error.status_code().is_server_error() {
+        let mut causes = String::new();
+        let mut cause = std::error::Error::source(error);
+        while let Some(error) = cause {
+            causes.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+        log::error!(target: "actix_doclock::web", "{error}{causes}");
+    }
+}

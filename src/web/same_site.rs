@@ -1,0 +1,78 @@
+//! Refuses what another web site makes a browser send.
+
+use std::future::{Ready, ready};
+
+use actix_web::{
+    FromRequest, HttpRequest,
+    dev::Payload,
+    http::{
+        StatusCode, Uri,
+        header::{HOST, HeaderMap, ORIGIN},
+    },
+};
+
+use super::problem::Problem;
+
+/// Proves that a request does not come from a page of another site.
+///
+/// By `Sec-Fetch-Site`, which browsers set and pages cannot; in older browsers by `Origin`, which
+/// must name the host that was asked. A request with neither is not from a browser.
+#[derive(Debug)]
+pub(super) struct SameSite;
+
+impl FromRequest for SameSite {
+    type Error = Problem;
+    type Future = Ready<Result<Self, Problem>>;
+
+    fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(if is_cross_site(req.headers(), req.connection_info().host()) {
+            Err(Problem::new(StatusCode::FORBIDDEN, "cross_site")
+                .detail("requests from pages of other sites may not change locks"))
+        } else {
+            Ok(Self)
+        })
+    }
+}
+
+/// `host` is what a reverse proxy says the client asked for.
+fn is_cross_site(headers: &HeaderMap, host: &str) -> bool {
+    if let Some(site) = headers.get("sec-fetch-site") {
+        return site == "cross-site";
+    }
+    let Some(origin) = headers.get(ORIGIN) else { return false };
+    let origin = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
+    let Some(authority) = origin.as_ref().and_then(Uri::authority) else {
+        // `null`: a sandboxed or redirected page.
+        return true;
+    };
+    let asked = headers.get(HOST).and_then(|host| host.to_str().ok());
+    authority.as_str() != host && Some(authority.as_str()) != asked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use actix_web::http::header::{HeaderName, HeaderValue};
+
+    #[test]
+    fn a_page_of_another_site_is_told_by_its_headers() {
+        let cases: [(&[(&str, &str)], bool); 10] = [
+            (&[], false),
+            (&[("sec-fetch-site", "same-origin")], false),
+            (&[("sec-fetch-site", "none")], false),
+            (&[("sec-fetch-site", "same-site")], false),
+            (&[("sec-fetch-site", "cross-site")], true),
+            (&[("sec-fetch-site", "same-origin"), ("origin", "http://evil.example")], false),
+            (&[("origin", "https://shop.example")], false),
+            (&[("origin", "https://evil.example")], true),
+            (&[("origin", "https://shop.example.evil.example")], true),
+            (&[("origin", "null")], true),
+        ];
+        for (headers, is_cross) in cases {
+            let map: HeaderMap = (headers.iter())
+                .map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_static(v)))
+                .collect();
+            assert_eq!(is_cross_site(&map, "shop.example"), is_cross, "{headers:?}");
+        }
+    }
+}

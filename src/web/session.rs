@@ -1,0 +1,197 @@
+//! The one wrap: a session middleware with the locks around and inside it.
+
+use std::{fmt, future::Future, pin::Pin, rc::Rc};
+
+use actix_session::{Session, SessionExt, SessionMiddleware, storage::SessionStore};
+use actix_web::{
+    Error, HttpMessage,
+    body::MessageBody,
+    dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
+};
+
+use super::request::{Identify, RequestLocks};
+use crate::{Actor, LockManager};
+
+type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
+impl LockManager {
+    /// Puts the locks around a session middleware: wrap the application in this *instead of* the
+    /// [`SessionMiddleware`].
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{Actor, LockManager, MemoryStore};
+    /// # use actix_session::{Session, SessionMiddleware, storage::SessionStore};
+    /// # use actix_web::{App, cookie::Key};
+    /// # fn app<S: SessionStore + 'static>(locks: LockManager, session_store: S, key: Key) {
+    /// App::new().wrap(
+    ///     locks
+    ///         .session(SessionMiddleware::new(session_store, key))
+    ///         .identify(|session: &Session| session.get("name").ok()?.map(Actor::new::<String>)),
+    /// );
+    /// # }
+    /// ```
+    ///
+    /// One wrap of two parts. The inner one sees the session as handlers leave it; the outer one
+    /// knows whether the session was saved. So a missing or a wrongly ordered middleware, which
+    /// actix-session answers with an empty session in silence, cannot happen.
+    /// `IdentityMiddleware` goes inside: `.wrap(IdentityMiddleware::default()).wrap(locks.session(…))`.
+    pub fn session<K: SessionStore>(&self, session: SessionMiddleware<K>) -> LockingSession<K> {
+        LockingSession {
+            manager: self.clone(),
+            session,
+            identify: Rc::new(|_| None),
+            keep_fresh_on_error: false,
+        }
+    }
+}
+
+/// A [`SessionMiddleware`] with locks. Made by [`LockManager::session`].
+///
+/// - The first lock of a session, or a request that saves the session anyway (a login), writes an
+///   aid into the session under the key `doclock.aid`. Refusals and lock-free requests write nothing.
+/// - A request of a session that has an aid renews all its locks, at most once in a third of the
+///   ttl, and does not wait for that.
+/// - When the aid vanishes from the session (`purge`, `clear`, `Identity::logout`), and the session
+///   store has accepted that, all locks of the session are released before the answer is sent.
+///   `renew` keeps them.
+/// - A lock that was freshly taken by a request whose answer is an error (4xx, 5xx) is given back
+///   before the answer is sent.
+#[must_use = "wrap the application in it: `App::new().wrap(…)`"]
+pub struct LockingSession<K: SessionStore + 'static> {
+    manager: LockManager,
+    session: SessionMiddleware<K>,
+    identify: Identify,
+    keep_fresh_on_error: bool,
+}
+
+impl<K: SessionStore + 'static> LockingSession<K> {
+    /// Who the person of a session is: the label that others see, and the roles that policies ask
+    /// for. Default: nobody, shown as the manager's
+    /// [`holder_label`](crate::LockManagerBuilder::holder_label).
+    pub fn identify(mut self, identify: impl Fn(&Session) -> Option<Actor> + 'static) -> Self {
+        self.identify = Rc::new(identify);
+        self
+    }
+
+    /// Keeps a fresh lock although the answer of its request is an error (4xx, 5xx). Default: it is
+    /// given back, because the client does not know that it has it.
+    pub fn keep_fresh_locks_on_error(mut self) -> Self {
+        self.keep_fresh_on_error = true;
+        self
+    }
+}
+
+impl<K: SessionStore + 'static> fmt::Debug for LockingSession<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockingSession").field("manager", &self.manager).finish_non_exhaustive()
+    }
+}
+
+impl<K, S, B> Transform<S, ServiceRequest> for LockingSession<K>
+where
+    K: SessionStore + 'static,
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    B: MessageBody + 'static,
+{
+    type Response = ServiceResponse<B>;
+    type Error = Error;
+    type Transform = LockingSessionMiddleware<
+        <SessionMiddleware<K> as Transform<Inner<S>, ServiceRequest>>::Transform,
+    >;
+    type InitError = ();
+    type Future = LocalFuture<Result<Self::Transform, ()>>;
+
+    fn new_transform(&self, service: S) -> Self::Future {
+        let session = self.session.new_transform(Inner { service });
+        let manager = self.manager.clone();
+        let identify = Rc::clone(&self.identify);
+        let keep_fresh_on_error = self.keep_fresh_on_error;
+        Box::pin(async move {
+            let service = session.await?;
+            Ok(LockingSessionMiddleware { service, manager, identify, keep_fresh_on_error })
+        })
+    }
+}
+
+/// The service that [`LockingSession`] makes: the part outside the session middleware.
+pub struct LockingSessionMiddleware<S> {
+    service: S,
+    manager: LockManager,
+    identify: Identify,
+    keep_fresh_on_error: bool,
+}
+
+impl<S> fmt::Debug for LockingSessionMiddleware<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockingSessionMiddleware").finish_non_exhaustive()
+    }
+}
+
+impl<S, B> Service<ServiceRequest> for LockingSessionMiddleware<S>
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
+    S::Future: 'static,
+{
+    type Response = ServiceResponse<B>;
+    type Error = Error;
+    type Future = LocalFuture<Result<Self::Response, Error>>;
+
+    forward_ready!(service);
+
+    fn call(&self, req: ServiceRequest) -> Self::Future {
+        let locks = RequestLocks::new(
+            self.manager.clone(),
+            Rc::clone(&self.identify),
+            self.keep_fresh_on_error,
+            req.headers(),
+        );
+        req.extensions_mut().insert(locks.clone());
+        let call = self.service.call(req);
+        Box::pin(async move {
+            match call.await {
+                Ok(mut response) => {
+                    locks.session_saved(response.response_mut()).await;
+                    Ok(response)
+                }
+                Err(error) => {
+                    locks.session_not_saved().await;
+                    Err(error)
+                }
+            }
+        })
+    }
+}
+
+/// The part inside the session middleware.
+#[doc(hidden)]
+#[expect(missing_debug_implementations, reason = "only public as a part of an associated type")]
+pub struct Inner<S> {
+    service: S,
+}
+
+impl<S, B> Service<ServiceRequest> for Inner<S>
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
+    S::Future: 'static,
+{
+    type Response = ServiceResponse<B>;
+    type Error = Error;
+    type Future = LocalFuture<Result<Self::Response, Error>>;
+
+    forward_ready!(service);
+
+    fn call(&self, req: ServiceRequest) -> Self::Future {
+        let locks = req.extensions().get::<RequestLocks>().cloned();
+        if let Some(locks) = &locks {
+            locks.session_loaded(req.get_session());
+        }
+        let call = self.service.call(req);
+        Box::pin(async move {
+            let response = call.await?;
+            if let Some(locks) = locks {
+                locks.before_session_is_saved(response.status());
+            }
+            Ok(response)
+        })
+    }
+}

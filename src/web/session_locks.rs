@@ -1,0 +1,102 @@
+//! All locks of the session.
+
+use std::future::{Ready, ready};
+
+use actix_web::{FromRequest, HttpRequest, dev::Payload};
+
+use super::request::RequestLocks;
+use crate::{Lock, LockError, LockKey, LockManager, Lockable, Released};
+
+/// What this session holds, and everything that can be done about it. Takes nothing by itself.
+///
+/// ```
+/// # use actix_doclock::{LockError, SessionLocks};
+/// # use actix_web::{HttpResponse, Responder};
+/// async fn my_desk(locks: SessionLocks) -> Result<impl Responder, LockError> {
+///     let open = locks.list().await?.len();
+///     Ok(format!("you have {open} documents open"))
+/// }
+///
+/// async fn close_all(locks: SessionLocks) -> Result<impl Responder, LockError> {
+///     locks.release_all().await?;
+///     Ok(HttpResponse::NoContent())
+/// }
+/// ```
+#[derive(Debug)]
+pub struct SessionLocks {
+    pub(super) locks: RequestLocks,
+}
+
+impl SessionLocks {
+    /// The live locks of this session.
+    ///
+    /// # Errors
+    /// [`LockError::Store`].
+    pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
+        let until = self.locks.begin();
+        match self.locks.aid() {
+            Some(aid) => self.locks.manager().list_by(Some(&aid), until).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Takes the lock on the document `id`, or confirms that the session holds it. Does not look
+    /// whether there is such a document.
+    ///
+    /// # Errors
+    /// Those of [`LockedDoc`](crate::LockedDoc), without [`LockError::NotFound`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a fresh grant is given back.
+    pub async fn try_acquire<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
+        let (key, until) = (LockKey::of::<T>(id)?, self.locks.begin());
+        let (mine, ()) = self.locks.acquire(&key, until, async |_| Ok(())).await?;
+        Ok(mine.lock)
+    }
+
+    /// Releases whatever acquisition of this document the session holds; nothing if none.
+    ///
+    /// # Errors
+    /// [`LockError::Store`].
+    pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<Released, LockError> {
+        self.release_key(&LockKey::of::<T>(id)?).await
+    }
+
+    /// Releases everything that the session holds, and names it. The session goes on.
+    ///
+    /// # Errors
+    /// [`LockError::Store`]; what is left goes with the session or its ttl.
+    pub async fn release_all(&self) -> Result<Vec<LockKey>, LockError> {
+        self.locks.begin();
+        let Some(aid) = self.locks.aid() else { return Ok(Vec::new()) };
+        let released = self.manager().release_all(&aid).await?;
+        self.locks.all_released();
+        Ok(released)
+    }
+
+    /// The manager, for what is not about this session.
+    #[must_use]
+    pub fn manager(&self) -> &LockManager {
+        self.locks.manager()
+    }
+
+    pub(super) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
+        let until = self.locks.begin();
+        let Some(aid) = self.locks.aid() else { return Ok(Released::AlreadyGone) };
+        match self.manager().inspect_by(key, until).await? {
+            Some(Lock { token: Some(token), aid: holder, .. }) if holder == aid => {
+                self.locks.release(key, token, until).await
+            }
+            _ => Ok(Released::AlreadyGone),
+        }
+    }
+}
+
+impl FromRequest for SessionLocks {
+    type Error = LockError;
+    type Future = Ready<Result<Self, LockError>>;
+
+    fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(RequestLocks::of(req).map(|locks| Self { locks }))
+    }
+}

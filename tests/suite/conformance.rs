@@ -1,0 +1,110 @@
+//! The published suite, on every store.
+
+use std::time::Duration;
+
+use actix_doclock::{
+    LockKey, MemoryStore, MongoStore, Store,
+    conformance::{COLLECTION, Page, Subject, TTL},
+};
+use mongodb::{Collection, Database, bson::doc};
+
+use crate::rig;
+
+mod memory {
+    use super::*;
+
+    struct Memory(MemoryStore);
+
+    impl Subject for Memory {
+        type Store = MemoryStore;
+
+        async fn fresh() -> Self {
+            let store = MemoryStore::new();
+            store.prepare(COLLECTION, TTL).await.unwrap();
+            Self(store)
+        }
+
+        fn store(&self) -> &MemoryStore {
+            &self.0
+        }
+
+        async fn put(&self, page: &Page) {
+            self.0.put(page.id.clone(), page).unwrap();
+        }
+
+        async fn delete(&self, key: &LockKey) {
+            self.0.remove(key);
+        }
+
+        async fn age(&self, key: &LockKey, by: Duration) {
+            self.0.age(key, by);
+        }
+    }
+
+    actix_doclock::store_conformance!(Memory);
+}
+
+/// MongoDB of any topology.
+struct Mongo {
+    store: MongoStore,
+    pages: Collection<Page>,
+}
+
+impl Mongo {
+    async fn fresh(database: Database) -> Self {
+        let store = MongoStore::new(&database);
+        store.prepare(COLLECTION, TTL).await.unwrap();
+        Self { store, pages: database.collection(COLLECTION) }
+    }
+
+    async fn put(&self, page: &Page) {
+        self.pages.insert_one(page).await.unwrap();
+    }
+
+    async fn delete(&self, key: &LockKey) {
+        self.pages.delete_one(doc! { "_id": key.id().to_string() }).await.unwrap();
+    }
+
+    async fn age(&self, key: &LockKey, by: Duration) {
+        rig::age(self.store.database(), key, by).await;
+    }
+}
+
+macro_rules! on_mongo {
+    ($name:ident, $uri:expr) => {
+        mod $name {
+            use super::*;
+
+            struct OnServer(Mongo);
+
+            impl Subject for OnServer {
+                type Store = MongoStore;
+
+                async fn fresh() -> Self {
+                    Self(Mongo::fresh(rig::fresh_database(&$uri).await).await)
+                }
+
+                fn store(&self) -> &MongoStore {
+                    &self.0.store
+                }
+
+                async fn put(&self, page: &Page) {
+                    self.0.put(page).await;
+                }
+
+                async fn delete(&self, key: &LockKey) {
+                    self.0.delete(key).await;
+                }
+
+                async fn age(&self, key: &LockKey, by: Duration) {
+                    self.0.age(key, by).await;
+                }
+            }
+
+            actix_doclock::store_conformance!(OnServer);
+        }
+    };
+}
+
+on_mongo!(standalone, rig::mongod::shared_standalone().await.uri());
+on_mongo!(replica_set, rig::mongod::shared_replica_set().await.uri());

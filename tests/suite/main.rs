@@ -1,0 +1,7 @@
+//! One test binary for everything that needs more than a function: linking it once costs less than
+//! a binary for each file. The modules are the concerns.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+mod rig;
+
+mod conformance;

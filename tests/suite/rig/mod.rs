@@ -1,0 +1,113 @@
+//! Real servers, and faults between them and the driver.
+//!
+//! Every server listens on 127.0.0.1, keeps its files in a directory of its own, and ends with the
+//! process that started it, however that ends.
+// A rig offers more than the tests of any one day use.
+#![allow(dead_code)]
+
+pub(crate) mod mongod;
+pub(crate) mod proxy;
+pub(crate) mod redis;
+mod server;
+
+use std::mem;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use actix_doclock::LockKey;
+use mongodb::bson::{Bson, Document, doc, oid::ObjectId};
+use mongodb::event::{EventHandler, command::CommandEvent};
+use mongodb::options::ClientOptions;
+use mongodb::{Client, Database};
+use tokio::runtime::Runtime;
+use tokio::task::spawn_blocking;
+
+/// A short name that no other test uses.
+pub(crate) fn fresh_name() -> String {
+    format!("t_{}", ObjectId::new().to_hex())
+}
+
+/// A database of the test's own, on a client of its own; left behind for the server to end with.
+pub(crate) async fn fresh_database(uri: &str) -> Database {
+    client(uri).await.database(&fresh_name())
+}
+
+/// As [`fresh_database`], with a record of the commands that are sent.
+pub(crate) async fn counted_database(uri: &str) -> (Database, Commands) {
+    let commands = Commands::default();
+    let sent = commands.clone();
+    let mut options = options(uri).await;
+    options.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Started(started) = event
+            && !is_housekeeping(&started.command_name)
+        {
+            sent.push(started.command_name);
+        }
+    }));
+    let client = Client::with_options(options).expect("valid options");
+    (client.database(&fresh_name()), commands)
+}
+
+/// The names of the commands that a client sent, without the driver's own housekeeping.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Commands(Arc<Mutex<Vec<String>>>);
+
+impl Commands {
+    /// Those sent since the last call, in order.
+    pub(crate) fn take(&self) -> Vec<String> {
+        mem::take(&mut self.0.lock().expect("no panic while locked"))
+    }
+
+    fn push(&self, name: String) {
+        self.0.lock().expect("no panic while locked").push(name);
+    }
+}
+
+/// A client on the current runtime that gives up after 5 s without a server.
+pub(crate) async fn client(uri: &str) -> Client {
+    Client::with_options(options(uri).await).expect("valid options")
+}
+
+async fn options(uri: &str) -> ClientOptions {
+    let mut options = ClientOptions::parse(uri).await.expect("a valid URI");
+    options.server_selection_timeout = Some(Duration::from_secs(5));
+    options
+}
+
+/// Commands that the driver sends by itself, whenever it likes.
+fn is_housekeeping(command: &str) -> bool {
+    matches!(
+        command,
+        "hello" | "isMaster" | "ismaster" | "ping" | "endSessions" | "saslStart" | "saslContinue"
+    )
+}
+
+/// Starts what `cell` shares, once for all tests of the process.
+///
+/// On a thread and a runtime of its own: the tests that wait here each have a runtime, and the one
+/// that comes first must not tie the others to a runtime that ends with it. A failure is kept as
+/// well, or each of the waiting tests would take its time to fail in the same way.
+async fn share<T, F>(cell: &'static OnceLock<Option<T>>, start: fn() -> F) -> &'static T
+where
+    T: Send + Sync + 'static,
+    F: Future<Output = T> + 'static,
+{
+    let started = spawn_blocking(move || {
+        cell.get_or_init(|| {
+            let run = move || Runtime::new().expect("a runtime").block_on(start());
+            thread::spawn(run).join().ok()
+        })
+    });
+    let shared = started.await.expect("a thread to wait on");
+    shared.as_ref().expect("the shared server did not start; its own panic says why")
+}
+
+/// Makes a lock older: sets its `ts` back on the server, so that no test waits for a lock to run out.
+pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
+    let locks = database.collection::<Document>(&format!("{}.lock", key.collection()));
+    let by = i64::try_from(by.as_millis()).expect("a duration of our time");
+    let older = vec![doc! { "$set": { "ts": { "$subtract": ["$ts", by] } } }];
+    let aged = locks.update_one(doc! { "_id": { "$eq": Bson::from(key.id()) } }, older).await;
+    assert_eq!(aged.expect("the server answers").matched_count, 1, "there is a lock on {key}");
+}

@@ -1,0 +1,207 @@
+//! A real mongod that can be paused, killed and restarted.
+
+use std::env;
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use mongodb::bson::{Bson, Document, doc};
+use tokio::time::sleep;
+
+use super::server::{self, Server};
+use super::{client, share};
+
+/// An election of one takes a tenth of a second.
+const PRIMARY_WITHIN: Duration = Duration::from_secs(30);
+
+/// A mongod of one process; it ends, and its files go, when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Mongod {
+    server: Server,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Standalone,
+    ReplicaSet,
+    Auth,
+}
+
+impl Mongod {
+    /// A server without an oplog: no transactions, no change streams.
+    pub(crate) async fn start_standalone() -> Self {
+        Self::start(Kind::Standalone, |port| arguments(port, &[])).await
+    }
+
+    /// A replica set of one member, already primary.
+    pub(crate) async fn start_replica_set() -> Self {
+        let mongod =
+            Self::start(Kind::ReplicaSet, |port| arguments(port, &["--replSet", "rs0"])).await;
+        let host = format!("127.0.0.1:{}", mongod.port());
+        let config = doc! { "_id": "rs0", "members": [{ "_id": 0, "host": host }] };
+        mongod.admin(doc! { "replSetInitiate": config }).await;
+        mongod.primary().await;
+        mongod
+    }
+
+    /// A standalone server that lets in only the user `root` of [`Self::uri`].
+    pub(crate) async fn start_with_auth() -> Self {
+        let mongod = Self::start(Kind::Auth, |port| arguments(port, &["--auth"])).await;
+        // The localhost exception: as long as there is no user, anybody here may create the first.
+        let user = doc! { "createUser": "root", "pwd": "secret", "roles": ["root"] };
+        let anybody = format!("mongodb://127.0.0.1:{}/?directConnection=true", mongod.port());
+        run_admin(&anybody, user).await;
+        mongod
+    }
+
+    async fn start(kind: Kind, arguments: fn(u16) -> Vec<String>) -> Self {
+        let program = server::program("MONGOD", "mongod").await;
+        let server = Server::start(program, arguments, "Waiting for connections").await;
+        Self { server, kind }
+    }
+
+    /// What an application would be configured with: finds the primary of a replica set by itself.
+    pub(crate) fn uri(&self) -> String {
+        self.uri_with(match self.kind {
+            Kind::ReplicaSet => "replicaSet=rs0",
+            Kind::Standalone | Kind::Auth => "directConnection=true",
+        })
+    }
+
+    /// Talks to this process only, whatever it says about a replica set.
+    pub(crate) fn direct_uri(&self) -> String {
+        self.uri_with("directConnection=true")
+    }
+
+    fn uri_with(&self, option: &str) -> String {
+        let user = if self.kind == Kind::Auth { "root:secret@" } else { "" };
+        format!("mongodb://{user}127.0.0.1:{}/?{option}", self.port())
+    }
+
+    /// The port that it listens on.
+    pub(crate) fn port(&self) -> u16 {
+        self.server.port()
+    }
+
+    /// Stops the process where it is: connections stay open and nobody answers.
+    pub(crate) fn pause(&self) {
+        self.server.signal("STOP");
+    }
+
+    /// Lets a paused process go on as if nothing had happened.
+    pub(crate) fn resume(&self) {
+        self.server.signal("CONT");
+    }
+
+    /// Crashes the process; its files stay for [`Self::restart`].
+    pub(crate) fn kill9(&self) {
+        self.server.signal("KILL");
+    }
+
+    /// Starts it again on the same files and port, after a clean stop if it still runs.
+    pub(crate) async fn restart(&self) {
+        self.server.signal("CONT");
+        self.server.signal("TERM");
+        assert!(self.server.begin().await, "port {} was taken meanwhile", self.port());
+        if self.kind == Kind::ReplicaSet {
+            self.primary().await;
+        }
+    }
+
+    /// Runs a command on the database `admin`.
+    pub(crate) async fn admin(&self, command: Document) -> Document {
+        run_admin(&self.direct_uri(), command).await
+    }
+
+    /// Changes a parameter of the running server, such as `ttlMonitorSleepSecs`.
+    pub(crate) async fn parameter(&self, name: &str, value: impl Into<Bson>) {
+        let mut command = doc! { "setParameter": 1 };
+        command.insert(name, value);
+        self.admin(command).await;
+    }
+
+    /// Waits until the only member has elected itself.
+    async fn primary(&self) {
+        let began = Instant::now();
+        loop {
+            let hello = self.admin(doc! { "hello": 1 }).await;
+            if hello.get_bool("isWritablePrimary").unwrap_or_default() {
+                return;
+            }
+            let port = self.port();
+            assert!(began.elapsed() < PRIMARY_WITHIN, "no primary on {port}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// The standalone server that all tests of the process share.
+pub(crate) async fn shared_standalone() -> &'static Mongod {
+    static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
+    share(&SERVER, Mongod::start_standalone).await
+}
+
+/// The replica set that all tests of the process share: the one at `MONGODB_URI`, or else one of
+/// our own.
+pub(crate) async fn shared_replica_set() -> SharedUri {
+    static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
+    match env::var("MONGODB_URI") {
+        Ok(uri) if !uri.is_empty() => SharedUri { uri, server: None },
+        _ => {
+            let server = share(&SERVER, Mongod::start_replica_set).await;
+            SharedUri { uri: server.uri(), server: Some(server) }
+        }
+    }
+}
+
+/// Where the shared replica set is.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedUri {
+    uri: String,
+    server: Option<&'static Mongod>,
+}
+
+impl SharedUri {
+    /// What an application would be configured with.
+    pub(crate) fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// The server, if it is one of ours; shared, so not to be paused or killed.
+    pub(crate) fn server(&self) -> Option<&'static Mongod> {
+        self.server
+    }
+}
+
+impl fmt::Display for SharedUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.uri)
+    }
+}
+
+/// On a client for this once: a server outlives the runtimes of the tests that use it.
+async fn run_admin(uri: &str, command: Document) -> Document {
+    let client = client(uri).await;
+    let reply = client.database("admin").run_command(command).await.expect("mongod obeys");
+    client.shutdown().immediate(true).await;
+    reply
+}
+
+fn arguments(port: u16, more: &[&str]) -> Vec<String> {
+    let port = port.to_string();
+    let common = [
+        ["--bind_ip", "127.0.0.1"],
+        ["--port", &port],
+        ["--dbpath", "."],
+        // Many servers at once on a small machine: little memory, 17 MB of disk instead of 300.
+        ["--wiredTigerCacheSizeGB", "0.25"],
+        ["--wiredTigerEngineConfigString", "log=(prealloc=false,file_max=16MB)"],
+        ["--oplogSize", "16"],
+        ["--setParameter", "diagnosticDataCollectionEnabled=false"],
+        // Fail points.
+        ["--setParameter", "enableTestCommands=1"],
+    ];
+    let flags = ["--nounixsocket", "--quiet"];
+    common.iter().flatten().chain(&flags).chain(more).map(ToString::to_string).collect()
+}

@@ -1,0 +1,348 @@
+//! A TCP proxy in front of a mongod that breaks the connection at the moment a test names.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime;
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
+
+use super::is_housekeeping;
+
+/// How long [`Proxy::until_fired`] waits for a fault that should be imminent.
+const FIRED_WITHIN: Duration = Duration::from_secs(10);
+
+/// A way to one mongod that can be broken; closed when dropped.
+///
+/// It lives on a thread of its own, so that any runtime may use it. A client must come with
+/// `directConnection=true`, as [`Proxy::uri`] says, or it would learn the server's own address and
+/// go past the proxy.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    port: u16,
+    network: Arc<Network>,
+    /// Its end is the signal to stop.
+    _running: oneshot::Sender<()>,
+}
+
+/// What the proxy's handle and its connections share.
+#[derive(Debug)]
+struct Network {
+    target: u16,
+    line: watch::Sender<Line>,
+    fired: watch::Sender<usize>,
+    faults: Mutex<Vec<Fault>>,
+    passed: Mutex<HashMap<String, usize>>,
+}
+
+/// The state of all connections at once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    state: LineState,
+    /// How often [`Proxy::let_go`] was called.
+    let_go: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum LineState {
+    #[default]
+    Open,
+    Blackhole,
+    Cut,
+}
+
+/// What to do, once, to the next command of this name.
+#[derive(Clone, Debug)]
+struct Fault {
+    command: String,
+    side: Side,
+    action: Action,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Side {
+    Request,
+    Reply,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Drop,
+    /// Until `let_go` was called more often than this.
+    Hold(usize),
+}
+
+impl Proxy {
+    /// Opens a way to the mongod on `target` of this machine.
+    pub(crate) fn start(target: u16) -> Self {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let port = listener.local_addr().expect("a bound listener").port();
+        let network = Arc::new(Network {
+            target,
+            line: watch::Sender::new(Line::default()),
+            fired: watch::Sender::new(0),
+            faults: Mutex::default(),
+            passed: Mutex::default(),
+        });
+        let (running, stopped) = oneshot::channel();
+        let accepting = accept(listener, network.clone());
+        thread::spawn(move || {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                tokio::select! {
+                    _ = stopped => {}
+                    result = accepting => result.expect("a listener"),
+                }
+            });
+        });
+        Self { port, network, _running: running }
+    }
+
+    /// The way to the mongod through this proxy.
+    pub(crate) fn uri(&self) -> String {
+        format!("mongodb://127.0.0.1:{}/?directConnection=true", self.port)
+    }
+
+    /// The next such command is executed, but its answer is lost with the connection.
+    pub(crate) fn drop_reply_to(&self, command: &str) {
+        self.arm(command, Side::Reply, Action::Drop);
+    }
+
+    /// The next such command is lost with the connection before it reaches the server.
+    pub(crate) fn drop_request(&self, command: &str) {
+        self.arm(command, Side::Request, Action::Drop);
+    }
+
+    /// The next such command is executed at once, and answered only after [`Self::let_go`].
+    pub(crate) fn hold_reply_to(&self, command: &str) {
+        self.arm(command, Side::Reply, Action::Hold(self.network.line.borrow().let_go));
+    }
+
+    /// The next such command reaches the server only after [`Self::let_go`], even if the client
+    /// has given up by then.
+    pub(crate) fn hold_request(&self, command: &str) {
+        self.arm(command, Side::Request, Action::Hold(self.network.line.borrow().let_go));
+    }
+
+    /// Lets everything pass that is held, or is yet to be held by a fault armed before.
+    pub(crate) fn let_go(&self) {
+        self.network.line.send_modify(|line| line.let_go += 1);
+    }
+
+    /// From now on nothing arrives, in either direction, and no connection breaks; what was
+    /// withheld arrives late, after [`Self::heal`].
+    pub(crate) fn blackhole(&self) {
+        self.set(LineState::Blackhole);
+    }
+
+    /// Breaks every connection, and each new one.
+    pub(crate) fn cut(&self) {
+        self.set(LineState::Cut);
+    }
+
+    /// Ends [`Self::blackhole`] and [`Self::cut`].
+    pub(crate) fn heal(&self) {
+        self.set(LineState::Open);
+    }
+
+    /// How many faults took place: messages dropped, held or withheld, connections cut or refused.
+    /// The driver's own messages do not count, its connections do.
+    pub(crate) fn fired(&self) -> usize {
+        *self.network.fired.borrow()
+    }
+
+    /// Waits until `count` faults have taken place in all.
+    pub(crate) async fn until_fired(&self, count: usize) {
+        let mut fired = self.network.fired.subscribe();
+        let enough = timeout(FIRED_WITHIN, fired.wait_for(|&fired| fired >= count)).await;
+        assert!(enough.is_ok(), "{} of {count} faults took place", self.fired());
+    }
+
+    /// How many commands of this name were passed on to the server.
+    pub(crate) fn passed(&self, command: &str) -> usize {
+        lock(&self.network.passed).get(command).copied().unwrap_or_default()
+    }
+
+    fn arm(&self, command: &str, side: Side, action: Action) {
+        lock(&self.network.faults).push(Fault { command: command.into(), side, action });
+    }
+
+    fn set(&self, state: LineState) {
+        self.network.line.send_modify(|line| line.state = state);
+    }
+}
+
+impl Network {
+    /// The fault armed first for this command, which it uses up.
+    fn fault_for(&self, command: &str) -> Option<Fault> {
+        let mut faults = lock(&self.faults);
+        let first = faults.iter().position(|fault| fault.command == command)?;
+        Some(faults.remove(first))
+    }
+
+    fn fire(&self) {
+        self.fired.send_modify(|fired| *fired += 1);
+    }
+
+    /// Lets a message through as the line and its fault allow; false if it is lost.
+    async fn carries(&self, message: &Message, side: Side) -> bool {
+        let mut line = self.line.subscribe();
+        if let Some(fault) = message.fault.as_ref().filter(|fault| fault.side == side) {
+            self.fire();
+            match fault.action {
+                Action::Drop => return false,
+                Action::Hold(since) => until(&mut line, |line| line.let_go > since).await,
+            }
+        }
+        let withheld = line.borrow().state == LineState::Blackhole;
+        if withheld && !is_housekeeping(&message.command) {
+            self.fire();
+        }
+        until(&mut line, |line| line.state != LineState::Blackhole).await;
+        true
+    }
+}
+
+async fn accept(listener: std::net::TcpListener, network: Arc<Network>) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = TcpListener::from_std(listener)?;
+    loop {
+        let (client, _) = listener.accept().await?;
+        tokio::spawn(connect(client, network.clone()));
+    }
+}
+
+/// Serves one connection; both its ends close when this returns.
+async fn connect(client: TcpStream, network: Arc<Network>) {
+    let mut line = network.line.subscribe();
+    let cut = until(&mut line, |line| line.state == LineState::Cut);
+    let talk = async {
+        // Without a server the client finds its connection closed; no more needs to be said.
+        if let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, network.target)).await {
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            let open = Mutex::new(Open::default());
+            tokio::select! {
+                _ = requests(from_client, to_server, &open, &network) => {}
+                _ = replies(from_server, to_client, &open, &network) => {}
+            }
+        }
+    };
+    tokio::select! {
+        // Cut comes first: a connection that is made while it lasts counts as refused.
+        biased;
+        () = cut => network.fire(),
+        () = talk => {}
+    }
+}
+
+/// The requests of a connection that the server has not answered yet, by their id.
+#[derive(Debug, Default)]
+struct Open {
+    requests: HashMap<i32, Message>,
+    client_gone: bool,
+}
+
+impl Open {
+    fn is_done(&self) -> bool {
+        self.client_gone && self.requests.is_empty()
+    }
+}
+
+/// A request as far as the proxy cares, kept until its reply has passed.
+#[derive(Debug)]
+struct Message {
+    command: String,
+    fault: Option<Fault>,
+}
+
+async fn requests(
+    mut client: OwnedReadHalf,
+    mut server: OwnedWriteHalf,
+    open: &Mutex<Open>,
+    network: &Network,
+) -> io::Result<()> {
+    while let Ok(frame) = read_frame(&mut client).await {
+        // Only a driver's first greeting comes in another form.
+        let command = command_name(&frame).unwrap_or_else(|| "isMaster".into());
+        let message = Message { fault: network.fault_for(&command), command };
+        if !network.carries(&message, Side::Request).await {
+            return Ok(());
+        }
+        *lock(&network.passed).entry(message.command.clone()).or_default() += 1;
+        lock(open).requests.insert(int32(&frame, 4), message);
+        server.write_all(&frame).await?;
+    }
+    // The client is gone, but not what it sent: the server must get to execute that.
+    lock(open).client_gone = true;
+    if !lock(open).is_done() {
+        std::future::pending::<()>().await;
+    }
+    Ok(())
+}
+
+async fn replies(
+    mut server: OwnedReadHalf,
+    mut client: OwnedWriteHalf,
+    open: &Mutex<Open>,
+    network: &Network,
+) -> io::Result<()> {
+    while !lock(open).is_done() {
+        let frame = read_frame(&mut server).await?;
+        // Replies that stream in without a further request are the monitor's.
+        let request = lock(open).requests.remove(&int32(&frame, 8));
+        let message = request.unwrap_or(Message { command: "hello".into(), fault: None });
+        if !network.carries(&message, Side::Reply).await {
+            return Ok(());
+        }
+        client.write_all(&frame).await?;
+    }
+    Ok(())
+}
+
+/// One message of the wire protocol, its header included; the first four bytes are its length.
+async fn read_frame(stream: &mut OwnedReadHalf) -> io::Result<Vec<u8>> {
+    let mut frame = vec![0; 16];
+    stream.read_exact(&mut frame).await?;
+    let length = usize::try_from(int32(&frame, 0)).map_err(io::Error::other)?;
+    frame.resize(length.max(16), 0);
+    stream.read_exact(&mut frame[16..]).await?;
+    Ok(frame)
+}
+
+/// The first key of the command document of an `OP_MSG`: header, flags, then its sections, of
+/// which the one of kind 0 is the document; those of kind 1 say how long they are.
+fn command_name(frame: &[u8]) -> Option<String> {
+    const OP_MSG: i32 = 2013;
+    if int32(frame, 12) != OP_MSG {
+        return None;
+    }
+    let mut section = frame.get(20..)?;
+    while *section.first()? == 1 {
+        let length = usize::try_from(int32(section, 1)).ok()?;
+        section = section.get(1 + length..)?;
+    }
+    // The kind, the document's length and the first element's type come before its key.
+    let key = section.get(6..)?.split(|&byte| byte == 0).next()?;
+    String::from_utf8(key.to_vec()).ok()
+}
+
+fn int32(bytes: &[u8], at: usize) -> i32 {
+    let (bytes, _) = bytes[at..].split_first_chunk().expect("a message of the wire protocol");
+    i32::from_le_bytes(*bytes)
+}
+
+async fn until(line: &mut watch::Receiver<Line>, reached: impl FnMut(&Line) -> bool) {
+    line.wait_for(reached).await.expect("the network outlives its connections");
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no panic while locked")
+}
