@@ -2,6 +2,7 @@
 
 mod api;
 mod extract;
+mod path;
 mod problem;
 mod request;
 mod same_site;

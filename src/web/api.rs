@@ -6,14 +6,14 @@ use std::{
 };
 
 use actix_web::{
-    HttpResponse,
+    HttpRequest, HttpResponse,
     http::StatusCode,
-    web::{self, Bytes, Json, Path, PayloadConfig, ServiceConfig},
+    web::{self, Bytes, Json, PayloadConfig, ServiceConfig},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::{Problem, SessionLocks, same_site::SameSite};
+use super::{Problem, SessionLocks, path::path_param, same_site::SameSite};
 use crate::{Holder, Lock, LockError, LockKey, LockToken, Mode};
 
 /// The largest body that the lock API takes: a heartbeat of some hundred locks.
@@ -95,8 +95,8 @@ struct StateBody {
     expires_in_ms: Option<u64>,
 }
 
-async fn state(locks: SessionLocks, path: Named) -> Result<Json<StateBody>, Problem> {
-    let key = key(&locks, path)?;
+async fn state(locks: SessionLocks, req: HttpRequest) -> Result<Json<StateBody>, Problem> {
+    let key = key(&locks, &req)?;
     let lock = locks.manager().inspect_by(&key, locks.locks.begin()).await?;
     let state = match &lock {
         None => "free",
@@ -122,10 +122,10 @@ struct AcquireBody {
 async fn acquire(
     _: SameSite,
     locks: SessionLocks,
-    path: Named,
+    req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
-    let key = key(&locks, path)?;
+    let key = key(&locks, &req)?;
     let AcquireBody { mode: Some(Mode::Exclusive) | None, wait_ms: 0 } = read(body)? else {
         return Err(bad_request("`wait_ms` must be 0: this version does not wait"));
     };
@@ -151,10 +151,10 @@ struct ReleaseBody {
 async fn release(
     _: SameSite,
     locks: SessionLocks,
-    path: Named,
+    req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
-    let key = key(&locks, path)?;
+    let key = key(&locks, &req)?;
     let mut tokens = locks.locks.offered()?.to_vec();
     if let Some(token) = read::<ReleaseBody>(body)?.token {
         tokens.push(parse_token(&token)?);
@@ -219,22 +219,23 @@ async fn heartbeat(
 async fn break_lock(
     _: SameSite,
     locks: SessionLocks,
-    path: Named,
+    req: HttpRequest,
 ) -> Result<HttpResponse, Problem> {
-    let key = key(&locks, path)?;
+    let key = key(&locks, &req)?;
     locks.locks.begin();
     locks.manager().break_lock(&key, &locks.locks.actor()).await?;
     Ok(HttpResponse::NoContent().finish())
 }
 
-/// `/{collection}/{id}`, percent-decoded.
-type Named = Result<Path<(String, String)>, actix_web::Error>;
 type Body = Result<Bytes, actix_web::Error>;
 
-fn key(locks: &SessionLocks, path: Named) -> Result<LockKey, Problem> {
-    let (collection, id) =
-        path.map_err(|_| bad_request("the path is not UTF-8 in percent-encoding"))?.into_inner();
-    locks.manager().key(&collection, &id).map_err(|e| match e {
+/// The document that `/{collection}/{id}` names.
+fn key(locks: &SessionLocks, req: &HttpRequest) -> Result<LockKey, Problem> {
+    let param = |name| {
+        let param = path_param(req, name).and_then(Result::ok);
+        param.ok_or_else(|| bad_request("the path must be UTF-8 in percent-encoding"))
+    };
+    locks.manager().key(&param("collection")?, &param("id")?).map_err(|e| match e {
         LockError::Misconfigured(_) => Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
             .detail("there is no such collection of lockable documents"),
         e => e.into(),
@@ -259,8 +260,10 @@ fn bad_request(detail: impl std::fmt::Display) -> Problem {
 }
 
 pub(super) fn rfc3339(time: SystemTime) -> String {
+    let time = OffsetDateTime::from(time);
+    let time = time.replace_millisecond(time.millisecond()).unwrap_or(time);
     // Stores give dates between 1970 and 9999, which can be formatted.
-    OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
+    time.format(&Rfc3339).unwrap_or_default()
 }
 
 pub(super) fn millis(duration: Duration) -> u64 {

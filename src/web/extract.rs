@@ -1,7 +1,6 @@
 //! Documents as handler arguments.
 
 use std::{
-    collections::HashMap,
     fmt,
     future::Future,
     marker::PhantomData,
@@ -9,9 +8,12 @@ use std::{
     pin::Pin,
 };
 
-use actix_web::{FromRequest, HttpRequest, dev::Payload, web::Path};
+use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
-use super::request::{Mine, RequestLocks};
+use super::{
+    path::path_param,
+    request::{Mine, RequestLocks},
+};
 use crate::{InvalidKey, Lock, LockError, LockKey, LockToken, Lockable};
 
 /// A document that this session locks with the request: acquired, or confirmed if the session holds
@@ -165,7 +167,7 @@ impl<T: Lockable> FromRequest for LockedDoc<T> {
         let req = req.clone();
         Box::pin(async move {
             let locks = RequestLocks::of(&req)?;
-            let key = key_of::<T>(&req, &locks).await?;
+            let key = key_of::<T>(&req, &locks)?;
             let until = locks.begin();
             let load = |_| locks.manager().load::<T>(&key, until);
             let (mine, document) = locks.acquire(&key, until, load).await?;
@@ -182,7 +184,7 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
         let req = req.clone();
         Box::pin(async move {
             let locks = RequestLocks::of(&req)?;
-            let key = key_of::<T>(&req, &locks).await?;
+            let key = key_of::<T>(&req, &locks)?;
             let until = locks.begin();
             // One after the other: were the document loaded at the same time, a lock that another
             // tab of the session takes in between would seem to cover an older document.
@@ -200,15 +202,9 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
     }
 }
 
-async fn key_of<T: Lockable>(
-    req: &HttpRequest,
-    locks: &RequestLocks,
-) -> Result<LockKey, LockError> {
+fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKey, LockError> {
     locks.manager().must_be_registered(T::COLLECTION)?;
-    let not_an_id = || InvalidKey::NotOfType { collection: T::COLLECTION };
-    let mut params =
-        Path::<HashMap<String, String>>::extract(req).await.map_err(|_| not_an_id())?.into_inner();
-    let param = params.remove(T::PATH_PARAM).ok_or_else(|| {
+    let param = path_param(req, T::PATH_PARAM).ok_or_else(|| {
         LockError::Misconfigured(format!(
             "the route `{}` has no parameter `{{{}}}`, from which the id of `{}` is taken: name it \
              so, or set `Lockable::PATH_PARAM`",
@@ -217,6 +213,6 @@ async fn key_of<T: Lockable>(
             T::COLLECTION,
         ))
     })?;
-    let id = param.parse::<T::Id>().map_err(|_| not_an_id())?;
-    Ok(LockKey::of::<T>(id)?)
+    let id = param.ok().and_then(|param| param.parse::<T::Id>().ok());
+    Ok(LockKey::of::<T>(id.ok_or(InvalidKey::NotOfType { collection: T::COLLECTION })?)?)
 }

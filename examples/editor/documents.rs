@@ -1,0 +1,122 @@
+//! The documents that are edited, and what is done with them besides locking.
+
+use actix_doclock::{BoxError, Lockable, MemoryStore, MongoStore};
+use actix_web::cookie::Key;
+use mongodb::{
+    Collection,
+    bson::{Binary, Document, doc, oid::ObjectId, spec::BinarySubtype},
+    options::{ReturnDocument, WriteConcern},
+};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct WorkItem {
+    #[serde(rename = "_id")]
+    pub(crate) id: ObjectId,
+    pub(crate) title: String,
+    pub(crate) body: String,
+}
+
+impl Lockable for WorkItem {
+    type Id = ObjectId;
+    const COLLECTION: &'static str = "workitem";
+}
+
+const SAMPLES: [(&str, &str); 3] = [
+    (
+        "Opening hours in December",
+        "The reading room is open from 10:00 to 18:00, on the 24th until 13:00.\n\n\
+         To be checked: the late opening on Thursdays.",
+    ),
+    (
+        "Complaint 4711: parcel left in the rain",
+        "The customer asks for a new print of the catalogue. Photographs are in the file.\n\n\
+         Next step: ask the carrier for the delivery note.",
+    ),
+    (
+        "Price list, spring",
+        "Paper has gone up by 4 %. Draft with the new prices, to be agreed on until Friday.",
+    ),
+];
+
+/// Where they are kept.
+#[derive(Clone)]
+pub(crate) enum Documents {
+    Memory(MemoryStore),
+    Mongo(MongoStore),
+}
+
+impl Documents {
+    pub(crate) fn in_memory() -> Self {
+        Self::Memory(MemoryStore::new())
+    }
+
+    pub(crate) async fn on_mongodb(uri: &str, database: &str) -> Result<Self, BoxError> {
+        Ok(Self::Mongo(MongoStore::connect(uri, database).await?))
+    }
+
+    pub(crate) async fn all(&self) -> Result<Vec<WorkItem>, BoxError> {
+        match self {
+            Self::Memory(store) => Ok(store.all()?),
+            Self::Mongo(store) => {
+                let mut cursor = workitems(store).find(doc! {}).sort(doc! { "_id": 1 }).await?;
+                let mut items = Vec::new();
+                while cursor.advance().await? {
+                    items.push(cursor.deserialize_current()?);
+                }
+                Ok(items)
+            }
+        }
+    }
+
+    pub(crate) async fn one(&self, id: ObjectId) -> Result<Option<WorkItem>, BoxError> {
+        match self {
+            Self::Memory(store) => {
+                Ok(store.all()?.into_iter().find(|item: &WorkItem| item.id == id))
+            }
+            Self::Mongo(store) => Ok(workitems(store).find_one(doc! { "_id": id }).await?),
+        }
+    }
+
+    pub(crate) async fn insert_samples_if_empty(&self) -> Result<(), BoxError> {
+        if !self.all().await?.is_empty() {
+            return Ok(());
+        }
+        for (title, body) in SAMPLES {
+            let item =
+                WorkItem { id: ObjectId::new(), title: title.to_owned(), body: body.to_owned() };
+            match self {
+                Self::Memory(store) => store.put(item.id, &item)?,
+                Self::Mongo(store) => {
+                    workitems(store).insert_one(&item).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The key that session cookies are encrypted with: the same for all servers on one database.
+    pub(crate) async fn session_key(&self) -> Result<Key, BoxError> {
+        let Self::Mongo(store) = self else {
+            return Ok(Key::generate());
+        };
+        let mine =
+            Binary { subtype: BinarySubtype::Generic, bytes: Key::generate().master().to_vec() };
+        let settings: Collection<Document> = store.database().collection("editor.settings");
+        let ours = settings
+            .find_one_and_update(
+                doc! { "_id": "session key" },
+                doc! { "$setOnInsert": { "key": mine } },
+            )
+            .upsert(true)
+            .return_document(ReturnDocument::After)
+            .write_concern(WriteConcern::majority())
+            .await?
+            .ok_or("an upsert returns the document")?;
+        Ok(Key::from(ours.get_binary_generic("key")?))
+    }
+}
+
+fn workitems(store: &MongoStore) -> Collection<WorkItem> {
+    store.database().collection(WorkItem::COLLECTION)
+}

@@ -1,0 +1,169 @@
+//! What the server answers.
+
+use actix_doclock::{Actor, BoxError, HeldDoc, LockError, LockedDoc, Problem};
+use actix_session::{Session, SessionExt};
+use actix_web::{
+    Error, HttpRequest, HttpResponse, Responder,
+    body::MessageBody,
+    dev::{ServiceRequest, ServiceResponse},
+    http::StatusCode,
+    middleware::Next,
+    web::{Data, Json, Path, Query, ServiceConfig, get, post, resource},
+};
+use mongodb::bson::oid::ObjectId;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::documents::{Documents, WorkItem};
+
+pub(crate) fn configure(config: &mut ServiceConfig) {
+    config
+        .route("/login", post().to(login))
+        .route("/logout", post().to(logout))
+        .route("/api/me", get().to(me))
+        .route("/api/workitem", get().to(list))
+        .service(resource("/api/workitem/{id}").get(view).put(save))
+        .route("/api/workitem/{id}/edit", post().to(edit))
+        .route("/", get().to(page))
+        .route("/page.css", get().to(style))
+        .route("/page.js", get().to(script))
+        .route("/favicon.ico", get().to(HttpResponse::NoContent));
+}
+
+/// Under which key the session knows who has logged in.
+const NAME: &str = "name";
+
+/// For the locks: who others see.
+pub(crate) fn person(session: &Session) -> Option<Actor> {
+    session.get::<String>(NAME).ok().flatten().map(Actor::new)
+}
+
+/// Whoever has not logged in may read, and nothing else.
+pub(crate) async fn only_readers_need_no_login(
+    req: ServiceRequest,
+    next: Next<impl MessageBody>,
+) -> Result<ServiceResponse<impl MessageBody>, Error> {
+    let needs_login = !req.method().is_safe() && !matches!(req.path(), "/login" | "/logout");
+    if needs_login && person(&req.get_session()).is_none() {
+        let problem = Problem::new(StatusCode::UNAUTHORIZED, "not_logged_in");
+        return Err(problem.detail("log in first: POST /login {\"name\": …}").into());
+    }
+    next.call(req).await
+}
+
+/// A document as clients see it.
+#[derive(Serialize)]
+struct View<'a> {
+    id: String,
+    title: &'a str,
+    body: &'a str,
+}
+
+impl<'a> From<&'a WorkItem> for View<'a> {
+    fn from(item: &'a WorkItem) -> Self {
+        Self { id: item.id.to_hex(), title: &item.title, body: &item.body }
+    }
+}
+
+#[derive(Deserialize)]
+struct Form {
+    title: String,
+    body: String,
+}
+
+#[derive(Deserialize)]
+struct SaveOptions {
+    #[serde(default)]
+    release: bool,
+}
+
+/// Editing begins: the document is locked for this session, or the answer says who has it.
+async fn edit(item: LockedDoc<WorkItem>) -> impl Responder {
+    HttpResponse::Ok().json(View::from(&*item))
+}
+
+/// Saves what was typed, if the session still holds the lock.
+async fn save(
+    mut item: HeldDoc<WorkItem>,
+    options: Query<SaveOptions>,
+    form: Json<Form>,
+) -> Result<impl Responder, LockError> {
+    let Form { title, body } = form.into_inner();
+    item.title = title;
+    item.body = body;
+    let answer = HttpResponse::Ok().json(View::from(&*item));
+    if options.release {
+        item.save_and_release().await?;
+    } else {
+        item.save().await?;
+    }
+    Ok(answer)
+}
+
+async fn list(documents: Data<Documents>) -> Result<impl Responder, Problem> {
+    let items = documents.all().await.map_err(unreachable)?;
+    Ok(HttpResponse::Ok().json(items.iter().map(View::from).collect::<Vec<_>>()))
+}
+
+async fn view(documents: Data<Documents>, id: Path<String>) -> Result<impl Responder, Problem> {
+    let id = ObjectId::parse_str(id.as_str())
+        .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "bad_id").detail("not an ObjectId"))?;
+    match documents.one(id).await.map_err(unreachable)? {
+        Some(item) => Ok(HttpResponse::Ok().json(View::from(&item))),
+        None => Err(Problem::new(StatusCode::NOT_FOUND, "not_found").detail("no such document")),
+    }
+}
+
+#[derive(Deserialize)]
+struct Login {
+    name: String,
+}
+
+async fn login(session: Session, login: Json<Login>) -> Result<impl Responder, Error> {
+    let name = login.name.trim();
+    if name.is_empty() || name.len() > 200 {
+        let problem = Problem::new(StatusCode::BAD_REQUEST, "bad_name");
+        return Err(problem.detail("a name has 1 to 200 bytes").into());
+    }
+    // A new key for a session with new rights. Its locks stay.
+    session.renew();
+    session.insert(NAME, name)?;
+    Ok(HttpResponse::NoContent())
+}
+
+/// The locks of the session go with it.
+async fn logout(session: Session) -> impl Responder {
+    session.purge();
+    HttpResponse::NoContent()
+}
+
+async fn me(session: Session) -> impl Responder {
+    HttpResponse::Ok().json(json!({ "name": person(&session).map(|actor| actor.label) }))
+}
+
+async fn page() -> impl Responder {
+    HttpResponse::Ok()
+        .content_type("text/html; charset=utf-8")
+        .body(include_str!("page/index.html"))
+}
+
+async fn style() -> impl Responder {
+    HttpResponse::Ok().content_type("text/css; charset=utf-8").body(include_str!("page/page.css"))
+}
+
+async fn script() -> impl Responder {
+    HttpResponse::Ok()
+        .content_type("text/javascript; charset=utf-8")
+        .body(include_str!("page/page.js"))
+}
+
+pub(crate) async fn not_found(req: HttpRequest) -> Result<HttpResponse, Problem> {
+    let problem = Problem::new(StatusCode::NOT_FOUND, "no_such_route");
+    Err(problem.detail(format_args!("{} {}", req.method(), req.path())))
+}
+
+fn unreachable(error: BoxError) -> Problem {
+    log::error!("{error}");
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")
+        .detail("the database cannot be reached at the moment; try again")
+}
