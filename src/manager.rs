@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -44,10 +44,12 @@ pub(crate) use provisional::Provisional;
 /// // In a request, the extractors do this. A job does it by itself:
 /// let (job, name) = (Aid::new(), Holder::new("nightly report"));
 /// match locks.try_acquire(&LockKey::of::<Invoice>(4711)?, &job, &name).await? {
-///     TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) => locks.release(&lock).await?,
+///     TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) => {
+///         // … work on it …
+///         locks.release(&lock).await?;
+///     }
 ///     TryAcquire::Held(lock) => println!("in use by {:?}", lock.holder),
-///     _ => unreachable!(),
-/// };
+/// }
 /// locks.shutdown().await;
 /// # Ok(()) }
 /// ```
@@ -60,7 +62,7 @@ pub(crate) use provisional::Provisional;
 ///
 /// # Errors
 /// All operations can fail with [`LockError::Store`]: the store was not reached in time, or
-/// refused. Its [kind](StoreError::kind) tells whether the outcome is unknown; then the manager has
+/// refused. Its [kind](crate::StoreError::kind) tells whether the outcome is unknown; then the manager has
 /// tried until the deadline, and what may be left behind lives no longer than the ttl. An operation
 /// on a collection that was never [registered](Self::register) fails with
 /// [`LockError::Misconfigured`].
@@ -171,10 +173,17 @@ impl LockManager {
     /// See [`LockManager`]. After an error the locks go with their ttl, or by a repeated call.
     pub async fn release_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
         let until = self.until();
-        // First the tombstone, then the locks: an acquire at the same moment either comes before
-        // the removal, or sees the tombstone.
-        self.run("end_session", until, aid.clone(), |store, aid| store.end_session(aid)).await?;
-        self.release_all_by(aid, until).await
+        let (manager, aid) = (self.clone(), aid.clone());
+        // Both steps in one task, so that the second follows whatever becomes of the caller. First
+        // the tombstone, then the locks: an acquire at the same moment either comes before the
+        // removal, or sees the tombstone.
+        let steps = async move {
+            let ended = aid.clone();
+            manager.run("end_session", until, ended, |store, aid| store.end_session(aid)).await?;
+            manager.release_all_by(&aid, until).await
+        };
+        let outcome = self.inner.runner.spawn(&TaskTracker::new(), steps);
+        run::answer("release_session", until, outcome).await
     }
 
     /// Releases all locks of the session, which goes on and may take new ones. Names what it held.
@@ -336,14 +345,14 @@ impl LockManager {
                 }
             }
         };
-        let task = self.inner.runner.spawn(scope.track_future(acquire));
-        Ok(run::answer("try_acquire", until, task).await?)
+        let outcome = self.inner.runner.spawn(scope, acquire);
+        Ok(run::answer("try_acquire", until, outcome).await?)
     }
 
     /// Releases without anybody waiting. Best effort: what it misses goes with its ttl.
     pub(crate) fn give_back(&self, key: LockKey, aid: Aid, token: LockToken, scope: &TaskTracker) {
         let (manager, until) = (self.clone(), self.until());
-        self.inner.runner.spawn(scope.track_future(async move {
+        self.inner.runner.spawn(scope, async move {
             let store = &manager.inner.store;
             if let Err(e) = run::retry(until, || store.release(&key, &aid, token)).await {
                 log::warn!(
@@ -351,7 +360,7 @@ impl LockManager {
                     "a lock on {key:?} could not be given back and goes with its ttl: {e}",
                 );
             }
-        }));
+        });
     }
 
     pub(crate) async fn release_by(
@@ -452,12 +461,12 @@ impl LockManager {
 
     /// Renews all locks of an active session, at most once in a third of the ttl and without
     /// anybody waiting. Returns the task if this call started one.
-    pub(crate) fn touch(&self, aid: &Aid) -> Option<JoinHandle<()>> {
+    pub(crate) fn touch(&self, aid: &Aid) -> Option<Receiver<()>> {
         if !self.inner.activity.is_due(aid, self.ttl() / 3) {
             return None;
         }
         let (manager, aid) = (self.clone(), aid.clone());
-        Some(self.inner.runner.spawn(async move {
+        Some(self.inner.runner.spawn(&TaskTracker::new(), async move {
             if let Err(e) = manager.renew(&aid).await {
                 manager.inner.activity.forget(&aid);
                 log::warn!(
@@ -500,8 +509,8 @@ impl LockManager {
     {
         let store = Arc::clone(&self.inner.store);
         let operation = async move { run::retry(until, || attempt(&*store, &args)).await };
-        let task = self.inner.runner.spawn(operation);
-        Ok(run::answer(verb, until, task).await?)
+        let outcome = self.inner.runner.spawn(&TaskTracker::new(), operation);
+        Ok(run::answer(verb, until, outcome).await?)
     }
 
     /// One operation in each registered collection, all at the same time.

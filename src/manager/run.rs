@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    task::JoinHandle,
+    sync::oneshot::{self, Receiver},
     time::{sleep, timeout, timeout_at},
 };
 use tokio_util::task::TaskTracker;
@@ -34,11 +34,20 @@ impl Runner {
         Self { runtime: Handle::current(), tasks: TaskTracker::new() }
     }
 
-    pub(super) fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    /// Runs `future` to its end, and sends what comes of it. `scope` sees the task, too.
+    ///
+    /// Not by a `JoinHandle`: an outcome that nobody takes must be dropped *within* the task, so
+    /// that what its drop sets going (a lock given back) begins before the task counts as ended.
+    pub(super) fn spawn<F>(&self, scope: &TaskTracker, future: F) -> Receiver<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        self.tasks.spawn_on(future, &self.runtime)
+        let (sender, receiver) = oneshot::channel();
+        let task = async move {
+            let _ = sender.send(future.await);
+        };
+        self.tasks.spawn_on(scope.track_future(task), &self.runtime);
+        receiver
     }
 
     /// Waits until no task is left, at most so long.
@@ -78,23 +87,18 @@ where
     }
 }
 
-/// The outcome of `task`, or that there is none in time. The task goes on either way.
-pub(super) async fn answer<T>(
+/// What comes of a task, or that nothing has come in time. The task goes on either way.
+pub(super) async fn answer<T, E: From<StoreError>>(
     verb: &'static str,
     until: Instant,
-    task: JoinHandle<Result<T, StoreError>>,
-) -> Result<T, StoreError> {
-    match timeout_at(until.into(), task).await {
+    outcome: Receiver<Result<T, E>>,
+) -> Result<T, E> {
+    let unknown =
+        |why| Err(StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}")).into());
+    match timeout_at(until.into(), outcome).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(ended)) => Err(StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("{verb}: the task of this operation ended early"),
-        )
-        .because(ended)),
-        Err(_) => Err(StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("{verb}: no answer from the store within the deadline, the outcome is unknown"),
-        )),
+        Ok(Err(_)) => unknown("the task of this operation has panicked"),
+        Err(_) => unknown("no answer within the deadline, the outcome is unknown"),
     }
 }
 

@@ -231,11 +231,8 @@ type Body = Result<Bytes, actix_web::Error>;
 
 /// The document that `/{collection}/{id}` names.
 fn key(locks: &SessionLocks, req: &HttpRequest) -> Result<LockKey, Problem> {
-    let param = |name| {
-        let param = path_param(req, name).and_then(Result::ok);
-        param.ok_or_else(|| bad_request("the path must be UTF-8 in percent-encoding"))
-    };
-    locks.manager().key(&param("collection")?, &param("id")?).map_err(|e| match e {
+    let param = |name| path_param(req, name).unwrap_or_default();
+    locks.manager().key(&param("collection"), &param("id")).map_err(|e| match e {
         LockError::Misconfigured(_) => Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
             .detail("there is no such collection of lockable documents"),
         e => e.into(),

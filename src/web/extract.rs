@@ -213,6 +213,6 @@ fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKe
             T::COLLECTION,
         ))
     })?;
-    let id = param.ok().and_then(|param| param.parse::<T::Id>().ok());
-    Ok(LockKey::of::<T>(id.ok_or(InvalidKey::NotOfType { collection: T::COLLECTION })?)?)
+    let not_an_id = |_| InvalidKey::NotOfType { collection: T::COLLECTION };
+    Ok(LockKey::of::<T>(param.parse().map_err(not_an_id)?)?)
 }

@@ -16,7 +16,7 @@ use actix_web::{
         header::{HeaderMap, HeaderName, HeaderValue},
     },
 };
-use tokio::{task::JoinHandle, time::timeout_at};
+use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -63,7 +63,7 @@ struct State {
     scope: TaskTracker,
     /// The deadline of the latest operation.
     until: Cell<Option<Instant>>,
-    renewal: RefCell<Option<JoinHandle<()>>>,
+    renewal: RefCell<Option<Receiver<()>>>,
 }
 
 /// A lock of this session, with the token that is never missing from our own.

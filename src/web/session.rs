@@ -26,7 +26,7 @@ impl LockManager {
     /// App::new().wrap(
     ///     locks
     ///         .session(SessionMiddleware::new(session_store, key))
-    ///         .identify(|session: &Session| session.get("name").ok()?.map(Actor::new::<String>)),
+    ///         .identify(|session: &Session| Some(Actor::new(session.get::<String>("name").ok()??))),
     /// );
     /// # }
     /// ```

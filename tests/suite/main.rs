@@ -5,3 +5,4 @@
 mod rig;
 
 mod conformance;
+mod web;

@@ -5,6 +5,7 @@
 // A rig offers more than the tests of any one day use.
 #![allow(dead_code)]
 
+pub(crate) mod app;
 pub(crate) mod mongod;
 pub(crate) mod proxy;
 pub(crate) mod redis;

@@ -145,14 +145,19 @@ pub(crate) async fn shared_standalone() -> &'static Mongod {
 /// The replica set that all tests of the process share: the one at `MONGODB_URI`, or else one of
 /// our own.
 pub(crate) async fn shared_replica_set() -> SharedUri {
-    static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
     match env::var("MONGODB_URI") {
         Ok(uri) if !uri.is_empty() => SharedUri { uri, server: None },
         _ => {
-            let server = share(&SERVER, Mongod::start_replica_set).await;
+            let server = local_replica_set().await;
             SharedUri { uri: server.uri(), server: Some(server) }
         }
     }
+}
+
+/// One of our own, shared by all tests of the process, for those that put a proxy in front of it.
+pub(crate) async fn local_replica_set() -> &'static Mongod {
+    static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
+    share(&SERVER, Mongod::start_replica_set).await
 }
 
 /// Where the shared replica set is.

@@ -1,0 +1,177 @@
+//! What each operation costs in round trips, and that a refusal writes nothing.
+
+use actix_doclock::{Aid, Lock, LockKey, Released, Saved, TryAcquire};
+use mongodb::bson::{RawDocumentBuf, doc};
+use mongodb::{Collection, Database};
+
+use crate::rig::app::{App, TTL, WorkItem, key, lock_records, put, title};
+use crate::rig::{self, Commands, mongod};
+
+/// An application server on a replica set, the commands that it has sent since it was ready, and
+/// its database.
+async fn on_replica_set() -> (App, Commands, Database) {
+    counted(mongod::shared_replica_set().await.uri()).await
+}
+
+async fn on_standalone() -> (App, Commands, Database) {
+    counted(&mongod::shared_standalone().await.uri()).await
+}
+
+async fn counted(uri: &str) -> (App, Commands, Database) {
+    let (database, commands) = rig::counted_database(uri).await;
+    let app = App::on(&database).await;
+    commands.take();
+    (app, commands, database)
+}
+
+/// A lock of a new session, with nothing counted for it.
+async fn lock(app: &App, commands: &Commands, key: &LockKey) -> Lock {
+    let lock = app.granted(key, &Aid::new()).await;
+    commands.take();
+    lock
+}
+
+#[tokio::test]
+async fn a_free_document_is_acquired_by_one_command() {
+    for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
+        app.granted(&key("a"), &Aid::new()).await;
+        assert_eq!(commands.take(), ["findAndModify"]);
+    }
+}
+
+#[tokio::test]
+async fn reentry_is_one_command() {
+    for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
+        let lock = lock(&app, &commands, &key("a")).await;
+        assert_eq!(app.already_mine(&key("a"), &lock.aid).await.token, lock.token);
+        assert_eq!(commands.take(), ["findAndModify"]);
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_one_command_and_names_the_holder() {
+    for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
+        let lock = lock(&app, &commands, &key("a")).await;
+        let seen = app.held(&key("a")).await;
+        assert_eq!(commands.take(), ["findAndModify"]);
+        assert!(!seen.expires_in().is_zero());
+        assert_eq!((seen.holder, seen.since), (lock.holder, lock.since));
+    }
+}
+
+#[tokio::test]
+async fn an_expired_lock_is_taken_over_by_one_command() {
+    for (app, commands, database) in [on_replica_set().await, on_standalone().await] {
+        let lock = lock(&app, &commands, &key("a")).await;
+        rig::age(&database, &key("a"), TTL).await;
+        commands.take();
+        assert_ne!(app.granted(&key("a"), &Aid::new()).await.token, lock.token);
+        assert_eq!(commands.take(), ["findAndModify"]);
+    }
+}
+
+#[tokio::test]
+async fn a_release_is_one_command() {
+    for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
+        let lock = lock(&app, &commands, &key("a")).await;
+        assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
+        assert_eq!(commands.take(), ["delete"]);
+    }
+}
+
+#[tokio::test]
+async fn renewing_all_locks_of_a_session_in_one_collection_is_one_command() {
+    for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
+        let aid = Aid::new();
+        for id in ["a", "b", "c"] {
+            app.granted(&key(id), &aid).await;
+        }
+        commands.take();
+        assert_eq!(app.locks.renew(&aid).await.unwrap(), 3);
+        assert_eq!(commands.take(), ["update"]);
+    }
+}
+
+#[tokio::test]
+async fn a_guarded_save_is_a_transaction_of_two_updates() {
+    let (app, commands, database) = on_replica_set().await;
+    put(&database, "a", "old").await;
+    let lock = lock(&app, &commands, &key("a")).await;
+    assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
+    assert_eq!(commands.take(), ["update", "update", "commitTransaction"]);
+    assert_eq!(title(&database, "a").await, "new");
+}
+
+#[tokio::test]
+async fn without_transactions_a_guarded_save_is_two_updates() {
+    let (app, commands, database) = on_standalone().await;
+    put(&database, "a", "old").await;
+    let lock = lock(&app, &commands, &key("a")).await;
+    assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
+    assert_eq!(commands.take(), ["update", "update"]);
+    assert_eq!(title(&database, "a").await, "new");
+}
+
+#[tokio::test]
+async fn a_refused_save_does_not_send_the_document() {
+    let (app, commands, database) = on_replica_set().await;
+    put(&database, "a", "old").await;
+    let lock = lock(&app, &commands, &key("a")).await;
+    rig::age(&database, &key("a"), TTL).await;
+    commands.take();
+    assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Lost);
+    assert_eq!(commands.take(), ["update", "abortTransaction"]);
+}
+
+#[tokio::test]
+async fn a_refusal_writes_nothing() {
+    let (app, _, database) = on_replica_set().await;
+    app.granted(&key("a"), &Aid::new()).await;
+    let before = (stored(&database).await, log_entries(&database).await);
+    assert!(before.1 > 0, "a write is seen in the log");
+    for _ in 0..3 {
+        app.held(&key("a")).await;
+    }
+    assert_eq!((stored(&database).await, log_entries(&database).await), before);
+}
+
+#[tokio::test]
+async fn a_registered_server_asks_for_the_indexes_and_changes_nothing() {
+    let (app, commands, _) = on_replica_set().await;
+    app.locks.register::<WorkItem>().await.unwrap();
+    assert_eq!(commands.take(), ["listIndexes", "createIndexes"]);
+}
+
+#[tokio::test]
+async fn looking_at_a_lock_is_one_command_and_breaking_it_two() {
+    let (database, commands) =
+        rig::counted_database(mongod::shared_replica_set().await.uri()).await;
+    let app = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
+    lock(&app, &commands, &key("a")).await;
+    assert!(app.locks.inspect(&key("a")).await.unwrap().is_some());
+    assert_eq!(commands.take(), ["find"]);
+    assert!(app.break_lock(&key("a")).await.is_some());
+    assert_eq!(commands.take(), ["find", "delete"]);
+    assert!(matches!(
+        app.try_acquire(&key("a"), &Aid::new()).await.unwrap(),
+        TryAcquire::Granted(_)
+    ));
+}
+
+/// The lock records, byte for byte.
+async fn stored(database: &Database) -> Vec<Vec<u8>> {
+    let records: Collection<RawDocumentBuf> = lock_records(database).clone_with_type();
+    let mut cursor = records.find(doc! {}).sort(doc! { "_id": 1 }).await.unwrap();
+    let mut stored = Vec::new();
+    while cursor.advance().await.unwrap() {
+        stored.push(cursor.current().as_bytes().to_vec());
+    }
+    stored
+}
+
+/// How many writes to the lock collection there are in the replica set's log of operations.
+async fn log_entries(database: &Database) -> u64 {
+    let log = database.client().database("local").collection::<RawDocumentBuf>("oplog.rs");
+    let namespace = lock_records(database).namespace().to_string();
+    log.count_documents(doc! { "ns": namespace }).await.unwrap()
+}

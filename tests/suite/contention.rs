@@ -1,0 +1,124 @@
+//! Many sessions of two application servers want the same documents.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use actix_doclock::{Aid, Released, TryAcquire};
+use mongodb::Database;
+use tokio::sync::Barrier;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::sleep;
+
+use crate::rig::app::{App, TTL, count, key};
+use crate::rig::{self, mongod};
+
+/// Two application servers, each with a client of its own, on one database.
+async fn two_servers() -> ([App; 2], Database) {
+    let uri = mongod::shared_replica_set().await;
+    let one = rig::fresh_database(uri.uri()).await;
+    let other = rig::client(uri.uri()).await.database(one.name());
+    ([App::on(&one).await, App::on(&other).await], one)
+}
+
+/// What a lock guards: a counter that is only right if nobody else is inside.
+#[derive(Debug, Default)]
+struct Guarded {
+    inside: AtomicBool,
+    counter: AtomicU64,
+}
+
+impl Guarded {
+    /// Adds one as two programs do that do not know of each other: reads, and writes later.
+    async fn increment(&self) {
+        assert!(!self.inside.swap(true, SeqCst), "somebody else is inside");
+        let read = self.counter.load(SeqCst);
+        yield_now().await;
+        self.counter.store(read + 1, SeqCst);
+        self.inside.store(false, SeqCst);
+    }
+}
+
+/// `tasks` sessions share `acquisitions` out among themselves, on `documents` documents.
+async fn count_under_locks(tasks: u64, documents: u64, acquisitions: u64) {
+    let (apps, database) = two_servers().await;
+    let guarded: Arc<Vec<Guarded>> = Arc::new((0..documents).map(|_| Guarded::default()).collect());
+    let began = Instant::now();
+    let mut running = JoinSet::new();
+    for task in 0..tasks {
+        let (app, guarded) = (apps[task as usize % apps.len()].clone(), guarded.clone());
+        running.spawn(async move {
+            let aid = Aid::new();
+            let mut refusals = 0_u64;
+            for turn in (task..acquisitions).step_by(tasks as usize) {
+                // Neighbours in the order of turns want different documents, unless there is one.
+                let document = (turn % documents) as usize;
+                let key = key(&format!("{document}"));
+                let lock = loop {
+                    match app.try_acquire(&key, &aid).await.unwrap() {
+                        TryAcquire::Granted(lock) => break lock,
+                        TryAcquire::Held(_) => {
+                            refusals += 1;
+                            sleep(Duration::from_millis(5)).await;
+                        }
+                        TryAcquire::AlreadyMine(_) => panic!("it was given back"),
+                    }
+                };
+                guarded[document].increment().await;
+                assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
+            }
+            refusals
+        });
+    }
+    let refusals: u64 = running.join_all().await.into_iter().sum();
+    let counted: u64 = guarded.iter().map(|g| g.counter.load(SeqCst)).sum();
+    println!("{acquisitions} acquisitions, {refusals} refusals in {:?}", began.elapsed());
+    assert_eq!(counted, acquisitions);
+    assert!(refusals > 0, "they got in each other's way");
+    assert_eq!(count(&database).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_sessions_on_one_document_are_inside_one_at_a_time() {
+    count_under_locks(64, 1, 2_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_sessions_on_many_documents_are_inside_one_at_a_time() {
+    count_under_locks(64, 16, 18_000).await;
+}
+
+/// Every other round is on a document without a record, every other on one whose lock has run out.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_sessions_at_the_same_moment_exactly_one_wins() {
+    const CONTENDERS: usize = 32;
+    const ROUNDS: usize = 250;
+    let (apps, database) = two_servers().await;
+    for round in 0..ROUNDS {
+        let key = key(&format!("{}", round / 2));
+        if round % 2 == 1 {
+            rig::age(&database, &key, TTL).await;
+        }
+        let barrier = Arc::new(Barrier::new(CONTENDERS));
+        let mut running = JoinSet::new();
+        for contender in 0..CONTENDERS {
+            let (app, key, barrier) =
+                (apps[contender % apps.len()].clone(), key.clone(), barrier.clone());
+            running.spawn(async move {
+                let aid = Aid::new();
+                barrier.wait().await;
+                app.try_acquire(&key, &aid).await.unwrap()
+            });
+        }
+        let (mut won, mut seen) = (Vec::new(), Vec::new());
+        for answer in running.join_all().await {
+            match answer {
+                TryAcquire::Granted(lock) => won.push(lock.token),
+                TryAcquire::Held(lock) => seen.push(lock.token),
+                other => panic!("round {round}: {other:?}"),
+            }
+        }
+        assert_eq!((won.len(), seen.len()), (1, CONTENDERS - 1), "round {round}");
+        assert!(seen.iter().all(|token| *token == won[0]), "round {round}: all see the winner");
+    }
+}

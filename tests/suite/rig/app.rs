@@ -1,0 +1,162 @@
+//! An application server as a test plays it, and what is stored, seen past the crate.
+
+use std::time::{Duration, Instant};
+
+use actix_doclock::{
+    Actor, Aid, Document as Encoded, Holder, Lock, LockError, LockKey, LockManager,
+    LockManagerBuilder, Lockable, MongoStore, Saved, Store, StoreError, StoreErrorKind, TryAcquire,
+};
+use mongodb::bson::{Bson, Document, doc};
+use mongodb::{Collection, Database};
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+/// So long that no lock of a test runs out by itself, on however slow a machine.
+pub(crate) const TTL: Duration = Duration::from_secs(600);
+
+/// Where a test is not about deadlines, none shall pass.
+const NO_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long [`eventually`] waits for what usually takes milliseconds.
+const EVENTUALLY: Duration = Duration::from_secs(60);
+
+/// The document type of the tests, of the collection `workitem`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct WorkItem {
+    #[serde(rename = "_id")]
+    pub(crate) id: String,
+    pub(crate) title: String,
+}
+
+impl Lockable for WorkItem {
+    type Id = String;
+    const COLLECTION: &'static str = "workitem";
+}
+
+/// The work item of this id.
+pub(crate) fn key(id: &str) -> LockKey {
+    LockKey::new(WorkItem::COLLECTION, id).unwrap()
+}
+
+/// One application server: a manager, and the store below it for the verbs that only the web layer
+/// reaches.
+#[derive(Debug, Clone)]
+pub(crate) struct App {
+    pub(crate) locks: LockManager,
+    pub(crate) store: MongoStore,
+}
+
+impl App {
+    /// One that has registered [`WorkItem`], with [`TTL`] and in no hurry.
+    pub(crate) async fn on(database: &Database) -> Self {
+        Self::with(database, |settings| settings).await
+    }
+
+    /// As [`Self::on`], with other settings.
+    pub(crate) async fn with(
+        database: &Database,
+        settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder,
+    ) -> Self {
+        let app = Self::unregistered(database, settings).await;
+        app.locks.register::<WorkItem>().await.unwrap();
+        app
+    }
+
+    /// One that has registered nothing yet.
+    pub(crate) async fn unregistered(
+        database: &Database,
+        settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder,
+    ) -> Self {
+        let store = MongoStore::new(database);
+        let defaults = LockManager::builder(store.clone()).ttl(TTL).deadline(NO_DEADLINE);
+        Self { locks: settings(defaults).build().await.unwrap(), store }
+    }
+
+    pub(crate) async fn try_acquire(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+    ) -> Result<TryAcquire, LockError> {
+        self.locks.try_acquire(key, aid, &Holder::new("alice")).await
+    }
+
+    /// The fresh lock on `key`.
+    pub(crate) async fn granted(&self, key: &LockKey, aid: &Aid) -> Lock {
+        match self.try_acquire(key, aid).await.unwrap() {
+            TryAcquire::Granted(lock) => lock,
+            other => panic!("not granted anew: {other:?}"),
+        }
+    }
+
+    /// The lock on `key` that `aid` has had before.
+    pub(crate) async fn already_mine(&self, key: &LockKey, aid: &Aid) -> Lock {
+        match self.try_acquire(key, aid).await.unwrap() {
+            TryAcquire::AlreadyMine(lock) => lock,
+            other => panic!("not already mine: {other:?}"),
+        }
+    }
+
+    /// The lock that somebody else has on `key`.
+    pub(crate) async fn held(&self, key: &LockKey) -> Lock {
+        match self.try_acquire(key, &Aid::new()).await.unwrap() {
+            TryAcquire::Held(lock) => lock,
+            other => panic!("not held: {other:?}"),
+        }
+    }
+
+    /// Saves under `lock`: once, so an unknown outcome is an error.
+    pub(crate) async fn save(&self, lock: &Lock, title: &str) -> Result<Saved, StoreError> {
+        let item = WorkItem { id: lock.key.id().to_string(), title: title.into() };
+        let item = Encoded::encode(self.store.format(), &item).unwrap();
+        self.store.save(&lock.key, &lock.aid, lock.token.unwrap(), &item).await
+    }
+
+    /// Breaks the lock on `key`; needs a policy that allows it.
+    pub(crate) async fn break_lock(&self, key: &LockKey) -> Option<Lock> {
+        self.locks.break_lock(key, &Actor::new("admin")).await.unwrap()
+    }
+}
+
+/// The lock records, as they are stored.
+pub(crate) fn lock_records(database: &Database) -> Collection<Document> {
+    database.collection(&format!("{}.lock", WorkItem::COLLECTION))
+}
+
+/// The lock record of this document, whether it has run out or not.
+pub(crate) async fn record(database: &Database, key: &LockKey) -> Option<Document> {
+    lock_records(database).find_one(doc! { "_id": { "$eq": Bson::from(key.id()) } }).await.unwrap()
+}
+
+/// How many lock records there are, live or not.
+pub(crate) async fn count(database: &Database) -> u64 {
+    lock_records(database).count_documents(doc! {}).await.unwrap()
+}
+
+/// Writes a document past its lock.
+pub(crate) async fn put(database: &Database, id: &str, title: &str) {
+    let items = database.collection(WorkItem::COLLECTION);
+    items.insert_one(WorkItem { id: id.into(), title: title.into() }).await.unwrap();
+}
+
+/// The title of the document as it is stored.
+pub(crate) async fn title(database: &Database, id: &str) -> String {
+    let items = database.collection::<WorkItem>(WorkItem::COLLECTION);
+    items.find_one(doc! { "_id": id }).await.unwrap().expect("the document is there").title
+}
+
+/// Waits for what must come, without saying how soon.
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < EVENTUALLY, "{what}: not within {EVENTUALLY:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The kind of error if the store could not tell; panics at an answer, and at any other error.
+pub(crate) fn store_error_kind<T: std::fmt::Debug>(result: Result<T, LockError>) -> StoreErrorKind {
+    match result {
+        Err(LockError::Store(error)) => error.kind(),
+        other => panic!("not an error of the store: {other:?}"),
+    }
+}

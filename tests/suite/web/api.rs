@@ -1,0 +1,153 @@
+//! The lock API, call by call.
+
+use serde_json::json;
+
+use super::*;
+
+#[actix_web::test]
+async fn a_lock_is_taken_confirmed_shown_and_released() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    assert_eq!(alice.get("/locks/note/a").await.json(), json!({ "state": "free" }));
+
+    let created =
+        alice.post_json("/locks/note/a", json!({ "mode": "exclusive", "wait_ms": 0 })).await;
+    assert_eq!(created.status, 201);
+    let body = created.json();
+    assert_eq!(
+        (&body["collection"], &body["id"], &body["mode"], &body["state"]),
+        (&"note".into(), &"a".into(), &"exclusive".into(), &"mine".into())
+    );
+    assert_eq!(created.token(), format!("<urn:uuid:{}>", body["token"].as_str().unwrap()));
+    assert!(body["since"].is_string() && body["expires_in_ms"].as_u64().unwrap() <= 60_000);
+
+    let again = alice.post("/locks/note/a").await;
+    assert_eq!((again.status.as_u16(), &again.json()["token"]), (200, &body["token"]));
+    assert_eq!(bob.post("/locks/note/a").await.problem(423)["holder"]["label"], "alice");
+
+    let mine = alice.get("/locks/note/a").await.json();
+    assert_eq!((&mine["state"], &mine["mode"]), (&"mine".into(), &"exclusive".into()));
+    let held = bob.get("/locks/note/a").await.json();
+    assert_eq!((&held["state"], &held["holder"]["label"]), (&"held".into(), &"alice".into()));
+    assert!(held["since"].is_string() && held["expires_in_ms"].is_u64());
+    assert!(held.get("token").is_none(), "nobody else's to know");
+
+    assert_eq!(alice.get("/locks").await.json().as_array().unwrap().len(), 1);
+    assert_eq!(bob.get("/locks").await.json(), json!([]));
+
+    assert_eq!(bob.delete("/locks/note/a").await.status, 204);
+    assert_eq!(bob.post("/locks/note/a/release").await.status, 204);
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"), "never another's");
+
+    assert_eq!(alice.delete("/locks/note/a").await.status, 204);
+    assert_eq!(holder_of(&locks, "a").await, None);
+    assert_eq!(alice.delete("/locks/note/a").await.status, 204, "as good");
+    assert_eq!(Browser::new(&app).delete("/locks/note/a").await.status, 204);
+}
+
+#[actix_web::test]
+async fn a_lock_on_a_document_that_does_not_exist_is_not_left() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    Browser::logged_in(&app, "alice").await.post("/locks/note/missing").await.problem(404);
+    assert!(locks.inspect(&key("missing")).await.unwrap().is_none());
+}
+
+#[actix_web::test]
+async fn a_late_beacon_of_a_closed_tab_does_not_release_the_lock_of_a_newer_one() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let old = alice.post("/locks/note/a").await.json()["token"].as_str().unwrap().to_owned();
+    alice.delete("/locks/note/a").await;
+    let new = alice.post("/locks/note/a").await.json()["token"].as_str().unwrap().to_owned();
+
+    // A beacon is text, and has no headers of its own.
+    let beacon = |token: &str| {
+        alice
+            .request(Method::POST, "/locks/note/a/release")
+            .insert_header(("content-type", "text/plain;charset=UTF-8"))
+            .set_payload(json!({ "token": token }).to_string())
+    };
+    assert_eq!(alice.send(beacon(&old)).await.status, 204);
+    assert_eq!(alice.with_token(Method::DELETE, "/locks/note/a", &old).await.status, 204);
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
+    assert_eq!(alice.send(beacon(&new)).await.status, 204);
+    assert_eq!(holder_of(&locks, "a").await, None);
+}
+
+#[actix_web::test]
+async fn a_heartbeat_says_what_is_held_and_what_is_lost() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let a = alice.post("/locks/note/a").await.json()["token"].as_str().unwrap().to_owned();
+    let b = alice.post("/locks/note/b").await.json()["token"].as_str().unwrap().to_owned();
+    let believed = json!({ "locks": { "note/a": a, "note/b": format!("urn:uuid:{b}") } });
+
+    let answer = alice.post_json("/locks/heartbeat", believed.clone()).await.json();
+    assert_eq!((answer["held"].as_array().unwrap().len(), &answer["lost"]), (2, &json!([])));
+    assert_eq!(alice.post("/locks/heartbeat").await.json()["held"].as_array().unwrap().len(), 2);
+
+    // b runs out; then it is locked anew: the heartbeat still speaks of the first acquisition.
+    store.age(&key("b"), Duration::from_secs(60));
+    for _ in 0..2 {
+        let answer = alice.post_json("/locks/heartbeat", believed.clone()).await.json();
+        assert_eq!(answer["held"].as_array().unwrap().len(), 1, "{answer}");
+        assert_eq!(answer["held"][0]["id"], "a");
+        assert_eq!(answer["lost"], json!([{ "key": "note/b", "collection": "note", "id": "b" }]));
+        alice.post("/locks/note/b").await;
+    }
+
+    let stranger = Browser::new(&app).post_json("/locks/heartbeat", believed).await.json();
+    assert_eq!((&stranger["held"], stranger["lost"].as_array().unwrap().len()), (&json!([]), 2));
+}
+
+#[actix_web::test]
+async fn breaking_is_for_whom_the_policy_allows() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await.token();
+    Browser::logged_in(&app, "bob").await.post("/locks/note/a/break").await.problem(403);
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
+
+    let root = Browser::logged_in(&app, "root").await;
+    assert_eq!(root.post("/locks/note/a/break").await.status, 204);
+    assert_eq!(holder_of(&locks, "a").await, None);
+    assert_eq!(root.post("/locks/note/a/break").await.status, 204, "there is nothing to break");
+    alice.put("/note/a", "too late").await.problem(409);
+    assert_eq!(text_of(&store, "a"), "old");
+
+    let nobody = LockManager::builder(store).build().await.unwrap();
+    nobody.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&nobody).await;
+    alice.post("/note/a").await;
+    Browser::logged_in(&app, "root").await.post("/locks/note/a/break").await.problem(403);
+}
+
+#[actix_web::test]
+async fn a_page_of_another_site_changes_nothing() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "root").await;
+    let token = alice.post("/locks/note/b").await.token();
+    for header in
+        [("sec-fetch-site", "cross-site"), ("origin", "https://evil.example"), ("origin", "null")]
+    {
+        for (method, uri) in [
+            (Method::POST, "/locks/note/a"),
+            (Method::DELETE, "/locks/note/b"),
+            (Method::POST, "/locks/note/b/release"),
+            (Method::POST, "/locks/note/b/break"),
+            (Method::POST, "/locks/heartbeat"),
+        ] {
+            let request = alice.request(method, uri).insert_header(header);
+            assert_eq!(alice.send(request).await.problem(403)["code"], "cross_site");
+        }
+    }
+    assert_eq!(holder_of(&locks, "a").await, None);
+    assert_eq!(alice.post("/locks/note/b").await.token(), token);
+}

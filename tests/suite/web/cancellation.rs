@@ -1,0 +1,190 @@
+//! A handler that is dropped half-way leaves nothing behind.
+
+use std::{future::Future, pin::pin, task::Context};
+
+use actix_doclock::{
+    Aid, Claim, Document, Format, LockToken, MongoStore, Released, Saved, Store, StoreError,
+    TryAcquire,
+};
+use futures_util::task::noop_waker_ref;
+use tokio::task::yield_now;
+
+use super::*;
+use crate::rig;
+
+/// A store that pauses before and after everything it does, so that there are many points to be
+/// dropped at.
+struct Pausing(MemoryStore);
+
+impl Pausing {
+    async fn paused<T>(&self, verb: impl Future<Output = T>) -> T {
+        yield_now().await;
+        let outcome = verb.await;
+        yield_now().await;
+        outcome
+    }
+}
+
+impl Store for Pausing {
+    fn format(&self) -> Format {
+        self.0.format()
+    }
+    async fn prepare(&self, collection: &str, ttl: Duration) -> Result<(), StoreError> {
+        self.0.prepare(collection, ttl).await
+    }
+    async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
+        self.paused(self.0.try_acquire(key, claim)).await
+    }
+    async fn renew(&self, collection: &str, aid: &Aid) -> Result<u64, StoreError> {
+        self.paused(self.0.renew(collection, aid)).await
+    }
+    async fn release(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+    ) -> Result<Released, StoreError> {
+        self.paused(self.0.release(key, aid, token)).await
+    }
+    async fn end_session(&self, aid: &Aid) -> Result<(), StoreError> {
+        self.paused(self.0.end_session(aid)).await
+    }
+    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
+        self.paused(self.0.session_ended(aid)).await
+    }
+    async fn release_session(
+        &self,
+        collection: &str,
+        aid: &Aid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        self.paused(self.0.release_session(collection, aid)).await
+    }
+    async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, StoreError> {
+        self.paused(self.0.inspect(key)).await
+    }
+    async fn list(
+        &self,
+        collection: &str,
+        aid: Option<&Aid>,
+        limit: usize,
+    ) -> Result<Vec<Lock>, StoreError> {
+        self.paused(self.0.list(collection, aid, limit)).await
+    }
+    async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
+        self.paused(self.0.break_lock(seen)).await
+    }
+    async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
+        self.paused(self.0.exists(key)).await
+    }
+    async fn load(&self, key: &LockKey) -> Result<Option<Document>, StoreError> {
+        self.paused(self.0.load(key)).await
+    }
+    async fn save(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        document: &Document,
+    ) -> Result<Saved, StoreError> {
+        self.paused(self.0.save(key, aid, token, document)).await
+    }
+}
+
+/// Polls `future` that often, letting everything else run in between, and drops it. Says whether it
+/// had ended before.
+async fn drop_after<F: Future>(future: F, polls: usize) -> bool {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(noop_waker_ref());
+    for _ in 0..polls {
+        if future.as_mut().poll(&mut context).is_ready() {
+            return true;
+        }
+        yield_now().await;
+    }
+    false
+}
+
+#[actix_web::test]
+async fn a_request_that_is_dropped_at_any_await_point_leaves_no_lock() {
+    let (_, store) = embedded().await;
+    let locks = LockManager::builder(Pausing(store)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+
+    for uri in ["/note/a", "/note/missing", "/locks/note/a", "/note/a/form", "/note/a/both"] {
+        let mut dropped = 0;
+        for polls in 0.. {
+            let request = alice.request(Method::POST, uri).to_request();
+            if drop_after(app.call(request), polls).await {
+                break;
+            }
+            dropped = polls;
+            locks.shutdown().await;
+            assert!(locks.list().await.unwrap().is_empty(), "{uri}, dropped after {polls} polls");
+        }
+        assert!(dropped >= 3, "{uri} has only {dropped} await points");
+        locks.shutdown().await;
+        alice.post("/close-all").await;
+    }
+}
+
+#[actix_web::test]
+async fn a_handler_that_is_dropped_with_its_connection_leaves_no_fresh_lock() {
+    let (locks, _) = embedded().await;
+    async fn never(_: LockedDoc<Note>) -> HttpResponse {
+        std::future::pending().await
+    }
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new().wrap(locks.session(session)).route("/never/{id}", web::post().to(never));
+    let app = test::init_service(app.configure(routes)).await;
+    let alice = Browser::new(&app);
+    let request = alice.request(Method::POST, "/never/a").to_request();
+    assert!(!drop_after(app.call(request), 50).await);
+    assert_eq!(holder_of(&locks, "a").await, None, "its client never heard of it");
+
+    let token = alice.post("/note/a").await.token();
+    let request = alice.request(Method::POST, "/never/a").to_request();
+    assert!(!drop_after(app.call(request), 50).await);
+    locks.shutdown().await;
+    assert_eq!(alice.post("/note/a").await.token(), token, "what it had before stays");
+}
+
+#[actix_web::test]
+async fn a_logout_that_is_dropped_is_carried_out() {
+    let (_, store) = embedded().await;
+    let locks = LockManager::builder(Pausing(store)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await.token();
+    let request = alice.request(Method::POST, "/purge").to_request();
+    // Far enough for the session to be saved, not far enough for its locks to be released.
+    assert!(!drop_after(app.call(request), 2).await);
+    assert_eq!(holder_of(&locks, "a").await, None);
+}
+
+#[actix_web::test]
+async fn on_mongodb_too_a_request_that_is_dropped_at_any_moment_leaves_no_lock() {
+    let database = rig::fresh_database(rig::mongod::shared_replica_set().await.uri()).await;
+    let note = Note { id: "a".to_owned(), text: "old".to_owned() };
+    database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
+    let locks = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+
+    let mut dropped = 0;
+    for step in 0..60 {
+        let request = alice.request(Method::POST, "/note/a").to_request();
+        let patience = Duration::from_micros(250 * step);
+        if tokio::time::timeout(patience, app.call(request)).await.is_err() {
+            dropped += 1;
+            locks.shutdown().await;
+            assert!(locks.list().await.unwrap().is_empty(), "dropped after {patience:?}");
+        } else {
+            alice.post("/close-all").await;
+        }
+    }
+    assert!(dropped > 0);
+}

@@ -1,0 +1,281 @@
+//! `LockedDoc`, `HeldDoc` and `SessionLocks` in handlers.
+
+use super::*;
+
+#[actix_web::test]
+async fn the_first_session_edits_the_second_is_told_who_does() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+
+    let granted = alice.post("/note/a").await;
+    assert_eq!(granted.status, 200);
+    assert_eq!(granted.json()["text"], "old");
+    assert!(granted.token().starts_with("<urn:uuid:"));
+
+    let refused = bob.post("/note/a").await;
+    let problem = refused.problem(423);
+    assert_eq!(problem["state"], "held");
+    assert_eq!(problem["holder"]["label"], "alice");
+    assert!(problem["since"].as_str().unwrap().ends_with('Z'), "RFC 3339");
+    let left = problem["expires_in_ms"].as_u64().unwrap();
+    assert!(left > 30_000 && left <= 60_000);
+    let retry_after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&retry_after));
+    assert_eq!(refused.header("lock-token"), None);
+
+    assert_eq!(alice.post("/note/a").await.token(), granted.token(), "re-entry keeps the token");
+    assert_eq!(bob.post("/note/b").await.status, 200, "each document for itself");
+}
+
+#[actix_web::test]
+async fn a_save_keeps_the_lock_and_a_release_frees_the_document() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let token = alice.post("/note/a").await.token();
+
+    let saved = alice.put("/note/a", "new").await;
+    assert_eq!((saved.status.as_u16(), saved.token()), (200, token));
+    assert_eq!(text_of(&store, "a"), "new");
+    assert_eq!(bob.post("/note/a").await.status, 423);
+
+    let done = alice.put("/note/a/done", "newer").await;
+    assert_eq!((done.status.as_u16(), done.header("lock-token")), (204, None));
+    assert_eq!(text_of(&store, "a"), "newer");
+    assert_eq!(bob.post("/note/a").await.json()["text"], "newer");
+}
+
+#[actix_web::test]
+async fn saving_needs_a_lock_that_is_held_already() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+
+    assert_eq!(bob.put("/note/a", "bob's").await.problem(409)["state"], "lost");
+    assert_eq!(holder_of(&locks, "a").await, None, "nothing was acquired");
+    alice.post("/note/a").await;
+    let problem = bob.put("/note/a", "bob's").await.problem(409);
+    assert_eq!((&problem["state"], &problem["holder"]["label"]), (&"lost".into(), &"alice".into()));
+    let nobody = Browser::new(&app);
+    assert_eq!(nobody.put("/note/a", "nobody's").await.problem(409)["state"], "lost");
+    assert!(!nobody.has_cookie());
+    assert_eq!(text_of(&store, "a"), "old");
+}
+
+#[actix_web::test]
+async fn a_stale_tab_cannot_save_over_what_another_session_has_saved_since() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let stale = alice.post("/note/a").await.token();
+
+    store.age(&key("a"), Duration::from_secs(60));
+    bob.post("/note/a").await;
+    assert_eq!(alice.put("/note/a", "stale").await.problem(409)["state"], "lost");
+    bob.put("/note/a/done", "bob's").await;
+    assert_eq!(alice.put("/note/a", "stale").await.problem(409)["state"], "lost");
+    let with_token = alice.with_token(Method::PUT, "/note/a", &stale).await;
+    assert_eq!(with_token.problem(409)["state"], "lost");
+
+    // She opens it anew in another tab: the aid is the same, the acquisition is not.
+    let fresh = alice.post("/note/a").await.token();
+    let with_stale = alice.with_token(Method::PUT, "/note/a", &stale).await;
+    assert_eq!(with_stale.problem(412)["state"], "lost");
+    assert_eq!(text_of(&store, "a"), "bob's", "nothing was written");
+    assert_eq!(alice.with_token(Method::PUT, "/note/a", &fresh).await.status, 200);
+    assert_eq!(text_of(&store, "a"), "with token");
+}
+
+#[actix_web::test]
+async fn a_lock_that_is_lost_between_load_and_save_writes_nothing() {
+    let (locks, store) = embedded().await;
+    let (breaker, broken) = (locks.clone(), key("a"));
+    let save = move |mut note: HeldDoc<Note>| {
+        let (breaker, broken) = (breaker.clone(), broken.clone());
+        async move {
+            breaker.break_lock(&broken, &Actor::new("root").with_role("chief")).await?;
+            note.text = "too late".to_owned();
+            note.save().await.map(|()| HttpResponse::Ok())
+        }
+    };
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .wrap(locks.session(session))
+        .route("/late/{id}", web::put().to(save))
+        .configure(routes);
+    let app = test::init_service(app).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await;
+    assert_eq!(alice.put("/late/a", "").await.problem(409)["state"], "lost");
+    assert_eq!(text_of(&store, "a"), "old");
+}
+
+#[actix_web::test]
+async fn a_token_in_the_request_asks_for_that_very_acquisition() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let token = alice.post("/note/a").await.token();
+    assert_eq!(alice.with_token(Method::POST, "/note/a", &token).await.token(), token);
+
+    // Several tokens at once, for a page with several documents.
+    let of_b = alice.post("/note/b").await.token();
+    let both = format!("{of_b}, {token}");
+    assert_eq!(alice.with_token(Method::POST, "/note/a", &both).await.status, 200);
+
+    assert_eq!(
+        alice.with_token(Method::POST, "/note/a", &of_b).await.problem(412)["state"],
+        "lost"
+    );
+    assert_eq!(bob.with_token(Method::POST, "/note/a", &token).await.problem(423)["state"], "held");
+    store.age(&key("a"), Duration::from_secs(60));
+    assert_eq!(
+        alice.with_token(Method::POST, "/note/a", &token).await.problem(412)["state"],
+        "lost"
+    );
+    assert_eq!(holder_of(&locks, "a").await, None, "a refusal acquires nothing");
+}
+
+#[actix_web::test]
+async fn a_document_that_does_not_exist_leaves_no_lock() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/c").await.problem(404);
+    assert_eq!(holder_of(&locks, "c").await, None);
+
+    alice.post("/note/a").await;
+    store.remove(&key("a"));
+    alice.put("/note/a", "new").await.problem(404);
+    assert_eq!(holder_of(&locks, "a").await, None, "also if it was deleted while it was held");
+    alice.post("/note/b").await;
+    store.remove(&key("b"));
+    alice.post("/note/b").await.problem(404);
+    assert_eq!(holder_of(&locks, "b").await, None);
+}
+
+#[actix_web::test]
+async fn a_request_that_fails_after_locking_gives_the_fresh_lock_back_with_its_answer() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+
+    // No `holder_of` in between: the answer itself is the promise.
+    let bad_json = alice.request(Method::POST, "/note/a/form").set_payload("{bad");
+    let bad_json = bad_json.insert_header(("content-type", "application/json"));
+    let refused = alice.send(bad_json).await;
+    refused.problem(400);
+    assert_eq!(refused.header("lock-token"), None);
+    assert_eq!(bob.post("/note/a").await.status, 200);
+    bob.post("/close-all").await;
+
+    for status in [400, 404, 422, 500, 503] {
+        let answer = alice.post(&format!("/note/a/answer/{status}")).await;
+        assert_eq!((answer.status.as_u16(), answer.header("lock-token")), (status, None));
+        assert!(locks.inspect(&key("a")).await.unwrap().is_none(), "{status}");
+    }
+    for status in [200, 204, 303, 304] {
+        let answer = alice.post(&format!("/note/a/answer/{status}")).await;
+        assert_eq!(answer.status.as_u16(), status);
+        assert!(locks.inspect(&key("a")).await.unwrap().is_some(), "{status}");
+        alice.post("/close-all").await;
+    }
+
+    // A document that is not of its Rust type.
+    let broken = serde_json::json!({ "_id": "broken", "words": 5 });
+    store.put("broken".to_owned(), &Broken(broken)).unwrap();
+    let internal = alice.post("/note/broken").await.problem(500);
+    assert!(!internal["detail"].as_str().unwrap().contains("missing field"), "{internal}");
+    assert!(locks.inspect(&key("broken")).await.unwrap().is_none());
+}
+
+/// A note of an older version of the application.
+#[derive(Serialize, Deserialize)]
+#[serde(transparent)]
+struct Broken(Value);
+
+impl Lockable for Broken {
+    type Id = String;
+    const COLLECTION: &'static str = "note";
+}
+
+#[actix_web::test]
+async fn a_request_that_fails_does_not_give_back_what_the_session_held_before() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/note/a").await.token();
+    assert_eq!(alice.post("/note/a/answer/500").await.token(), token);
+    let bad_json = alice.request(Method::POST, "/note/a/form").set_payload("{bad");
+    alice.send(bad_json.insert_header(("content-type", "application/json"))).await.problem(400);
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
+}
+
+#[actix_web::test]
+async fn an_application_may_keep_fresh_locks_on_errors() {
+    let (locks, _) = embedded().await;
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let wrap = locks.session(session).keep_fresh_locks_on_error();
+    let app = test::init_service(App::new().wrap(wrap).configure(routes)).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let answer = alice.post("/note/a/answer/422").await;
+    assert!(answer.header("lock-token").is_some());
+    assert!(locks.inspect(&key("a")).await.unwrap().is_some());
+}
+
+#[actix_web::test]
+async fn a_handler_can_fall_back_to_a_read_only_page() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    assert_eq!(alice.get("/note/a/view").await.text(), "edit old");
+    let answer = bob.get("/note/a/view").await;
+    assert_eq!(answer.text(), "read only: note/a is locked by alice");
+    assert_eq!(answer.header("lock-token"), None);
+    let answer = bob.get("/note/missing/view").await;
+    assert_eq!(answer.text(), "read only: there is no document note/missing");
+    assert_eq!(holder_of(&locks, "missing").await, None, "although the answer was no error");
+}
+
+#[actix_web::test]
+async fn one_lock_is_announced_several_are_not() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let both = alice.post("/note/a/both").await;
+    assert_eq!((both.status.as_u16(), both.header("lock-token")), (204, None));
+    assert_eq!(alice.post("/close-all").await.json(), serde_json::json!(["note/a", "note/b"]));
+    assert_eq!(holder_of(&locks, "a").await, None);
+    assert_eq!(holder_of(&locks, "b").await, None);
+}
+
+#[actix_web::test]
+async fn an_id_is_read_from_the_path_as_it_was_written() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    for (path, id) in [
+        ("a%2Fb", "a/b"),
+        ("100%25", "100%"),
+        ("%2541", "%41"),
+        ("%24where", "$where"),
+        ("..%2F..%2Fetc", "../../etc"),
+        ("%2e%2e", ".."),
+        ("gr%C3%BCn", "grün"),
+        ("%00", "\0"),
+        ("%7B%22%24gt%22:%22%22%7D", "{\"$gt\":\"\"}"),
+    ] {
+        store.put(id.to_owned(), &Note { id: id.to_owned(), text: String::new() }).unwrap();
+        let answer = alice.post(&format!("/note/{path}")).await;
+        assert_eq!(answer.status, 200, "{path}");
+        assert_eq!(answer.json()["_id"], id);
+    }
+}

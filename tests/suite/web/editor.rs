@@ -1,0 +1,224 @@
+//! The example, as a program over HTTP: what DESIGN.md promises of it, on both stores.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+};
+
+use actix_web::http::header;
+use awc::Client;
+use mongodb::bson::{Bson, doc};
+use serde_json::json;
+
+use super::*;
+use crate::rig;
+
+/// The program, built from what is here now.
+fn program() -> &'static PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        // `cargo test --test suite` builds no examples.
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--example", "editor", "--features", "test-util"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status();
+        assert!(built.unwrap().success());
+        // This binary is target/debug/deps/suite-….
+        let this = std::env::current_exe().unwrap();
+        this.ancestors().nth(2).unwrap().join("examples").join("editor")
+    })
+}
+
+/// One server; ends with the test.
+struct Editor {
+    process: Child,
+    base: String,
+}
+
+impl Editor {
+    fn start(args: &[&str]) -> Self {
+        let mut process = Command::new(program())
+            .args(["--bind", "127.0.0.1:0"])
+            .args(args)
+            .env_remove("MONGODB_URI")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let base = line.trim().strip_prefix("listening on ").expect("it says where").to_owned();
+        Self { process, base }
+    }
+
+    fn on_mongodb(database: &str, uri: &str) -> Self {
+        Self::start(&["--mongodb", uri, "--database", database, "--ttl-secs", "60"])
+    }
+}
+
+impl Drop for Editor {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A person with a browser.
+struct Person {
+    base: String,
+    cookie: RefCell<Option<Cookie<'static>>>,
+}
+
+impl Person {
+    fn at(editor: &Editor) -> Self {
+        Self { base: editor.base.clone(), cookie: RefCell::default() }
+    }
+
+    async fn logged_in(editor: &Editor, name: &str) -> Self {
+        let person = Self::at(editor);
+        let (status, _) = person.send(Method::POST, "/login", Some(json!({ "name": name }))).await;
+        assert_eq!(status, 204);
+        person
+    }
+
+    /// The same browser, whose next request the load balancer gives to another server.
+    fn moved_to(self, editor: &Editor) -> Self {
+        Self { base: editor.base.clone(), ..self }
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
+        let mut request = Client::default().request(method, format!("{}{path}", self.base));
+        if let Some(cookie) = &*self.cookie.borrow() {
+            request = request.cookie(cookie.clone());
+        }
+        let mut response = match body {
+            Some(body) => request.send_json(&body).await.unwrap(),
+            None => request.send().await.unwrap(),
+        };
+        for cookie in response.cookies().unwrap().iter() {
+            let cookie = (!cookie.value().is_empty()).then(|| cookie.clone());
+            self.cookie.replace(cookie);
+        }
+        let body = response.body().await.unwrap();
+        (response.status().as_u16(), serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    async fn get(&self, path: &str) -> (u16, Value) {
+        self.send(Method::GET, path, None).await
+    }
+
+    async fn post(&self, path: &str) -> (u16, Value) {
+        self.send(Method::POST, path, None).await
+    }
+
+    async fn put(&self, path: &str, title: &str) -> (u16, Value) {
+        self.send(Method::PUT, path, Some(json!({ "title": title, "body": "text" }))).await
+    }
+
+    /// The path of the first document.
+    async fn first_document(&self) -> String {
+        let (status, list) = self.get("/api/workitem").await;
+        assert_eq!((status, list.as_array().unwrap().len()), (200, 3), "three samples");
+        format!("/api/workitem/{}", list[0]["id"].as_str().unwrap())
+    }
+}
+
+/// What holds on every store.
+async fn two_people_edit_one_document(editor: &Editor) {
+    let reader = Person::at(editor);
+    let document = reader.first_document().await;
+    let (status, before) = reader.get(&document).await;
+    assert_eq!((status, before.as_object().unwrap().len()), (200, 3), "id, title, body");
+    assert_eq!(reader.post(&format!("{document}/edit")).await.0, 401);
+    assert_eq!(reader.put(&document, "new").await.0, 401);
+    let lock = document.replace("/api", "/locks");
+    assert_eq!(reader.post(&lock).await.0, 401);
+    assert_eq!(reader.get(&lock).await, (200, json!({ "state": "free" })));
+
+    let alice = Person::logged_in(editor, "alice").await;
+    let bob = Person::logged_in(editor, "bob").await;
+    assert_eq!(alice.post(&format!("{document}/edit")).await, (200, before));
+    let (status, refusal) = bob.post(&format!("{document}/edit")).await;
+    assert_eq!((status, &refusal["holder"]["label"]), (423, &json!("alice")));
+    assert_eq!(bob.put(&document, "bob's").await.0, 409);
+
+    let (status, saved) = alice.put(&document, "new").await;
+    assert_eq!((status, &saved["title"]), (200, &json!("new")));
+    assert_eq!(bob.post(&format!("{document}/edit")).await.0, 423, "saving keeps the lock");
+    assert_eq!(alice.put(&format!("{document}?release=true"), "newer").await.0, 200);
+    let (status, seen) = bob.post(&format!("{document}/edit")).await;
+    assert_eq!((status, &seen["title"]), (200, &json!("newer")));
+
+    assert_eq!(bob.post("/logout").await.0, 204);
+    assert_eq!(alice.post(&format!("{document}/edit")).await.0, 200, "free with the logout");
+    assert_eq!(alice.get("/api/workitem/ffffffffffffffffffffffff").await.0, 404);
+    assert_eq!(alice.get("/api/workitem/zzz").await.0, 400);
+    assert_eq!(alice.post("/api/workitem/ffffffffffffffffffffffff/edit").await.0, 404);
+}
+
+#[actix_web::test]
+async fn on_the_embedded_store_two_people_never_edit_one_document() {
+    two_people_edit_one_document(&Editor::start(&[])).await;
+}
+
+#[actix_web::test]
+async fn on_mongodb_two_people_never_edit_one_document() {
+    let shared = rig::mongod::shared_replica_set().await;
+    two_people_edit_one_document(&Editor::on_mongodb(&rig::fresh_name(), shared.uri())).await;
+}
+
+#[actix_web::test]
+async fn on_a_standalone_server_two_people_never_edit_one_document() {
+    let shared = rig::mongod::shared_standalone().await;
+    two_people_edit_one_document(&Editor::on_mongodb(&rig::fresh_name(), &shared.uri())).await;
+}
+
+#[actix_web::test]
+async fn several_servers_on_one_database_are_one_application() {
+    let uri = rig::mongod::shared_replica_set().await;
+    let database = rig::fresh_database(uri.uri()).await;
+    let (first, second) = (
+        Editor::on_mongodb(database.name(), uri.uri()),
+        Editor::on_mongodb(database.name(), uri.uri()),
+    );
+    let alice = Person::logged_in(&first, "alice").await;
+    let document = alice.first_document().await;
+    alice.post(&format!("{document}/edit")).await;
+    let bob = Person::logged_in(&second, "bob").await;
+    assert_eq!(bob.post(&format!("{document}/edit")).await.0, 423);
+
+    let record = database.collection::<mongodb::bson::Document>("workitem.lock");
+    let record = record.find_one(doc! {}).await.unwrap().unwrap();
+    let mut fields: Vec<&str> = record.keys().map(String::as_str).collect();
+    fields.sort_unstable();
+    assert_eq!(fields, ["_id", "aid", "holder", "since", "token", "ts", "ttl"]);
+    assert_eq!(record.get("ttl"), Some(&Bson::Int64(60_000)));
+    let id = document.rsplit('/').next().unwrap();
+    assert_eq!(record.get_object_id("_id").unwrap().to_hex(), id);
+
+    let alice = alice.moved_to(&second);
+    assert_eq!(alice.put(&document, "new").await.0, 200, "her session is known there too");
+    assert_eq!(alice.post("/logout").await.0, 204);
+    assert_eq!(bob.post(&format!("{document}/edit")).await.0, 200);
+}
+
+#[actix_web::test]
+async fn the_page_is_served_with_what_it_needs_and_nothing_else_is_allowed() {
+    let editor = Editor::start(&[]);
+    for (path, content_type) in [
+        ("/", "text/html; charset=utf-8"),
+        ("/page.css", "text/css; charset=utf-8"),
+        ("/page.js", "text/javascript; charset=utf-8"),
+    ] {
+        let response =
+            Client::default().get(format!("{}{path}", editor.base)).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        let header = |name| response.headers().get(name).unwrap().to_str().unwrap();
+        assert_eq!(header(header::CONTENT_TYPE), content_type);
+        assert_eq!(header(header::CONTENT_SECURITY_POLICY), "default-src 'self'");
+    }
+    let (status, problem) = Person::at(&editor).get("/nowhere").await;
+    assert_eq!((status, &problem["code"]), (404, &json!("no_such_route")));
+}

@@ -1,0 +1,284 @@
+//! What bad input and bad days get.
+
+use std::{sync::Mutex, sync::OnceLock};
+
+use actix_doclock::{
+    Aid, Claim, Document, Format, Released, Saved, Store, StoreError, StoreErrorKind, TryAcquire,
+};
+
+use super::*;
+
+/// Collects what the crate logs, to look for secrets and for advice.
+fn log_lines() -> &'static Mutex<Vec<String>> {
+    struct Collect;
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    impl log::Log for Collect {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.target().starts_with("actix_doclock")
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                LINES.lock().unwrap().push(record.args().to_string());
+            }
+        }
+        fn flush(&self) {}
+    }
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        log::set_logger(&Collect).unwrap();
+        log::set_max_level(log::LevelFilter::Trace);
+    });
+    &LINES
+}
+
+fn logged(text: &str) -> bool {
+    log_lines().lock().unwrap().iter().any(|line| line.contains(text))
+}
+
+#[actix_web::test]
+async fn without_the_wrap_the_log_says_which_line_to_add() {
+    log_lines();
+    let app = test::init_service(App::new().configure(routes)).await;
+    let answer = Browser::new(&app).post("/note/a").await.problem(500);
+    assert!(!answer.to_string().contains("wrap"), "that is for the developer: {answer}");
+    assert!(logged(".wrap(locks.session(SessionMiddleware::new(store, key)))"));
+    Browser::new(&app).get("/locks").await.problem(500);
+
+    // The usual session middleware alone is not enough either.
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = test::init_service(App::new().wrap(session).configure(routes)).await;
+    Browser::new(&app).post("/note/a").await.problem(500);
+}
+
+#[actix_web::test]
+async fn a_type_that_is_not_registered_and_a_route_without_its_parameter_are_explained() {
+    log_lines();
+    let locks = LockManager::builder(MemoryStore::new()).build().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    Browser::new(&app).post("/note/a").await.problem(500);
+    assert!(logged("the collection `note` is not registered: call `locks.register::<T>().await?`"));
+
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    Browser::new(&app).post("/nowhere/a").await.problem(500);
+    assert!(logged("the route `/nowhere/{other}` has no parameter `{id}`"));
+}
+
+#[actix_web::test]
+async fn malformed_and_hostile_requests_get_a_problem_and_leave_no_lock() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+
+    let too_long = "x".repeat(actix_doclock::MAX_ID_BYTES + 1);
+    alice.post(&format!("/note/{too_long}")).await.problem(400);
+    alice.post(&format!("/locks/note/{too_long}")).await.problem(400);
+    for invalid_utf8 in ["%ff", "a%C3", "%ED%A0%80"] {
+        alice.post(&format!("/note/{invalid_utf8}")).await.problem(404);
+        alice.post(&format!("/locks/note/{invalid_utf8}")).await.problem(404);
+    }
+    for collection in ["other", "note.lock", "$cmd", "system.users", "%2e%2e", "note%00"] {
+        alice.post(&format!("/locks/{collection}/a")).await.problem(404);
+        alice.get(&format!("/locks/{collection}/a")).await.problem(404);
+    }
+
+    for token in ["x", "<urn:uuid:>", "<urn:uuid:$where>", "<>", "'; --", ",", "<urn:uuid:0>"] {
+        alice.with_token(Method::POST, "/note/a", token).await.problem(400);
+        alice.with_token(Method::PUT, "/note/a", token).await.problem(400);
+        alice.with_token(Method::POST, "/locks/note/a", token).await.problem(400);
+        alice.with_token(Method::DELETE, "/locks/note/a", token).await.problem(400);
+    }
+    let binary =
+        alice.request(Method::POST, "/note/a").insert_header(("lock-token", &b"\xff\xfe"[..]));
+    alice.send(binary).await.problem(400);
+
+    for body in [
+        "{",
+        "5",
+        "null",
+        "\"x\"",
+        "{\"mode\":\"shared\"}",
+        "{\"mode\":{\"$gt\":\"\"}}",
+        "{\"wait_ms\":5000}",
+        "{\"wait_ms\":-1}",
+        "{\"surprise\":1}",
+        "\u{0}",
+    ] {
+        let request = alice.request(Method::POST, "/locks/note/a").set_payload(body);
+        alice.send(request).await.problem(400);
+    }
+    for body in [
+        "{",
+        "5",
+        "{\"locks\":[]}",
+        "{\"locks\":{\"note/a\":\"x\"}}",
+        "{\"locks\":{\"note/a\":{}}}",
+    ] {
+        let request = alice.request(Method::POST, "/locks/heartbeat").set_payload(body);
+        alice.send(request).await.problem(400);
+    }
+    for route in ["/locks/note/a", "/locks/note/a/release", "/locks/heartbeat"] {
+        let request = alice.request(Method::POST, route).set_payload(vec![b' '; 65 * 1024]);
+        alice.send(request).await.problem(413);
+    }
+    assert_eq!(holder_of(&locks, "a").await, None);
+    assert!(locks.list().await.unwrap().is_empty());
+}
+
+#[actix_web::test]
+async fn a_hostile_cookie_is_no_session() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await.token();
+    for value in ["x", "$where", "%00", &"A".repeat(4000)] {
+        let mallory = Browser::new(&app);
+        mallory.jar.borrow_mut().insert("id".to_owned(), Cookie::new("id", value.to_owned()));
+        mallory.post("/note/a").await.problem(423);
+        mallory.put("/note/a", "hostile").await.problem(409);
+    }
+    // An aid of another type in the session is none.
+    let odd = Browser::new(&app);
+    odd.post("/note/b").await.token();
+    assert_eq!(odd.post("/purge").await.status, 204);
+}
+
+#[actix_web::test]
+async fn no_answer_and_no_log_line_shows_an_aid_or_the_key_of_a_session() {
+    log_lines();
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    alice.post("/note/a").await.token();
+    let aid = locks.inspect(&key("a")).await.unwrap().unwrap().aid;
+    let mut answers = String::new();
+    for browser in [&alice, &bob] {
+        for answer in [
+            browser.post("/note/a").await,
+            browser.get("/locks").await,
+            browser.get("/locks/note/a").await,
+            browser.post("/locks/note/a").await,
+            browser.post("/locks/heartbeat").await,
+            browser.put("/note/a", "new").await,
+        ] {
+            answers += &answer.text();
+            answers += &format!("{:?}", answer.headers);
+        }
+    }
+    let cookie = alice.jar.borrow().values().next().unwrap().value().to_owned();
+    assert!(!answers.contains(aid.as_str()));
+    alice.post("/purge").await;
+    assert!(!logged(aid.as_str()) && !logged(&cookie));
+}
+
+/// A store that is not there.
+struct Down(MemoryStore, StoreErrorKind);
+
+impl Down {
+    fn error<T>(&self) -> Result<T, StoreError> {
+        Err(StoreError::new(self.1, "connecting to mongodb://user:secret@db.internal failed"))
+    }
+}
+
+impl Store for Down {
+    fn format(&self) -> Format {
+        Format::Json
+    }
+    async fn prepare(&self, collection: &str, ttl: Duration) -> Result<(), StoreError> {
+        self.0.prepare(collection, ttl).await
+    }
+    async fn try_acquire(&self, _: &LockKey, _: &Claim) -> Result<TryAcquire, StoreError> {
+        self.error()
+    }
+    async fn renew(&self, _: &str, _: &Aid) -> Result<u64, StoreError> {
+        self.error()
+    }
+    async fn release(
+        &self,
+        _: &LockKey,
+        _: &Aid,
+        _: actix_doclock::LockToken,
+    ) -> Result<Released, StoreError> {
+        self.error()
+    }
+    async fn end_session(&self, _: &Aid) -> Result<(), StoreError> {
+        self.error()
+    }
+    async fn session_ended(&self, _: &Aid) -> Result<Option<Duration>, StoreError> {
+        self.error()
+    }
+    async fn release_session(&self, _: &str, _: &Aid) -> Result<Vec<LockKey>, StoreError> {
+        self.error()
+    }
+    async fn inspect(&self, _: &LockKey) -> Result<Option<Lock>, StoreError> {
+        self.error()
+    }
+    async fn list(&self, _: &str, _: Option<&Aid>, _: usize) -> Result<Vec<Lock>, StoreError> {
+        self.error()
+    }
+    async fn break_lock(&self, _: &Lock) -> Result<Released, StoreError> {
+        self.error()
+    }
+    async fn exists(&self, _: &LockKey) -> Result<bool, StoreError> {
+        self.error()
+    }
+    async fn load(&self, _: &LockKey) -> Result<Option<Document>, StoreError> {
+        self.error()
+    }
+    async fn save(
+        &self,
+        _: &LockKey,
+        _: &Aid,
+        _: actix_doclock::LockToken,
+        _: &Document,
+    ) -> Result<Saved, StoreError> {
+        self.error()
+    }
+}
+
+#[actix_web::test]
+async fn a_store_that_is_down_is_a_503_and_says_nothing_of_the_inside() {
+    let store = Down(MemoryStore::new(), StoreErrorKind::Unavailable);
+    let locks =
+        LockManager::builder(store).deadline(Duration::from_millis(200)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    for answer in [
+        alice.post("/note/a").await,
+        alice.put("/note/a", "new").await,
+        alice.get("/locks").await,
+        alice.get("/locks/note/a").await,
+        alice.post("/locks/note/a").await,
+        alice.post("/locks/heartbeat").await,
+        alice.delete("/locks/note/a").await,
+        alice.post("/locks/note/a/break").await,
+        alice.post("/close-all").await,
+    ] {
+        let problem = answer.problem(503).to_string();
+        assert!(!problem.contains("secret") && !problem.contains("internal"), "{problem}");
+        assert!(answer.header("retry-after").is_some());
+    }
+    assert_eq!(alice.get("/plain").await.status, 200, "what needs no lock goes on");
+    assert_eq!(alice.post("/purge").await.status, 204, "and so does a logout");
+}
+
+#[actix_web::test]
+async fn a_store_that_refuses_is_a_fault_of_the_server() {
+    let store = Down(MemoryStore::new(), StoreErrorKind::Denied);
+    let locks = LockManager::builder(store).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let problem = Browser::new(&app).post("/note/a").await.problem(500).to_string();
+    assert!(!problem.contains("secret"), "{problem}");
+}
+
+#[actix_web::test]
+async fn a_setting_out_of_range_says_what_to_write() {
+    let zero = LockManager::builder(MemoryStore::new()).ttl(Duration::ZERO).build().await;
+    let message = zero.unwrap_err().to_string();
+    assert!(message.contains("ttl") && message.contains("1s"), "{message}");
+    let long = LockManager::builder(MemoryStore::new()).deadline(Duration::from_secs(3600));
+    assert!(long.build().await.unwrap_err().to_string().contains("deadline"));
+}
