@@ -27,17 +27,19 @@
 //! actix_doclock::store_conformance!(Memory);
 //! ```
 
+#![expect(clippy::unwrap_used, reason = "a failed case is a panic")]
+
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Barrier;
 
 use crate::{
-    Aid, Claim, Document, Holder, Lock, LockKey, LockToken, Lockable, Mode, Released, Saved, Store,
-    TryAcquire,
+    Aid, Claim, Holder, Lock, LockKey, LockToken, Lockable, Mode, Released, Saved, Store,
+    StoredDocument, TryAcquire,
 };
 
 /// The collection that the cases lock in.
@@ -114,8 +116,19 @@ async fn token_on(store: &impl Store, key: &LockKey) -> Option<LockToken> {
     store.inspect(key).await.unwrap().and_then(|lock| lock.token)
 }
 
-fn encoded(store: &impl Store, id: &str, text: &str) -> Document {
-    Document::encode(store.format(), &Page { id: id.to_owned(), text: text.to_owned() }).unwrap()
+fn encoded(store: &impl Store, id: &str, text: &str) -> StoredDocument {
+    StoredDocument::encode(store.format(), &Page { id: id.to_owned(), text: text.to_owned() })
+        .unwrap()
+}
+
+async fn save(
+    store: &impl Store,
+    key: &LockKey,
+    aid: &Aid,
+    token: LockToken,
+    document: &StoredDocument,
+) -> Saved {
+    store.save(key, aid, token, document, Instant::now() + TTL).await.unwrap()
 }
 
 async fn text_of(store: &impl Store, key: &LockKey) -> String {
@@ -171,9 +184,9 @@ cases! {
         let store = subject.store();
         granted(store, &key("a"), &Aid::new()).await;
         subject.age(&key("a"), 30 * SECOND).await;
-        let before = held(store, &key("a"), &Aid::new()).await;
-        let after = held(store, &key("a"), &Aid::new()).await;
-        assert!(after.expires_in() <= before.expires_in());
+        for _ in 0..2 {
+            assert!(held(store, &key("a"), &Aid::new()).await.expires_in() <= TTL - 30 * SECOND);
+        }
     }
 
     async fn reentry_renews_and_keeps_the_token<S: Subject>(subject: &S) {
@@ -284,6 +297,31 @@ cases! {
         assert_eq!(token_on(store, &key("a")).await, Some(token));
     }
 
+    async fn a_grant_is_taken_back_unless_another_request_was_told_of_it<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let claim = claim(&alice);
+        for _ in 0..2 {
+            // A repetition of the claim itself is not another request, and a renewal is none at all.
+            let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
+        }
+        store.renew(COLLECTION, &alice).await.unwrap();
+        assert_eq!(store.retract(&key("a"), &alice, claim.token).await.unwrap(), Released::Released);
+        assert_eq!(token_on(store, &key("a")).await, None);
+
+        let token = granted(store, &key("a"), &alice).await;
+        let _ = store.try_acquire(&key("a"), &self::claim(&alice)).await.unwrap();
+        assert_eq!(store.retract(&key("a"), &alice, token).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(token_on(store, &key("a")).await, Some(token), "re-entered");
+        store.release(&key("a"), &alice, token).await.unwrap();
+
+        let token = granted(store, &key("a"), &alice).await;
+        let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
+        assert_eq!(saved, Saved::Saved);
+        assert_eq!(store.retract(&key("a"), &alice, token).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(token_on(store, &key("a")).await, Some(token), "saved under");
+    }
+
     async fn the_end_of_a_session_is_remembered_from_its_first_moment<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         assert_eq!(store.session_ended(&alice).await.unwrap(), None);
@@ -342,7 +380,7 @@ cases! {
         put(subject, "a", "old").await;
         let token = granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), 50 * SECOND).await;
-        let saved = store.save(&key("a"), &alice, token, &encoded(store, "a", "new")).await.unwrap();
+        let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
         assert_eq!(saved, Saved::Saved);
         assert_eq!(text_of(store, &key("a")).await, "new");
         let lock = store.inspect(&key("a")).await.unwrap().unwrap();
@@ -355,7 +393,7 @@ cases! {
         put(subject, "a", "old").await;
         let token = granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
-        let saved = store.save(&key("a"), &alice, token, &encoded(store, "a", "new")).await.unwrap();
+        let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
         assert_eq!(saved, Saved::Lost);
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
@@ -366,7 +404,7 @@ cases! {
         let stale = granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
         granted(store, &key("a"), &alice).await;
-        let saved = store.save(&key("a"), &alice, stale, &encoded(store, "a", "new")).await.unwrap();
+        let saved = save(store, &key("a"), &alice, stale, &encoded(store, "a", "new")).await;
         assert_eq!(saved, Saved::Lost);
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
@@ -379,14 +417,24 @@ cases! {
         let token = granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
         let of_bob = granted(store, &key("a"), &bob).await;
-        assert_eq!(store.save(&key("a"), &alice, token, &new).await.unwrap(), Saved::Lost);
+        assert_eq!(save(store, &key("a"), &alice, token, &new).await, Saved::Lost);
 
         store.break_lock(&store.inspect(&key("a")).await.unwrap().unwrap()).await.unwrap();
-        assert_eq!(store.save(&key("a"), &bob, of_bob, &new).await.unwrap(), Saved::Lost);
+        assert_eq!(save(store, &key("a"), &bob, of_bob, &new).await, Saved::Lost);
 
         let token = granted(store, &key("a"), &alice).await;
         store.release(&key("a"), &alice, token).await.unwrap();
-        assert_eq!(store.save(&key("a"), &alice, token, &new).await.unwrap(), Saved::Lost);
+        assert_eq!(save(store, &key("a"), &alice, token, &new).await, Saved::Lost);
+        assert_eq!(text_of(store, &key("a")).await, "old");
+    }
+
+    async fn a_save_that_comes_after_its_deadline_writes_nothing<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let token = granted(store, &key("a"), &alice).await;
+        let document = encoded(store, "a", "new");
+        let late = store.save(&key("a"), &alice, token, &document, Instant::now()).await;
+        assert_eq!(late.unwrap_err().kind(), crate::StoreErrorKind::Unavailable);
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
 
@@ -396,7 +444,7 @@ cases! {
         let token = granted(store, &key("a"), &alice).await;
         subject.delete(&key("a")).await;
         assert!(!store.exists(&key("a")).await.unwrap());
-        let saved = store.save(&key("a"), &alice, token, &encoded(store, "a", "new")).await.unwrap();
+        let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
         assert_eq!(saved, Saved::DocumentGone);
         assert!(store.load(&key("a")).await.unwrap().is_none());
     }
@@ -406,7 +454,8 @@ cases! {
         put(subject, "a", "old").await;
         let token = granted(store, &key("a"), &alice).await;
         let renamed = encoded(store, "b", "new");
-        assert!(store.save(&key("a"), &alice, token, &renamed).await.is_err());
+        let until = Instant::now() + TTL;
+        assert!(store.save(&key("a"), &alice, token, &renamed, until).await.is_err());
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
 
@@ -467,7 +516,7 @@ cases! {
             assert_eq!(held(store, &key(hostile), &Aid::new()).await.aid, alice);
             assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 1, "{hostile}");
             let document = encoded(store, hostile, hostile);
-            let saved = store.save(&key(hostile), &alice, claim.token, &document).await.unwrap();
+            let saved = save(store, &key(hostile), &alice, claim.token, &document).await;
             assert_eq!(saved, Saved::Saved, "{hostile}");
             assert_eq!(text_of(store, &key(hostile)).await, hostile);
             assert_eq!(store.session_ended(&alice).await.unwrap(), None);
@@ -516,6 +565,7 @@ macro_rules! store_conformance {
             a_released_document_is_free_and_releasing_again_is_as_good,
             a_late_release_does_not_remove_a_newer_lock_of_the_same_session,
             nobody_releases_the_lock_of_another_session,
+            a_grant_is_taken_back_unless_another_request_was_told_of_it,
             the_end_of_a_session_is_remembered_from_its_first_moment,
             releasing_a_session_removes_and_names_its_locks_only,
             what_has_run_out_is_neither_inspected_nor_listed,
@@ -524,6 +574,7 @@ macro_rules! store_conformance {
             a_save_is_refused_once_the_lock_has_run_out,
             a_save_is_refused_under_an_earlier_lock_of_the_same_session,
             a_save_is_refused_after_a_takeover_a_break_or_a_release,
+            a_save_that_comes_after_its_deadline_writes_nothing,
             a_save_does_not_bring_a_deleted_document_back,
             a_save_does_not_give_a_document_another_id,
             locking_leaves_the_document_byte_for_byte_as_it_was,

@@ -65,6 +65,16 @@ pub enum LockError {
     #[error(transparent)]
     Store(#[from] StoreError),
 
+    /// The database does not accept the document as it is: a unique index has its value already,
+    /// or a validation rule forbids it. Nothing was written, the lock is kept. (422)
+    #[error("the database does not accept this version of {key}")]
+    Rejected {
+        /// The document.
+        key: LockKey,
+        /// What the database said.
+        source: StoreError,
+    },
+
     /// The stored document is not one of the Rust type, or cannot be written as one. (500)
     #[error("the document {key} does not fit its Rust type")]
     Document {
@@ -102,8 +112,13 @@ pub enum StoreErrorKind {
     /// The store was not reached, or its answer was lost: the request may or may not have been
     /// carried out. Trying again is safe, because every verb of a store is idempotent.
     Unavailable,
+    /// As [`Unavailable`](Self::Unavailable), but the request is not repeated by itself: the answer
+    /// to a repetition would not tell what became of the first.
+    OutcomeUnknown,
     /// The store has no permission to do this. Trying again does not help.
     Denied,
+    /// The store does not accept this document. Nothing was written.
+    Rejected,
     /// The store refused the request, or holds something that it cannot read.
     Other,
 }
@@ -125,10 +140,5 @@ impl StoreError {
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
-    }
-
-    /// The request may have been carried out, and may be sent again.
-    pub(crate) fn is_unknown(&self) -> bool {
-        self.kind == StoreErrorKind::Unavailable
     }
 }

@@ -16,7 +16,7 @@ pub use lock::{Aid, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode};
 pub use manager::{Actor, BuildError, LockManager, LockManagerBuilder};
 #[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
 pub use store::MongoStore;
-pub use store::{Claim, Document, Format, MemoryStore, Released, Saved, Store, TryAcquire};
+pub use store::{Claim, Format, MemoryStore, Released, Saved, Store, StoredDocument, TryAcquire};
 pub use web::{
     Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,
     Problem, SessionLocks, lock_api,

@@ -7,21 +7,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    Aid, Holder, InvalidKey, Lock, LockError, LockId, LockKey, LockToken, Lockable,
-    store::{Answer, Claim, Document, DynStore, Released, Saved, TryAcquire},
+    Aid, Holder, InvalidKey, Lock, LockError, LockId, LockKey, Lockable,
+    store::{DynStore, Released, TryAcquire},
 };
 
 mod activity;
 mod builder;
+mod operations;
 mod policy;
 mod provisional;
 mod run;
 
 pub use builder::{BuildError, LockManagerBuilder};
+pub(crate) use operations::Acquired;
 pub use policy::Actor;
 pub(crate) use provisional::Provisional;
 
@@ -167,7 +168,8 @@ impl LockManager {
         }
     }
 
-    /// Ends the session: all its locks are released, and it gets no new one. Names what it held.
+    /// Ends the session: all its locks are released, and the extractors and the lock API give it no
+    /// new one. Names what it held.
     ///
     /// # Errors
     /// See [`LockManager`]. After an error the locks go with their ttl, or by a repeated call.
@@ -242,7 +244,7 @@ impl LockManager {
         self.list_by(None, self.until()).await
     }
 
-    /// The live locks of one session, at most 1 000 in each registered collection.
+    /// The live locks of one session.
     ///
     /// # Errors
     /// See [`LockManager`].
@@ -281,251 +283,6 @@ impl LockManager {
             Some(id) => Ok(LockKey::new(name, id)?),
             None => Err(InvalidKey::NotOfType { collection: name }.into()),
         }
-    }
-}
-
-/// What [`LockManager::acquire_by`] found.
-pub(crate) enum Acquired {
-    /// Granted anew, and given back unless it is confirmed.
-    Fresh(Provisional),
-    AlreadyMine(Lock),
-    Held(Lock),
-}
-
-/// The same verbs for the layer above, which has a deadline for a whole request.
-impl LockManager {
-    pub(crate) fn holder(&self) -> &Holder {
-        &self.inner.settings.holder
-    }
-
-    /// The deadline of an operation that begins now.
-    pub(crate) fn until(&self) -> Instant {
-        Instant::now() + self.deadline()
-    }
-
-    /// # Errors
-    /// [`LockError::Misconfigured`] if it is not.
-    pub(crate) fn must_be_registered(&self, collection: &str) -> Result<(), LockError> {
-        self.registered(collection).map(|_| ())
-    }
-
-    /// Everything that a grant leaves to be done if it is not wanted is tracked by `scope` too.
-    pub(crate) async fn acquire_by(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        holder: &Holder,
-        scope: &TaskTracker,
-        until: Instant,
-    ) -> Result<Acquired, LockError> {
-        self.registered(key.collection())?;
-        // The token is chosen here, before the first attempt, so that a repetition finds its own.
-        let claim = Claim {
-            aid: aid.clone(),
-            token: LockToken::new(),
-            holder: holder.clone(),
-            ttl: self.ttl(),
-        };
-        let (manager, key, own_scope) = (self.clone(), key.clone(), scope.clone());
-        let acquire = async move {
-            let answer = run::retry(until, || manager.inner.store.try_acquire(&key, &claim)).await;
-            match answer {
-                // Dropped with the answer if nobody waits for it any more, and then given back.
-                Ok(TryAcquire::Granted(lock)) => {
-                    Ok(Acquired::Fresh(Provisional::new(manager, lock, claim.token, own_scope)))
-                }
-                Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
-                Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
-                Err(error) => {
-                    if error.is_unknown() {
-                        // One of the attempts may have been carried out.
-                        manager.give_back(key, claim.aid, claim.token, &own_scope);
-                    }
-                    Err(error)
-                }
-            }
-        };
-        let outcome = self.inner.runner.spawn(scope, acquire);
-        Ok(run::answer("try_acquire", until, outcome).await?)
-    }
-
-    /// Releases without anybody waiting. Best effort: what it misses goes with its ttl.
-    pub(crate) fn give_back(&self, key: LockKey, aid: Aid, token: LockToken, scope: &TaskTracker) {
-        let (manager, until) = (self.clone(), self.until());
-        self.inner.runner.spawn(scope, async move {
-            let store = &manager.inner.store;
-            if let Err(e) = run::retry(until, || store.release(&key, &aid, token)).await {
-                log::warn!(
-                    target: "actix_doclock::manager",
-                    "a lock on {key:?} could not be given back and goes with its ttl: {e}",
-                );
-            }
-        });
-    }
-
-    pub(crate) async fn release_by(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        until: Instant,
-    ) -> Result<Released, LockError> {
-        let args = (key.clone(), aid.clone(), token);
-        self.run("release", until, args, |store, (key, aid, token)| store.release(key, aid, *token))
-            .await
-    }
-
-    pub(crate) async fn inspect_by(
-        &self,
-        key: &LockKey,
-        until: Instant,
-    ) -> Result<Option<Lock>, LockError> {
-        self.registered(key.collection())?;
-        self.run("inspect", until, key.clone(), |store, key| store.inspect(key)).await
-    }
-
-    pub(crate) async fn list_by(
-        &self,
-        aid: Option<&Aid>,
-        until: Instant,
-    ) -> Result<Vec<Lock>, LockError> {
-        const LIMIT: usize = 1_000;
-        let lists = self.in_each_collection(|collection| {
-            self.run("list", until, (collection, aid.cloned()), |store, (collection, aid)| {
-                store.list(collection, aid.as_ref(), LIMIT)
-            })
-        });
-        Ok(lists.await?.into_iter().flatten().collect())
-    }
-
-    async fn release_all_by(&self, aid: &Aid, until: Instant) -> Result<Vec<LockKey>, LockError> {
-        let released = self.in_each_collection(|collection| {
-            let args = (collection, aid.clone());
-            self.run("release_session", until, args, |store, (collection, aid)| {
-                store.release_session(collection, aid)
-            })
-        });
-        Ok(released.await?.into_iter().flatten().collect())
-    }
-
-    /// How long ago the session ended, if it has.
-    pub(crate) async fn session_ended(
-        &self,
-        aid: &Aid,
-        until: Instant,
-    ) -> Result<Option<Duration>, LockError> {
-        self.run("session_ended", until, aid.clone(), |store, aid| store.session_ended(aid)).await
-    }
-
-    pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool, LockError> {
-        self.run("exists", until, key.clone(), |store, key| store.exists(key)).await
-    }
-
-    /// # Errors
-    /// [`LockError::NotFound`], [`LockError::Document`], and those of the store.
-    pub(crate) async fn load<T: Lockable>(
-        &self,
-        key: &LockKey,
-        until: Instant,
-    ) -> Result<T, LockError> {
-        match self.run("load", until, key.clone(), |store, key| store.load(key)).await? {
-            None => Err(LockError::NotFound { key: key.clone() }),
-            Some(document) => {
-                document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
-            }
-        }
-    }
-
-    /// # Errors
-    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::Document`], and the store's.
-    pub(crate) async fn save<T: Lockable>(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        document: &T,
-        until: Instant,
-    ) -> Result<(), LockError> {
-        let document = Document::encode(self.inner.store.format(), document)
-            .map_err(|source| LockError::Document { key: key.clone(), source })?;
-        let args = (key.clone(), aid.clone(), token, document);
-        let saved = self.run("save", until, args, |store, (key, aid, token, document)| {
-            store.save(key, aid, *token, document)
-        });
-        match saved.await? {
-            Saved::Saved => Ok(()),
-            Saved::Lost => Err(LockError::Lost { key: key.clone(), holder: None }),
-            Saved::DocumentGone => Err(LockError::NotFound { key: key.clone() }),
-        }
-    }
-
-    /// Renews all locks of an active session, at most once in a third of the ttl and without
-    /// anybody waiting. Returns the task if this call started one.
-    pub(crate) fn touch(&self, aid: &Aid) -> Option<Receiver<()>> {
-        if !self.inner.activity.is_due(aid, self.ttl() / 3) {
-            return None;
-        }
-        let (manager, aid) = (self.clone(), aid.clone());
-        Some(self.inner.runner.spawn(&TaskTracker::new(), async move {
-            if let Err(e) = manager.renew(&aid).await {
-                manager.inner.activity.forget(&aid);
-                log::warn!(
-                    target: "actix_doclock::manager",
-                    "the locks of {aid:?} were not renewed, the next request tries again: {e}",
-                );
-            }
-        }))
-    }
-
-    /// A session that has just begun holds nothing, so nothing of it is due for renewal.
-    pub(crate) fn session_begins(&self, aid: &Aid) {
-        self.inner.activity.is_due(aid, self.ttl() / 3);
-    }
-
-    fn registered(&self, collection: &str) -> Result<(&'static str, Registered), LockError> {
-        let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
-        all.get_key_value(collection).map(|(name, registered)| (*name, *registered)).ok_or_else(
-            || {
-                LockError::Misconfigured(format!(
-                    "the collection `{collection}` is not registered: call \
-                     `locks.register::<T>().await?` for its type when the server starts"
-                ))
-            },
-        )
-    }
-
-    /// Runs one operation to its end in a task of its own, again and again while its outcome is
-    /// unknown and there is time.
-    async fn run<A, T>(
-        &self,
-        verb: &'static str,
-        until: Instant,
-        args: A,
-        attempt: for<'a> fn(&'a dyn DynStore, &'a A) -> Answer<'a, T>,
-    ) -> Result<T, LockError>
-    where
-        A: Send + Sync + 'static,
-        T: Send + 'static,
-    {
-        let store = Arc::clone(&self.inner.store);
-        let operation = async move { run::retry(until, || attempt(&*store, &args)).await };
-        let outcome = self.inner.runner.spawn(&TaskTracker::new(), operation);
-        Ok(run::answer(verb, until, outcome).await?)
-    }
-
-    /// One operation in each registered collection, all at the same time.
-    async fn in_each_collection<T, F>(
-        &self,
-        operation: impl Fn(&'static str) -> F,
-    ) -> Result<Vec<T>, LockError>
-    where
-        F: Future<Output = Result<T, LockError>>,
-    {
-        let names: Vec<_> = {
-            let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
-            all.keys().copied().collect()
-        };
-        run::all(names.into_iter().map(operation)).await
     }
 }
 

@@ -1,6 +1,9 @@
 //! The contract between the manager and the place where locks and documents live.
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
 
 use crate::{Aid, Holder, Lock, LockKey, LockToken, StoreError};
 
@@ -10,7 +13,7 @@ mod memory;
 #[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
 mod mongo;
 
-pub use document::{Document, Format};
+pub use document::{Format, StoredDocument};
 pub(crate) use erased::{Answer, DynStore};
 pub use memory::MemoryStore;
 #[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
@@ -32,7 +35,9 @@ pub use mongo::MongoStore;
 ///    carried out; the manager then calls it again with the same arguments.
 /// 4. **Every verb is idempotent.** [`try_acquire`](Store::try_acquire) is, because its token was
 ///    chosen before the first call: a second call finds its own token and says
-///    [`Granted`](TryAcquire::Granted) again.
+///    [`Granted`](TryAcquire::Granted) again. Only [`save`](Store::save) is not, should the lock be
+///    lost in between; where its outcome is in doubt it says
+///    [`OutcomeUnknown`](crate::StoreErrorKind::OutcomeUnknown) and is not repeated.
 /// 5. **A removal names the acquisition.** A late or repeated [`release`](Store::release) never
 ///    removes a newer lock, not even one of the same session.
 /// 6. **What a verb has answered is durable**: no crash or fail-over that the store is built to
@@ -83,6 +88,18 @@ pub trait Store: Send + Sync + 'static {
         token: LockToken,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
+    /// Removes this acquisition of the lock if nobody but its first claim was told that it is held.
+    ///
+    /// For a grant that its request does not want after all. Another request of the same session may
+    /// have been answered [`AlreadyMine`](TryAcquire::AlreadyMine) in the meantime, or have saved:
+    /// then the lock is that one's, and stays.
+    fn retract(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+    ) -> impl Future<Output = Result<Released, StoreError>> + Send;
+
     /// Remembers for a day that the session has ended.
     ///
     /// The moment is that of the first call; later calls do not move it.
@@ -125,15 +142,19 @@ pub trait Store: Send + Sync + 'static {
     fn load(
         &self,
         key: &LockKey,
-    ) -> impl Future<Output = Result<Option<Document>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Option<StoredDocument>, StoreError>> + Send;
 
     /// Replaces the document if this acquisition of its lock is live, and renews the lock.
+    ///
+    /// Nothing is written by what is still on its way after `until`: the caller has been told by
+    /// then that the outcome is unknown, and may have saved something newer.
     fn save(
         &self,
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        document: &Document,
+        document: &StoredDocument,
+        until: Instant,
     ) -> impl Future<Output = Result<Saved, StoreError>> + Send;
 }
 
@@ -162,12 +183,12 @@ pub enum TryAcquire {
     Held(Lock),
 }
 
-/// The answer to [`Store::release`] and [`Store::break_lock`].
+/// The answer to [`Store::release`], [`Store::retract`] and [`Store::break_lock`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
     /// It was there, and is not any more.
     Released,
-    /// This acquisition had gone before. As good.
+    /// There was nothing of that kind to remove; as good.
     AlreadyGone,
 }
 

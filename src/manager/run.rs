@@ -17,7 +17,11 @@ use crate::{StoreError, StoreErrorKind};
 
 /// The first pause before an operation is tried again; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// The longest pause where somebody waits.
+pub(super) const FOREGROUND: Duration = Duration::from_millis(500);
+/// The longest pause where nobody does: a store that comes back is not to be run over.
+pub(super) const BACKGROUND: Duration = Duration::from_secs(5);
 
 /// Spawns tasks on the runtime on which the manager was built.
 ///
@@ -50,6 +54,17 @@ impl Runner {
         receiver
     }
 
+    /// Runs `future` after a while. [`drain`](Self::drain) does not wait for that.
+    pub(super) fn spawn_after<F>(&self, delay: Duration, future: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.runtime.spawn(async move {
+            sleep(delay).await;
+            future.await;
+        });
+    }
+
     /// Waits until no task is left, at most so long.
     pub(super) async fn drain(&self, at_most: Duration) {
         self.tasks.close();
@@ -69,6 +84,7 @@ impl Runner {
 /// An attempt under way is never dropped, so this may end later than `until`.
 pub(super) async fn retry<T, F>(
     until: Instant,
+    longest_pause: Duration,
     mut attempt: impl FnMut() -> F,
 ) -> Result<T, StoreError>
 where
@@ -77,14 +93,18 @@ where
     let mut pause = FIRST_PAUSE;
     loop {
         match attempt().await {
-            Err(e) if e.is_unknown() && Instant::now() + pause < until => {
+            Err(e) if may_try_again(&e) && Instant::now() + pause < until => {
                 log::debug!(target: "actix_doclock::manager", "trying again after {pause:?}: {e}");
                 sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(longest_pause);
             }
             outcome => return outcome,
         }
     }
+}
+
+fn may_try_again(error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Unavailable
 }
 
 /// What comes of a task, or that nothing has come in time. The task goes on either way.

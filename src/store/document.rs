@@ -17,12 +17,12 @@ pub enum Format {
 
 /// An encoded document. Only its store looks into it.
 #[derive(Debug, Clone)]
-pub struct Document {
+pub struct StoredDocument {
     format: Format,
     bytes: Vec<u8>,
 }
 
-impl Document {
+impl StoredDocument {
     /// A document that a store has loaded.
     #[must_use]
     pub fn from_bytes(format: Format, bytes: Vec<u8>) -> Self {

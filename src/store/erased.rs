@@ -1,10 +1,14 @@
 //! `Store` as a trait object, so that neither the manager nor an extractor has a type parameter for it.
 
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    time::{Duration, Instant},
+};
 
 use crate::{
     Aid, Lock, LockKey, LockToken, StoreError,
-    store::{Claim, Document, Format, Released, Saved, Store, TryAcquire},
+    store::{Claim, Format, Released, Saved, Store, StoredDocument, TryAcquire},
 };
 
 /// What a verb of [`DynStore`] returns.
@@ -35,6 +39,7 @@ erase! {
     fn try_acquire(key: &'a LockKey, claim: &'a Claim) -> TryAcquire;
     fn renew(collection: &'a str, aid: &'a Aid) -> u64;
     fn release(key: &'a LockKey, aid: &'a Aid, token: LockToken) -> Released;
+    fn retract(key: &'a LockKey, aid: &'a Aid, token: LockToken) -> Released;
     fn end_session(aid: &'a Aid) -> ();
     fn session_ended(aid: &'a Aid) -> Option<Duration>;
     fn release_session(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
@@ -42,6 +47,12 @@ erase! {
     fn list(collection: &'a str, aid: Option<&'a Aid>, limit: usize) -> Vec<Lock>;
     fn break_lock(seen: &'a Lock) -> Released;
     fn exists(key: &'a LockKey) -> bool;
-    fn load(key: &'a LockKey) -> Option<Document>;
-    fn save(key: &'a LockKey, aid: &'a Aid, token: LockToken, document: &'a Document) -> Saved;
+    fn load(key: &'a LockKey) -> Option<StoredDocument>;
+    fn save(
+        key: &'a LockKey,
+        aid: &'a Aid,
+        token: LockToken,
+        document: &'a StoredDocument,
+        until: Instant
+    ) -> Saved;
 }

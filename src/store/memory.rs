@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{
     Aid, BoxError, Holder, Lock, LockKey, LockToken, Lockable, Mode, StoreError, StoreErrorKind,
-    store::{Claim, Document, Format, Released, Saved, Store, TryAcquire},
+    store::{Claim, Format, Released, Saved, Store, StoredDocument, TryAcquire},
 };
 
 /// How long an ended session is remembered.
@@ -42,6 +42,8 @@ struct State {
     started: Instant,
     turned_on: Duration,
     locks: BTreeMap<LockKey, Record>,
+    /// The number of records at which those are removed that have run out.
+    sweep_at: usize,
     ended: HashMap<Aid, Duration>,
     documents: BTreeMap<LockKey, Value>,
 }
@@ -54,6 +56,8 @@ struct Record {
     token: LockToken,
     since: SystemTime,
     holder: Holder,
+    /// A second request was told that the session has it.
+    again: bool,
 }
 
 impl Default for State {
@@ -62,6 +66,7 @@ impl Default for State {
             started: Instant::now(),
             turned_on: Duration::ZERO,
             locks: BTreeMap::new(),
+            sweep_at: 0,
             ended: HashMap::new(),
             documents: BTreeMap::new(),
         }
@@ -112,8 +117,8 @@ impl State {
         })
     }
 
-    fn remove_if(&mut self, key: &LockKey, aid: &Aid, token: LockToken) -> Released {
-        if self.locks.get(key).is_some_and(|record| record.is_acquisition(aid, token)) {
+    fn remove_if(&mut self, key: &LockKey, matches: impl Fn(&Record) -> bool) -> Released {
+        if self.locks.get(key).is_some_and(matches) {
             self.locks.remove(key);
             Released::Released
         } else {
@@ -204,6 +209,7 @@ impl Store for MemoryStore {
             record.ts = now;
             record.ttl = claim.ttl;
             record.holder = claim.holder.clone();
+            record.again |= record.token != claim.token;
             let lock = record.to_lock(key, now);
             return Ok(if record.token == claim.token {
                 TryAcquire::Granted(lock)
@@ -218,8 +224,13 @@ impl Store for MemoryStore {
             token: claim.token,
             since: SystemTime::now(),
             holder: claim.holder.clone(),
+            again: false,
         };
         let lock = record.to_lock(key, now);
+        if state.locks.len() >= state.sweep_at {
+            state.locks.retain(|_, record| record.is_live(now));
+            state.sweep_at = (state.locks.len() * 2).max(1024);
+        }
         state.locks.insert(key.clone(), record);
         Ok(TryAcquire::Granted(lock))
     }
@@ -241,7 +252,17 @@ impl Store for MemoryStore {
         aid: &Aid,
         token: LockToken,
     ) -> Result<Released, StoreError> {
-        Ok(self.state().remove_if(key, aid, token))
+        Ok(self.state().remove_if(key, |record| record.is_acquisition(aid, token)))
+    }
+
+    async fn retract(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+    ) -> Result<Released, StoreError> {
+        let unshared = |record: &Record| record.is_acquisition(aid, token) && !record.again;
+        Ok(self.state().remove_if(key, unshared))
     }
 
     async fn end_session(&self, aid: &Aid) -> Result<(), StoreError> {
@@ -292,19 +313,17 @@ impl Store for MemoryStore {
     }
 
     async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
-        Ok(match seen.token {
-            Some(token) => self.state().remove_if(&seen.key, &seen.aid, token),
-            None => Released::AlreadyGone,
-        })
+        let is_seen = |record: &Record| record.aid == seen.aid && Some(record.token) == seen.token;
+        Ok(self.state().remove_if(&seen.key, is_seen))
     }
 
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
         Ok(self.state().documents.contains_key(key))
     }
 
-    async fn load(&self, key: &LockKey) -> Result<Option<Document>, StoreError> {
+    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
         let document = self.state().documents.get(key).map(ToString::to_string);
-        Ok(document.map(|json| Document::from_bytes(Format::Json, json.into_bytes())))
+        Ok(document.map(|json| StoredDocument::from_bytes(Format::Json, json.into_bytes())))
     }
 
     async fn save(
@@ -312,26 +331,34 @@ impl Store for MemoryStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        document: &Document,
+        document: &StoredDocument,
+        until: Instant,
     ) -> Result<Saved, StoreError> {
-        let value: Value = serde_json::from_slice(document.as_bytes())
+        let mut value: Value = serde_json::from_slice(document.as_bytes())
             .map_err(|e| unwritable(key, "is not JSON").because(e))?;
         let mut state = self.state();
         let now = state.now();
-        match state.live(key, now) {
-            Some(record) if record.is_acquisition(aid, token) => record.ts = now,
-            _ => return Ok(Saved::Lost),
+        if Instant::now() >= until {
+            return Err(StoreError::new(StoreErrorKind::Unavailable, "saving: it is too late"));
         }
-        match state.documents.get_mut(key) {
-            None => Ok(Saved::DocumentGone),
-            Some(stored) if stored.get("_id") != value.get("_id") => {
-                Err(unwritable(key, "has another `_id` than the stored one"))
-            }
-            Some(stored) => {
-                *stored = value;
-                Ok(Saved::Saved)
-            }
+        if !state.live(key, now).is_some_and(|record| record.is_acquisition(aid, token)) {
+            return Ok(Saved::Lost);
         }
+        let Some(stored) = state.documents.get_mut(key) else {
+            return Ok(Saved::DocumentGone);
+        };
+        // As MongoDB: the id stays, and may be left out.
+        if let (Some(id), Some(fields)) = (stored.get("_id"), value.as_object_mut())
+            && fields.entry("_id").or_insert_with(|| id.clone()) != id
+        {
+            return Err(unwritable(key, "has another `_id` than the stored one"));
+        }
+        *stored = value;
+        if let Some(record) = state.live(key, now) {
+            record.ts = now;
+            record.again = true;
+        }
+        Ok(Saved::Saved)
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use mongodb::{
     Client, Collection, Database,
-    bson::{Bson, Document as Record, RawDocumentBuf, doc},
+    bson::{DateTime, Document as Record, RawDocumentBuf, doc},
     options::{
         ClientOptions, CollectionOptions, ReadConcern, ReturnDocument, SelectionCriteria,
         WriteConcern,
@@ -16,10 +16,13 @@ use mongodb::{
 };
 use tokio::sync::OnceCell;
 
-use self::{error::store_error, record::to_lock};
+use self::{
+    error::{retry_duplicate_key, store_error},
+    record::to_lock,
+};
 use crate::{
     Aid, Lock, LockKey, LockToken, StoreError, StoreErrorKind,
-    store::{Claim, Document, Format, Released, Saved, Store, TryAcquire},
+    store::{Claim, Format, Released, Saved, Store, StoredDocument, TryAcquire},
 };
 
 pub(super) mod codec;
@@ -48,9 +51,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// whatever the URI says: with `w:1` a paused or lagging primary grants one lock twice.
 ///
 /// On a replica set or a sharded cluster a guarded save is a transaction. A standalone server has
-/// none: there the lock is checked and renewed immediately before the document is written, which
-/// leaves a gap that only a pause longer than the ttl between the two can hit. Use a standalone
-/// server for development.
+/// none: there the lock is checked and renewed immediately before the document is written, and a lock
+/// that is broken, released or run out between the two is not noticed. Use a standalone server for
+/// development.
 #[derive(Debug, Clone)]
 pub struct MongoStore {
     inner: Arc<Inner>,
@@ -84,12 +87,14 @@ impl MongoStore {
     /// # Errors
     /// If the URI is malformed, or no primary answers within the server selection time-out.
     pub async fn connect(uri: &str, database: &str) -> Result<Self, StoreError> {
-        let malformed = |e| {
-            StoreError::new(
+        let malformed = |e: mongodb::error::Error| {
+            let error = StoreError::new(
                 StoreErrorKind::Other,
-                "this is not a MongoDB URI; write `mongodb://host:27017/?replicaSet=rs0`",
-            )
-            .because(e)
+                "this is not a MongoDB URI; write `mongodb://host:27017/?replicaSet=rs0`, with the \
+                 characters `: / ? # [ ] @ %` of a password percent-encoded",
+            );
+            // The driver quotes what it could not read, which may be a part of the password.
+            if uri.contains('@') { error } else { error.because(e) }
         };
         let mut options = ClientOptions::parse(uri).await.map_err(malformed)?;
         options.server_selection_timeout.get_or_insert(SERVER_SELECTION_TIMEOUT);
@@ -128,7 +133,8 @@ impl MongoStore {
             let hello = self.inner.database.run_command(doc! { "hello": 1 }).await;
             let hello = hello.map_err(|e| store_error("asking the server what it is", e))?;
             // A member of a replica set says which; a mongos says `isdbgrid`.
-            Ok(hello.contains_key("setName") || hello.get_str("msg") == Ok("isdbgrid"))
+            Ok(hello.contains_key("setName")
+                || hello.get_str("msg").is_ok_and(|it| it == "isdbgrid"))
         };
         self.inner.transactions.get_or_try_init(|| ask).await.copied()
     }
@@ -167,8 +173,8 @@ impl Store for MongoStore {
         let database = &self.inner.database;
         self.has_transactions().await?;
         let locks = majority(database, &format!("{collection}.lock"));
-        indexes::ensure(database, &locks, ttl).await?;
-        indexes::ensure_ended(database, &self.inner.ended).await?;
+        indexes::of_locks(database, &locks, ttl).await?;
+        indexes::of_ended(database, &self.inner.ended).await?;
         let prepared = Prepared { locks, documents: majority(database, collection), ttl };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
@@ -182,7 +188,7 @@ impl Store for MongoStore {
     // known; tried again with the same token.
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         let at = self.prepared(key.collection())?;
-        let doing = || format!("acquiring the lock on {key}");
+        let doing = || format!("acquiring the lock on {key:?}");
         let asked = Instant::now();
         let record = (at.locks)
             .find_one_and_update(pipeline::by_id(key.id()), pipeline::acquire(claim, at.ttl))
@@ -190,7 +196,7 @@ impl Store for MongoStore {
             .return_document(ReturnDocument::After)
             .projection(pipeline::lock_fields())
             .await
-            .map_err(|e| store_error(doing(), e))?
+            .map_err(|e| retry_duplicate_key(store_error(doing(), e)))?
             .ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))?;
         let lock = to_lock(key.clone(), &record, at.ttl, asked);
         Ok(if lock.aid != claim.aid {
@@ -223,7 +229,21 @@ impl Store for MongoStore {
     ) -> Result<Released, StoreError> {
         let at = self.prepared(key.collection())?;
         let result = at.locks.delete_one(pipeline::acquisition(key.id(), aid, token)).await;
-        let result = result.map_err(|e| store_error(format!("releasing the lock on {key}"), e))?;
+        let result =
+            result.map_err(|e| store_error(format!("releasing the lock on {key:?}"), e))?;
+        Ok(released(result.deleted_count))
+    }
+
+    // As `release`, and 0 also if another request was told that the session has the lock.
+    async fn retract(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+    ) -> Result<Released, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let result = at.locks.delete_one(pipeline::unshared(key.id(), aid, token)).await;
+        let result = result.map_err(|e| store_error(format!("giving {key:?} back"), e))?;
         Ok(released(result.deleted_count))
     }
 
@@ -231,7 +251,7 @@ impl Store for MongoStore {
     async fn end_session(&self, aid: &Aid) -> Result<(), StoreError> {
         let filter = doc! { "_id": { "$eq": aid.as_str() } };
         let result = self.inner.ended.update_one(filter, pipeline::tombstone()).upsert(true).await;
-        result.map_err(|e| store_error("ending a session", e))?;
+        result.map_err(|e| retry_duplicate_key(store_error("ending a session", e)))?;
         Ok(())
     }
 
@@ -269,7 +289,7 @@ impl Store for MongoStore {
             .find_one(pipeline::and_live(pipeline::by_id(key.id()), at.ttl))
             .projection(pipeline::lock_fields())
             .await
-            .map_err(|e| store_error(format!("inspecting the lock on {key}"), e))?;
+            .map_err(|e| store_error(format!("inspecting the lock on {key:?}"), e))?;
         Ok(record.map(|record| to_lock(key.clone(), &record, at.ttl, asked)))
     }
 
@@ -308,25 +328,24 @@ impl Store for MongoStore {
         }
         let at = self.prepared(seen.key.collection())?;
         let mut filter = pipeline::by_id(seen.key.id());
-        filter.insert("ts", mongodb::bson::DateTime::from_system_time(seen.since));
-        filter.insert("token", Bson::Null);
+        filter.insert("ts", DateTime::from_system_time(seen.since));
         let result = at.locks.delete_one(filter).await;
         let result =
-            result.map_err(|e| store_error(format!("breaking the lock on {}", seen.key), e))?;
+            result.map_err(|e| store_error(format!("breaking the lock on {:?}", seen.key), e))?;
         Ok(released(result.deleted_count))
     }
 
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
         let at = self.prepared(key.collection())?;
         let found = at.documents.find_one(pipeline::by_id(key.id())).projection(doc! { "_id": 1 });
-        Ok(found.await.map_err(|e| store_error(format!("looking for {key}"), e))?.is_some())
+        Ok(found.await.map_err(|e| store_error(format!("looking for {key:?}"), e))?.is_some())
     }
 
-    async fn load(&self, key: &LockKey) -> Result<Option<Document>, StoreError> {
+    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
         let at = self.prepared(key.collection())?;
         let found = at.documents.find_one(pipeline::by_id(key.id())).await;
-        let found = found.map_err(|e| store_error(format!("loading {key}"), e))?;
-        Ok(found.map(|raw| Document::from_bytes(Format::Bson, raw.into_bytes())))
+        let found = found.map_err(|e| store_error(format!("loading {key:?}"), e))?;
+        Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
     }
 
     async fn save(
@@ -334,7 +353,8 @@ impl Store for MongoStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        document: &Document,
+        document: &StoredDocument,
+        until: Instant,
     ) -> Result<Saved, StoreError> {
         let at = self.prepared(key.collection())?;
         let replacement =
@@ -348,13 +368,14 @@ impl Store for MongoStore {
             acquisition: pipeline::and_live(pipeline::acquisition(key.id(), aid, token), at.ttl),
             document: pipeline::by_id(key.id()),
             replacement,
+            until,
         };
         let saved = if self.has_transactions().await? {
             save.in_transaction(self.inner.database.client()).await
         } else {
             save.without_transaction().await
         };
-        saved.map_err(|e| store_error(format!("saving {key}"), e))
+        saved.map_err(|e| save::save_error(format!("saving {key:?}"), e))
     }
 }
 

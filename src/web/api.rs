@@ -136,7 +136,7 @@ async fn acquire(
         }
         Err(LockError::NotFound { key: key.clone() })
     };
-    let (mine, ()) = locks.acquire(&key, until, exists).await?;
+    let (mine, ()) = locks.acquire(&key, locks.offered()?, until, exists).await?;
     let mut response = if mine.is_fresh { HttpResponse::Created() } else { HttpResponse::Ok() };
     Ok(response.json(MineBody::from(&mine.lock)))
 }
@@ -163,8 +163,10 @@ async fn release(
         locks.release_key(&key).await?;
     }
     let until = locks.locks.begin();
-    for token in tokens {
-        locks.locks.release(&key, token, until).await?;
+    if let Some(aid) = locks.locks.aid() {
+        for token in tokens {
+            locks.manager().release_by(&key, &aid, token, until).await?;
+        }
     }
     Ok(HttpResponse::NoContent().finish())
 }
@@ -198,12 +200,16 @@ async fn heartbeat(
         .map(|(name, token)| Ok((name, parse_token(&token)?)))
         .collect::<Result<HashMap<_, _>, Problem>>()?;
     // The wrap has started a renewal of the session's locks, if one was due.
-    locks.locks.renewed(locks.locks.begin()).await;
-    let held = locks.list().await?;
-    let is_held = |name: &str, token: LockToken| {
-        held.iter().any(|lock| lock.token == Some(token) && lock.key.to_string() == name)
+    let until = locks.locks.begin();
+    locks.locks.renewed(until).await;
+    let held = match locks.locks.aid() {
+        Some(aid) => locks.manager().list_by(Some(&aid), until).await?,
+        None => Vec::new(),
     };
-    let lost = (believed.iter().filter(|(name, token)| !is_held(name, **token)))
+    let tokens: HashMap<String, Option<LockToken>> =
+        held.iter().map(|lock| (lock.key.to_string(), lock.token)).collect();
+    let is_held = |name: &String, token: &LockToken| tokens.get(name) == Some(&Some(*token));
+    let lost = (believed.iter().filter(|(name, token)| !is_held(name, token)))
         .map(|(name, _)| {
             let (collection, id) = name.split_once('/').unwrap_or_default();
             LostBody { key: name.clone(), collection: collection.into(), id: id.into() }
@@ -222,7 +228,6 @@ async fn break_lock(
     req: HttpRequest,
 ) -> Result<HttpResponse, Problem> {
     let key = key(&locks, &req)?;
-    locks.locks.begin();
     locks.manager().break_lock(&key, &locks.locks.actor()).await?;
     Ok(HttpResponse::NoContent().finish())
 }

@@ -1,6 +1,7 @@
 //! Documents as handler arguments.
 
 use std::{
+    any::type_name,
     fmt,
     future::Future,
     marker::PhantomData,
@@ -12,9 +13,9 @@ use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
 use super::{
     path::path_param,
-    request::{Mine, RequestLocks},
+    request::{Mine, RequestLocks, misconfigured},
 };
-use crate::{InvalidKey, Lock, LockError, LockKey, LockToken, Lockable};
+use crate::{InvalidKey, Lock, LockError, LockKey, Lockable};
 
 /// A document that this session locks with the request: acquired, or confirmed if the session holds
 /// it already; then loaded.
@@ -34,6 +35,9 @@ use crate::{InvalidKey, Lock, LockError, LockKey, LockToken, Lockable};
 /// [`LockError::Held`] 423, [`LockError::StaleToken`] 412, [`LockError::NotFound`] 404,
 /// [`LockError::InvalidKey`] 400, [`LockError::SessionEnded`] 401, [`LockError::Store`] 503,
 /// [`LockError::Document`] and [`LockError::Misconfigured`] 500.
+///
+/// If the client sends a `Lock-Token`, the lock is confirmed only, and it must be that acquisition. A
+/// request for several documents sends the tokens of all of them, separated by commas.
 pub type LockedDoc<T> = Guarded<T, Acquire>;
 
 /// A document that this session must hold already: confirmed, never acquired; then loaded.
@@ -65,8 +69,7 @@ pub struct Confirm;
 #[must_use = "the document is locked and loaded for a reason"]
 pub struct Guarded<T, How> {
     document: T,
-    lock: Lock,
-    token: LockToken,
+    mine: Mine,
     locks: RequestLocks,
     how: PhantomData<How>,
 }
@@ -80,18 +83,21 @@ impl<T: Lockable, How> Guarded<T, How> {
     ///
     /// # Errors
     /// [`LockError::Lost`] 409 or [`LockError::NotFound`] 404: nothing was written.
+    /// [`LockError::Rejected`] 422: a unique index or a validation rule of the collection forbids it.
     /// [`LockError::Document`] 500 if the document has no BSON form. [`LockError::Store`] 503: it is
     /// not known whether it was written; saving again is safe.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn save(&mut self) -> Result<(), LockError> {
-        let (key, until) = (&self.lock.key, self.locks.begin());
+        let (Mine { lock, token, .. }, until) = (&self.mine, self.locks.begin());
         let manager = self.locks.manager();
-        let saved = manager.save(key, &self.lock.aid, self.token, &self.document, until).await;
-        if let Err(LockError::NotFound { .. }) = saved {
+        let saved = manager.save(&lock.key, &lock.aid, *token, &self.document, until).await;
+        match &saved {
+            Err(LockError::Lost { .. }) => self.locks.forget(*token),
             // Nobody needs a lock on what is not there.
-            self.locks.release(key, self.token, until).await?;
+            Err(LockError::NotFound { .. }) => self.locks.release(&self.mine, until).await?,
+            _ => {}
         }
         saved
     }
@@ -104,23 +110,29 @@ impl<T: Lockable, How> Guarded<T, How> {
     /// # Cancel safety
     /// If the future is dropped, the lock is released all the same.
     pub async fn release(self) -> Result<(), LockError> {
-        self.locks.release(&self.lock.key, self.token, self.locks.begin()).await?;
-        Ok(())
+        self.locks.release(&self.mine, self.locks.begin()).await
     }
 
     /// [`save`](Self::save), then [`release`](Self::release).
     ///
     /// # Errors
-    /// Those of both. If saving fails the lock is kept, so that it can be tried again.
+    /// Those of `save`; the lock is kept, so that it can be tried again. That a saved document could
+    /// not be released at once is none: that goes on in the background.
     pub async fn save_and_release(mut self) -> Result<(), LockError> {
         self.save().await?;
-        self.release().await
+        if let Err(e) = self.locks.release(&self.mine, self.locks.begin()).await {
+            let Mine { lock, token, .. } = self.mine;
+            log::warn!(target: "actix_doclock::web", "{:?} is saved, not yet released: {e}", lock.key);
+            self.locks.forget(token);
+            self.locks.manager().release_in_background(lock.key, lock.aid, token);
+        }
+        Ok(())
     }
 
-    /// The lock, for its time left and its token.
+    /// The lock as it was when the document was loaded.
     #[must_use]
     pub fn lock(&self) -> &Lock {
-        &self.lock
+        &self.mine.lock
     }
 
     /// The document alone. The lock stays with the session.
@@ -129,8 +141,8 @@ impl<T: Lockable, How> Guarded<T, How> {
         self.document
     }
 
-    fn new(Mine { lock, token, .. }: Mine, document: T, locks: RequestLocks) -> Self {
-        Self { document, lock, token, locks, how: PhantomData }
+    fn new(mine: Mine, document: T, locks: RequestLocks) -> Self {
+        Self { document, mine, locks, how: PhantomData }
     }
 }
 
@@ -152,7 +164,7 @@ impl<T: fmt::Debug, How> fmt::Debug for Guarded<T, How> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guarded")
             .field("document", &self.document)
-            .field("lock", &self.lock)
+            .field("lock", &self.mine.lock)
             .finish_non_exhaustive()
     }
 }
@@ -170,7 +182,7 @@ impl<T: Lockable> FromRequest for LockedDoc<T> {
             let key = key_of::<T>(&req, &locks)?;
             let until = locks.begin();
             let load = |_| locks.manager().load::<T>(&key, until);
-            let (mine, document) = locks.acquire(&key, until, load).await?;
+            let (mine, document) = locks.acquire(&key, locks.offered()?, until, load).await?;
             Ok(Self::new(mine, document, locks))
         })
     }
@@ -188,12 +200,12 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
             let until = locks.begin();
             // One after the other: were the document loaded at the same time, a lock that another
             // tab of the session takes in between would seem to cover an older document.
-            let mine = locks.confirm(&key, until).await?;
+            let mine = locks.confirm(&key, locks.offered()?, until).await?;
             match locks.manager().load::<T>(&key, until).await {
                 Ok(document) => Ok(Self::new(mine, document, locks)),
                 Err(e) => {
                     if let LockError::NotFound { .. } = e {
-                        locks.release(&key, mine.token, until).await?;
+                        locks.release(&mine, until).await?;
                     }
                     Err(e)
                 }
@@ -203,9 +215,16 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
 }
 
 fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKey, LockError> {
-    locks.manager().must_be_registered(T::COLLECTION)?;
+    if !locks.manager().is_registered(T::COLLECTION) {
+        return Err(misconfigured(format!(
+            "the collection `{}` is not registered: call `locks.register::<{}>().await?` when the \
+             server starts",
+            T::COLLECTION,
+            type_name::<T>(),
+        )));
+    }
     let param = path_param(req, T::PATH_PARAM).ok_or_else(|| {
-        LockError::Misconfigured(format!(
+        misconfigured(format!(
             "the route `{}` has no parameter `{{{}}}`, from which the id of `{}` is taken: name it \
              so, or set `Lockable::PATH_PARAM`",
             req.match_pattern().unwrap_or_default(),

@@ -134,7 +134,13 @@ impl From<&LockError> for Problem {
             LockError::InvalidKey(_) => problem(StatusCode::BAD_REQUEST, "bad_id"),
             LockError::SessionEnded { .. } => problem(StatusCode::UNAUTHORIZED, "session_ended"),
             LockError::BreakRefused { .. } => problem(StatusCode::FORBIDDEN, "break_refused"),
-            LockError::Store(e) if e.kind() == StoreErrorKind::Unavailable => {
+            LockError::Rejected { .. } => problem(StatusCode::UNPROCESSABLE_ENTITY, "rejected"),
+            LockError::Store(e)
+                if matches!(
+                    e.kind(),
+                    StoreErrorKind::Unavailable | StoreErrorKind::OutcomeUnknown
+                ) =>
+            {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")
                     .detail("the database cannot be reached at the moment; try again")
                     .retry_after(STORE_MAY_BE_BACK_AFTER)
@@ -168,7 +174,8 @@ impl ResponseError for LockError {
 
 /// The client is told nothing about a fault of the server, so the log is.
 fn log_fault(error: &LockError) {
-    if error.status_code().is_server_error() {
+    // What is misconfigured was logged when it was found.
+    if error.status_code().is_server_error() && !matches!(error, LockError::Misconfigured(_)) {
         let mut causes = String::new();
         let mut cause = std::error::Error::source(error);
         while let Some(error) = cause {

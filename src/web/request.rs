@@ -20,7 +20,7 @@ use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockToken, Released,
+    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockToken,
     manager::{Acquired, Provisional},
 };
 
@@ -58,7 +58,7 @@ struct State {
     /// Granted to this request, and given back unless the request succeeds.
     fresh: RefCell<Vec<Provisional>>,
     /// Acquired or confirmed, and not released since.
-    held: RefCell<Vec<(LockKey, LockToken)>>,
+    held: RefCell<Vec<LockToken>>,
     /// What goes on in the background on account of this request.
     scope: TaskTracker,
     /// The deadline of the latest operation.
@@ -77,11 +77,10 @@ pub(super) struct Mine {
 impl RequestLocks {
     pub(super) fn of(req: &HttpRequest) -> Result<Self, LockError> {
         req.extensions().get::<Self>().cloned().ok_or_else(|| {
-            LockError::Misconfigured(
+            misconfigured(
                 "the application is not wrapped in `locks.session(…)`: replace \
                  `.wrap(SessionMiddleware::new(store, key))` with \
-                 `.wrap(locks.session(SessionMiddleware::new(store, key)))`"
-                    .to_owned(),
+                 `.wrap(locks.session(SessionMiddleware::new(store, key)))`",
             )
         })
     }
@@ -113,71 +112,111 @@ impl RequestLocks {
         self.0.offered.as_deref().ok_or(LockError::MalformedToken)
     }
 
-    /// Takes or confirms the lock and does `work` with it; without a lock if either fails.
+    /// Takes or confirms the lock and does `work` with it; takes no lock if that fails.
     ///
-    /// If the client offers a token, only the acquisition of that token will do.
+    /// If tokens are `offered`, only the acquisition of one of them will do.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a fresh grant is given back.
     pub(super) async fn acquire<T, F>(
         &self,
         key: &LockKey,
+        offered: &[LockToken],
         until: Instant,
         work: impl Fn(bool) -> F,
     ) -> Result<(Mine, T), LockError>
     where
         F: Future<Output = Result<T, LockError>>,
     {
-        if !self.offered()?.is_empty() {
-            let mine = self.confirm(key, until).await.map_err(|e| match e {
+        if !offered.is_empty() {
+            let mine = self.confirm(key, offered, until).await.map_err(|e| match e {
                 LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
                 LockError::Lost { key, .. } => LockError::StaleToken { key },
                 other => other,
             })?;
-            return Ok((mine, work(false).await?));
+            let worked = work(false).await;
+            return self.keep_if_found(mine, None, worked, until).await;
         }
-        let mine = self.take(key, until).await?;
-        // A session that ends at this moment either finds the lock, or has left its tombstone. A
-        // lock that was there before was found by it.
-        let not_ended = async {
-            if mine.is_fresh { self.session_is_alive(&mine.lock.aid, until).await } else { Ok(()) }
-        };
-        let worked = match tokio::join!(not_ended, work(mine.is_fresh)) {
-            (Err(e), _) | (_, Err(e)) => Err(e),
-            (Ok(()), Ok(value)) => Ok(value),
-        };
-        match worked {
-            Ok(value) => Ok((mine, value)),
-            Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => {
-                self.give_back(&mine);
-                self.0.aid.replace(Some(Aid::new()));
-                let mine = self.take(key, until).await?;
-                let worked = work(mine.is_fresh).await;
-                worked.inspect_err(|_| self.give_back(&mine)).map(|value| (mine, value))
+        let mut aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
+        loop {
+            let (mine, fresh) = self.take(key, &aid, until).await?;
+            // A session that ends at this moment either finds the lock, or has left its tombstone.
+            // A lock that was there before was found by it.
+            let alive = async {
+                if mine.is_fresh { self.session_is_alive(&aid, until).await } else { Ok(()) }
+            };
+            let (alive, worked) = tokio::join!(alive, work(mine.is_fresh));
+            match alive {
+                Ok(()) => return self.keep_if_found(mine, fresh, worked, until).await,
+                Err(LockError::SessionEnded { ago }) => {
+                    // Outright, and before anything else is tried: whatever other request of the
+                    // ended session was told that it has the lock, it has not.
+                    self.release(&mine, until).await?;
+                    if ago <= LOGOUT_IS_NEWS_FOR {
+                        return Err(LockError::SessionEnded { ago });
+                    }
+                    aid = self.replace_aid(&aid);
+                }
+                Err(e) => return Err(e),
             }
-            Err(e @ LockError::NotFound { .. }) => {
-                self.release(key, mine.token, until).await?;
-                Err(e)
+        }
+    }
+
+    /// One command: the lock, and if it is fresh, what gives it back.
+    async fn take(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<(Mine, Option<Provisional>), LockError> {
+        let holder = Holder::new(self.actor().label);
+        match self.0.manager.acquire_by(key, aid, &holder, &self.0.scope, until).await? {
+            Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
+            Acquired::AlreadyMine(lock) => Ok((Mine::new(lock)?, None)),
+            Acquired::Fresh(fresh) => {
+                let (lock, token) = (fresh.lock().clone(), fresh.token());
+                Ok((Mine { lock, token, is_fresh: true }, Some(fresh)))
+            }
+        }
+    }
+
+    async fn keep_if_found<T>(
+        &self,
+        mine: Mine,
+        fresh: Option<Provisional>,
+        worked: Result<T, LockError>,
+        until: Instant,
+    ) -> Result<(Mine, T), LockError> {
+        match worked {
+            Ok(value) => {
+                self.0.fresh.borrow_mut().extend(fresh);
+                self.remember(&mine);
+                Ok((mine, value))
             }
             Err(e) => {
-                self.give_back(&mine);
+                if let LockError::NotFound { .. } = e {
+                    // Nobody needs a lock on what is not there, not even one held before.
+                    self.release(&mine, until).await?;
+                }
                 Err(e)
             }
         }
     }
 
-    async fn take(&self, key: &LockKey, until: Instant) -> Result<Mine, LockError> {
-        let aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
-        let holder = Holder::new(self.actor().label);
-        let acquired = self.0.manager.acquire_by(key, &aid, &holder, &self.0.scope, until).await?;
-        let mine = match acquired {
-            Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
-            Acquired::AlreadyMine(lock) => Mine::new(lock)?,
-            Acquired::Fresh(fresh) => {
-                let (lock, token) = (fresh.lock().clone(), fresh.token());
-                self.0.fresh.borrow_mut().push(fresh);
-                Mine { lock, token, is_fresh: true }
-            }
-        };
-        self.0.held.borrow_mut().push((key.clone(), mine.token));
-        Ok(mine)
+    fn remember(&self, mine: &Mine) {
+        let mut held = self.0.held.borrow_mut();
+        if !held.contains(&mine.token) {
+            held.push(mine.token);
+        }
+    }
+
+    /// A new aid for a session that came back, unless another extractor has given it one.
+    fn replace_aid(&self, dead: &Aid) -> Aid {
+        let mut aid = self.0.aid.borrow_mut();
+        if aid.as_ref() == Some(dead) {
+            *aid = None;
+        }
+        aid.get_or_insert_with(Aid::new).clone()
     }
 
     async fn session_is_alive(&self, aid: &Aid, until: Instant) -> Result<(), LockError> {
@@ -187,10 +226,14 @@ impl RequestLocks {
         }
     }
 
-    /// Makes sure that this session holds the lock already, by the token if the client sent one.
-    pub(super) async fn confirm(&self, key: &LockKey, until: Instant) -> Result<Mine, LockError> {
+    /// Makes sure that this session holds the lock already, by one of the tokens if any are offered.
+    pub(super) async fn confirm(
+        &self,
+        key: &LockKey,
+        offered: &[LockToken],
+        until: Instant,
+    ) -> Result<Mine, LockError> {
         let lost = |holder| LockError::Lost { key: key.clone(), holder };
-        let offered = self.offered()?;
         let Some(aid) = self.aid() else {
             return Err(lost(None));
         };
@@ -199,7 +242,7 @@ impl RequestLocks {
             other => {
                 return Err(match self.session_is_alive(&aid, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
-                    Err(ended) => ended,
+                    Err(e) => e,
                     Ok(()) => lost(other.map(Box::new)),
                 });
             }
@@ -208,42 +251,32 @@ impl RequestLocks {
         if !offered.is_empty() && !offered.contains(&mine.token) {
             return Err(LockError::StaleToken { key: key.clone() });
         }
-        self.0.held.borrow_mut().push((key.clone(), mine.token));
+        self.remember(&mine);
         Ok(mine)
     }
 
-    /// Releases this acquisition.
-    pub(super) async fn release(
-        &self,
-        key: &LockKey,
-        token: LockToken,
-        until: Instant,
-    ) -> Result<Released, LockError> {
-        let Some(aid) = self.aid() else {
-            return Ok(Released::AlreadyGone);
-        };
-        let released = self.0.manager.release_by(key, &aid, token, until).await?;
-        self.0.held.borrow_mut().retain(|(_, held)| *held != token);
+    /// Releases this acquisition, also if other requests were told that the session has it.
+    pub(super) async fn release(&self, mine: &Mine, until: Instant) -> Result<(), LockError> {
+        let (key, aid) = (&mine.lock.key, &mine.lock.aid);
+        self.0.manager.release_by(key, aid, mine.token, until).await?;
+        self.forget(mine.token);
+        Ok(())
+    }
+
+    /// This acquisition is not held any more, as far as this request is concerned.
+    pub(super) fn forget(&self, token: LockToken) {
+        self.0.held.borrow_mut().retain(|held| *held != token);
         for gone in self.0.fresh.borrow_mut().extract_if(.., |fresh| fresh.token() == token) {
             gone.confirm();
         }
-        Ok(released)
     }
 
-    /// Nothing of the session is held any more, as far as this request is concerned.
-    pub(super) fn all_released(&self) {
-        self.0.held.borrow_mut().clear();
+    /// Nor is any other.
+    pub(super) fn forget_all(&self) {
+        self.0.held.take();
         for gone in self.0.fresh.take() {
             gone.confirm();
         }
-    }
-
-    /// Hands back a lock that this request took; one that the session held before stays.
-    fn give_back(&self, mine: &Mine) {
-        if mine.is_fresh {
-            self.0.fresh.borrow_mut().retain(|fresh| fresh.token() != mine.token);
-        }
-        self.0.held.borrow_mut().retain(|(_, held)| *held != mine.token);
     }
 
     /// Waits for the renewal that this request has started, if it has.
@@ -295,6 +328,14 @@ impl RequestLocks {
         let session = self.0.session.borrow();
         let Some(session) = session.as_ref() else { return };
         let (before, now) = (self.0.aid_before.borrow().clone(), aid_in(session));
+        if before.is_some() && now.is_none() && session.status() == SessionStatus::Unchanged {
+            // Neither purged nor cleared nor removed: somebody else has emptied the session.
+            misconfigured(
+                "there is another session middleware inside `locks.session(…)`: remove its \
+                 `.wrap(SessionMiddleware::new(store, key))`",
+            );
+            return;
+        }
         let vanished = before.is_some() && now != before;
         if vanished {
             self.0.ending.replace(before);
@@ -328,7 +369,8 @@ impl RequestLocks {
     pub(super) async fn session_saved(&self, response: &mut HttpResponse<impl Sized>) {
         let ending = self.0.ending.take();
         if let Some(aid) = ending {
-            self.all_released();
+            self.0.held.take();
+            self.0.fresh.take();
             if let Err(e) = self.0.manager.release_session(&aid).await {
                 log::error!(
                     target: "actix_doclock::session",
@@ -342,20 +384,21 @@ impl RequestLocks {
                 fresh.confirm();
             }
         } else {
-            let mut held = self.0.held.borrow_mut();
-            held.retain(|(_, token)| fresh.iter().all(|fresh| fresh.token() != *token));
+            let given_back = |token| fresh.iter().any(|fresh| fresh.token() == token);
+            self.0.held.borrow_mut().retain(|token| !given_back(*token));
             drop(fresh);
         }
         self.settle().await;
-        if let [(_, token)] = self.0.held.borrow().as_slice() {
-            if let Ok(announced) = HeaderValue::from_str(&format!("<urn:uuid:{token}>")) {
-                response.headers_mut().insert(LOCK_TOKEN, announced);
-            }
+        if let [token] = self.0.held.borrow().as_slice()
+            && let Ok(announced) = HeaderValue::from_str(&format!("<urn:uuid:{token}>"))
+        {
+            response.headers_mut().insert(LOCK_TOKEN, announced);
         }
     }
 
     /// The request has failed, or its session could not be saved: nothing was granted, nothing ended.
     pub(super) async fn session_not_saved(&self) {
+        self.0.ending.take();
         self.0.fresh.take();
         self.settle().await;
     }
@@ -378,6 +421,24 @@ impl fmt::Debug for RequestLocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RequestLocks").field("held", &self.0.held).finish_non_exhaustive()
     }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // The connection was lost while the session was being saved. The person has logged out, so
+        // their locks go; if the session store has not heard of it, it gets a new aid later.
+        if let Some(aid) = self.ending.take() {
+            self.manager.release_session_in_background(aid);
+        }
+    }
+}
+
+/// For the developer, in the log. The client is told nothing of it; a handler that takes an
+/// `Option` would not even know.
+pub(super) fn misconfigured(what_to_do: impl Into<String>) -> LockError {
+    let what_to_do = what_to_do.into();
+    log::error!(target: "actix_doclock::web", "{what_to_do}");
+    LockError::Misconfigured(what_to_do)
 }
 
 impl Mine {

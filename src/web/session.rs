@@ -9,7 +9,7 @@ use actix_web::{
     dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
 };
 
-use super::request::{Identify, RequestLocks};
+use super::request::{Identify, RequestLocks, misconfigured};
 use crate::{Actor, LockManager};
 
 type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -139,6 +139,13 @@ where
     forward_ready!(service);
 
     fn call(&self, req: ServiceRequest) -> Self::Future {
+        if req.extensions().contains::<RequestLocks>() {
+            let error = misconfigured(
+                "the request passes `locks.session(…)` twice: keep the wrap of the whole \
+                 application, remove that of the scope",
+            );
+            return Box::pin(async { Err(error.into()) });
+        }
         let locks = RequestLocks::new(
             self.manager.clone(),
             Rc::clone(&self.identify),

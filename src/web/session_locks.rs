@@ -5,7 +5,7 @@ use std::future::{Ready, ready};
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
 use super::request::RequestLocks;
-use crate::{Lock, LockError, LockKey, LockManager, Lockable, Released};
+use crate::{Lock, LockError, LockKey, LockManager, Lockable};
 
 /// What this session holds, and everything that can be done about it. Takes nothing by itself.
 ///
@@ -40,8 +40,8 @@ impl SessionLocks {
         }
     }
 
-    /// Takes the lock on the document `id`, or confirms that the session holds it. Does not look
-    /// whether there is such a document.
+    /// Takes the lock on the document `id`, or confirms that the session holds it. Looks neither
+    /// whether there is such a document, nor at a `Lock-Token` of the client.
     ///
     /// # Errors
     /// Those of [`LockedDoc`](crate::LockedDoc), without [`LockError::NotFound`].
@@ -50,7 +50,7 @@ impl SessionLocks {
     /// If the future is dropped, a fresh grant is given back.
     pub async fn try_acquire<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
         let (key, until) = (LockKey::of::<T>(id)?, self.locks.begin());
-        let (mine, ()) = self.locks.acquire(&key, until, async |_| Ok(())).await?;
+        let (mine, ()) = self.locks.acquire(&key, &[], until, async |_| Ok(())).await?;
         Ok(mine.lock)
     }
 
@@ -58,7 +58,7 @@ impl SessionLocks {
     ///
     /// # Errors
     /// [`LockError::Store`].
-    pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<Released, LockError> {
+    pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<(), LockError> {
         self.release_key(&LockKey::of::<T>(id)?).await
     }
 
@@ -67,10 +67,9 @@ impl SessionLocks {
     /// # Errors
     /// [`LockError::Store`]; what is left goes with the session or its ttl.
     pub async fn release_all(&self) -> Result<Vec<LockKey>, LockError> {
-        self.locks.begin();
         let Some(aid) = self.locks.aid() else { return Ok(Vec::new()) };
         let released = self.manager().release_all(&aid).await?;
-        self.locks.all_released();
+        self.locks.forget_all();
         Ok(released)
     }
 
@@ -80,14 +79,12 @@ impl SessionLocks {
         self.locks.manager()
     }
 
-    pub(super) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
+    pub(super) async fn release_key(&self, key: &LockKey) -> Result<(), LockError> {
         let until = self.locks.begin();
-        let Some(aid) = self.locks.aid() else { return Ok(Released::AlreadyGone) };
-        match self.manager().inspect_by(key, until).await? {
-            Some(Lock { token: Some(token), aid: holder, .. }) if holder == aid => {
-                self.locks.release(key, token, until).await
-            }
-            _ => Ok(Released::AlreadyGone),
+        match self.locks.confirm(key, &[], until).await {
+            Ok(mine) => self.locks.release(&mine, until).await,
+            Err(LockError::Lost { .. } | LockError::SessionEnded { .. }) => Ok(()),
+            Err(e) => Err(e),
         }
     }
 }

@@ -113,14 +113,17 @@ async fn without_transactions_a_guarded_save_is_two_updates() {
 }
 
 #[tokio::test]
-async fn a_refused_save_does_not_send_the_document() {
+async fn a_refused_save_is_taken_back() {
     let (app, commands, database) = on_replica_set().await;
     put(&database, "a", "old").await;
     let lock = lock(&app, &commands, &key("a")).await;
     rig::age(&database, &key("a"), TTL).await;
+    let before = stored(&database).await;
     commands.take();
     assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Lost);
-    assert_eq!(commands.take(), ["update", "abortTransaction"]);
+    assert_eq!(commands.take(), ["update", "update", "abortTransaction"]);
+    assert_eq!(title(&database, "a").await, "old");
+    assert_eq!(stored(&database).await, before);
 }
 
 #[tokio::test]
@@ -136,10 +139,10 @@ async fn a_refusal_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_registered_server_asks_for_the_indexes_and_changes_nothing() {
+async fn registering_again_asks_for_the_indexes_and_changes_nothing() {
     let (app, commands, _) = on_replica_set().await;
     app.locks.register::<WorkItem>().await.unwrap();
-    assert_eq!(commands.take(), ["listIndexes", "createIndexes"]);
+    assert_eq!(commands.take(), ["listIndexes", "listIndexes"]);
 }
 
 #[tokio::test]

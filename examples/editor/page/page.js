@@ -446,7 +446,8 @@ addEventListener('beforeunload', event => { if (dirty()) event.preventDefault();
 addEventListener('pagehide', () => {
   if (!view || view.mode !== 'edit') return;
   sessionStorage.setItem('editing', view.id);
-  navigator.sendBeacon(lockUrl(view.id) + '/release');
+  // With the token: a beacon that comes late must not release what another tab has taken since.
+  navigator.sendBeacon(lockUrl(view.id) + '/release', JSON.stringify({ token: view.token }));
 });
 addEventListener('pageshow', event => {
   if (!event.persisted) return;

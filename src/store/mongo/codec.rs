@@ -8,6 +8,7 @@ use crate::{BoxError, LockId};
 
 /// Encodes as the driver does for a `Collection<T>`.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
+    #[allow(unused_imports, reason = "used with bson 2 only")]
     use either_bson::*;
     {
         #[allow(unused_imports, reason = "used with bson 3 only")]
@@ -17,7 +18,9 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
 }
 
 /// Decodes as the driver does for a `Collection<T>`.
+#[allow(clippy::needless_question_mark, reason = "bson 3 has another error type")]
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
+    #[allow(unused_imports, reason = "used with bson 2 only")]
     use either_bson::*;
     {
         #[allow(unused_imports, reason = "used with bson 3 only")]
@@ -40,9 +43,10 @@ mod either_bson {
     pub(super) fn serialize_to_raw_document_buf<T: Serialize>(
         value: &T,
     ) -> Result<RawDocumentBuf, BoxError> {
-        #[allow(unused_imports)]
+        #[allow(unused_imports, reason = "used with bson 3 only")]
         use never::*;
         {
+            #[allow(unused_imports, reason = "used with bson 2 only")]
             use mongodb::bson::*;
             Ok(to_raw_document_buf(value)?)
         }
@@ -50,9 +54,10 @@ mod either_bson {
 
     #[allow(dead_code, reason = "used with bson 2 only")]
     pub(super) fn deserialize_from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
-        #[allow(unused_imports)]
+        #[allow(unused_imports, reason = "used with bson 3 only")]
         use never::*;
         {
+            #[allow(unused_imports, reason = "used with bson 2 only")]
             use mongodb::bson::*;
             Ok(from_slice(bytes)?)
         }

@@ -1,5 +1,7 @@
 //! What a driver error says about the request.
 
+use std::fmt::Display;
+
 use mongodb::error::{
     Error, ErrorKind, RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR,
     UNKNOWN_TRANSACTION_COMMIT_RESULT, WriteFailure,
@@ -8,37 +10,56 @@ use mongodb::error::{
 use crate::{StoreError, StoreErrorKind};
 
 /// Server codes after which the same request may be sent again: fail-over and shutdown, lost
-/// connections, time limits, write conflicts, and a duplicate key between two upserts.
+/// connections, time limits, interruptions, and write conflicts.
 const TRANSIENT: &[i32] = &[
-    6, 7, 24, 50, 64, 89, 91, 112, 133, 134, 189, 202, 251, 262, 317, 358, 384, 9001, 10107, 11000,
-    11600, 11602, 13388, 13435, 13436,
+    6, 7, 24, 43, 50, 64, 89, 91, 112, 133, 134, 175, 189, 202, 237, 251, 262, 290, 317, 358, 384,
+    462, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436,
 ];
 
 /// Not authorised, and authentication failed.
 const DENIED: &[i32] = &[13, 18];
 
-/// `doing` says what failed, as in "renewing locks in shop.workitem.lock".
-pub(super) fn store_error(doing: impl std::fmt::Display, error: Error) -> StoreError {
-    match kind(&error) {
-        StoreErrorKind::Unavailable => StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("{doing}: MongoDB cannot be reached, or its answer was lost"),
-        ),
-        StoreErrorKind::Denied => StoreError::new(
-            StoreErrorKind::Denied,
-            format!("{doing}: the database user is not allowed to do this"),
-        ),
-        kind => StoreError::new(kind, format!("{doing}: MongoDB refused")),
+const DUPLICATE_KEY: i32 = 11000;
+
+const TRANSIENT_LABELS: &[&str] = &[
+    RETRYABLE_WRITE_ERROR,
+    TRANSIENT_TRANSACTION_ERROR,
+    UNKNOWN_TRANSACTION_COMMIT_RESULT,
+    "RetryableError",
+    "SystemOverloadedError",
+];
+
+/// `doing` says what failed, as in "renewing locks in workitem".
+pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
+    let kind = kind(&error);
+    let new = |what: &str| StoreError::new(kind, format!("{doing}: {what}"));
+    match kind {
+        StoreErrorKind::Unavailable => {
+            new("MongoDB cannot be reached, or its answer was lost").because(error)
+        }
+        // The server quotes the whole command, which is not for the log.
+        StoreErrorKind::Denied => {
+            new("the database user is not allowed to do this").because(match code(&error) {
+                Some(code) => format!("server code {code}"),
+                None => error.to_string(),
+            })
+        }
+        _ => new("MongoDB refused").because(error),
     }
-    .because(error)
+}
+
+/// For upserts by `_id`, where two first ones can meet: whoever comes second finds the record next
+/// time. The server does that by itself, mostly.
+pub(super) fn retry_duplicate_key(error: StoreError) -> StoreError {
+    let source = std::error::Error::source(&error).and_then(|e| e.downcast_ref::<Error>());
+    if source.and_then(code) == Some(DUPLICATE_KEY) {
+        return StoreError::new(StoreErrorKind::Unavailable, error.to_string()).because(error);
+    }
+    error
 }
 
 fn kind(error: &Error) -> StoreErrorKind {
-    let labelled =
-        [RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT]
-            .iter()
-            .any(|label| error.contains_label(label));
-    if labelled {
+    if TRANSIENT_LABELS.iter().any(|label| error.contains_label(label)) {
         return StoreErrorKind::Unavailable;
     }
     match error.kind.as_ref() {
@@ -46,7 +67,11 @@ fn kind(error: &Error) -> StoreErrorKind {
         ErrorKind::Io(_)
         | ErrorKind::ServerSelection { .. }
         | ErrorKind::ConnectionPoolCleared { .. }
-        | ErrorKind::DnsResolve { .. } => StoreErrorKind::Unavailable,
+        | ErrorKind::DnsResolve { .. }
+        // Ours alone: too late to go on.
+        | ErrorKind::Custom(_)
+        // Carried out, and not known to be durable.
+        | ErrorKind::Write(WriteFailure::WriteConcernError(_)) => StoreErrorKind::Unavailable,
         _ => match code(error) {
             Some(code) if TRANSIENT.contains(&code) => StoreErrorKind::Unavailable,
             Some(code) if DENIED.contains(&code) => StoreErrorKind::Denied,
@@ -61,7 +86,6 @@ pub(super) fn code(error: &Error) -> Option<i32> {
         ErrorKind::Command(e) => Some(e.code),
         ErrorKind::Write(WriteFailure::WriteError(e)) => Some(e.code),
         ErrorKind::Write(WriteFailure::WriteConcernError(e)) => Some(e.code),
-        ErrorKind::InsertMany(e) => (e.write_concern_error.as_ref()).map(|e| e.code),
         _ => None,
     }
 }

@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use mongodb::{
     Collection, Database, IndexModel,
-    bson::{Document, doc},
+    bson::{Bson, Document, doc},
     error::Error,
     options::IndexOptions,
 };
 
-use super::error::{code, store_error};
+use super::{
+    error::{code, store_error},
+    pipeline::{and_live, millis},
+};
 use crate::{StoreError, StoreErrorKind};
 
 /// Codes that say "there is such an index, with other options": another server was quicker.
@@ -20,84 +23,108 @@ const NAMESPACE_NOT_FOUND: i32 = 26;
 ///
 /// Goes by what an index is on, not by its name: a hand-written protocol may have made some of
 /// them already.
-pub(super) async fn ensure(
+pub(super) async fn of_locks(
     database: &Database,
     locks: &Collection<Document>,
     ttl: Duration,
 ) -> Result<(), StoreError> {
-    // One repetition: two servers that start at the same moment see the same index missing.
-    match try_ensure(database, locks, ttl).await {
-        Err(e) if code(&e).is_some_and(|code| INDEX_CONFLICT.contains(&code)) => {
-            try_ensure(database, locks, ttl).await
-        }
-        other => other,
+    let mut ensured = ensure_of_locks(database, locks, ttl).await;
+    if met_another_server(&ensured) {
+        ensured = ensure_of_locks(database, locks, ttl).await;
     }
-    .map_err(|e| explain(database, locks, e))
+    explained(database, locks, ensured)
 }
 
 /// The same for the collection of ended sessions.
-pub(super) async fn ensure_ended(
+pub(super) async fn of_ended(
     database: &Database,
     ended: &Collection<Document>,
 ) -> Result<(), StoreError> {
-    ended
-        .create_index(ttl_index(super::REMEMBER_ENDED))
-        .await
-        .map_err(|e| explain(database, ended, e))?;
-    Ok(())
-}
-
-fn explain(database: &Database, collection: &Collection<Document>, error: Error) -> StoreError {
-    let error = store_error(format!("preparing {}", collection.namespace()), error);
-    if error.kind() != StoreErrorKind::Denied {
-        return error;
+    let mut ensured = ensure_of_ended(database, ended).await;
+    if met_another_server(&ensured) {
+        ensured = ensure_of_ended(database, ended).await;
     }
-    let (namespace, database) = (collection.namespace(), database.name());
-    StoreError::new(
-        StoreErrorKind::Denied,
-        format!(
-            "the database user may not create or change the indexes of {namespace}: give it the \
-             roles `readWrite` and `dbAdmin` on the database `{database}`, or the actions find, \
-             insert, update, remove, listIndexes, createIndex, createCollection and collMod on \
-             {namespace}",
-        ),
-    )
-    .because(error)
+    explained(database, ended, ensured)
 }
 
-async fn try_ensure(
+async fn ensure_of_locks(
     database: &Database,
     locks: &Collection<Document>,
     ttl: Duration,
 ) -> Result<(), Error> {
-    let existing = list(locks).await?;
-    let wanted = expire_after(longest_in_use(locks, ttl, &existing).await?);
-    match existing.iter().find(|index| index.keys == doc! { "ts": 1 }) {
-        None => {
-            locks.create_index(ttl_index(wanted)).await?;
-        }
-        Some(index) if expiry(index) != Some(wanted) => {
-            let seconds = i64::try_from(wanted.as_secs()).unwrap_or(i64::MAX);
-            let change = doc! { "keyPattern": { "ts": 1 }, "expireAfterSeconds": seconds };
-            database.run_command(doc! { "collMod": locks.name(), "index": change }).await?;
-        }
-        Some(_) => {}
-    }
-    for keys in [doc! { "aid": 1 }, doc! { "readers.aid": 1 }] {
-        if !existing.iter().any(|index| index.keys == keys) {
-            locks.create_index(IndexModel::builder().keys(keys).build()).await?;
+    let existing = list(database, locks).await?;
+    let wanted = whole_seconds(longest_in_use(locks, ttl, &existing).await?);
+    ensure_ttl(database, locks, wanted, &existing).await?;
+    for field in ["aid", "readers.aid"] {
+        if !existing.iter().any(|index| is_on(index, field)) {
+            locks.create_index(IndexModel::builder().keys(doc! { field: 1 }).build()).await?;
         }
     }
     Ok(())
 }
 
-fn ttl_index(expire_after: Duration) -> IndexModel {
-    let options = IndexOptions::builder().expire_after(expire_after).build();
-    IndexModel::builder().keys(doc! { "ts": 1 }).options(options).build()
+async fn ensure_of_ended(database: &Database, ended: &Collection<Document>) -> Result<(), Error> {
+    let existing = list(database, ended).await?;
+    ensure_ttl(database, ended, whole_seconds(super::REMEMBER_ENDED), &existing).await
 }
 
-async fn list(locks: &Collection<Document>) -> Result<Vec<IndexModel>, Error> {
-    let mut cursor = match locks.list_indexes().await {
+/// One that started at the same moment, and saw the same index missing.
+fn met_another_server(ensured: &Result<(), Error>) -> bool {
+    ensured.as_ref().is_err_and(|e| code(e).is_some_and(|code| INDEX_CONFLICT.contains(&code)))
+}
+
+fn explained(
+    database: &Database,
+    collection: &Collection<Document>,
+    result: Result<(), Error>,
+) -> Result<(), StoreError> {
+    let (namespace, database) = (collection.namespace(), database.name());
+    let error = match result {
+        Ok(()) => return Ok(()),
+        Err(e) => store_error(format!("preparing {namespace}"), e),
+    };
+    if error.kind() != StoreErrorKind::Denied {
+        return Err(error);
+    }
+    let message = format!(
+        "the database user may not create or change the indexes of {namespace}: give it the roles \
+         `readWrite` and `dbAdmin` on the database `{database}`, or the actions find, insert, \
+         update, remove, listIndexes, createIndex, createCollection and collMod on {namespace}",
+    );
+    Err(StoreError::new(StoreErrorKind::Denied, message).because(error))
+}
+
+async fn ensure_ttl(
+    database: &Database,
+    collection: &Collection<Document>,
+    seconds: u64,
+    existing: &[Document],
+) -> Result<(), Error> {
+    match existing.iter().find(|index| is_on(index, "ts")) {
+        None => {
+            let expire_after = Duration::from_secs(seconds);
+            let options = IndexOptions::builder().expire_after(expire_after).build();
+            let index = IndexModel::builder().keys(doc! { "ts": 1 }).options(options).build();
+            collection.create_index(index).await?;
+        }
+        Some(index) if expiry(index) != Some(seconds as f64) => {
+            let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+            let change = doc! { "keyPattern": { "ts": 1 }, "expireAfterSeconds": seconds };
+            database.run_command(doc! { "collMod": collection.name(), "index": change }).await?;
+        }
+        Some(_) => {}
+    }
+    Ok(())
+}
+
+/// As the server describes them. Not as `IndexModel`: the old shell wrote every number as a double,
+/// which that type does not take.
+async fn list(
+    database: &Database,
+    collection: &Collection<Document>,
+) -> Result<Vec<Document>, Error> {
+    let command = doc! { "listIndexes": collection.name() };
+    let mut cursor = match database.run_cursor_command(command).await {
         Ok(cursor) => cursor,
         Err(e) if code(&e) == Some(NAMESPACE_NOT_FOUND) => return Ok(Vec::new()),
         Err(e) => return Err(e),
@@ -117,17 +144,14 @@ async fn list(locks: &Collection<Document>) -> Result<Vec<IndexModel>, Error> {
 async fn longest_in_use(
     locks: &Collection<Document>,
     ttl: Duration,
-    existing: &[IndexModel],
+    existing: &[Document],
 ) -> Result<Duration, Error> {
-    let index_is_longer = (existing.iter().filter_map(expiry)).any(|e| e > expire_after(ttl));
-    if !index_is_longer {
+    let wanted = whole_seconds(ttl) as f64;
+    if !existing.iter().filter_map(expiry).any(|seconds| seconds > wanted) {
         return Ok(ttl);
     }
-    let filter = super::pipeline::and_live(
-        doc! { "ttl": { "$type": "number", "$gt": super::pipeline::millis(ttl) } },
-        ttl,
-    );
-    let longest = locks.find_one(filter).sort(doc! { "ttl": -1 }).await?;
+    let longer = doc! { "ttl": { "$type": "number", "$gt": millis(ttl) } };
+    let longest = locks.find_one(and_live(longer, ttl)).sort(doc! { "ttl": -1 }).await?;
     let longest = longest.and_then(|record| record.get_i64("ttl").ok()).unwrap_or(0);
     let longest = Duration::from_millis(longest.try_into().unwrap_or(0));
     if longest > ttl {
@@ -141,11 +165,27 @@ async fn longest_in_use(
     Ok(longest.max(ttl))
 }
 
-fn expiry(index: &IndexModel) -> Option<Duration> {
-    index.options.as_ref().and_then(|options| options.expire_after)
+/// Whether the index is on this field alone, ascending.
+fn is_on(index: &Document, field: &str) -> bool {
+    index.get_document("key").is_ok_and(|key| {
+        key.len() == 1 && key.get(field).and_then(number).is_some_and(|direction| direction > 0.0)
+    })
+}
+
+fn expiry(index: &Document) -> Option<f64> {
+    index.get("expireAfterSeconds").and_then(number)
+}
+
+fn number(value: &Bson) -> Option<f64> {
+    match value {
+        Bson::Int32(n) => Some((*n).into()),
+        Bson::Int64(n) => Some(*n as f64),
+        Bson::Double(n) => Some(*n),
+        _ => None,
+    }
 }
 
 /// A TTL index counts in whole seconds, and must not be early.
-fn expire_after(ttl: Duration) -> Duration {
-    Duration::from_secs(ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0))
+fn whole_seconds(ttl: Duration) -> u64 {
+    ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)
 }

@@ -24,6 +24,13 @@ pub(super) fn acquisition(id: &LockId, aid: &Aid, token: LockToken) -> Document 
     }
 }
 
+/// This acquisition, unless another request was told that the session has it.
+pub(super) fn unshared(id: &LockId, aid: &Aid, token: LockToken) -> Document {
+    let mut filter = acquisition(id, aid, token);
+    filter.insert("again", doc! { "$exists": false });
+    filter
+}
+
 /// All records of the session.
 pub(super) fn of_session(aid: &Aid) -> Document {
     doc! { "aid": { "$eq": aid.as_str() } }
@@ -68,9 +75,12 @@ pub(super) fn acquire(claim: &Claim, foreign_ttl: Duration) -> Vec<Document> {
             },
             {
                 "case": live(foreign_ttl),
-                "then": { "$mergeObjects": ["$$ROOT", {
-                    "ts": "$$NOW", "ttl": ttl, "holder": holder.clone(),
-                }] },
+                "then": { "$mergeObjects": [
+                    "$$ROOT",
+                    { "ts": "$$NOW", "ttl": ttl, "holder": holder.clone() },
+                    // Not for a repetition whose first reply was lost.
+                    { "$cond": [{ "$eq": ["$token", token.clone()] }, {}, { "again": true }] },
+                ] },
             },
         ],
         // A new document and not a merge: nothing of an earlier holder stays.
@@ -85,6 +95,11 @@ pub(super) fn acquire(claim: &Claim, foreign_ttl: Duration) -> Vec<Document> {
 /// Starts the lease anew.
 pub(super) fn renew() -> Vec<Document> {
     vec![doc! { "$set": { "ts": "$$NOW" } }]
+}
+
+/// The same for a save, which tells a request that it holds the lock.
+pub(super) fn renew_for_save() -> Vec<Document> {
+    vec![doc! { "$set": { "ts": "$$NOW", "again": true } }]
 }
 
 /// Marks the end of a session; a second time changes nothing.

@@ -16,15 +16,18 @@ pub(super) fn to_lock(
     asked: Instant,
 ) -> Lock {
     let ts = record.get_datetime("ts").ok().copied();
+    let token = record.get_str("token").ok().and_then(|token| token.parse().ok());
+    // A foreign lock is told from others by its `ts`, whatever else its program writes.
+    let since = record.get_datetime("since").ok().copied().filter(|_| token.is_some()).or(ts);
     Lock {
         key,
         mode: Mode::Exclusive,
         aid: Aid::from(record.get_str("aid").unwrap_or_default().to_owned()),
-        token: record.get_str("token").ok().and_then(|token| token.parse().ok()),
+        token,
         holder: (record.get_document("holder").ok())
             .and_then(|holder| holder.get_str("label").ok())
             .map(Holder::new),
-        since: presentable(record.get_datetime("since").ok().copied().or(ts)),
+        since: presentable(since),
         expires_at: asked + remaining(record, ts, foreign_ttl),
     }
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Actor, Aid, Document as Encoded, Holder, Lock, LockError, LockKey, LockManager,
-    LockManagerBuilder, Lockable, MongoStore, Saved, Store, StoreError, StoreErrorKind, TryAcquire,
+    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable,
+    MongoStore, Saved, Store, StoreError, StoreErrorKind, StoredDocument as Encoded, TryAcquire,
 };
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::{Collection, Database};
@@ -108,13 +108,21 @@ impl App {
     pub(crate) async fn save(&self, lock: &Lock, title: &str) -> Result<Saved, StoreError> {
         let item = WorkItem { id: lock.key.id().to_string(), title: title.into() };
         let item = Encoded::encode(self.store.format(), &item).unwrap();
-        self.store.save(&lock.key, &lock.aid, lock.token.unwrap(), &item).await
+        let until = Instant::now() + self.locks.deadline();
+        self.store.save(&lock.key, &lock.aid, lock.token.unwrap(), &item, until).await
     }
 
     /// Breaks the lock on `key`; needs a policy that allows it.
     pub(crate) async fn break_lock(&self, key: &LockKey) -> Option<Lock> {
         self.locks.break_lock(key, &Actor::new("admin")).await.unwrap()
     }
+}
+
+/// Settings of a server that waits no longer than this for its database.
+pub(crate) fn with_deadline(
+    deadline: Duration,
+) -> impl FnOnce(LockManagerBuilder) -> LockManagerBuilder {
+    move |settings| settings.deadline(deadline)
 }
 
 /// The lock records, as they are stored.

@@ -18,7 +18,10 @@ use std::time::Duration;
 
 use actix_doclock::LockKey;
 use mongodb::bson::{Bson, Document, doc, oid::ObjectId};
-use mongodb::event::{EventHandler, command::CommandEvent};
+use mongodb::event::{
+    EventHandler,
+    command::{CommandEvent, CommandStartedEvent},
+};
 use mongodb::options::ClientOptions;
 use mongodb::{Client, Database};
 use tokio::runtime::Runtime;
@@ -38,16 +41,34 @@ pub(crate) async fn fresh_database(uri: &str) -> Database {
 pub(crate) async fn counted_database(uri: &str) -> (Database, Commands) {
     let commands = Commands::default();
     let sent = commands.clone();
-    let mut options = options(uri).await;
+    let options = options(uri).await;
+    let database = watched_database(options, move |started| sent.push(started.command_name));
+    (database, commands)
+}
+
+/// As [`counted_database`], with the commands as they were sent.
+pub(crate) async fn recorded_database(uri: &str) -> (Database, Arc<Mutex<Vec<Document>>>) {
+    let commands = Arc::new(Mutex::new(Vec::new()));
+    let sent = commands.clone();
+    let options = options(uri).await;
+    let database = watched_database(options, move |started| {
+        sent.lock().expect("no panic while locked").push(started.command);
+    });
+    (database, commands)
+}
+
+fn watched_database(
+    mut options: ClientOptions,
+    sends: impl Fn(CommandStartedEvent) + Send + Sync + 'static,
+) -> Database {
     options.command_event_handler = Some(EventHandler::callback(move |event| {
         if let CommandEvent::Started(started) = event
             && !is_housekeeping(&started.command_name)
         {
-            sent.push(started.command_name);
+            sends(started);
         }
     }));
-    let client = Client::with_options(options).expect("valid options");
-    (client.database(&fresh_name()), commands)
+    Client::with_options(options).expect("valid options").database(&fresh_name())
 }
 
 /// The names of the commands that a client sent, without the driver's own housekeeping.

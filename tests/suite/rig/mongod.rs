@@ -34,6 +34,15 @@ impl Mongod {
         Self::start(Kind::Standalone, |port| arguments(port, &[])).await
     }
 
+    /// As [`Self::start_standalone`], but what has run out is removed every second and not every
+    /// minute. Not a parameter of the running server: that would count from the next minute on.
+    pub(crate) async fn start_with_eager_ttl_monitor() -> Self {
+        Self::start(Kind::Standalone, |port| {
+            arguments(port, &["--setParameter", "ttlMonitorSleepSecs=1"])
+        })
+        .await
+    }
+
     /// A replica set of one member, already primary.
     pub(crate) async fn start_replica_set() -> Self {
         let mongod =
@@ -114,7 +123,7 @@ impl Mongod {
         run_admin(&self.direct_uri(), command).await
     }
 
-    /// Changes a parameter of the running server, such as `ttlMonitorSleepSecs`.
+    /// Changes a parameter of the running server, such as `ttlMonitorEnabled`.
     pub(crate) async fn parameter(&self, name: &str, value: impl Into<Bson>) {
         let mut command = doc! { "setParameter": 1 };
         command.insert(name, value);

@@ -1,15 +1,20 @@
 //! A handler that is dropped half-way leaves nothing behind.
 
-use std::{future::Future, pin::pin, task::Context};
+use std::{future::Future, pin::pin, task::Context, time::Instant};
 
 use actix_doclock::{
-    Aid, Claim, Document, Format, LockToken, MongoStore, Released, Saved, Store, StoreError,
+    Aid, Claim, Format, LockToken, MongoStore, Released, Saved, Store, StoreError, StoredDocument,
     TryAcquire,
 };
 use futures_util::task::noop_waker_ref;
 use tokio::task::yield_now;
 
-use super::*;
+use actix_session::storage::{LoadError, SaveError, SessionKey, UpdateError};
+
+use super::{
+    sessions::{State, Ttl},
+    *,
+};
 use crate::rig;
 
 /// A store that pauses before and after everything it does, so that there are many points to be
@@ -46,6 +51,14 @@ impl Store for Pausing {
     ) -> Result<Released, StoreError> {
         self.paused(self.0.release(key, aid, token)).await
     }
+    async fn retract(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+    ) -> Result<Released, StoreError> {
+        self.paused(self.0.retract(key, aid, token)).await
+    }
     async fn end_session(&self, aid: &Aid) -> Result<(), StoreError> {
         self.paused(self.0.end_session(aid)).await
     }
@@ -76,7 +89,7 @@ impl Store for Pausing {
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
         self.paused(self.0.exists(key)).await
     }
-    async fn load(&self, key: &LockKey) -> Result<Option<Document>, StoreError> {
+    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
         self.paused(self.0.load(key)).await
     }
     async fn save(
@@ -84,9 +97,10 @@ impl Store for Pausing {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        document: &Document,
+        document: &StoredDocument,
+        until: Instant,
     ) -> Result<Saved, StoreError> {
-        self.paused(self.0.save(key, aid, token, document)).await
+        self.paused(self.0.save(key, aid, token, document, until)).await
     }
 }
 
@@ -161,6 +175,43 @@ async fn a_logout_that_is_dropped_is_carried_out() {
     let request = alice.request(Method::POST, "/purge").to_request();
     // Far enough for the session to be saved, not far enough for its locks to be released.
     assert!(!drop_after(app.call(request), 2).await);
+    assert_eq!(holder_of(&locks, "a").await, None);
+}
+
+/// A session store that never ends saving.
+struct Stuck(CookieSessionStore);
+
+impl SessionStore for Stuck {
+    async fn load(&self, key: &SessionKey) -> Result<Option<State>, LoadError> {
+        self.0.load(key).await
+    }
+    async fn save(&self, state: State, ttl: &Ttl) -> Result<SessionKey, SaveError> {
+        self.0.save(state, ttl).await
+    }
+    async fn update(
+        &self,
+        key: SessionKey,
+        state: State,
+        ttl: &Ttl,
+    ) -> Result<SessionKey, UpdateError> {
+        self.0.update(key, state, ttl).await
+    }
+    async fn update_ttl(&self, key: &SessionKey, ttl: &Ttl) -> Result<(), anyhow::Error> {
+        self.0.update_ttl(key, ttl).await
+    }
+    async fn delete(&self, _: &SessionKey) -> Result<(), anyhow::Error> {
+        std::future::pending().await
+    }
+}
+
+#[actix_web::test]
+async fn a_logout_that_is_dropped_while_its_session_is_saved_frees_the_documents() {
+    let (locks, _) = embedded().await;
+    let app = serve(&locks, Stuck(CookieSessionStore::default())).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await.token();
+    let request = alice.request(Method::POST, "/purge").to_request();
+    assert!(!drop_after(app.call(request), 20).await);
     assert_eq!(holder_of(&locks, "a").await, None);
 }
 

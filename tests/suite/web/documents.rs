@@ -279,3 +279,66 @@ async fn an_id_is_read_from_the_path_as_it_was_written() {
         assert_eq!(answer.json()["_id"], id);
     }
 }
+
+#[actix_web::test]
+async fn a_failing_request_does_not_take_the_lock_from_one_that_was_told_it_has_it() {
+    let (locks, _) = embedded().await;
+    async fn slow(_: LockedDoc<Note>, turn: web::Data<tokio::sync::Notify>) -> HttpResponse {
+        turn.notified().await;
+        HttpResponse::InternalServerError().finish()
+    }
+    let turn = web::Data::new(tokio::sync::Notify::new());
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .app_data(turn.clone())
+        .wrap(locks.session(session))
+        .route("/slow/{id}", web::post().to(slow))
+        .configure(routes);
+    let app = test::init_service(app).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+
+    // A double click: the first request has the lock and is still at work when the second comes.
+    let second = async {
+        while locks.inspect(&key("a")).await.unwrap().is_none() {
+            tokio::task::yield_now().await;
+        }
+        let token = alice.post("/note/a").await.token();
+        turn.notify_one();
+        token
+    };
+    let (first, token) = tokio::join!(alice.post("/slow/a"), second);
+    assert_eq!((first.status.as_u16(), first.header("lock-token")), (500, None));
+    locks.shutdown().await;
+    assert_eq!(alice.put("/note/a", "new").await.token(), token);
+}
+
+#[actix_web::test]
+async fn what_a_handler_gives_up_waiting_for_is_not_kept() {
+    let (locks, _) = embedded().await;
+    async fn impatient(locks: SessionLocks) -> impl Responder {
+        let mut acquire = Box::pin(locks.try_acquire::<Note>("a".to_owned()));
+        // As far as the command, not as far as its answer.
+        assert!(futures_util::poll!(&mut acquire).is_pending());
+        drop(acquire);
+        HttpResponse::NoContent()
+    }
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new().wrap(locks.session(session)).route("/x", web::post().to(impatient));
+    let app = test::init_service(app.configure(routes)).await;
+    let answer = Browser::logged_in(&app, "alice").await.post("/x").await;
+    assert_eq!((answer.status.as_u16(), answer.header("lock-token")), (204, None));
+    assert!(locks.inspect(&key("a")).await.unwrap().is_none());
+}
+
+#[actix_web::test]
+async fn an_answer_that_says_lost_or_not_found_announces_no_lock() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/note/a").await.token();
+    store.remove(&key("a"));
+    let gone = alice.with_token(Method::POST, "/note/a", &token).await;
+    gone.problem(404);
+    assert_eq!(gone.header("lock-token"), None);
+    assert_eq!(holder_of(&locks, "a").await, None, "also where the client sent its token");
+}

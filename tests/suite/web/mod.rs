@@ -137,7 +137,7 @@ fn routes(config: &mut web::ServiceConfig) {
     let session = |change: fn(&Session)| {
         web::post().to(move |session: Session| {
             change(&session);
-            async { HttpResponse::NoContent() }
+            async { HttpResponse::NoContent().finish() }
         })
     };
     config

@@ -1,9 +1,13 @@
 //! What bad input and bad days get.
 
-use std::{sync::Mutex, sync::OnceLock};
+use std::{
+    sync::{Mutex, OnceLock},
+    time::Instant,
+};
 
 use actix_doclock::{
-    Aid, Claim, Document, Format, Released, Saved, Store, StoreError, StoreErrorKind, TryAcquire,
+    Aid, Claim, Format, LockToken, Released, Saved, Store, StoreError, StoreErrorKind,
+    StoredDocument, TryAcquire,
 };
 
 use super::*;
@@ -56,7 +60,9 @@ async fn a_type_that_is_not_registered_and_a_route_without_its_parameter_are_exp
     let locks = LockManager::builder(MemoryStore::new()).build().await.unwrap();
     let app = serve_with_cookies(&locks).await;
     Browser::new(&app).post("/note/a").await.problem(500);
-    assert!(logged("the collection `note` is not registered: call `locks.register::<T>().await?`"));
+    assert!(logged(
+        "the collection `note` is not registered: call `locks.register::<suite::web::Note>()"
+    ));
 
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
@@ -194,12 +200,10 @@ impl Store for Down {
     async fn renew(&self, _: &str, _: &Aid) -> Result<u64, StoreError> {
         self.error()
     }
-    async fn release(
-        &self,
-        _: &LockKey,
-        _: &Aid,
-        _: actix_doclock::LockToken,
-    ) -> Result<Released, StoreError> {
+    async fn release(&self, _: &LockKey, _: &Aid, _: LockToken) -> Result<Released, StoreError> {
+        self.error()
+    }
+    async fn retract(&self, _: &LockKey, _: &Aid, _: LockToken) -> Result<Released, StoreError> {
         self.error()
     }
     async fn end_session(&self, _: &Aid) -> Result<(), StoreError> {
@@ -223,15 +227,16 @@ impl Store for Down {
     async fn exists(&self, _: &LockKey) -> Result<bool, StoreError> {
         self.error()
     }
-    async fn load(&self, _: &LockKey) -> Result<Option<Document>, StoreError> {
+    async fn load(&self, _: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
         self.error()
     }
     async fn save(
         &self,
         _: &LockKey,
         _: &Aid,
-        _: actix_doclock::LockToken,
-        _: &Document,
+        _: LockToken,
+        _: &StoredDocument,
+        _: Instant,
     ) -> Result<Saved, StoreError> {
         self.error()
     }
@@ -281,4 +286,35 @@ async fn a_setting_out_of_range_says_what_to_write() {
     assert!(message.contains("ttl") && message.contains("1s"), "{message}");
     let long = LockManager::builder(MemoryStore::new()).deadline(Duration::from_secs(3600));
     assert!(long.build().await.unwrap_err().to_string().contains("deadline"));
+}
+
+#[actix_web::test]
+async fn a_second_session_middleware_is_explained_and_ends_no_session() {
+    log_lines();
+    let (locks, _) = embedded().await;
+    let session = || {
+        SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]))
+            .cookie_secure(false)
+            .build()
+    };
+    let outside = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&outside, "alice").await;
+    alice.post("/note/a").await.token();
+
+    // Left over inside: it empties the session before the wrap sees it.
+    let app = App::new().wrap(session()).wrap(locks.session(session())).configure(routes);
+    let app = test::init_service(app).await;
+    let there = Browser { app: &app, jar: alice.jar.clone() };
+    there.get("/plain").await;
+    assert!(logged("there is another session middleware inside `locks.session(…)`"));
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
+
+    // The wrap itself, twice.
+    let scope = web::scope("/scope").wrap(locks.session(session())).configure(routes);
+    let app = App::new().wrap(locks.session(session())).service(scope);
+    let app = test::init_service(app).await;
+    let there = Browser { app: &app, jar: alice.jar.clone() };
+    there.post("/scope/note/a").await.problem(500);
+    assert!(logged("the request passes `locks.session(…)` twice"));
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
 }

@@ -192,8 +192,8 @@ impl Failing {
     }
 }
 
-type State = std::collections::HashMap<String, String>;
-type Ttl = actix_web::cookie::time::Duration;
+pub(super) type State = std::collections::HashMap<String, String>;
+pub(super) type Ttl = actix_web::cookie::time::Duration;
 
 impl SessionStore for Failing {
     async fn load(&self, key: &SessionKey) -> Result<Option<State>, LoadError> {

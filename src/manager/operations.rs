@@ -1,0 +1,320 @@
+//! The manager's verbs for the layer above, which has a deadline for a whole request.
+
+use std::{
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::oneshot::Receiver;
+use tokio_util::task::TaskTracker;
+
+use super::{LockManager, Provisional, Registered, run};
+use crate::{
+    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, StoreErrorKind,
+    store::{Answer, Claim, DynStore, Released, Saved, StoredDocument, TryAcquire},
+};
+
+/// What [`LockManager::acquire_by`] found.
+pub(crate) enum Acquired {
+    /// Granted anew, and given back unless it is confirmed.
+    Fresh(Provisional),
+    AlreadyMine(Lock),
+    Held(Lock),
+}
+
+/// One acquisition of a lock.
+type Acquisition = (LockKey, Aid, LockToken);
+
+impl LockManager {
+    pub(crate) fn holder(&self) -> &Holder {
+        &self.inner.settings.holder
+    }
+
+    /// The deadline of an operation that begins now.
+    pub(crate) fn until(&self) -> Instant {
+        Instant::now() + self.deadline()
+    }
+
+    pub(crate) fn is_registered(&self, collection: &str) -> bool {
+        self.registered(collection).is_ok()
+    }
+
+    /// Everything that a grant leaves to be done if it is not wanted is tracked by `scope` too.
+    pub(crate) async fn acquire_by(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        holder: &Holder,
+        scope: &TaskTracker,
+        until: Instant,
+    ) -> Result<Acquired, LockError> {
+        self.registered(key.collection())?;
+        // The token is chosen here, before the first attempt, so that a repetition finds its own.
+        let claim = Claim {
+            aid: aid.clone(),
+            token: LockToken::new(),
+            holder: holder.clone(),
+            ttl: self.ttl(),
+        };
+        let (manager, own_scope) = (self.clone(), scope.clone());
+        let (key, aid) = (key.clone(), aid.clone());
+        let acquire = async move {
+            let answer = run::retry(until, run::FOREGROUND, || {
+                manager.inner.store.try_acquire(&key, &claim)
+            })
+            .await;
+            match answer {
+                // Dropped with the answer if nobody waits for it any more, and then given back.
+                Ok(TryAcquire::Granted(lock)) => {
+                    Ok(Acquired::Fresh(Provisional::new(manager, lock, claim.token, own_scope)))
+                }
+                Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
+                Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
+                Err(error) => {
+                    // An attempt may have been carried out all the same, or be still on its way.
+                    manager.give_back(key.clone(), aid.clone(), claim.token, &own_scope);
+                    manager.give_back_later(key, aid, claim.token);
+                    Err(error)
+                }
+            }
+        };
+        let outcome = self.inner.runner.spawn(scope, acquire);
+        Ok(run::answer("try_acquire", until, outcome).await?)
+    }
+
+    /// Gives a grant back that its request does not want. Nobody waits for it, and it is tried for
+    /// as long as the lock can live.
+    pub(crate) fn give_back(&self, key: LockKey, aid: Aid, token: LockToken, scope: &TaskTracker) {
+        self.in_background(scope, (key, aid, token), |store, (key, aid, token)| {
+            store.retract(key, aid, *token)
+        });
+    }
+
+    /// Once more, for an acquire that was stuck on its way while it was given back. Without this a
+    /// lock that nobody knows of would live as long as its session, which renews all it holds.
+    fn give_back_later(&self, key: LockKey, aid: Aid, token: LockToken) {
+        let manager = self.clone();
+        self.inner.runner.spawn_after(self.ttl() / 3, async move {
+            manager.give_back(key, aid, token, &TaskTracker::new());
+        });
+    }
+
+    /// Releases a lock without anybody waiting.
+    pub(crate) fn release_in_background(&self, key: LockKey, aid: Aid, token: LockToken) {
+        let args = (key, aid, token);
+        self.in_background(&TaskTracker::new(), args, |store, (key, aid, token)| {
+            store.release(key, aid, *token)
+        });
+    }
+
+    fn in_background(
+        &self,
+        scope: &TaskTracker,
+        lock: Acquisition,
+        attempt: for<'a> fn(&'a dyn DynStore, &'a Acquisition) -> Answer<'a, Released>,
+    ) {
+        let (store, until) = (Arc::clone(&self.inner.store), Instant::now() + self.ttl());
+        self.inner.runner.spawn(scope, async move {
+            if let Err(e) = run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await {
+                log::warn!(
+                    target: "actix_doclock::manager",
+                    "a lock on {:?} could not be given back, it has run out by now: {e}",
+                    lock.0,
+                );
+            }
+        });
+    }
+
+    /// Ends a session without anybody waiting.
+    pub(crate) fn release_session_in_background(&self, aid: Aid) {
+        let manager = self.clone();
+        self.inner.runner.spawn(&TaskTracker::new(), async move {
+            if let Err(e) = manager.release_session(&aid).await {
+                log::error!(
+                    target: "actix_doclock::manager",
+                    "the locks of the ended session {aid:?} go with their ttl: {e}",
+                );
+            }
+        });
+    }
+
+    pub(crate) async fn release_by(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        until: Instant,
+    ) -> Result<Released, LockError> {
+        let args = (key.clone(), aid.clone(), token);
+        self.run("release", until, args, |store, (key, aid, token)| store.release(key, aid, *token))
+            .await
+    }
+
+    pub(crate) async fn inspect_by(
+        &self,
+        key: &LockKey,
+        until: Instant,
+    ) -> Result<Option<Lock>, LockError> {
+        self.registered(key.collection())?;
+        self.run("inspect", until, key.clone(), |store, key| store.inspect(key)).await
+    }
+
+    pub(crate) async fn list_by(
+        &self,
+        aid: Option<&Aid>,
+        until: Instant,
+    ) -> Result<Vec<Lock>, LockError> {
+        // What one session holds is its own doing; what all hold is for a page.
+        let limit = if aid.is_some() { usize::MAX } else { 1_000 };
+        let lists = self.in_each_collection(|collection| {
+            let args = (collection, aid.cloned(), limit);
+            self.run("list", until, args, |store, (collection, aid, limit)| {
+                store.list(collection, aid.as_ref(), *limit)
+            })
+        });
+        Ok(lists.await?.into_iter().flatten().collect())
+    }
+
+    pub(super) async fn release_all_by(
+        &self,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Vec<LockKey>, LockError> {
+        let released = self.in_each_collection(|collection| {
+            let args = (collection, aid.clone());
+            self.run("release_session", until, args, |store, (collection, aid)| {
+                store.release_session(collection, aid)
+            })
+        });
+        Ok(released.await?.into_iter().flatten().collect())
+    }
+
+    /// How long ago the session ended, if it has.
+    pub(crate) async fn session_ended(
+        &self,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Option<Duration>, LockError> {
+        self.run("session_ended", until, aid.clone(), |store, aid| store.session_ended(aid)).await
+    }
+
+    pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool, LockError> {
+        self.run("exists", until, key.clone(), |store, key| store.exists(key)).await
+    }
+
+    /// # Errors
+    /// [`LockError::NotFound`], [`LockError::Document`], and those of the store.
+    pub(crate) async fn load<T: Lockable>(
+        &self,
+        key: &LockKey,
+        until: Instant,
+    ) -> Result<T, LockError> {
+        match self.run("load", until, key.clone(), |store, key| store.load(key)).await? {
+            None => Err(LockError::NotFound { key: key.clone() }),
+            Some(document) => {
+                document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::Document`], and the store's.
+    pub(crate) async fn save<T: Lockable>(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        document: &T,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let document = StoredDocument::encode(self.inner.store.format(), document)
+            .map_err(|source| LockError::Document { key: key.clone(), source })?;
+        let args = (key.clone(), aid.clone(), token, document, until);
+        let saved = self.run("save", until, args, |store, (key, aid, token, document, until)| {
+            store.save(key, aid, *token, document, *until)
+        });
+        let key = key.clone();
+        match saved.await {
+            Ok(Saved::Saved) => Ok(()),
+            Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
+            Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
+            Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
+                Err(LockError::Rejected { key, source })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Renews all locks of an active session, at most once in a third of the ttl and without
+    /// anybody waiting. Returns the task if this call started one.
+    pub(crate) fn touch(&self, aid: &Aid) -> Option<Receiver<()>> {
+        if !self.inner.activity.is_due(aid, self.ttl() / 3) {
+            return None;
+        }
+        let (manager, aid) = (self.clone(), aid.clone());
+        Some(self.inner.runner.spawn(&TaskTracker::new(), async move {
+            if let Err(e) = manager.renew(&aid).await {
+                manager.inner.activity.forget(&aid);
+                log::warn!(
+                    target: "actix_doclock::manager",
+                    "the locks of {aid:?} were not renewed, the next request tries again: {e}",
+                );
+            }
+        }))
+    }
+
+    /// A session that has just begun holds nothing, so nothing of it is due for renewal.
+    pub(crate) fn session_begins(&self, aid: &Aid) {
+        self.inner.activity.is_due(aid, self.ttl() / 3);
+    }
+
+    pub(super) fn registered(
+        &self,
+        collection: &str,
+    ) -> Result<(&'static str, Registered), LockError> {
+        let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
+        all.get_key_value(collection).map(|(name, registered)| (*name, *registered)).ok_or_else(
+            || {
+                LockError::Misconfigured(format!(
+                    "the collection `{collection}` is not registered: call \
+                     `locks.register::<T>().await?` for its type when the server starts"
+                ))
+            },
+        )
+    }
+
+    /// Runs one operation to its end in a task of its own, again and again while its outcome is
+    /// unknown and there is time.
+    pub(super) async fn run<A, T>(
+        &self,
+        verb: &'static str,
+        until: Instant,
+        args: A,
+        attempt: for<'a> fn(&'a dyn DynStore, &'a A) -> Answer<'a, T>,
+    ) -> Result<T, LockError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let store = Arc::clone(&self.inner.store);
+        let operation =
+            async move { run::retry(until, run::FOREGROUND, || attempt(&*store, &args)).await };
+        let outcome = self.inner.runner.spawn(&TaskTracker::new(), operation);
+        Ok(run::answer(verb, until, outcome).await?)
+    }
+
+    /// One operation in each registered collection, all at the same time.
+    pub(super) async fn in_each_collection<T, F>(
+        &self,
+        operation: impl Fn(&'static str) -> F,
+    ) -> Result<Vec<T>, LockError>
+    where
+        F: Future<Output = Result<T, LockError>>,
+    {
+        let names: Vec<_> = {
+            let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
+            all.keys().copied().collect()
+        };
+        run::all(names.into_iter().map(operation)).await
+    }
+}

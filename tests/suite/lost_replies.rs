@@ -1,0 +1,457 @@
+//! The network loses a request or its reply: the caller learns the truth all the same, and nothing
+//! is left behind.
+//!
+//! The driver sends some commands a second time by itself; each count of losses above one gets
+//! through to the crate's own repetition, and so does each loss of what the driver never repeats.
+
+use std::time::Duration;
+
+use actix_doclock::{Aid, HeldDoc, LockError, LockedDoc, Saved, Store, StoreError, StoreErrorKind};
+use actix_session::{SessionMiddleware, storage::CookieSessionStore};
+use actix_web::{HttpResponse, cookie::Key, http::StatusCode, test, web};
+use mongodb::Database;
+use mongodb::bson::doc;
+use tokio::time::sleep;
+
+use crate::rig::app::{
+    App, WorkItem, count, eventually, key, lock_records, put, record, store_error_kind, title,
+    with_deadline,
+};
+use crate::rig::mongod::{self, Mongod};
+use crate::rig::proxy::Proxy;
+use crate::rig::{client, fresh_name};
+
+/// An application server behind a network that fails, and a way around that network.
+struct Faulty {
+    proxy: Proxy,
+    app: App,
+    /// The same database, by a connection that never fails.
+    database: Database,
+    /// Another application server, on that connection.
+    other: App,
+}
+
+impl Faulty {
+    async fn new() -> Self {
+        Self::on(mongod::local_replica_set().await, "", Duration::from_secs(60)).await
+    }
+
+    async fn on(server: &Mongod, options: &str, deadline: Duration) -> Self {
+        let proxy = Proxy::start(server.port());
+        let name = fresh_name();
+        let database = client(&server.uri()).await.database(&name);
+        let other = App::on(&database).await;
+        let through = client(&format!("{}{options}", proxy.uri())).await.database(&name);
+        let app = App::with(&through, with_deadline(deadline)).await;
+        Self { proxy, app, database, other }
+    }
+
+    /// Asserts that the faults took place, all and no more.
+    fn assert_fired(&self, faults: usize) {
+        assert_eq!(self.proxy.fired(), faults, "faults that took place");
+    }
+}
+
+/// Repeats a verb of the store as the manager does, while its outcome is unknown.
+async fn until_known<T>(mut verb: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
+    loop {
+        match verb().await {
+            Ok(answer) => return answer,
+            Err(error) => assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}"),
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_acquire_whose_reply_is_lost_finds_its_own_grant() {
+    for losses in 1..=3 {
+        let faulty = Faulty::new().await;
+        for _ in 0..losses {
+            faulty.proxy.drop_reply_to("findAndModify");
+        }
+        let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+        let record = record(&faulty.database, &key("a")).await.unwrap();
+        assert_eq!(record.get_str("token").unwrap(), lock.token.unwrap().to_string());
+        assert_eq!(count(&faulty.database).await, 1);
+        assert_eq!(faulty.proxy.passed("findAndModify"), losses + 1);
+        faulty.assert_fired(losses);
+    }
+}
+
+/// Every attempt is the crate's own here, also the second one.
+#[tokio::test]
+async fn an_acquire_finds_its_own_grant_without_the_drivers_help() {
+    let server = mongod::local_replica_set().await;
+    let faulty = Faulty::on(server, "&retryWrites=false", Duration::from_secs(60)).await;
+    faulty.proxy.drop_reply_to("findAndModify");
+    let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+    let record = record(&faulty.database, &key("a")).await.unwrap();
+    assert_eq!(record.get_str("token").unwrap(), lock.token.unwrap().to_string());
+    assert_eq!(faulty.proxy.passed("findAndModify"), 2);
+    faulty.assert_fired(1);
+}
+
+#[tokio::test]
+async fn an_acquire_that_never_arrived_is_sent_again() {
+    for losses in 1..=3 {
+        let faulty = Faulty::new().await;
+        for _ in 0..losses {
+            faulty.proxy.drop_request("findAndModify");
+        }
+        faulty.app.granted(&key("a"), &Aid::new()).await;
+        assert_eq!(count(&faulty.database).await, 1);
+        assert_eq!(faulty.proxy.passed("findAndModify"), 1);
+        faulty.assert_fired(losses);
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_whose_reply_is_lost_is_a_refusal() {
+    let faulty = Faulty::new().await;
+    let lock = faulty.other.granted(&key("a"), &Aid::new()).await;
+    for _ in 0..3 {
+        faulty.proxy.drop_reply_to("findAndModify");
+    }
+    assert_eq!(faulty.app.held(&key("a")).await.token, lock.token);
+    faulty.assert_fired(3);
+}
+
+#[tokio::test]
+async fn a_release_whose_reply_is_lost_has_released() {
+    for losses in 1..=3 {
+        let faulty = Faulty::new().await;
+        let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+        for _ in 0..losses {
+            faulty.proxy.drop_reply_to("delete");
+        }
+        faulty.app.locks.release(&lock).await.unwrap();
+        assert_eq!(count(&faulty.database).await, 0);
+        assert_eq!(faulty.proxy.passed("delete"), losses + 1);
+        faulty.assert_fired(losses);
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_never_arrived_is_sent_again() {
+    for losses in 1..=3 {
+        let faulty = Faulty::new().await;
+        let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+        for _ in 0..losses {
+            faulty.proxy.drop_request("delete");
+        }
+        faulty.app.locks.release(&lock).await.unwrap();
+        assert_eq!(count(&faulty.database).await, 0);
+        faulty.assert_fired(losses);
+    }
+}
+
+/// The session itself has released and locked again on another server while its first release was
+/// still on its way.
+#[tokio::test]
+async fn a_release_that_arrives_late_does_not_remove_a_newer_lock_of_the_same_session() {
+    let server = mongod::local_replica_set().await;
+    let faulty = Faulty::on(server, "", Duration::from_millis(300)).await;
+    let (a, alice) = (key("a"), Aid::new());
+    let old = faulty.other.granted(&a, &alice).await;
+    faulty.proxy.hold_request("delete");
+    let unknown = faulty.app.locks.release(&old).await;
+    assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
+    faulty.other.locks.release(&old).await.unwrap();
+    let new = faulty.other.granted(&a, &alice).await;
+
+    assert_eq!(faulty.proxy.passed("delete"), 0);
+    faulty.proxy.let_go();
+    eventually("the late release arrives", async || faulty.proxy.passed("delete") == 1).await;
+    faulty.app.locks.shutdown().await;
+    assert_eq!(faulty.other.already_mine(&a, &alice).await.token, new.token);
+    faulty.assert_fired(1);
+}
+
+#[tokio::test]
+async fn a_renewal_is_repeated_which_the_driver_never_does() {
+    for losses in [1, 3] {
+        let faulty = Faulty::new().await;
+        let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+        for _ in 0..losses {
+            faulty.proxy.drop_reply_to("update");
+        }
+        assert_eq!(faulty.app.locks.renew(&lock.aid).await.unwrap(), 1);
+        assert_eq!(faulty.proxy.passed("update"), losses + 1);
+        for _ in 0..losses {
+            faulty.proxy.drop_request("update");
+        }
+        assert_eq!(faulty.app.locks.renew(&lock.aid).await.unwrap(), 1);
+        assert_eq!(faulty.proxy.passed("update"), losses + 2);
+        assert_eq!(faulty.app.already_mine(&key("a"), &lock.aid).await.token, lock.token);
+        faulty.assert_fired(2 * losses);
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_is_repeated_which_the_driver_never_does() {
+    for losses in [1, 3] {
+        let faulty = Faulty::new().await;
+        let alice = Aid::new();
+        faulty.app.granted(&key("a"), &alice).await;
+        for _ in 0..losses {
+            faulty.proxy.drop_request("delete");
+        }
+        assert_eq!(faulty.app.locks.release_session(&alice).await.unwrap(), [key("a")]);
+        assert_eq!(count(&faulty.database).await, 0);
+        assert!(faulty.other.store.session_ended(&alice).await.unwrap().is_some());
+        faulty.assert_fired(losses);
+    }
+}
+
+/// The tombstone, the list of what is held and the removal: each has its own reply to lose.
+#[tokio::test]
+async fn a_session_ends_whichever_reply_is_lost() {
+    for command in ["update", "find", "delete"] {
+        for losses in [1, 3] {
+            let faulty = Faulty::new().await;
+            let (alice, bob) = (Aid::new(), Aid::new());
+            faulty.app.granted(&key("a"), &alice).await;
+            faulty.app.granted(&key("of bob"), &bob).await;
+            for _ in 0..losses {
+                faulty.proxy.drop_reply_to(command);
+            }
+            faulty.app.locks.release_session(&alice).await.unwrap();
+            assert!(record(&faulty.database, &key("a")).await.is_none(), "{command}");
+            assert!(record(&faulty.database, &key("of bob")).await.is_some(), "{command}");
+            assert!(faulty.other.store.session_ended(&alice).await.unwrap().is_some());
+            faulty.assert_fired(losses);
+        }
+    }
+}
+
+/// What was released is to be announced; a reply that is lost must not keep it a secret.
+#[tokio::test]
+async fn a_session_whose_removal_is_repeated_still_names_what_it_held() {
+    let faulty = Faulty::new().await;
+    let alice = Aid::new();
+    faulty.app.granted(&key("a"), &alice).await;
+    faulty.proxy.drop_reply_to("delete");
+    assert_eq!(faulty.app.locks.release_session(&alice).await.unwrap(), [key("a")]);
+    faulty.assert_fired(1);
+}
+
+/// Up to five commits, each of them sent twice by the driver.
+#[tokio::test]
+async fn a_save_whose_commit_is_not_confirmed_is_written_once() {
+    for losses in [1, 2, 5] {
+        let faulty = Faulty::new().await;
+        put(&faulty.database, "a", "old").await;
+        let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+        for _ in 0..losses {
+            faulty.proxy.drop_reply_to("commitTransaction");
+        }
+        assert_eq!(faulty.app.save(&lock, "new").await.unwrap(), Saved::Saved);
+        assert_eq!(title(&faulty.database, "a").await, "new");
+        assert_eq!(faulty.proxy.passed("update"), 2, "the transaction was not repeated");
+        assert_eq!(faulty.proxy.passed("commitTransaction"), losses + 1);
+        assert_eq!(faulty.other.already_mine(&key("a"), &lock.aid).await.token, lock.token);
+        faulty.assert_fired(losses);
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_never_arrived_is_sent_again() {
+    for losses in [1, 2, 5] {
+        let faulty = Faulty::new().await;
+        put(&faulty.database, "a", "old").await;
+        let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+        for _ in 0..losses {
+            faulty.proxy.drop_request("commitTransaction");
+        }
+        assert_eq!(faulty.app.save(&lock, "new").await.unwrap(), Saved::Saved);
+        assert_eq!(title(&faulty.database, "a").await, "new");
+        assert_eq!(faulty.proxy.passed("update"), 2, "the transaction was not repeated");
+        faulty.assert_fired(losses);
+    }
+}
+
+/// No commit is confirmed as long as there is time: nobody knows, so nobody says that nothing was
+/// written, and nobody repeats the transaction as if so.
+#[tokio::test]
+async fn a_save_whose_commit_is_never_confirmed_is_of_unknown_outcome() {
+    let server = mongod::local_replica_set().await;
+    let faulty = Faulty::on(server, "", Duration::from_secs(1)).await;
+    put(&faulty.database, "a", "old").await;
+    let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+    // Far more than there is time for.
+    for _ in 0..100 {
+        faulty.proxy.drop_reply_to("commitTransaction");
+    }
+    let error = faulty.app.save(&lock, "new").await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::OutcomeUnknown, "{error:?}");
+    assert_eq!(faulty.proxy.passed("update"), 2);
+    assert!(faulty.proxy.fired() > 0);
+    assert_eq!(title(&faulty.database, "a").await, "new", "as it happens");
+}
+
+/// Another session waits for the document already: the repeated commit must not be answered by what
+/// has become of the lock since.
+#[tokio::test]
+async fn a_save_that_was_written_is_saved_even_if_its_lock_is_lost_before_the_reply() {
+    let faulty = Faulty::new().await;
+    put(&faulty.database, "a", "old").await;
+    let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+    faulty.proxy.drop_reply_to("commitTransaction");
+    faulty.proxy.drop_reply_to("commitTransaction");
+    faulty.proxy.hold_request("commitTransaction");
+    let saving = async { faulty.app.save(&lock, "new").await.unwrap() };
+    let meanwhile = async {
+        faulty.proxy.until_fired(3).await;
+        faulty.other.locks.release(&lock).await.unwrap();
+        faulty.other.granted(&key("a"), &Aid::new()).await;
+        faulty.proxy.let_go();
+    };
+    assert_eq!(tokio::join!(saving, meanwhile).0, Saved::Saved);
+    assert_eq!(title(&faulty.database, "a").await, "new");
+    faulty.assert_fired(3);
+}
+
+/// No confirmation of the commit comes at all. Before the whole save is repeated, the lock is broken:
+/// that finds the lock lost, but the document is written, so "lost, nothing written" is not true.
+#[actix_web::test]
+async fn a_save_that_was_written_is_never_called_lost() {
+    async fn edit(_: LockedDoc<WorkItem>) -> HttpResponse {
+        HttpResponse::Ok().finish()
+    }
+    async fn save(mut item: HeldDoc<WorkItem>, title: String) -> Result<HttpResponse, LockError> {
+        item.title = title;
+        item.save().await?;
+        Ok(HttpResponse::Ok().finish())
+    }
+
+    let faulty = Faulty::new().await;
+    put(&faulty.database, "a", "old").await;
+    let sessions = SessionMiddleware::new(CookieSessionStore::default(), Key::generate());
+    let server = test::init_service(
+        actix_web::App::new()
+            .wrap(faulty.app.locks.session(sessions))
+            .route("/{id}/edit", web::post().to(edit))
+            .route("/{id}", web::put().to(save)),
+    )
+    .await;
+    let opened = test::TestRequest::post().uri("/a/edit").send_request(&server).await;
+    let cookie = opened.response().cookies().next().expect("a session").into_owned();
+
+    // All commits of one save, each sent twice by the driver; then the first update of the next.
+    for _ in 0..10 {
+        faulty.proxy.drop_reply_to("commitTransaction");
+    }
+    let saving = test::TestRequest::put().uri("/a").cookie(cookie).set_payload("new");
+    let saving = async {
+        let answer = saving.send_request(&server).await;
+        faulty.proxy.let_go();
+        answer
+    };
+    let meanwhile = async {
+        faulty.proxy.until_fired(1).await;
+        faulty.proxy.hold_request("update");
+        faulty.proxy.until_fired(10).await;
+        lock_records(&faulty.database).delete_many(doc! {}).await.unwrap();
+        faulty.proxy.let_go();
+    };
+    let (answer, ()) = tokio::join!(saving, meanwhile);
+    assert_eq!(title(&faulty.database, "a").await, "new", "it was written");
+    assert_ne!(answer.status(), StatusCode::CONFLICT, "lost, nothing written");
+}
+
+/// A transaction that broke off before its commit has not happened, and can be had again at once.
+#[tokio::test]
+async fn a_save_that_breaks_off_before_its_commit_writes_nothing_and_can_be_repeated() {
+    type Arm = fn(&Proxy, &str);
+    let faults: [Arm; 2] = [Proxy::drop_request, Proxy::drop_reply_to];
+    for arm in faults {
+        for which in ["touching the lock", "replacing the document"] {
+            let faulty = Faulty::new().await;
+            put(&faulty.database, "a", "old").await;
+            let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+            let mut faults = 1;
+            if which == "replacing the document" {
+                // Lets the first update pass: what it would be held for has happened by then.
+                faulty.proxy.hold_request("update");
+                faulty.proxy.let_go();
+                faults += 1;
+            }
+            arm(&faulty.proxy, "update");
+            let error = faulty.app.save(&lock, "new").await.unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{which}");
+            assert_eq!(title(&faulty.database, "a").await, "old", "{which}");
+            let saved = until_known(async || faulty.app.save(&lock, "new").await).await;
+            assert_eq!(saved, Saved::Saved, "{which}");
+            assert_eq!(title(&faulty.database, "a").await, "new", "{which}");
+            faulty.assert_fired(faults);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_save_without_transactions_can_be_repeated() {
+    type Arm = fn(&Proxy, &str);
+    let faults: [Arm; 2] = [Proxy::drop_request, Proxy::drop_reply_to];
+    for arm in faults {
+        let server = mongod::shared_standalone().await;
+        let faulty = Faulty::on(server, "", Duration::from_secs(60)).await;
+        put(&faulty.database, "a", "old").await;
+        let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+        arm(&faulty.proxy, "update");
+        let saved = until_known(async || faulty.app.save(&lock, "new").await).await;
+        assert_eq!(saved, Saved::Saved);
+        assert_eq!(title(&faulty.database, "a").await, "new");
+        faulty.assert_fired(1);
+    }
+}
+
+/// The lock is granted after its caller was told that nobody knows; the task that went on sees
+/// that nobody wants it.
+#[tokio::test]
+async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
+    let server = mongod::local_replica_set().await;
+    let faulty = Faulty::on(server, "", Duration::from_millis(300)).await;
+    faulty.proxy.hold_request("findAndModify");
+    let unknown = faulty.app.try_acquire(&key("a"), &Aid::new()).await;
+    assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
+    assert_eq!(count(&faulty.database).await, 0, "not there yet");
+
+    faulty.proxy.let_go();
+    eventually("the late grant", async || faulty.proxy.passed("findAndModify") == 1).await;
+    eventually("it is given back", async || faulty.proxy.passed("delete") == 1).await;
+    eventually("nothing is left", async || count(&faulty.database).await == 0).await;
+    faulty.assert_fired(1);
+}
+
+/// Here the lock was granted in time, and only its reply came too late.
+#[tokio::test]
+async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
+    let server = mongod::local_replica_set().await;
+    let faulty = Faulty::on(server, "", Duration::from_millis(300)).await;
+    faulty.proxy.hold_reply_to("findAndModify");
+    let unknown = faulty.app.try_acquire(&key("a"), &Aid::new()).await;
+    assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
+    faulty.proxy.until_fired(1).await;
+    assert_eq!(count(&faulty.database).await, 1, "granted");
+
+    faulty.proxy.let_go();
+    eventually("nothing is left", async || count(&faulty.database).await == 0).await;
+    faulty.assert_fired(1);
+}
+
+/// A lock that the session had before is not given back with the answer that came too late.
+#[tokio::test]
+async fn a_reentry_that_arrives_after_the_deadline_leaves_the_lock() {
+    let server = mongod::local_replica_set().await;
+    let faulty = Faulty::on(server, "", Duration::from_millis(300)).await;
+    let lock = faulty.other.granted(&key("a"), &Aid::new()).await;
+    faulty.proxy.hold_request("findAndModify");
+    let unknown = faulty.app.try_acquire(&key("a"), &lock.aid).await;
+    assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
+    faulty.proxy.let_go();
+    faulty.app.locks.shutdown().await;
+    assert_eq!(faulty.proxy.passed("findAndModify"), 1);
+    assert_eq!(faulty.other.already_mine(&key("a"), &lock.aid).await.token, lock.token);
+    faulty.assert_fired(1);
+}

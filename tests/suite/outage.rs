@@ -1,0 +1,257 @@
+//! The database does not answer, or is gone: an error by the deadline, never an answer about who
+//! holds what; and nothing is left behind when it is back.
+
+use std::time::{Duration, Instant};
+
+use actix_doclock::{Aid, LockError, Saved, StoreErrorKind, TryAcquire};
+use mongodb::Database;
+use tokio::time::{sleep, timeout};
+
+use crate::rig::app::{
+    App, count, eventually, key, put, record, store_error_kind, title, with_deadline,
+};
+use crate::rig::mongod::{self, Mongod};
+use crate::rig::proxy::Proxy;
+use crate::rig::{self, client, fresh_name};
+
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// What an answer may take on a busy machine; short of the ten seconds after which the driver by
+/// itself notices a server that does not answer.
+const BY_THE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A server for this test to break, and an application server on it that waits for [`DEADLINE`].
+async fn breakable() -> (Mongod, App, Database) {
+    let server = Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let app = App::with(&database, with_deadline(DEADLINE)).await;
+    (server, app, database)
+}
+
+/// Asserts that the outcome is unknown, and that this was said in time.
+async fn unknown_in_time<T: std::fmt::Debug>(
+    verb: &str,
+    operation: impl Future<Output = Result<T, LockError>>,
+) {
+    let began = Instant::now();
+    let outcome = operation.await;
+    assert!(began.elapsed() < BY_THE_DEADLINE, "{verb} took {:?}", began.elapsed());
+    assert_eq!(store_error_kind(outcome), StoreErrorKind::Unavailable, "{verb}");
+}
+
+/// Every operation, while the database does not answer; `alice` holds `a`, nobody holds `free`.
+async fn everything_is_unknown(app: &App, alice: &Aid, released: &actix_doclock::Lock) {
+    let bob = Aid::new();
+    let (a, free) = (key("a"), key("free"));
+    let operations = async {
+        tokio::join!(
+            unknown_in_time("acquiring what is held", app.try_acquire(&a, &bob)),
+            unknown_in_time("acquiring what is free", app.try_acquire(&free, &bob)),
+            unknown_in_time("reentry", app.try_acquire(&a, alice)),
+            unknown_in_time("renewing", app.locks.renew(alice)),
+            unknown_in_time("releasing", app.locks.release(released)),
+            unknown_in_time("ending a session", app.locks.release_session(&bob)),
+            unknown_in_time("inspecting", app.locks.inspect(&a)),
+            unknown_in_time("listing", app.locks.list()),
+        )
+    };
+    operations.await;
+}
+
+#[tokio::test]
+async fn a_paused_primary_is_an_error_by_the_deadline_and_leaves_nothing_behind() {
+    let (server, app, database) = breakable().await;
+    put(&database, "a", "old").await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    let released = app.granted(&key("to be released"), &Aid::new()).await;
+
+    server.pause();
+    everything_is_unknown(&app, &lock.aid, &released).await;
+    server.resume();
+
+    eventually("the release arrives, and the acquire is undone", async || {
+        record(&database, &key("free")).await.is_none()
+            && record(&database, &key("to be released")).await.is_none()
+    })
+    .await;
+    app.locks.shutdown().await;
+    assert_eq!(count(&database).await, 1);
+    assert_eq!(app.already_mine(&key("a"), &lock.aid).await.token, lock.token);
+    assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
+    assert_eq!(title(&database, "a").await, "new");
+}
+
+#[tokio::test]
+async fn a_killed_server_is_an_error_by_the_deadline_and_has_kept_the_locks() {
+    let (server, app, database) = breakable().await;
+    put(&database, "a", "old").await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    let released = app.granted(&key("to be released"), &Aid::new()).await;
+
+    server.kill9();
+    everything_is_unknown(&app, &lock.aid, &released).await;
+    server.restart().await;
+
+    eventually("the server answers again", async || app.locks.inspect(&key("a")).await.is_ok())
+        .await;
+    assert_eq!(app.held(&key("a")).await.token, lock.token);
+    assert_eq!(app.already_mine(&key("a"), &lock.aid).await.token, lock.token);
+    assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
+    app.locks.release(&released).await.unwrap();
+    // Whether or not a late attempt got through to the new process, its task has undone it.
+    eventually("nothing else is left", async || count(&database).await == 1).await;
+    app.granted(&key("free"), &Aid::new()).await;
+}
+
+/// Answered before the kill means on disk: the write concern waits for the journal.
+#[tokio::test]
+async fn a_lock_that_was_granted_survives_a_crash_of_the_server_at_that_moment() {
+    let (server, app, database) = breakable().await;
+    for round in 0..3 {
+        let key = key(&format!("{round}"));
+        let lock = app.granted(&key, &Aid::new()).await;
+        server.kill9();
+        server.restart().await;
+        let app = App::on(&rig::client(&server.uri()).await.database(database.name())).await;
+        assert_eq!(app.held(&key).await.token, lock.token);
+    }
+}
+
+/// The way to the database, which a test blocks, and a way around it.
+struct Blocked {
+    proxy: Proxy,
+    app: App,
+    database: Database,
+}
+
+impl Blocked {
+    async fn new() -> Self {
+        let server = mongod::local_replica_set().await;
+        let proxy = Proxy::start(server.port());
+        let name = fresh_name();
+        let through = client(&proxy.uri()).await.database(&name);
+        let app = App::on(&through).await;
+        Self { proxy, app, database: client(&server.uri()).await.database(&name) }
+    }
+
+    /// Starts to acquire `a`, and drops the future when the fault has taken place.
+    async fn abandon_acquire(&self) {
+        let (a, aid) = (key("a"), Aid::new());
+        tokio::select! {
+            answer = self.app.try_acquire(&a, &aid) => panic!("answered: {answer:?}"),
+            () = self.proxy.until_fired(1) => {}
+        }
+    }
+
+    /// The shutdown has waited for what the abandoned acquire left to be done.
+    async fn nothing_is_left_after_shutdown(&self) {
+        // Giving back takes its time, so that a shutdown which does not wait for it is seen.
+        for _ in 0..3 {
+            self.proxy.drop_request("delete");
+        }
+        let (shutdown, ()) = tokio::join!(
+            timeout(2 * self.app.locks.deadline(), self.app.locks.shutdown()),
+            // Begun while the acquire is still under way.
+            async { self.proxy.let_go() },
+        );
+        shutdown.expect("the shutdown ends");
+        assert_eq!(self.proxy.passed("findAndModify"), 1, "it was carried out");
+        assert_eq!(count(&self.database).await, 0, "and undone before the shutdown ended");
+        assert_eq!(self.proxy.fired(), 4);
+    }
+}
+
+#[tokio::test]
+async fn an_acquire_dropped_before_its_request_arrives_leaves_nothing_behind() {
+    let blocked = Blocked::new().await;
+    blocked.proxy.hold_request("findAndModify");
+    blocked.abandon_acquire().await;
+    assert_eq!(count(&blocked.database).await, 0, "not there yet");
+    blocked.proxy.let_go();
+    eventually("the grant arrives", async || blocked.proxy.passed("findAndModify") == 1).await;
+    eventually("it is given back", async || blocked.proxy.passed("delete") == 1).await;
+    eventually("nothing is left", async || count(&blocked.database).await == 0).await;
+}
+
+#[tokio::test]
+async fn an_acquire_dropped_before_its_reply_arrives_leaves_nothing_behind() {
+    let blocked = Blocked::new().await;
+    blocked.proxy.hold_reply_to("findAndModify");
+    blocked.abandon_acquire().await;
+    assert_eq!(count(&blocked.database).await, 1, "granted");
+    blocked.proxy.let_go();
+    eventually("nothing is left", async || count(&blocked.database).await == 0).await;
+}
+
+#[tokio::test]
+async fn a_shutdown_waits_until_an_acquire_that_was_dropped_is_undone() {
+    let blocked = Blocked::new().await;
+    blocked.proxy.hold_request("findAndModify");
+    blocked.abandon_acquire().await;
+    blocked.nothing_is_left_after_shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_waits_until_an_acquire_that_was_dropped_is_undone_on_any_thread() {
+    let blocked = Blocked::new().await;
+    blocked.proxy.hold_reply_to("findAndModify");
+    blocked.abandon_acquire().await;
+    blocked.nothing_is_left_after_shutdown().await;
+}
+
+/// Two requests of one session: the one that took the lock goes away, but the other was told that
+/// the session holds it.
+#[tokio::test]
+async fn a_lock_that_another_request_was_told_of_is_not_given_back() {
+    let blocked = Blocked::new().await;
+    let other = App::on(&blocked.database).await;
+    let (a, alice) = (key("a"), Aid::new());
+    blocked.proxy.hold_reply_to("findAndModify");
+    tokio::select! {
+        answer = blocked.app.try_acquire(&a, &alice) => panic!("answered: {answer:?}"),
+        () = blocked.proxy.until_fired(1) => {}
+    }
+    let lock = other.already_mine(&a, &alice).await;
+    blocked.proxy.let_go();
+    eventually("it is tried", async || blocked.proxy.passed("delete") == 1).await;
+    blocked.app.locks.shutdown().await;
+    assert_eq!(other.already_mine(&a, &alice).await.token, lock.token);
+}
+
+/// The connection is there, and nothing comes through it: only a deadline can end that.
+#[tokio::test]
+async fn a_network_that_carries_nothing_is_an_error_by_the_deadline() {
+    let server = mongod::local_replica_set().await;
+    let proxy = Proxy::start(server.port());
+    let name = fresh_name();
+    let database = client(&server.uri()).await.database(&name);
+    let through = client(&proxy.uri()).await.database(&name);
+    let app = App::with(&through, with_deadline(DEADLINE)).await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    let released = app.granted(&key("to be released"), &Aid::new()).await;
+
+    proxy.blackhole();
+    everything_is_unknown(&app, &lock.aid, &released).await;
+    assert!(proxy.fired() > 0, "requests were withheld");
+    proxy.heal();
+
+    eventually("only the lock that was held before is left", async || count(&database).await == 1)
+        .await;
+    assert_eq!(App::on(&database).await.held(&key("a")).await.token, lock.token);
+}
+
+/// Whoever waits in vain for an answer does not keep others from theirs once the server is back.
+#[tokio::test]
+async fn after_a_short_pause_the_request_under_way_is_answered() {
+    let (server, _, database) = breakable().await;
+    let patient = App::on(&database).await;
+    server.pause();
+    let (aid, a) = (Aid::new(), key("a"));
+    let acquire = patient.try_acquire(&a, &aid);
+    let resume = async {
+        sleep(Duration::from_millis(300)).await;
+        server.resume();
+    };
+    let (answer, ()) = tokio::join!(acquire, resume);
+    assert!(matches!(answer.unwrap(), TryAcquire::Granted(_)));
+}

@@ -1,0 +1,424 @@
+//! What registering a type makes of its lock collection, and what stops it.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::{Duration, Instant};
+
+use actix_doclock::{
+    Aid, LockError, LockKey, LockManager, MongoStore, Saved, Store, StoreErrorKind,
+};
+use mongodb::bson::{Bson, DateTime, doc};
+use mongodb::{Database, IndexModel};
+
+use crate::rig::app::{App, TTL, WorkItem, count, eventually, key, lock_records, put, record};
+use crate::rig::mongod::{self, Mongod};
+use crate::rig::{self, fresh_name};
+
+async fn fresh_database() -> Database {
+    rig::fresh_database(mongod::shared_replica_set().await.uri()).await
+}
+
+/// A server with this ttl, which registers.
+async fn with_ttl(database: &Database, ttl: Duration) -> App {
+    App::with(database, |settings| settings.ttl(ttl)).await
+}
+
+/// The indexes of the lock collection: keys, and the seconds after which what they are on expires.
+async fn indexes(database: &Database) -> BTreeMap<String, Option<u64>> {
+    let mut cursor = lock_records(database).list_indexes().await.unwrap();
+    let mut indexes = BTreeMap::new();
+    while cursor.advance().await.unwrap() {
+        let index = cursor.deserialize_current().unwrap();
+        let expires = index.options.unwrap().expire_after.map(|after| after.as_secs());
+        let keys: Vec<_> = index.keys.keys().map(String::as_str).collect();
+        assert_eq!(indexes.insert(keys.join(","), expires), None, "{keys:?} is there twice");
+    }
+    indexes
+}
+
+/// Those of DESIGN, with this expiry.
+fn expected(seconds: u64) -> BTreeMap<String, Option<u64>> {
+    [("_id", None), ("aid", None), ("readers.aid", None), ("ts", Some(seconds))]
+        .map(|(keys, expires)| (keys.to_owned(), expires))
+        .into()
+}
+
+#[tokio::test]
+async fn a_lock_collection_has_a_ttl_index_and_one_for_each_way_to_find_a_session() {
+    let database = fresh_database().await;
+    for _ in 0..2 {
+        App::on(&database).await;
+        assert_eq!(indexes(&database).await, expected(TTL.as_secs()));
+    }
+}
+
+#[tokio::test]
+async fn the_ttl_index_follows_a_changed_ttl() {
+    let database = fresh_database().await;
+    for seconds in [600, 3_600, 60, 60] {
+        with_ttl(&database, Duration::from_secs(seconds)).await;
+        assert_eq!(indexes(&database).await, expected(seconds));
+    }
+}
+
+#[tokio::test]
+async fn a_ttl_with_a_fraction_of_a_second_is_rounded_up() {
+    let database = fresh_database().await;
+    with_ttl(&database, Duration::from_millis(1_500)).await;
+    assert_eq!(indexes(&database).await, expected(2));
+    with_ttl(&database, Duration::from_secs(1)).await;
+    assert_eq!(indexes(&database).await, expected(1));
+}
+
+#[tokio::test]
+async fn an_ordinary_index_on_ts_becomes_a_ttl_index() {
+    let database = fresh_database().await;
+    let index = IndexModel::builder().keys(doc! { "ts": 1 }).build();
+    lock_records(&database).create_index(index).await.unwrap();
+    App::on(&database).await;
+    assert_eq!(indexes(&database).await, expected(TTL.as_secs()));
+}
+
+/// During a rolling change the servers that still have the longer ttl hold locks, and the TTL
+/// monitor goes by the index alone.
+#[tokio::test]
+async fn a_shorter_ttl_waits_for_the_locks_with_the_longer_one() {
+    let database = fresh_database().await;
+    let (long, short) = (Duration::from_secs(3_600), Duration::from_secs(60));
+    let old = with_ttl(&database, long).await;
+    let lock = old.granted(&key("a"), &Aid::new()).await;
+    let new = with_ttl(&database, short).await;
+    assert_eq!(indexes(&database).await, expected(3_600));
+    rig::age(&database, &key("a"), 2 * short).await;
+    assert_eq!(new.held(&key("a")).await.token, lock.token, "the holder's ttl counts");
+
+    old.locks.release(&lock).await.unwrap();
+    with_ttl(&database, short).await;
+    assert_eq!(indexes(&database).await, expected(60));
+}
+
+#[tokio::test]
+async fn a_shorter_ttl_does_not_wait_for_locks_that_have_run_out() {
+    let database = fresh_database().await;
+    let old = with_ttl(&database, Duration::from_secs(3_600)).await;
+    old.granted(&key("a"), &Aid::new()).await;
+    rig::age(&database, &key("a"), Duration::from_secs(3_600)).await;
+    with_ttl(&database, Duration::from_secs(60)).await;
+    assert_eq!(indexes(&database).await, expected(60));
+}
+
+/// A foreign program may write its ttl as any number: the mongo shell writes doubles.
+#[tokio::test]
+async fn a_shorter_ttl_waits_for_a_foreign_lock_with_a_longer_one() {
+    for ttl in [Bson::Int32(1_800_000), Bson::Int64(1_800_000), Bson::Double(1_800_000.0)] {
+        let database = fresh_database().await;
+        with_ttl(&database, Duration::from_secs(3_600)).await;
+        let foreign = doc! { "_id": "a", "ts": DateTime::now(), "aid": "x", "ttl": &ttl };
+        lock_records(&database).insert_one(foreign).await.unwrap();
+        with_ttl(&database, Duration::from_secs(60)).await;
+        assert_eq!(indexes(&database).await, expected(1_800), "{ttl:?}");
+    }
+}
+
+/// No record may keep a server from starting.
+#[tokio::test]
+async fn a_foreign_lock_with_an_absurd_ttl_does_not_stop_a_server() {
+    for ttl in [Bson::Int64(i64::MAX), Bson::Double(f64::INFINITY), Bson::Double(1e300)] {
+        let database = fresh_database().await;
+        with_ttl(&database, Duration::from_secs(3_600)).await;
+        let foreign = doc! { "_id": "a", "ts": DateTime::now(), "aid": "x", "ttl": &ttl };
+        lock_records(&database).insert_one(foreign).await.unwrap();
+        for _ in 0..2 {
+            let app = App::unregistered(&database, |s| s.ttl(Duration::from_secs(60))).await;
+            let registered = app.locks.register::<WorkItem>().await;
+            registered.unwrap_or_else(|e| panic!("{ttl:?}: {e}: {:?}", e.source()));
+            assert!(indexes(&database).await["ts"] >= Some(60), "{ttl:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_that_register_at_the_same_moment_all_succeed() {
+    let uri = mongod::shared_replica_set().await;
+    for round in 0..10_u64 {
+        let name = fresh_name();
+        // Half of the rounds begin without a collection, half with one.
+        if round % 2 == 1 {
+            with_ttl(&rig::client(uri.uri()).await.database(&name), TTL).await;
+        }
+        let ttls = [60, 120, 60, 180];
+        let servers = ttls.map(|seconds| {
+            let (uri, name) = (uri.uri().to_owned(), name.clone());
+            tokio::spawn(async move {
+                let database = rig::client(&uri).await.database(&name);
+                with_ttl(&database, Duration::from_secs(seconds)).await;
+            })
+        });
+        for server in servers {
+            server.await.unwrap_or_else(|e| panic!("round {round}: {e}"));
+        }
+        let database = rig::client(uri.uri()).await.database(&name);
+        let seconds = indexes(&database).await["ts"].unwrap();
+        assert!(ttls.contains(&seconds), "round {round}: {seconds}");
+        assert_eq!(indexes(&database).await, expected(seconds));
+    }
+}
+
+/// A mongod that asks for passwords, and a database of the test's own on it.
+struct Guarded {
+    server: Mongod,
+    name: String,
+}
+
+impl Guarded {
+    async fn new() -> Self {
+        Self { server: Mongod::start_with_auth().await, name: fresh_name() }
+    }
+
+    async fn as_root(&self) -> Database {
+        rig::client(&self.server.uri()).await.database(&self.name)
+    }
+
+    /// The URI of a new user with these roles on the database.
+    async fn user(&self, roles: &[&str]) -> String {
+        let user = fresh_name();
+        let create = doc! { "createUser": &user, "pwd": "hunter2", "roles": roles.to_vec() };
+        self.as_root().await.run_command(create).await.unwrap();
+        self.uri(&user, "hunter2")
+    }
+
+    fn uri(&self, user: &str, password: &str) -> String {
+        let (port, source) = (self.server.port(), &self.name);
+        format!(
+            "mongodb://{user}:{password}@127.0.0.1:{port}/?directConnection=true&authSource={source}"
+        )
+    }
+
+    /// A server that connects with this URI, and has yet to register.
+    async fn app(&self, uri: &str, ttl: Duration) -> App {
+        let database = rig::client(uri).await.database(&self.name);
+        App::unregistered(&database, |settings| settings.ttl(ttl)).await
+    }
+}
+
+/// Asserts that this was refused for want of a privilege, and that the message says what to grant.
+fn assert_explained(outcome: Result<(), LockError>, database: &str) {
+    let Err(LockError::Store(error)) = outcome else { panic!("not refused: {outcome:?}") };
+    assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
+    let message = error.to_string();
+    let locks = format!("{database}.workitem.lock");
+    for part in ["readWrite", "dbAdmin", "collMod", "createIndex", database, &locks] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_who_may_only_read_is_told_what_to_grant() {
+    let guarded = Guarded::new().await;
+    let app = guarded.app(&guarded.user(&["read"]).await, TTL).await;
+    let began = Instant::now();
+    assert_explained(app.locks.register::<WorkItem>().await, &guarded.name);
+    assert!(began.elapsed() < app.locks.deadline() / 2, "it is not tried again");
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_change_indexes_is_told_what_to_grant_when_the_ttl_changes() {
+    let guarded = Guarded::new().await;
+    let uri = guarded.user(&["readWrite"]).await;
+    for _ in 0..2 {
+        let app = guarded.app(&uri, TTL).await;
+        app.locks.register::<WorkItem>().await.unwrap();
+        let lock = app.granted(&key("a"), &Aid::new()).await;
+        app.locks.release(&lock).await.unwrap();
+    }
+    let app = guarded.app(&uri, TTL / 2).await;
+    assert_explained(app.locks.register::<WorkItem>().await, &guarded.name);
+
+    let uri = guarded.user(&["readWrite", "dbAdmin"]).await;
+    guarded.app(&uri, TTL / 2).await.locks.register::<WorkItem>().await.unwrap();
+    assert_eq!(indexes(&guarded.as_root().await).await, expected(TTL.as_secs() / 2));
+}
+
+/// Everything that a log could show of an error.
+fn everything_said(error: &dyn Error) -> String {
+    let mut said = format!("{error:?} {error:#?}");
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        said += &format!(" {error} {error:?}");
+        cause = error.source();
+    }
+    said
+}
+
+/// Nobody listens there any more.
+fn closed_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_reached_is_unavailable_and_no_password_is_shown() {
+    let uri = format!("mongodb://user:hunter2@127.0.0.1:{}/", closed_port());
+    let began = Instant::now();
+    let error = MongoStore::connect(&uri, "shop").await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    let said = everything_said(&error);
+    assert!(!said.contains("hunter2"), "{said}");
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_denied_and_not_shown() {
+    let guarded = Guarded::new().await;
+    guarded.user(&["readWrite"]).await;
+    let uri = guarded.uri("nobody", "hunter2");
+    let error = MongoStore::connect(&uri, &guarded.name).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
+    let said = everything_said(&error);
+    assert!(!said.contains("hunter2"), "{said}");
+}
+
+/// The mistakes that people make, each of them within reach of a password.
+#[tokio::test]
+async fn a_malformed_uri_is_said_to_be_one_and_no_password_is_shown() {
+    let malformed = [
+        "mongodb://user:hunter2@",
+        "mongodb://user:hunter2@host:port/",
+        "mongodb://user:hunter2@host:99999/",
+        "mongodb://user:hunter2@host:27017,/",
+        "mongodb://user:hunter2@host/?w=-1",
+        "mongodb://user:hunter2@host/?authMechanism=NONE",
+        "mongodb://user:hunter2@host/?tls=maybe",
+        "mongodb://user:hunter2@host/?replicaSet",
+        "mongodb://user:hunter2@host/a b$c",
+        // Not percent-encoded, or wrongly.
+        "mongodb://user:hunter2%zz@host/",
+        "mongodb://user:hunter2@x@host/",
+        "mongodb://user:hunter2:x@host/",
+        "mongodb://user:hunter2/x@host/",
+        "mongodb://us/er:hunter2@host/",
+        // Another scheme, or none.
+        "http://user:hunter2@host/",
+        "user:hunter2@host/",
+        "user:hunter2@host:27017",
+        "",
+    ];
+    let mut shown = Vec::new();
+    for uri in malformed {
+        let error = MongoStore::connect(uri, "shop").await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Other, "{uri}: {error:?}");
+        assert!(error.to_string().contains("mongodb://host:27017"), "{uri}: {error}");
+        if everything_said(&error).contains("hunter2") {
+            shown.push((uri, error.source().map(ToString::to_string)));
+        }
+    }
+    assert!(shown.is_empty(), "the password is shown: {shown:#?}");
+}
+
+#[tokio::test]
+async fn what_was_not_registered_is_misconfigured_and_said_to_need_it() {
+    let database = fresh_database().await;
+    let app = App::on(&database).await;
+    let other = LockKey::new("invoice", 1).unwrap();
+    let outcomes = [
+        app.try_acquire(&other, &Aid::new()).await.map(drop),
+        app.locks.inspect(&other).await.map(drop),
+        app.locks.break_lock(&other, &actix_doclock::Actor::new("admin")).await.map(drop),
+        app.locks.key("invoice", "1").map(drop),
+    ];
+    for outcome in outcomes {
+        let Err(LockError::Misconfigured(message)) = outcome else { panic!("{outcome:?}") };
+        assert!(message.contains("register") && message.contains("invoice"), "{message}");
+    }
+    let unregistered = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    assert_eq!(unregistered.renew(&Aid::new()).await.unwrap(), 0);
+}
+
+/// With no application server left, the index alone cleans up.
+#[tokio::test]
+async fn the_ttl_index_removes_what_has_run_out_and_nothing_else() {
+    let server = Mongod::start_with_eager_ttl_monitor().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let app = App::on(&database).await;
+    let live = app.granted(&key("live"), &Aid::new()).await;
+    app.granted(&key("run out"), &Aid::new()).await;
+    let foreign = doc! { "_id": "foreign", "ts": DateTime::from_millis(5), "aid": "x" };
+    lock_records(&database).insert_one(foreign).await.unwrap();
+    rig::age(&database, &key("run out"), TTL + Duration::from_secs(1)).await;
+
+    eventually("the monitor comes round", async || count(&database).await == 1).await;
+    let record = record(&database, &key("live")).await.expect("the live one stays");
+    assert_eq!(record.get_str("token").unwrap(), live.token.unwrap().to_string());
+}
+
+/// Or a fail-over brings the shorter ttl back, under which live locks are removed.
+#[tokio::test]
+async fn a_change_of_the_ttl_waits_for_a_majority_too() {
+    let uri = mongod::shared_replica_set().await;
+    let (database, sent) = rig::recorded_database(uri.uri()).await;
+    with_ttl(&database, TTL).await;
+    with_ttl(&database, 2 * TTL).await;
+    let sent = sent.lock().unwrap();
+    let changes: Vec<_> = sent.iter().filter(|command| command.contains_key("collMod")).collect();
+    assert_eq!(changes.len(), 1, "{sent:?}");
+    let concern = changes[0].get_document("writeConcern").expect("a write concern");
+    assert_eq!(concern.get_str("w"), Ok("majority"));
+}
+
+/// With `w=1` a lagging primary grants one lock twice, and a secondary shows locks of the past.
+#[tokio::test]
+async fn writes_wait_for_a_majority_and_reads_ask_the_primary_whatever_the_uri_says() {
+    let uri = mongod::shared_replica_set().await;
+    let join = if uri.uri().contains('?') { '&' } else { '?' };
+    let lax = format!(
+        "{}{join}w=1&journal=false&readPreference=secondaryPreferred&readConcernLevel=available",
+        uri.uri()
+    );
+    let (database, sent) = rig::recorded_database(&lax).await;
+    let app = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
+    put(&database, "a", "old").await;
+    sent.lock().unwrap().retain(|command| !command.contains_key("insert"));
+
+    let (a, alice) = (key("a"), Aid::new());
+    let lock = app.granted(&a, &alice).await;
+    assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
+    app.locks.renew(&alice).await.unwrap();
+    app.locks.list().await.unwrap();
+    app.store.exists(&a).await.unwrap();
+    app.store.load(&a).await.unwrap();
+    app.locks.release(&lock).await.unwrap();
+    app.granted(&a, &alice).await;
+    app.break_lock(&a).await.unwrap();
+    app.locks.release_session(&alice).await.unwrap();
+    app.store.session_ended(&alice).await.unwrap();
+
+    let mut seen = BTreeMap::<&str, usize>::new();
+    let sent = sent.lock().unwrap();
+    for command in sent.iter() {
+        let name = command.keys().next().unwrap().as_str();
+        *seen.entry(name).or_default() += 1;
+        let in_transaction = command.contains_key("autocommit") && name != "commitTransaction";
+        let writes = ["findAndModify", "update", "delete", "createIndexes", "commitTransaction"];
+        let concern = command.get_document("writeConcern").ok();
+        if writes.contains(&name) && !in_transaction {
+            let concern = concern.unwrap_or_else(|| panic!("no write concern: {command}"));
+            assert_eq!(concern.get_str("w"), Ok("majority"), "{command}");
+            assert!(concern.get_bool("j").unwrap_or(true), "{command}");
+        } else {
+            assert_eq!(concern, None, "a transaction has it at its commit: {command}");
+        }
+        if let Ok(preference) = command.get_document("$readPreference") {
+            assert_eq!(preference.get_str("mode"), Ok("primary"), "{command}");
+        }
+        if let Ok(concern) = command.get_document("readConcern") {
+            let level = concern.get_str("level").unwrap_or("local");
+            assert!(["local", "majority", "snapshot"].contains(&level), "{command}");
+        }
+    }
+    for (name, at_least) in
+        [("findAndModify", 2), ("update", 4), ("delete", 3), ("find", 5), ("commitTransaction", 1)]
+    {
+        assert!(seen.get(name).is_some_and(|&n| n >= at_least), "{name}: {seen:?}");
+    }
+}

@@ -1,0 +1,322 @@
+//! The rules of the protocol (DESIGN.md §4), each by a test of its own or by the name of the one
+//! elsewhere that holds it down.
+//!
+//! 1. A refusal carries the holder in the same round trip:
+//!    `commands::a_refusal_is_one_command_and_names_the_holder`. No E11000 reaches the caller:
+//!    `contention`, all of it. No client-side clock: here.
+//! 2. A late or retried release never removes a newer lock: `conformance::…::
+//!    a_late_release_does_not_remove_a_newer_lock_of_the_same_session`, and with the request itself
+//!    late, `lost_replies::a_release_that_arrives_late_does_not_remove_a_newer_lock_of_the_same_session`.
+//! 3. A repeated acquire finds its own grant:
+//!    `lost_replies::an_acquire_whose_reply_is_lost_finds_its_own_grant`.
+//! 4. A new token after expiry, the old one for reentry and renewal: `conformance::…::
+//!    after_expiry_the_same_session_gets_a_new_token`, `reentry_renews_and_keeps_the_token`. What
+//!    has run out is gone for its holder too: here, through the manager.
+//! 5. Outage is an error, contention an answer: `outage`, all of it.
+//! 6. The end of a session leaves no lock behind: here.
+//! 7. A driver future is never dropped half-way: `outage::an_acquire_dropped_before_…`. An unknown
+//!    outcome is retried with the same token until the deadline, then released and said to be
+//!    unknown: `lost_replies::a_grant_that_arrives_after_the_deadline_is_given_back`; when the
+//!    deadline comes between two attempts: here.
+//! 8. Renewals and ends of sessions are retried:
+//!    `lost_replies::a_renewal_is_repeated_which_the_driver_never_does`,
+//!    `lost_replies::the_end_of_a_session_is_repeated_which_the_driver_never_does`.
+//! 9. Local deadlines are counted from before the request was sent: here.
+
+use std::time::{Duration, Instant};
+
+use actix_doclock::{
+    Aid, Claim, Holder, Lock, LockError, LockKey, LockToken, Released, Saved, Store,
+    StoreErrorKind, TryAcquire,
+};
+use mongodb::Database;
+use mongodb::bson::{Bson, DateTime, doc};
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::sleep;
+
+use crate::rig::app::{
+    App, TTL, count, key, lock_records, put, record, store_error_kind, title, with_deadline,
+};
+use crate::rig::mongod;
+use crate::rig::proxy::Proxy;
+use crate::rig::{self, client, fresh_name};
+
+async fn app() -> (App, Database) {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    (App::on(&database).await, database)
+}
+
+/// An application server behind a proxy, and the database without it.
+async fn behind_proxy(deadline: Duration) -> (App, Proxy, Database) {
+    let server = mongod::local_replica_set().await;
+    let proxy = Proxy::start(server.port());
+    let name = fresh_name();
+    let through = client(&proxy.uri()).await.database(&name);
+    let app = App::with(&through, with_deadline(deadline)).await;
+    (app, proxy, client(&server.uri()).await.database(&name))
+}
+
+/// Rule 1. The commands carry no moment in time, so there is nothing for a wrong clock to change.
+#[tokio::test]
+async fn no_command_carries_a_time_of_the_client() {
+    let uri = mongod::shared_replica_set().await;
+    let (database, sent) = rig::recorded_database(uri.uri()).await;
+    let app = App::on(&database).await;
+    let aid = Aid::new();
+    put(&database, "a", "old").await;
+    let lock = app.granted(&key("a"), &aid).await;
+    app.held(&key("a")).await;
+    app.locks.renew(&aid).await.unwrap();
+    assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
+    app.locks.inspect(&key("a")).await.unwrap();
+    app.locks.release(&lock).await.unwrap();
+    app.locks.release_session(&aid).await.unwrap();
+
+    let sent = sent.lock().unwrap();
+    assert!(sent.len() >= 10, "{sent:?}");
+    for command in sent.iter() {
+        assert!(!has_date(&Bson::Document(command.clone())), "{command}");
+    }
+}
+
+fn has_date(value: &Bson) -> bool {
+    match value {
+        Bson::DateTime(_) => true,
+        Bson::Document(document) => document.values().any(has_date),
+        Bson::Array(values) => values.iter().any(has_date),
+        _ => false,
+    }
+}
+
+/// Rule 4. The record is still there, and nobody else has come; the lock is gone all the same.
+#[tokio::test]
+async fn a_lock_that_has_run_out_is_gone_for_its_holder_too() {
+    let (app, database) = app().await;
+    put(&database, "a", "old").await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    rig::age(&database, &key("a"), TTL).await;
+    let before = record(&database, &key("a")).await.expect("not removed");
+
+    assert_eq!(app.locks.renew(&lock.aid).await.unwrap(), 0);
+    assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Lost);
+    assert!(app.locks.inspect(&key("a")).await.unwrap().is_none());
+    assert!(app.locks.list_of(&lock.aid).await.unwrap().is_empty());
+    assert_eq!(record(&database, &key("a")).await, Some(before), "and nothing revived it");
+    assert_eq!(title(&database, "a").await, "old");
+    assert_ne!(app.granted(&key("a"), &lock.aid).await.token, lock.token);
+}
+
+/// Rule 4, where the ttl was set to another value meanwhile: what the holder wrote counts.
+#[tokio::test]
+async fn renewing_and_saving_go_by_the_ttl_that_the_holder_wrote() {
+    let (app, database) = app().await;
+    put(&database, "a", "old").await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    rig::age(&database, &key("a"), TTL / 2).await;
+    let hasty = App::with(&database, |settings| settings.ttl(TTL / 4)).await;
+    assert_eq!(hasty.locks.renew(&lock.aid).await.unwrap(), 1);
+    rig::age(&database, &key("a"), TTL / 2).await;
+    assert_eq!(hasty.save(&lock, "new").await.unwrap(), Saved::Saved);
+    assert_eq!(hasty.held(&key("a")).await.token, lock.token);
+}
+
+/// What a request of a session does to lock: the lock first, the tombstone second. The web layer
+/// does the same; here without a request around it.
+async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock> {
+    let claim =
+        Claim { aid: aid.clone(), token: LockToken::new(), holder: Holder::new("alice"), ttl: TTL };
+    let TryAcquire::Granted(lock) = app.store.try_acquire(key, &claim).await.unwrap() else {
+        return None;
+    };
+    if app.store.session_ended(aid).await.unwrap().is_none() {
+        return Some(lock);
+    }
+    app.store.release(key, aid, claim.token).await.unwrap();
+    None
+}
+
+/// Rule 6.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_ends_while_it_acquires_leaves_no_lock_behind() {
+    const RACES: usize = 1_000;
+    const LANES: usize = 8;
+    let uri = mongod::shared_replica_set().await;
+    let (one, database) = app().await;
+    let other = App::on(&rig::client(uri.uri()).await.database(database.name())).await;
+    let mut lanes = JoinSet::new();
+    for lane in 0..LANES {
+        let (one, other) = (one.clone(), other.clone());
+        lanes.spawn(async move {
+            for race in (lane..RACES).step_by(LANES) {
+                let (key, aid) = (key(&format!("{race}")), Aid::new());
+                // The end is two commands to the acquire's two, so it begins a little later or
+                // earlier in each race.
+                let acquiring = async {
+                    pause(race % 7).await;
+                    acquire_in_session(&one, &key, &aid).await;
+                };
+                let ending = async {
+                    pause(race % 5).await;
+                    other.locks.release_session(&aid).await.unwrap();
+                };
+                tokio::join!(acquiring, ending);
+            }
+        });
+    }
+    lanes.join_all().await;
+    assert_eq!(count(&database).await, 0, "locks of ended sessions");
+}
+
+/// A little while that is not the same on every machine, nor needs to be.
+async fn pause(steps: usize) {
+    for _ in 0..steps {
+        sleep(Duration::from_micros(300)).await;
+        yield_now().await;
+    }
+}
+
+/// Rule 6, both orders one after the other: which of the two steps of the acquire catches it.
+#[tokio::test]
+async fn whichever_comes_first_the_end_of_the_session_or_the_lock() {
+    let (app, database) = app().await;
+    let (a, alice) = (key("a"), Aid::new());
+    // The lock first: the end removes it.
+    assert!(acquire_in_session(&app, &a, &alice).await.is_some());
+    assert_eq!(app.locks.release_session(&alice).await.unwrap(), [key("a")]);
+    assert_eq!(count(&database).await, 0);
+    // The end first: nothing but the tombstone tells the acquire. Without the question it stays.
+    let unasked = app.granted(&a, &alice).await;
+    assert_eq!(count(&database).await, 1);
+    app.locks.release(&unasked).await.unwrap();
+    assert!(acquire_in_session(&app, &a, &alice).await.is_none());
+    assert_eq!(count(&database).await, 0);
+}
+
+/// Rule 6, the other half: removing first and the tombstone second would let a lock slip in between
+/// that neither sees.
+#[tokio::test]
+async fn the_tombstone_is_there_before_the_locks_are_removed() {
+    let (app, proxy, database) = behind_proxy(Duration::from_secs(60)).await;
+    let alice = Aid::new();
+    app.granted(&key("a"), &alice).await;
+    proxy.hold_request("delete");
+    let ending = async { app.locks.release_session(&alice).await.unwrap() };
+    let looking = async {
+        proxy.until_fired(1).await;
+        let beside = App::on(&database).await;
+        let ended = beside.store.session_ended(&alice).await.unwrap();
+        assert!(ended.is_some(), "an acquire that is too late for the removal sees it");
+        assert!(acquire_in_session(&beside, &key("b"), &alice).await.is_none());
+        assert_eq!(count(&database).await, 1, "not removed yet");
+        proxy.let_go();
+    };
+    let (released, ()) = tokio::join!(ending, looking);
+    assert_eq!(released, [key("a")]);
+    assert_eq!(count(&database).await, 0);
+}
+
+/// A session that goes on may release everything and lock again: only its end is for good.
+#[tokio::test]
+async fn releasing_all_locks_is_not_the_end_of_a_session() {
+    let (app, _) = app().await;
+    let alice = Aid::new();
+    app.granted(&key("a"), &alice).await;
+    assert_eq!(app.locks.release_all(&alice).await.unwrap(), [key("a")]);
+    assert!(acquire_in_session(&app, &key("a"), &alice).await.is_some());
+}
+
+/// Rule 7. Every reply is lost until there is no time for another attempt: some of them have been
+/// carried out, and the caller is not told that it was refused.
+#[tokio::test]
+async fn an_acquire_that_is_never_answered_is_unknown_and_given_back() {
+    let (app, proxy, database) = behind_proxy(Duration::from_secs(1)).await;
+    // Far more than there is time for.
+    for _ in 0..100 {
+        proxy.drop_reply_to("findAndModify");
+    }
+    let began = Instant::now();
+    let outcome = app.try_acquire(&key("a"), &Aid::new()).await;
+    assert_eq!(store_error_kind(outcome), StoreErrorKind::Unavailable);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(proxy.passed("findAndModify") > 0, "carried out");
+    rig::app::eventually("nothing is left", async || {
+        proxy.passed("delete") > 0 && count(&database).await == 0
+    })
+    .await;
+}
+
+/// Rule 7. A renewal that nobody waits for any more is not cut off either.
+#[tokio::test]
+async fn a_dropped_renewal_and_a_dropped_release_are_carried_out() {
+    let (app, proxy, database) = behind_proxy(Duration::from_secs(60)).await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    rig::age(&database, &key("a"), TTL / 2).await;
+    let before = record(&database, &key("a")).await.unwrap();
+    let ts = |record: &mongodb::bson::Document| -> DateTime { *record.get_datetime("ts").unwrap() };
+
+    proxy.hold_request("update");
+    tokio::select! {
+        renewed = app.locks.renew(&lock.aid) => panic!("answered: {renewed:?}"),
+        () = proxy.until_fired(1) => proxy.let_go(),
+    }
+    rig::app::eventually("it is renewed", async || {
+        ts(&record(&database, &key("a")).await.unwrap()) > ts(&before)
+    })
+    .await;
+
+    proxy.hold_request("delete");
+    tokio::select! {
+        released = app.locks.release(&lock) => panic!("answered: {released:?}"),
+        () = proxy.until_fired(2) => proxy.let_go(),
+    }
+    app.locks.shutdown().await;
+    assert_eq!(count(&database).await, 0);
+}
+
+/// Rule 9. The reply takes its time, and that time is not the holder's.
+#[tokio::test]
+async fn what_a_holder_believes_is_counted_from_before_the_request() {
+    let (app, proxy, _) = behind_proxy(Duration::from_secs(60)).await;
+    let (a, alice, bob) = (key("a"), Aid::new(), Aid::new());
+    let lock = |answer: Result<TryAcquire, LockError>| match answer.unwrap() {
+        TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock) => lock,
+    };
+    for (verb, aid) in [("a fresh grant", &alice), ("a reentry", &alice), ("a refusal", &bob)] {
+        proxy.hold_reply_to("findAndModify");
+        let (answer, executed) = answered_late(&proxy, app.try_acquire(&a, aid)).await;
+        assert!(lock(answer).expires_at <= executed + TTL, "{verb}");
+    }
+    proxy.hold_reply_to("find");
+    let (seen, executed) = answered_late(&proxy, app.locks.inspect(&a)).await;
+    assert!(seen.unwrap().unwrap().expires_at <= executed + TTL, "a look");
+}
+
+/// The outcome of an operation whose reply is held for a while, and a moment after the server
+/// carried it out.
+async fn answered_late<T>(proxy: &Proxy, operation: impl Future<Output = T>) -> (T, Instant) {
+    let faults = proxy.fired() + 1;
+    let hold = async {
+        proxy.until_fired(faults).await;
+        let executed = Instant::now();
+        sleep(Duration::from_millis(300)).await;
+        proxy.let_go();
+        executed
+    };
+    tokio::join!(operation, hold)
+}
+
+/// Half of rule 5: whoever is refused by somebody else's lock gets no error, whatever the lock.
+#[tokio::test]
+async fn contention_is_never_an_error() {
+    let (app, database) = app().await;
+    let lock = app.granted(&key("ours"), &Aid::new()).await;
+    let foreign = doc! { "_id": "theirs", "ts": DateTime::now(), "aid": "x" };
+    lock_records(&database).insert_one(foreign).await.unwrap();
+    app.held(&key("ours")).await;
+    app.held(&key("theirs")).await;
+    assert_eq!(app.locks.renew(&Aid::new()).await.unwrap(), 0);
+    let not_mine = Lock { aid: Aid::new(), ..lock };
+    assert_eq!(app.locks.release(&not_mine).await.unwrap(), Released::AlreadyGone);
+    let refused = app.locks.break_lock(&key("ours"), &actix_doclock::Actor::new("bob")).await;
+    assert!(matches!(refused, Err(LockError::BreakRefused { .. })), "{refused:?}");
+}
