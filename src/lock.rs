@@ -17,7 +17,7 @@ pub const MAX_LABEL_BYTES: usize = 4096;
 /// "Application id": the web session, job or process that holds locks.
 ///
 /// A random value that says nothing about anybody. It is no credential, but nobody else has any
-/// use for it either: it is never sent to a client, and `Debug` shows only its beginning.
+/// use for it either: it is never shown to another client, and `Debug` shows only its beginning.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Aid(String);

@@ -82,13 +82,17 @@ impl Documents {
         if !self.all().await?.is_empty() {
             return Ok(());
         }
-        for (title, body) in SAMPLES {
-            let item =
-                WorkItem { id: ObjectId::new(), title: title.to_owned(), body: body.to_owned() };
+        for (n, (title, body)) in (1..).zip(SAMPLES) {
+            // The same ids everywhere: two servers may start at the same moment.
+            let id = ObjectId::from_bytes([n; 12]);
             match self {
-                Self::Memory(store) => store.put(item.id, &item)?,
+                Self::Memory(store) => {
+                    let (title, body) = (title.to_owned(), body.to_owned());
+                    store.put(id, &WorkItem { id, title, body })?;
+                }
                 Self::Mongo(store) => {
-                    workitems(store).insert_one(&item).await?;
+                    let fields = doc! { "$setOnInsert": { "title": title, "body": body } };
+                    workitems(store).update_one(doc! { "_id": id }, fields).upsert(true).await?;
                 }
             }
         }

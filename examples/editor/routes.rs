@@ -125,6 +125,10 @@ async fn login(session: Session, login: Json<Login>) -> Result<impl Responder, E
         let problem = Problem::new(StatusCode::BAD_REQUEST, "bad_name");
         return Err(problem.detail("a name has 1 to 200 bytes").into());
     }
+    if person(&session).is_some_and(|actor| actor.label != name) {
+        // Somebody else at the same browser: what the first one held goes.
+        session.clear();
+    }
     // A new key for a session with new rights. Its locks stay.
     session.renew();
     session.insert(NAME, name)?;

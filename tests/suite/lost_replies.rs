@@ -9,48 +9,16 @@ use std::time::Duration;
 use actix_doclock::{Aid, HeldDoc, LockError, LockedDoc, Saved, Store, StoreError, StoreErrorKind};
 use actix_session::{SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{HttpResponse, cookie::Key, http::StatusCode, test, web};
-use mongodb::Database;
 use mongodb::bson::doc;
 use tokio::time::sleep;
 
 use crate::rig::app::{
-    App, WorkItem, count, eventually, key, lock_records, put, record, store_error_kind, title,
-    with_deadline,
+    NO_DEADLINE, WorkItem, count, eventually, key, lock_records, put, record, store_error_kind,
+    title,
 };
-use crate::rig::mongod::{self, Mongod};
+use crate::rig::faulty::Faulty;
+use crate::rig::mongod;
 use crate::rig::proxy::Proxy;
-use crate::rig::{client, fresh_name};
-
-/// An application server behind a network that fails, and a way around that network.
-struct Faulty {
-    proxy: Proxy,
-    app: App,
-    /// The same database, by a connection that never fails.
-    database: Database,
-    /// Another application server, on that connection.
-    other: App,
-}
-
-impl Faulty {
-    async fn new() -> Self {
-        Self::on(mongod::local_replica_set().await, "", Duration::from_secs(60)).await
-    }
-
-    async fn on(server: &Mongod, options: &str, deadline: Duration) -> Self {
-        let proxy = Proxy::start(server.port());
-        let name = fresh_name();
-        let database = client(&server.uri()).await.database(&name);
-        let other = App::on(&database).await;
-        let through = client(&format!("{}{options}", proxy.uri())).await.database(&name);
-        let app = App::with(&through, with_deadline(deadline)).await;
-        Self { proxy, app, database, other }
-    }
-
-    /// Asserts that the faults took place, all and no more.
-    fn assert_fired(&self, faults: usize) {
-        assert_eq!(self.proxy.fired(), faults, "faults that took place");
-    }
-}
 
 /// Repeats a verb of the store as the manager does, while its outcome is unknown.
 async fn until_known<T>(mut verb: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
@@ -83,7 +51,7 @@ async fn an_acquire_whose_reply_is_lost_finds_its_own_grant() {
 #[tokio::test]
 async fn an_acquire_finds_its_own_grant_without_the_drivers_help() {
     let server = mongod::local_replica_set().await;
-    let faulty = Faulty::on(server, "&retryWrites=false", Duration::from_secs(60)).await;
+    let faulty = Faulty::on(server, "&retryWrites=false", NO_DEADLINE).await;
     faulty.proxy.drop_reply_to("findAndModify");
     let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
     let record = record(&faulty.database, &key("a")).await.unwrap();
@@ -150,8 +118,7 @@ async fn a_release_that_never_arrived_is_sent_again() {
 /// still on its way.
 #[tokio::test]
 async fn a_release_that_arrives_late_does_not_remove_a_newer_lock_of_the_same_session() {
-    let server = mongod::local_replica_set().await;
-    let faulty = Faulty::on(server, "", Duration::from_millis(300)).await;
+    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
     let (a, alice) = (key("a"), Aid::new());
     let old = faulty.other.granted(&a, &alice).await;
     faulty.proxy.hold_request("delete");
@@ -275,8 +242,7 @@ async fn a_commit_that_never_arrived_is_sent_again() {
 /// written, and nobody repeats the transaction as if so.
 #[tokio::test]
 async fn a_save_whose_commit_is_never_confirmed_is_of_unknown_outcome() {
-    let server = mongod::local_replica_set().await;
-    let faulty = Faulty::on(server, "", Duration::from_secs(1)).await;
+    let faulty = Faulty::with_deadline(Duration::from_secs(1)).await;
     put(&faulty.database, "a", "old").await;
     let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
     // Far more than there is time for.
@@ -395,7 +361,7 @@ async fn a_save_without_transactions_can_be_repeated() {
     let faults: [Arm; 2] = [Proxy::drop_request, Proxy::drop_reply_to];
     for arm in faults {
         let server = mongod::shared_standalone().await;
-        let faulty = Faulty::on(server, "", Duration::from_secs(60)).await;
+        let faulty = Faulty::on(server, "", NO_DEADLINE).await;
         put(&faulty.database, "a", "old").await;
         let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
         arm(&faulty.proxy, "update");
@@ -410,8 +376,7 @@ async fn a_save_without_transactions_can_be_repeated() {
 /// that nobody wants it.
 #[tokio::test]
 async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
-    let server = mongod::local_replica_set().await;
-    let faulty = Faulty::on(server, "", Duration::from_millis(300)).await;
+    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
     faulty.proxy.hold_request("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &Aid::new()).await;
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
@@ -427,8 +392,7 @@ async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
 /// Here the lock was granted in time, and only its reply came too late.
 #[tokio::test]
 async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
-    let server = mongod::local_replica_set().await;
-    let faulty = Faulty::on(server, "", Duration::from_millis(300)).await;
+    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
     faulty.proxy.hold_reply_to("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &Aid::new()).await;
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
@@ -443,8 +407,7 @@ async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
 /// A lock that the session had before is not given back with the answer that came too late.
 #[tokio::test]
 async fn a_reentry_that_arrives_after_the_deadline_leaves_the_lock() {
-    let server = mongod::local_replica_set().await;
-    let faulty = Faulty::on(server, "", Duration::from_millis(300)).await;
+    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
     let lock = faulty.other.granted(&key("a"), &Aid::new()).await;
     faulty.proxy.hold_request("findAndModify");
     let unknown = faulty.app.try_acquire(&key("a"), &lock.aid).await;

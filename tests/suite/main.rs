@@ -4,5 +4,12 @@
 
 mod rig;
 
+mod commands;
 mod conformance;
+mod contention;
+mod foreign;
+mod lost_replies;
+mod outage;
+mod register;
+mod rules;
 mod web;

@@ -3,16 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, LockError, Saved, StoreErrorKind, TryAcquire};
+use actix_doclock::{Aid, Lock, LockError, Saved, StoreErrorKind, TryAcquire};
 use mongodb::Database;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
+use crate::rig;
 use crate::rig::app::{
     App, count, eventually, key, put, record, store_error_kind, title, with_deadline,
 };
-use crate::rig::mongod::{self, Mongod};
-use crate::rig::proxy::Proxy;
-use crate::rig::{self, client, fresh_name};
+use crate::rig::faulty::Faulty;
+use crate::rig::mongod::Mongod;
 
 const DEADLINE: Duration = Duration::from_secs(1);
 
@@ -40,7 +40,7 @@ async fn unknown_in_time<T: std::fmt::Debug>(
 }
 
 /// Every operation, while the database does not answer; `alice` holds `a`, nobody holds `free`.
-async fn everything_is_unknown(app: &App, alice: &Aid, released: &actix_doclock::Lock) {
+async fn everything_is_unknown(app: &App, alice: &Aid, released: &Lock) {
     let bob = Aid::new();
     let (a, free) = (key("a"), key("free"));
     let operations = async {
@@ -117,130 +117,104 @@ async fn a_lock_that_was_granted_survives_a_crash_of_the_server_at_that_moment()
     }
 }
 
-/// The way to the database, which a test blocks, and a way around it.
-struct Blocked {
-    proxy: Proxy,
-    app: App,
-    database: Database,
+/// Starts to acquire `a`, and drops the future when the fault has taken place.
+async fn abandon_acquire(faulty: &Faulty, aid: &Aid) {
+    let a = key("a");
+    tokio::select! {
+        answer = faulty.app.try_acquire(&a, aid) => panic!("answered: {answer:?}"),
+        () = faulty.proxy.until_fired(1) => {}
+    }
 }
 
-impl Blocked {
-    async fn new() -> Self {
-        let server = mongod::local_replica_set().await;
-        let proxy = Proxy::start(server.port());
-        let name = fresh_name();
-        let through = client(&proxy.uri()).await.database(&name);
-        let app = App::on(&through).await;
-        Self { proxy, app, database: client(&server.uri()).await.database(&name) }
+/// The shutdown waits for what the abandoned acquire has left to be done.
+async fn nothing_is_left_after_shutdown(faulty: &Faulty) {
+    // Giving back takes its time, so that a shutdown which does not wait for it is seen.
+    for _ in 0..3 {
+        faulty.proxy.drop_request("delete");
     }
-
-    /// Starts to acquire `a`, and drops the future when the fault has taken place.
-    async fn abandon_acquire(&self) {
-        let (a, aid) = (key("a"), Aid::new());
-        tokio::select! {
-            answer = self.app.try_acquire(&a, &aid) => panic!("answered: {answer:?}"),
-            () = self.proxy.until_fired(1) => {}
-        }
-    }
-
-    /// The shutdown has waited for what the abandoned acquire left to be done.
-    async fn nothing_is_left_after_shutdown(&self) {
-        // Giving back takes its time, so that a shutdown which does not wait for it is seen.
-        for _ in 0..3 {
-            self.proxy.drop_request("delete");
-        }
-        let (shutdown, ()) = tokio::join!(
-            timeout(2 * self.app.locks.deadline(), self.app.locks.shutdown()),
-            // Begun while the acquire is still under way.
-            async { self.proxy.let_go() },
-        );
-        shutdown.expect("the shutdown ends");
-        assert_eq!(self.proxy.passed("findAndModify"), 1, "it was carried out");
-        assert_eq!(count(&self.database).await, 0, "and undone before the shutdown ended");
-        assert_eq!(self.proxy.fired(), 4);
-    }
+    tokio::join!(
+        faulty.app.locks.shutdown(),
+        // Begun while the acquire is still under way.
+        async { faulty.proxy.let_go() },
+    );
+    assert_eq!(faulty.proxy.passed("findAndModify"), 1, "it was carried out");
+    assert_eq!(count(&faulty.database).await, 0, "and undone before the shutdown ended");
+    faulty.assert_fired(4);
 }
 
 #[tokio::test]
 async fn an_acquire_dropped_before_its_request_arrives_leaves_nothing_behind() {
-    let blocked = Blocked::new().await;
-    blocked.proxy.hold_request("findAndModify");
-    blocked.abandon_acquire().await;
-    assert_eq!(count(&blocked.database).await, 0, "not there yet");
-    blocked.proxy.let_go();
-    eventually("the grant arrives", async || blocked.proxy.passed("findAndModify") == 1).await;
-    eventually("it is given back", async || blocked.proxy.passed("delete") == 1).await;
-    eventually("nothing is left", async || count(&blocked.database).await == 0).await;
+    let faulty = Faulty::new().await;
+    faulty.proxy.hold_request("findAndModify");
+    abandon_acquire(&faulty, &Aid::new()).await;
+    assert_eq!(count(&faulty.database).await, 0, "not there yet");
+    faulty.proxy.let_go();
+    eventually("the grant arrives", async || faulty.proxy.passed("findAndModify") == 1).await;
+    eventually("it is given back", async || faulty.proxy.passed("delete") == 1).await;
+    eventually("nothing is left", async || count(&faulty.database).await == 0).await;
 }
 
 #[tokio::test]
 async fn an_acquire_dropped_before_its_reply_arrives_leaves_nothing_behind() {
-    let blocked = Blocked::new().await;
-    blocked.proxy.hold_reply_to("findAndModify");
-    blocked.abandon_acquire().await;
-    assert_eq!(count(&blocked.database).await, 1, "granted");
-    blocked.proxy.let_go();
-    eventually("nothing is left", async || count(&blocked.database).await == 0).await;
+    let faulty = Faulty::new().await;
+    faulty.proxy.hold_reply_to("findAndModify");
+    abandon_acquire(&faulty, &Aid::new()).await;
+    assert_eq!(count(&faulty.database).await, 1, "granted");
+    faulty.proxy.let_go();
+    eventually("nothing is left", async || count(&faulty.database).await == 0).await;
 }
 
 #[tokio::test]
 async fn a_shutdown_waits_until_an_acquire_that_was_dropped_is_undone() {
-    let blocked = Blocked::new().await;
-    blocked.proxy.hold_request("findAndModify");
-    blocked.abandon_acquire().await;
-    blocked.nothing_is_left_after_shutdown().await;
+    let faulty = Faulty::new().await;
+    faulty.proxy.hold_request("findAndModify");
+    abandon_acquire(&faulty, &Aid::new()).await;
+    nothing_is_left_after_shutdown(&faulty).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_waits_until_an_acquire_that_was_dropped_is_undone_on_any_thread() {
-    let blocked = Blocked::new().await;
-    blocked.proxy.hold_reply_to("findAndModify");
-    blocked.abandon_acquire().await;
-    blocked.nothing_is_left_after_shutdown().await;
+    let faulty = Faulty::new().await;
+    faulty.proxy.hold_reply_to("findAndModify");
+    abandon_acquire(&faulty, &Aid::new()).await;
+    nothing_is_left_after_shutdown(&faulty).await;
 }
 
 /// Two requests of one session: the one that took the lock goes away, but the other was told that
 /// the session holds it.
 #[tokio::test]
 async fn a_lock_that_another_request_was_told_of_is_not_given_back() {
-    let blocked = Blocked::new().await;
-    let other = App::on(&blocked.database).await;
+    let faulty = Faulty::new().await;
     let (a, alice) = (key("a"), Aid::new());
-    blocked.proxy.hold_reply_to("findAndModify");
-    tokio::select! {
-        answer = blocked.app.try_acquire(&a, &alice) => panic!("answered: {answer:?}"),
-        () = blocked.proxy.until_fired(1) => {}
-    }
-    let lock = other.already_mine(&a, &alice).await;
-    blocked.proxy.let_go();
-    eventually("it is tried", async || blocked.proxy.passed("delete") == 1).await;
-    blocked.app.locks.shutdown().await;
-    assert_eq!(other.already_mine(&a, &alice).await.token, lock.token);
+    faulty.proxy.hold_reply_to("findAndModify");
+    abandon_acquire(&faulty, &alice).await;
+    let lock = faulty.other.already_mine(&a, &alice).await;
+    faulty.proxy.let_go();
+    eventually("it is tried", async || faulty.proxy.passed("delete") == 1).await;
+    faulty.app.locks.shutdown().await;
+    assert_eq!(faulty.other.already_mine(&a, &alice).await.token, lock.token);
 }
 
 /// The connection is there, and nothing comes through it: only a deadline can end that.
 #[tokio::test]
 async fn a_network_that_carries_nothing_is_an_error_by_the_deadline() {
-    let server = mongod::local_replica_set().await;
-    let proxy = Proxy::start(server.port());
-    let name = fresh_name();
-    let database = client(&server.uri()).await.database(&name);
-    let through = client(&proxy.uri()).await.database(&name);
-    let app = App::with(&through, with_deadline(DEADLINE)).await;
-    let lock = app.granted(&key("a"), &Aid::new()).await;
-    let released = app.granted(&key("to be released"), &Aid::new()).await;
+    let faulty = Faulty::with_deadline(DEADLINE).await;
+    let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+    let released = faulty.app.granted(&key("to be released"), &Aid::new()).await;
 
-    proxy.blackhole();
-    everything_is_unknown(&app, &lock.aid, &released).await;
-    assert!(proxy.fired() > 0, "requests were withheld");
-    proxy.heal();
+    faulty.proxy.blackhole();
+    everything_is_unknown(&faulty.app, &lock.aid, &released).await;
+    assert!(faulty.proxy.fired() > 0, "requests were withheld");
+    faulty.proxy.heal();
 
-    eventually("only the lock that was held before is left", async || count(&database).await == 1)
-        .await;
-    assert_eq!(App::on(&database).await.held(&key("a")).await.token, lock.token);
+    eventually("only the lock that was held before is left", async || {
+        count(&faulty.database).await == 1
+    })
+    .await;
+    assert_eq!(faulty.other.held(&key("a")).await.token, lock.token);
 }
 
-/// Whoever waits in vain for an answer does not keep others from theirs once the server is back.
+/// A pause shorter than the deadline costs its time and nothing else.
 #[tokio::test]
 async fn after_a_short_pause_the_request_under_way_is_answered() {
     let (server, _, database) = breakable().await;

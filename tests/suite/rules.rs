@@ -14,7 +14,8 @@
 //!    has run out is gone for its holder too: here, through the manager.
 //! 5. Outage is an error, contention an answer: `outage`, all of it.
 //! 6. The end of a session leaves no lock behind: here.
-//! 7. A driver future is never dropped half-way: `outage::an_acquire_dropped_before_…`. An unknown
+//! 7. A driver future is never dropped half-way: `outage::an_acquire_dropped_before_…`, and for the
+//!    other verbs here. An unknown
 //!    outcome is retried with the same token until the deadline, then released and said to be
 //!    unknown: `lost_replies::a_grant_that_arrives_after_the_deadline_is_given_back`; when the
 //!    deadline comes between two attempts: here.
@@ -34,26 +35,17 @@ use mongodb::bson::{Bson, DateTime, doc};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 
+use crate::rig;
 use crate::rig::app::{
-    App, TTL, count, key, lock_records, put, record, store_error_kind, title, with_deadline,
+    App, TTL, count, eventually, key, lock_records, put, record, store_error_kind, title,
 };
+use crate::rig::faulty::Faulty;
 use crate::rig::mongod;
 use crate::rig::proxy::Proxy;
-use crate::rig::{self, client, fresh_name};
 
 async fn app() -> (App, Database) {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     (App::on(&database).await, database)
-}
-
-/// An application server behind a proxy, and the database without it.
-async fn behind_proxy(deadline: Duration) -> (App, Proxy, Database) {
-    let server = mongod::local_replica_set().await;
-    let proxy = Proxy::start(server.port());
-    let name = fresh_name();
-    let through = client(&proxy.uri()).await.database(&name);
-    let app = App::with(&through, with_deadline(deadline)).await;
-    (app, proxy, client(&server.uri()).await.database(&name))
 }
 
 /// Rule 1. The commands carry no moment in time, so there is nothing for a wrong clock to change.
@@ -196,17 +188,16 @@ async fn whichever_comes_first_the_end_of_the_session_or_the_lock() {
 /// that neither sees.
 #[tokio::test]
 async fn the_tombstone_is_there_before_the_locks_are_removed() {
-    let (app, proxy, database) = behind_proxy(Duration::from_secs(60)).await;
+    let Faulty { proxy, app, database, other } = Faulty::new().await;
     let alice = Aid::new();
     app.granted(&key("a"), &alice).await;
     proxy.hold_request("delete");
     let ending = async { app.locks.release_session(&alice).await.unwrap() };
     let looking = async {
         proxy.until_fired(1).await;
-        let beside = App::on(&database).await;
-        let ended = beside.store.session_ended(&alice).await.unwrap();
+        let ended = other.store.session_ended(&alice).await.unwrap();
         assert!(ended.is_some(), "an acquire that is too late for the removal sees it");
-        assert!(acquire_in_session(&beside, &key("b"), &alice).await.is_none());
+        assert!(acquire_in_session(&other, &key("b"), &alice).await.is_none());
         assert_eq!(count(&database).await, 1, "not removed yet");
         proxy.let_go();
     };
@@ -229,7 +220,7 @@ async fn releasing_all_locks_is_not_the_end_of_a_session() {
 /// carried out, and the caller is not told that it was refused.
 #[tokio::test]
 async fn an_acquire_that_is_never_answered_is_unknown_and_given_back() {
-    let (app, proxy, database) = behind_proxy(Duration::from_secs(1)).await;
+    let Faulty { proxy, app, database, .. } = Faulty::with_deadline(Duration::from_secs(1)).await;
     // Far more than there is time for.
     for _ in 0..100 {
         proxy.drop_reply_to("findAndModify");
@@ -239,7 +230,7 @@ async fn an_acquire_that_is_never_answered_is_unknown_and_given_back() {
     assert_eq!(store_error_kind(outcome), StoreErrorKind::Unavailable);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert!(proxy.passed("findAndModify") > 0, "carried out");
-    rig::app::eventually("nothing is left", async || {
+    eventually("nothing is left", async || {
         proxy.passed("delete") > 0 && count(&database).await == 0
     })
     .await;
@@ -248,7 +239,7 @@ async fn an_acquire_that_is_never_answered_is_unknown_and_given_back() {
 /// Rule 7. A renewal that nobody waits for any more is not cut off either.
 #[tokio::test]
 async fn a_dropped_renewal_and_a_dropped_release_are_carried_out() {
-    let (app, proxy, database) = behind_proxy(Duration::from_secs(60)).await;
+    let Faulty { proxy, app, database, .. } = Faulty::new().await;
     let lock = app.granted(&key("a"), &Aid::new()).await;
     rig::age(&database, &key("a"), TTL / 2).await;
     let before = record(&database, &key("a")).await.unwrap();
@@ -259,7 +250,7 @@ async fn a_dropped_renewal_and_a_dropped_release_are_carried_out() {
         renewed = app.locks.renew(&lock.aid) => panic!("answered: {renewed:?}"),
         () = proxy.until_fired(1) => proxy.let_go(),
     }
-    rig::app::eventually("it is renewed", async || {
+    eventually("it is renewed", async || {
         ts(&record(&database, &key("a")).await.unwrap()) > ts(&before)
     })
     .await;
@@ -276,7 +267,7 @@ async fn a_dropped_renewal_and_a_dropped_release_are_carried_out() {
 /// Rule 9. The reply takes its time, and that time is not the holder's.
 #[tokio::test]
 async fn what_a_holder_believes_is_counted_from_before_the_request() {
-    let (app, proxy, _) = behind_proxy(Duration::from_secs(60)).await;
+    let Faulty { proxy, app, .. } = Faulty::new().await;
     let (a, alice, bob) = (key("a"), Aid::new(), Aid::new());
     let lock = |answer: Result<TryAcquire, LockError>| match answer.unwrap() {
         TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock) => lock,

@@ -6,7 +6,7 @@
 // Whoever changes the state calls render(), which draws everything from it.
 'use strict';
 
-const REFRESH_MS = 4000, HEARTBEAT_MIN_MS = 1000, HEARTBEAT_MAX_MS = 45000, REQUEST_MS = 10000;
+const REFRESH_MS = 4000, HEARTBEAT_MIN_MS = 1000, HEARTBEAT_MAX_MS = 60000, REQUEST_MS = 10000;
 const $ = id => document.getElementById(id);
 const docUrl = id => '/api/workitem/' + encodeURIComponent(id);
 const lockUrl = id => '/locks/workitem/' + encodeURIComponent(id);
@@ -141,7 +141,8 @@ async function refused(v, answer, lock) {
   v.mode === 'read' ? render() : mode(v, 'read');
 }
 
-function beatLater(v, ms = Math.min(Math.max(v.ttl / 3, HEARTBEAT_MIN_MS), HEARTBEAT_MAX_MS)) {
+// The server renews once in a third of the ttl: a beat a little later than that is never for nothing.
+function beatLater(v, ms = Math.min(Math.max(v.ttl / 3 + 250, HEARTBEAT_MIN_MS), HEARTBEAT_MAX_MS)) {
   clearTimeout(v.timer);
   v.timer = setTimeout(() => beat(v), ms);
 }
@@ -155,8 +156,8 @@ async function beat(v = view) {
   const answer = await call('POST', '/locks/heartbeat', { json: { locks } });
   v.beating = false;
   if (v !== view || v.mode !== 'edit' || v.token !== token) return;
-  const held = answer.ok && answer.body.held.some(l => l.collection === 'workitem' && l.id === v.id);
-  if (held) Object.assign(v, { until: sent + v.ttl, offline: false });
+  const held = answer.ok && answer.body.held.find(l => l.collection === 'workitem' && l.id === v.id);
+  if (held) Object.assign(v, { until: sent + held.expires_in_ms, offline: false });
   else if (v.closing) return;
   else if (answer.ok || answer.status === 401) return lost(v, answer);
   else v.offline = true;

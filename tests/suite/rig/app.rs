@@ -15,7 +15,7 @@ use tokio::time::sleep;
 pub(crate) const TTL: Duration = Duration::from_secs(600);
 
 /// Where a test is not about deadlines, none shall pass.
-const NO_DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const NO_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long [`eventually`] waits for what usually takes milliseconds.
 const EVENTUALLY: Duration = Duration::from_secs(60);

@@ -6,6 +6,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod app;
+pub(crate) mod faulty;
 pub(crate) mod mongod;
 pub(crate) mod proxy;
 pub(crate) mod redis;

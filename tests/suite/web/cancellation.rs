@@ -9,10 +9,8 @@ use actix_doclock::{
 use futures_util::task::noop_waker_ref;
 use tokio::task::yield_now;
 
-use actix_session::storage::{LoadError, SaveError, SessionKey, UpdateError};
-
 use super::{
-    sessions::{State, Ttl},
+    sessions::{Fault, Faulty},
     *,
 };
 use crate::rig;
@@ -178,38 +176,14 @@ async fn a_logout_that_is_dropped_is_carried_out() {
     assert_eq!(holder_of(&locks, "a").await, None);
 }
 
-/// A session store that never ends saving.
-struct Stuck(CookieSessionStore);
-
-impl SessionStore for Stuck {
-    async fn load(&self, key: &SessionKey) -> Result<Option<State>, LoadError> {
-        self.0.load(key).await
-    }
-    async fn save(&self, state: State, ttl: &Ttl) -> Result<SessionKey, SaveError> {
-        self.0.save(state, ttl).await
-    }
-    async fn update(
-        &self,
-        key: SessionKey,
-        state: State,
-        ttl: &Ttl,
-    ) -> Result<SessionKey, UpdateError> {
-        self.0.update(key, state, ttl).await
-    }
-    async fn update_ttl(&self, key: &SessionKey, ttl: &Ttl) -> Result<(), anyhow::Error> {
-        self.0.update_ttl(key, ttl).await
-    }
-    async fn delete(&self, _: &SessionKey) -> Result<(), anyhow::Error> {
-        std::future::pending().await
-    }
-}
-
 #[actix_web::test]
 async fn a_logout_that_is_dropped_while_its_session_is_saved_frees_the_documents() {
     let (locks, _) = embedded().await;
-    let app = serve(&locks, Stuck(CookieSessionStore::default())).await;
+    let sessions = Faulty::default();
+    let app = serve(&locks, sessions.clone()).await;
     let alice = Browser::logged_in(&app, "alice").await;
     alice.post("/note/a").await.token();
+    sessions.set(Fault::Hangs);
     let request = alice.request(Method::POST, "/purge").to_request();
     assert!(!drop_after(app.call(request), 20).await);
     assert_eq!(holder_of(&locks, "a").await, None);

@@ -1,5 +1,7 @@
 //! Locks live and die with their session, on every session store.
 
+use std::{cell::Cell, rc::Rc};
+
 use actix_session::storage::{LoadError, RedisSessionStore, SaveError, SessionKey, UpdateError};
 
 use super::*;
@@ -181,28 +183,42 @@ on_every_session_store! {
 }
 
 /// A session store that cannot be written to for a while.
-struct Failing(CookieSessionStore, std::sync::Arc<std::sync::atomic::AtomicBool>);
+#[derive(Clone, Default)]
+pub(super) struct Faulty(Rc<Cell<Fault>>);
 
-impl Failing {
-    fn check(&self) -> Result<(), std::io::Error> {
-        if self.1.load(std::sync::atomic::Ordering::SeqCst) {
-            return Err(std::io::Error::other("the session store is down"));
+#[derive(Clone, Copy, Default)]
+pub(super) enum Fault {
+    #[default]
+    None,
+    Refuses,
+    Hangs,
+}
+
+impl Faulty {
+    pub(super) fn set(&self, fault: Fault) {
+        self.0.set(fault);
+    }
+
+    async fn check(&self) -> Result<(), anyhow::Error> {
+        match self.0.get() {
+            Fault::None => Ok(()),
+            Fault::Refuses => anyhow::bail!("the session store is down"),
+            Fault::Hangs => std::future::pending().await,
         }
-        Ok(())
     }
 }
 
-pub(super) type State = std::collections::HashMap<String, String>;
-pub(super) type Ttl = actix_web::cookie::time::Duration;
+type State = std::collections::HashMap<String, String>;
+type Ttl = actix_web::cookie::time::Duration;
 
-impl SessionStore for Failing {
+impl SessionStore for Faulty {
     async fn load(&self, key: &SessionKey) -> Result<Option<State>, LoadError> {
-        self.0.load(key).await
+        CookieSessionStore::default().load(key).await
     }
 
     async fn save(&self, state: State, ttl: &Ttl) -> Result<SessionKey, SaveError> {
-        self.check().map_err(|e| SaveError::Other(e.into()))?;
-        self.0.save(state, ttl).await
+        self.check().await.map_err(SaveError::Other)?;
+        CookieSessionStore::default().save(state, ttl).await
     }
 
     async fn update(
@@ -211,41 +227,42 @@ impl SessionStore for Failing {
         state: State,
         ttl: &Ttl,
     ) -> Result<SessionKey, UpdateError> {
-        self.check().map_err(|e| UpdateError::Other(e.into()))?;
-        self.0.update(key, state, ttl).await
+        self.check().await.map_err(UpdateError::Other)?;
+        CookieSessionStore::default().update(key, state, ttl).await
     }
 
     async fn update_ttl(&self, key: &SessionKey, ttl: &Ttl) -> Result<(), anyhow::Error> {
-        self.0.update_ttl(key, ttl).await
+        CookieSessionStore::default().update_ttl(key, ttl).await
     }
 
     async fn delete(&self, key: &SessionKey) -> Result<(), anyhow::Error> {
-        self.check()?;
-        self.0.delete(key).await
+        self.check().await?;
+        CookieSessionStore::default().delete(key).await
     }
 }
 
 #[actix_web::test]
 async fn a_logout_that_could_not_be_saved_releases_nothing() {
     let (locks, _) = embedded().await;
-    let down = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let app = serve(&locks, Failing(CookieSessionStore::default(), down.clone())).await;
+    let sessions = Faulty::default();
+    let app = serve(&locks, sessions.clone()).await;
     let alice = Browser::logged_in(&app, "alice").await;
     let token = alice.post("/note/a").await.token();
-    down.store(true, std::sync::atomic::Ordering::SeqCst);
+    sessions.set(Fault::Refuses);
     for end in ["/purge", "/clear"] {
         assert_eq!(alice.post(end).await.status, 500);
         assert!(locks.inspect(&key("a")).await.unwrap().is_some(), "{end}");
     }
-    down.store(false, std::sync::atomic::Ordering::SeqCst);
+    sessions.set(Fault::None);
     assert_eq!(alice.put("/note/a", "new").await.token(), token, "the session lives on");
 }
 
 #[actix_web::test]
 async fn a_first_lock_whose_session_could_not_be_saved_is_given_back() {
     let (locks, _) = embedded().await;
-    let down = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
-    let app = serve(&locks, Failing(CookieSessionStore::default(), down)).await;
+    let sessions = Faulty::default();
+    sessions.set(Fault::Refuses);
+    let app = serve(&locks, sessions).await;
     assert_eq!(Browser::new(&app).post("/note/a").await.status, 500);
     assert!(locks.inspect(&key("a")).await.unwrap().is_none(), "nobody could ever release it");
 }

@@ -1,0 +1,49 @@
+//! An application server whose network fails.
+
+use std::time::Duration;
+
+use mongodb::Database;
+
+use super::app::{App, NO_DEADLINE, with_deadline};
+use super::mongod::{self, Mongod};
+use super::proxy::Proxy;
+use super::{client, fresh_name};
+
+/// An application server behind a [`Proxy`], and a way around it.
+#[derive(Debug)]
+pub(crate) struct Faulty {
+    pub(crate) proxy: Proxy,
+    pub(crate) app: App,
+    /// The same database, by a connection that never fails.
+    pub(crate) database: Database,
+    /// Another application server, on that connection.
+    pub(crate) other: App,
+}
+
+impl Faulty {
+    /// On a replica set, and in no hurry.
+    pub(crate) async fn new() -> Self {
+        Self::with_deadline(NO_DEADLINE).await
+    }
+
+    /// On a replica set, and it waits no longer than this.
+    pub(crate) async fn with_deadline(deadline: Duration) -> Self {
+        Self::on(mongod::local_replica_set().await, "", deadline).await
+    }
+
+    /// With more options in the URI, as `&retryWrites=false`.
+    pub(crate) async fn on(server: &Mongod, options: &str, deadline: Duration) -> Self {
+        let proxy = Proxy::start(server.port());
+        let name = fresh_name();
+        let database = client(&server.uri()).await.database(&name);
+        let other = App::on(&database).await;
+        let through = client(&format!("{}{options}", proxy.uri())).await.database(&name);
+        let app = App::with(&through, with_deadline(deadline)).await;
+        Self { proxy, app, database, other }
+    }
+
+    /// Asserts that the faults took place, all and no more.
+    pub(crate) fn assert_fired(&self, faults: usize) {
+        assert_eq!(self.proxy.fired(), faults, "faults that took place");
+    }
+}
