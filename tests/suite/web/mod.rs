@@ -2,6 +2,7 @@
 
 mod api;
 mod cancellation;
+mod commands;
 mod documents;
 mod editor;
 mod identity;

@@ -1,0 +1,50 @@
+//! What a request costs the database, by the driver's own events.
+
+use actix_doclock::MongoStore;
+
+use super::*;
+use crate::rig;
+
+#[actix_web::test]
+async fn a_request_sends_no_more_commands_than_it_must() {
+    let server = rig::mongod::shared_replica_set().await;
+    let (database, commands) = rig::counted_database(server.uri()).await;
+    let note = Note { id: "a".to_owned(), text: "old".to_owned() };
+    database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
+    let locks = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    commands.take();
+    let sent = async || {
+        locks.shutdown().await;
+        commands.take()
+    };
+
+    let alice = Browser::logged_in(&app, "alice").await;
+    let bob = Browser::logged_in(&app, "bob").await;
+    Browser::new(&app).get("/plain").await;
+    alice.get("/plain").await;
+    assert!(sent().await.is_empty(), "who locks nothing costs nothing");
+
+    alice.post("/note/a").await.token();
+    // The document and the tombstone at the same time: two round trips.
+    assert_eq!(sent().await, ["findAndModify", "find", "find"], "a fresh lock");
+    alice.post("/note/a").await.token();
+    assert_eq!(sent().await, ["findAndModify", "find"], "a document that the session holds");
+    bob.post("/note/a").await.problem(423);
+    assert_eq!(sent().await, ["findAndModify"], "a refusal, with its holder");
+    alice.get("/plain").await;
+    assert!(sent().await.is_empty(), "nothing is due for renewal");
+
+    alice.put("/note/a", "new").await;
+    let confirm_load_save = ["find", "find", "update", "update", "commitTransaction"];
+    assert_eq!(sent().await, confirm_load_save);
+    alice.put("/note/a/done", "newer").await;
+    assert_eq!(
+        sent().await.split_last().unwrap(),
+        (&"delete".into(), &confirm_load_save.map(Into::into)[..])
+    );
+
+    alice.post("/purge").await;
+    assert_eq!(sent().await, ["update", "find", "delete"], "tombstone, names, locks");
+}
