@@ -8,7 +8,7 @@ use std::{
 
 use mongodb::{
     Client, Collection, Database,
-    bson::{DateTime, Document as Record, RawDocumentBuf, doc},
+    bson::{Document as Record, RawDocumentBuf, doc},
     options::{
         ClientOptions, CollectionOptions, ReadConcern, ReturnDocument, SelectionCriteria,
         WriteConcern,
@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 
 use self::{
     error::{retry_duplicate_key, store_error},
-    record::to_lock,
+    record::{presentable, to_lock},
 };
 use crate::{
     Aid, Lock, LockKey, LockToken, StoreError, StoreErrorKind,
@@ -269,7 +269,8 @@ impl Store for MongoStore {
     }
 
     // find, then deleteMany. A lock that is taken between the two is removed and not named; its
-    // acquirer finds the tombstone and says so itself.
+    // acquirer finds the tombstone and says so itself. A deleteMany whose reply was lost is repeated
+    // here, not by the manager: a second find would find nothing to name.
     async fn release_session(
         &self,
         collection: &str,
@@ -277,9 +278,19 @@ impl Store for MongoStore {
     ) -> Result<Vec<LockKey>, StoreError> {
         let held = self.list(collection, Some(aid), usize::MAX).await?;
         let at = self.prepared(collection)?;
-        let result = at.locks.delete_many(pipeline::of_session(aid)).await;
-        result.map_err(|e| store_error(format!("releasing a session in {collection}"), e))?;
-        Ok(held.into_iter().map(|lock| lock.key).collect())
+        let mut attempts = 3;
+        loop {
+            attempts -= 1;
+            match at.locks.delete_many(pipeline::of_session(aid)).await {
+                Ok(_) => return Ok(held.into_iter().map(|lock| lock.key).collect()),
+                Err(e) => {
+                    let error = store_error(format!("releasing a session in {collection}"), e);
+                    if attempts == 0 || error.kind() != StoreErrorKind::Unavailable {
+                        return Err(error);
+                    }
+                }
+            }
+        }
     }
 
     async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, StoreError> {
@@ -321,17 +332,22 @@ impl Store for MongoStore {
         Ok(locks)
     }
 
-    // As `release`. A foreign lock has no token; there the moment it was taken tells it from others.
+    // As `release`. A foreign lock has no token; there the moment it was taken tells it from others,
+    // which has to be read again, because a lock that is shown does not carry every date there is.
     async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
         if let Some(token) = seen.token {
             return self.release(&seen.key, &seen.aid, token).await;
         }
         let at = self.prepared(seen.key.collection())?;
+        let failed = |e| store_error(format!("breaking the lock on {:?}", seen.key), e);
         let mut filter = pipeline::by_id(seen.key.id());
-        filter.insert("ts", DateTime::from_system_time(seen.since));
-        let result = at.locks.delete_one(filter).await;
-        let result =
-            result.map_err(|e| store_error(format!("breaking the lock on {:?}", seen.key), e))?;
+        let record = at.locks.find_one(filter.clone()).await.map_err(failed)?;
+        let ts = record.and_then(|record| record.get_datetime("ts").ok().copied());
+        if presentable(ts) != seen.since {
+            return Ok(Released::AlreadyGone);
+        }
+        filter.insert("ts", ts);
+        let result = at.locks.delete_one(filter).await.map_err(failed)?;
         Ok(released(result.deleted_count))
     }
 

@@ -33,7 +33,7 @@ use actix_doclock::{
 use mongodb::Database;
 use mongodb::bson::{Bson, DateTime, doc};
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::rig;
 use crate::rig::app::{
@@ -110,6 +110,30 @@ async fn renewing_and_saving_go_by_the_ttl_that_the_holder_wrote() {
     rig::age(&database, &key("a"), TTL / 2).await;
     assert_eq!(hasty.save(&lock, "new").await.unwrap(), Saved::Saved);
     assert_eq!(hasty.held(&key("a")).await.token, lock.token);
+}
+
+/// §7: who has lost the lock cannot write. What ends a lock waits for a save that has seen it live, so
+/// that the next holder loads what was saved.
+#[tokio::test]
+async fn a_lock_cannot_go_between_the_check_of_a_save_and_its_commit() {
+    let Faulty { proxy, app, database, other } = Faulty::new().await;
+    put(&database, "a", "old").await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    proxy.hold_request("commitTransaction");
+    let next_holder = async {
+        proxy.until_fired(1).await;
+        let released = other.locks.release(&lock);
+        tokio::pin!(released);
+        let early = timeout(Duration::from_millis(300), &mut released).await;
+        assert!(early.is_err(), "the lock went under a save: {early:?}");
+        proxy.let_go();
+        assert_eq!(released.await.unwrap(), Released::Released);
+        other.granted(&key("a"), &Aid::new()).await;
+        title(&database, "a").await
+    };
+    let (saved, seen) = tokio::join!(app.save(&lock, "new"), next_holder);
+    assert_eq!(saved.unwrap(), Saved::Saved);
+    assert_eq!(seen, "new");
 }
 
 /// What a request of a session does to lock: the lock first, the tombstone second. The web layer

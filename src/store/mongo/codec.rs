@@ -18,7 +18,7 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
 }
 
 /// Decodes as the driver does for a `Collection<T>`.
-#[allow(clippy::needless_question_mark, reason = "bson 3 has another error type")]
+#[allow(clippy::needless_question_mark, reason = "each bson has another error type")]
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
     #[allow(unused_imports, reason = "used with bson 2 only")]
     use either_bson::*;
@@ -35,6 +35,7 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
 /// can see. So the compiler chooses: a glob import of an inner block goes before that of an outer
 /// one. [`encode`] and [`decode`] say bson 3's name and fall back to the functions of this module,
 /// these say bson 2's name and fall back to [`never`], which is only reached if a bson had neither.
+#[allow(clippy::needless_question_mark, reason = "each bson has another error type")]
 mod either_bson {
     use super::{BoxError, DeserializeOwned, Serialize};
     use mongodb::bson::RawDocumentBuf;
@@ -95,6 +96,17 @@ impl From<&LockId> for Bson {
                 Binary { subtype: BinarySubtype::Uuid, bytes: uuid.as_bytes().to_vec() }.into()
             }
         }
+    }
+}
+
+/// A number, of whatever type a foreign program has given it.
+pub(super) fn number(value: &Bson) -> Option<f64> {
+    match value {
+        Bson::Int32(n) => Some((*n).into()),
+        Bson::Int64(n) => Some(*n as f64),
+        Bson::Double(n) => Some(*n),
+        Bson::Decimal128(n) => n.to_string().parse().ok(),
+        _ => None,
     }
 }
 

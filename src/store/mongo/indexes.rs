@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use mongodb::{
     Collection, Database, IndexModel,
-    bson::{Bson, Document, doc},
+    bson::{Document, doc},
     error::Error,
     options::IndexOptions,
 };
 
 use super::{
+    codec::number,
     error::{code, store_error},
     pipeline::{and_live, millis},
 };
@@ -18,6 +19,9 @@ use crate::{StoreError, StoreErrorKind};
 /// Codes that say "there is such an index, with other options": another server was quicker.
 const INDEX_CONFLICT: [i32; 2] = [85, 86];
 const NAMESPACE_NOT_FOUND: i32 = 26;
+
+/// The server refuses an `expireAfterSeconds` beyond an `i32`.
+const LONGEST_INDEX: Duration = Duration::from_secs(i32::MAX as u64);
 
 /// Creates the indexes that are missing and changes the expiry of the TTL index if it differs.
 ///
@@ -110,7 +114,11 @@ async fn ensure_ttl(
         Some(index) if expiry(index) != Some(seconds as f64) => {
             let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
             let change = doc! { "keyPattern": { "ts": 1 }, "expireAfterSeconds": seconds };
-            database.run_command(doc! { "collMod": collection.name(), "index": change }).await?;
+            // A command does not take the write concern of the collection over by itself.
+            let majority = doc! { "w": "majority" };
+            let command =
+                doc! { "collMod": collection.name(), "index": change, "writeConcern": majority };
+            database.run_command(command).await?;
         }
         Some(_) => {}
     }
@@ -152,8 +160,9 @@ async fn longest_in_use(
     }
     let longer = doc! { "ttl": { "$type": "number", "$gt": millis(ttl) } };
     let longest = locks.find_one(and_live(longer, ttl)).sort(doc! { "ttl": -1 }).await?;
-    let longest = longest.and_then(|record| record.get_i64("ttl").ok()).unwrap_or(0);
-    let longest = Duration::from_millis(longest.try_into().unwrap_or(0));
+    let longest = longest.as_ref().and_then(|record| record.get("ttl")).and_then(number);
+    // A foreign program may have written any number; the server takes no longer ttl than this.
+    let longest = Duration::from_millis(longest.unwrap_or(0.0) as u64).min(LONGEST_INDEX);
     if longest > ttl {
         log::warn!(
             target: "actix_doclock::store",
@@ -174,15 +183,6 @@ fn is_on(index: &Document, field: &str) -> bool {
 
 fn expiry(index: &Document) -> Option<f64> {
     index.get("expireAfterSeconds").and_then(number)
-}
-
-fn number(value: &Bson) -> Option<f64> {
-    match value {
-        Bson::Int32(n) => Some((*n).into()),
-        Bson::Int64(n) => Some(*n as f64),
-        Bson::Double(n) => Some(*n),
-        _ => None,
-    }
 }
 
 /// A TTL index counts in whole seconds, and must not be early.

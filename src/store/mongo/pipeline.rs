@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use crate::{Aid, LockId, LockToken, store::Claim};
 
@@ -45,14 +45,15 @@ pub(super) fn and_live(mut filter: Document, foreign_ttl: Duration) -> Document 
 /// `ts + ttl > now`, on the server's clock, with the ttl of the record.
 ///
 /// Written as `ttl > now - ts`, because a sum with a number that somebody else wrote can overflow,
-/// and an error here would make the document unlockable for good. A record without a ttl is a
+/// and an error here would make the document unlockable for good; nor is a date before 1970 taken
+/// at its word, for the difference can overflow, too. A record without a ttl is a
 /// foreign one and has the collection's; one without a date is dead, as it is for the TTL index.
 fn live(foreign_ttl: Duration) -> Document {
     doc! { "$and": [
         { "$eq": [{ "$type": "$ts" }, "date"] },
         { "$gt": [
             { "$cond": [{ "$isNumber": "$ttl" }, "$ttl", millis(foreign_ttl)] },
-            { "$subtract": ["$$NOW", "$ts"] },
+            { "$subtract": ["$$NOW", { "$max": ["$ts", DateTime::from_millis(0)] }] },
         ] },
     ] }
 }

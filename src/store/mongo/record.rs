@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use mongodb::bson::{Bson, DateTime, Document};
+use mongodb::bson::{DateTime, Document};
 
+use super::{codec::number, pipeline::millis};
 use crate::{Aid, Holder, Lock, LockKey, Mode};
 
 /// Reads a record that was fetched with `now` beside it. `asked` is the moment before the request.
@@ -33,7 +34,7 @@ pub(super) fn to_lock(
 }
 
 /// A date that can be shown: foreign programs write any, RFC 3339 has years of four digits only.
-fn presentable(date: Option<DateTime>) -> SystemTime {
+pub(super) fn presentable(date: Option<DateTime>) -> SystemTime {
     const END_OF_9999: i64 = 253_402_300_799_999;
     let millis = date.map_or(0, DateTime::timestamp_millis).clamp(0, END_OF_9999);
     DateTime::from_millis(millis).to_system_time()
@@ -46,11 +47,9 @@ fn remaining(record: &Document, ts: Option<DateTime>, foreign_ttl: Duration) -> 
     let (Some(ts), Ok(now)) = (ts, record.get_datetime("now")) else {
         return Duration::ZERO;
     };
-    let ttl = match record.get("ttl") {
-        Some(Bson::Int32(ms)) => (*ms).into(),
-        Some(Bson::Int64(ms)) => *ms,
-        Some(Bson::Double(ms)) => *ms as i64,
-        _ => super::pipeline::millis(foreign_ttl),
+    let ttl = match record.get("ttl").and_then(number) {
+        Some(ms) => ms as i64,
+        None => millis(foreign_ttl),
     };
     let age = now.timestamp_millis().saturating_sub(ts.timestamp_millis());
     let left = ttl.saturating_sub(age);
@@ -60,7 +59,7 @@ fn remaining(record: &Document, ts: Option<DateTime>, foreign_ttl: Duration) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mongodb::bson::doc;
+    use mongodb::bson::{Bson, doc};
 
     const MINUTE: Duration = Duration::from_secs(60);
 
