@@ -13,7 +13,8 @@ use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
 use super::{
     path::path_param,
-    request::{Mine, RequestLocks, misconfigured},
+    problem::misconfigured,
+    request::{Mine, RequestLocks},
 };
 use crate::{InvalidKey, Lock, LockError, LockKey, Lockable};
 

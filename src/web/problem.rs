@@ -185,3 +185,11 @@ fn log_fault(error: &LockError) {
         log::error!(target: "actix_doclock::web", "{error}{causes}");
     }
 }
+
+/// For the developer, in the log. The client is told nothing of it; a handler that takes an
+/// `Option` would not even know.
+pub(super) fn misconfigured(what_to_do: impl Into<String>) -> LockError {
+    let what_to_do = what_to_do.into();
+    log::error!(target: "actix_doclock::web", "{what_to_do}");
+    LockError::Misconfigured(what_to_do)
+}

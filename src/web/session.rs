@@ -9,7 +9,10 @@ use actix_web::{
     dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
 };
 
-use super::request::{Identify, RequestLocks, misconfigured};
+use super::{
+    problem::misconfigured,
+    request::{Identify, RequestLocks},
+};
 use crate::{Actor, LockManager};
 
 type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -50,7 +53,8 @@ impl LockManager {
 /// - The first lock of a session, or a request that saves the session anyway (a login), writes an
 ///   aid into the session under the key `doclock.aid`. Refusals and lock-free requests write nothing.
 /// - A request of a session that has an aid renews all its locks, at most once in a third of the
-///   ttl, and does not wait for that.
+///   ttl, and does not wait for that. A session that holds nothing costs nothing after its login,
+///   and later an update that finds nothing: another server may have granted it something.
 /// - When the aid vanishes from the session (`purge`, `clear`, `Identity::logout`), and the session
 ///   store has accepted that, all locks of the session are released before the answer is sent.
 ///   `renew` keeps them.

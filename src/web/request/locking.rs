@@ -1,0 +1,259 @@
+//! Taking, confirming and releasing locks in a request.
+
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
+
+use actix_web::{HttpMessage, HttpRequest};
+use tokio::time::timeout_at;
+
+use super::RequestLocks;
+use crate::{
+    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockToken,
+    manager::{Acquired, Provisional},
+    web::problem::misconfigured,
+};
+
+/// How long the tombstone of a session is taken as a logout that another tab has not noticed yet.
+///
+/// Later it is a session that came back, with a copied cookie or from a cookie store, which cannot
+/// forget: the application has accepted it as a session, so it gets a new aid and may lock.
+const LOGOUT_IS_NEWS_FOR: Duration = Duration::from_secs(60);
+
+/// A lock of this session, with the token that is never missing from our own.
+pub(in crate::web) struct Mine {
+    pub(in crate::web) lock: Lock,
+    pub(in crate::web) token: LockToken,
+    pub(in crate::web) is_fresh: bool,
+}
+
+impl Mine {
+    fn new(lock: Lock) -> Result<Self, LockError> {
+        // Only by the hand of somebody who edits lock records.
+        let token =
+            lock.token.ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
+        Ok(Self { lock, token, is_fresh: false })
+    }
+}
+
+/// For the extractors and the lock API.
+impl RequestLocks {
+    pub(in crate::web) fn of(req: &HttpRequest) -> Result<Self, LockError> {
+        req.extensions().get::<Self>().cloned().ok_or_else(|| {
+            misconfigured(
+                "the application is not wrapped in `locks.session(…)`: replace \
+                 `.wrap(SessionMiddleware::new(store, key))` with \
+                 `.wrap(locks.session(SessionMiddleware::new(store, key)))`",
+            )
+        })
+    }
+
+    pub(in crate::web) fn manager(&self) -> &LockManager {
+        &self.0.manager
+    }
+
+    /// The deadline of an operation that begins now.
+    pub(in crate::web) fn begin(&self) -> Instant {
+        let until = self.0.manager.until();
+        self.0.until.set(Some(until));
+        until
+    }
+
+    /// The aid of the session, if it has ever locked anything or been saved.
+    pub(in crate::web) fn aid(&self) -> Option<Aid> {
+        self.0.aid.borrow().clone()
+    }
+
+    pub(in crate::web) fn actor(&self) -> Actor {
+        let session = self.0.session.borrow();
+        let actor = session.as_ref().and_then(|session| (self.0.identify)(session));
+        actor.unwrap_or_else(|| Actor::new(self.0.manager.holder().label.clone()))
+    }
+
+    /// The tokens that the client sent; empty if none.
+    pub(in crate::web) fn offered(&self) -> Result<&[LockToken], LockError> {
+        self.0.offered.as_deref().ok_or(LockError::MalformedToken)
+    }
+
+    /// Takes or confirms the lock and does `work` with it; takes no lock if that fails.
+    ///
+    /// If tokens are `offered`, only the acquisition of one of them will do.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a fresh grant is given back.
+    pub(in crate::web) async fn acquire<T, F>(
+        &self,
+        key: &LockKey,
+        offered: &[LockToken],
+        until: Instant,
+        work: impl Fn(bool) -> F,
+    ) -> Result<(Mine, T), LockError>
+    where
+        F: Future<Output = Result<T, LockError>>,
+    {
+        if !offered.is_empty() {
+            let mine = self.confirm(key, offered, until).await.map_err(|e| match e {
+                LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
+                LockError::Lost { key, .. } => LockError::StaleToken { key },
+                other => other,
+            })?;
+            let worked = work(false).await;
+            return self.keep_if_found(mine, None, worked, until).await;
+        }
+        let mut aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
+        loop {
+            let (mine, fresh) = self.take(key, &aid, until).await?;
+            // A session that ends at this moment either finds the lock, or has left its tombstone.
+            // A lock that was there before was found by it.
+            let alive = async {
+                if mine.is_fresh { self.session_is_alive(&aid, until).await } else { Ok(()) }
+            };
+            let (alive, worked) = tokio::join!(alive, work(mine.is_fresh));
+            match alive {
+                Ok(()) => return self.keep_if_found(mine, fresh, worked, until).await,
+                Err(LockError::SessionEnded { ago }) => {
+                    // Outright, and before anything else is tried: whatever other request of the
+                    // ended session was told that it has the lock, it has not.
+                    self.release(&mine, until).await?;
+                    fresh.map(Provisional::confirm);
+                    if ago <= LOGOUT_IS_NEWS_FOR {
+                        return Err(LockError::SessionEnded { ago });
+                    }
+                    aid = self.replace_aid(&aid);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// One command: the lock, and if it is fresh, what gives it back.
+    async fn take(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<(Mine, Option<Provisional>), LockError> {
+        let holder = Holder::new(self.actor().label);
+        match self.0.manager.acquire_by(key, aid, &holder, &self.0.scope, until).await? {
+            Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
+            Acquired::AlreadyMine(lock) => Ok((Mine::new(lock)?, None)),
+            Acquired::Fresh(fresh) => {
+                let (lock, token) = (fresh.lock().clone(), fresh.token());
+                Ok((Mine { lock, token, is_fresh: true }, Some(fresh)))
+            }
+        }
+    }
+
+    async fn keep_if_found<T>(
+        &self,
+        mine: Mine,
+        fresh: Option<Provisional>,
+        worked: Result<T, LockError>,
+        until: Instant,
+    ) -> Result<(Mine, T), LockError> {
+        match worked {
+            Ok(value) => {
+                self.0.fresh.borrow_mut().extend(fresh);
+                self.remember(&mine);
+                Ok((mine, value))
+            }
+            Err(e) => {
+                if let LockError::NotFound { .. } = e {
+                    // Nobody needs a lock on what is not there, not even one held before.
+                    self.release(&mine, until).await?;
+                    fresh.map(Provisional::confirm);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    fn remember(&self, mine: &Mine) {
+        let mut held = self.0.held.borrow_mut();
+        if !held.contains(&mine.token) {
+            held.push(mine.token);
+        }
+    }
+
+    /// A new aid for a session that came back, unless another extractor has given it one.
+    fn replace_aid(&self, dead: &Aid) -> Aid {
+        let mut aid = self.0.aid.borrow_mut();
+        if aid.as_ref() == Some(dead) {
+            *aid = None;
+        }
+        aid.get_or_insert_with(Aid::new).clone()
+    }
+
+    async fn session_is_alive(&self, aid: &Aid, until: Instant) -> Result<(), LockError> {
+        match self.0.manager.session_ended(aid, until).await? {
+            None => Ok(()),
+            Some(ago) => Err(LockError::SessionEnded { ago }),
+        }
+    }
+
+    /// Makes sure that this session holds the lock already, by one of the tokens if any are offered.
+    pub(in crate::web) async fn confirm(
+        &self,
+        key: &LockKey,
+        offered: &[LockToken],
+        until: Instant,
+    ) -> Result<Mine, LockError> {
+        let lost = |holder| LockError::Lost { key: key.clone(), holder };
+        let Some(aid) = self.aid() else {
+            return Err(lost(None));
+        };
+        let lock = match self.0.manager.inspect_by(key, until).await? {
+            Some(lock) if lock.aid == aid => lock,
+            other => {
+                return Err(match self.session_is_alive(&aid, until).await {
+                    Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
+                    Err(e) => e,
+                    Ok(()) => lost(other.map(Box::new)),
+                });
+            }
+        };
+        let mine = Mine::new(lock)?;
+        if !offered.is_empty() && !offered.contains(&mine.token) {
+            return Err(LockError::StaleToken { key: key.clone() });
+        }
+        self.remember(&mine);
+        Ok(mine)
+    }
+
+    /// Releases this acquisition, also if other requests were told that the session has it.
+    pub(in crate::web) async fn release(
+        &self,
+        mine: &Mine,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let (key, aid) = (&mine.lock.key, &mine.lock.aid);
+        self.0.manager.release_by(key, aid, mine.token, until).await?;
+        self.forget(mine.token);
+        Ok(())
+    }
+
+    /// This acquisition is not held any more, as far as this request is concerned.
+    pub(in crate::web) fn forget(&self, token: LockToken) {
+        self.0.held.borrow_mut().retain(|held| *held != token);
+        for gone in self.0.fresh.borrow_mut().extract_if(.., |fresh| fresh.token() == token) {
+            gone.confirm();
+        }
+    }
+
+    /// Nor is any other.
+    pub(in crate::web) fn forget_all(&self) {
+        self.0.held.take();
+        for gone in self.0.fresh.take() {
+            gone.confirm();
+        }
+    }
+
+    /// Waits for the renewal that this request has started, if it has.
+    pub(in crate::web) async fn renewed(&self, until: Instant) {
+        let renewal = self.0.renewal.take();
+        if let Some(renewal) = renewal {
+            let _ = timeout_at(until.into(), renewal).await;
+        }
+    }
+}
