@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use mongodb::bson::{Bson, DateTime, Document, doc};
+use mongodb::bson::{Bson, Document, doc};
 
 use crate::{Aid, LockId, LockToken, store::Claim};
 
@@ -53,7 +53,7 @@ fn live(foreign_ttl: Duration) -> Document {
         { "$eq": [{ "$type": "$ts" }, "date"] },
         { "$gt": [
             { "$cond": [{ "$isNumber": "$ttl" }, "$ttl", millis(foreign_ttl)] },
-            { "$subtract": ["$$NOW", { "$max": ["$ts", DateTime::from_millis(0)] }] },
+            { "$subtract": ["$$NOW", { "$max": ["$ts", { "$toDate": 0_i64 }] }] },
         ] },
     ] }
 }
