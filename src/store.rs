@@ -146,8 +146,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Replaces the document if this acquisition of its lock is live, and renews the lock.
     ///
-    /// Nothing is written by what is still on its way after `until`: the caller has been told by
-    /// then that the outcome is unknown, and may have saved something newer.
+    /// After `until` the caller has been told that the outcome is unknown, and may have saved
+    /// something newer. So a save that is held up on its way gives up by then; if it can be overtaken
+    /// even later, as between the last check and the commit, it must be what fails.
     fn save(
         &self,
         key: &LockKey,
@@ -171,7 +172,8 @@ pub struct Claim {
     pub ttl: Duration,
 }
 
-/// The answer to [`Store::try_acquire`].
+/// The answer to [`Store::try_acquire`]. Exhaustive, as the other answers are: whoever asks must
+/// have thought of each.
 #[derive(Debug, Clone)]
 #[must_use = "a lock may have been granted, and must then be released"]
 pub enum TryAcquire {
