@@ -111,7 +111,8 @@ async fn a_lock_that_is_lost_between_load_and_save_writes_nothing() {
     let app = test::init_service(app).await;
     let alice = Browser::logged_in(&app, "alice").await;
     alice.post("/note/a").await;
-    assert_eq!(alice.put("/late/a", "").await.problem(409)["state"], "lost");
+    let late = alice.put("/late/a", "").await;
+    assert_eq!((&late.problem(409)["state"], late.header("lock-token")), (&"lost".into(), None));
     assert_eq!(text_of(&store, "a"), "old");
 }
 
