@@ -6,7 +6,7 @@ use crate::{InvalidKey, Lock, LockKey};
 
 /// Why a document could not be locked, held, saved or released.
 ///
-/// As an answer to an HTTP request each variant has its status; see the table of the lock API.
+/// As an answer to an HTTP request each variant has its status; see [Answers](crate#answers).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
@@ -16,7 +16,8 @@ pub enum LockError {
 
     /// This session does not hold the lock, or no longer. Nothing was written. (409)
     #[error(
-        "the lock on {key} is lost: it ran out, was released, or was broken; open the document again"
+        "this session does not hold the lock on {key}: it was not taken, ran out, was released, or was \
+         broken; open the document again"
     )]
     Lost {
         /// The document.
@@ -26,7 +27,7 @@ pub enum LockError {
     },
 
     /// The client sent the token of an earlier acquisition. (412)
-    #[error("{key} was locked anew since this page was opened; open the document again")]
+    #[error("the lock that this page had on {key} is gone; open the document again")]
     StaleToken {
         /// The document.
         key: LockKey,

@@ -69,15 +69,6 @@ impl Documents {
         }
     }
 
-    pub(crate) async fn one(&self, id: ObjectId) -> Result<Option<WorkItem>, BoxError> {
-        match self {
-            Self::Memory(store) => {
-                Ok(store.all()?.into_iter().find(|item: &WorkItem| item.id == id))
-            }
-            Self::Mongo(store) => Ok(workitems(store).find_one(doc! { "_id": id }).await?),
-        }
-    }
-
     pub(crate) async fn insert_samples_if_empty(&self) -> Result<(), BoxError> {
         if !self.all().await?.is_empty() {
             return Ok(());

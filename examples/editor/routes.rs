@@ -1,6 +1,6 @@
 //! What the server answers.
 
-use actix_doclock::{Actor, BoxError, HeldDoc, LockError, LockedDoc, Problem};
+use actix_doclock::{Actor, BoxError, HeldDoc, LockError, LockedDoc, Problem, SessionLocks};
 use actix_session::{Session, SessionExt};
 use actix_web::{
     Error, HttpRequest, HttpResponse, Responder,
@@ -105,13 +105,11 @@ async fn list(documents: Data<Documents>) -> Result<impl Responder, Problem> {
     Ok(HttpResponse::Ok().json(items.iter().map(View::from).collect::<Vec<_>>()))
 }
 
-async fn view(documents: Data<Documents>, id: Path<String>) -> Result<impl Responder, Problem> {
+async fn view(locks: SessionLocks, id: Path<String>) -> Result<impl Responder, Problem> {
     let id = ObjectId::parse_str(id.as_str())
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "bad_id").detail("not an ObjectId"))?;
-    match documents.one(id).await.map_err(unreachable)? {
-        Some(item) => Ok(HttpResponse::Ok().json(View::from(&item))),
-        None => Err(Problem::new(StatusCode::NOT_FOUND, "not_found").detail("no such document")),
-    }
+    let item = locks.load::<WorkItem>(id).await?;
+    Ok(HttpResponse::Ok().json(View::from(&item)))
 }
 
 #[derive(Deserialize)]

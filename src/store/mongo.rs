@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    error::Error,
     sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant},
 };
@@ -9,6 +10,7 @@ use std::{
 use mongodb::{
     Client, Collection, Database,
     bson::{Document as Record, RawDocumentBuf, doc},
+    error::ErrorKind,
     options::{
         ClientOptions, CollectionOptions, ReadConcern, ReturnDocument, SelectionCriteria,
         WriteConcern,
@@ -87,7 +89,16 @@ impl MongoStore {
     /// # Errors
     /// If the URI is malformed, or no primary answers within the server selection time-out.
     pub async fn connect(uri: &str, database: &str) -> Result<Self, StoreError> {
+        if uri.starts_with("mongodb+srv:") && !cfg!(feature = "dns-resolver") {
+            return Err(StoreError::new(
+                StoreErrorKind::Other,
+                "a `mongodb+srv://` URI needs the feature `dns-resolver` of actix-doclock",
+            ));
+        }
         let malformed = |e: mongodb::error::Error| {
+            if let ErrorKind::DnsResolve { .. } = *e.kind {
+                return store_error("looking for the servers that the URI names in DNS", e);
+            }
             let error = StoreError::new(
                 StoreErrorKind::Other,
                 "this is not a MongoDB URI; write `mongodb://host:27017/?replicaSet=rs0`, with the \
@@ -102,8 +113,18 @@ impl MongoStore {
         options.app_name.get_or_insert_with(|| "actix-doclock".to_owned());
         let client = Client::with_options(options).map_err(malformed)?;
         let store = Self::new(&client.database(database));
-        store.has_transactions().await?;
-        Ok(store)
+        match store.has_transactions().await {
+            Err(e) if format!("{:?}", e.source()).contains("ReplicaSetNoPrimary") => {
+                Err(StoreError::new(
+                    e.kind(),
+                    "no primary: the server is a standalone (leave `replicaSet` out of the URI), its set \
+                     has another name, was never initiated, or is electing at the moment",
+                )
+                .because(e))
+            }
+            Err(e) => Err(e),
+            Ok(_) => Ok(store),
+        }
     }
 
     /// Uses the database of a client that the application has already.

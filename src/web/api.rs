@@ -36,6 +36,12 @@ const MAX_BODY_BYTES: usize = 64 * 1024;
 /// | `GET /` | 200, the locks of the session |
 /// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 ///
+/// Bodies are JSON of any content type, and may be empty. `heartbeat`: `{"locks": {"collection/id":
+/// "token", …}}` is what the page believes it holds; what it does not is in `lost`. Without a body,
+/// everything of the session is in `held`. `release`: `{"token": "…"}` releases that acquisition only;
+/// `sendBeacon` cannot set headers. Tokens may be written as they stand in `Lock-Token`. At most 64 KiB.
+/// A session that has ended holds nothing, so these two and `GET` answer it as any other.
+///
 /// Who may call it is the application's to say: wrap the scope in what guards your other routes.
 /// Changes are refused to pages of other sites.
 pub fn lock_api(config: &mut ServiceConfig) {
@@ -238,8 +244,12 @@ type Body = Result<Bytes, actix_web::Error>;
 fn key(locks: &SessionLocks, req: &HttpRequest) -> Result<LockKey, Problem> {
     let param = |name| path_param(req, name).unwrap_or_default();
     locks.manager().key(&param("collection"), &param("id")).map_err(|e| match e {
-        LockError::Misconfigured(_) => Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
-            .detail("there is no such collection of lockable documents"),
+        LockError::Misconfigured(_) => {
+            // A developer's mistake or anybody's guess, so no error.
+            log::warn!(target: "actix_doclock::web", "the lock API was asked for {:?}: {e}", req.path());
+            Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
+                .detail("there is no such collection of lockable documents")
+        }
         e => e.into(),
     })
 }

@@ -34,7 +34,7 @@ use crate::{InvalidKey, Lock, LockError, LockKey, Lockable};
 /// `Result<LockedDoc<T>, LockError>` call the handler all the same, for a read-only page:
 ///
 /// [`LockError::Held`] 423, [`LockError::StaleToken`] 412, [`LockError::NotFound`] 404,
-/// [`LockError::InvalidKey`] 400, [`LockError::SessionEnded`] 401, [`LockError::Store`] 503,
+/// [`LockError::InvalidKey`] and [`LockError::MalformedToken`] 400, [`LockError::SessionEnded`] 401, [`LockError::Store`] 503,
 /// [`LockError::Document`] and [`LockError::Misconfigured`] 500.
 ///
 /// If the client sends a `Lock-Token`, the lock is confirmed only, and it must be that acquisition. A

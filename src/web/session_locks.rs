@@ -54,6 +54,14 @@ impl SessionLocks {
         Ok(mine.lock)
     }
 
+    /// The document as it is now, to read. Needs no lock, and takes none.
+    ///
+    /// # Errors
+    /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
+    pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T, LockError> {
+        self.manager().load(&LockKey::of::<T>(id)?, self.locks.begin()).await
+    }
+
     /// Releases whatever acquisition of this document the session holds; nothing if none.
     ///
     /// # Errors

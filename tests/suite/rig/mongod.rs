@@ -95,7 +95,7 @@ impl Mongod {
 
     /// Stops the process where it is: connections stay open and nobody answers.
     pub(crate) fn pause(&self) {
-        self.server.signal("STOP");
+        self.server.stop();
     }
 
     /// Lets a paused process go on as if nothing had happened.

@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{self, Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::task::spawn_blocking;
@@ -121,18 +122,28 @@ impl Server {
         self.tell(signal);
     }
 
+    /// Stops every thread of the process where it is. A signal is only on its way when `kill` returns,
+    /// and a thread that it has not reached yet may still answer.
+    pub(super) fn stop(&self) {
+        let pid = self.tell("STOP");
+        while any_thread_runs(&pid) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// The port that the server listens on.
     pub(super) fn port(&self) -> u16 {
         self.port
     }
 
-    /// Returns when the guardian has done it.
-    fn tell(&self, verb: &str) {
+    /// Returns the server's pid when the guardian has done it.
+    fn tell(&self, verb: &str) -> String {
         let mut guardian = self.guardian.lock().expect("no panic while locked");
         let stdin = guardian.shell.stdin.as_mut().expect("piped");
         writeln!(stdin, "{verb}").expect("the guardian reads");
         let mut pid = String::new();
         guardian.pids.read_line(&mut pid).expect("the guardian answers");
+        pid.trim().to_owned()
     }
 }
 
@@ -160,4 +171,14 @@ pub(super) async fn program(variable: &str, script: &str) -> PathBuf {
 fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.local_addr().expect("a bound listener").port()
+}
+
+/// By what Linux says of the process; elsewhere nothing is said.
+fn any_thread_runs(pid: &str) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().any(|thread| {
+        // "pid (name) state …"; gone in the meantime is as good as stopped.
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('T'))
+    })
 }
