@@ -2,19 +2,14 @@
 
 use std::{
     collections::HashMap,
-    error::Error,
     sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
 use mongodb::{
-    Client, Collection, Database,
+    Collection, Database,
     bson::{Document as Record, RawDocumentBuf, doc},
-    error::ErrorKind,
-    options::{
-        ClientOptions, CollectionOptions, ReadConcern, ReturnDocument, SelectionCriteria,
-        WriteConcern,
-    },
+    options::{CollectionOptions, ReadConcern, ReturnDocument, SelectionCriteria, WriteConcern},
 };
 use tokio::sync::OnceCell;
 
@@ -28,6 +23,7 @@ use crate::{
 };
 
 pub(super) mod codec;
+mod connect;
 mod error;
 mod indexes;
 mod pipeline;
@@ -40,11 +36,6 @@ const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Longest wait for a majority, so that a request does not wait for good while replication stands.
 const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Unless the URI says otherwise: shorter than the manager's default deadline of 5 s, so that a
-/// request can be tried again, and that its error is ours and not a driver's time-out.
-const SERVER_SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The store on MongoDB 4.4 or later.
 ///
@@ -80,53 +71,6 @@ struct Prepared {
 }
 
 impl MongoStore {
-    /// Connects, and makes sure that a server answers.
-    ///
-    /// Call it in `main`, not in the application factory: the driver lives on the runtime on which
-    /// it was made. Where the URI sets no time-outs, server selection gives up after 3 s and
-    /// connecting after 2 s.
-    ///
-    /// # Errors
-    /// If the URI is malformed, or no primary answers within the server selection time-out.
-    pub async fn connect(uri: &str, database: &str) -> Result<Self, StoreError> {
-        if uri.starts_with("mongodb+srv:") && !cfg!(feature = "dns-resolver") {
-            return Err(StoreError::new(
-                StoreErrorKind::Other,
-                "a `mongodb+srv://` URI needs the feature `dns-resolver` of actix-doclock",
-            ));
-        }
-        let malformed = |e: mongodb::error::Error| {
-            if let ErrorKind::DnsResolve { .. } = *e.kind {
-                return store_error("looking for the servers that the URI names in DNS", e);
-            }
-            let error = StoreError::new(
-                StoreErrorKind::Other,
-                "this is not a MongoDB URI; write `mongodb://host:27017/?replicaSet=rs0`, with the \
-                 characters `: / ? # [ ] @ %` of a password percent-encoded",
-            );
-            // The driver quotes what it could not read, which may be a part of the password.
-            if uri.contains('@') { error } else { error.because(e) }
-        };
-        let mut options = ClientOptions::parse(uri).await.map_err(malformed)?;
-        options.server_selection_timeout.get_or_insert(SERVER_SELECTION_TIMEOUT);
-        options.connect_timeout.get_or_insert(CONNECT_TIMEOUT);
-        options.app_name.get_or_insert_with(|| "actix-doclock".to_owned());
-        let client = Client::with_options(options).map_err(malformed)?;
-        let store = Self::new(&client.database(database));
-        match store.has_transactions().await {
-            Err(e) if format!("{:?}", e.source()).contains("ReplicaSetNoPrimary") => {
-                Err(StoreError::new(
-                    e.kind(),
-                    "no primary: the server is a standalone (leave `replicaSet` out of the URI), its set \
-                     has another name, was never initiated, or is electing at the moment",
-                )
-                .because(e))
-            }
-            Err(e) => Err(e),
-            Ok(_) => Ok(store),
-        }
-    }
-
     /// Uses the database of a client that the application has already.
     ///
     /// Its server selection time-out (30 s by default) should be shorter than the manager's
