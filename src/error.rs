@@ -67,7 +67,7 @@ pub enum LockError {
     Store(#[from] StoreError),
 
     /// The database does not accept the document as it is: a unique index has its value already,
-    /// or a validation rule forbids it. Nothing was written, the lock is kept. (422)
+    /// or a validation rule forbids it. Nothing was written, the lock is as it was. (422)
     #[error("the database does not accept this version of {key}")]
     Rejected {
         /// The document.
