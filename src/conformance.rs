@@ -30,16 +30,18 @@
 #![expect(clippy::unwrap_used, reason = "a failed case is a panic")]
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Barrier;
+use uuid::Uuid;
 
 use crate::{
-    Aid, Claim, Holder, Lock, LockKey, LockToken, Lockable, Mode, Released, Saved, Store,
-    StoredDocument, TryAcquire,
+    Aid, Claim, EndReason, Holder, Lock, LockKey, LockToken, Lockable, Mode, Released, Saved,
+    SessionEnded, Store, StoredDocument, Swept, TryAcquire,
 };
 
 /// The collection that the cases lock in.
@@ -91,7 +93,34 @@ fn key(id: &str) -> LockKey {
 }
 
 fn claim(aid: &Aid) -> Claim {
-    Claim { aid: aid.clone(), token: LockToken::new(), holder: Holder::new("alice"), ttl: TTL }
+    Claim {
+        aid: aid.clone(),
+        token: LockToken::new(),
+        holder: Holder::new("alice"),
+        ttl: TTL,
+        max_hold: None,
+    }
+}
+
+async fn end(store: &impl Store, aid: &Aid, reason: EndReason) -> Vec<LockKey> {
+    store.end_session(aid, reason, &[COLLECTION], Uuid::new_v4()).await.unwrap()
+}
+
+async fn sweep(store: &impl Store, limit: usize) -> Swept {
+    store.sweep(&[COLLECTION], Uuid::new_v4(), limit).await.unwrap()
+}
+
+/// What nobody has announced so far; now somebody has.
+async fn announce_all(store: &impl Store) -> Vec<SessionEnded> {
+    let worker = Uuid::new_v4();
+    let ended = store.take_announcements(worker, 60 * SECOND, 1_000).await.unwrap();
+    store.announced(worker, &ended).await.unwrap();
+    ended
+}
+
+fn sorted(mut keys: Vec<LockKey>) -> Vec<LockKey> {
+    keys.sort();
+    keys
 }
 
 async fn granted(store: &impl Store, key: &LockKey, aid: &Aid) -> LockToken {
@@ -325,12 +354,243 @@ cases! {
     async fn the_end_of_a_session_is_remembered_from_its_first_moment<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         assert_eq!(store.session_ended(&alice).await.unwrap(), None);
-        store.end_session(&alice).await.unwrap();
+        end(store, &alice, EndReason::LoggedOut).await;
         tokio::time::sleep(Duration::from_millis(5)).await;
-        store.end_session(&alice).await.unwrap();
+        end(store, &alice, EndReason::LoggedOut).await;
         let ago = store.session_ended(&alice).await.unwrap().unwrap();
         assert!(ago >= Duration::from_millis(4) && ago < 60 * SECOND, "{ago:?}");
         assert_eq!(store.session_ended(&Aid::new()).await.unwrap(), None);
+    }
+
+    async fn an_ended_session_has_no_locks_and_is_announced_once_with_their_names<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        for id in ["a", "b", "run out"] {
+            granted(store, &key(id), &alice).await;
+        }
+        subject.age(&key("run out"), TTL).await;
+        let of_bob = granted(store, &key("of bob"), &bob).await;
+        assert_eq!(sorted(end(store, &alice, EndReason::Revoked).await), [key("a"), key("b")]);
+        assert_eq!(end(store, &alice, EndReason::LoggedOut).await, []);
+        assert_eq!(token_on(store, &key("a")).await, None);
+        assert_eq!(token_on(store, &key("of bob")).await, Some(of_bob));
+        let ended = announce_all(store).await;
+        assert_eq!(ended.len(), 1, "{ended:?}");
+        assert_eq!((&ended[0].aid, ended[0].reason), (&alice, EndReason::Revoked), "the first reason");
+        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("b")]);
+        assert!(!ended[0].repeated);
+        let off = SystemTime::now().duration_since(ended[0].at).unwrap_or_default();
+        assert!(off < 60 * SECOND, "ended now, not {off:?} ago");
+        end(store, &alice, EndReason::LoggedOut).await;
+        assert_eq!(announce_all(store).await, []);
+    }
+
+    async fn a_session_that_held_nothing_ends_with_an_announcement_too<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        end(store, &alice, EndReason::LoggedOut).await;
+        let ended = announce_all(store).await;
+        assert_eq!((ended.len(), ended[0].locks.len()), (1, 0));
+    }
+
+    async fn a_silent_session_is_swept_and_announced_with_its_locks<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        for id in ["a", "b"] {
+            granted(store, &key(id), &alice).await;
+            subject.age(&key(id), TTL).await;
+        }
+        let of_bob = granted(store, &key("of bob"), &bob).await;
+        let swept = sweep(store, 100).await;
+        assert_eq!((swept.sessions, swept.announcements), (1, true), "{swept:?}");
+        assert_eq!(token_on(store, &key("of bob")).await, Some(of_bob));
+        let ended = announce_all(store).await;
+        assert_eq!(ended.len(), 1, "{ended:?}");
+        assert_eq!((&ended[0].aid, ended[0].reason), (&alice, EndReason::Expired));
+        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("b")]);
+        let swept = sweep(store, 100).await;
+        assert_eq!((swept.sessions, swept.announcements, swept.more), (0, false, false));
+        assert_eq!(announce_all(store).await, []);
+    }
+
+    async fn a_session_with_a_live_lock_is_not_silent<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        let live = granted(store, &key("b"), &alice).await;
+        assert_eq!(sweep(store, 100).await.sessions, 0);
+        assert_eq!(announce_all(store).await, []);
+        assert_eq!(token_on(store, &key("b")).await, Some(live));
+    }
+
+    async fn a_silent_session_may_come_back_and_fall_silent_again<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let mut events = Vec::new();
+        for id in ["a", "b"] {
+            granted(store, &key(id), &alice).await;
+            subject.age(&key(id), TTL).await;
+            assert_eq!(sweep(store, 100).await.sessions, 1, "{id}");
+            assert_eq!(store.session_ended(&alice).await.unwrap(), None, "not for good");
+            let ended = announce_all(store).await;
+            assert_eq!(ended[0].locks, [key(id)]);
+            events.push(ended[0].event);
+        }
+        assert_ne!(events[0], events[1]);
+    }
+
+    async fn a_logout_takes_a_silence_along_that_nobody_has_heard_of<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        assert_eq!(sweep(store, 100).await.sessions, 1);
+        granted(store, &key("b"), &alice).await;
+        end(store, &alice, EndReason::LoggedOut).await;
+        assert!(store.session_ended(&alice).await.unwrap().is_some());
+        let ended = announce_all(store).await;
+        assert_eq!((ended.len(), ended[0].reason), (1, EndReason::LoggedOut));
+        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("b")]);
+    }
+
+    async fn a_lock_of_an_ended_session_is_swept_without_another_announcement<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        end(store, &alice, EndReason::LoggedOut).await;
+        announce_all(store).await;
+        // Its acquirer died before it could ask whether the session has ended.
+        granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        sweep(store, 100).await;
+        assert_eq!(announce_all(store).await, []);
+        assert!(store.session_ended(&alice).await.unwrap().is_some());
+    }
+
+    async fn a_sweep_is_bounded_and_says_that_there_is_more<S: Subject>(subject: &S) {
+        let store = subject.store();
+        for n in 0..10 {
+            let id = format!("{n}");
+            granted(store, &key(&id), &Aid::new()).await;
+            subject.age(&key(&id), TTL).await;
+        }
+        let mut sessions = 0;
+        loop {
+            let swept = sweep(store, 4).await;
+            assert!(swept.sessions <= 4, "{swept:?}");
+            sessions += swept.sessions;
+            assert_eq!(swept.more || sessions == 10, true, "{swept:?} after {sessions}");
+            if !swept.more {
+                break;
+            }
+        }
+        assert_eq!(sessions, 10);
+        assert_eq!(announce_all(store).await.len(), 10);
+    }
+
+    async fn a_sweep_says_how_soon_a_lock_can_run_out<S: Subject>(subject: &S) {
+        let store = subject.store();
+        assert_eq!(sweep(store, 100).await.next, None);
+        for id in ["a", "b"] {
+            granted(store, &key(id), &Aid::new()).await;
+        }
+        subject.age(&key("a"), TTL / 2).await;
+        let next = sweep(store, 100).await.next.unwrap();
+        assert!(next <= TTL / 2 && next > TTL / 2 - 30 * SECOND, "{next:?}");
+    }
+
+    async fn many_sweeps_at_the_same_moment_end_each_session_once<S: Subject>(subject: &S) {
+        const SESSIONS: usize = 30;
+        let store = subject.store();
+        for n in 0..SESSIONS {
+            let alice = Aid::new();
+            for id in [format!("{n} a"), format!("{n} b")] {
+                granted(store, &key(&id), &alice).await;
+                subject.age(&key(&id), TTL).await;
+            }
+        }
+        let barrier = Barrier::new(4);
+        let sweep_all = async || {
+            let worker = Uuid::new_v4();
+            barrier.wait().await;
+            let mut sessions = 0;
+            loop {
+                let swept = store.sweep(&[COLLECTION], worker, 8).await.unwrap();
+                sessions += swept.sessions;
+                if !swept.more {
+                    return sessions;
+                }
+            }
+        };
+        let swept = tokio::join!(sweep_all(), sweep_all(), sweep_all(), sweep_all());
+        let swept = swept.0 + swept.1 + swept.2 + swept.3;
+        // Whoever met another one at work has left it to that one.
+        let left = sweep(store, 100).await.sessions;
+        assert_eq!(swept + left, SESSIONS);
+        let ended = announce_all(store).await;
+        let aids: BTreeSet<_> = ended.iter().map(|ended| &ended.aid).collect();
+        assert_eq!((ended.len(), aids.len()), (SESSIONS, SESSIONS));
+        assert!(ended.iter().all(|ended| ended.locks.len() == 2), "{ended:?}");
+    }
+
+    async fn an_announcement_is_one_workers_until_its_lease_has_passed<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let (dies, lives) = (Uuid::new_v4(), Uuid::new_v4());
+        end(store, &alice, EndReason::LoggedOut).await;
+        let first = store.take_announcements(dies, 60 * SECOND, 10).await.unwrap();
+        assert_eq!((first.len(), first[0].repeated), (1, false));
+        assert_eq!(store.take_announcements(lives, 60 * SECOND, 10).await.unwrap(), []);
+        // It asks again because the first answer was lost, and gets a shorter lease.
+        let again = store.take_announcements(dies, Duration::from_millis(1), 10).await.unwrap();
+        assert_eq!(again[0].event, first[0].event);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let second = store.take_announcements(lives, 60 * SECOND, 10).await.unwrap();
+        assert_eq!((second[0].event, second[0].repeated), (first[0].event, true));
+        // The first one wakes up; it is not its business any more.
+        store.announced(dies, &first).await.unwrap();
+        assert_eq!(store.take_announcements(lives, 60 * SECOND, 10).await.unwrap().len(), 1);
+        store.announced(lives, &second).await.unwrap();
+        assert_eq!(store.take_announcements(lives, 60 * SECOND, 10).await.unwrap(), []);
+    }
+
+    async fn announcements_are_given_out_a_few_at_a_time<S: Subject>(subject: &S) {
+        let store = subject.store();
+        for _ in 0..5 {
+            end(store, &Aid::new(), EndReason::LoggedOut).await;
+        }
+        let taken = store.take_announcements(Uuid::new_v4(), 60 * SECOND, 2).await.unwrap();
+        assert_eq!(taken.len(), 2);
+        assert_eq!(announce_all(store).await.len(), 3);
+    }
+
+    async fn max_hold_ends_a_lock_however_often_it_is_renewed<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let claim = Claim { max_hold: Some(TTL + TTL / 2), ..claim(&alice) };
+        let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
+        let left = async || store.inspect(&key("a")).await.unwrap().map(|lock| lock.expires_in());
+        assert!(left().await.unwrap() > TTL - 30 * SECOND, "the whole ttl at first");
+        subject.age(&key("a"), TTL - SECOND).await;
+        // Renewed, re-entered and saved: none of them goes beyond it.
+        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 1);
+        assert!(left().await.unwrap() <= TTL / 2 + SECOND, "{:?}", left().await);
+        let again = Claim { token: LockToken::new(), ..claim.clone() };
+        let answer = store.try_acquire(&key("a"), &again).await.unwrap();
+        assert!(matches!(answer, TryAcquire::AlreadyMine(_)), "{answer:?}");
+        assert!(left().await.unwrap() <= TTL / 2 + SECOND, "{:?}", left().await);
+        subject.put(&Page { id: "a".into(), text: "old".into() }).await;
+        let document = encoded(store, "a", "new");
+        assert_eq!(save(store, &key("a"), &alice, claim.token, &document).await, Saved::Saved);
+        assert!(left().await.unwrap() <= TTL / 2 + SECOND, "{:?}", left().await);
+        subject.age(&key("a"), TTL / 2 + SECOND).await;
+        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 0);
+        assert_eq!(left().await, None);
+    }
+
+    async fn a_lock_that_reached_max_hold_says_nothing_about_its_session<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let claim = Claim { max_hold: Some(TTL), ..claim(&alice) };
+        let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
+        subject.age(&key("a"), TTL).await;
+        assert_eq!(sweep(store, 100).await.sessions, 0);
+        assert_eq!(announce_all(store).await, []);
+        // But one that ran out before does.
+        let claim = Claim { max_hold: Some(3 * TTL), token: LockToken::new(), ..claim };
+        let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
+        subject.age(&key("a"), TTL).await;
+        assert_eq!(sweep(store, 100).await.sessions, 1);
     }
 
     async fn releasing_a_session_removes_and_names_its_locks_only<S: Subject>(subject: &S) {
@@ -521,6 +781,15 @@ cases! {
             assert_eq!(text_of(store, &key(hostile)).await, hostile);
             assert_eq!(store.session_ended(&alice).await.unwrap(), None);
             assert_eq!(store.release_session(COLLECTION, &alice).await.unwrap(), [key(hostile)]);
+            granted(store, &key(hostile), &alice).await;
+            subject.age(&key(hostile), TTL).await;
+            assert_eq!(sweep(store, 100).await.sessions, 1, "{hostile}");
+            granted(store, &key("of hostile"), &alice).await;
+            assert_eq!(end(store, &alice, EndReason::LoggedOut).await.len(), 2, "{hostile}");
+            let ended = announce_all(store).await;
+            assert_eq!(ended.len(), 1, "{hostile}: {ended:?}");
+            assert_eq!(ended[0].aid, alice);
+            assert_eq!(sorted(ended[0].locks.clone()), sorted(vec![key(hostile), key("of hostile")]));
         }
         assert_eq!(token_on(store, &key("other")).await, Some(other));
     }
@@ -567,6 +836,20 @@ macro_rules! store_conformance {
             nobody_releases_the_lock_of_another_session,
             a_grant_is_taken_back_unless_another_request_was_told_of_it,
             the_end_of_a_session_is_remembered_from_its_first_moment,
+            an_ended_session_has_no_locks_and_is_announced_once_with_their_names,
+            a_session_that_held_nothing_ends_with_an_announcement_too,
+            a_silent_session_is_swept_and_announced_with_its_locks,
+            a_session_with_a_live_lock_is_not_silent,
+            a_silent_session_may_come_back_and_fall_silent_again,
+            a_logout_takes_a_silence_along_that_nobody_has_heard_of,
+            a_lock_of_an_ended_session_is_swept_without_another_announcement,
+            a_sweep_is_bounded_and_says_that_there_is_more,
+            a_sweep_says_how_soon_a_lock_can_run_out,
+            many_sweeps_at_the_same_moment_end_each_session_once,
+            an_announcement_is_one_workers_until_its_lease_has_passed,
+            announcements_are_given_out_a_few_at_a_time,
+            max_hold_ends_a_lock_however_often_it_is_renewed,
+            a_lock_that_reached_max_hold_says_nothing_about_its_session,
             releasing_a_session_removes_and_names_its_locks_only,
             what_has_run_out_is_neither_inspected_nor_listed,
             a_break_removes_the_lock_that_was_seen_and_no_later_one,

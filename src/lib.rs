@@ -3,6 +3,7 @@
 
 #[cfg(feature = "test-util")]
 pub mod conformance;
+mod ended;
 mod error;
 mod key;
 mod lock;
@@ -10,14 +11,21 @@ mod manager;
 mod store;
 mod web;
 
+pub use ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use key::{InvalidKey, LockId, LockKey, Lockable, MAX_ID_BYTES};
 pub use lock::{Aid, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode};
 pub use manager::{Actor, BuildError, LockManager, LockManagerBuilder};
-#[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
+#[cfg(feature = "_mongo")]
 pub use store::MongoStore;
-pub use store::{Claim, Format, MemoryStore, Released, Saved, Store, StoredDocument, TryAcquire};
+#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+pub use store::StoredSession;
+pub use store::{
+    Claim, Format, MemoryStore, Released, Saved, Store, StoredDocument, Swept, TryAcquire,
+};
 pub use web::{
     Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,
     Problem, SessionLocks, lock_api,
 };
+#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+pub use web::{MongoSessionStore, MongoSessionStoreBuilder};

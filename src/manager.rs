@@ -7,18 +7,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio_util::task::TaskTracker;
+use tokio::sync::Notify;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use uuid::Uuid;
 
 use crate::{
-    Aid, Holder, InvalidKey, Lock, LockError, LockId, LockKey, Lockable,
+    Aid, EndReason, Holder, InvalidKey, Lock, LockError, LockId, LockKey, Lockable,
     store::{DynStore, Released, TryAcquire},
 };
 
 mod activity;
 mod builder;
+#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+mod for_session_store;
+mod listener;
+mod lost;
 mod operations;
 mod policy;
 mod provisional;
+mod reaper;
+pub(crate) mod rhythm;
 mod run;
 
 pub use builder::{BuildError, LockManagerBuilder};
@@ -78,6 +86,31 @@ struct Inner {
     settings: builder::Settings,
     runner: run::Runner,
     activity: activity::Activity,
+    watched: lost::Watched,
+    /// The name under which this manager ends sessions; no other goes on with what it has begun.
+    worker: Uuid,
+    /// Ends the background tasks, also when the last handle goes.
+    stop: Stop,
+    /// Has the reaper look at once.
+    wake: Arc<Notify>,
+    /// Has the listener called: some session has ended.
+    announce: Arc<Notify>,
+}
+
+/// Cancels its token when it is dropped.
+#[derive(Debug, Default)]
+struct Stop(CancellationToken);
+
+impl Stop {
+    fn token(&self) -> CancellationToken {
+        self.0.clone()
+    }
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -111,6 +144,8 @@ impl LockManager {
         let registered = Registered { parse_id: |text| text.parse::<T::Id>().ok().map(Into::into) };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(T::COLLECTION, registered);
+        drop(all);
+        self.inner.wake.notify_one();
         Ok(())
     }
 
@@ -152,7 +187,12 @@ impl LockManager {
                 store.renew(collection, aid)
             })
         });
-        Ok(renewed.await?.into_iter().sum())
+        let renewed = renewed.await?.into_iter().sum();
+        if self.inner.watched.watches(aid) {
+            // Which of them it was, for those who wait for a loss.
+            self.list_by(Some(aid), until).await?;
+        }
+        Ok(renewed)
     }
 
     /// Gives a lock back. One command.
@@ -168,24 +208,47 @@ impl LockManager {
         }
     }
 
-    /// Ends the session: all its locks are released, and the extractors and the lock API give it no
-    /// new one. Names what it held.
+    /// Ends the session, as its logout does: all its locks are released, and for a minute the
+    /// extractors and the lock API give it no new one. Names what it held. The listener is called in
+    /// the background.
     ///
     /// # Errors
-    /// See [`LockManager`]. After an error the locks go with their ttl, or by a repeated call.
+    /// See [`LockManager`]. After an error the locks go by a repeated call, by the next
+    /// [sweep](Self::sweep) of any server if the end was noted, or with their ttl.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the session is ended all the same.
     pub async fn release_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        let until = self.until();
-        let (manager, aid) = (self.clone(), aid.clone());
-        // Both steps in one task, so that the second follows whatever becomes of the caller. First
-        // the tombstone, then the locks: an acquire at the same moment either comes before the
-        // removal, or sees the tombstone.
-        let steps = async move {
-            let ended = aid.clone();
-            manager.run("end_session", until, ended, |store, aid| store.end_session(aid)).await?;
-            manager.release_all_by(&aid, until).await
-        };
-        let outcome = self.inner.runner.spawn(&TaskTracker::new(), steps);
-        run::answer("release_session", until, outcome).await
+        self.end_session(aid, EndReason::LoggedOut).await
+    }
+
+    /// Ends somebody else's session: as [`release_session`](Self::release_session), with the reason
+    /// [`Revoked`](EndReason::Revoked).
+    ///
+    /// This takes the locks away, not the session: what the session store still accepts goes on, and
+    /// after a minute may lock again.
+    ///
+    /// # Errors
+    /// As `release_session`, and as cancel safe.
+    pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+        self.end_session(aid, EndReason::Revoked).await
+    }
+
+    pub(crate) async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+    ) -> Result<Vec<LockKey>, LockError> {
+        let args = (aid.clone(), reason, self.registered_names(), self.inner.worker);
+        let asked = Instant::now();
+        let ended =
+            self.run("end_session", self.until(), args, |store, (aid, reason, names, worker)| {
+                store.end_session(aid, *reason, names, *worker)
+            });
+        let ended = ended.await?;
+        self.inner.watched.saw_all_of(aid, &[], asked);
+        self.inner.announce.notify_one();
+        Ok(ended)
     }
 
     /// Releases all locks of the session, which goes on and may take new ones. Names what it held.
@@ -193,7 +256,17 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        self.release_all_by(aid, self.until()).await
+        let until = self.until();
+        let asked = Instant::now();
+        let released = self.in_each_collection(|collection| {
+            let args = (collection, aid.clone());
+            self.run("release_session", until, args, |store, (collection, aid)| {
+                store.release_session(collection, aid)
+            })
+        });
+        let released = released.await?.into_iter().flatten().collect();
+        self.inner.watched.saw_all_of(aid, &[], asked);
+        Ok(released)
     }
 
     /// Removes somebody else's lock, if the [policy](LockManagerBuilder::break_policy) allows it to
@@ -217,7 +290,11 @@ impl LockManager {
         }
         let broken =
             self.run("break_lock", until, lock.clone(), |store, lock| store.break_lock(lock));
-        if broken.await? == Released::AlreadyGone {
+        let broken = broken.await?;
+        if let Some(token) = lock.token {
+            self.inner.watched.ended(token);
+        }
+        if broken == Released::AlreadyGone {
             return Ok(None);
         }
         log::info!(
@@ -252,11 +329,14 @@ impl LockManager {
         self.list_by(Some(aid), self.until()).await
     }
 
-    /// Waits until what is under way has ended: releases that were handed over, and requests whose
-    /// callers have gone. At most twice the deadline.
+    /// Stops the reaper and the listener, and waits until what is under way has ended: releases that
+    /// were handed over, requests whose callers have gone, listeners that were called. At most twice
+    /// the deadline.
     ///
-    /// Call it after `HttpServer::run`. Sessions outlive the process, so their locks stay.
+    /// Call it after `HttpServer::run`. Sessions outlive the process, so their locks stay. What was
+    /// not announced is left to the other servers, or to the next start.
     pub async fn shutdown(&self) {
+        self.inner.stop.0.cancel();
         self.inner.runner.drain(self.deadline() * 2).await;
     }
 

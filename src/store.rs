@@ -5,19 +5,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Aid, Holder, Lock, LockKey, LockToken, StoreError};
+use uuid::Uuid;
+
+use crate::{Aid, EndReason, Holder, Lock, LockKey, LockToken, SessionEnded, StoreError};
 
 mod document;
 mod erased;
 mod memory;
-#[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
-mod mongo;
+#[cfg(feature = "_mongo")]
+pub(crate) mod mongo;
 
 pub use document::{Format, StoredDocument};
 pub(crate) use erased::{Answer, DynStore};
 pub use memory::MemoryStore;
-#[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
+#[cfg(feature = "_mongo")]
 pub use mongo::MongoStore;
+#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+pub use mongo::sessions::StoredSession;
 
 /// A place that keeps locks beside the documents they guard.
 ///
@@ -46,9 +50,14 @@ pub use mongo::MongoStore;
 ///    cancel safe.
 /// 8. **Locking does not touch the document.** Only [`save`](Store::save) changes it.
 ///
-/// Sessions end by [`end_session`](Store::end_session) first, [`release_session`](Store::release_session)
-/// second; who acquires locks first and asks [`session_ended`](Store::session_ended) second. So
-/// whichever comes first, no lock of an ended session stays.
+/// Two verbs are more than one step, [`end_session`](Store::end_session) and [`sweep`](Store::sweep).
+/// Both may stop after any step, and be gone on with by the same call of any worker:
+///
+/// - The end of a session is remembered *before* its locks are removed. Who acquires locks first and
+///   asks [`session_ended`](Store::session_ended) second. So whichever comes first, no lock of an
+///   ended session stays.
+/// - An end is claimed by one worker, and the names of the locks are kept with it *before* they are
+///   removed. So it is announced once, and at least once if the worker dies, with all its locks.
 pub trait Store: Send + Sync + 'static {
     /// How this store wants documents encoded.
     fn format(&self) -> Format;
@@ -100,23 +109,65 @@ pub trait Store: Send + Sync + 'static {
         token: LockToken,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
-    /// Remembers for a day that the session has ended.
-    ///
-    /// The moment is that of the first call; later calls do not move it.
-    fn end_session(&self, aid: &Aid) -> impl Future<Output = Result<(), StoreError>> + Send;
-
-    /// How long ago the session ended, if it has.
-    fn session_ended(
-        &self,
-        aid: &Aid,
-    ) -> impl Future<Output = Result<Option<Duration>, StoreError>> + Send;
-
-    /// Removes all locks of the session in this collection, and names them.
+    /// Removes all locks of the session in this collection, and names those that were live. The
+    /// session goes on.
     fn release_session(
         &self,
         collection: &str,
         aid: &Aid,
     ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send;
+
+    /// Ends the session for good: remembers that for a day, removes all its locks in these
+    /// collections, and keeps an announcement of it. Names what it held, with what it lost by a
+    /// silence that was not announced yet.
+    ///
+    /// Only the first call makes an end; its moment and reason stay. Later ones remove what they
+    /// still find. `worker` is whoever calls, the same in all its calls.
+    fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+        collections: &[&str],
+        worker: Uuid,
+    ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send;
+
+    /// How long ago the session was [ended](Self::end_session), if it was.
+    fn session_ended(
+        &self,
+        aid: &Aid,
+    ) -> impl Future<Output = Result<Option<Duration>, StoreError>> + Send;
+
+    /// Removes locks that have run out, oldest first, of about `limit` sessions.
+    ///
+    /// A session that has no live lock left in these collections has fallen silent: of that an
+    /// announcement is kept, with the reason [`Expired`](EndReason::Expired) and the names of the
+    /// locks. It is not ended for good: should it come back, it may lock again, and fall silent again.
+    /// A lock that ran into its `max_hold` says nothing about its session; nor does one that was
+    /// written by a foreign program, which stays.
+    ///
+    /// Also brings to its end what another worker left half-done.
+    fn sweep(
+        &self,
+        collections: &[&str],
+        worker: Uuid,
+        limit: usize,
+    ) -> impl Future<Output = Result<Swept, StoreError>> + Send;
+
+    /// At most `limit` ends that nobody has announced. For the time of `lease` no other worker gets
+    /// them; after that they count as [repeated](SessionEnded::repeated).
+    fn take_announcements(
+        &self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<SessionEnded>, StoreError>> + Send;
+
+    /// These ends have been announced, if this worker still has them.
+    fn announced(
+        &self,
+        worker: Uuid,
+        ended: &[SessionEnded],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// The live lock on this document, if there is one.
     fn inspect(
@@ -170,6 +221,8 @@ pub struct Claim {
     pub holder: Holder,
     /// How long the lock outlives the last sign of life of its session.
     pub ttl: Duration,
+    /// How long after it was granted the lock runs out, however often it is renewed.
+    pub max_hold: Option<Duration>,
 }
 
 /// The answer to [`Store::try_acquire`]. Exhaustive, as the other answers are: whoever asks must
@@ -204,4 +257,17 @@ pub enum Saved {
     Lost,
     /// The lock is live, but the document does not exist any more. Nothing was written.
     DocumentGone,
+}
+
+/// The answer to [`Store::sweep`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Swept {
+    /// How many sessions were found to have fallen silent.
+    pub sessions: usize,
+    /// There was more than the limit allowed: sweep again.
+    pub more: bool,
+    /// Some ends wait to be announced.
+    pub announcements: bool,
+    /// How long until the oldest live lock can run out. `None` if there is no lock.
+    pub next: Option<Duration>,
 }

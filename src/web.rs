@@ -8,9 +8,13 @@ mod request;
 mod same_site;
 mod session;
 mod session_locks;
+#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+mod session_store;
 
 pub use api::lock_api;
 pub use extract::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc};
 pub use problem::Problem;
 pub use session::{LockingSession, LockingSessionMiddleware};
 pub use session_locks::SessionLocks;
+#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+pub use session_store::{MongoSessionStore, MongoSessionStoreBuilder};

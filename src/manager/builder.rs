@@ -1,9 +1,11 @@
 //! What can be set, with its defaults.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use super::{Actor, Inner, LockManager, activity::Activity, run::Runner};
-use crate::{Holder, Lock, store::DynStore};
+use uuid::Uuid;
+
+use super::{Actor, Inner, LockManager, Stop, listener, listener::Listener, reaper, run::Runner};
+use crate::{BoxError, Holder, Lock, SessionEnded, store::DynStore};
 
 /// Browsers wake the timers of a hidden tab once a minute at most, so a heartbeat can be late by
 /// that much; WordPress settled on the same figure for its post lock.
@@ -16,18 +18,30 @@ const TTL_RANGE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30
 const DEADLINE: Duration = Duration::from_secs(5);
 const DEADLINE_RANGE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(120)];
 
+/// Often enough for a listener that tells people; a query of an index that finds nothing costs the
+/// server less than a millisecond.
+const REAPER_INTERVAL: Duration = Duration::from_secs(1);
+const REAPER_RANGE: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(60)];
+
+const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
+const LISTENER_RANGE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10 * 60)];
+
 /// Settings of a [`LockManager`], each with a safe default.
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct LockManagerBuilder {
     store: Arc<dyn DynStore>,
     settings: Settings,
+    listener: Option<Listener>,
+    listener_timeout: Duration,
 }
 
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) ttl: Duration,
+    pub(super) max_hold: Option<Duration>,
     pub(super) deadline: Duration,
     pub(super) holder: Holder,
+    pub(super) reaper_interval: Option<Duration>,
     break_policy: BreakPolicy,
 }
 
@@ -43,11 +57,13 @@ impl LockManagerBuilder {
     pub(super) fn new(store: Arc<dyn DynStore>) -> Self {
         let settings = Settings {
             ttl: TTL,
+            max_hold: None,
             deadline: DEADLINE,
             holder: Holder::new("another session"),
+            reaper_interval: Some(REAPER_INTERVAL),
             break_policy: Arc::new(|_, _| false),
         };
-        Self { store, settings }
+        Self { store, settings, listener: None, listener_timeout: LISTENER_TIMEOUT }
     }
 
     /// How long a lock outlives the last sign of life of its session. Default 150 s, from 1 s to
@@ -58,6 +74,78 @@ impl LockManagerBuilder {
     /// so below 150 s somebody who looks at another tab can lose a lock.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
+        self
+    }
+
+    /// How long a lock may be held at most, however often it is renewed. Default: as long as its
+    /// session shows signs of life. From 1 s to 30 days.
+    ///
+    /// The holder is told as of any loss, and may take the lock again if nobody else has. The session
+    /// goes on.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.settings.max_hold = Some(max_hold);
+        self
+    }
+
+    /// How often to look for sessions that have fallen silent. Default 1 s, from 10 ms to 60 s.
+    ///
+    /// One query of an index, jittered by a quarter, less often while nothing can run out, and at
+    /// most every 10 s after failures. Each of the sessions is ended by one server of the cluster.
+    /// Nobody waits for it: who wants a lock that has run out gets it at once.
+    pub fn reaper_interval(mut self, interval: Duration) -> Self {
+        self.settings.reaper_interval = Some(interval);
+        self
+    }
+
+    /// Leaves silent sessions to the other servers of the cluster, or to
+    /// [`sweep`](LockManager::sweep).
+    ///
+    /// At least one should do it: without, the records of vanished people stay until the TTL index
+    /// removes them, and no listener hears of it.
+    pub fn without_reaper(mut self) -> Self {
+        self.settings.reaper_interval = None;
+        self
+    }
+
+    /// Has the application told of each session that ends: by logout, by silence, or by revocation.
+    /// Default: nobody.
+    ///
+    /// Called when the session's locks are gone, once in the whole cluster: by the server that ended
+    /// the session, or by another one with a listener if that has none or has died. If a server dies
+    /// while it calls, another one calls again, after the time-out and 10 s;
+    /// [`event`](SessionEnded::event) is the same then, and [`repeated`](SessionEnded::repeated) is
+    /// true. What nobody could be told within a day is forgotten.
+    ///
+    /// It runs in a task of its own on the manager's runtime, for the system: there is no request and
+    /// no user. At most 16 run at the same time. An error, a panic or a time-out is logged, and not
+    /// repeated.
+    ///
+    /// ```
+    /// # use actix_doclock::{BuildError, LockManager, MemoryStore, SessionEnded};
+    /// # async fn build() -> Result<LockManager, BuildError> {
+    /// LockManager::builder(MemoryStore::new())
+    ///     .on_session_end(async |ended: SessionEnded| {
+    ///         println!("{:?}: {} documents are free", ended.reason, ended.locks.len());
+    ///         Ok(())
+    ///     })
+    ///     .build()
+    ///     .await
+    /// # }
+    /// ```
+    pub fn on_session_end<F>(
+        mut self,
+        listener: impl Fn(SessionEnded) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        self.listener = Some(Listener::new(listener));
+        self
+    }
+
+    /// How long the listener may take before it is dropped. Default 10 s, from 100 ms to 10 minutes.
+    pub fn listener_timeout(mut self, timeout: Duration) -> Self {
+        self.listener_timeout = timeout;
         self
     }
 
@@ -96,15 +184,33 @@ impl LockManagerBuilder {
     pub async fn build(self) -> Result<LockManager, BuildError> {
         in_range("ttl", self.settings.ttl, TTL_RANGE)?;
         in_range("deadline", self.settings.deadline, DEADLINE_RANGE)?;
-        Ok(LockManager {
-            inner: Arc::new(Inner {
-                store: self.store,
-                collections: Default::default(),
-                settings: self.settings,
-                runner: Runner::on_current_runtime(),
-                activity: Activity::default(),
-            }),
-        })
+        in_range("listener_timeout", self.listener_timeout, LISTENER_RANGE)?;
+        if let Some(max_hold) = self.settings.max_hold {
+            in_range("max_hold", max_hold, TTL_RANGE)?;
+        }
+        if let Some(interval) = self.settings.reaper_interval {
+            in_range("reaper_interval", interval, REAPER_RANGE)?;
+        }
+        let reaper_interval = self.settings.reaper_interval;
+        let inner = Arc::new(Inner {
+            store: self.store,
+            collections: Default::default(),
+            settings: self.settings,
+            runner: Runner::on_current_runtime(),
+            activity: Default::default(),
+            watched: Default::default(),
+            worker: Uuid::new_v4(),
+            stop: Stop::default(),
+            wake: Default::default(),
+            announce: Default::default(),
+        });
+        if let Some(interval) = reaper_interval {
+            tokio::spawn(reaper::run(Arc::downgrade(&inner), interval));
+        }
+        if let Some(listener) = self.listener {
+            tokio::spawn(listener::run(Arc::downgrade(&inner), listener, self.listener_timeout));
+        }
+        Ok(LockManager { inner })
     }
 }
 
@@ -133,8 +239,10 @@ impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
             .field("ttl", &self.ttl)
+            .field("max_hold", &self.max_hold)
             .field("deadline", &self.deadline)
             .field("holder", &self.holder)
+            .field("reaper_interval", &self.reaper_interval)
             .finish_non_exhaustive()
     }
 }

@@ -22,6 +22,15 @@ pub(crate) enum Acquired {
     Held(Lock),
 }
 
+impl Acquired {
+    fn lock(&self) -> &Lock {
+        match self {
+            Self::Fresh(fresh) => fresh.lock(),
+            Self::AlreadyMine(lock) | Self::Held(lock) => lock,
+        }
+    }
+}
+
 /// One acquisition of a lock.
 type Acquisition = (LockKey, Aid, LockToken);
 
@@ -55,6 +64,7 @@ impl LockManager {
             token: LockToken::new(),
             holder: holder.clone(),
             ttl: self.ttl(),
+            max_hold: self.inner.settings.max_hold,
         };
         let (manager, own_scope) = (self.clone(), scope.clone());
         let (key, aid) = (key.clone(), aid.clone());
@@ -78,8 +88,11 @@ impl LockManager {
                 }
             }
         };
+        let asked = Instant::now();
         let outcome = self.inner.runner.spawn(scope, acquire);
-        Ok(run::answer("try_acquire", until, outcome).await?)
+        let acquired = run::answer("try_acquire", until, outcome).await?;
+        self.inner.watched.saw(acquired.lock(), asked);
+        Ok(acquired)
     }
 
     /// Gives a grant back that its request does not want. Nobody waits for it, and it is tried for
@@ -146,8 +159,12 @@ impl LockManager {
         until: Instant,
     ) -> Result<Released, LockError> {
         let args = (key.clone(), aid.clone(), token);
-        self.run("release", until, args, |store, (key, aid, token)| store.release(key, aid, *token))
-            .await
+        let released = self.run("release", until, args, |store, (key, aid, token)| {
+            store.release(key, aid, *token)
+        });
+        let released = released.await?;
+        self.inner.watched.ended(token);
+        Ok(released)
     }
 
     pub(crate) async fn inspect_by(
@@ -156,7 +173,13 @@ impl LockManager {
         until: Instant,
     ) -> Result<Option<Lock>, LockError> {
         self.registered(key.collection())?;
-        self.run("inspect", until, key.clone(), |store, key| store.inspect(key)).await
+        let asked = Instant::now();
+        let lock = self.run("inspect", until, key.clone(), |store, key| store.inspect(key)).await?;
+        match &lock {
+            Some(lock) => self.inner.watched.saw(lock, asked),
+            None => self.inner.watched.saw_free(key, asked),
+        }
+        Ok(lock)
     }
 
     pub(crate) async fn list_by(
@@ -172,21 +195,12 @@ impl LockManager {
                 store.list(collection, aid.as_ref(), *limit)
             })
         });
-        Ok(lists.await?.into_iter().flatten().collect())
-    }
-
-    pub(super) async fn release_all_by(
-        &self,
-        aid: &Aid,
-        until: Instant,
-    ) -> Result<Vec<LockKey>, LockError> {
-        let released = self.in_each_collection(|collection| {
-            let args = (collection, aid.clone());
-            self.run("release_session", until, args, |store, (collection, aid)| {
-                store.release_session(collection, aid)
-            })
-        });
-        Ok(released.await?.into_iter().flatten().collect())
+        let asked = Instant::now();
+        let locks: Vec<_> = lists.await?.into_iter().flatten().collect();
+        if let Some(aid) = aid {
+            self.inner.watched.saw_all_of(aid, &locks, asked);
+        }
+        Ok(locks)
     }
 
     /// How long ago the session ended, if it has.
@@ -236,7 +250,10 @@ impl LockManager {
         let key = key.clone();
         match saved.await {
             Ok(Saved::Saved) => Ok(()),
-            Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
+            Ok(Saved::Lost) => {
+                self.inner.watched.ended(token);
+                Err(LockError::Lost { key, holder: None })
+            }
             Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
             Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
                 Err(LockError::Rejected { key, source })
@@ -311,10 +328,11 @@ impl LockManager {
     where
         F: Future<Output = Result<T, LockError>>,
     {
-        let names: Vec<_> = {
-            let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
-            all.keys().copied().collect()
-        };
-        run::all(names.into_iter().map(operation)).await
+        run::all(self.registered_names().into_iter().map(operation)).await
+    }
+
+    pub(super) fn registered_names(&self) -> Vec<&'static str> {
+        let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
+        all.keys().copied().collect()
     }
 }

@@ -11,7 +11,7 @@ pub enum Format {
     /// JSON text.
     Json,
     /// BSON, as the MongoDB driver encodes a `Collection<T>`.
-    #[cfg(any(feature = "rustls-tls", feature = "rustls-tls-aws-lc", feature = "openssl-tls"))]
+    #[cfg(feature = "_mongo")]
     Bson,
 }
 
@@ -40,11 +40,7 @@ impl StoredDocument {
     pub fn encode<T: Serialize>(format: Format, value: &T) -> Result<Self, BoxError> {
         let bytes = match format {
             Format::Json => serde_json::to_vec(value)?,
-            #[cfg(any(
-                feature = "rustls-tls",
-                feature = "rustls-tls-aws-lc",
-                feature = "openssl-tls"
-            ))]
+            #[cfg(feature = "_mongo")]
             Format::Bson => super::mongo::codec::encode(value)?,
         };
         Ok(Self { format, bytes })
@@ -55,11 +51,7 @@ impl StoredDocument {
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, BoxError> {
         match self.format {
             Format::Json => Ok(serde_json::from_slice(&self.bytes)?),
-            #[cfg(any(
-                feature = "rustls-tls",
-                feature = "rustls-tls-aws-lc",
-                feature = "openssl-tls"
-            ))]
+            #[cfg(feature = "_mongo")]
             Format::Bson => super::mongo::codec::decode(&self.bytes),
         }
     }

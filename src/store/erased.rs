@@ -6,9 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use uuid::Uuid;
+
 use crate::{
-    Aid, Lock, LockKey, LockToken, StoreError,
-    store::{Claim, Format, Released, Saved, Store, StoredDocument, TryAcquire},
+    Aid, EndReason, Lock, LockKey, LockToken, SessionEnded, StoreError,
+    store::{Claim, Format, Released, Saved, Store, StoredDocument, Swept, TryAcquire},
 };
 
 /// What a verb of [`DynStore`] returns.
@@ -40,9 +42,17 @@ erase! {
     fn renew(collection: &'a str, aid: &'a Aid) -> u64;
     fn release(key: &'a LockKey, aid: &'a Aid, token: LockToken) -> Released;
     fn retract(key: &'a LockKey, aid: &'a Aid, token: LockToken) -> Released;
-    fn end_session(aid: &'a Aid) -> ();
-    fn session_ended(aid: &'a Aid) -> Option<Duration>;
     fn release_session(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
+    fn end_session(
+        aid: &'a Aid,
+        reason: EndReason,
+        collections: &'a [&'a str],
+        worker: Uuid
+    ) -> Vec<LockKey>;
+    fn session_ended(aid: &'a Aid) -> Option<Duration>;
+    fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
+    fn take_announcements(worker: Uuid, lease: Duration, limit: usize) -> Vec<SessionEnded>;
+    fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
     fn inspect(key: &'a LockKey) -> Option<Lock>;
     fn list(collection: &'a str, aid: Option<&'a Aid>, limit: usize) -> Vec<Lock>;
     fn break_lock(seen: &'a Lock) -> Released;

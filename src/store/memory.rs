@@ -1,20 +1,22 @@
 //! The embedded store: everything in this process, nothing on disk.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
 use serde_json::Value;
+use uuid::Uuid;
 
+use self::ends::Ends;
 use crate::{
-    Aid, BoxError, Holder, Lock, LockKey, LockToken, Lockable, Mode, StoreError, StoreErrorKind,
-    store::{Claim, Format, Released, Saved, Store, StoredDocument, TryAcquire},
+    Aid, BoxError, EndReason, Holder, Lock, LockKey, LockToken, Lockable, Mode, SessionEnded,
+    StoreError, StoreErrorKind,
+    store::{Claim, Format, Released, Saved, Store, StoredDocument, Swept, TryAcquire},
 };
 
-/// How long an ended session is remembered.
-const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
+mod ends;
 
 /// A store inside this process: for tests of handlers, for trying things out, and as the reference
 /// for what a store does. What it holds goes with the process.
@@ -42,9 +44,7 @@ struct State {
     started: Instant,
     turned_on: Duration,
     locks: BTreeMap<LockKey, Record>,
-    /// The number of records at which those are removed that have run out.
-    sweep_at: usize,
-    ended: HashMap<Aid, Duration>,
+    ends: Ends,
     documents: BTreeMap<LockKey, Value>,
 }
 
@@ -56,6 +56,8 @@ struct Record {
     token: LockToken,
     since: SystemTime,
     holder: Holder,
+    /// When it runs out at the latest.
+    until: Option<Duration>,
     /// A second request was told that the session has it.
     again: bool,
 }
@@ -66,8 +68,7 @@ impl Default for State {
             started: Instant::now(),
             turned_on: Duration::ZERO,
             locks: BTreeMap::new(),
-            sweep_at: 0,
-            ended: HashMap::new(),
+            ends: Ends::default(),
             documents: BTreeMap::new(),
         }
     }
@@ -76,6 +77,16 @@ impl Default for State {
 impl Record {
     fn is_live(&self, now: Duration) -> bool {
         self.ts + self.ttl > now
+    }
+
+    /// Not beyond the end of `max_hold`.
+    fn renew(&mut self, now: Duration, ttl: Duration) {
+        self.ts = now;
+        self.ttl = self.until.map_or(ttl, |until| ttl.min(until.saturating_sub(now)));
+    }
+
+    fn has_reached_max_hold(&self) -> bool {
+        self.until.is_some_and(|until| self.ts + self.ttl >= until)
     }
 
     fn is_acquisition(&self, aid: &Aid, token: LockToken) -> bool {
@@ -115,6 +126,19 @@ impl State {
                 && record.is_live(now)
                 && aid.is_none_or(|aid| record.aid == *aid)
         })
+    }
+
+    /// Removes all records of the session, and names those that were live.
+    fn remove_all(&mut self, collections: &[&str], aid: &Aid, now: Duration) -> Vec<LockKey> {
+        let mut live = Vec::new();
+        self.locks.retain(|key, record| {
+            let goes = collections.contains(&key.collection()) && record.aid == *aid;
+            if goes && record.is_live(now) {
+                live.push(key.clone());
+            }
+            !goes
+        });
+        live
     }
 
     fn remove_if(&mut self, key: &LockKey, matches: impl Fn(&Record) -> bool) -> Released {
@@ -177,11 +201,10 @@ impl MemoryStore {
         for (other, record) in &mut state.locks {
             if other != key {
                 record.ts += by;
+                record.until = record.until.map(|until| until + by);
             }
         }
-        for ended in state.ended.values_mut() {
-            *ended += by;
-        }
+        state.ends.shift(by);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -206,8 +229,7 @@ impl Store for MemoryStore {
             if record.aid != claim.aid {
                 return Ok(TryAcquire::Held(record.to_lock(key, now)));
             }
-            record.ts = now;
-            record.ttl = claim.ttl;
+            record.renew(now, claim.ttl);
             record.holder = claim.holder.clone();
             record.again |= record.token != claim.token;
             let lock = record.to_lock(key, now);
@@ -217,20 +239,18 @@ impl Store for MemoryStore {
                 TryAcquire::AlreadyMine(lock)
             });
         }
-        let record = Record {
+        let mut record = Record {
             ts: now,
             ttl: claim.ttl,
             aid: claim.aid.clone(),
             token: claim.token,
             since: SystemTime::now(),
             holder: claim.holder.clone(),
+            until: claim.max_hold.map(|max| now + max),
             again: false,
         };
+        record.renew(now, claim.ttl);
         let lock = record.to_lock(key, now);
-        if state.locks.len() >= state.sweep_at {
-            state.locks.retain(|_, record| record.is_live(now));
-            state.sweep_at = (state.locks.len() * 2).max(1024);
-        }
         state.locks.insert(key.clone(), record);
         Ok(TryAcquire::Granted(lock))
     }
@@ -240,7 +260,7 @@ impl Store for MemoryStore {
         let now = state.now();
         let mut renewed = 0;
         for (_, record) in state.live_in(collection, Some(aid), now) {
-            record.ts = now;
+            record.renew(now, record.ttl);
             renewed += 1;
         }
         Ok(renewed)
@@ -265,20 +285,6 @@ impl Store for MemoryStore {
         Ok(self.state().remove_if(key, unshared))
     }
 
-    async fn end_session(&self, aid: &Aid) -> Result<(), StoreError> {
-        let mut state = self.state();
-        let now = state.now();
-        state.ended.retain(|_, at| now.saturating_sub(*at) < REMEMBER_ENDED);
-        state.ended.entry(aid.clone()).or_insert(now);
-        Ok(())
-    }
-
-    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
-        let state = self.state();
-        let now = state.now();
-        Ok(state.ended.get(aid).map(|at| now.saturating_sub(*at)))
-    }
-
     async fn release_session(
         &self,
         collection: &str,
@@ -286,9 +292,77 @@ impl Store for MemoryStore {
     ) -> Result<Vec<LockKey>, StoreError> {
         let mut state = self.state();
         let now = state.now();
-        let live = state.live_in(collection, Some(aid), now).map(|(key, _)| key.clone()).collect();
-        state.locks.retain(|key, record| key.collection() != collection || record.aid != *aid);
-        Ok(live)
+        Ok(state.remove_all(&[collection], aid, now))
+    }
+
+    async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+        collections: &[&str],
+        _worker: Uuid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        let released = state.remove_all(collections, aid, now);
+        Ok(state.ends.for_good(aid, reason, released, now))
+    }
+
+    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
+        let state = self.state();
+        Ok(state.ends.ended_for_good(aid, state.now()))
+    }
+
+    async fn sweep(
+        &self,
+        collections: &[&str],
+        _worker: Uuid,
+        limit: usize,
+    ) -> Result<Swept, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        let State { locks, ends, .. } = &mut *state;
+        let (live, run_out): (Vec<_>, Vec<_>) = (locks.iter())
+            .filter(|(key, _)| collections.contains(&key.collection()))
+            .partition(|(_, record)| record.is_live(now));
+        let next = live.iter().map(|(_, record)| record.ts + record.ttl - now).min();
+        let awake: BTreeSet<Aid> = live.iter().map(|(_, record)| record.aid.clone()).collect();
+        let mut silent: BTreeMap<Aid, Vec<(LockKey, bool)>> = BTreeMap::new();
+        for (key, record) in run_out {
+            if !ends.is_being_announced(&record.aid, now) {
+                let of_aid = silent.entry(record.aid.clone()).or_default();
+                of_aid.push((key.clone(), record.has_reached_max_hold()));
+            }
+        }
+        let more = silent.len() > limit;
+        let mut sessions = 0;
+        for (aid, run_out) in silent.into_iter().take(limit) {
+            for (key, _) in &run_out {
+                locks.remove(key);
+            }
+            if !awake.contains(&aid) && run_out.iter().any(|(_, reached_max)| !reached_max) {
+                let keys = run_out.into_iter().map(|(key, _)| key).collect();
+                ends.fell_silent(&aid, keys, now);
+                sessions += 1;
+            }
+        }
+        Ok(Swept { sessions, more, announcements: ends.some_to_announce(now), next })
+    }
+
+    async fn take_announcements(
+        &self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+    ) -> Result<Vec<SessionEnded>, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        Ok(state.ends.take(worker, lease, limit, now))
+    }
+
+    async fn announced(&self, worker: Uuid, ended: &[SessionEnded]) -> Result<(), StoreError> {
+        self.state().ends.announced(worker, ended);
+        Ok(())
     }
 
     async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, StoreError> {
@@ -355,7 +429,7 @@ impl Store for MemoryStore {
         }
         *stored = value;
         if let Some(record) = state.live(key, now) {
-            record.ts = now;
+            record.renew(now, record.ttl);
             record.again = true;
         }
         Ok(Saved::Saved)

@@ -12,23 +12,27 @@ use mongodb::{
     options::{CollectionOptions, ReadConcern, ReturnDocument, SelectionCriteria, WriteConcern},
 };
 use tokio::sync::OnceCell;
+use uuid::Uuid;
 
 use self::{
     error::{retry_duplicate_key, store_error},
     record::{presentable, to_lock},
 };
 use crate::{
-    Aid, Lock, LockKey, LockToken, StoreError, StoreErrorKind,
-    store::{Claim, Format, Released, Saved, Store, StoredDocument, TryAcquire},
+    Aid, EndReason, Lock, LockKey, LockToken, SessionEnded, StoreError, StoreErrorKind,
+    store::{Claim, Format, Released, Saved, Store, StoredDocument, Swept, TryAcquire},
 };
 
 pub(super) mod codec;
 mod connect;
+mod ends;
 mod error;
 mod indexes;
 mod pipeline;
 mod record;
 mod save;
+#[cfg(feature = "mongo-session")]
+pub(crate) mod sessions;
 
 /// The sessions that have ended, one record each, for a day.
 const ENDED: &str = "doclock.ended";
@@ -212,18 +216,20 @@ impl Store for MongoStore {
         Ok(released(result.deleted_count))
     }
 
-    // updateOne, an upsert: inserted, or found and left as it was.
-    async fn end_session(&self, aid: &Aid) -> Result<(), StoreError> {
-        let filter = doc! { "_id": { "$eq": aid.as_str() } };
-        let result = self.inner.ended.update_one(filter, pipeline::tombstone()).upsert(true).await;
-        result.map_err(|e| retry_duplicate_key(store_error("ending a session", e)))?;
-        Ok(())
+    async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+        collections: &[&str],
+        worker: Uuid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        self.end_for_good(aid, reason, collections, worker).await
     }
 
     async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
         let ended = &self.inner.ended;
         let record = ended
-            .find_one(doc! { "_id": { "$eq": aid.as_str() } })
+            .find_one(ends::ended_for_good(aid))
             .projection(doc! { "_id": 0, "ago": { "$subtract": ["$$NOW", "$ts"] } })
             .await
             .map_err(|e| store_error("asking whether a session has ended", e))?;
@@ -233,8 +239,7 @@ impl Store for MongoStore {
         }))
     }
 
-    // find, then deleteMany. A lock that is taken between the two is removed and not named; its
-    // acquirer finds the tombstone and says so itself. A deleteMany whose reply was lost is repeated
+    // find, then deleteMany. A lock that is taken between the two is removed and not named. A deleteMany whose reply was lost is repeated
     // here, not by the manager: a second find would find nothing to name.
     async fn release_session(
         &self,
@@ -256,6 +261,28 @@ impl Store for MongoStore {
                 }
             }
         }
+    }
+
+    async fn sweep(
+        &self,
+        collections: &[&str],
+        worker: Uuid,
+        limit: usize,
+    ) -> Result<Swept, StoreError> {
+        self.sweep_overdue(collections, worker, limit).await
+    }
+
+    async fn take_announcements(
+        &self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+    ) -> Result<Vec<SessionEnded>, StoreError> {
+        self.take_ends(worker, lease, limit).await
+    }
+
+    async fn announced(&self, worker: Uuid, ended: &[SessionEnded]) -> Result<(), StoreError> {
+        self.ends_announced(worker, ended).await
     }
 
     async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, StoreError> {

@@ -130,6 +130,12 @@ impl<T: Lockable, How> Guarded<T, How> {
         Ok(())
     }
 
+    /// Waits until this process learns that the lock is gone, at the latest when it runs out; see
+    /// [`LockManager::lost`](crate::LockManager::lost). For handlers that take long.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<T, How> {
+        self.locks.manager().lost(&self.mine.lock)
+    }
+
     /// The lock as it was when the document was loaded.
     #[must_use]
     pub fn lock(&self) -> &Lock {

@@ -6,7 +6,7 @@ use std::{
     cell::{Cell, RefCell},
     fmt,
     rc::Rc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use actix_session::{Session, SessionStatus};
@@ -25,10 +25,13 @@ use super::problem::misconfigured;
 use crate::{Actor, Aid, LockManager, LockToken, manager::Provisional};
 
 /// Where the aid is kept in the state of the session.
-const AID: &str = "doclock.aid";
+pub(super) const AID: &str = "doclock.aid";
 
 /// Announces a granted lock, and proves in a request that it is the same acquisition.
 const LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
+
+/// How long ago the person has last touched the page that sends this request, in milliseconds.
+const IDLE_MS: HeaderName = HeaderName::from_static("doclock-idle-ms");
 
 pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
 
@@ -40,6 +43,8 @@ struct State {
     manager: LockManager,
     identify: Identify,
     keep_fresh_on_error: bool,
+    /// The page has sent this request by itself, and its person has been away for long.
+    idle: bool,
     /// The tokens that the client sent; `None` if the header is not one.
     offered: Option<Vec<LockToken>>,
     session: RefCell<Option<Session>>,
@@ -66,12 +71,15 @@ impl RequestLocks {
         manager: LockManager,
         identify: Identify,
         keep_fresh_on_error: bool,
+        idle_after: Option<Duration>,
         headers: &HeaderMap,
     ) -> Self {
+        let idle = (idle_for(headers).zip(idle_after)).is_some_and(|(idle, limit)| idle >= limit);
         Self(Rc::new(State {
             manager,
             identify,
             keep_fresh_on_error,
+            idle,
             offered: offered_tokens(headers),
             session: RefCell::default(),
             aid_before: RefCell::default(),
@@ -87,7 +95,7 @@ impl RequestLocks {
 
     pub(super) fn session_loaded(&self, session: Session) {
         let aid = aid_in(&session);
-        if let Some(aid) = &aid {
+        if let Some(aid) = aid.as_ref().filter(|_| !self.0.idle) {
             self.0.renewal.replace(self.0.manager.touch(aid));
         }
         self.0.aid_before.replace(aid.clone());
@@ -207,6 +215,13 @@ impl Drop for State {
 
 fn aid_in(session: &Session) -> Option<Aid> {
     session.get(AID).ok().flatten()
+}
+
+/// How long the person has been away, as far as the page says; anything that is not a number says
+/// nothing.
+fn idle_for(headers: &HeaderMap) -> Option<Duration> {
+    let ms = headers.get(IDLE_MS)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_millis(ms))
 }
 
 /// One token, or several separated by commas.

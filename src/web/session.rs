@@ -1,6 +1,6 @@
 //! The one wrap: a session middleware with the locks around and inside it.
 
-use std::{fmt, future::Future, pin::Pin, rc::Rc};
+use std::{fmt, future::Future, pin::Pin, rc::Rc, time::Duration};
 
 use actix_session::{Session, SessionExt, SessionMiddleware, storage::SessionStore};
 use actix_web::{
@@ -9,6 +9,8 @@ use actix_web::{
     dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
 };
 
+#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+use super::session_store::with_memory;
 use super::{
     problem::misconfigured,
     request::{Identify, RequestLocks},
@@ -44,6 +46,7 @@ impl LockManager {
             session,
             identify: Rc::new(|_| None),
             keep_fresh_on_error: false,
+            idle_after: None,
         }
     }
 }
@@ -66,6 +69,7 @@ pub struct LockingSession<K: SessionStore + 'static> {
     session: SessionMiddleware<K>,
     identify: Identify,
     keep_fresh_on_error: bool,
+    idle_after: Option<Duration>,
 }
 
 impl<K: SessionStore + 'static> LockingSession<K> {
@@ -74,6 +78,18 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// [`holder_label`](crate::LockManagerBuilder::holder_label).
     pub fn identify(mut self, identify: impl Fn(&Session) -> Option<Actor> + 'static) -> Self {
         self.identify = Rc::new(identify);
+        self
+    }
+
+    /// How long the person may do nothing while the page keeps the session alive by itself. Default:
+    /// for good.
+    ///
+    /// A page says so with the header `Doclock-Idle-Ms`: the milliseconds since the last key or click
+    /// of its person. A heartbeat, or any other request, that says at least this much does not renew
+    /// the session's locks; they then go with their ttl. Requests without the header count as signs
+    /// of life. It is the page's word: this is for people who left their desk, not against them.
+    pub fn idle_after(mut self, idle_after: Duration) -> Self {
+        self.idle_after = Some(idle_after);
         self
     }
 
@@ -110,9 +126,16 @@ where
         let manager = self.manager.clone();
         let identify = Rc::clone(&self.identify);
         let keep_fresh_on_error = self.keep_fresh_on_error;
+        let idle_after = self.idle_after;
         Box::pin(async move {
             let service = session.await?;
-            Ok(LockingSessionMiddleware { service, manager, identify, keep_fresh_on_error })
+            Ok(LockingSessionMiddleware {
+                service,
+                manager,
+                identify,
+                keep_fresh_on_error,
+                idle_after,
+            })
         })
     }
 }
@@ -123,6 +146,7 @@ pub struct LockingSessionMiddleware<S> {
     manager: LockManager,
     identify: Identify,
     keep_fresh_on_error: bool,
+    idle_after: Option<Duration>,
 }
 
 impl<S> fmt::Debug for LockingSessionMiddleware<S> {
@@ -154,10 +178,11 @@ where
             self.manager.clone(),
             Rc::clone(&self.identify),
             self.keep_fresh_on_error,
+            self.idle_after,
             req.headers(),
         );
         req.extensions_mut().insert(locks.clone());
-        let call = self.service.call(req);
+        let call = with_memory(self.service.call(req));
         Box::pin(async move {
             match call.await {
                 Ok(mut response) => {
@@ -205,4 +230,10 @@ where
             Ok(response)
         })
     }
+}
+
+/// Only [`MongoSessionStore`](crate::MongoSessionStore) needs to remember.
+#[cfg(not(all(feature = "mongo-session", feature = "_mongo")))]
+fn with_memory<F: Future>(request: F) -> F {
+    request
 }

@@ -139,8 +139,13 @@ async fn a_lock_cannot_go_between_the_check_of_a_save_and_its_commit() {
 /// What a request of a session does to lock: the lock first, the tombstone second. The web layer
 /// does the same; here without a request around it.
 async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock> {
-    let claim =
-        Claim { aid: aid.clone(), token: LockToken::new(), holder: Holder::new("alice"), ttl: TTL };
+    let claim = Claim {
+        aid: aid.clone(),
+        token: LockToken::new(),
+        holder: Holder::new("alice"),
+        ttl: TTL,
+        max_hold: None,
+    };
     let TryAcquire::Granted(lock) = app.store.try_acquire(key, &claim).await.unwrap() else {
         return None;
     };

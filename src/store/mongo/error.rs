@@ -19,7 +19,7 @@ const TRANSIENT: &[i32] = &[
 /// Not authorised, and authentication failed.
 const DENIED: &[i32] = &[13, 18];
 
-const DUPLICATE_KEY: i32 = 11000;
+pub(super) const DUPLICATE_KEY: i32 = 11000;
 
 const TRANSIENT_LABELS: &[&str] = &[
     RETRYABLE_WRITE_ERROR,

@@ -39,6 +39,20 @@ pub(super) async fn of_locks(
     explained(database, locks, ensured)
 }
 
+/// The same for the collection of web sessions.
+#[cfg(feature = "mongo-session")]
+pub(super) async fn of_sessions(
+    database: &Database,
+    sessions: &Collection<Document>,
+    remember: Duration,
+) -> Result<(), StoreError> {
+    let mut ensured = ensure_of_sessions(database, sessions, remember).await;
+    if met_another_server(&ensured) {
+        ensured = ensure_of_sessions(database, sessions, remember).await;
+    }
+    explained(database, sessions, ensured)
+}
+
 /// The same for the collection of ended sessions.
 pub(super) async fn of_ended(
     database: &Database,
@@ -58,18 +72,42 @@ async fn ensure_of_locks(
 ) -> Result<(), Error> {
     let existing = list(database, locks).await?;
     let wanted = whole_seconds(longest_in_use(locks, ttl, &existing).await?);
-    ensure_ttl(database, locks, wanted, &existing).await?;
-    for field in ["aid", "readers.aid"] {
-        if !existing.iter().any(|index| is_on(index, field)) {
-            locks.create_index(IndexModel::builder().keys(doc! { field: 1 }).build()).await?;
-        }
-    }
-    Ok(())
+    ensure_ttl(database, locks, "ts", wanted, &existing).await?;
+    ensure(locks, &["aid", "readers.aid"], false, &existing).await
 }
 
 async fn ensure_of_ended(database: &Database, ended: &Collection<Document>) -> Result<(), Error> {
     let existing = list(database, ended).await?;
-    ensure_ttl(database, ended, whole_seconds(super::REMEMBER_ENDED), &existing).await
+    ensure_ttl(database, ended, "ts", whole_seconds(super::REMEMBER_ENDED), &existing).await?;
+    // Few records have something left to be done.
+    ensure(ended, &["step"], true, &existing).await
+}
+
+#[cfg(feature = "mongo-session")]
+async fn ensure_of_sessions(
+    database: &Database,
+    sessions: &Collection<Document>,
+    remember: Duration,
+) -> Result<(), Error> {
+    let existing = list(database, sessions).await?;
+    ensure_ttl(database, sessions, "expires", whole_seconds(remember), &existing).await?;
+    ensure(sessions, &["due", "aid", "user"], true, &existing).await
+}
+
+async fn ensure(
+    collection: &Collection<Document>,
+    fields: &[&str],
+    sparse: bool,
+    existing: &[Document],
+) -> Result<(), Error> {
+    for field in fields {
+        if !existing.iter().any(|index| is_on(index, field)) {
+            let options = IndexOptions::builder().sparse(sparse.then_some(true)).build();
+            let index = IndexModel::builder().keys(doc! { *field: 1 }).options(options).build();
+            collection.create_index(index).await?;
+        }
+    }
+    Ok(())
 }
 
 /// One that started at the same moment, and saw the same index missing.
@@ -101,19 +139,20 @@ fn explained(
 async fn ensure_ttl(
     database: &Database,
     collection: &Collection<Document>,
+    field: &str,
     seconds: u64,
     existing: &[Document],
 ) -> Result<(), Error> {
-    match existing.iter().find(|index| is_on(index, "ts")) {
+    match existing.iter().find(|index| is_on(index, field)) {
         None => {
             let expire_after = Duration::from_secs(seconds);
             let options = IndexOptions::builder().expire_after(expire_after).build();
-            let index = IndexModel::builder().keys(doc! { "ts": 1 }).options(options).build();
+            let index = IndexModel::builder().keys(doc! { field: 1 }).options(options).build();
             collection.create_index(index).await?;
         }
         Some(index) if expiry(index) != Some(seconds as f64) => {
             let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-            let change = doc! { "keyPattern": { "ts": 1 }, "expireAfterSeconds": seconds };
+            let change = doc! { "keyPattern": { field: 1 }, "expireAfterSeconds": seconds };
             // A command does not take the write concern of the collection over by itself.
             let majority = doc! { "w": "majority" };
             let command =

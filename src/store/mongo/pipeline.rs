@@ -58,6 +58,31 @@ fn live(foreign_ttl: Duration) -> Document {
     ] }
 }
 
+/// For records that have run out, and so count as absent.
+pub(super) fn run_out(foreign_ttl: Duration) -> Document {
+    doc! { "$not": [live(foreign_ttl)] }
+}
+
+/// `ttl`, or what is left until the end of `max_hold` if that is less.
+fn capped(ttl: impl Into<Bson>) -> Document {
+    let ttl = ttl.into();
+    let left = doc! { "$subtract": [{ "$max": ["$until", "$$NOW"] }, "$$NOW"] };
+    doc! { "$cond": [has_max_hold(), { "$min": [ttl.clone(), left] }, ttl] }
+}
+
+fn has_max_hold() -> Document {
+    doc! { "$eq": [{ "$type": "$until" }, "date"] }
+}
+
+/// Whether the last renewal could not give the whole ttl any more.
+pub(super) fn has_reached_max_hold() -> Document {
+    let after_1970 = |date: &str| doc! { "$max": [date, { "$toDate": 0_i64 }] };
+    doc! { "$and": [
+        has_max_hold(),
+        { "$gte": ["$ttl", { "$subtract": [after_1970("$until"), after_1970("$ts")] }] },
+    ] }
+}
+
 /// Takes the lock if the record is absent or has run out, renews it if it is the session's own,
 /// and leaves it as it is (no write, no change event) if it is somebody else's.
 ///
@@ -68,44 +93,54 @@ pub(super) fn acquire(claim: &Claim, foreign_ttl: Duration) -> Vec<Document> {
     let token = literal(&claim.token.to_string());
     let holder = doc! { "label": literal(&claim.holder.label) };
     let ttl = millis(claim.ttl);
+    let mut granted = doc! {
+        "_id": "$_id",
+        "ts": "$$NOW", "ttl": ttl,
+        "aid": aid.clone(), "token": token.clone(), "since": "$$NOW", "holder": holder.clone(),
+    };
+    if let Some(max_hold) = claim.max_hold {
+        granted.insert("ttl", ttl.min(millis(max_hold)));
+        granted.insert("until", doc! { "$add": ["$$NOW", millis(max_hold)] });
+    }
     vec![doc! { "$replaceWith": { "$switch": {
         "branches": [
             {
-                "case": { "$and": [live(foreign_ttl), { "$ne": ["$aid", aid.clone()] }] },
+                "case": { "$and": [live(foreign_ttl), { "$ne": ["$aid", aid] }] },
                 "then": "$$ROOT",
             },
             {
                 "case": live(foreign_ttl),
                 "then": { "$mergeObjects": [
                     "$$ROOT",
-                    { "ts": "$$NOW", "ttl": ttl, "holder": holder.clone() },
+                    { "ts": "$$NOW", "ttl": capped(ttl), "holder": holder },
                     // Not for a repetition whose first reply was lost.
-                    { "$cond": [{ "$eq": ["$token", token.clone()] }, {}, { "again": true }] },
+                    { "$cond": [{ "$eq": ["$token", token] }, {}, { "again": true }] },
                 ] },
             },
         ],
         // A new document and not a merge: nothing of an earlier holder stays.
-        "default": {
-            "_id": "$_id",
-            "ts": "$$NOW", "ttl": ttl,
-            "aid": aid, "token": token, "since": "$$NOW", "holder": holder,
-        },
+        "default": granted,
     } } }]
 }
 
 /// Starts the lease anew.
 pub(super) fn renew() -> Vec<Document> {
-    vec![doc! { "$set": { "ts": "$$NOW" } }]
+    vec![doc! { "$set": renewed() }]
 }
 
 /// The same for a save, which tells a request that it holds the lock.
 pub(super) fn renew_for_save() -> Vec<Document> {
-    vec![doc! { "$set": { "ts": "$$NOW", "again": true } }]
+    let mut renewed = renewed();
+    renewed.insert("again", true);
+    vec![doc! { "$set": renewed }]
 }
 
-/// Marks the end of a session; a second time changes nothing.
-pub(super) fn tombstone() -> Vec<Document> {
-    vec![doc! { "$set": { "ts": { "$ifNull": ["$ts", "$$NOW"] } } }]
+/// The record of a foreign program has no ttl of its own, and gets none.
+fn renewed() -> Document {
+    doc! {
+        "ts": "$$NOW",
+        "ttl": { "$cond": [has_max_hold(), capped("$ttl"), { "$ifNull": ["$ttl", "$$REMOVE"] }] },
+    }
 }
 
 /// The fields that make up a lock, and `now` to tell how long it lives.

@@ -14,12 +14,11 @@ use mongodb::{
 use tokio::time::sleep;
 
 use super::{
-    error::{code, store_error},
+    error::{DUPLICATE_KEY, code, store_error},
     pipeline,
 };
 use crate::{StoreError, StoreErrorKind, store::Saved};
 
-const DUPLICATE_KEY: i32 = 11000;
 const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
 
 /// One save, with everything it needs.

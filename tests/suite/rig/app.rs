@@ -68,7 +68,9 @@ impl App {
         settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder,
     ) -> Self {
         let store = MongoStore::new(database);
-        let defaults = LockManager::builder(store.clone()).ttl(TTL).deadline(NO_DEADLINE);
+        // Without a reaper: where commands or records are counted, nobody else shall send or remove any.
+        let defaults =
+            LockManager::builder(store.clone()).ttl(TTL).deadline(NO_DEADLINE).without_reaper();
         Self { locks: settings(defaults).build().await.unwrap(), store }
     }
 

@@ -126,11 +126,12 @@ where
     shared.as_ref().expect("the shared server did not start; its own panic says why")
 }
 
-/// Makes a lock older: sets its `ts` back on the server, so that no test waits for a lock to run out.
+/// Makes a lock older: sets its dates back on the server, so that no test waits for it to run out.
 pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
     let locks = database.collection::<Document>(&format!("{}.lock", key.collection()));
     let by = i64::try_from(by.as_millis()).expect("a duration of our time");
-    let older = vec![doc! { "$set": { "ts": { "$subtract": ["$ts", by] } } }];
+    let until = doc! { "$cond": [{ "$gt": ["$until", Bson::Null] }, { "$subtract": ["$until", by] }, "$$REMOVE"] };
+    let older = vec![doc! { "$set": { "ts": { "$subtract": ["$ts", by] }, "until": until } }];
     let aged = locks.update_one(doc! { "_id": { "$eq": Bson::from(key.id()) } }, older).await;
     assert_eq!(aged.expect("the server answers").matched_count, 1, "there is a lock on {key}");
 }

@@ -3,11 +3,12 @@
 use std::{future::Future, pin::pin, task::Context, time::Instant};
 
 use actix_doclock::{
-    Aid, Claim, Format, LockToken, MongoStore, Released, Saved, Store, StoreError, StoredDocument,
-    TryAcquire,
+    Aid, Claim, EndReason, Format, LockToken, MongoStore, Released, Saved, SessionEnded, Store,
+    StoreError, StoredDocument, Swept, TryAcquire,
 };
 use futures_util::task::noop_waker_ref;
 use tokio::task::yield_now;
+use uuid::Uuid;
 
 use super::{
     sessions::{Fault, Faulty},
@@ -57,8 +58,28 @@ impl Store for Pausing {
     ) -> Result<Released, StoreError> {
         self.paused(self.0.retract(key, aid, token)).await
     }
-    async fn end_session(&self, aid: &Aid) -> Result<(), StoreError> {
-        self.paused(self.0.end_session(aid)).await
+    async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+        collections: &[&str],
+        worker: Uuid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        self.paused(self.0.end_session(aid, reason, collections, worker)).await
+    }
+    async fn sweep(&self, names: &[&str], worker: Uuid, limit: usize) -> Result<Swept, StoreError> {
+        self.paused(self.0.sweep(names, worker, limit)).await
+    }
+    async fn take_announcements(
+        &self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+    ) -> Result<Vec<SessionEnded>, StoreError> {
+        self.paused(self.0.take_announcements(worker, lease, limit)).await
+    }
+    async fn announced(&self, worker: Uuid, ended: &[SessionEnded]) -> Result<(), StoreError> {
+        self.paused(self.0.announced(worker, ended)).await
     }
     async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
         self.paused(self.0.session_ended(aid)).await

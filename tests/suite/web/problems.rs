@@ -6,9 +6,10 @@ use std::{
 };
 
 use actix_doclock::{
-    Aid, Claim, Format, LockToken, Released, Saved, Store, StoreError, StoreErrorKind,
-    StoredDocument, TryAcquire,
+    Aid, Claim, EndReason, Format, LockToken, Released, Saved, SessionEnded, Store, StoreError,
+    StoreErrorKind, StoredDocument, Swept, TryAcquire,
 };
+use uuid::Uuid;
 
 use super::*;
 
@@ -206,7 +207,27 @@ impl Store for Down {
     async fn retract(&self, _: &LockKey, _: &Aid, _: LockToken) -> Result<Released, StoreError> {
         self.error()
     }
-    async fn end_session(&self, _: &Aid) -> Result<(), StoreError> {
+    async fn end_session(
+        &self,
+        _: &Aid,
+        _: EndReason,
+        _: &[&str],
+        _: Uuid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        self.error()
+    }
+    async fn sweep(&self, _: &[&str], _: Uuid, _: usize) -> Result<Swept, StoreError> {
+        self.error()
+    }
+    async fn take_announcements(
+        &self,
+        _: Uuid,
+        _: Duration,
+        _: usize,
+    ) -> Result<Vec<SessionEnded>, StoreError> {
+        self.error()
+    }
+    async fn announced(&self, _: Uuid, _: &[SessionEnded]) -> Result<(), StoreError> {
         self.error()
     }
     async fn session_ended(&self, _: &Aid) -> Result<Option<Duration>, StoreError> {

@@ -1,0 +1,144 @@
+//! Telling the application that sessions have ended.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::{Inner, LockManager, rhythm::Rhythm};
+use crate::{BoxError, LockError, SessionEnded};
+
+/// How many sessions are announced at the same time.
+const AT_ONCE: usize = 16;
+/// For noting that the listener has been called. After that another server takes it to be dead.
+const TIME_TO_SAY_SO: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+type Outcome = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
+
+/// What the application wants to have called.
+#[derive(Clone)]
+pub(super) struct Listener(Arc<dyn Fn(SessionEnded) -> Outcome + Send + Sync>);
+
+impl Listener {
+    pub(super) fn new<F>(listener: impl Fn(SessionEnded) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        Self(Arc::new(move |ended| Box::pin(listener(ended))))
+    }
+
+    /// In a task of its own, so that a panic is its own.
+    fn call(&self, ended: SessionEnded, limit: Duration) -> JoinHandle<()> {
+        let Self(call) = self.clone();
+        tokio::spawn(async move {
+            let (aid, event) = (ended.aid.clone(), ended.event);
+            let called = async { call(ended).await };
+            let failed = match timeout(limit, called).await {
+                Ok(Ok(())) => return,
+                Ok(Err(e)) => format!("failed: {e}"),
+                Err(_) => format!("did not return within {limit:?}, and was dropped"),
+            };
+            log::error!(
+                target: "actix_doclock::background",
+                "the listener for the end of the session {aid:?} (event {event}) {failed}",
+            );
+        })
+    }
+}
+
+impl LockManager {
+    /// Announces what waits for it, a few at a time. Returns whether there was anything.
+    ///
+    /// `told` are ends that have been announced, when that could not be noted.
+    async fn announce_some(
+        &self,
+        listener: &Listener,
+        limit: Duration,
+        worker: Uuid,
+        told: &mut Vec<SessionEnded>,
+    ) -> Result<bool, LockError> {
+        self.note_announced(worker, told).await?;
+        told.clear();
+        let args = (worker, limit + TIME_TO_SAY_SO);
+        let taken = self.run("take_announcements", self.until(), args, |store, (worker, lease)| {
+            store.take_announcements(*worker, *lease, AT_ONCE)
+        });
+        let taken = taken.await?;
+        if taken.is_empty() {
+            return Ok(false);
+        }
+        told.clone_from(&taken);
+        // What was taken is brought to its end, whatever becomes of this future.
+        let (manager, listener) = (self.clone(), listener.clone());
+        let called = self.inner.runner.spawn(&TaskTracker::new(), async move {
+            let calls = taken.iter().map(|ended| listener.call(ended.clone(), limit));
+            for called in join_all(calls).await {
+                if let Err(e) = called {
+                    log::error!(
+                        target: "actix_doclock::background",
+                        "the listener for the ends of sessions has panicked: {e}",
+                    );
+                }
+            }
+            manager.note_announced(worker, &taken).await
+        });
+        match called.await {
+            Ok(noted) => noted?,
+            Err(_) => return Ok(true),
+        }
+        told.clear();
+        Ok(true)
+    }
+
+    async fn note_announced(&self, worker: Uuid, told: &[SessionEnded]) -> Result<(), LockError> {
+        if told.is_empty() {
+            return Ok(());
+        }
+        let args = (worker, told.to_vec());
+        self.run("announced", self.until(), args, |store, (worker, told)| {
+            store.announced(*worker, told)
+        })
+        .await
+    }
+}
+
+/// Calls the listener until the manager is gone or shut down.
+pub(super) async fn run(manager: Weak<Inner>, listener: Listener, limit: Duration) {
+    // Not the manager's own name: what is just being announced is not to be swept by it.
+    let worker = Uuid::new_v4();
+    let mut rhythm = Rhythm::new("announcing the ends of sessions", FIRST_PAUSE);
+    let mut told = Vec::new();
+    while let Some(inner) = manager.upgrade() {
+        let manager = LockManager { inner };
+        let (stop, announce) = (manager.inner.stop.token(), Arc::clone(&manager.inner.announce));
+        let outcome = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            outcome = manager.announce_some(&listener, limit, worker, &mut told) => outcome,
+        };
+        drop(manager);
+        let wait = async {
+            match outcome {
+                Ok(true) => drop(rhythm.after_success(Duration::ZERO)),
+                Ok(false) => announce.notified().await,
+                Err(e) => sleep(rhythm.after_failure(&e)).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = wait => {}
+        }
+    }
+}

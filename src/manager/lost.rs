@@ -1,0 +1,195 @@
+//! Learning that a lock is gone.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::watch,
+    time::{sleep_until, timeout_at},
+};
+
+use super::LockManager;
+use crate::{Aid, Lock, LockKey, LockToken};
+
+/// How long before the deadline the server is asked, at most: another server may have renewed.
+const ASK_BEFORE: Duration = Duration::from_secs(5);
+
+/// The locks that somebody watches, and what the operations of this process have learnt of them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Watched {
+    locks: Arc<Mutex<HashMap<LockToken, Entry>>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: LockKey,
+    aid: Aid,
+    news: watch::Sender<Belief>,
+}
+
+/// What this process believes of a lock.
+#[derive(Debug, Clone, Copy)]
+enum Belief {
+    /// Live until then, as was known at that moment.
+    Live {
+        until: Instant,
+        known: Instant,
+    },
+    Gone,
+}
+
+/// Ends the watch of one who does not wait any more.
+struct Watch {
+    watched: Watched,
+    token: LockToken,
+    news: watch::Receiver<Belief>,
+}
+
+impl Watched {
+    fn locks(&self) -> MutexGuard<'_, HashMap<LockToken, Entry>> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch(&self, lock: &Lock, token: LockToken) -> Watch {
+        let live = Belief::Live { until: lock.expires_at, known: Instant::now() };
+        let mut locks = self.locks();
+        let entry = locks.entry(token).or_insert_with(|| Entry {
+            key: lock.key.clone(),
+            aid: lock.aid.clone(),
+            news: watch::Sender::new(live),
+        });
+        Watch { watched: self.clone(), token, news: entry.news.subscribe() }
+    }
+
+    pub(super) fn watches(&self, aid: &Aid) -> bool {
+        self.locks().values().any(|entry| entry.aid == *aid)
+    }
+
+    /// The answer to a question asked at that moment: this is the live lock on its document.
+    pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
+        self.learn(asked, |entry, token| {
+            (entry.key == lock.key).then(|| match lock.token {
+                Some(live) if live == token => {
+                    Belief::Live { until: lock.expires_at, known: Instant::now() }
+                }
+                _ => Belief::Gone,
+            })
+        });
+    }
+
+    /// The answer to a question asked at that moment: no lock on this document is live.
+    pub(super) fn saw_free(&self, key: &LockKey, asked: Instant) {
+        self.learn(asked, |entry, _| (entry.key == *key).then_some(Belief::Gone));
+    }
+
+    /// The answer to a question asked at that moment: the session holds these and no others.
+    pub(super) fn saw_all_of(&self, aid: &Aid, held: &[Lock], asked: Instant) {
+        self.learn(asked, |entry, token| {
+            let lock = held.iter().find(|lock| lock.token == Some(token));
+            (entry.aid == *aid).then_some(match lock {
+                Some(lock) => Belief::Live { until: lock.expires_at, known: Instant::now() },
+                None => Belief::Gone,
+            })
+        });
+    }
+
+    /// This acquisition was ended, by whomever.
+    pub(super) fn ended(&self, token: LockToken) {
+        if let Some(entry) = self.locks().get(&token) {
+            entry.news.send_replace(Belief::Gone);
+        }
+    }
+
+    fn learn(&self, asked: Instant, belief: impl Fn(&Entry, LockToken) -> Option<Belief>) {
+        for (token, entry) in &*self.locks() {
+            let Some(new) = belief(entry, *token) else { continue };
+            entry.news.send_if_modified(|old| {
+                let is_news = match (&*old, new) {
+                    (Belief::Gone, _) => false,
+                    // An answer to a question that was asked before the lock was seen to be live
+                    // may be older than the lock.
+                    (Belief::Live { known, .. }, Belief::Gone) => asked >= *known,
+                    (Belief::Live { until, .. }, Belief::Live { until: later, .. }) => {
+                        later > *until
+                    }
+                };
+                if is_news {
+                    *old = new;
+                }
+                is_news
+            });
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut locks = self.watched.locks();
+        // This one still counts.
+        if locks.get(&self.token).is_some_and(|entry| entry.news.receiver_count() <= 1) {
+            locks.remove(&self.token);
+        }
+    }
+}
+
+impl LockManager {
+    /// Waits until this acquisition of a lock is gone, as far as this process can know.
+    ///
+    /// Resolves when an operation of this manager learns it: the lock was released or broken, its
+    /// session ended, somebody else holds it. Without news the server is asked shortly before the
+    /// lock runs out, because other servers may have renewed it. Without an answer it counts as gone
+    /// when it runs out, counted from before the request of its last renewal was sent: so before the
+    /// server lets anybody else in.
+    ///
+    /// This renews nothing.
+    ///
+    /// ```
+    /// # use actix_doclock::{Aid, Holder, LockKey, LockManager, Lockable, MemoryStore, TryAcquire};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Invoice { #[serde(rename = "_id")] number: i64 }
+    /// # impl Lockable for Invoice { type Id = i64; const COLLECTION: &'static str = "invoice"; }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockManager::builder(MemoryStore::new()).build().await?;
+    /// # locks.register::<Invoice>().await?;
+    /// # async fn print_all_pages() {}
+    /// # let (key, aid) = (LockKey::of::<Invoice>(4711)?, Aid::new());
+    /// if let TryAcquire::Granted(lock) = locks.try_acquire(&key, &aid, &Holder::new("job")).await? {
+    ///     tokio::select! {
+    ///         () = print_all_pages() => {}
+    ///         () = locks.lost(&lock) => eprintln!("somebody broke the lock: stopped printing"),
+    ///     }
+    ///     locks.release(&lock).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub fn lost(&self, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
+        let (manager, lock) = (self.clone(), lock.clone());
+        // From now on, not from the first poll.
+        let watch = lock.token.map(|token| manager.inner.watched.watch(&lock, token));
+        async move {
+            // That of a foreign program is nothing that this process holds.
+            let Some(mut watch) = watch else { return };
+            loop {
+                let Belief::Live { until, .. } = *watch.news.borrow_and_update() else { return };
+                let left = until.saturating_duration_since(Instant::now());
+                let runs_out = async {
+                    sleep_until((until - (left / 4).min(ASK_BEFORE)).into()).await;
+                    // The answer comes by the watch, as all others do.
+                    let _ = timeout_at(until.into(), manager.inspect(&lock.key)).await;
+                    sleep_until(until.into()).await;
+                };
+                tokio::select! {
+                    _ = watch.news.changed() => {}
+                    () = runs_out => return,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The background task that ends silent sessions: the "session-timeout listener" of a servlet
+//! container, for a cluster.
+
+use std::{
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+
+use super::{
+    Inner, LockManager,
+    rhythm::{LONGEST_PAUSE, Rhythm},
+};
+use crate::{LockError, store::Swept};
+
+/// How many sessions are ended at once: few enough that nobody waits for a lock behind them, and that
+/// they take no memory to speak of.
+const AT_ONCE: usize = 200;
+
+impl LockManager {
+    /// Removes locks that have run out, and ends the sessions that have fallen silent, of all
+    /// registered collections. Says how many sessions those were. The
+    /// [reaper](super::LockManagerBuilder::reaper_interval) does the same all the time; this is for
+    /// tests, and for processes without one.
+    ///
+    /// The listener is called in the background; [`shutdown`](Self::shutdown) waits for it.
+    ///
+    /// # Errors
+    /// [`LockError::Store`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the current batch of sessions is ended all the same.
+    pub async fn sweep(&self) -> Result<usize, LockError> {
+        let mut sessions = 0;
+        loop {
+            let swept = self.sweep_some().await?;
+            sessions += swept.sessions;
+            if !swept.more {
+                return Ok(sessions);
+            }
+        }
+    }
+
+    async fn sweep_some(&self) -> Result<Swept, LockError> {
+        let collections = self.registered_names();
+        if collections.is_empty() {
+            return Ok(Swept::default());
+        }
+        let args = (collections, self.inner.worker);
+        let swept = self.run("sweep", self.until(), args, |store, (collections, worker)| {
+            store.sweep(collections, *worker, AT_ONCE)
+        });
+        let swept = swept.await?;
+        if swept.sessions > 0 {
+            log::debug!(
+                target: "actix_doclock::background",
+                "{} sessions have fallen silent", swept.sessions,
+            );
+        }
+        if swept.announcements {
+            self.inner.announce.notify_one();
+        }
+        Ok(swept)
+    }
+}
+
+/// Sweeps until the manager is gone or shut down.
+pub(super) async fn run(manager: Weak<Inner>, interval: Duration) {
+    let mut rhythm = Rhythm::new("looking for silent sessions", interval);
+    while let Some(inner) = manager.upgrade() {
+        let manager = LockManager { inner };
+        let (stop, wake) = (manager.inner.stop.token(), Arc::clone(&manager.inner.wake));
+        let began = Instant::now();
+        let pause = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            swept = manager.sweep_some() => match swept {
+                Ok(swept) if swept.more => Duration::ZERO,
+                Ok(swept) => {
+                    // A lock that is taken from now on cannot run out before this.
+                    let settings = &manager.inner.settings;
+                    let soonest = settings.ttl.min(settings.max_hold.unwrap_or(LONGEST_PAUSE));
+                    let idle = swept.next.unwrap_or(LONGEST_PAUSE).min(soonest);
+                    rhythm.after_success(idle.saturating_sub(began.elapsed()))
+                }
+                Err(e) => rhythm.after_failure(&e),
+            },
+        };
+        // Not to keep the manager alive while nothing is to be done.
+        drop(manager);
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = wake.notified() => {}
+            () = sleep(pause) => {}
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The sessions that have ended, and who is to be told.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime},
+};
+
+use uuid::Uuid;
+
+use crate::{Aid, EndReason, LockKey, MAX_NAMED_LOCKS, SessionEnded};
+
+/// How long an ended session is remembered.
+const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
+
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    of: HashMap<Aid, End>,
+    /// The size at which old ends are looked for, so that this costs nothing on average.
+    sweep_at: usize,
+}
+
+/// All times are those of the store's clock, but for what is shown.
+#[derive(Debug)]
+struct End {
+    at: Duration,
+    shown: SystemTime,
+    reason: EndReason,
+    event: Uuid,
+    locks: Vec<LockKey>,
+    announced: bool,
+    /// How often somebody took it in order to announce it, and who has it until when.
+    taken: u32,
+    lease: Option<(Uuid, Duration)>,
+}
+
+impl End {
+    fn new(reason: EndReason, locks: Vec<LockKey>, now: Duration) -> Self {
+        Self {
+            at: now,
+            shown: SystemTime::now(),
+            reason,
+            event: Uuid::new_v4(),
+            locks,
+            announced: false,
+            taken: 0,
+            lease: None,
+        }
+    }
+
+    fn is_for_good(&self) -> bool {
+        self.reason != EndReason::Expired
+    }
+
+    fn is_taken(&self, now: Duration) -> bool {
+        self.lease.is_some_and(|(_, until)| until > now)
+    }
+
+    fn add(&mut self, locks: Vec<LockKey>) {
+        self.locks.extend(locks);
+        self.locks.truncate(MAX_NAMED_LOCKS);
+    }
+}
+
+impl Ends {
+    pub(super) fn for_good(
+        &mut self,
+        aid: &Aid,
+        reason: EndReason,
+        locks: Vec<LockKey>,
+        now: Duration,
+    ) -> Vec<LockKey> {
+        self.forget_old(now);
+        let earlier = self.of.remove(aid);
+        let (end, named) = match earlier {
+            Some(end) if end.is_for_good() => (end, locks),
+            earlier => {
+                let mut end = End::new(reason, Vec::new(), now);
+                // Of a silence that nobody has heard of yet.
+                end.add(earlier.filter(|end| !end.announced).map_or(Vec::new(), |end| end.locks));
+                end.add(locks);
+                let named = end.locks.clone();
+                (end, named)
+            }
+        };
+        self.of.insert(aid.clone(), end);
+        named
+    }
+
+    /// Whether an earlier silence of this session is just being announced.
+    pub(super) fn is_being_announced(&self, aid: &Aid, now: Duration) -> bool {
+        self.of.get(aid).is_some_and(|end| !end.announced && end.is_taken(now))
+    }
+
+    pub(super) fn fell_silent(&mut self, aid: &Aid, locks: Vec<LockKey>, now: Duration) {
+        self.forget_old(now);
+        match self.of.get_mut(aid) {
+            Some(end) if end.is_for_good() => {}
+            Some(end) if !end.announced => end.add(locks),
+            _ => {
+                let mut end = End::new(EndReason::Expired, Vec::new(), now);
+                end.add(locks);
+                self.of.insert(aid.clone(), end);
+            }
+        }
+    }
+
+    pub(super) fn ended_for_good(&self, aid: &Aid, now: Duration) -> Option<Duration> {
+        let end = self.of.get(aid).filter(|end| end.is_for_good())?;
+        Some(now.saturating_sub(end.at))
+    }
+
+    pub(super) fn some_to_announce(&self, now: Duration) -> bool {
+        self.of.values().any(|end| !end.announced && !end.is_taken(now))
+    }
+
+    pub(super) fn take(
+        &mut self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+        now: Duration,
+    ) -> Vec<SessionEnded> {
+        let is_mine = |end: &End| end.lease.is_some_and(|(by, _)| by == worker);
+        (self.of.iter_mut())
+            .filter(|(_, end)| !end.announced && (is_mine(end) || !end.is_taken(now)))
+            .take(limit)
+            .map(|(aid, end)| {
+                end.lease = Some((worker, now + lease));
+                end.taken += 1;
+                SessionEnded {
+                    event: end.event,
+                    aid: aid.clone(),
+                    reason: end.reason,
+                    locks: end.locks.clone(),
+                    at: end.shown,
+                    repeated: end.taken > 1,
+                }
+            })
+            .collect()
+    }
+
+    pub(super) fn announced(&mut self, worker: Uuid, ended: &[SessionEnded]) {
+        for SessionEnded { aid, event, .. } in ended {
+            if let Some(end) = self.of.get_mut(aid)
+                && end.event == *event
+                && end.lease.is_some_and(|(by, _)| by == worker)
+            {
+                end.announced = true;
+                end.locks = Vec::new();
+            }
+        }
+    }
+
+    fn forget_old(&mut self, now: Duration) {
+        if self.of.len() >= self.sweep_at {
+            self.of.retain(|_, end| now.saturating_sub(end.at) < REMEMBER_ENDED);
+            self.sweep_at = (self.of.len() * 2).max(1024);
+        }
+    }
+
+    /// As if all of it had happened so much later.
+    #[cfg(feature = "test-util")]
+    pub(super) fn shift(&mut self, by: Duration) {
+        for end in self.of.values_mut() {
+            end.at += by;
+            if let Some((_, until)) = &mut end.lease {
+                *until += by;
+            }
+        }
+    }
+}

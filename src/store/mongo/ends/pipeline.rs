@@ -1,0 +1,208 @@
+//! The commands on `doclock.ended`, as pure functions.
+//!
+//! ```text
+//! { _id:    <aid>,
+//!   ts:     <Date: when the session ended>,
+//!   reason: "logged_out" | "expired" | "revoked",
+//!   event:  "<name of this end>",
+//!   step:   "release" | "announce",    // what is still to be done; absent when all is
+//!   by: "<worker>", lease: <Date>,     // who is at it, and until when nobody else may be
+//!   locks:  [ { c: "<collection>", id: <_id> } ],
+//!   taken:  <how often it was taken to be announced>,
+//!   told:   true }                     // announced; a release was begun once more
+//! indexes: ts (TTL), step (sparse)
+//! ```
+
+use std::time::Duration;
+
+use mongodb::bson::{Bson, Document, doc};
+use uuid::Uuid;
+
+use super::super::pipeline::{has_reached_max_hold, millis, run_out};
+use crate::{Aid, EndReason, LockKey, MAX_NAMED_LOCKS};
+
+/// How long nobody else goes on with what a worker has begun.
+const RELEASE_LEASE: Duration = Duration::from_secs(10);
+
+/// Ends the session for good. What has been ended for good stays as it is, unless `worker` may go on
+/// with it.
+///
+/// A silence that nobody has heard of yet goes along: its locks are announced with this end.
+pub(super) fn end_for_good(reason: EndReason, event: Uuid, worker: Uuid) -> Vec<Document> {
+    let mut end = begin(reason, event, worker);
+    end.insert("locks", doc! { "$cond": [has_step(), locks(), []] });
+    vec![doc! { "$replaceWith": { "$switch": {
+        "branches": [
+            {
+                "case": { "$and": [is_for_good(), { "$or": [
+                    { "$ne": ["$step", "release"] },
+                    someone_else_is_at_it(worker),
+                ] }] },
+                "then": "$$ROOT",
+            },
+            { "case": is_for_good(), "then": go_on(worker) },
+        ],
+        "default": end,
+    } } }]
+}
+
+/// Claims a session that seems to have fallen silent, or whose end was left half-done.
+pub(super) fn claim(event: Uuid, worker: Uuid) -> Vec<Document> {
+    let again = doc! { "$mergeObjects": [go_on(worker), { "told": true }] };
+    vec![doc! { "$replaceWith": { "$switch": {
+        "branches": [
+            { "case": someone_else_is_at_it(worker), "then": "$$ROOT" },
+            { "case": has_step(), "then": go_on(worker) },
+            // Ended and announced long ago; what ran out is a lock that got in all the same.
+            { "case": is_for_good(), "then": again },
+        ],
+        "default": begin(EndReason::Expired, event, worker),
+    } } }]
+}
+
+fn begin(reason: EndReason, event: Uuid, worker: Uuid) -> Document {
+    doc! {
+        "_id": "$_id",
+        "ts": "$$NOW",
+        "reason": reason.as_str(),
+        "event": literal(event),
+        "step": "release",
+        "by": literal(worker),
+        "lease": { "$add": ["$$NOW", millis(RELEASE_LEASE)] },
+        "locks": [],
+    }
+}
+
+fn go_on(worker: Uuid) -> Document {
+    let mine = doc! {
+        "step": "release",
+        "by": literal(worker),
+        "lease": { "$add": ["$$NOW", millis(RELEASE_LEASE)] },
+    };
+    doc! { "$mergeObjects": ["$$ROOT", mine] }
+}
+
+/// Notes what is about to be released.
+pub(super) fn name(keys: &[LockKey]) -> Vec<Document> {
+    let names: Vec<_> = (keys.iter())
+        .take(MAX_NAMED_LOCKS)
+        .map(|key| doc! { "c": key.collection(), "id": Bson::from(key.id()) })
+        .collect();
+    let all = doc! { "$setUnion": [locks(), { "$literal": names }] };
+    vec![doc! { "$set": { "locks": { "$slice": [all, MAX_NAMED_LOCKS as i64] } } }]
+}
+
+/// The locks are gone. What was announced before is not announced again.
+pub(super) fn released() -> Vec<Document> {
+    vec![doc! { "$set": {
+        "step": { "$cond": [{ "$eq": ["$told", true] }, "$$REMOVE", "announce"] },
+        "by": "$$REMOVE",
+        "lease": "$$REMOVE",
+    } }]
+}
+
+pub(super) fn take(worker: Uuid, lease: Duration) -> Vec<Document> {
+    let taken = doc! { "$cond": [{ "$isNumber": "$taken" }, { "$add": ["$taken", 1] }, 1] };
+    vec![doc! { "$set": {
+        "by": literal(worker),
+        "lease": { "$add": ["$$NOW", millis(lease)] },
+        "taken": taken,
+    } }]
+}
+
+/// Nothing is left to be done.
+pub(super) fn announced() -> Vec<Document> {
+    vec![doc! { "$unset": ["step", "by", "lease", "locks", "taken"] }]
+}
+
+/// Ends that wait for this step, and that `worker` may take it with.
+pub(super) fn waits_for(step: &str, worker: Uuid) -> Document {
+    doc! {
+        "step": step,
+        "_id": { "$type": "string" },
+        "$expr": { "$not": [someone_else_is_at_it(worker)] },
+    }
+}
+
+/// Sessions that were ended, and not just silent.
+pub(in crate::store::mongo) fn ended_for_good(aid: &Aid) -> Document {
+    doc! { "_id": { "$eq": aid.as_str() }, "reason": { "$ne": EndReason::Expired.as_str() } }
+}
+
+/// The one query of a sweep that finds nothing: everything that may have to be done, and when to
+/// look again. Each part is a range of an index; `ended` is the collection it is sent to.
+pub(super) fn overdue(
+    ended: &str,
+    collections: &[(String, Duration)],
+    worker: Uuid,
+    limit: i64,
+) -> Vec<Document> {
+    let mut stages = vec![
+        doc! { "$match": waits_for("release", worker) },
+        doc! { "$limit": limit },
+        doc! { "$project": { "_id": 0, "unfinished": "$_id" } },
+        doc! { "$unionWith": { "coll": ended, "pipeline": [
+            { "$match": waits_for("announce", worker) },
+            { "$limit": 1 },
+            { "$project": { "_id": 0, "announcement": "$_id" } },
+        ] } },
+    ];
+    for (locks, ttl) in collections {
+        let latest = doc! { "$subtract": ["$$NOW", millis(*ttl)] };
+        // By the ttl that is set here, so that the range of the index has an end. Who sets a shorter
+        // one finds its own sooner; a lock with a longer one is not yet run out.
+        let run_out = doc! { "$and": [{ "$lt": ["$ts", latest.clone()] }, run_out(*ttl)] };
+        stages.push(doc! { "$unionWith": { "coll": locks.as_str(), "pipeline": [
+            { "$match": {
+                "ts": { "$type": "date" },
+                "aid": { "$type": "string" },
+                // Foreign programs write none. Their sessions are not ours to end.
+                "token": { "$type": "string" },
+                "$expr": run_out,
+            } },
+            { "$sort": { "ts": 1 } },
+            { "$limit": limit },
+            { "$group": {
+                "_id": "$aid",
+                "records": { "$sum": 1 },
+                "silent": { "$max": { "$not": [has_reached_max_hold()] } },
+            } },
+            { "$project": { "_id": 0, "run_out": "$_id", "records": 1, "silent": 1 } },
+        ] } });
+        stages.push(doc! { "$unionWith": { "coll": locks.as_str(), "pipeline": [
+            { "$match": { "ts": { "$type": "date" }, "$expr": { "$gte": ["$ts", latest] } } },
+            { "$sort": { "ts": 1 } },
+            { "$limit": 1 },
+            { "$project": {
+                "_id": 0,
+                "next": { "$subtract": [{ "$add": ["$ts", millis(*ttl)] }, "$$NOW"] },
+            } },
+        ] } });
+    }
+    stages
+}
+
+fn has_step() -> Document {
+    doc! { "$in": ["$step", ["release", "announce"]] }
+}
+
+/// Records of the first version of this crate have no reason; they were ended for good.
+fn is_for_good() -> Document {
+    doc! { "$and": [
+        { "$eq": [{ "$type": "$ts" }, "date"] },
+        { "$ne": ["$reason", EndReason::Expired.as_str()] },
+    ] }
+}
+
+fn someone_else_is_at_it(worker: Uuid) -> Document {
+    doc! { "$and": [{ "$gt": ["$lease", "$$NOW"] }, { "$ne": ["$by", literal(worker)] }] }
+}
+
+fn locks() -> Document {
+    doc! { "$cond": [{ "$isArray": "$locks" }, "$locks", []] }
+}
+
+fn literal(id: Uuid) -> String {
+    // Hexadecimal digits and hyphens only: never an operator or a field path.
+    id.to_string()
+}

@@ -1,0 +1,318 @@
+//! Web sessions in MongoDB. Knows nothing of actix: keys and states are strings.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime},
+};
+
+use mongodb::{
+    Collection,
+    bson::{Binary, Bson, Document as Record, doc, spec::BinarySubtype},
+};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::{MongoStore, error::store_error, indexes, majority, record::presentable};
+use crate::{Aid, EndReason, StoreError};
+
+mod pipeline;
+
+/// How long the note of an ended session stays, and one that no sweep has come to.
+const REMEMBER: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long no other sweep looks at a session that one has taken.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// Entries by name. Values are JSON, as actix-session keeps them.
+pub(crate) type State = HashMap<String, String>;
+
+/// What a request has done to the state of its session.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Change {
+    /// Nothing of the former state stays.
+    pub(crate) replaces: bool,
+    pub(crate) set: State,
+    pub(crate) removed: Vec<String>,
+    pub(crate) aid: Fact,
+    pub(crate) user: Fact,
+}
+
+/// A field beside the state.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Fact {
+    Unchanged,
+    Is(String),
+    Gone,
+}
+
+/// What became of an update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Updated {
+    Updated,
+    /// The session has ended. Nothing was written.
+    Ended,
+    /// There is no such session, and none is remembered.
+    Unknown,
+}
+
+/// A session that has ended, or has been replaced by one with another key.
+#[derive(Debug)]
+pub(crate) struct Due {
+    pub(crate) id: Bson,
+    pub(crate) aid: Option<Aid>,
+    pub(crate) reason: EndReason,
+}
+
+/// A session, as its person may see it. Carries nothing that lets anyone in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoredSession {
+    /// What `revoke` takes.
+    pub aid: Aid,
+    /// Whose it is.
+    pub user: String,
+    /// When it began, or got its present key.
+    pub created: SystemTime,
+    /// When its state was last written.
+    pub seen: SystemTime,
+    /// When it ends unless it is extended.
+    pub expires: SystemTime,
+}
+
+/// The collection of web sessions. Clones are handles to one.
+#[derive(Debug, Clone)]
+pub(crate) struct Sessions {
+    records: Collection<Record>,
+    absolute: Option<Duration>,
+}
+
+impl Sessions {
+    pub(crate) async fn prepare(
+        store: &MongoStore,
+        collection: &str,
+        absolute: Option<Duration>,
+    ) -> Result<Self, StoreError> {
+        let records = majority(store.database(), collection);
+        indexes::of_sessions(store.database(), &records, REMEMBER).await?;
+        Ok(Self { records, absolute })
+    }
+
+    pub(crate) async fn load(&self, key: &str) -> Result<Option<State>, StoreError> {
+        let failed = |e| store_error("loading a web session", e);
+        let found = self.records.find_one(pipeline::live(hashed(key))).await.map_err(failed)?;
+        let Some(record) = found else { return Ok(None) };
+        match state_of(&record) {
+            Some(state) => Ok(Some(state)),
+            None => {
+                // Said once, because from then on it is not loaded any more.
+                log::warn!(
+                    target: "actix_doclock::store",
+                    "a record in {} is not a web session, and is left out; was it edited by hand?",
+                    self.records.namespace(),
+                );
+                self.end(
+                    doc! { "_id": { "$eq": hashed(key) } },
+                    EndReason::Expired,
+                    Duration::ZERO,
+                )
+                .await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// updateOne, an upsert: inserted; or found, if this is the repetition of a save whose reply was
+    /// lost, and written again.
+    pub(crate) async fn save(
+        &self,
+        key: &str,
+        change: &Change,
+        ttl: Duration,
+    ) -> Result<(), StoreError> {
+        let record = doc! { "_id": { "$eq": hashed(key) } };
+        let create = pipeline::create(change, ttl, self.absolute);
+        let saved = self.records.update_one(record.clone(), create).upsert(true).await;
+        saved.map_err(|e| store_error("saving a web session", e))?;
+        // As with locks: a revocation at this moment either finds the record, or has left its note.
+        if let Fact::Is(aid) = &change.aid
+            && self.is_revoked(aid).await?
+        {
+            self.end(record, EndReason::Revoked, Duration::ZERO).await?;
+        }
+        Ok(())
+    }
+
+    /// updateOne comes back as: 1 → updated; 0 → ended, or never there: then asked which.
+    pub(crate) async fn update(
+        &self,
+        key: &str,
+        change: &Change,
+        ttl: Duration,
+    ) -> Result<Updated, StoreError> {
+        let failed = |e| store_error("updating a web session", e);
+        let update = pipeline::update(change, ttl);
+        let updated = self.records.update_one(pipeline::live(hashed(key)), update).await;
+        if updated.map_err(failed)?.matched_count > 0 {
+            return Ok(Updated::Updated);
+        }
+        let id = doc! { "_id": { "$eq": hashed(key) } };
+        let found =
+            self.records.find_one(id).projection(doc! { "_id": 1 }).await.map_err(failed)?;
+        Ok(if found.is_some() { Updated::Ended } else { Updated::Unknown })
+    }
+
+    /// Not for every request: only if a twentieth of the time is used up.
+    pub(crate) async fn extend(&self, key: &str, ttl: Duration) -> Result<(), StoreError> {
+        let used = pipeline::live_at_most(hashed(key), ttl - ttl / 20);
+        let extended = self.records.update_one(used, pipeline::extend(ttl)).await;
+        extended.map_err(|e| store_error("extending a web session", e))?;
+        Ok(())
+    }
+
+    /// Its locks are released after `grace`, unless there is a session with the same aid by then: a
+    /// new key for an old session is a deletion and a new session, too.
+    pub(crate) async fn delete(&self, key: &str, grace: Duration) -> Result<(), StoreError> {
+        self.end(doc! { "_id": { "$eq": hashed(key) } }, EndReason::LoggedOut, grace).await?;
+        Ok(())
+    }
+
+    /// Ends the sessions of this aid, also those that are just being given another key.
+    pub(crate) async fn revoke(&self, aid: &Aid) -> Result<(), StoreError> {
+        let failed = |e| store_error("revoking a web session", e);
+        let note = doc! { "_id": { "$eq": aid.as_str() } };
+        let noted = pipeline::end(EndReason::Revoked, Duration::ZERO);
+        self.records.update_one(note, noted).upsert(true).await.map_err(failed)?;
+        let of_aid = doc! { "aid": { "$eq": aid.as_str() } };
+        self.end(of_aid, EndReason::Revoked, Duration::ZERO).await
+    }
+
+    async fn is_revoked(&self, aid: &str) -> Result<bool, StoreError> {
+        let note = self.records.find_one(doc! { "_id": { "$eq": aid } }).await;
+        let note = note.map_err(|e| store_error("asking whether a session was revoked", e))?;
+        Ok(note.is_some())
+    }
+
+    /// Ends those that have not ended yet. The first reason stays.
+    async fn end(
+        &self,
+        mut filter: Record,
+        reason: EndReason,
+        grace: Duration,
+    ) -> Result<(), StoreError> {
+        filter.insert("ended", doc! { "$exists": false });
+        let ended = self.records.update_many(filter, pipeline::end(reason, grace)).await;
+        ended.map_err(|e| store_error("ending a web session", e))?;
+        Ok(())
+    }
+
+    /// The aids of this user's sessions; with those that are just being given another key.
+    pub(crate) async fn aids_of(&self, user: &str) -> Result<Vec<Aid>, StoreError> {
+        let not_over = doc! { "$or": [
+            { "ended": { "$exists": false } },
+            { "due": { "$exists": true } },
+        ] };
+        let of_user = doc! { "user": { "$eq": user }, "$and": [not_over] };
+        Ok(self.find(of_user).await?.iter().filter_map(aid_of).collect())
+    }
+
+    /// Ends the sessions of this user that have no aid, because they were never in the wrap.
+    pub(crate) async fn revoke_without_aid(&self, user: &str) -> Result<(), StoreError> {
+        let filter = doc! { "user": { "$eq": user }, "aid": { "$exists": false } };
+        self.end(filter, EndReason::Revoked, Duration::ZERO).await
+    }
+
+    /// The live sessions of this user that have an aid.
+    pub(crate) async fn list(&self, user: &str) -> Result<Vec<StoredSession>, StoreError> {
+        let of_user = doc! {
+            "user": { "$eq": user },
+            "ended": { "$exists": false },
+            "$expr": { "$gt": ["$expires", "$$NOW"] },
+        };
+        let date = |record: &Record, field| presentable(record.get_datetime(field).ok().copied());
+        let session = |record: &Record| {
+            Some(StoredSession {
+                aid: aid_of(record)?,
+                user: user.to_owned(),
+                created: date(record, "created"),
+                seen: date(record, "seen"),
+                expires: date(record, "expires"),
+            })
+        };
+        Ok(self.find(of_user).await?.iter().filter_map(session).collect())
+    }
+
+    /// Whether a live session has this aid.
+    pub(crate) async fn has_live(&self, aid: &Aid) -> Result<bool, StoreError> {
+        let live = doc! {
+            "aid": { "$eq": aid.as_str() },
+            "ended": { "$exists": false },
+            "$expr": { "$gt": ["$expires", "$$NOW"] },
+        };
+        let found = self.records.find_one(live).projection(doc! { "_id": 1 }).await;
+        Ok(found.map_err(|e| store_error("looking for a session with another key", e))?.is_some())
+    }
+
+    /// At most `limit` sessions that have ended, and that no other sweep is at. One query if there
+    /// are none.
+    pub(crate) async fn take_due(&self, worker: Uuid, limit: i64) -> Result<Vec<Due>, StoreError> {
+        let failed = |e| store_error("looking for web sessions that have ended", e);
+        let mut ids = Vec::new();
+        let due = self.records.find(pipeline::is_due()).sort(doc! { "due": 1 }).limit(limit);
+        let mut cursor = due.projection(doc! { "_id": 1 }).await.map_err(failed)?;
+        while cursor.advance().await.map_err(failed)? {
+            let record: Record = cursor.deserialize_current().map_err(failed)?;
+            ids.extend(record.get("_id").cloned());
+        }
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut mine = pipeline::is_due();
+        mine.insert("_id", doc! { "$in": ids.clone() });
+        self.records.update_many(mine, pipeline::take(worker, LEASE)).await.map_err(failed)?;
+        let mine = doc! { "_id": { "$in": ids }, "by": worker.to_string() };
+        let due = |record: &Record| {
+            Some(Due {
+                id: record.get("_id")?.clone(),
+                aid: aid_of(record),
+                reason: record.get_str("ended").map_or(EndReason::Expired, EndReason::from_stored),
+            })
+        };
+        Ok(self.find(mine).await?.iter().filter_map(due).collect())
+    }
+
+    pub(crate) async fn finish(&self, due: &[Due]) -> Result<(), StoreError> {
+        let ids: Vec<_> = due.iter().map(|due| due.id.clone()).collect();
+        let finished = self.records.update_many(doc! { "_id": { "$in": ids } }, pipeline::finish());
+        finished.await.map_err(|e| store_error("finishing the ends of web sessions", e))?;
+        Ok(())
+    }
+
+    async fn find(&self, filter: Record) -> Result<Vec<Record>, StoreError> {
+        let failed = |e| store_error("looking for web sessions", e);
+        let mut cursor =
+            self.records.find(filter).projection(doc! { "state": 0 }).await.map_err(failed)?;
+        let mut found = Vec::new();
+        while cursor.advance().await.map_err(failed)? {
+            found.push(cursor.deserialize_current().map_err(failed)?);
+        }
+        Ok(found)
+    }
+}
+
+/// What stands in for a session key in the database: who reads it there has no key. A plain hash is
+/// enough, because a key is 64 random characters and not a password.
+fn hashed(key: &str) -> Bson {
+    let bytes = Sha256::digest(key.as_bytes()).to_vec();
+    Binary { subtype: BinarySubtype::Generic, bytes }.into()
+}
+
+fn aid_of(record: &Record) -> Option<Aid> {
+    record.get_str("aid").ok().map(|aid| Aid::from(aid.to_owned()))
+}
+
+fn state_of(record: &Record) -> Option<State> {
+    let entry = |entry: &Bson| {
+        let entry = entry.as_document()?;
+        Some((entry.get_str("k").ok()?.to_owned(), entry.get_str("v").ok()?.to_owned()))
+    };
+    record.get_array("state").ok()?.iter().map(entry).collect()
+}
