@@ -89,8 +89,8 @@ impl LockManagerBuilder {
 
     /// How often to look for sessions that have fallen silent. Default 1 s, from 10 ms to 60 s.
     ///
-    /// One query of an index, jittered by a quarter, less often while nothing can run out, and at
-    /// most every 10 s after failures. Each of the sessions is ended by one server of the cluster.
+    /// One query of an index, jittered by a quarter; while nothing can run out, in every third
+    /// interval; after failures less and less often, at least every 10 s. Each of the sessions is ended by one server of the cluster.
     /// Nobody waits for it: who wants a lock that has run out gets it at once.
     pub fn reaper_interval(mut self, interval: Duration) -> Self {
         self.settings.reaper_interval = Some(interval);

@@ -130,7 +130,7 @@ pub(super) async fn run(manager: Weak<Inner>, listener: Listener, limit: Duratio
         drop(manager);
         let wait = async {
             match outcome {
-                Ok(true) => drop(rhythm.after_success(Duration::ZERO)),
+                Ok(true) => drop(rhythm.after_success(None)),
                 Ok(false) => announce.notified().await,
                 Err(e) => sleep(rhythm.after_failure(&e)).await,
             }

@@ -8,10 +8,7 @@ use std::{
 
 use tokio::time::sleep;
 
-use super::{
-    Inner, LockManager,
-    rhythm::{LONGEST_PAUSE, Rhythm},
-};
+use super::{Inner, LockManager, rhythm::Rhythm};
 use crate::{LockError, store::Swept};
 
 /// How many sessions are ended at once: few enough that nobody waits for a lock behind them, and that
@@ -78,11 +75,9 @@ pub(super) async fn run(manager: Weak<Inner>, interval: Duration) {
             swept = manager.sweep_some() => match swept {
                 Ok(swept) if swept.more => Duration::ZERO,
                 Ok(swept) => {
-                    // A lock that is taken from now on cannot run out before this.
-                    let settings = &manager.inner.settings;
-                    let soonest = settings.ttl.min(settings.max_hold.unwrap_or(LONGEST_PAUSE));
-                    let idle = swept.next.unwrap_or(LONGEST_PAUSE).min(soonest);
-                    rhythm.after_success(idle.saturating_sub(began.elapsed()))
+                    // Nor does a lock that is taken from now on run out before that.
+                    let soonest = manager.ttl().min(swept.next.unwrap_or(Duration::MAX));
+                    rhythm.after_success(Some(soonest.saturating_sub(began.elapsed())))
                 }
                 Err(e) => rhythm.after_failure(&e),
             },

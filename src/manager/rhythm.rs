@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-/// The longest pause, also after failures: what comes back is found again within that time.
-pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The longest pause after failures: what comes back is found again within that time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// How many intervals a pause is at most while there is nothing to do. Not for as long as that: a
+/// fail-over to a server whose clock is ahead, or a hand that edits records, changes it at any time.
+const IDLE_INTERVALS: u32 = 3;
 
 /// The pauses of a background task: jittered, so that servers which were started together do not
 /// ask together, and doubled with each failure.
@@ -22,13 +25,15 @@ impl Rhythm {
         Self { what, interval, failures: 0 }
     }
 
-    /// The pause after success. Longer than the interval if there is nothing to do for so long.
-    pub(crate) fn after_success(&mut self, nothing_for: Duration) -> Duration {
+    /// The pause after success. Longer than the interval, three times as long at most, if there is
+    /// nothing to do for so long; `None` says that nothing is in sight.
+    pub(crate) fn after_success(&mut self, nothing_for: Option<Duration>) -> Duration {
         if self.failures > 0 {
             log::info!(target: "actix_doclock::background", "{} works again", self.what);
             self.failures = 0;
         }
-        jittered(self.interval).max(nothing_for.min(LONGEST_PAUSE))
+        let longest = self.interval * IDLE_INTERVALS;
+        jittered(self.interval).max(nothing_for.unwrap_or(longest).min(longest))
     }
 
     /// The pause after a failure.
@@ -64,11 +69,12 @@ mod tests {
     fn a_pause_is_about_the_interval_or_as_long_as_there_is_nothing_to_do() {
         let mut rhythm = Rhythm::new("a test", INTERVAL);
         for _ in 0..100 {
-            let pause = rhythm.after_success(Duration::ZERO);
+            let pause = rhythm.after_success(Some(Duration::ZERO));
             assert!(pause >= INTERVAL * 3 / 4 && pause <= INTERVAL * 5 / 4, "{pause:?}");
         }
-        assert_eq!(rhythm.after_success(INTERVAL * 7), INTERVAL * 7);
-        assert_eq!(rhythm.after_success(INTERVAL * 1000), LONGEST_PAUSE);
+        assert_eq!(rhythm.after_success(Some(INTERVAL * 2)), INTERVAL * 2);
+        assert_eq!(rhythm.after_success(Some(INTERVAL * 1000)), INTERVAL * IDLE_INTERVALS);
+        assert_eq!(rhythm.after_success(None), INTERVAL * IDLE_INTERVALS);
     }
 
     #[test]
@@ -80,6 +86,6 @@ mod tests {
         assert!(pauses[1] >= INTERVAL * 3, "{pauses:?}");
         assert!(pauses.iter().all(|pause| *pause <= LONGEST_PAUSE), "{pauses:?}");
         assert!(pauses[10..].iter().all(|pause| *pause >= LONGEST_PAUSE * 3 / 4), "{pauses:?}");
-        assert!(rhythm.after_success(Duration::ZERO) <= INTERVAL * 5 / 4);
+        assert!(rhythm.after_success(Some(Duration::ZERO)) <= INTERVAL * 5 / 4);
     }
 }

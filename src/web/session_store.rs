@@ -413,7 +413,7 @@ async fn watch(store: Weak<Inner>, interval: Duration) {
             biased;
             () = stop.cancelled() => return,
             swept = store.sweep_some() => match swept {
-                Ok(0) => rhythm.after_success(Duration::ZERO),
+                Ok(0) => rhythm.after_success(Some(Duration::ZERO)),
                 Ok(_) => Duration::ZERO,
                 Err(e) => rhythm.after_failure(&e),
             },

@@ -142,6 +142,13 @@ pub(crate) async fn count(database: &Database) -> u64 {
     lock_records(database).count_documents(doc! {}).await.unwrap()
 }
 
+/// Makes all locks older, as if their sessions had been silent for so long.
+pub(crate) async fn silence_all(database: &Database, since: Duration) {
+    let by = i64::try_from(since.as_millis()).unwrap();
+    let older = vec![doc! { "$set": { "ts": { "$subtract": ["$ts", by] } } }];
+    lock_records(database).update_many(doc! {}, older).await.unwrap();
+}
+
 /// Writes a document past its lock.
 pub(crate) async fn put(database: &Database, id: &str, title: &str) {
     let items = database.collection(WorkItem::COLLECTION);

@@ -58,10 +58,11 @@ enum LineState {
     Cut,
 }
 
-/// What to do, once, to the next command of this name.
+/// What to do, once, to the next command of this name, or of any, after so many others.
 #[derive(Clone, Debug)]
 struct Fault {
-    command: String,
+    command: Option<String>,
+    after: usize,
     side: Side,
     action: Action,
 }
@@ -131,6 +132,18 @@ impl Proxy {
         self.arm(command, Side::Request, Action::Hold(self.network.line.borrow().let_go));
     }
 
+    /// As [`Self::hold_request`], whatever the command is that comes after so many others. The
+    /// driver's own do not count.
+    pub(crate) fn hold_any_request(&self, after: usize) {
+        let action = Action::Hold(self.network.line.borrow().let_go);
+        lock(&self.network.faults).push(Fault {
+            command: None,
+            after,
+            side: Side::Request,
+            action,
+        });
+    }
+
     /// Lets everything pass that is held, or is yet to be held by a fault armed before.
     pub(crate) fn let_go(&self) {
         self.network.line.send_modify(|line| line.let_go += 1);
@@ -171,7 +184,8 @@ impl Proxy {
     }
 
     fn arm(&self, command: &str, side: Side, action: Action) {
-        lock(&self.network.faults).push(Fault { command: command.into(), side, action });
+        let command = Some(command.into());
+        lock(&self.network.faults).push(Fault { command, after: 0, side, action });
     }
 
     fn set(&self, state: LineState) {
@@ -183,7 +197,16 @@ impl Network {
     /// The fault armed first for this command, which it uses up.
     fn fault_for(&self, command: &str) -> Option<Fault> {
         let mut faults = lock(&self.faults);
-        let first = faults.iter().position(|fault| fault.command == command)?;
+        let is_meant = |fault: &mut Fault| match &fault.command {
+            Some(name) => name == command,
+            None if is_housekeeping(command) => false,
+            None => {
+                let others = fault.after;
+                fault.after = others.saturating_sub(1);
+                others == 0
+            }
+        };
+        let first = faults.iter_mut().position(is_meant)?;
         Some(faults.remove(first))
     }
 

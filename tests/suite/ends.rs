@@ -1,0 +1,576 @@
+//! Sessions end, by whatever cause and on whatever server: their locks go, and the application is
+//! told once.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io::{BufRead, BufReader, Read, Write, stdin};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use actix_doclock::{
+    Aid, BoxError, EndReason, Holder, LockManager, LockManagerBuilder, MemoryStore, SessionEnded,
+};
+use futures_util::future::join_all;
+use mongodb::bson::{Document, doc};
+use mongodb::{Collection, Database};
+use tokio::runtime::Runtime;
+use tokio::time::{sleep, timeout};
+
+use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, count, eventually, key, silence_all};
+use crate::rig::faulty::Faulty;
+use crate::rig::mongod::{self, Mongod};
+use crate::rig::proxy::Proxy;
+use crate::rig::{client, fresh_database, fresh_name};
+
+const OFTEN: Duration = Duration::from_millis(20);
+
+/// What listeners were told, on all servers that share it.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<SessionEnded>>>);
+
+impl Heard {
+    fn all(&self) -> Vec<SessionEnded> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn of(&self, aid: &Aid) -> Vec<SessionEnded> {
+        self.all().into_iter().filter(|ended| ended.aid == *aid).collect()
+    }
+
+    /// Settings of a server that writes down what it is told.
+    fn listening(&self) -> impl FnOnce(LockManagerBuilder) -> LockManagerBuilder + use<> {
+        let heard = self.clone();
+        move |settings| {
+            settings.on_session_end(move |ended| {
+                heard.0.lock().unwrap().push(ended);
+                async { Ok(()) }
+            })
+        }
+    }
+
+    /// And that looks for silent sessions all the time.
+    fn reaping(&self) -> impl FnOnce(LockManagerBuilder) -> LockManagerBuilder + use<> {
+        let listening = self.listening();
+        move |settings| listening(settings).reaper_interval(OFTEN)
+    }
+
+    async fn until(&self, what: &str, count: usize) {
+        eventually(what, async || self.all().len() >= count).await;
+    }
+}
+
+async fn replica_set() -> Database {
+    fresh_database(mongod::shared_replica_set().await.uri()).await
+}
+
+/// As many sessions, with two locks each.
+async fn sessions(app: &App, many: usize) -> Vec<Aid> {
+    let mut aids = Vec::new();
+    for n in 0..many {
+        let aid = Aid::new();
+        for id in [format!("{n} a"), format!("{n} b")] {
+            app.granted(&key(&id), &aid).await;
+        }
+        aids.push(aid);
+    }
+    aids
+}
+
+#[tokio::test]
+async fn a_silent_session_is_ended_by_a_running_server_with_default_settings() {
+    const SHORT: Duration = Duration::from_secs(2);
+    let database = replica_set().await;
+    let heard = Heard::default();
+    let defaults = |settings| heard.listening()(settings).reaper_interval(Duration::from_secs(1));
+    let app = App::with(&database, |settings| defaults(settings).ttl(SHORT)).await;
+    let alice = Aid::new();
+    let began = Instant::now();
+    app.granted(&key("a"), &alice).await;
+    eventually("the lock is removed", async || count(&database).await == 0).await;
+    let took = began.elapsed();
+    println!("removed {took:?} after it was taken, with a ttl of {SHORT:?}");
+    assert!(took >= SHORT, "not before its time: {took:?}");
+    heard.until("the end is announced", 1).await;
+    let ended = heard.of(&alice).remove(0);
+    assert_eq!(
+        (ended.reason, ended.locks, ended.repeated),
+        (EndReason::Expired, vec![key("a")], false)
+    );
+}
+
+#[tokio::test]
+async fn three_servers_announce_each_end_once() {
+    const SESSIONS: usize = 60;
+    let name = fresh_name();
+    let heard = Heard::default();
+    let mut servers = Vec::new();
+    for _ in 0..3 {
+        let database = client(mongod::shared_replica_set().await.uri()).await.database(&name);
+        servers.push(App::with(&database, heard.reaping()).await);
+    }
+    let database = servers[0].store.database().clone();
+    let mut aids = sessions(&servers[0], SESSIONS).await;
+    let logs_out = aids.pop().unwrap();
+    servers[1].locks.release_session(&logs_out).await.unwrap();
+    silence_all(&database, TTL).await;
+    let live = servers[2].granted(&key("live"), &Aid::new()).await;
+
+    heard.until("all ends are announced", SESSIONS).await;
+    eventually("all locks are gone", async || count(&database).await == 1).await;
+    // Time for each of them to announce something again.
+    sleep(10 * OFTEN).await;
+    assert_eq!(heard.all().len(), SESSIONS);
+    for aid in &aids {
+        let [ended] = &heard.of(aid)[..] else { panic!("{:?}", heard.of(aid)) };
+        assert_eq!(
+            (ended.reason, ended.locks.len(), ended.repeated),
+            (EndReason::Expired, 2, false)
+        );
+    }
+    assert_eq!(heard.of(&logs_out)[0].reason, EndReason::LoggedOut);
+    assert_eq!(servers[0].held(&key("live")).await.token, live.token);
+}
+
+/// With nobody left to sweep, to announce or to take over.
+#[tokio::test]
+async fn without_any_server_the_ttl_index_alone_removes_them() {
+    let server = Mongod::start_with_eager_ttl_monitor().await;
+    let database = fresh_database(&server.uri()).await;
+    let app = App::with(&database, Heard::default().reaping()).await;
+    app.locks.shutdown().await;
+    sessions(&app, 5).await;
+    drop(app);
+    silence_all(&database, TTL + Duration::from_secs(1)).await;
+    eventually("the monitor comes round", async || count(&database).await == 0).await;
+}
+
+#[tokio::test]
+async fn a_listener_that_panics_hangs_or_fails_harms_nobody_else() {
+    let heard = Heard::default();
+    let told = heard.clone();
+    let locks = LockManager::builder(MemoryStore::new())
+        .listener_timeout(Duration::from_millis(100))
+        .on_session_end(move |ended: SessionEnded| {
+            told.0.lock().unwrap().push(ended.clone());
+            let kind = ended.locks.first().map(|key| key.id().to_string());
+            assert_ne!(kind.as_deref(), Some("panics at once"));
+            async move {
+                match kind.as_deref() {
+                    Some("panics") => panic!("on purpose"),
+                    Some("hangs") => std::future::pending().await,
+                    Some("fails") => Err("on purpose".into()),
+                    _ => Ok::<_, BoxError>(()),
+                }
+            }
+        })
+        .build()
+        .await
+        .unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    let kinds = ["panics at once", "panics", "hangs", "fails", "works"];
+    // Each of them twice: whoever comes after one that hangs is called, too.
+    for round in 0..2 {
+        for kind in kinds {
+            let aid = Aid::new();
+            let holder = Holder::new("alice");
+            let _ = locks.try_acquire(&key(kind), &aid, &holder).await.unwrap();
+            locks.release_session(&aid).await.unwrap();
+        }
+        heard.until("all are called", (round + 1) * kinds.len()).await;
+    }
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(heard.all().len(), 2 * kinds.len(), "none of them a second time");
+}
+
+#[tokio::test]
+async fn a_listener_may_use_the_manager() {
+    let database = replica_set().await;
+    let app = App::on(&database).await;
+    let (done, told) = (Arc::new(Mutex::new(Vec::new())), app.clone());
+    let seen = done.clone();
+    let listening = App::with(&database, |settings| {
+        settings.on_session_end(move |ended: SessionEnded| {
+            let (app, seen) = (told.clone(), seen.clone());
+            async move {
+                let system = Aid::new();
+                for key in &ended.locks {
+                    app.granted(key, &system).await;
+                }
+                let released = app.locks.release_session(&system).await?;
+                seen.lock().unwrap().extend(released);
+                Ok(())
+            }
+        })
+    });
+    let listening = listening.await;
+    let alice = Aid::new();
+    app.granted(&key("a"), &alice).await;
+    listening.locks.release_session(&alice).await.unwrap();
+    eventually("its own session came and went", async || !done.lock().unwrap().is_empty()).await;
+    assert_eq!(*done.lock().unwrap(), [key("a")]);
+}
+
+/// A worker that runs beside the application servers must not swallow what they want to know.
+#[tokio::test]
+async fn what_a_server_without_a_listener_ends_is_announced_by_one_that_has_one() {
+    let database = replica_set().await;
+    let deaf = App::with(&database, |settings| settings.reaper_interval(OFTEN)).await;
+    let [alice, bob] = &sessions(&deaf, 2).await[..] else { unreachable!() };
+    deaf.locks.release_session(alice).await.unwrap();
+    silence_all(&database, TTL).await;
+    eventually("the deaf one has swept", async || count(&database).await == 0).await;
+    let heard = Heard::default();
+    let _hears = App::with(&database, heard.reaping()).await;
+    heard.until("both ends are announced", 2).await;
+    assert_eq!(heard.of(alice)[0].reason, EndReason::LoggedOut);
+    assert_eq!(heard.of(bob)[0].reason, EndReason::Expired);
+    assert!(heard.all().iter().all(|ended| ended.locks.len() == 2));
+}
+
+#[tokio::test]
+async fn the_reaper_outlives_an_outage() {
+    let faulty = Faulty::new().await;
+    let heard = Heard::default();
+    let name = faulty.database.name().to_owned();
+    let through = client(&faulty.proxy.uri()).await.database(&name);
+    let deadline = Duration::from_millis(300);
+    let reaping = |settings| heard.reaping()(settings).deadline(deadline);
+    let _reaper = App::with(&through, reaping).await;
+    faulty.proxy.cut();
+    faulty.proxy.until_fired(1).await;
+    let [alice] = &sessions(&faulty.other, 1).await[..] else { unreachable!() };
+    silence_all(&faulty.database, TTL).await;
+    sleep(2 * deadline).await;
+    assert_eq!(heard.all(), []);
+    faulty.proxy.heal();
+    heard.until("it works again by itself", 1).await;
+    assert_eq!(heard.of(alice).len(), 1);
+}
+
+#[tokio::test]
+async fn a_shutdown_stops_the_reaper_at_once_and_waits_for_the_listener() {
+    let database = replica_set().await;
+    let heard = Heard::default();
+    let told = heard.clone();
+    let app = App::with(&database, |settings| {
+        settings.reaper_interval(OFTEN).on_session_end(move |ended| {
+            let told = told.clone();
+            async move {
+                sleep(Duration::from_millis(300)).await;
+                told.0.lock().unwrap().push(ended);
+                Ok(())
+            }
+        })
+    });
+    let app = app.await;
+    let alice = sessions(&app, 1).await.remove(0);
+    app.locks.release_session(&alice).await.unwrap();
+    let ended: Collection<Document> = database.collection("doclock.ended");
+    let taken = doc! { "taken": 1 };
+    eventually("it is being announced", async || {
+        ended.find_one(taken.clone()).await.unwrap().is_some()
+    })
+    .await;
+    app.locks.shutdown().await;
+    assert_eq!(heard.all().len(), 1, "the listener was waited for");
+    sessions(&app, 1).await;
+    silence_all(&database, TTL).await;
+    sleep(10 * OFTEN).await;
+    assert_eq!(count(&database).await, 2, "nobody sweeps any more");
+}
+
+/// The store hangs, so the operation under way cannot end; the reaper does all the same.
+#[tokio::test]
+async fn the_reaper_stops_although_the_store_hangs() {
+    let faulty = Faulty::new().await;
+    let name = faulty.database.name().to_owned();
+    let through = client(&faulty.proxy.uri()).await.database(&name);
+    let deadline = Duration::from_millis(400);
+    let app = App::with(&through, |settings| settings.reaper_interval(OFTEN).deadline(deadline));
+    let app = app.await;
+    faulty.proxy.blackhole();
+    faulty.proxy.until_fired(1).await;
+    timeout(Duration::from_secs(10), app.locks.shutdown()).await.expect("twice the deadline");
+    let sent = faulty.proxy.fired();
+    sleep(10 * OFTEN).await;
+    assert_eq!(faulty.proxy.fired(), sent, "nothing is sent any more");
+}
+
+#[tokio::test]
+async fn a_manager_that_nobody_has_any_more_is_not_kept_alive_by_its_tasks() {
+    let heard = Heard::default();
+    let store = MemoryStore::new();
+    let locks = heard.reaping()(LockManager::builder(store.clone())).build().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    let other = LockManager::builder(store.clone()).without_reaper().build().await.unwrap();
+    other.register::<WorkItem>().await.unwrap();
+    drop(locks);
+    sleep(5 * OFTEN).await;
+    other.release_session(&Aid::new()).await.unwrap();
+    sleep(5 * OFTEN).await;
+    assert_eq!(heard.all(), []);
+}
+
+/// The session wakes up at the very moment at which it is found to be silent.
+#[tokio::test]
+async fn a_sweep_never_removes_a_lock_that_was_just_granted() {
+    const ROUNDS: usize = 100;
+    let database = replica_set().await;
+    let heard = Heard::default();
+    let app = App::with(&database, heard.listening()).await;
+    let sweeper = App::on(&database).await;
+    for round in 0..ROUNDS {
+        let (alice, id) = (Aid::new(), format!("{round}"));
+        app.granted(&key(&id), &alice).await;
+        silence_all(&database, TTL).await;
+        let swept = async { sweeper.locks.sweep().await.unwrap() };
+        let key = key(&id);
+        let again = app.granted(&key, &alice);
+        let (_, again) = tokio::join!(swept, again);
+        let live = app.locks.inspect(&key).await.unwrap().expect("granted is granted");
+        assert_eq!(live.token, again.token, "round {round}");
+        app.locks.release(&again).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_sweep_whose_replies_and_requests_are_lost_ends_each_session_once() {
+    let mut all = Vec::new();
+    for command in ["aggregate", "find", "update", "delete"] {
+        for drop in [Proxy::drop_reply_to, Proxy::drop_request] {
+            for losses in [1, 3] {
+                all.push(a_sweep_that_loses(losses, command, drop));
+            }
+        }
+    }
+    join_all(all).await;
+}
+
+async fn a_sweep_that_loses(losses: usize, command: &str, drop: fn(&Proxy, &str)) {
+    let faulty = Faulty::new().await;
+    let aids = sessions(&faulty.other, 3).await;
+    silence_all(&faulty.database, TTL).await;
+    for _ in 0..losses {
+        drop(&faulty.proxy, command);
+    }
+    faulty.app.locks.sweep().await.unwrap();
+    assert_eq!(count(&faulty.database).await, 0, "{command}");
+    let heard = Heard::default();
+    let _hears = App::with(&faulty.database, heard.reaping()).await;
+    heard.until("all are announced", aids.len()).await;
+    sleep(2 * OFTEN).await;
+    for aid in &aids {
+        let [ended] = &heard.of(aid)[..] else { panic!("{command}: {heard:?}") };
+        assert_eq!((ended.locks.len(), ended.repeated), (2, false), "{command}");
+    }
+    faulty.assert_fired(losses);
+}
+
+#[tokio::test]
+async fn a_listener_is_called_once_although_noting_that_is_lost() {
+    for drop in [Proxy::drop_reply_to, Proxy::drop_request] {
+        let faulty = Faulty::new().await;
+        let heard = Heard::default();
+        let name = faulty.database.name().to_owned();
+        let through = client(&faulty.proxy.uri()).await.database(&name);
+        let alice = Aid::new();
+        faulty.other.locks.release_session(&alice).await.unwrap();
+        // It takes the announcement with one update, and notes that it was made with the next.
+        let ended: Collection<Document> = faulty.database.collection("doclock.ended");
+        let told = heard.clone();
+        let (proxy, faults) = (&faulty.proxy, Arc::new(Mutex::new(Vec::new())));
+        let armed = faults.clone();
+        let app = App::with(&through, |settings| {
+            settings.reaper_interval(OFTEN).on_session_end(move |ended| {
+                told.0.lock().unwrap().push(ended);
+                let armed = armed.clone();
+                async move {
+                    // Waits until the test has armed the fault.
+                    while armed.lock().unwrap().is_empty() {
+                        sleep(Duration::from_millis(5)).await;
+                    }
+                    Ok(())
+                }
+            })
+        });
+        let _app = app.await;
+        heard.until("it is called", 1).await;
+        drop(proxy, "update");
+        faults.lock().unwrap().push(());
+        proxy.until_fired(1).await;
+        eventually("it is noted", async || {
+            ended.find_one(doc! { "step": { "$exists": true } }).await.unwrap().is_none()
+        })
+        .await;
+        assert_eq!(heard.all().len(), 1);
+    }
+}
+
+impl std::fmt::Debug for Heard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.all().fmt(f)
+    }
+}
+
+// ---- a server that is killed --------------------------------------------------------------------
+
+const CHILD_URI: &str = "DOCLOCK_TEST_CHILD_URI";
+const CHILD_DIRECT_URI: &str = "DOCLOCK_TEST_CHILD_DIRECT_URI";
+const CHILD_DATABASE: &str = "DOCLOCK_TEST_CHILD_DATABASE";
+
+/// Another application server, in a process of its own, that sweeps once when it is told to. Its
+/// listener writes down in the collection `told` what it hears.
+struct Sweeper {
+    process: Child,
+    /// Open as long as it may write.
+    _output: BufReader<ChildStdout>,
+}
+
+impl Sweeper {
+    fn start(uri: &str, direct_uri: &str, database: &str) -> Self {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args([
+                "ends::sweeps_as_a_child_of_another_test",
+                "--exact",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env(CHILD_URI, uri)
+            .env(CHILD_DIRECT_URI, direct_uri)
+            .env(CHILD_DATABASE, database)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let ready =
+            output.by_ref().lines().map_while(Result::ok).any(|line| line.ends_with("ready"));
+        assert!(ready, "the child has ended before it was ready");
+        Self { process: child, _output: output }
+    }
+
+    fn sweep(&mut self) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "sweep").unwrap();
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+}
+
+/// Kills it as `kill -9` does.
+impl Drop for Sweeper {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+#[ignore = "a part of another test, which starts it as a process"]
+fn sweeps_as_a_child_of_another_test() {
+    let variable = |name| env::var(name).unwrap();
+    let name = variable(CHILD_DATABASE);
+    Runtime::new().unwrap().block_on(async {
+        let told: Collection<Document> =
+            client(&variable(CHILD_DIRECT_URI)).await.database(&name).collection("told");
+        let database = client(&variable(CHILD_URI)).await.database(&name);
+        let app = App::with(&database, |settings| {
+            settings.on_session_end(move |ended: SessionEnded| {
+                let told = told.clone();
+                async move {
+                    told.insert_one(to_record(&ended)).await?;
+                    Ok(())
+                }
+            })
+        });
+        let app = app.await;
+        // The announcer has asked once when it was started.
+        sleep(Duration::from_millis(100)).await;
+        println!("ready");
+        stdin().lock().read_line(&mut String::new()).unwrap();
+        app.locks.sweep().await.unwrap();
+        let ended: Collection<Document> = database.collection("doclock.ended");
+        let step = doc! { "step": { "$exists": true } };
+        eventually("all is announced", async || {
+            ended.find_one(step.clone()).await.unwrap().is_none()
+        })
+        .await;
+    });
+}
+
+fn to_record(ended: &SessionEnded) -> Document {
+    let mut locks: Vec<_> = ended.locks.iter().map(ToString::to_string).collect();
+    locks.sort();
+    doc! {
+        "aid": ended.aid.as_str(),
+        "event": ended.event.to_string(),
+        "locks": locks,
+        "repeated": ended.repeated,
+    }
+}
+
+/// Killed before its first command, its second, and so on, until there is none left: another server
+/// goes on. A second announcement has the `event` of the first and says that it is `repeated`.
+#[tokio::test]
+async fn a_server_that_is_killed_while_it_sweeps_leaves_nothing_undone() {
+    let server = mongod::local_replica_set().await;
+    let mut killed = 0;
+    for commands in 0.. {
+        let database = client(&server.uri()).await.database(&fresh_name());
+        let survivor = App::on(&database).await;
+        let aids = sessions(&survivor, 3).await;
+        silence_all(&database, TTL).await;
+        let proxy = Proxy::start(server.port());
+        let mut sweeper = Sweeper::start(&proxy.uri(), &server.uri(), database.name());
+        proxy.hold_any_request(commands);
+        sweeper.sweep();
+        let began = Instant::now();
+        while proxy.fired() == 0 && !sweeper.has_ended() {
+            assert!(began.elapsed() < NO_DEADLINE, "neither held nor done");
+            sleep(Duration::from_millis(5)).await;
+        }
+        let was_held = proxy.fired() > 0;
+        drop(sweeper);
+        killed += usize::from(was_held);
+
+        // Its leases would pass by themselves; the test does not wait for that.
+        let ended: Collection<Document> = database.collection("doclock.ended");
+        let pass = vec![doc! { "$set": { "lease": { "$subtract": ["$lease", 600_000] } } }];
+        ended.update_many(doc! { "lease": { "$exists": true } }, pass).await.unwrap();
+        let heard = Heard::default();
+        let other = App::with(&database, heard.listening()).await;
+        other.locks.sweep().await.unwrap();
+        eventually("all is announced", async || {
+            ended.find_one(doc! { "step": { "$exists": true } }).await.unwrap().is_none()
+        })
+        .await;
+        other.locks.shutdown().await;
+
+        assert_eq!(count(&database).await, 0, "killed after {commands} commands");
+        let mut told: BTreeMap<String, Vec<Document>> = BTreeMap::new();
+        let mut by_child = database.collection::<Document>("told").find(doc! {}).await.unwrap();
+        while by_child.advance().await.unwrap() {
+            let record = by_child.deserialize_current().unwrap();
+            told.entry(record.get_str("aid").unwrap().into()).or_default().push(record);
+        }
+        for ended in heard.all() {
+            told.entry(ended.aid.as_str().into()).or_default().push(to_record(&ended));
+        }
+        for aid in &aids {
+            let told = told.get(aid.as_str()).map_or(&[][..], |told| told);
+            assert!(!told.is_empty(), "killed after {commands} commands: {aid:?} is not announced");
+            for (n, record) in told.iter().enumerate() {
+                assert_eq!(record.get_array("locks").unwrap().len(), 2, "{commands}: {record}");
+                assert_eq!(record.get_str("event").unwrap(), told[0].get_str("event").unwrap());
+                assert!(n == 0 || record.get_bool("repeated").unwrap(), "{commands}: {told:?}");
+            }
+        }
+        if !was_held {
+            break;
+        }
+    }
+    // Finding, claiming, naming, removing, announcing: a sweep has at least so many steps.
+    assert!(killed >= 8, "killed {killed} times");
+}

@@ -1,0 +1,164 @@
+//! Code that holds a lock learns that it is gone.
+
+use std::time::{Duration, Instant};
+
+use actix_doclock::{Aid, Holder, LockManager, MemoryStore, TryAcquire};
+use tokio::time::{sleep, timeout};
+
+use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, key};
+use crate::rig::faulty::Faulty;
+use crate::rig::{fresh_database, mongod};
+
+/// Long enough for anything that is to happen at once.
+const SOON: Duration = Duration::from_secs(30);
+/// Long enough to see that something does not happen.
+const A_WHILE: Duration = Duration::from_millis(150);
+
+async fn two_servers() -> (App, App) {
+    let database = fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let one = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
+    (one, App::with(&database, |settings| settings.break_policy(|_, _| true)).await)
+}
+
+#[tokio::test]
+async fn what_this_server_does_to_the_lock_is_known_at_once() {
+    let (app, _) = two_servers().await;
+    for n in 0..5 {
+        let alice = Aid::new();
+        let lock = app.granted(&key("a"), &alice).await;
+        let lost = app.locks.lost(&lock);
+        match n {
+            0 => drop(app.locks.release(&lock).await.unwrap()),
+            1 => drop(app.break_lock(&key("a")).await.unwrap()),
+            2 => drop(app.locks.release_session(&alice).await.unwrap()),
+            3 => drop(app.locks.revoke_session(&alice).await.unwrap()),
+            _ => drop(app.locks.release_all(&alice).await.unwrap()),
+        }
+        timeout(SOON, lost).await.unwrap_or_else(|_| panic!("case {n}"));
+    }
+}
+
+#[tokio::test]
+async fn what_another_server_does_to_it_is_known_with_the_next_answer() {
+    let (app, other) = two_servers().await;
+    for n in 0..5 {
+        let alice = Aid::new();
+        let lock = app.granted(&key("a"), &alice).await;
+        let mut lost = Box::pin(app.locks.lost(&lock));
+        other.break_lock(&key("a")).await.unwrap();
+        assert!(timeout(A_WHILE, &mut lost).await.is_err(), "nobody can know yet");
+        match n {
+            0 => drop(app.locks.inspect(&key("a")).await.unwrap()),
+            1 => drop(app.locks.renew(&alice).await.unwrap()),
+            2 => drop(app.locks.list_of(&alice).await.unwrap()),
+            3 => drop(app.save(&lock, "too late").await.is_ok()),
+            _ => {
+                other.granted(&key("a"), &Aid::new()).await;
+                drop(app.try_acquire(&key("a"), &alice).await.unwrap());
+            }
+        }
+        if n == 3 {
+            // Past the manager, so it has not heard of it.
+            drop(app.locks.inspect(&key("a")).await.unwrap());
+        }
+        timeout(SOON, lost).await.unwrap_or_else(|_| panic!("case {n}"));
+    }
+}
+
+#[tokio::test]
+async fn news_of_other_locks_and_earlier_acquisitions_change_nothing() {
+    let (app, other) = two_servers().await;
+    let alice = Aid::new();
+    let old = app.granted(&key("a"), &alice).await;
+    app.locks.release(&old).await.unwrap();
+    let lock = app.granted(&key("a"), &alice).await;
+    let mut lost = Box::pin(app.locks.lost(&lock));
+    timeout(SOON, app.locks.lost(&old)).await.ok();
+    app.locks.release(&old).await.unwrap();
+    let of_b = app.granted(&key("b"), &alice).await;
+    app.locks.release(&of_b).await.unwrap();
+    app.locks.release_session(&Aid::new()).await.unwrap();
+    other.held(&key("a")).await;
+    app.locks.renew(&alice).await.unwrap();
+    assert!(timeout(A_WHILE, &mut lost).await.is_err());
+    app.locks.release(&lock).await.unwrap();
+    timeout(SOON, lost).await.unwrap();
+}
+
+/// By its own clock, that cannot be set, and with nobody to ask: the network carries nothing.
+#[tokio::test]
+async fn without_an_answer_it_is_lost_before_the_server_lets_anybody_in() {
+    const SHORT: Duration = Duration::from_secs(2);
+    let faulty = Faulty::new().await;
+    let app = App::with(faulty.app.store.database(), |settings| settings.ttl(SHORT)).await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    let lost = app.locks.lost(&lock);
+    faulty.proxy.blackhole();
+    let expires = lock.expires_at;
+    timeout(NO_DEADLINE, lost).await.unwrap();
+    assert!(Instant::now() >= expires, "not given up early");
+    faulty.proxy.heal();
+    // Somebody who asks all the time is let in after the holder has given up.
+    println!("given up {:?} after its time", Instant::now() - expires);
+}
+
+#[tokio::test]
+async fn a_holder_gives_up_before_another_one_is_let_in() {
+    const SHORT: Duration = Duration::from_secs(2);
+    let (app, other) = two_servers().await;
+    let short = App::with(app.store.database(), |settings| settings.ttl(SHORT)).await;
+    let lock = short.granted(&key("a"), &Aid::new()).await;
+    let lost = short.locks.lost(&lock);
+    let bob = Aid::new();
+    let taken_over = async {
+        loop {
+            if let TryAcquire::Granted(_) = other.try_acquire(&key("a"), &bob).await.unwrap() {
+                return Instant::now();
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let taken_over = taken_over.await;
+    assert!(lock.expires_at <= taken_over, "by its local deadline");
+    timeout(SOON, lost).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_renewal_by_another_server_is_found_before_it_counts_as_lost() {
+    const SHORT: Duration = Duration::from_secs(2);
+    let (app, _) = two_servers().await;
+    let (app, other) = {
+        let short = async || App::with(app.store.database(), |settings| settings.ttl(SHORT)).await;
+        (short().await, short().await)
+    };
+    let alice = Aid::new();
+    let lock = app.granted(&key("a"), &alice).await;
+    let mut lost = Box::pin(app.locks.lost(&lock));
+    let until = Instant::now() + 2 * SHORT;
+    while Instant::now() < until {
+        assert!(timeout(SHORT / 8, &mut lost).await.is_err(), "the other server keeps it");
+        assert_eq!(other.locks.renew(&alice).await.unwrap(), 1);
+    }
+    timeout(SOON, lost).await.expect("nobody renews it any more");
+}
+
+#[tokio::test]
+async fn who_renews_here_need_not_ask_the_server() {
+    let store = MemoryStore::new();
+    let locks =
+        LockManager::builder(store.clone()).ttl(TTL).without_reaper().build().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    let alice = Aid::new();
+    let TryAcquire::Granted(lock) =
+        locks.try_acquire(&key("a"), &alice, &Holder::new("alice")).await.unwrap()
+    else {
+        panic!("not granted");
+    };
+    let mut lost = Box::pin(locks.lost(&lock));
+    store.advance(TTL - Duration::from_secs(60));
+    assert_eq!(locks.renew(&alice).await.unwrap(), 1);
+    assert!(timeout(A_WHILE, &mut lost).await.is_err());
+    store.advance(TTL);
+    assert_eq!(locks.renew(&alice).await.unwrap(), 0);
+    timeout(SOON, lost).await.expect("renewing told that it is gone");
+}
