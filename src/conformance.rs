@@ -384,6 +384,20 @@ cases! {
         assert_eq!(announce_all(store).await, []);
     }
 
+    async fn whatever_the_reason_an_end_is_for_good_and_there_is_one<S: Subject>(subject: &S) {
+        let store = subject.store();
+        for reason in [EndReason::LoggedOut, EndReason::Revoked, EndReason::Expired] {
+            let alice = Aid::new();
+            end(store, &alice, reason).await;
+            assert!(store.session_ended(&alice).await.unwrap().is_some(), "{reason:?}");
+            end(store, &alice, reason).await;
+            let ended = announce_all(store).await;
+            assert_eq!((ended.len(), ended[0].reason), (1, reason));
+            end(store, &alice, reason).await;
+            assert_eq!(announce_all(store).await, [], "{reason:?}");
+        }
+    }
+
     async fn a_session_that_held_nothing_ends_with_an_announcement_too<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         end(store, &alice, EndReason::LoggedOut).await;
@@ -837,6 +851,7 @@ macro_rules! store_conformance {
             a_grant_is_taken_back_unless_another_request_was_told_of_it,
             the_end_of_a_session_is_remembered_from_its_first_moment,
             an_ended_session_has_no_locks_and_is_announced_once_with_their_names,
+            whatever_the_reason_an_end_is_for_good_and_there_is_one,
             a_session_that_held_nothing_ends_with_an_announcement_too,
             a_silent_session_is_swept_and_announced_with_its_locks,
             a_session_with_a_live_lock_is_not_silent,

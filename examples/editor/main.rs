@@ -1,17 +1,22 @@
 //! A small back office: people log in by name and edit documents, never two of them the same one.
 //!
 //! `cargo run --example editor` starts it on the embedded store. `--mongodb URI` (or the variable
-//! `MONGODB_URI`) takes a database instead; then any number of servers can run side by side.
+//! `MONGODB_URI`) takes a database instead; then any number of servers can run side by side, and a
+//! login ends on all of them when its time is over.
 
 mod documents;
 mod routes;
 
 use std::time::Duration;
 
-use actix_doclock::{BoxError, LockManager, Problem, lock_api};
-use actix_session::{SessionMiddleware, storage::CookieSessionStore};
+use actix_doclock::{BoxError, LockManager, MongoSessionStore, Problem, SessionEnded, lock_api};
+use actix_session::{
+    SessionMiddleware,
+    config::BrowserSession,
+    storage::{CookieSessionStore, SessionStore},
+};
 use actix_web::{
-    App, HttpServer,
+    App, HttpServer, cookie,
     http::header,
     middleware::{DefaultHeaders, from_fn},
     web,
@@ -34,6 +39,9 @@ struct Args {
     /// How long a lock outlives the last sign of life of its session.
     #[arg(long, default_value_t = 150, value_name = "N")]
     ttl_secs: u64,
+    /// How long a login is good for, on MongoDB. (A cookie cannot be taken back.)
+    #[arg(long, default_value_t = 12 * 60 * 60, value_name = "N")]
+    login_secs: u32,
 }
 
 #[actix_web::main]
@@ -54,14 +62,37 @@ async fn main() -> Result<(), BoxError> {
     let locks = locks
         .ttl(Duration::from_secs(args.ttl_secs))
         .holder_label("somebody who is not logged in")
+        .on_session_end(async |ended: SessionEnded| {
+            let keys: Vec<_> = ended.locks.iter().map(ToString::to_string).collect();
+            log::info!("a session has ended ({:?}); free again: {keys:?}", ended.reason);
+            Ok(())
+        })
         .build()
         .await?;
     locks.register::<WorkItem>().await?;
 
+    match documents.clone() {
+        Documents::Memory(_) => serve(args, documents, locks, CookieSessionStore::default).await,
+        Documents::Mongo(store) => {
+            let sessions = MongoSessionStore::builder(&store, &locks);
+            let sessions = sessions.user_key(routes::NAME).build().await?;
+            serve(args, documents, locks, move || sessions.clone()).await
+        }
+    }
+}
+
+async fn serve<S: SessionStore + 'static>(
+    args: Args,
+    documents: Documents,
+    locks: LockManager,
+    sessions: impl Fn() -> S + Clone + Send + 'static,
+) -> Result<(), BoxError> {
     let key = documents.session_key().await?;
+    let login = cookie::time::Duration::seconds(args.login_secs.into());
     let manager = locks.clone();
     let server = HttpServer::new(move || {
-        let session = SessionMiddleware::builder(CookieSessionStore::default(), key.clone())
+        let session = SessionMiddleware::builder(sessions(), key.clone())
+            .session_lifecycle(BrowserSession::default().state_ttl(login))
             // For http on this machine. Behind https, leave it out.
             .cookie_secure(false)
             .build();

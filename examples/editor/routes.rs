@@ -31,7 +31,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
 }
 
 /// Under which key the session knows who has logged in.
-const NAME: &str = "name";
+pub(crate) const NAME: &str = "name";
 
 /// For the locks: who others see.
 pub(crate) fn person(session: &Session) -> Option<Actor> {

@@ -287,7 +287,7 @@ function banner(v) {
   if (v.mode === 'lost') {
     const kept = dirty() ? ' What you typed is still below and not saved.' : ' You had no unsaved changes.';
     const why = v.gone ? ['This document no longer exists.', '']
-      : !me ? ['You are no longer logged in.', 'The session has ended, and with it the lock on this document. Log in, then open it again.']
+      : !me ? ['Your session ended, your lock is gone.', 'Log in, then open the document again.']
       : lock.state === 'held' ? [`${name} is editing this now.`, `Your lock is gone; ${name} has had it${t.at}.`]
       : lock.state === 'mine' ? ['You are editing this in another tab.', 'This tab no longer has the lock.']
       : ['Your lock on this document is gone.', 'It ran out or was removed. Nobody has taken the document so far.'];

@@ -25,6 +25,7 @@ struct End {
     at: Duration,
     shown: SystemTime,
     reason: EndReason,
+    for_good: bool,
     event: Uuid,
     locks: Vec<LockKey>,
     announced: bool,
@@ -34,21 +35,18 @@ struct End {
 }
 
 impl End {
-    fn new(reason: EndReason, locks: Vec<LockKey>, now: Duration) -> Self {
+    fn new(reason: EndReason, for_good: bool, now: Duration) -> Self {
         Self {
             at: now,
             shown: SystemTime::now(),
             reason,
+            for_good,
             event: Uuid::new_v4(),
-            locks,
+            locks: Vec::new(),
             announced: false,
             taken: 0,
             lease: None,
         }
-    }
-
-    fn is_for_good(&self) -> bool {
-        self.reason != EndReason::Expired
     }
 
     fn is_taken(&self, now: Duration) -> bool {
@@ -72,9 +70,9 @@ impl Ends {
         self.forget_old(now);
         let earlier = self.of.remove(aid);
         let (end, named) = match earlier {
-            Some(end) if end.is_for_good() => (end, locks),
+            Some(end) if end.for_good => (end, locks),
             earlier => {
-                let mut end = End::new(reason, Vec::new(), now);
+                let mut end = End::new(reason, true, now);
                 // Of a silence that nobody has heard of yet.
                 end.add(earlier.filter(|end| !end.announced).map_or(Vec::new(), |end| end.locks));
                 end.add(locks);
@@ -94,10 +92,10 @@ impl Ends {
     pub(super) fn fell_silent(&mut self, aid: &Aid, locks: Vec<LockKey>, now: Duration) {
         self.forget_old(now);
         match self.of.get_mut(aid) {
-            Some(end) if end.is_for_good() => {}
+            Some(end) if end.for_good => {}
             Some(end) if !end.announced => end.add(locks),
             _ => {
-                let mut end = End::new(EndReason::Expired, Vec::new(), now);
+                let mut end = End::new(EndReason::Expired, false, now);
                 end.add(locks);
                 self.of.insert(aid.clone(), end);
             }
@@ -105,7 +103,7 @@ impl Ends {
     }
 
     pub(super) fn ended_for_good(&self, aid: &Aid, now: Duration) -> Option<Duration> {
-        let end = self.of.get(aid).filter(|end| end.is_for_good())?;
+        let end = self.of.get(aid).filter(|end| end.for_good)?;
         Some(now.saturating_sub(end.at))
     }
 

@@ -241,7 +241,7 @@ impl MongoStore {
             let end: Record = cursor.deserialize_current().map_err(failed)?;
             claimed.push(Claimed {
                 aid: aid_of(&end, "_id"),
-                for_good: reason_of(&end) != EndReason::Expired,
+                for_good: !end.get_bool("silent").unwrap_or(false),
                 has_names: end.get_array("locks").is_ok_and(|names| !names.is_empty()),
             });
         }
@@ -417,10 +417,6 @@ fn aid_of(record: &Record, field: &str) -> Aid {
     Aid::from(record.get_str(field).unwrap_or_default().to_owned())
 }
 
-fn reason_of(end: &Record) -> EndReason {
-    EndReason::from_stored(end.get_str("reason").unwrap_or_default())
-}
-
 fn names_of(end: &Record) -> Vec<LockKey> {
     let names = end.get_array("locks").map_or(&[][..], |names| names);
     let key = |name: &Record| {
@@ -434,7 +430,7 @@ fn to_ended(record: &Record) -> Option<SessionEnded> {
     Some(SessionEnded {
         event: record.get_str("event").ok()?.parse().ok()?,
         aid: Aid::from(record.get_str("_id").ok()?.to_owned()),
-        reason: reason_of(record),
+        reason: EndReason::from_stored(record.get_str("reason").unwrap_or_default()),
         locks: names_of(record),
         at: presentable(record.get_datetime("ts").ok().copied()),
         repeated: record.get("taken").and_then(codec::number).is_some_and(|taken| taken > 1.0),

@@ -4,6 +4,7 @@
 //! { _id:    <aid>,
 //!   ts:     <Date: when the session ended>,
 //!   reason: "logged_out" | "expired" | "revoked",
+//!   silent: true,                      // not for good: it only fell silent
 //!   event:  "<name of this end>",
 //!   step:   "release" | "announce",    // what is still to be done; absent when all is
 //!   by: "<worker>", lease: <Date>,     // who is at it, and until when nobody else may be
@@ -48,6 +49,8 @@ pub(super) fn end_for_good(reason: EndReason, event: Uuid, worker: Uuid) -> Vec<
 
 /// Claims a session that seems to have fallen silent, or whose end was left half-done.
 pub(super) fn claim(event: Uuid, worker: Uuid) -> Vec<Document> {
+    let mut silence = begin(EndReason::Expired, event, worker);
+    silence.insert("silent", true);
     let again = doc! { "$mergeObjects": [go_on(worker), { "told": true }] };
     vec![doc! { "$replaceWith": { "$switch": {
         "branches": [
@@ -56,7 +59,7 @@ pub(super) fn claim(event: Uuid, worker: Uuid) -> Vec<Document> {
             // Ended and announced long ago; what ran out is a lock that got in all the same.
             { "case": is_for_good(), "then": again },
         ],
-        "default": begin(EndReason::Expired, event, worker),
+        "default": silence,
     } } }]
 }
 
@@ -126,7 +129,7 @@ pub(super) fn waits_for(step: &str, worker: Uuid) -> Document {
 
 /// Sessions that were ended, and not just silent.
 pub(in crate::store::mongo) fn ended_for_good(aid: &Aid) -> Document {
-    doc! { "_id": { "$eq": aid.as_str() }, "reason": { "$ne": EndReason::Expired.as_str() } }
+    doc! { "_id": { "$eq": aid.as_str() }, "silent": { "$ne": true } }
 }
 
 /// The one query of a sweep that finds nothing: everything that may have to be done, and when to
@@ -186,12 +189,8 @@ fn has_step() -> Document {
     doc! { "$in": ["$step", ["release", "announce"]] }
 }
 
-/// Records of the first version of this crate have no reason; they were ended for good.
 fn is_for_good() -> Document {
-    doc! { "$and": [
-        { "$eq": [{ "$type": "$ts" }, "date"] },
-        { "$ne": ["$reason", EndReason::Expired.as_str()] },
-    ] }
+    doc! { "$and": [{ "$eq": [{ "$type": "$ts" }, "date"] }, { "$ne": ["$silent", true] }] }
 }
 
 fn someone_else_is_at_it(worker: Uuid) -> Document {
