@@ -254,3 +254,30 @@ impl fmt::Debug for LockManagerBuilder {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+
+    #[tokio::test]
+    async fn a_setting_out_of_range_is_refused_by_name_and_says_what_to_write() {
+        let settings = || LockManager::builder(MemoryStore::new());
+        let (none, year) = (Duration::ZERO, Duration::from_secs(365 * 24 * 60 * 60));
+        for value in [none, year] {
+            let cases = [
+                ("ttl", settings().ttl(value)),
+                ("deadline", settings().deadline(value)),
+                ("max_hold", settings().max_hold(value)),
+                ("reaper_interval", settings().reaper_interval(value)),
+                ("listener_timeout", settings().listener_timeout(value)),
+            ];
+            for (setting, builder) in cases {
+                let refused = builder.build().await.unwrap_err().to_string();
+                assert!(refused.contains(setting), "{refused}");
+                assert!(refused.contains("write a duration from"), "{refused}");
+            }
+        }
+        settings().build().await.unwrap();
+    }
+}

@@ -6,6 +6,7 @@ mod commands;
 mod documents;
 mod editor;
 mod identity;
+mod idle;
 mod problems;
 mod sessions;
 

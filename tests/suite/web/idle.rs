@@ -1,0 +1,89 @@
+//! A page that keeps its session alive while its person has gone.
+
+use super::*;
+
+const IDLE_AFTER: Duration = Duration::from_secs(600);
+
+/// An application that lets go of idle people, and one that does not.
+async fn serve_idle(
+    locks: &LockManager,
+    idle_after: Option<Duration>,
+) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
+    let key = Key::from(&[7; 64]);
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), key);
+    let wrap = locks.session(session.cookie_secure(false).build()).identify(person);
+    let wrap = match idle_after {
+        Some(idle_after) => wrap.idle_after(idle_after),
+        None => wrap,
+    };
+    test::init_service(App::new().wrap(wrap).configure(routes)).await
+}
+
+/// What is left of a lock that was renewed 50 s ago, after a request that says this.
+async fn left_after(idle_after: Option<Duration>, says: Option<&str>, path: &str) -> u64 {
+    let (locks, store) = embedded().await;
+    let app = serve_idle(&locks, idle_after).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await.token();
+    store.age(&key("a"), Duration::from_secs(50));
+    // A server on which nothing was renewed lately, so that a renewal is due.
+    let other = LockManager::builder(store.clone()).ttl(locks.ttl()).build().await.unwrap();
+    other.register::<Note>().await.unwrap();
+    let app = serve_idle(&other, idle_after).await;
+    let page = Browser { app: &app, jar: alice.jar.clone() };
+    let method = if path == "/plain" { Method::GET } else { Method::POST };
+    let request = page.request(method, path);
+    let request = match says {
+        Some(ms) => request.insert_header(("doclock-idle-ms", ms)),
+        None => request,
+    };
+    assert_eq!(page.send(request).await.status, 200);
+    other.shutdown().await;
+    other.inspect(&key("a")).await.unwrap().unwrap().expires_in().as_secs()
+}
+
+#[actix_web::test]
+async fn what_an_idle_page_sends_does_not_renew() {
+    for path in ["/locks/heartbeat", "/plain"] {
+        for ms in ["600000", "86400000", " 600000 "] {
+            assert!(left_after(Some(IDLE_AFTER), Some(ms), path).await <= 10, "{path} {ms}");
+        }
+    }
+}
+
+#[actix_web::test]
+async fn everything_else_is_a_sign_of_life() {
+    let cases = [
+        (Some(IDLE_AFTER), Some("599999")),
+        (Some(IDLE_AFTER), None),
+        (Some(IDLE_AFTER), Some("for ages")),
+        (Some(IDLE_AFTER), Some("-600000")),
+        (Some(IDLE_AFTER), Some("99999999999999999999999999")),
+        (None, Some("600000")),
+    ];
+    for (idle_after, says) in cases {
+        let left = left_after(idle_after, says, "/locks/heartbeat").await;
+        assert!(left > 30, "{idle_after:?} {says:?}: {left} s");
+    }
+}
+
+#[actix_web::test]
+async fn an_idle_page_learns_how_long_its_lock_still_lives_and_then_that_it_is_lost() {
+    let (locks, store) = embedded().await;
+    let app = serve_idle(&locks, Some(IDLE_AFTER)).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let token = alice.post("/note/a").await.token();
+    let token = token.trim_start_matches("<urn:uuid:").trim_end_matches('>').to_owned();
+    let beat = async || {
+        let believed = serde_json::json!({ "locks": { "note/a": token } });
+        let beat = alice.request(Method::POST, "/locks/heartbeat").set_json(believed);
+        alice.send(beat.insert_header(("doclock-idle-ms", "700000"))).await.json()
+    };
+    store.advance(Duration::from_secs(40));
+    let left = beat().await["held"][0]["expires_in_ms"].as_u64().unwrap();
+    assert!(left <= 20_000, "{left} ms");
+    store.advance(Duration::from_secs(20));
+    assert_eq!(beat().await["lost"][0]["key"], "note/a");
+    assert_eq!(bob.post("/note/a").await.status, 200);
+}
