@@ -9,14 +9,15 @@ use std::{
 use serde_json::Value;
 use uuid::Uuid;
 
-use self::ends::Ends;
+use self::state::{Record, State};
 use crate::{
-    Aid, BoxError, EndReason, Holder, Lock, LockKey, LockToken, Lockable, Mode, SessionEnded,
-    StoreError, StoreErrorKind,
+    Aid, BoxError, EndReason, Lock, LockKey, LockToken, Lockable, SessionEnded, StoreError,
+    StoreErrorKind,
     store::{Claim, Format, Released, Saved, Store, StoredDocument, Swept, TryAcquire},
 };
 
 mod ends;
+mod state;
 
 /// A store inside this process: for tests of handlers, for trying things out, and as the reference
 /// for what a store does. What it holds goes with the process.
@@ -36,119 +37,6 @@ mod ends;
 #[derive(Debug, Clone, Default)]
 pub struct MemoryStore {
     state: Arc<Mutex<State>>,
-}
-
-#[derive(Debug)]
-struct State {
-    /// The clock is a monotonic one: it counts from here, plus what a test has turned it on.
-    started: Instant,
-    turned_on: Duration,
-    locks: BTreeMap<LockKey, Record>,
-    ends: Ends,
-    documents: BTreeMap<LockKey, Value>,
-}
-
-#[derive(Debug, Clone)]
-struct Record {
-    ts: Duration,
-    ttl: Duration,
-    aid: Aid,
-    token: LockToken,
-    since: SystemTime,
-    holder: Holder,
-    /// When it runs out at the latest.
-    until: Option<Duration>,
-    /// A second request was told that the session has it.
-    again: bool,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            started: Instant::now(),
-            turned_on: Duration::ZERO,
-            locks: BTreeMap::new(),
-            ends: Ends::default(),
-            documents: BTreeMap::new(),
-        }
-    }
-}
-
-impl Record {
-    fn is_live(&self, now: Duration) -> bool {
-        self.ts + self.ttl > now
-    }
-
-    /// Not beyond the end of `max_hold`.
-    fn renew(&mut self, now: Duration, ttl: Duration) {
-        self.ts = now;
-        self.ttl = self.until.map_or(ttl, |until| ttl.min(until.saturating_sub(now)));
-    }
-
-    fn has_reached_max_hold(&self) -> bool {
-        self.until.is_some_and(|until| self.ts + self.ttl >= until)
-    }
-
-    fn is_acquisition(&self, aid: &Aid, token: LockToken) -> bool {
-        self.aid == *aid && self.token == token
-    }
-
-    fn to_lock(&self, key: &LockKey, now: Duration) -> Lock {
-        Lock {
-            key: key.clone(),
-            mode: Mode::Exclusive,
-            aid: self.aid.clone(),
-            token: Some(self.token),
-            holder: Some(self.holder.clone()),
-            since: self.since,
-            expires_at: Instant::now() + (self.ts + self.ttl).saturating_sub(now),
-        }
-    }
-}
-
-impl State {
-    fn now(&self) -> Duration {
-        self.started.elapsed() + self.turned_on
-    }
-
-    fn live(&mut self, key: &LockKey, now: Duration) -> Option<&mut Record> {
-        self.locks.get_mut(key).filter(|record| record.is_live(now))
-    }
-
-    fn live_in<'a>(
-        &'a mut self,
-        collection: &'a str,
-        aid: Option<&'a Aid>,
-        now: Duration,
-    ) -> impl Iterator<Item = (&'a LockKey, &'a mut Record)> {
-        self.locks.iter_mut().filter(move |(key, record)| {
-            key.collection() == collection
-                && record.is_live(now)
-                && aid.is_none_or(|aid| record.aid == *aid)
-        })
-    }
-
-    /// Removes all records of the session, and names those that were live.
-    fn remove_all(&mut self, collections: &[&str], aid: &Aid, now: Duration) -> Vec<LockKey> {
-        let mut live = Vec::new();
-        self.locks.retain(|key, record| {
-            let goes = collections.contains(&key.collection()) && record.aid == *aid;
-            if goes && record.is_live(now) {
-                live.push(key.clone());
-            }
-            !goes
-        });
-        live
-    }
-
-    fn remove_if(&mut self, key: &LockKey, matches: impl Fn(&Record) -> bool) -> Released {
-        if self.locks.get(key).is_some_and(matches) {
-            self.locks.remove(key);
-            Released::Released
-        } else {
-            Released::AlreadyGone
-        }
-    }
 }
 
 impl MemoryStore {
