@@ -159,6 +159,7 @@ impl<S, B> Service<ServiceRequest> for LockingSessionMiddleware<S>
 where
     S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
     S::Future: 'static,
+    B: 'static,
 {
     type Response = ServiceResponse<B>;
     type Error = Error;
@@ -232,7 +233,7 @@ where
     }
 }
 
-/// Only [`MongoSessionStore`](crate::MongoSessionStore) needs to remember.
+/// Only `MongoSessionStore` has something to remember.
 #[cfg(not(all(feature = "mongo-session", feature = "_mongo")))]
 fn with_memory<F: Future>(request: F) -> F {
     request

@@ -1,49 +1,30 @@
 //! Web sessions that are known to end.
 
-use std::{
-    cell::RefCell,
-    fmt,
-    future::Future,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use actix_session::storage::{
     LoadError, SaveError, SessionKey, SessionStore, UpdateError, generate_session_key,
 };
 use actix_web::cookie::time::Duration as Ttl;
-use tokio::time::sleep;
 use uuid::Uuid;
 
+pub use self::builder::MongoSessionStoreBuilder;
+pub(super) use self::memory::with_memory;
 use super::request::AID;
 use crate::{
-    Aid, LockError, LockManager, MongoStore, StoreError,
-    manager::rhythm::Rhythm,
+    Aid, LockError, LockManager, StoreError,
     store::{
         StoredSession,
-        mongo::sessions::{Change, Fact, Sessions, State, Updated},
+        mongo::sessions::{Change, Sessions, State, Updated},
     },
 };
 
-const COLLECTION: &str = "doclock.session";
-/// Where actix-identity keeps it.
-const USER: &str = "actix_identity.user_id";
+mod builder;
+mod memory;
+mod sweep;
 
 /// How long after the deletion of a session another one may come with its locks, at least.
 const GRACE: Duration = Duration::from_secs(10);
-/// How many ended sessions are dealt with at once.
-const AT_ONCE: i64 = 100;
-
-tokio::task_local! {
-    /// The session that the current request has loaded, as it was.
-    static LOADED: RefCell<Option<(String, State)>>;
-}
-
-/// Lets the session store see what a request has loaded when it saves: only the difference is
-/// written then.
-pub(super) fn with_memory<F: Future>(request: F) -> impl Future<Output = F::Output> {
-    LOADED.scope(RefCell::default(), request)
-}
 
 /// Web sessions in MongoDB, for [`SessionMiddleware`](actix_session::SessionMiddleware). Feature
 /// `mongo-session`.
@@ -99,74 +80,7 @@ struct Inner {
     worker: Uuid,
 }
 
-/// Settings of a [`MongoSessionStore`].
-#[must_use = "a builder does nothing until `build` is called"]
-#[derive(Debug)]
-pub struct MongoSessionStoreBuilder {
-    store: MongoStore,
-    locks: LockManager,
-    collection: String,
-    user_key: String,
-    absolute_timeout: Option<Duration>,
-}
-
-impl MongoSessionStoreBuilder {
-    /// The collection that the sessions are kept in. Default `doclock.session`.
-    pub fn collection(mut self, name: impl Into<String>) -> Self {
-        self.collection = name.into();
-        self
-    }
-
-    /// The entry of the session's state that says whose it is, for
-    /// [`revoke_all_of`](MongoSessionStore::revoke_all_of). Default: that of actix-identity.
-    pub fn user_key(mut self, key: impl Into<String>) -> Self {
-        self.user_key = key.into();
-        self
-    }
-
-    /// How long a session may live at most, however active it is. Default: no limit.
-    pub fn absolute_timeout(mut self, timeout: Duration) -> Self {
-        self.absolute_timeout = Some(timeout);
-        self
-    }
-
-    /// Makes the collection ready, and begins to watch for sessions that end, as often as the
-    /// manager's [reaper](crate::LockManagerBuilder::reaper_interval); not at all if it has none.
-    ///
-    /// # Errors
-    /// If the database is not reached, or its user lacks a privilege; the message names it.
-    pub async fn build(self) -> Result<MongoSessionStore, StoreError> {
-        let (collection, absolute) = (self.collection, self.absolute_timeout);
-        let store = self.store;
-        let sessions = self.locks.in_own_task("preparing web sessions", move || {
-            let (store, collection) = (store.clone(), collection.clone());
-            async move { Sessions::prepare(&store, &collection, absolute).await }
-        });
-        let inner = Arc::new(Inner {
-            sessions: sessions.await?,
-            locks: self.locks,
-            user_key: self.user_key,
-            worker: Uuid::new_v4(),
-        });
-        if let Some(interval) = inner.locks.reaper_interval() {
-            tokio::spawn(watch(Arc::downgrade(&inner), interval));
-        }
-        Ok(MongoSessionStore { inner })
-    }
-}
-
 impl MongoSessionStore {
-    /// In the database of `store`, for the locks of `locks`.
-    pub fn builder(store: &MongoStore, locks: &LockManager) -> MongoSessionStoreBuilder {
-        MongoSessionStoreBuilder {
-            store: store.clone(),
-            locks: locks.clone(),
-            collection: COLLECTION.to_owned(),
-            user_key: USER.to_owned(),
-            absolute_timeout: None,
-        }
-    }
-
     /// The live sessions of a user: for a page on which people see where they are logged in.
     ///
     /// # Errors
@@ -222,52 +136,6 @@ impl MongoSessionStore {
         Ok(aids.len())
     }
 
-    /// Deals with the sessions that have ended: releases their locks and has the listener called.
-    /// This happens all the time in the background; call it in tests, or where the manager has no
-    /// reaper. Says how many sessions there were.
-    ///
-    /// # Errors
-    /// [`LockError::Store`].
-    pub async fn sweep(&self) -> Result<usize, LockError> {
-        let mut swept = 0;
-        loop {
-            match self.sweep_some().await? {
-                0 => return Ok(swept),
-                some => swept += some,
-            }
-        }
-    }
-
-    async fn sweep_some(&self) -> Result<usize, LockError> {
-        let worker = self.inner.worker;
-        let due = self
-            .run("looking for web sessions that have ended", move |sessions| async move {
-                sessions.take_due(worker, AT_ONCE).await
-            });
-        let due = due.await?;
-        for session in &due {
-            let Some(aid) = &session.aid else { continue };
-            let of = aid.clone();
-            let goes_on = self.run("looking for a session with another key", move |sessions| {
-                let aid = of.clone();
-                async move { sessions.has_live(&aid).await }
-            });
-            if !goes_on.await? {
-                self.inner.locks.end_session(aid, session.reason).await?;
-            }
-        }
-        let swept = due.len();
-        if swept > 0 {
-            let due = Arc::new(due);
-            self.run("finishing the ends of web sessions", move |sessions| {
-                let due = Arc::clone(&due);
-                async move { sessions.finish(&due).await }
-            })
-            .await?;
-        }
-        Ok(swept)
-    }
-
     /// Runs an operation on the sessions as the manager runs its own.
     async fn run<T, F>(
         &self,
@@ -282,24 +150,19 @@ impl MongoSessionStore {
         self.inner.locks.in_own_task(what, move || attempt(sessions.clone())).await
     }
 
-    /// What the current request has changed, if it is known what it has loaded.
-    fn change(&self, key: Option<&SessionKey>, state: State) -> Change {
-        let base = LOADED.try_with(|loaded| match (&*loaded.borrow(), key) {
-            (Some((loaded, state)), Some(key)) if loaded == key.as_ref() => Some(state.clone()),
-            _ => None,
-        });
-        Change::between(base.ok().flatten(), state, &self.inner.user_key)
+    fn change(&self, base: Option<State>, state: State) -> Arc<Change> {
+        Arc::new(Change::between(base, state, AID, &self.inner.user_key))
     }
 
-    async fn create(&self, state: State, ttl: &Ttl) -> Result<SessionKey, StoreError> {
+    async fn create(&self, state: State, ttl: &Ttl) -> Result<SessionKey, anyhow::Error> {
         let key = generate_session_key();
-        let (change, ttl) = (Arc::new(self.change(None, state)), std_duration(ttl));
+        let (change, ttl) = (self.change(None, state), std_duration(ttl));
         let name: Arc<str> = key.as_ref().into();
-        self.run("saving a web session", move |sessions| {
+        let saved = self.run("saving a web session", move |sessions| {
             let (name, change) = (Arc::clone(&name), Arc::clone(&change));
             async move { sessions.save(&name, &change, ttl).await }
-        })
-        .await?;
+        });
+        saved.await.map_err(memory::failed)?;
         Ok(key)
     }
 }
@@ -311,16 +174,13 @@ impl SessionStore for MongoSessionStore {
             let name = Arc::clone(&name);
             async move { sessions.load(&name).await }
         });
-        let state = state.await.map_err(|e| LoadError::Other(e.into()))?;
-        // Outside of the wrap there is nowhere to keep it.
-        let _ = LOADED.try_with(|loaded| {
-            loaded.replace(state.clone().map(|state| (key.as_ref().to_owned(), state)))
-        });
+        let state = state.await.map_err(|e| LoadError::Other(memory::failed(e)))?;
+        memory::loaded(key, state.as_ref());
         Ok(state)
     }
 
     async fn save(&self, state: State, ttl: &Ttl) -> Result<SessionKey, SaveError> {
-        self.create(state, ttl).await.map_err(|e| SaveError::Other(e.into()))
+        self.create(state, ttl).await.map_err(SaveError::Other)
     }
 
     async fn update(
@@ -329,19 +189,18 @@ impl SessionStore for MongoSessionStore {
         state: State,
         ttl: &Ttl,
     ) -> Result<SessionKey, UpdateError> {
-        let failed = |e: StoreError| UpdateError::Other(e.into());
-        let change = Arc::new(self.change(Some(&key), state.clone()));
+        let change = self.change(memory::base(&key), state.clone());
         let (name, duration): (Arc<str>, _) = (key.as_ref().into(), std_duration(ttl));
         let updated = self.run("updating a web session", move |sessions| {
             let (name, change) = (Arc::clone(&name), Arc::clone(&change));
             async move { sessions.update(&name, &change, duration).await }
         });
-        match updated.await.map_err(failed)? {
+        match updated.await.map_err(|e| UpdateError::Other(memory::failed(e)))? {
             // An ended session is over, also for a request that was under way: its key stays with
             // the client and lets nobody in.
             Updated::Updated | Updated::Ended => Ok(key),
             // As all other stores do.
-            Updated::Unknown => self.create(state, ttl).await.map_err(failed),
+            Updated::Unknown => self.create(state, ttl).await.map_err(UpdateError::Other),
         }
     }
 
@@ -351,7 +210,7 @@ impl SessionStore for MongoSessionStore {
             let name = Arc::clone(&name);
             async move { sessions.extend(&name, ttl).await }
         });
-        Ok(extended.await?)
+        extended.await.map_err(memory::failed)
     }
 
     async fn delete(&self, key: &SessionKey) -> Result<(), anyhow::Error> {
@@ -361,70 +220,13 @@ impl SessionStore for MongoSessionStore {
             let name = Arc::clone(&name);
             async move { sessions.delete(&name, grace).await }
         });
-        Ok(deleted.await?)
+        deleted.await.map_err(memory::failed)
     }
-}
-
-impl Change {
-    /// From what was loaded to what is to be saved. Without the former everything is replaced; so it
-    /// is by a request that has cleared the session, whatever others have added in the meantime.
-    fn between(base: Option<State>, state: State, user_key: &str) -> Self {
-        let fact = |name: &str, set: &State, removed: bool| match set.get(name) {
-            Some(json) => Fact::Is(text_of(json)),
-            None if removed => Fact::Gone,
-            None => Fact::Unchanged,
-        };
-        let is_kept = |base: &State| base.keys().any(|name| state.contains_key(name));
-        let kept = base.filter(|base| base.is_empty() || is_kept(base));
-        let replaces = kept.is_none();
-        let base = kept.unwrap_or_default();
-        let removed: Vec<_> =
-            base.keys().filter(|name| !state.contains_key(*name)).cloned().collect();
-        let is_new = |name: &String, value: &String| base.get(name) != Some(value);
-        let set: State = state.into_iter().filter(|(name, value)| is_new(name, value)).collect();
-        let is_removed = |name: &str| replaces || removed.iter().any(|removed| removed == name);
-        Self {
-            replaces,
-            aid: fact(AID, &set, is_removed(AID)),
-            user: fact(user_key, &set, is_removed(user_key)),
-            set,
-            removed,
-        }
-    }
-}
-
-/// A JSON string without its quotes; anything else as it is.
-fn text_of(json: &str) -> String {
-    serde_json::from_str(json).unwrap_or_else(|_| json.to_owned())
 }
 
 fn std_duration(ttl: &Ttl) -> Duration {
     // A negative one is over already.
     Duration::try_from(*ttl).unwrap_or(Duration::ZERO)
-}
-
-/// Sweeps until the store is gone or the manager is shut down.
-async fn watch(store: Weak<Inner>, interval: Duration) {
-    let mut rhythm = Rhythm::new("looking for web sessions that have ended", interval);
-    while let Some(inner) = store.upgrade() {
-        let store = MongoSessionStore { inner };
-        let stop = store.inner.locks.stop();
-        let pause = tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            swept = store.sweep_some() => match swept {
-                Ok(0) => rhythm.after_success(Some(Duration::ZERO)),
-                Ok(_) => Duration::ZERO,
-                Err(e) => rhythm.after_failure(&e),
-            },
-        };
-        drop(store);
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            () = sleep(pause) => {}
-        }
-    }
 }
 
 impl fmt::Debug for MongoSessionStore {

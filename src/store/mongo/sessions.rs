@@ -15,7 +15,11 @@ use uuid::Uuid;
 use super::{MongoStore, error::store_error, indexes, majority, record::presentable};
 use crate::{Aid, EndReason, StoreError};
 
+mod change;
 mod pipeline;
+
+pub(crate) use change::Change;
+use change::Fact;
 
 /// How long the note of an ended session stays, and one that no sweep has come to.
 const REMEMBER: Duration = Duration::from_secs(24 * 60 * 60);
@@ -24,25 +28,6 @@ const LEASE: Duration = Duration::from_secs(30);
 
 /// Entries by name. Values are JSON, as actix-session keeps them.
 pub(crate) type State = HashMap<String, String>;
-
-/// What a request has done to the state of its session.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Change {
-    /// Nothing of the former state stays.
-    pub(crate) replaces: bool,
-    pub(crate) set: State,
-    pub(crate) removed: Vec<String>,
-    pub(crate) aid: Fact,
-    pub(crate) user: Fact,
-}
-
-/// A field beside the state.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Fact {
-    Unchanged,
-    Is(String),
-    Gone,
-}
 
 /// What became of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use std::time::Duration;
 use mongodb::bson::{Bson, Document, doc};
 use uuid::Uuid;
 
-use super::{Change, Fact};
+use super::change::{Change, Fact};
 use crate::{EndReason, store::mongo::pipeline::millis};
 
 /// A session that can be loaded: by the server's clock, whether or not the TTL monitor has been there.
