@@ -12,12 +12,15 @@ use actix_doclock::{
     Aid, BoxError, EndReason, Holder, LockManager, LockManagerBuilder, MemoryStore, SessionEnded,
 };
 use futures_util::future::join_all;
-use mongodb::bson::{Document, doc};
+use mongodb::bson::{Bson, DateTime, Document, doc};
 use mongodb::{Collection, Database};
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, count, eventually, key, silence_all};
+use crate::rig::app::{
+    App, NO_DEADLINE, TTL, WorkItem, count, eventually, key, lock_records, silence_all,
+};
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod};
 use crate::rig::proxy::Proxy;
@@ -249,15 +252,17 @@ async fn the_reaper_outlives_an_outage() {
 }
 
 #[tokio::test]
-async fn a_shutdown_stops_the_reaper_at_once_and_waits_for_the_listener() {
+async fn a_shutdown_stops_the_reaper_and_waits_for_the_listener() {
     let database = replica_set().await;
+    let (called, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let heard = Heard::default();
-    let told = heard.clone();
+    let (told, calls, goes_on) = (heard.clone(), called.clone(), go_on.clone());
     let app = App::with(&database, |settings| {
         settings.reaper_interval(OFTEN).on_session_end(move |ended| {
-            let told = told.clone();
+            let (told, calls, goes_on) = (told.clone(), calls.clone(), goes_on.clone());
             async move {
-                sleep(Duration::from_millis(300)).await;
+                calls.notify_one();
+                goes_on.notified().await;
                 told.0.lock().unwrap().push(ended);
                 Ok(())
             }
@@ -266,14 +271,12 @@ async fn a_shutdown_stops_the_reaper_at_once_and_waits_for_the_listener() {
     let app = app.await;
     let alice = sessions(&app, 1).await.remove(0);
     app.locks.release_session(&alice).await.unwrap();
-    let ended: Collection<Document> = database.collection("doclock.ended");
-    let taken = doc! { "taken": 1 };
-    eventually("it is being announced", async || {
-        ended.find_one(taken.clone()).await.unwrap().is_some()
-    })
-    .await;
-    app.locks.shutdown().await;
-    assert_eq!(heard.all().len(), 1, "the listener was waited for");
+    called.notified().await;
+    let mut shutdown = Box::pin(app.locks.shutdown());
+    assert!(timeout(5 * OFTEN, &mut shutdown).await.is_err(), "the listener is waited for");
+    go_on.notify_one();
+    shutdown.await;
+    assert_eq!(heard.all().len(), 1);
     sessions(&app, 1).await;
     silence_all(&database, TTL).await;
     sleep(10 * OFTEN).await;
@@ -332,6 +335,42 @@ async fn a_sweep_never_removes_a_lock_that_was_just_granted() {
         assert_eq!(live.token, again.token, "round {round}");
         app.locks.release(&again).await.unwrap();
     }
+}
+
+/// As above, at the last moment that there is.
+#[tokio::test]
+async fn a_session_that_wakes_up_before_its_locks_are_removed_keeps_what_it_takes() {
+    let faulty = Faulty::new().await;
+    let alice = sessions(&faulty.other, 1).await.remove(0);
+    silence_all(&faulty.database, TTL).await;
+    faulty.proxy.hold_request("delete");
+    let app = faulty.app.clone();
+    let sweep = tokio::spawn(async move { app.locks.sweep().await });
+    faulty.proxy.until_fired(1).await;
+    let again = faulty.other.granted(&key("0 a"), &alice).await;
+    faulty.proxy.let_go();
+    sweep.await.unwrap().unwrap();
+    assert_eq!(faulty.other.held(&key("0 a")).await.token, again.token);
+    assert_eq!(count(&faulty.database).await, 1, "what ran out is gone");
+}
+
+/// Its program knows when its sessions end; we do not.
+#[tokio::test]
+async fn the_locks_of_foreign_programs_are_left_to_the_ttl_index() {
+    let database = replica_set().await;
+    let heard = Heard::default();
+    let app = App::with(&database, heard.listening()).await;
+    for (id, aid) in [("a", Bson::from("my_app_session_4711")), ("b", 5.into()), ("c", Bson::Null)]
+    {
+        let foreign = doc! { "_id": id, "ts": DateTime::from_millis(5), "aid": aid };
+        lock_records(&database).insert_one(foreign).await.unwrap();
+    }
+    let odd =
+        doc! { "_id": "d", "ts": DateTime::from_millis(5), "aid": 5, "token": "x", "ttl": "y" };
+    lock_records(&database).insert_one(odd).await.unwrap();
+    assert_eq!(app.locks.sweep().await.unwrap(), 0);
+    app.locks.shutdown().await;
+    assert_eq!((count(&database).await, heard.all().len()), (4, 0));
 }
 
 #[tokio::test]
