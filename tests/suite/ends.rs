@@ -354,6 +354,68 @@ async fn a_session_that_wakes_up_before_its_locks_are_removed_keeps_what_it_take
     assert_eq!(count(&faulty.database).await, 1, "what ran out is gone");
 }
 
+/// Two servers have found the same session, and one of them is held up until the other is done.
+#[tokio::test]
+async fn who_comes_too_late_to_a_silent_session_announces_nothing() {
+    let faulty = Faulty::new().await;
+    let heard = Heard::default();
+    let quick = App::with(&faulty.database, heard.listening()).await;
+    sessions(&quick, 2).await;
+    silence_all(&faulty.database, TTL).await;
+    faulty.proxy.hold_request("update");
+    let app = faulty.app.clone();
+    let slow = tokio::spawn(async move { app.locks.sweep().await });
+    faulty.proxy.until_fired(1).await;
+    assert_eq!(quick.locks.sweep().await.unwrap(), 2);
+    heard.until("both are announced", 2).await;
+    nothing_is_left_to_announce(&faulty.database).await;
+    faulty.proxy.let_go();
+    assert_eq!(slow.await.unwrap().unwrap(), 0);
+    quick.locks.sweep().await.unwrap();
+    quick.locks.shutdown().await;
+    assert_eq!(heard.all().len(), 2);
+}
+
+/// After the tombstone and before the removal, which is when the locks would be live for good.
+#[tokio::test]
+async fn a_logout_that_got_stuck_is_finished_by_another_server() {
+    let faulty = Faulty::new().await;
+    let heard = Heard::default();
+    let other = App::with(&faulty.database, heard.listening()).await;
+    let alice = sessions(&other, 1).await.remove(0);
+    faulty.proxy.hold_request("find");
+    let (app, aid) = (faulty.app.clone(), alice.clone());
+    let logout = tokio::spawn(async move { app.locks.release_session(&aid).await });
+    faulty.proxy.until_fired(1).await;
+    assert_eq!(other.locks.sweep().await.unwrap(), 0, "the first one may still be at it");
+    let_leases_pass(&faulty.database).await;
+    assert_eq!(other.locks.sweep().await.unwrap(), 1);
+    assert_eq!(count(&faulty.database).await, 0);
+    heard.until("it is announced", 1).await;
+    nothing_is_left_to_announce(&faulty.database).await;
+    faulty.proxy.let_go();
+    logout.await.unwrap().unwrap();
+    other.locks.sweep().await.unwrap();
+    other.locks.shutdown().await;
+    let [ended] = &heard.of(&alice)[..] else { panic!("{heard:?}") };
+    assert_eq!((ended.reason, ended.locks.len()), (EndReason::LoggedOut, 2));
+}
+
+async fn nothing_is_left_to_announce(database: &Database) {
+    let ended: Collection<Document> = database.collection("doclock.ended");
+    eventually("all is announced", async || {
+        ended.find_one(doc! { "step": { "$exists": true } }).await.unwrap().is_none()
+    })
+    .await;
+}
+
+/// They would pass by themselves; no test waits for that.
+async fn let_leases_pass(database: &Database) {
+    let ended: Collection<Document> = database.collection("doclock.ended");
+    let pass = vec![doc! { "$set": { "lease": { "$subtract": ["$lease", 600_000] } } }];
+    ended.update_many(doc! { "lease": { "$exists": true } }, pass).await.unwrap();
+}
+
 /// Its program knows when its sessions end; we do not.
 #[tokio::test]
 async fn the_locks_of_foreign_programs_are_left_to_the_ttl_index() {
@@ -416,7 +478,6 @@ async fn a_listener_is_called_once_although_noting_that_is_lost() {
         let alice = Aid::new();
         faulty.other.locks.release_session(&alice).await.unwrap();
         // It takes the announcement with one update, and notes that it was made with the next.
-        let ended: Collection<Document> = faulty.database.collection("doclock.ended");
         let told = heard.clone();
         let (proxy, faults) = (&faulty.proxy, Arc::new(Mutex::new(Vec::new())));
         let armed = faults.clone();
@@ -438,10 +499,7 @@ async fn a_listener_is_called_once_although_noting_that_is_lost() {
         drop(proxy, "update");
         faults.lock().unwrap().push(());
         proxy.until_fired(1).await;
-        eventually("it is noted", async || {
-            ended.find_one(doc! { "step": { "$exists": true } }).await.unwrap().is_none()
-        })
-        .await;
+        nothing_is_left_to_announce(&faulty.database).await;
         assert_eq!(heard.all().len(), 1);
     }
 }
@@ -530,12 +588,7 @@ fn sweeps_as_a_child_of_another_test() {
         println!("ready");
         stdin().lock().read_line(&mut String::new()).unwrap();
         app.locks.sweep().await.unwrap();
-        let ended: Collection<Document> = database.collection("doclock.ended");
-        let step = doc! { "step": { "$exists": true } };
-        eventually("all is announced", async || {
-            ended.find_one(step.clone()).await.unwrap().is_none()
-        })
-        .await;
+        nothing_is_left_to_announce(&database).await;
     });
 }
 
@@ -574,17 +627,11 @@ async fn a_server_that_is_killed_while_it_sweeps_leaves_nothing_undone() {
         drop(sweeper);
         killed += usize::from(was_held);
 
-        // Its leases would pass by themselves; the test does not wait for that.
-        let ended: Collection<Document> = database.collection("doclock.ended");
-        let pass = vec![doc! { "$set": { "lease": { "$subtract": ["$lease", 600_000] } } }];
-        ended.update_many(doc! { "lease": { "$exists": true } }, pass).await.unwrap();
+        let_leases_pass(&database).await;
         let heard = Heard::default();
         let other = App::with(&database, heard.listening()).await;
         other.locks.sweep().await.unwrap();
-        eventually("all is announced", async || {
-            ended.find_one(doc! { "step": { "$exists": true } }).await.unwrap().is_none()
-        })
-        .await;
+        nothing_is_left_to_announce(&database).await;
         other.locks.shutdown().await;
 
         assert_eq!(count(&database).await, 0, "killed after {commands} commands");
