@@ -197,6 +197,9 @@ async fn a_listener_may_use_the_manager() {
             let (app, seen) = (told.clone(), seen.clone());
             async move {
                 let system = Aid::new();
+                if ended.reason != EndReason::Revoked {
+                    return Ok(());
+                }
                 for key in &ended.locks {
                     app.granted(key, &system).await;
                 }
@@ -209,7 +212,7 @@ async fn a_listener_may_use_the_manager() {
     let listening = listening.await;
     let alice = Aid::new();
     app.granted(&key("a"), &alice).await;
-    listening.locks.release_session(&alice).await.unwrap();
+    listening.locks.revoke_session(&alice).await.unwrap();
     eventually("its own session came and went", async || !done.lock().unwrap().is_empty()).await;
     assert_eq!(*done.lock().unwrap(), [key("a")]);
 }
@@ -468,40 +471,63 @@ async fn a_sweep_that_loses(losses: usize, command: &str, drop: fn(&Proxy, &str)
     faulty.assert_fired(losses);
 }
 
+/// A server whose listener waits for the test, with that as its deadline.
+async fn with_patient_listener(
+    database: &Database,
+    heard: &Heard,
+    deadline: Duration,
+) -> (App, Arc<Notify>) {
+    let go_on = Arc::new(Notify::new());
+    let (told, goes_on) = (heard.clone(), go_on.clone());
+    let app = App::with(database, |settings| {
+        settings.reaper_interval(OFTEN).deadline(deadline).on_session_end(move |ended| {
+            told.0.lock().unwrap().push(ended);
+            let goes_on = goes_on.clone();
+            async move {
+                goes_on.notified().await;
+                Ok(())
+            }
+        })
+    });
+    (app.await, go_on)
+}
+
 #[tokio::test]
 async fn a_listener_is_called_once_although_noting_that_is_lost() {
     for drop in [Proxy::drop_reply_to, Proxy::drop_request] {
         let faulty = Faulty::new().await;
         let heard = Heard::default();
-        let name = faulty.database.name().to_owned();
-        let through = client(&faulty.proxy.uri()).await.database(&name);
-        let alice = Aid::new();
-        faulty.other.locks.release_session(&alice).await.unwrap();
-        // It takes the announcement with one update, and notes that it was made with the next.
-        let told = heard.clone();
-        let (proxy, faults) = (&faulty.proxy, Arc::new(Mutex::new(Vec::new())));
-        let armed = faults.clone();
-        let app = App::with(&through, |settings| {
-            settings.reaper_interval(OFTEN).on_session_end(move |ended| {
-                told.0.lock().unwrap().push(ended);
-                let armed = armed.clone();
-                async move {
-                    // Waits until the test has armed the fault.
-                    while armed.lock().unwrap().is_empty() {
-                        sleep(Duration::from_millis(5)).await;
-                    }
-                    Ok(())
-                }
-            })
-        });
-        let _app = app.await;
+        faulty.other.locks.release_session(&Aid::new()).await.unwrap();
+        let through = faulty.app.store.database();
+        let (_app, go_on) = with_patient_listener(through, &heard, NO_DEADLINE).await;
         heard.until("it is called", 1).await;
-        drop(proxy, "update");
-        faults.lock().unwrap().push(());
-        proxy.until_fired(1).await;
+        drop(&faulty.proxy, "update");
+        go_on.notify_one();
+        faulty.proxy.until_fired(1).await;
         nothing_is_left_to_announce(&faulty.database).await;
         assert_eq!(heard.all().len(), 1);
     }
+}
+
+#[tokio::test]
+async fn a_listener_is_called_once_although_noting_that_takes_until_an_outage_is_over() {
+    let deadline = Duration::from_millis(300);
+    let faulty = Faulty::new().await;
+    let heard = Heard::default();
+    faulty.other.locks.release_session(&Aid::new()).await.unwrap();
+    let through = faulty.app.store.database();
+    let (_app, go_on) = with_patient_listener(through, &heard, deadline).await;
+    heard.until("it is called", 1).await;
+    faulty.proxy.cut();
+    // Called again, it would not wait a second time.
+    go_on.notify_one();
+    go_on.notify_one();
+    // Longer than the driver looks for a server.
+    sleep(Duration::from_secs(7)).await;
+    faulty.proxy.heal();
+    nothing_is_left_to_announce(&faulty.database).await;
+    sleep(5 * OFTEN).await;
+    assert_eq!(heard.all().len(), 1);
 }
 
 impl std::fmt::Debug for Heard {
