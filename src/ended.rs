@@ -17,9 +17,8 @@ pub const MAX_NAMED_LOCKS: usize = 1000;
 pub enum EndReason {
     /// The person ended it: `purge`, `clear`, `Identity::logout`, or a deadline of the identity.
     LoggedOut,
-    /// It fell silent: none of its locks was renewed for their ttl, or its session record ran out.
-    ///
-    /// As far as locks can tell. A browser that was asleep may come back with the same session.
+    /// It fell silent: none of its locks was renewed for their ttl. Or its time was over, if it is in
+    /// a session store that can tell.
     Expired,
     /// Somebody else ended it.
     Revoked,
@@ -55,6 +54,9 @@ pub struct SessionEnded {
     pub aid: Aid,
     /// Why it ended.
     pub reason: EndReason,
+    /// Whether it is over. A session that has only fallen silent (its locks have run out, and that is
+    /// all that is known) may come back, lock again, and end once more.
+    pub for_good: bool,
     /// The locks that went with it, at most [`MAX_NAMED_LOCKS`].
     pub locks: Vec<LockKey>,
     /// When it ended, by the server's clock.

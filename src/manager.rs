@@ -87,12 +87,10 @@ struct Inner {
     runner: run::Runner,
     activity: activity::Activity,
     watched: lost::Watched,
-    /// The name under which this manager ends sessions; no other goes on with what it has begun.
-    worker: Uuid,
     /// Ends the background tasks, also when the last handle goes.
     stop: Stop,
-    /// Has the reaper look at once.
-    wake: Arc<Notify>,
+    /// Has the reaper wait for other types to be registered.
+    register: Arc<Notify>,
     /// Has the listener called: some session has ended.
     announce: Arc<Notify>,
 }
@@ -145,7 +143,7 @@ impl LockManager {
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(T::COLLECTION, registered);
         drop(all);
-        self.inner.wake.notify_one();
+        self.inner.register.notify_one();
         Ok(())
     }
 
@@ -239,7 +237,8 @@ impl LockManager {
         aid: &Aid,
         reason: EndReason,
     ) -> Result<Vec<LockKey>, LockError> {
-        let args = (aid.clone(), reason, self.registered_names(), self.inner.worker);
+        // A name of its own for each operation: two of one server are as far apart as those of two.
+        let args = (aid.clone(), reason, self.registered_names(), Uuid::new_v4());
         let asked = Instant::now();
         let ended =
             self.run("end_session", self.until(), args, |store, (aid, reason, names, worker)| {
@@ -292,7 +291,7 @@ impl LockManager {
             self.run("break_lock", until, lock.clone(), |store, lock| store.break_lock(lock));
         let broken = broken.await?;
         if let Some(token) = lock.token {
-            self.inner.watched.ended(token);
+            self.inner.watched.ended(key, &lock.aid, token);
         }
         if broken == Released::AlreadyGone {
             return Ok(None);

@@ -122,7 +122,7 @@ pub trait Store: Send + Sync + 'static {
     /// silence that was not announced yet.
     ///
     /// Only the first call makes an end; its moment and reason stay. Later ones remove what they
-    /// still find. `worker` is whoever calls, the same in all its calls.
+    /// still find. `worker` names this call, and is the same in its repetitions.
     fn end_session(
         &self,
         aid: &Aid,

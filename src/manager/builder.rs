@@ -2,8 +2,6 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use uuid::Uuid;
-
 use super::{Actor, Inner, LockManager, Stop, listener, listener::Listener, reaper, run::Runner};
 use crate::{BoxError, Holder, Lock, SessionEnded, store::DynStore};
 
@@ -81,7 +79,8 @@ impl LockManagerBuilder {
     /// session shows signs of life. From 1 s to 30 days.
     ///
     /// The holder is told as of any loss, and may take the lock again if nobody else has. The session
-    /// goes on.
+    /// goes on: locks that end like this say nothing about it, so set this to several times the ttl,
+    /// or no session will ever be seen to fall silent.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.settings.max_hold = Some(max_hold);
         self
@@ -118,7 +117,9 @@ impl LockManagerBuilder {
     ///
     /// It runs in a task of its own on the manager's runtime, for the system: there is no request and
     /// no user. At most 16 run at the same time. An error, a panic or a time-out is logged, and not
-    /// repeated.
+    /// repeated. It must not block its thread, as nothing asynchronous may.
+    ///
+    /// If no server runs for a minute, the TTL index removes what has run out, and of that nobody hears.
     ///
     /// ```
     /// # use actix_doclock::{BuildError, LockManager, MemoryStore, SessionEnded};
@@ -199,9 +200,8 @@ impl LockManagerBuilder {
             runner: Runner::on_current_runtime(),
             activity: Default::default(),
             watched: Default::default(),
-            worker: Uuid::new_v4(),
             stop: Stop::default(),
-            wake: Default::default(),
+            register: Default::default(),
             announce: Default::default(),
         });
         if let Some(interval) = reaper_interval {

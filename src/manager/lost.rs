@@ -28,6 +28,7 @@ struct Entry {
     key: LockKey,
     aid: Aid,
     news: watch::Sender<Belief>,
+    watchers: usize,
 }
 
 /// What this process believes of a lock.
@@ -60,7 +61,9 @@ impl Watched {
             key: lock.key.clone(),
             aid: lock.aid.clone(),
             news: watch::Sender::new(live),
+            watchers: 0,
         });
+        entry.watchers += 1;
         Watch { watched: self.clone(), token, news: entry.news.subscribe() }
     }
 
@@ -97,8 +100,10 @@ impl Watched {
     }
 
     /// This acquisition was ended, by whomever.
-    pub(super) fn ended(&self, token: LockToken) {
-        if let Some(entry) = self.locks().get(&token) {
+    pub(super) fn ended(&self, key: &LockKey, aid: &Aid, token: LockToken) {
+        if let Some(entry) = self.locks().get(&token)
+            && (&entry.key, &entry.aid) == (key, aid)
+        {
             entry.news.send_replace(Belief::Gone);
         }
     }
@@ -111,10 +116,11 @@ impl Watched {
                     (Belief::Gone, _) => false,
                     // An answer to a question that was asked before the lock was seen to be live
                     // may be older than the lock.
-                    (Belief::Live { known, .. }, Belief::Gone) => asked >= *known,
+                    (Belief::Live { known, .. }, _) if asked >= *known => true,
                     (Belief::Live { until, .. }, Belief::Live { until: later, .. }) => {
                         later > *until
                     }
+                    (Belief::Live { .. }, Belief::Gone) => false,
                 };
                 if is_news {
                     *old = new;
@@ -128,9 +134,11 @@ impl Watched {
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut locks = self.watched.locks();
-        // This one still counts.
-        if locks.get(&self.token).is_some_and(|entry| entry.news.receiver_count() <= 1) {
-            locks.remove(&self.token);
+        if let Some(entry) = locks.get_mut(&self.token) {
+            entry.watchers -= 1;
+            if entry.watchers == 0 {
+                locks.remove(&self.token);
+            }
         }
     }
 }

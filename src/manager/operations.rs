@@ -163,7 +163,7 @@ impl LockManager {
             store.release(key, aid, *token)
         });
         let released = released.await?;
-        self.inner.watched.ended(token);
+        self.inner.watched.ended(key, aid, token);
         Ok(released)
     }
 
@@ -247,13 +247,14 @@ impl LockManager {
         let saved = self.run("save", until, args, |store, (key, aid, token, document, until)| {
             store.save(key, aid, *token, document, *until)
         });
+        let saved = saved.await;
+        if let Ok(Saved::Lost) = saved {
+            self.inner.watched.ended(key, aid, token);
+        }
         let key = key.clone();
-        match saved.await {
+        match saved {
             Ok(Saved::Saved) => Ok(()),
-            Ok(Saved::Lost) => {
-                self.inner.watched.ended(token);
-                Err(LockError::Lost { key, holder: None })
-            }
+            Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
             Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
             Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
                 Err(LockError::Rejected { key, source })

@@ -7,6 +7,7 @@ use std::{
 };
 
 use tokio::time::sleep;
+use uuid::Uuid;
 
 use super::{Inner, LockManager, rhythm::Rhythm};
 use crate::{LockError, store::Swept};
@@ -44,7 +45,7 @@ impl LockManager {
         if collections.is_empty() {
             return Ok(Swept::default());
         }
-        let args = (collections, self.inner.worker);
+        let args = (collections, Uuid::new_v4());
         let swept = self.run("sweep", self.until(), args, |store, (collections, worker)| {
             store.sweep(collections, *worker, AT_ONCE)
         });
@@ -67,7 +68,7 @@ pub(super) async fn run(manager: Weak<Inner>, interval: Duration) {
     let mut rhythm = Rhythm::new("looking for silent sessions", interval);
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };
-        let (stop, wake) = (manager.inner.stop.token(), Arc::clone(&manager.inner.wake));
+        let (stop, register) = (manager.inner.stop.token(), Arc::clone(&manager.inner.register));
         let began = Instant::now();
         let pause = tokio::select! {
             biased;
@@ -84,11 +85,16 @@ pub(super) async fn run(manager: Weak<Inner>, interval: Duration) {
         };
         // Not to keep the manager alive while nothing is to be done.
         drop(manager);
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            () = wake.notified() => {}
-            () = sleep(pause) => {}
+        let mut pause = pause;
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                // Types are being registered. Who does not know all of them yet would take a session
+                // to be silent that holds locks on others.
+                () = register.notified() => pause = interval,
+                () = sleep(pause) => break,
+            }
         }
     }
 }

@@ -215,21 +215,24 @@ impl Store for MemoryStore {
             .partition(|(_, record)| record.is_live(now));
         let next = live.iter().map(|(_, record)| record.ts + record.ttl - now).min();
         let awake: BTreeSet<Aid> = live.iter().map(|(_, record)| record.aid.clone()).collect();
-        let mut silent: BTreeMap<Aid, Vec<(LockKey, bool)>> = BTreeMap::new();
+        let mut run_out_of: BTreeMap<Aid, Vec<LockKey>> = BTreeMap::new();
         for (key, record) in run_out {
             if !ends.is_being_announced(&record.aid, now) {
-                let of_aid = silent.entry(record.aid.clone()).or_default();
-                of_aid.push((key.clone(), record.has_reached_max_hold()));
+                run_out_of.entry(record.aid.clone()).or_default().push(key.clone());
             }
         }
-        let more = silent.len() > limit;
+        let more = run_out_of.len() > limit;
         let mut sessions = 0;
-        for (aid, run_out) in silent.into_iter().take(limit) {
-            for (key, _) in &run_out {
-                locks.remove(key);
-            }
-            if !awake.contains(&aid) && run_out.iter().any(|(_, reached_max)| !reached_max) {
-                let keys = run_out.into_iter().map(|(key, _)| key).collect();
+        for (aid, keys) in run_out_of.into_iter().take(limit) {
+            let removed = keys.iter().filter_map(|key| Some((key, locks.remove(key)?)));
+            let by_silence: Vec<_> = (removed.collect::<Vec<_>>().into_iter())
+                .filter(|(_, record)| !record.has_reached_max_hold())
+                .collect();
+            let Some(ttl) = by_silence.iter().map(|(_, record)| record.ttl).max() else { continue };
+            if awake.contains(&aid) {
+                let keys = by_silence.into_iter().map(|(key, _)| key.clone()).collect();
+                ends.note(&aid, keys, ttl, now);
+            } else {
                 ends.fell_silent(&aid, keys, now);
                 sessions += 1;
             }

@@ -230,7 +230,9 @@ impl Store for MongoStore {
         let ended = &self.inner.ended;
         let record = ended
             .find_one(ends::ended_for_good(aid))
-            .projection(doc! { "_id": 0, "ago": { "$subtract": ["$$NOW", "$ts"] } })
+            .projection(doc! { "_id": 0, "ago": { "$cond": [
+                { "$eq": [{ "$type": "$ts" }, "date"] }, { "$subtract": ["$$NOW", "$ts"] }, 0_i64,
+            ] } })
             .await
             .map_err(|e| store_error("asking whether a session has ended", e))?;
         Ok(record.map(|record| {

@@ -85,9 +85,10 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// for good.
     ///
     /// A page says so with the header `Doclock-Idle-Ms`: the milliseconds since the last key or click
-    /// of its person. A heartbeat, or any other request, that says at least this much does not renew
-    /// the session's locks; they then go with their ttl. Requests without the header count as signs
-    /// of life. It is the page's word: this is for people who left their desk, not against them.
+    /// of its person. A heartbeat, or any other request, that says at least this much does not count
+    /// as a sign of life: the session's locks go with their ttl. Requests without the header do count;
+    /// so does whatever takes or saves a document. It is the page's word: this is for people who left
+    /// their desk, not against them.
     pub fn idle_after(mut self, idle_after: Duration) -> Self {
         self.idle_after = Some(idle_after);
         self

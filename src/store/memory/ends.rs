@@ -15,6 +15,8 @@ const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     of: HashMap<Aid, End>,
+    /// Locks that ran out while their session had others, and until when that counts.
+    noted: HashMap<Aid, (Vec<LockKey>, Duration)>,
     /// The size at which old ends are looked for, so that this costs nothing on average.
     sweep_at: usize,
 }
@@ -75,6 +77,7 @@ impl Ends {
                 let mut end = End::new(reason, true, now);
                 // Of a silence that nobody has heard of yet.
                 end.add(earlier.filter(|end| !end.announced).map_or(Vec::new(), |end| end.locks));
+                end.add(self.take_noted(aid, now));
                 end.add(locks);
                 let named = end.locks.clone();
                 (end, named)
@@ -89,13 +92,31 @@ impl Ends {
         self.of.get(aid).is_some_and(|end| !end.announced && end.is_taken(now))
     }
 
+    /// Remembers for `ttl` that these locks ran out while their session has others.
+    pub(super) fn note(&mut self, aid: &Aid, locks: Vec<LockKey>, ttl: Duration, now: Duration) {
+        let mut noted = self.take_noted(aid, now);
+        noted.extend(locks);
+        self.noted.retain(|_, (_, until)| *until > now);
+        self.noted.insert(aid.clone(), (noted, now + ttl));
+    }
+
+    fn take_noted(&mut self, aid: &Aid, now: Duration) -> Vec<LockKey> {
+        let noted = self.noted.remove(aid).filter(|(_, until)| *until > now);
+        noted.map_or(Vec::new(), |(locks, _)| locks)
+    }
+
     pub(super) fn fell_silent(&mut self, aid: &Aid, locks: Vec<LockKey>, now: Duration) {
         self.forget_old(now);
+        let noted = self.take_noted(aid, now);
         match self.of.get_mut(aid) {
             Some(end) if end.for_good => {}
-            Some(end) if !end.announced => end.add(locks),
+            Some(end) if !end.announced => {
+                end.add(noted);
+                end.add(locks);
+            }
             _ => {
                 let mut end = End::new(EndReason::Expired, false, now);
+                end.add(noted);
                 end.add(locks);
                 self.of.insert(aid.clone(), end);
             }
@@ -123,12 +144,14 @@ impl Ends {
             .filter(|(_, end)| !end.announced && (is_mine(end) || !end.is_taken(now)))
             .take(limit)
             .map(|(aid, end)| {
+                // Not by the repetition of a call whose answer was lost.
+                end.taken += u32::from(!(is_mine(end) && end.is_taken(now)));
                 end.lease = Some((worker, now + lease));
-                end.taken += 1;
                 SessionEnded {
                     event: end.event,
                     aid: aid.clone(),
                     reason: end.reason,
+                    for_good: end.for_good,
                     locks: end.locks.clone(),
                     at: end.shown,
                     repeated: end.taken > 1,
@@ -159,6 +182,9 @@ impl Ends {
     /// As if all of it had happened so much later.
     #[cfg(feature = "test-util")]
     pub(super) fn shift(&mut self, by: Duration) {
+        for (_, until) in self.noted.values_mut() {
+            *until += by;
+        }
         for end in self.of.values_mut() {
             end.at += by;
             if let Some((_, until)) = &mut end.lease {

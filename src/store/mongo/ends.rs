@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::{
     ENDED, MongoStore, WRITE_CONCERN_TIMEOUT, codec,
     error::{DUPLICATE_KEY, retry_duplicate_key, store_error},
-    pipeline::{and_live, of_session},
+    pipeline::{and_live, of_session, run_out},
     record::presentable,
 };
 use crate::{
@@ -28,19 +28,34 @@ mod pipeline;
 
 pub(super) use pipeline::ended_for_good;
 
-/// How many locks one sweep names at most; what is beyond is released without being named.
-const NAMES_AT_ONCE: usize = 16_000;
+/// How many locks are named in one command, which with the longest ids there are must stay below what
+/// the server takes. What is beyond is released without being named.
+const NAMES_AT_ONCE: usize = 8_000;
 
 /// What the query of a sweep has found.
 #[derive(Default)]
 struct Overdue {
-    /// Sessions with locks that have run out; true if one of them ran out by silence.
-    run_out: BTreeMap<Aid, bool>,
-    records: u64,
+    run_out: BTreeMap<Aid, Vec<RunOut>>,
+    records: usize,
     /// Ends that somebody else began, and did not come to the end of.
     unfinished: Vec<Aid>,
     announcements: bool,
     next: Option<Duration>,
+}
+
+/// A record of a lock that has run out.
+struct RunOut {
+    collection: String,
+    id: Bson,
+    token: String,
+    /// And not because of `max_hold`.
+    by_silence: bool,
+}
+
+impl RunOut {
+    fn key(&self) -> Option<LockKey> {
+        LockKey::new(self.collection.as_str(), codec::lock_id(&self.id)?).ok()
+    }
 }
 
 /// An end that this worker has claimed.
@@ -136,19 +151,49 @@ impl MongoStore {
         }
         let run_out: Vec<_> = found.run_out.keys().cloned().collect();
         let awake = self.awake(collections, &run_out).await?;
-        let (silent, quiet): (Vec<_>, Vec<_>) = (found.run_out.into_iter())
-            .partition(|(aid, by_silence)| *by_silence && !awake.contains(aid));
-        let quiet: Vec<_> = quiet.into_iter().map(|(aid, _)| aid).collect();
-        if !quiet.is_empty() {
-            self.delete_in(collections, |ttl| run_out_of(&quiet, ttl)).await?;
-        }
-        let claims = found.unfinished.into_iter().chain(silent.into_iter().map(|(aid, _)| aid));
-        let claimed = self.claim(claims.collect(), worker).await?;
+        let (silent, quiet): (Vec<_>, Vec<_>) =
+            (found.run_out.into_iter()).partition(|(aid, of)| {
+                !awake.contains(aid) && of.iter().any(|record| record.by_silence)
+            });
+        self.remove_quietly(&quiet).await?;
+        let silent = silent.into_iter().map(|(aid, _)| aid);
+        let claimed =
+            self.claim(found.unfinished.into_iter().chain(silent).collect(), worker).await?;
         // A worker that gets nothing leaves the field to the one that is at it.
-        swept.more = found.records >= limit as u64 && !(claimed.is_empty() && quiet.is_empty());
+        swept.more = found.records >= limit && !(claimed.is_empty() && quiet.is_empty());
         swept.sessions = self.release_claimed(collections, &claimed, worker).await?;
         swept.announcements |= swept.sessions > 0;
         Ok(swept)
+    }
+
+    /// Locks that have run out, of sessions that have not. Just these: others may follow meanwhile.
+    async fn remove_quietly(&self, quiet: &[(Aid, Vec<RunOut>)]) -> Result<(), StoreError> {
+        let mut notes = Vec::new();
+        for (aid, of) in quiet {
+            let by_silence = of.iter().filter(|record| record.by_silence);
+            let keys: Vec<_> = by_silence.filter_map(RunOut::key).collect();
+            if let Some(first) = keys.first() {
+                let note = pipeline::note(&keys, self.prepared(first.collection())?.ttl);
+                notes.push(
+                    doc! { "q": { "_id": { "$eq": aid.as_str() } }, "u": note, "upsert": true },
+                );
+            }
+        }
+        self.update_ended(notes).await?;
+        let mut records: BTreeMap<&str, (Vec<Bson>, Vec<&str>)> = BTreeMap::new();
+        for record in quiet.iter().flat_map(|(_, of)| of) {
+            let (ids, tokens) = records.entry(&record.collection).or_default();
+            ids.push(record.id.clone());
+            tokens.push(&record.token);
+        }
+        for (collection, (ids, tokens)) in records {
+            let at = self.prepared(collection)?;
+            let mut these = doc! { "_id": { "$in": ids }, "token": { "$in": tokens } };
+            these.insert("$expr", run_out(at.ttl));
+            let deleted = at.locks.delete_many(these).await;
+            deleted.map_err(|e| store_error(format!("releasing locks in {collection}"), e))?;
+        }
+        Ok(())
     }
 
     async fn overdue(
@@ -161,7 +206,7 @@ impl MongoStore {
         let mut locks = Vec::new();
         for collection in collections {
             let at = self.prepared(collection)?;
-            locks.push((at.locks.name().to_owned(), at.ttl));
+            locks.push(((*collection).to_owned(), at.locks.name().to_owned(), at.ttl));
         }
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let query = pipeline::overdue(ENDED, &locks, worker, limit);
@@ -170,10 +215,14 @@ impl MongoStore {
         while cursor.advance().await.map_err(failed)? {
             let row: Record = cursor.deserialize_current().map_err(failed)?;
             if let Ok(aid) = row.get_str("run_out") {
-                let by_silence = row.get_bool("silent").unwrap_or(true);
-                let known = found.run_out.entry(Aid::from(aid.to_owned())).or_default();
-                *known |= by_silence;
-                found.records += row.get_i32("records").map_or(1, |n| n.unsigned_abs().into());
+                let of_aid = found.run_out.entry(Aid::from(aid.to_owned())).or_default();
+                of_aid.push(RunOut {
+                    collection: row.get_str("collection").unwrap_or_default().to_owned(),
+                    id: row.get("_id").cloned().unwrap_or(Bson::Null),
+                    token: row.get_str("token").unwrap_or_default().to_owned(),
+                    by_silence: row.get_bool("by_silence").unwrap_or(true),
+                });
+                found.records += 1;
             } else if let Ok(aid) = row.get_str("unfinished") {
                 found.unfinished.push(Aid::from(aid.to_owned()));
             } else if row.contains_key("announcement") {
@@ -232,6 +281,11 @@ impl MongoStore {
             }
         });
         self.update_ended(updates.collect()).await?;
+        self.claimed(&aids, worker).await
+    }
+
+    /// Those of the ends that are this worker's now.
+    async fn claimed(&self, aids: &[Aid], worker: Uuid) -> Result<Vec<Claimed>, StoreError> {
         let failed = |e| store_error("claiming sessions that have fallen silent", e);
         let ids: Vec<_> = aids.iter().map(Aid::as_str).collect();
         let mine = doc! { "_id": { "$in": ids }, "by": worker.to_string(), "step": "release" };
@@ -259,9 +313,6 @@ impl MongoStore {
         if claimed.is_empty() {
             return Ok(0);
         }
-        for end in claimed.iter().filter(|end| end.for_good) {
-            self.release_ended(&end.aid, collections).await?;
-        }
         let silent: Vec<_> =
             claimed.iter().filter(|end| !end.for_good).map(|end| end.aid.clone()).collect();
         let run_out = self.find_in(collections, NAMES_AT_ONCE, |ttl| run_out_of(&silent, ttl));
@@ -276,7 +327,14 @@ impl MongoStore {
             }
         });
         self.update_ended(named.collect()).await?;
-        self.delete_in(collections, |ttl| run_out_of(&silent, ttl)).await?;
+        // Only of those whose names are kept: after a long stall somebody else may be at them, or they
+        // have been ended for good.
+        let mine = self.claimed(&silent, worker).await?.into_iter().map(|end| end.aid);
+        let mine: Vec<_> = mine.collect();
+        self.delete_in(collections, |ttl| run_out_of(&mine, ttl)).await?;
+        for end in claimed.iter().filter(|end| end.for_good) {
+            self.release_ended(&end.aid, collections).await?;
+        }
 
         let failed = |e| store_error("finishing the ends of sessions", e);
         let (ended, not): (Vec<_>, Vec<_>) = (claimed.iter())
@@ -409,7 +467,7 @@ fn of_sessions(aids: &[Aid]) -> Record {
 
 fn run_out_of(aids: &[Aid], ttl: Duration) -> Record {
     let mut filter = of_sessions(aids);
-    filter.insert("$expr", super::pipeline::run_out(ttl));
+    filter.insert("$expr", run_out(ttl));
     filter
 }
 
@@ -431,6 +489,7 @@ fn to_ended(record: &Record) -> Option<SessionEnded> {
         event: record.get_str("event").ok()?.parse().ok()?,
         aid: Aid::from(record.get_str("_id").ok()?.to_owned()),
         reason: EndReason::from_stored(record.get_str("reason").unwrap_or_default()),
+        for_good: !record.get_bool("silent").unwrap_or(false),
         locks: names_of(record),
         at: presentable(record.get_datetime("ts").ok().copied()),
         repeated: record.get("taken").and_then(codec::number).is_some_and(|taken| taken > 1.0),

@@ -79,7 +79,7 @@ pub(super) async fn run(store: Weak<Inner>, interval: Duration) {
             biased;
             () = stop.cancelled() => return,
             swept = store.sweep_some() => match swept {
-                Ok(0) => rhythm.after_success(Some(Duration::ZERO)),
+                Ok(0) => rhythm.after_success(Some(interval)),
                 Ok(_) => Duration::ZERO,
                 Err(e) => rhythm.after_failure(&e),
             },

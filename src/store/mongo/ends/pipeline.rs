@@ -9,6 +9,7 @@
 //!   step:   "release" | "announce",    // what is still to be done; absent when all is
 //!   by: "<worker>", lease: <Date>,     // who is at it, and until when nobody else may be
 //!   locks:  [ { c: "<collection>", id: <_id> } ],
+//!   noted:  <Date: until when they count although no step is left>,
 //!   taken:  <how often it was taken to be announced>,
 //!   told:   true }                     // announced; a release was begun once more
 //! indexes: ts (TTL), step (sparse)
@@ -31,7 +32,7 @@ const RELEASE_LEASE: Duration = Duration::from_secs(10);
 /// A silence that nobody has heard of yet goes along: its locks are announced with this end.
 pub(super) fn end_for_good(reason: EndReason, event: Uuid, worker: Uuid) -> Vec<Document> {
     let mut end = begin(reason, event, worker);
-    end.insert("locks", doc! { "$cond": [has_step(), locks(), []] });
+    end.insert("locks", doc! { "$cond": [{ "$or": [has_step(), is_noted()] }, locks(), []] });
     vec![doc! { "$replaceWith": { "$switch": {
         "branches": [
             {
@@ -51,6 +52,7 @@ pub(super) fn end_for_good(reason: EndReason, event: Uuid, worker: Uuid) -> Vec<
 pub(super) fn claim(event: Uuid, worker: Uuid) -> Vec<Document> {
     let mut silence = begin(EndReason::Expired, event, worker);
     silence.insert("silent", true);
+    silence.insert("locks", doc! { "$cond": [is_noted(), locks(), []] });
     let again = doc! { "$mergeObjects": [go_on(worker), { "told": true }] };
     vec![doc! { "$replaceWith": { "$switch": {
         "branches": [
@@ -85,14 +87,36 @@ fn go_on(worker: Uuid) -> Document {
     doc! { "$mergeObjects": ["$$ROOT", mine] }
 }
 
-/// Notes what is about to be released.
+/// Names what is about to be released.
 pub(super) fn name(keys: &[LockKey]) -> Vec<Document> {
+    vec![doc! { "$set": { "locks": with_names(locks(), keys) } }]
+}
+
+/// Remembers for the ttl that these locks ran out while their session has others. Should it turn out
+/// to be silent, they were just the first ones: its requests have not renewed all at the same moment.
+pub(super) fn note(keys: &[LockKey], ttl: Duration) -> Vec<Document> {
+    let known = doc! { "$cond": [{ "$or": [has_step(), is_noted()] }, locks(), []] };
+    let noted = doc! {
+        "$mergeObjects": [
+            { "ts": "$$NOW", "silent": true },
+            "$$ROOT",
+            { "locks": with_names(known, keys), "noted": { "$add": ["$$NOW", millis(ttl)] } },
+        ]
+    };
+    vec![doc! { "$replaceWith": { "$cond": [is_for_good(), "$$ROOT", noted] } }]
+}
+
+fn with_names(known: Document, keys: &[LockKey]) -> Document {
     let names: Vec<_> = (keys.iter())
         .take(MAX_NAMED_LOCKS)
         .map(|key| doc! { "c": key.collection(), "id": Bson::from(key.id()) })
         .collect();
-    let all = doc! { "$setUnion": [locks(), { "$literal": names }] };
-    vec![doc! { "$set": { "locks": { "$slice": [all, MAX_NAMED_LOCKS as i64] } } }]
+    let all = doc! { "$setUnion": [known, { "$literal": names }] };
+    doc! { "$slice": [all, MAX_NAMED_LOCKS as i64] }
+}
+
+fn is_noted() -> Document {
+    doc! { "$gt": ["$noted", "$$NOW"] }
 }
 
 /// The locks are gone. What was announced before is not announced again.
@@ -105,7 +129,12 @@ pub(super) fn released() -> Vec<Document> {
 }
 
 pub(super) fn take(worker: Uuid, lease: Duration) -> Vec<Document> {
-    let taken = doc! { "$cond": [{ "$isNumber": "$taken" }, { "$add": ["$taken", 1] }, 1] };
+    // Not by the repetition of a command whose reply was lost.
+    let anew = doc! { "$cond": [
+        { "$and": [{ "$gt": ["$lease", "$$NOW"] }, { "$eq": ["$by", literal(worker)] }] }, 0, 1,
+    ] };
+    let before = doc! { "$cond": [{ "$isNumber": "$taken" }, "$taken", 0] };
+    let taken = doc! { "$add": [before, anew] };
     vec![doc! { "$set": {
         "by": literal(worker),
         "lease": { "$add": ["$$NOW", millis(lease)] },
@@ -115,7 +144,7 @@ pub(super) fn take(worker: Uuid, lease: Duration) -> Vec<Document> {
 
 /// Nothing is left to be done.
 pub(super) fn announced() -> Vec<Document> {
-    vec![doc! { "$unset": ["step", "by", "lease", "locks", "taken"] }]
+    vec![doc! { "$unset": ["step", "by", "lease", "locks", "noted", "taken"] }]
 }
 
 /// Ends that wait for this step, and that `worker` may take it with.
@@ -136,7 +165,7 @@ pub(in crate::store::mongo) fn ended_for_good(aid: &Aid) -> Document {
 /// look again. Each part is a range of an index; `ended` is the collection it is sent to.
 pub(super) fn overdue(
     ended: &str,
-    collections: &[(String, Duration)],
+    collections: &[(String, String, Duration)],
     worker: Uuid,
     limit: i64,
 ) -> Vec<Document> {
@@ -150,36 +179,34 @@ pub(super) fn overdue(
             { "$project": { "_id": 0, "announcement": "$_id" } },
         ] } },
     ];
-    for (locks, ttl) in collections {
+    for (collection, locks, ttl) in collections {
         let latest = doc! { "$subtract": ["$$NOW", millis(*ttl)] };
         // By the ttl that is set here, so that the range of the index has an end. Who sets a shorter
         // one finds its own sooner; a lock with a longer one is not yet run out.
-        let run_out = doc! { "$and": [{ "$lt": ["$ts", latest.clone()] }, run_out(*ttl)] };
+        let run_out = doc! { "$and": [
+            { "$lte": ["$ts", latest.clone()] },
+            run_out(*ttl),
+            { "$eq": [{ "$type": "$aid" }, "string"] },
+            // Foreign programs write none. Their sessions are not ours to end.
+            { "$eq": [{ "$type": "$token" }, "string"] },
+        ] };
         stages.push(doc! { "$unionWith": { "coll": locks.as_str(), "pipeline": [
-            { "$match": {
-                "ts": { "$type": "date" },
-                "aid": { "$type": "string" },
-                // Foreign programs write none. Their sessions are not ours to end.
-                "token": { "$type": "string" },
-                "$expr": run_out,
-            } },
+            { "$match": { "ts": { "$type": "date" }, "$expr": run_out } },
             { "$sort": { "ts": 1 } },
             { "$limit": limit },
-            { "$group": {
-                "_id": "$aid",
-                "records": { "$sum": 1 },
-                "silent": { "$max": { "$not": [has_reached_max_hold()] } },
+            { "$project": {
+                "run_out": "$aid",
+                "collection": { "$literal": collection.as_str() },
+                "token": 1,
+                "by_silence": { "$not": [has_reached_max_hold()] },
             } },
-            { "$project": { "_id": 0, "run_out": "$_id", "records": 1, "silent": 1 } },
         ] } });
         stages.push(doc! { "$unionWith": { "coll": locks.as_str(), "pipeline": [
-            { "$match": { "ts": { "$type": "date" }, "$expr": { "$gte": ["$ts", latest] } } },
+            { "$match": { "ts": { "$type": "date" }, "$expr": { "$gt": ["$ts", latest.clone()] } } },
             { "$sort": { "ts": 1 } },
             { "$limit": 1 },
-            { "$project": {
-                "_id": 0,
-                "next": { "$subtract": [{ "$add": ["$ts", millis(*ttl)] }, "$$NOW"] },
-            } },
+            // The same as `ts + ttl - now`, for any date.
+            { "$project": { "_id": 0, "next": { "$subtract": ["$ts", latest] } } },
         ] } });
     }
     stages
