@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, Holder, LockManager, MemoryStore, TryAcquire};
+use actix_doclock::{Aid, Holder, Lock, LockManager, MemoryStore, TryAcquire};
 use tokio::time::{sleep, timeout};
 
 use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, key};
@@ -120,6 +120,38 @@ async fn a_holder_gives_up_before_another_one_is_let_in() {
     };
     let taken_over = taken_over.await;
     assert!(lock.expires_at <= taken_over, "by its local deadline");
+    timeout(SOON, lost).await.unwrap();
+}
+
+/// In a rolling change of the ttl, another server has renewed for less than this one believed in.
+#[tokio::test]
+async fn a_shorter_lease_counts_as_soon_as_it_is_known() {
+    let (app, _) = two_servers().await;
+    let shorter =
+        |settings: actix_doclock::LockManagerBuilder| settings.ttl(Duration::from_secs(1));
+    let other = App::with(app.store.database(), shorter).await;
+    let alice = Aid::new();
+    let lock = app.granted(&key("a"), &alice).await;
+    let lost = app.locks.lost(&lock);
+    other.already_mine(&key("a"), &alice).await;
+    app.locks.inspect(&key("a")).await.unwrap();
+    timeout(SOON, lost).await.expect("it runs out in a second");
+}
+
+#[tokio::test]
+async fn the_token_of_one_lock_says_nothing_about_another() {
+    let (app, _) = two_servers().await;
+    let (alice, bob) = (Aid::new(), Aid::new());
+    let a = app.granted(&key("a"), &alice).await;
+    let b = app.granted(&key("b"), &alice).await;
+    let mut lost = Box::pin(app.locks.lost(&a));
+    let wrong = [Lock { key: key("b"), ..a.clone() }, Lock { aid: bob, ..a.clone() }];
+    for lock in wrong {
+        app.locks.release(&lock).await.unwrap();
+    }
+    assert!(timeout(A_WHILE, &mut lost).await.is_err());
+    app.locks.release(&b).await.unwrap();
+    app.locks.release(&a).await.unwrap();
     timeout(SOON, lost).await.unwrap();
 }
 

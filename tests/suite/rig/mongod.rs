@@ -11,6 +11,8 @@ use tokio::time::sleep;
 use super::server::{self, Server};
 use super::{client, share};
 
+const EAGER: &str = "ttlMonitorSleepSecs=1";
+
 /// An election of one takes a tenth of a second.
 const PRIMARY_WITHIN: Duration = Duration::from_secs(30);
 
@@ -37,10 +39,7 @@ impl Mongod {
     /// As [`Self::start_standalone`], but what has run out is removed every second and not every
     /// minute. Not a parameter of the running server: that would count from the next minute on.
     pub(crate) async fn start_with_eager_ttl_monitor() -> Self {
-        Self::start(Kind::Standalone, |port| {
-            arguments(port, &["--setParameter", "ttlMonitorSleepSecs=1"])
-        })
-        .await
+        Self::start(Kind::Standalone, |port| arguments(port, &["--setParameter", EAGER])).await
     }
 
     /// A replica set of one member, already primary.
@@ -217,5 +216,15 @@ fn arguments(port: u16, more: &[&str]) -> Vec<String> {
         ["--setParameter", "enableTestCommands=1"],
     ];
     let flags = ["--nounixsocket", "--quiet"];
-    common.iter().flatten().chain(&flags).chain(more).map(ToString::to_string).collect()
+    // Tests make locks older. What removes them then is to be the crate, unless it is about this.
+    let no_monitor = ["--setParameter", "ttlMonitorEnabled=false"];
+    let no_monitor = if more.contains(&EAGER) { &[][..] } else { &no_monitor };
+    common
+        .iter()
+        .flatten()
+        .chain(&flags)
+        .chain(no_monitor)
+        .chain(more)
+        .map(ToString::to_string)
+        .collect()
 }

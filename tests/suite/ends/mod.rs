@@ -1,6 +1,8 @@
 //! Sessions end, by whatever cause and on whatever server: their locks go, and the application is
 //! told once.
 
+mod interleaved;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write, stdin};
@@ -417,6 +419,55 @@ async fn let_leases_pass(database: &Database) {
     let ended: Collection<Document> = database.collection("doclock.ended");
     let pass = vec![doc! { "$set": { "lease": { "$subtract": ["$lease", 600_000] } } }];
     ended.update_many(doc! { "lease": { "$exists": true } }, pass).await.unwrap();
+}
+
+/// "For ever" as some programs write it. It must not be in the way of anybody else.
+#[tokio::test]
+async fn no_date_of_a_foreign_record_stops_the_reaper() {
+    let database = replica_set().await;
+    let app = App::on(&database).await;
+    let alice = sessions(&app, 1).await.remove(0);
+    silence_all(&database, TTL).await;
+    for (id, ms) in [("max", i64::MAX), ("min", i64::MIN), ("before 1970", -1)] {
+        let foreign = doc! { "_id": id, "ts": DateTime::from_millis(ms), "aid": "x", "token": "x" };
+        lock_records(&database).insert_one(foreign).await.unwrap();
+        app.locks.sweep().await.unwrap_or_else(|e| panic!("{id}: {e}"));
+    }
+    assert_eq!(app.locks.list_of(&alice).await.unwrap().len(), 0);
+    assert!(
+        lock_records(&database).find_one(doc! { "aid": alice.as_str() }).await.unwrap().is_none()
+    );
+}
+
+/// A server that is just starting does not know all types yet.
+#[tokio::test]
+async fn the_reaper_waits_until_all_types_are_registered() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Later {
+        #[serde(rename = "_id")]
+        id: String,
+    }
+    impl actix_doclock::Lockable for Later {
+        type Id = String;
+        const COLLECTION: &'static str = "later";
+    }
+    let database = replica_set().await;
+    let before = App::on(&database).await;
+    before.locks.register::<Later>().await.unwrap();
+    let alice = sessions(&before, 1).await.remove(0);
+    silence_all(&database, TTL).await;
+    let live = actix_doclock::LockKey::of::<Later>("live".into()).unwrap();
+    before.granted(&live, &alice).await;
+
+    let heard = Heard::default();
+    let interval = Duration::from_secs(2);
+    let app =
+        App::with(&database, |settings| heard.listening()(settings).reaper_interval(interval));
+    let app = app.await;
+    app.locks.register::<Later>().await.unwrap();
+    eventually("it has swept", async || count(&database).await == 0).await;
+    app.locks.shutdown().await;
+    assert_eq!(heard.all(), [], "she holds a lock on another type");
 }
 
 /// Its program knows when its sessions end; we do not.
