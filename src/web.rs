@@ -2,6 +2,7 @@
 
 mod api;
 mod extract;
+mod memory;
 mod path;
 mod problem;
 mod request;

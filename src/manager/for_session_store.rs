@@ -29,6 +29,11 @@ impl LockManager {
         self.inner.settings.reaper_interval
     }
 
+    /// Whether any type is registered.
+    pub(crate) fn has_types(&self) -> bool {
+        !self.registered_names().is_empty()
+    }
+
     /// Cancelled when the manager is shut down, or gone.
     pub(crate) fn stop(&self) -> CancellationToken {
         self.inner.stop.token()

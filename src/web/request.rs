@@ -14,15 +14,15 @@ use actix_web::{
     HttpResponse,
     http::{
         StatusCode,
-        header::{HeaderMap, HeaderName, HeaderValue},
+        header::{HeaderMap, HeaderName, HeaderValue, SET_COOKIE},
     },
 };
 use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
 pub(super) use self::locking::Mine;
-use super::problem::misconfigured;
-use crate::{Actor, Aid, LockManager, LockToken, manager::Provisional};
+use super::{memory::memory, problem::misconfigured};
+use crate::{Actor, Aid, LockError, LockManager, LockToken, manager::Provisional};
 
 /// Where the aid is kept in the state of the session.
 pub(super) const AID: &str = "doclock.aid";
@@ -63,6 +63,8 @@ struct State {
     /// The deadline of the latest operation.
     until: Cell<Option<Instant>>,
     renewal: RefCell<Option<Receiver<()>>>,
+    /// How many cookies the answer had before that of the session.
+    cookies: Cell<usize>,
 }
 
 /// The life of a request, in the order in which it happens. For the wrap.
@@ -90,6 +92,7 @@ impl RequestLocks {
             scope: TaskTracker::new(),
             until: Cell::default(),
             renewal: RefCell::default(),
+            cookies: Cell::default(),
         }))
     }
 
@@ -104,7 +107,9 @@ impl RequestLocks {
     }
 
     /// The handler has answered; what is put into the session now is saved with it.
-    pub(super) fn before_session_is_saved(&self, status: StatusCode) {
+    pub(super) fn before_session_is_saved(&self, response: &HttpResponse<impl Sized>) {
+        let status = response.status();
+        self.0.cookies.set(response.headers().get_all(SET_COOKIE).count());
         let session = self.0.session.borrow();
         let Some(session) = session.as_ref() else { return };
         let (before, now) = (self.0.aid_before.borrow().clone(), aid_in(session));
@@ -122,6 +127,8 @@ impl RequestLocks {
             // A handler that changes the session into another one (`clear`, then a login) begins
             // a new aid with it.
             self.0.aid.take();
+            // Nor is anything of the old one left that another request has added meanwhile.
+            memory(|it| it.loaded = None);
         }
         let keeps_locks = !vanished && self.keeps(status) && !self.0.fresh.borrow().is_empty();
         // Piggybacks on a login: an aid that is there before the first lock cannot be lost between
@@ -135,6 +142,7 @@ impl RequestLocks {
             if now.as_ref() != Some(&aid) {
                 // Cannot fail for a string, and does nothing in a purged session.
                 let _ = session.insert(AID, &aid);
+                memory(|it| it.aid_is_spare = !keeps_locks);
                 self.0.manager.session_begins(&aid);
             }
         }
@@ -181,6 +189,27 @@ impl RequestLocks {
         self.0.ending.take();
         self.0.fresh.take();
         self.settle().await;
+    }
+
+    /// The session store was too late: another request has ended the session, or given it another key.
+    ///
+    /// # Errors
+    /// If the request was granted a lock: no session has the aid that it was granted to.
+    pub(super) async fn session_has_ended(
+        &self,
+        response: &mut HttpResponse<impl Sized>,
+    ) -> Result<(), LockError> {
+        if !self.0.fresh.borrow().is_empty() {
+            self.session_not_saved().await;
+            return Err(LockError::SessionEnded { ago: Duration::ZERO });
+        }
+        // The browser may have another key by now; it is not to get the dead one again.
+        let cookies: Vec<_> = response.headers().get_all(SET_COOKIE).cloned().collect();
+        response.headers_mut().remove(SET_COOKIE);
+        for cookie in cookies.into_iter().take(self.0.cookies.get()) {
+            response.headers_mut().append(SET_COOKIE, cookie);
+        }
+        Ok(())
     }
 
     fn keeps(&self, status: StatusCode) -> bool {

@@ -9,13 +9,12 @@ use actix_web::{
     dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
 };
 
-#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
-use super::session_store::with_memory;
 use super::{
+    memory::{memory, with_memory},
     problem::misconfigured,
     request::{Identify, RequestLocks},
 };
-use crate::{Actor, LockManager};
+use crate::{Actor, LockError, LockManager};
 
 type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
@@ -160,7 +159,6 @@ impl<S, B> Service<ServiceRequest> for LockingSessionMiddleware<S>
 where
     S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
     S::Future: 'static,
-    B: 'static,
 {
     type Response = ServiceResponse<B>;
     type Error = Error;
@@ -184,19 +182,24 @@ where
             req.headers(),
         );
         req.extensions_mut().insert(locks.clone());
-        let call = with_memory(self.service.call(req));
-        Box::pin(async move {
+        let call = self.service.call(req);
+        Box::pin(with_memory(async move {
             match call.await {
                 Ok(mut response) => {
+                    if memory(|it| it.has_ended) == Some(true) {
+                        locks.session_has_ended(response.response_mut()).await?;
+                    }
                     locks.session_saved(response.response_mut()).await;
                     Ok(response)
                 }
                 Err(error) => {
                     locks.session_not_saved().await;
-                    Err(error)
+                    // actix-session makes an empty 500 of what is an outage of our database.
+                    let outage = memory(|it| it.failed.take()).flatten();
+                    Err(outage.map_or(error, |outage| LockError::Store(outage).into()))
                 }
             }
-        })
+        }))
     }
 }
 
@@ -227,15 +230,9 @@ where
         Box::pin(async move {
             let response = call.await?;
             if let Some(locks) = locks {
-                locks.before_session_is_saved(response.status());
+                locks.before_session_is_saved(response.response());
             }
             Ok(response)
         })
     }
-}
-
-/// Only `MongoSessionStore` has something to remember.
-#[cfg(not(all(feature = "mongo-session", feature = "_mongo")))]
-fn with_memory<F: Future>(request: F) -> F {
-    request
 }

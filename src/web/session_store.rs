@@ -9,18 +9,16 @@ use actix_web::cookie::time::Duration as Ttl;
 use uuid::Uuid;
 
 pub use self::builder::MongoSessionStoreBuilder;
-pub(super) use self::memory::with_memory;
-use super::request::AID;
+use super::{memory::memory, request::AID};
 use crate::{
     Aid, LockError, LockManager, StoreError,
     store::{
         StoredSession,
-        mongo::sessions::{Change, Sessions, State, Updated},
+        mongo::sessions::{Change, Sessions, State, Updated, text_of},
     },
 };
 
 mod builder;
-mod memory;
 mod sweep;
 
 /// How long after the deletion of a session another one may come with its locks, at least.
@@ -57,7 +55,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// - *Time-outs* go by the database server's clock. The sliding one is that of the session middleware
 ///   (`PersistentSession` or `BrowserSession`, one day unless set). It is extended by requests that
 ///   change the session, or by all with `TtlExtensionPolicy::OnEveryRequest`. The absolute one counts
-///   from when the session got its key: from its beginning, or the last `renew`.
+///   from the beginning of the session, and a `renew` does not change that.
 /// - *Two requests at the same moment* do not undo each other's changes: only the entries that a
 ///   request has set or removed are written, in one update. That needs the wrap
 ///   [`locks.session(…)`](LockManager::session); without it the later one overwrites, as in all
@@ -77,7 +75,6 @@ struct Inner {
     sessions: Sessions,
     locks: LockManager,
     user_key: String,
-    worker: Uuid,
 }
 
 impl MongoSessionStore {
@@ -114,7 +111,8 @@ impl MongoSessionStore {
         Ok(())
     }
 
-    /// Ends all sessions of a user, as after a change of the password. Says how many there were.
+    /// Ends all sessions of a user, as after a change of the password. Says how many there were that
+    /// could be used.
     ///
     /// A login that comes at the same moment may or may not be among them.
     ///
@@ -122,18 +120,19 @@ impl MongoSessionStore {
     /// As [`revoke`](Self::revoke): some of the sessions may have been revoked.
     pub async fn revoke_all_of(&self, user: &str) -> Result<usize, LockError> {
         let of = user.to_owned();
-        let aids = self.run("looking for the sessions of a user", move |sessions| {
+        let revoked = self.run("revoking the sessions of a user", move |sessions| {
             let user = of.clone();
             async move {
-                sessions.revoke_without_aid(&user).await?;
-                sessions.aids_of(&user).await
+                // In this order, so that none is missed that is just given another aid or key.
+                let aids = sessions.aids_of(&user).await?;
+                Ok((sessions.revoke_user(&user).await?, aids))
             }
         });
-        let aids = aids.await?;
+        let (live, aids) = revoked.await?;
         for aid in &aids {
             self.revoke(aid).await?;
         }
-        Ok(aids.len())
+        Ok(live)
     }
 
     /// Runs an operation on the sessions as the manager runs its own.
@@ -150,19 +149,36 @@ impl MongoSessionStore {
         self.inner.locks.in_own_task(what, move || attempt(sessions.clone())).await
     }
 
-    fn change(&self, base: Option<State>, state: State) -> Arc<Change> {
-        Arc::new(Change::between(base, state, AID, &self.inner.user_key))
+    /// What the current request has done to the session with this key, which it has loaded if that
+    /// is known.
+    fn change(&self, key: Option<&str>, state: State) -> Arc<Change> {
+        let base = memory(|it| {
+            let (loaded, state) = it.loaded.as_ref()?;
+            (loaded == key?).then(|| (state.clone(), it.aid_is_spare))
+        });
+        let (base, aid_is_spare) = base.flatten().unzip();
+        let aid_is_spare = aid_is_spare.unwrap_or_default();
+        Arc::new(Change::between(base, state, AID, &self.inner.user_key, aid_is_spare))
     }
 
     async fn create(&self, state: State, ttl: &Ttl) -> Result<SessionKey, anyhow::Error> {
         let key = generate_session_key();
+        if memory(|it| it.has_ended) == Some(true) {
+            // This would be the session under a new key, had it not ended: nothing has this one.
+            return Ok(key);
+        }
+        // A new key for the same session does not make it younger.
+        let old_key = memory(|it| it.loaded.as_ref().map(|(key, _)| key.clone())).flatten();
+        let is_renewed = !self.change(old_key.as_deref(), state.clone()).replaces();
+        let left = memory(|it| it.absolute_left).flatten().filter(|_| is_renewed);
+
         let (change, ttl) = (self.change(None, state), std_duration(ttl));
         let name: Arc<str> = key.as_ref().into();
         let saved = self.run("saving a web session", move |sessions| {
             let (name, change) = (Arc::clone(&name), Arc::clone(&change));
-            async move { sessions.save(&name, &change, ttl).await }
+            async move { sessions.save(&name, &change, ttl, left).await }
         });
-        saved.await.map_err(memory::failed)?;
+        saved.await.map_err(failed)?;
         Ok(key)
     }
 }
@@ -174,8 +190,8 @@ impl SessionStore for MongoSessionStore {
             let name = Arc::clone(&name);
             async move { sessions.load(&name).await }
         });
-        let state = state.await.map_err(|e| LoadError::Other(memory::failed(e)))?;
-        memory::loaded(key, state.as_ref());
+        let state = state.await.map_err(|e| LoadError::Other(failed(e)))?;
+        memory(|it| it.loaded = state.clone().map(|state| (key.as_ref().to_owned(), state)));
         Ok(state)
     }
 
@@ -189,16 +205,20 @@ impl SessionStore for MongoSessionStore {
         state: State,
         ttl: &Ttl,
     ) -> Result<SessionKey, UpdateError> {
-        let change = self.change(memory::base(&key), state.clone());
+        let change = self.change(Some(key.as_ref()), state.clone());
         let (name, duration): (Arc<str>, _) = (key.as_ref().into(), std_duration(ttl));
         let updated = self.run("updating a web session", move |sessions| {
             let (name, change) = (Arc::clone(&name), Arc::clone(&change));
             async move { sessions.update(&name, &change, duration).await }
         });
-        match updated.await.map_err(|e| UpdateError::Other(memory::failed(e)))? {
-            // An ended session is over, also for a request that was under way: its key stays with
-            // the client and lets nobody in.
-            Updated::Updated | Updated::Ended => Ok(key),
+        match updated.await.map_err(|e| UpdateError::Other(failed(e)))? {
+            Updated::Updated => Ok(key),
+            // An ended session is over, also for a request that was under way: this key lets nobody
+            // in, and the wrap does not send it.
+            Updated::Ended => {
+                memory(|it| it.has_ended = true);
+                Ok(key)
+            }
             // As all other stores do.
             Updated::Unknown => self.create(state, ttl).await.map_err(UpdateError::Other),
         }
@@ -210,18 +230,32 @@ impl SessionStore for MongoSessionStore {
             let name = Arc::clone(&name);
             async move { sessions.extend(&name, ttl).await }
         });
-        extended.await.map_err(memory::failed)
+        extended.await.map_err(failed)
     }
 
     async fn delete(&self, key: &SessionKey) -> Result<(), anyhow::Error> {
         let name: Arc<str> = key.as_ref().into();
         let grace = GRACE.max(self.inner.locks.deadline() * 2);
+        let call = Uuid::new_v4();
+        // Not one that another request has cleared since.
+        let aid = memory(|it| it.loaded.as_ref()?.1.get(AID).map(|json| text_of(json))).flatten();
         let deleted = self.run("deleting a web session", move |sessions| {
-            let name = Arc::clone(&name);
-            async move { sessions.delete(&name, grace).await }
+            let (name, aid) = (Arc::clone(&name), aid.clone());
+            async move { sessions.delete(&name, aid.as_deref(), grace, call).await }
         });
-        deleted.await.map_err(memory::failed)
+        match deleted.await.map_err(failed)? {
+            None => memory(|it| it.has_ended = true),
+            Some(left) => memory(|it| it.absolute_left = left),
+        };
+        Ok(())
     }
+}
+
+/// Keeps the error for the wrap, and returns what actix-session is told.
+fn failed(error: StoreError) -> anyhow::Error {
+    let told = anyhow::Error::msg(error.to_string());
+    memory(|it| it.failed = Some(error));
+    told
 }
 
 fn std_duration(ttl: &Ttl) -> Duration {

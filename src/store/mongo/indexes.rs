@@ -91,7 +91,7 @@ async fn ensure_of_sessions(
 ) -> Result<(), Error> {
     let existing = list(database, sessions).await?;
     ensure_ttl(database, sessions, "expires", whole_seconds(remember), &existing).await?;
-    ensure(sessions, &["due", "aid", "user"], true, &existing).await
+    ensure(sessions, &["due", "by", "aid", "user"], true, &existing).await
 }
 
 async fn ensure(

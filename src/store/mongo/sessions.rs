@@ -1,7 +1,7 @@
 //! Web sessions in MongoDB. Knows nothing of actix: keys and states are strings.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     time::{Duration, SystemTime},
 };
 
@@ -18,8 +18,8 @@ use crate::{Aid, EndReason, StoreError};
 mod change;
 mod pipeline;
 
-pub(crate) use change::Change;
 use change::Fact;
+pub(crate) use change::{Change, text_of};
 
 /// How long the note of an ended session stays, and one that no sweep has come to.
 const REMEMBER: Duration = Duration::from_secs(24 * 60 * 60);
@@ -107,14 +107,18 @@ impl Sessions {
 
     /// updateOne, an upsert: inserted; or found, if this is the repetition of a save whose reply was
     /// lost, and written again.
+    ///
+    /// `absolute_left` is that of the session whose key this one replaces.
     pub(crate) async fn save(
         &self,
         key: &str,
         change: &Change,
         ttl: Duration,
+        absolute_left: Option<Duration>,
     ) -> Result<(), StoreError> {
         let record = doc! { "_id": { "$eq": hashed(key) } };
-        let create = pipeline::create(change, ttl, self.absolute);
+        let absolute = self.absolute.into_iter().chain(absolute_left).min();
+        let create = pipeline::create(change, ttl, absolute);
         let saved = self.records.update_one(record.clone(), create).upsert(true).await;
         saved.map_err(|e| store_error("saving a web session", e))?;
         // As with locks: a revocation at this moment either finds the record, or has left its note.
@@ -145,26 +149,43 @@ impl Sessions {
         Ok(if found.is_some() { Updated::Ended } else { Updated::Unknown })
     }
 
-    /// Not for every request: only if a twentieth of the time is used up.
+    /// Not for every request: only if a twentieth of the time is used up. Or if there is more than
+    /// `ttl` left, because it is set to less than before.
     pub(crate) async fn extend(&self, key: &str, ttl: Duration) -> Result<(), StoreError> {
-        let used = pipeline::live_at_most(hashed(key), ttl - ttl / 20);
-        let extended = self.records.update_one(used, pipeline::extend(ttl)).await;
+        let other = pipeline::live_for_other_than(hashed(key), ttl - ttl / 20, ttl);
+        let extended = self.records.update_one(other, pipeline::extend(ttl)).await;
         extended.map_err(|e| store_error("extending a web session", e))?;
         Ok(())
     }
 
     /// Its locks are released after `grace`, unless there is a session with the same aid by then: a
     /// new key for an old session is a deletion and a new session, too.
-    pub(crate) async fn delete(&self, key: &str, grace: Duration) -> Result<(), StoreError> {
-        self.end(doc! { "_id": { "$eq": hashed(key) } }, EndReason::LoggedOut, grace).await?;
-        Ok(())
+    ///
+    /// Answers if it was live, and of this aid if one is given, and with what is left of its absolute
+    /// time-out. `call` recognises a deletion of its own whose reply was lost.
+    pub(crate) async fn delete(
+        &self,
+        key: &str,
+        aid: Option<&str>,
+        grace: Duration,
+        call: Uuid,
+    ) -> Result<Option<Option<Duration>>, StoreError> {
+        let live = pipeline::live_or_ended_by(hashed(key), aid, call);
+        let end = pipeline::end_by(EndReason::LoggedOut, grace, call);
+        let deleted = self.records.find_one_and_update(live, end);
+        let deleted = deleted.projection(pipeline::absolute_left()).await;
+        let deleted = deleted.map_err(|e| store_error("deleting a web session", e))?;
+        Ok(deleted.map(|record| {
+            let left = record.get_i64("left").ok()?;
+            Some(Duration::from_millis(left.try_into().unwrap_or(0)))
+        }))
     }
 
     /// Ends the sessions of this aid, also those that are just being given another key.
     pub(crate) async fn revoke(&self, aid: &Aid) -> Result<(), StoreError> {
         let failed = |e| store_error("revoking a web session", e);
         let note = doc! { "_id": { "$eq": aid.as_str() } };
-        let noted = pipeline::end(EndReason::Revoked, Duration::ZERO);
+        let noted = pipeline::note_of_revocation();
         self.records.update_one(note, noted).upsert(true).await.map_err(failed)?;
         let of_aid = doc! { "aid": { "$eq": aid.as_str() } };
         self.end(of_aid, EndReason::Revoked, Duration::ZERO).await
@@ -190,7 +211,7 @@ impl Sessions {
     }
 
     /// The aids of this user's sessions; with those that are just being given another key.
-    pub(crate) async fn aids_of(&self, user: &str) -> Result<Vec<Aid>, StoreError> {
+    pub(crate) async fn aids_of(&self, user: &str) -> Result<BTreeSet<Aid>, StoreError> {
         let not_over = doc! { "$or": [
             { "ended": { "$exists": false } },
             { "due": { "$exists": true } },
@@ -199,10 +220,14 @@ impl Sessions {
         Ok(self.find(of_user).await?.iter().filter_map(aid_of).collect())
     }
 
-    /// Ends the sessions of this user that have no aid, because they were never in the wrap.
-    pub(crate) async fn revoke_without_aid(&self, user: &str) -> Result<(), StoreError> {
-        let filter = doc! { "user": { "$eq": user }, "aid": { "$exists": false } };
-        self.end(filter, EndReason::Revoked, Duration::ZERO).await
+    /// Ends the sessions of this user, and counts those that were live.
+    pub(crate) async fn revoke_user(&self, user: &str) -> Result<usize, StoreError> {
+        let mut live = doc! { "user": { "$eq": user }, "ended": { "$exists": false } };
+        live.insert("$expr", doc! { "$gt": ["$expires", "$$NOW"] });
+        let ended = pipeline::end(EndReason::Revoked, Duration::ZERO);
+        let ended = self.records.update_many(live, ended).await;
+        let ended = ended.map_err(|e| store_error("revoking the sessions of a user", e))?;
+        Ok(usize::try_from(ended.modified_count).unwrap_or(usize::MAX))
     }
 
     /// The live sessions of this user that have an aid.
@@ -237,11 +262,11 @@ impl Sessions {
     }
 
     /// At most `limit` sessions that have ended, and that no other sweep is at. One query if there
-    /// are none.
-    pub(crate) async fn take_due(&self, worker: Uuid, limit: i64) -> Result<Vec<Due>, StoreError> {
+    /// are none. `call` names this call, and is the same in its repetitions.
+    pub(crate) async fn take_due(&self, call: Uuid, limit: i64) -> Result<Vec<Due>, StoreError> {
         let failed = |e| store_error("looking for web sessions that have ended", e);
         let mut ids = Vec::new();
-        let due = self.records.find(pipeline::is_due()).sort(doc! { "due": 1 }).limit(limit);
+        let due = self.records.find(pipeline::is_due(call)).sort(doc! { "due": 1 }).limit(limit);
         let mut cursor = due.projection(doc! { "_id": 1 }).await.map_err(failed)?;
         while cursor.advance().await.map_err(failed)? {
             let record: Record = cursor.deserialize_current().map_err(failed)?;
@@ -250,10 +275,10 @@ impl Sessions {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let mut mine = pipeline::is_due();
+        let mut mine = pipeline::is_due(call);
         mine.insert("_id", doc! { "$in": ids.clone() });
-        self.records.update_many(mine, pipeline::take(worker, LEASE)).await.map_err(failed)?;
-        let mine = doc! { "_id": { "$in": ids }, "by": worker.to_string() };
+        self.records.update_many(mine, pipeline::take(call, LEASE)).await.map_err(failed)?;
+        let mine = doc! { "_id": { "$in": ids }, "by": call.to_string() };
         let due = |record: &Record| {
             Some(Due {
                 id: record.get("_id")?.clone(),
@@ -264,8 +289,7 @@ impl Sessions {
         Ok(self.find(mine).await?.iter().filter_map(due).collect())
     }
 
-    pub(crate) async fn finish(&self, due: &[Due]) -> Result<(), StoreError> {
-        let ids: Vec<_> = due.iter().map(|due| due.id.clone()).collect();
+    pub(crate) async fn finish(&self, ids: &[Bson]) -> Result<(), StoreError> {
         let finished = self.records.update_many(doc! { "_id": { "$in": ids } }, pipeline::finish());
         finished.await.map_err(|e| store_error("finishing the ends of web sessions", e))?;
         Ok(())

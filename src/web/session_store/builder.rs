@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use uuid::Uuid;
-
 use super::{Inner, MongoSessionStore, sweep};
 use crate::{LockManager, MongoStore, StoreError, store::mongo::sessions::Sessions};
 
@@ -58,7 +56,6 @@ impl MongoSessionStoreBuilder {
             sessions: sessions.await?,
             locks: self.locks,
             user_key: self.user_key,
-            worker: Uuid::new_v4(),
         });
         if let Some(interval) = inner.locks.reaper_interval() {
             tokio::spawn(sweep::run(Arc::downgrade(&inner), interval));

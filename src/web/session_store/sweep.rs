@@ -5,8 +5,9 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use tokio::time::sleep;
+use uuid::Uuid;
 
 use super::{Inner, MongoSessionStore};
 use crate::{LockError, manager::rhythm::Rhythm, store::mongo::sessions::Due};
@@ -34,25 +35,37 @@ impl MongoSessionStore {
     }
 
     async fn sweep_some(&self) -> Result<usize, LockError> {
-        let worker = self.inner.worker;
+        if !self.inner.locks.has_types() {
+            // The server is just starting, and would end sessions without releasing anything.
+            return Ok(0);
+        }
+        let call = Uuid::new_v4();
         let due = self
             .run("looking for web sessions that have ended", move |sessions| async move {
-                sessions.take_due(worker, TAKEN).await
+                sessions.take_due(call, TAKEN).await
             });
         let due = due.await?;
+        if due.is_empty() {
+            return Ok(0);
+        }
+        let (mut ended, mut failed) = (Vec::new(), None);
         for some in due.chunks(AT_ONCE) {
-            try_join_all(some.iter().map(|session| self.end(session))).await?;
+            let ends = join_all(some.iter().map(|session| self.end(session))).await;
+            for (session, end) in some.iter().zip(ends) {
+                match end {
+                    Ok(()) => ended.push(session.id.clone()),
+                    // It comes up again later. The others are not to wait for that.
+                    Err(e) => failed = Some(e),
+                }
+            }
         }
-        let swept = due.len();
-        if swept > 0 {
-            let due = Arc::new(due);
-            self.run("finishing the ends of web sessions", move |sessions| {
-                let due = Arc::clone(&due);
-                async move { sessions.finish(&due).await }
-            })
-            .await?;
-        }
-        Ok(swept)
+        let (swept, ended) = (ended.len(), Arc::new(ended));
+        self.run("finishing the ends of web sessions", move |sessions| {
+            let ended = Arc::clone(&ended);
+            async move { sessions.finish(&ended).await }
+        })
+        .await?;
+        failed.map_or(Ok(swept), Err)
     }
 
     async fn end(&self, session: &Due) -> Result<(), LockError> {

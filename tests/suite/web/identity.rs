@@ -15,11 +15,12 @@ async fn logout(identity: Identity) -> impl Responder {
     HttpResponse::NoContent()
 }
 
-async fn serve_with_identity(
+pub(super) async fn serve_with_identity<K: SessionStore + 'static>(
     locks: &LockManager,
+    sessions: K,
     identity: IdentityMiddleware,
 ) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
-    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let session = SessionMiddleware::new(sessions, Key::from(&[7; 64]));
     let app = App::new()
         .wrap(identity)
         .wrap(locks.session(session))
@@ -32,25 +33,12 @@ async fn serve_with_identity(
 #[actix_web::test]
 async fn a_login_keeps_the_locks_and_a_logout_releases_them() {
     let (locks, _) = embedded().await;
-    let app = serve_with_identity(&locks, IdentityMiddleware::default()).await;
+    let (sessions, identity) = (CookieSessionStore::default(), IdentityMiddleware::default());
+    let app = serve_with_identity(&locks, sessions, identity).await;
     let browser = Browser::new(&app);
     let token = browser.post("/note/a").await.token();
     assert_eq!(browser.post("/identity/login").await.status, 204);
     assert_eq!(browser.post("/note/a").await.token(), token);
     assert_eq!(browser.post("/identity/logout").await.status, 204);
-    assert!(locks.inspect(&key("a")).await.unwrap().is_none());
-}
-
-#[actix_web::test]
-async fn a_login_that_has_passed_its_deadline_releases_them() {
-    let (locks, _) = embedded().await;
-    let deadline = Some(Duration::from_secs(0));
-    let identity = IdentityMiddleware::builder().login_deadline(deadline).build();
-    let app = serve_with_identity(&locks, identity).await;
-    let browser = Browser::new(&app);
-    browser.post("/note/a").await.token();
-    browser.post("/identity/login").await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    browser.get("/plain").await;
     assert!(locks.inspect(&key("a")).await.unwrap().is_none());
 }

@@ -5,16 +5,19 @@ mod cancellation;
 mod commands;
 mod documents;
 mod editor;
+mod heard;
 mod identity;
 mod idle;
 mod problems;
+#[cfg(feature = "mongo-session")]
+mod session_store;
 mod sessions;
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
 use actix_doclock::{
-    Actor, HeldDoc, Lock, LockError, LockKey, LockManager, Lockable, LockedDoc, MemoryStore,
-    Problem, SessionLocks, lock_api,
+    Actor, HeldDoc, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable, LockedDoc,
+    MemoryStore, Problem, SessionLocks, lock_api,
 };
 use actix_http::Request;
 use actix_session::{
@@ -57,16 +60,20 @@ fn key(id: &str) -> LockKey {
 
 /// A manager over a fresh embedded store with the notes `a` and `b`.
 async fn embedded() -> (LockManager, MemoryStore) {
+    embedded_with(|settings| settings).await
+}
+
+async fn embedded_with(
+    settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder,
+) -> (LockManager, MemoryStore) {
     let store = MemoryStore::new();
     for id in ["a", "b"] {
         store.put(id.to_owned(), &Note { id: id.to_owned(), text: "old".to_owned() }).unwrap();
     }
-    let locks = LockManager::builder(store.clone())
+    let defaults = LockManager::builder(store.clone())
         .ttl(Duration::from_secs(60))
-        .break_policy(|actor, _| actor.has_role("chief"))
-        .build()
-        .await
-        .unwrap();
+        .break_policy(|actor, _| actor.has_role("chief"));
+    let locks = settings(defaults).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     (locks, store)
 }
@@ -86,6 +93,12 @@ fn person(session: &Session) -> Option<Actor> {
 /// The routes of a small application.
 fn routes(config: &mut web::ServiceConfig) {
     async fn login(session: Session, name: web::Path<String>) -> impl Responder {
+        session.renew();
+        session.insert("name", name.into_inner()).unwrap();
+        HttpResponse::NoContent()
+    }
+    async fn switch(session: Session, name: web::Path<String>) -> impl Responder {
+        session.clear();
         session.renew();
         session.insert("name", name.into_inner()).unwrap();
         HttpResponse::NoContent()
@@ -145,6 +158,7 @@ fn routes(config: &mut web::ServiceConfig) {
     config
         .app_data(Problem::json_config())
         .route("/login/{name}", web::post().to(login))
+        .route("/switch/{name}", web::post().to(switch))
         .route("/renew", session(Session::renew))
         .route("/purge", session(Session::purge))
         .route("/clear", session(Session::clear))

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::*;
 
 /// Collects what the crate logs, to look for secrets and for advice.
-fn log_lines() -> &'static Mutex<Vec<String>> {
+pub(super) fn log_lines() -> &'static Mutex<Vec<String>> {
     struct Collect;
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     impl log::Log for Collect {

@@ -2,29 +2,141 @@
 
 use std::{cell::Cell, rc::Rc};
 
+use actix_doclock::{Aid, EndReason};
+#[cfg(feature = "mongo-session")]
+use actix_doclock::{MongoSessionStore, MongoStore};
+use actix_identity::IdentityMiddleware;
 use actix_session::storage::{LoadError, RedisSessionStore, SaveError, SessionKey, UpdateError};
+use actix_web::cookie::CookieJar;
+#[cfg(feature = "mongo-session")]
+use mongodb::{
+    Database,
+    bson::{Document, doc},
+};
 
-use super::*;
-use crate::rig;
+use super::{heard::Heard, identity::serve_with_identity, *};
+use crate::rig::{self, app::NO_DEADLINE};
+
+/// A session store to run the scenarios on, and what time and other hands do to its sessions.
+trait Sessions: Sized {
+    type Store: SessionStore + 'static;
+    /// What a session has come to that was deleted in the store.
+    const DELETED: EndReason;
+
+    async fn fresh() -> Self;
+
+    /// Another handle to it, for this manager's application.
+    async fn store(&self, locks: &LockManager) -> Self::Store;
+
+    /// Deletes the session of a browser where it is kept.
+    async fn delete<S>(&self, locks: &LockManager, browser: &Browser<'_, S>) {
+        let mut jar = CookieJar::new();
+        jar.add_original(browser.jar.borrow()["id"].clone());
+        let key = jar.private(&Key::from(&[7; 64])).get("id").unwrap().value().to_owned();
+        self.store(locks).await.delete(&key.try_into().unwrap()).await.unwrap();
+    }
+
+    async fn revoke(&self, locks: &LockManager, aid: &Aid) {
+        locks.revoke_session(aid).await.unwrap();
+    }
+
+    /// Days pass, and the store does what it does by itself.
+    async fn days_pass(&self, _: &LockManager) {}
+}
+
+struct Cookies;
+
+impl Sessions for Cookies {
+    type Store = CookieSessionStore;
+    const DELETED: EndReason = EndReason::Expired;
+
+    async fn fresh() -> Self {
+        Self
+    }
+
+    async fn store(&self, _: &LockManager) -> Self::Store {
+        CookieSessionStore::default()
+    }
+
+    async fn delete<S>(&self, _: &LockManager, browser: &Browser<'_, S>) {
+        browser.jar.borrow_mut().clear();
+    }
+}
+
+struct Redis(String);
+
+impl Sessions for Redis {
+    type Store = RedisSessionStore;
+    const DELETED: EndReason = EndReason::Expired;
+
+    async fn fresh() -> Self {
+        Self(rig::redis::shared().await)
+    }
+
+    async fn store(&self, _: &LockManager) -> Self::Store {
+        RedisSessionStore::new(&*self.0).await.unwrap()
+    }
+}
+
+#[cfg(feature = "mongo-session")]
+struct Mongo(Database);
+
+#[cfg(feature = "mongo-session")]
+impl Sessions for Mongo {
+    type Store = MongoSessionStore;
+    const DELETED: EndReason = EndReason::LoggedOut;
+
+    async fn fresh() -> Self {
+        let server = rig::mongod::shared_replica_set().await;
+        let sessions = Self(rig::fresh_database(server.uri()).await);
+        // Makes the collection ready, in no hurry.
+        let (locks, ..) = listening().await;
+        sessions.store(&locks).await;
+        sessions
+    }
+
+    async fn store(&self, locks: &LockManager) -> Self::Store {
+        MongoSessionStore::builder(&MongoStore::new(&self.0), locks).build().await.unwrap()
+    }
+
+    async fn revoke(&self, locks: &LockManager, aid: &Aid) {
+        self.store(locks).await.revoke(aid).await.unwrap();
+    }
+
+    async fn days_pass(&self, locks: &LockManager) {
+        let aged = |date: &str| doc! { "$subtract": [date, 2 * 24 * 60 * 60 * 1000_i64] };
+        let dates = doc! { "due": aged("$due"), "expires": aged("$expires") };
+        let records = self.0.collection::<Document>("doclock.session");
+        records.update_many(doc! {}, vec![doc! { "$set": dates }]).await.unwrap();
+        self.store(locks).await.sweep().await.unwrap();
+    }
+}
+
+/// A manager that sweeps only when it is told to, with a listener.
+async fn listening() -> (LockManager, MemoryStore, Heard) {
+    let heard = Heard::default();
+    let settings = |locks| heard.listening(locks).without_reaper().deadline(NO_DEADLINE);
+    let (locks, store) = embedded_with(settings).await;
+    (locks, store, heard)
+}
 
 /// One test of each scenario for each session store.
 macro_rules! on_every_session_store {
     ($(async fn $scenario:ident<$k:ident>($sessions:ident: $type:ty) $body:block)*) => {
         mod scenarios {
             use super::*;
-            $(pub(super) async fn $scenario<$k: SessionStore + 'static>($sessions: $type) $body)*
+            $(pub(super) async fn $scenario<$k: Sessions>($sessions: $type) $body)*
         }
-        mod cookies {
+        on_every_session_store!(@on cookies Cookies: $($scenario)*);
+        on_every_session_store!(@on redis Redis: $($scenario)*);
+        #[cfg(feature = "mongo-session")]
+        on_every_session_store!(@on mongo Mongo: $($scenario)*);
+    };
+    (@on $name:ident $store:ident: $($scenario:ident)*) => {
+        mod $name {
             use super::*;
             $(#[actix_web::test] async fn $scenario() {
-                scenarios::$scenario(CookieSessionStore::default()).await;
-            })*
-        }
-        mod redis {
-            use super::*;
-            $(#[actix_web::test] async fn $scenario() {
-                let url = rig::redis::shared().await;
-                scenarios::$scenario(RedisSessionStore::new(url).await.unwrap()).await;
+                scenarios::$scenario($store::fresh().await).await;
             })*
         }
     };
@@ -33,7 +145,7 @@ macro_rules! on_every_session_store {
 on_every_session_store! {
     async fn logging_out_frees_every_document_of_the_session<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         let (alice, bob) = (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
         for note in ["/note/a", "/note/b"] {
             alice.post(note).await.token();
@@ -47,7 +159,7 @@ on_every_session_store! {
 
     async fn clearing_the_session_or_removing_its_aid_frees_them_too<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         for end in ["/clear", "/forget"] {
             let alice = Browser::logged_in(&app, "alice").await;
             alice.post("/note/a").await.token();
@@ -61,7 +173,7 @@ on_every_session_store! {
 
     async fn a_renewed_session_keeps_its_locks<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         let (alice, bob) = (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
         let token = alice.post("/note/a").await.token();
         alice.post("/renew").await;
@@ -72,7 +184,7 @@ on_every_session_store! {
 
     async fn who_locks_before_logging_in_keeps_the_lock_through_the_login<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         let visitor = Browser::new(&app);
         let token = visitor.post("/note/a").await.token();
         visitor.post("/login/alice").await;
@@ -82,7 +194,7 @@ on_every_session_store! {
 
     async fn only_a_lock_that_is_kept_makes_a_session<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         alice.post("/note/a").await.token();
         let visitor = Browser::new(&app);
@@ -100,7 +212,7 @@ on_every_session_store! {
 
     async fn the_aid_is_there_from_the_login_so_first_requests_at_one_moment_share_it<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         let other_tab = alice.copy();
         let token = alice.post("/note/a").await.token();
@@ -109,7 +221,7 @@ on_every_session_store! {
 
     async fn an_ended_session_is_refused_while_that_is_news<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         alice.post("/note/a").await.token();
         let aid = locks.inspect(&key("a")).await.unwrap().unwrap().aid;
@@ -124,7 +236,7 @@ on_every_session_store! {
 
     async fn a_session_that_came_back_later_gets_a_new_aid_and_may_lock<K>(sessions: K) {
         let (locks, store) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         let (alice, bob) = (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
         alice.post("/note/a").await.token();
         let ended = locks.inspect(&key("a")).await.unwrap().unwrap().aid;
@@ -138,7 +250,7 @@ on_every_session_store! {
 
     async fn a_lock_taken_by_the_request_that_ends_the_session_goes_with_it<K>(sessions: K) {
         let (locks, _) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         for browser in [Browser::new(&app), Browser::logged_in(&app, "alice").await] {
             assert_eq!(browser.post("/note/a/purge").await.status, 204);
             assert!(locks.inspect(&key("a")).await.unwrap().is_none());
@@ -147,7 +259,7 @@ on_every_session_store! {
 
     async fn what_a_session_holds_is_renewed_by_its_requests_once_in_a_third_of_the_ttl<K>(sessions: K) {
         let (locks, store) = embedded().await;
-        let app = serve(&locks, sessions).await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         alice.post("/note/a").await.token();
         alice.post("/note/b").await.token();
@@ -166,20 +278,107 @@ on_every_session_store! {
         let (other, _) = (LockManager::builder(store.clone()).ttl(Duration::from_secs(60)), ());
         let other = other.build().await.unwrap();
         other.register::<Note>().await.unwrap();
-        let other_app = serve(&other, CookieSessionStore::default()).await;
+        let other_app = serve(&other, sessions.store(&other).await).await;
         let there = Browser { app: &other_app, jar: alice.jar.clone() };
         there.get("/plain").await;
         other.shutdown().await;
-        if there.get("/locks").await.json().as_array().is_some_and(|own| !own.is_empty()) {
-            // Only a cookie store shares its sessions with the other server of this test.
-            assert!(left("a").await.unwrap() > 30, "renewed");
-            assert!(left("b").await.unwrap() > 30, "all of them");
-            store.age(&key("a"), Duration::from_secs(50));
-            there.get("/plain").await;
-            other.shutdown().await;
-            assert!(left("a").await.unwrap() <= 10, "not due again");
+        assert!(left("a").await.unwrap() > 30, "renewed");
+        assert!(left("b").await.unwrap() > 30, "all of them");
+        store.age(&key("a"), Duration::from_secs(50));
+        there.get("/plain").await;
+        other.shutdown().await;
+        assert!(left("a").await.unwrap() <= 10, "not due again");
+    }
+
+    async fn logging_out_or_clearing_the_session_is_told_once<K>(sessions: K) {
+        for end in ["/purge", "/clear"] {
+            let (locks, store, heard) = listening().await;
+            let app = serve(&locks, sessions.store(&locks).await).await;
+            let alice = Browser::logged_in(&app, "alice").await;
+            let aid = locked_by(&alice, &locks).await;
+            alice.post(end).await;
+            assert!(is_free(&locks).await, "with the answer");
+            let told = told_in_the_end(&sessions, &locks, &store, &heard).await;
+            assert_eq!(told, [(aid, EndReason::LoggedOut)], "{end}");
         }
     }
+
+    async fn a_login_that_has_passed_its_deadline_is_a_logout<K>(sessions: K) {
+        let (locks, store, heard) = listening().await;
+        let deadline = Some(Duration::ZERO);
+        let identity = IdentityMiddleware::builder().login_deadline(deadline).build();
+        let app = serve_with_identity(&locks, sessions.store(&locks).await, identity).await;
+        let alice = Browser::new(&app);
+        let aid = locked_by(&alice, &locks).await;
+        alice.post("/identity/login").await;
+        assert!(!is_free(&locks).await, "not yet");
+        // By the clock of actix-identity, which cannot be set.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        alice.get("/plain").await;
+        assert!(is_free(&locks).await, "with the answer");
+        let told = told_in_the_end(&sessions, &locks, &store, &heard).await;
+        assert_eq!(told, [(aid, EndReason::LoggedOut)]);
+    }
+
+    async fn a_session_that_was_deleted_in_its_store_is_told_once<K>(sessions: K) {
+        let (locks, store, heard) = listening().await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        let aid = locked_by(&alice, &locks).await;
+        sessions.delete(&locks, &alice).await;
+        assert_eq!(alice.post("/note/a").await.status, 423, "she is somebody else now");
+        let told = told_in_the_end(&sessions, &locks, &store, &heard).await;
+        assert_eq!(told, [(aid, K::DELETED)]);
+        assert!(is_free(&locks).await);
+    }
+
+    async fn a_revoked_session_loses_its_locks_at_once_and_is_told_once<K>(sessions: K) {
+        let (locks, store, heard) = listening().await;
+        let app = serve(&locks, sessions.store(&locks).await).await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        let aid = locked_by(&alice, &locks).await;
+        sessions.revoke(&locks, &aid).await;
+        assert!(is_free(&locks).await, "on return");
+        assert_eq!(alice.put("/note/a", "too late").await.status.as_u16() / 100, 4);
+        let told = told_in_the_end(&sessions, &locks, &store, &heard).await;
+        assert_eq!(told, [(aid, EndReason::Revoked)]);
+        assert_eq!(text_of(&store, "a"), "old");
+    }
+}
+
+/// Has the browser lock both notes, and says by which session.
+async fn locked_by<S>(browser: &Browser<'_, S>, locks: &LockManager) -> Aid
+where
+    S: Service<Request, Response = ServiceResponse, Error = Error>,
+{
+    for note in ["/note/a", "/note/b"] {
+        browser.post(note).await.token();
+    }
+    locks.inspect(&key("a")).await.unwrap().unwrap().aid
+}
+
+async fn is_free(locks: &LockManager) -> bool {
+    locks.list().await.unwrap().is_empty()
+}
+
+/// The ends that are told by the time that nothing is left that could run out; each named both notes.
+async fn told_in_the_end(
+    sessions: &impl Sessions,
+    locks: &LockManager,
+    store: &MemoryStore,
+    heard: &Heard,
+) -> Vec<(Aid, EndReason)> {
+    sessions.days_pass(locks).await;
+    store.advance(Duration::from_secs(60));
+    locks.sweep().await.unwrap();
+    sessions.days_pass(locks).await;
+    let ended = heard.in_the_end(locks).await;
+    for ended in &ended {
+        let mut notes = ended.locks.clone();
+        notes.sort();
+        assert_eq!(notes, [key("a"), key("b")]);
+    }
+    ended.into_iter().map(|ended| (ended.aid, ended.reason)).collect()
 }
 
 /// A session store that cannot be written to for a while.

@@ -10,6 +10,8 @@ pub(crate) struct Change {
     pub(super) set: State,
     pub(super) removed: Vec<String>,
     pub(super) aid: Fact,
+    /// The entry of an aid that is only set if there is none. Not part of `set`.
+    pub(super) spare_aid: Option<(String, String)>,
     pub(super) user: Fact,
 }
 
@@ -18,25 +20,46 @@ pub(crate) struct Change {
 pub(super) enum Fact {
     Unchanged,
     Is(String),
+    IsIfNone(String),
     Gone,
 }
 
 impl Change {
-    /// Without a `base` everything is replaced. So it is by a request that has cleared the session,
-    /// whatever others have added in the meantime. `aid` and `user` are the names of the entries that
-    /// the record has beside the state, too.
-    pub(crate) fn between(base: Option<State>, state: State, aid: &str, user: &str) -> Self {
-        let is_kept = |base: &State| base.keys().any(|name| state.contains_key(name));
-        let kept = base.filter(|base| base.is_empty() || is_kept(base));
+    /// Without a `base` everything is replaced. So it is by a request that has cleared the session or
+    /// begun another one in it, whatever others have added in the meantime. `aid` and `user` are the
+    /// names of the entries that the record has beside the state, too. A spare aid gives way to one
+    /// that another request has given the session since.
+    pub(crate) fn between(
+        base: Option<State>,
+        state: State,
+        aid: &str,
+        user: &str,
+        aid_is_spare: bool,
+    ) -> Self {
+        let is_kept = |base: &State| base.is_empty() || base.keys().any(|k| state.contains_key(k));
+        let is_another = |base: &State| base.contains_key(aid) && base.get(aid) != state.get(aid);
+        let kept = base.filter(|base| is_kept(base) && !is_another(base));
         let replaces = kept.is_none();
         let base = kept.unwrap_or_default();
         let removed = base.keys().filter(|name| !state.contains_key(*name)).cloned().collect();
         let is_new = |name: &String, value: &String| base.get(name) != Some(value);
         let set = state.into_iter().filter(|(name, value)| is_new(name, value)).collect();
+        let facts = (Fact::Unchanged, Fact::Unchanged);
         let mut change =
-            Self { replaces, set, removed, aid: Fact::Unchanged, user: Fact::Unchanged };
+            Self { replaces, set, removed, aid: facts.0, spare_aid: None, user: facts.1 };
         (change.aid, change.user) = (change.fact(aid), change.fact(user));
+        if aid_is_spare && !replaces {
+            change.spare_aid = change.set.remove_entry(aid);
+            if let Some((_, json)) = &change.spare_aid {
+                change.aid = Fact::IsIfNone(text_of(json));
+            }
+        }
         change
+    }
+
+    /// Whether this begins another session rather than changing the one that was loaded.
+    pub(crate) fn replaces(&self) -> bool {
+        self.replaces
     }
 
     fn fact(&self, name: &str) -> Fact {
@@ -51,7 +74,7 @@ impl Change {
 }
 
 /// A JSON string without its quotes; anything else as it is.
-fn text_of(json: &str) -> String {
+pub(crate) fn text_of(json: &str) -> String {
     serde_json::from_str(json).unwrap_or_else(|_| json.to_owned())
 }
 
@@ -64,7 +87,7 @@ mod tests {
     }
 
     fn between(base: Option<State>, now: State) -> Change {
-        Change::between(base, now, "aid", "user")
+        Change::between(base, now, "aid", "user", false)
     }
 
     #[test]
@@ -85,6 +108,23 @@ mod tests {
             assert!(change.replaces);
             assert_eq!((change.aid, change.user), (Fact::Gone, Fact::Gone));
         }
+    }
+
+    #[test]
+    fn another_aid_is_another_session_whatever_names_its_entries_have() {
+        let before = || Some(state([("user", "\"bob\""), ("aid", "\"A\"")]));
+        for now in [state([("user", "\"eve\"")]), state([("user", "\"eve\""), ("aid", "\"B\"")])] {
+            assert!(between(before(), now).replaces);
+        }
+    }
+
+    #[test]
+    fn a_spare_aid_is_set_if_there_is_none() {
+        let now = state([("user", "\"bob\""), ("aid", "\"A\"")]);
+        let change = Change::between(Some(state([])), now, "aid", "user", true);
+        assert_eq!(change.set, state([("user", "\"bob\"")]));
+        assert_eq!(change.spare_aid, Some(("aid".into(), "\"A\"".into())));
+        assert_eq!(change.aid, Fact::IsIfNone("A".into()));
     }
 
     #[test]

@@ -1,0 +1,139 @@
+//! What else may be in the collection: edited by hand, or written by another program.
+
+use mongodb::bson::{Bson, DateTime};
+
+use super::{super::problems::log_lines, *};
+
+/// A state that no session has.
+fn broken_states() -> Vec<Bson> {
+    vec![
+        Bson::Null,
+        "dark".into(),
+        7.into(),
+        doc! { "k": "theme", "v": "\"dark\"" }.into(),
+        vec![Bson::from("theme")].into(),
+        vec![Bson::from(doc! { "k": "theme" })].into(),
+        vec![Bson::from(doc! { "k": 1, "v": "\"dark\"" })].into(),
+        vec![Bson::from(doc! { "k": "theme", "v": ["dark"] })].into(),
+        vec![Bson::from(vec![Bson::from("theme")])].into(),
+    ]
+}
+
+#[actix_web::test]
+async fn a_session_with_a_broken_state_is_over_and_that_is_logged_once() {
+    log_lines();
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/note/a").await.token();
+    let namespace = records(&server.database).namespace().to_string();
+    let logged = || {
+        let lines = log_lines().lock().unwrap();
+        lines.iter().filter(|line| line.contains(&namespace)).count()
+    };
+    for (n, state) in broken_states().into_iter().enumerate() {
+        let (session, bob) = server.session("bob", "b").await;
+        let breaking = doc! { "$set": { "state": state.clone() } };
+        records(&server.database).update_one(doc! { "user": "bob" }, breaking).await.unwrap();
+        let browser = browser_with(&app, &session);
+        for _ in 0..3 {
+            assert_eq!(browser.get("/state").await.json(), json!({}), "{state}");
+        }
+        assert_eq!(logged(), n + 1, "{state}");
+        // Its locks go with it.
+        assert_eq!(server.sessions.sweep().await.unwrap(), 1);
+        assert!(!server.is_locked("b").await);
+        assert!(server.told().await.contains(&(bob, EndReason::Expired)));
+    }
+    assert_eq!(alice.put("/note/a", "new").await.token(), token);
+}
+
+/// A request that had loaded the session before it was broken.
+#[actix_web::test]
+async fn a_broken_state_does_not_break_the_request_that_writes_to_it() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    for state in broken_states() {
+        let alice = Browser::logged_in(&app, "alice").await;
+        let break_it = async {
+            let breaking = doc! { "$set": { "state": state.clone() } };
+            records(&server.database).update_many(doc! { "user": "alice" }, breaking).await.unwrap()
+        };
+        let change = alice.post_json("/change", json!({ "wait": true, "set": { "theme": 1 } }));
+        let (answer, _) = server.while_it_waits(change, break_it).await;
+        assert_eq!(answer.status, 204, "{state}");
+        assert_eq!(alice.get("/state").await.status, 200, "{state}");
+        records(&server.database).delete_many(doc! {}).await.unwrap();
+    }
+}
+
+#[actix_web::test]
+async fn foreign_records_are_done_with_once_and_leave_the_others_alone() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/note/a").await.token();
+    let (_, bob) = server.session("bob", "b").await;
+    age(&server.database, doc! { "user": "bob" }, TWO_DAYS).await;
+
+    let past = DateTime::from_millis(1_000);
+    let far_future = DateTime::from_millis(i64::MAX);
+    let strange = vec![
+        doc! { "_id": 7, "due": past },
+        doc! { "_id": Bson::Null, "due": past },
+        doc! { "_id": { "a": [1, { "b": "c" }] }, "due": past },
+        doc! { "_id": f64::NAN, "due": past },
+        doc! { "_id": past, "due": past },
+        doc! { "_id": true, "due": past, "aid": 7, "user": { "name": "alice" } },
+        doc! { "_id": "text", "due": past, "aid": ["a"], "user": ["alice"], "by": 7 },
+        doc! { "_id": "reason", "due": past, "ended": 7, "state": "dark", "expires": "soon" },
+        doc! { "_id": "old", "due": DateTime::from_millis(i64::MIN), "expires": past },
+        doc! { "_id": "list", "due": [past], "expires": [past] },
+        doc! { "_id": "never due", "due": far_future, "expires": past },
+        doc! { "_id": "no date", "due": "soon", "expires": 7, "user": "alice" },
+        doc! { "_id": "$$ROOT", "user": { "$gt": "" }, "aid": { "$gt": "" }, "state": [[[]]] },
+    ];
+    let records = records(&server.database);
+    records.insert_many(&strange).await.unwrap();
+    let swept = timeout(NO_DEADLINE, server.sessions.sweep()).await.expect("it ends").unwrap();
+    assert!(swept >= 10, "{swept}");
+    assert_eq!(server.sessions.sweep().await.unwrap(), 0, "once");
+    assert_eq!(records.count_documents(doc! {}).await.unwrap(), 15, "nothing is removed");
+
+    assert!(!server.is_locked("b").await, "the one that was due among them");
+    assert!(server.told().await.contains(&(bob, EndReason::Expired)));
+    assert_eq!(alice.put("/note/a", "new").await.token(), token);
+    assert_eq!(server.sessions.list_of("alice").await.unwrap().len(), 1);
+    server.sessions.revoke_all_of("alice").await.unwrap();
+    assert_eq!(alice.get("/state").await.json(), json!({}));
+}
+
+/// An operator has touched it, or a server with a clock that was ahead is primary no more.
+#[actix_web::test]
+async fn a_live_session_survives_a_sweep_that_comes_too_early() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/note/a").await.token();
+    let aid = server.holder("a").await;
+    let early = doc! { "$set": { "due": DateTime::from_millis(1_000) } };
+    records(&server.database).update_one(doc! {}, early).await.unwrap();
+    timeout(NO_DEADLINE, server.sessions.sweep()).await.expect("it ends").unwrap();
+    assert_eq!(alice.get("/state").await.json(), json!({ "name": "alice" }));
+    assert_eq!(alice.put("/note/a", "new").await.token(), token);
+    age(&server.database, doc! {}, TWO_DAYS).await;
+    assert_eq!(server.sessions.sweep().await.unwrap(), 1, "when its time has come");
+    assert_eq!(server.told().await, [(aid, EndReason::Expired)]);
+}
+
+#[actix_web::test]
+async fn other_names_of_collections_are_sessions_of_their_own() {
+    let database = database().await;
+    let one = Server::on(&database).await;
+    let sessions = |builder: MongoSessionStoreBuilder| builder.collection("other.sessions");
+    let other = Server::with(&database, |locks| locks, sessions).await;
+    let (session, _) = one.session("alice", "a").await;
+    assert_eq!(other.load(&session).await, None);
+    assert_eq!(other.sessions.revoke_all_of("alice").await.unwrap(), 0);
+    assert!(one.load(&session).await.is_some());
+}
