@@ -504,7 +504,7 @@ cases! {
             let swept = sweep(store, 4).await;
             assert!(swept.sessions <= 4, "{swept:?}");
             sessions += swept.sessions;
-            assert_eq!(swept.more || sessions == 10, true, "{swept:?} after {sessions}");
+            assert!(swept.more || sessions == 10, "{swept:?} after {sessions}");
             if !swept.more {
                 break;
             }

@@ -212,7 +212,7 @@ impl SessionStore for MongoSessionStore {
             async move { sessions.update(&name, &change, duration).await }
         });
         match updated.await.map_err(|e| UpdateError::Other(failed(e)))? {
-            Updated::Updated => Ok(key),
+            Updated::Written => Ok(key),
             // An ended session is over, also for a request that was under way: this key lets nobody
             // in, and the wrap does not send it.
             Updated::Ended => {

@@ -32,7 +32,7 @@ pub(crate) type State = HashMap<String, String>;
 /// What became of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Updated {
-    Updated,
+    Written,
     /// The session has ended. Nothing was written.
     Ended,
     /// There is no such session, and none is remembered.
@@ -141,7 +141,7 @@ impl Sessions {
         let update = pipeline::update(change, ttl);
         let updated = self.records.update_one(pipeline::live(hashed(key)), update).await;
         if updated.map_err(failed)?.matched_count > 0 {
-            return Ok(Updated::Updated);
+            return Ok(Updated::Written);
         }
         let id = doc! { "_id": { "$eq": hashed(key) } };
         let found =

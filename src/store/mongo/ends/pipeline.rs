@@ -212,6 +212,11 @@ pub(super) fn overdue(
     stages
 }
 
+/// Whose records these are.
+pub(super) fn aids_of(filter: Document) -> Vec<Document> {
+    vec![doc! { "$match": filter }, doc! { "$group": { "_id": "$aid" } }]
+}
+
 fn has_step() -> Document {
     doc! { "$in": ["$step", ["release", "announce"]] }
 }

@@ -1,0 +1,96 @@
+//! Ends that somebody is to be told of.
+
+use std::time::Duration;
+
+use mongodb::bson::{Document as Record, doc};
+use uuid::Uuid;
+
+use super::{
+    super::{ENDED, MongoStore, codec, error::store_error, record::presentable},
+    names_of, pipeline,
+};
+use crate::{Aid, EndReason, SessionEnded, StoreError};
+
+impl MongoStore {
+    pub(in crate::store::mongo) async fn take_ends(
+        &self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+    ) -> Result<Vec<SessionEnded>, StoreError> {
+        let failed = |e| store_error("taking ends of sessions to announce", e);
+        let ended = &self.inner.ended;
+        let waiting = pipeline::waits_for("announce", worker);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut ids = Vec::new();
+        let mut cursor = (ended.find(waiting.clone()).projection(doc! { "_id": 1 }).limit(limit))
+            .await
+            .map_err(failed)?;
+        while cursor.advance().await.map_err(failed)? {
+            let record: Record = cursor.deserialize_current().map_err(failed)?;
+            ids.extend(record.get("_id").cloned());
+        }
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut mine = waiting;
+        mine.insert("_id", doc! { "$in": ids });
+        let taken = ended.update_many(mine.clone(), pipeline::take(worker, lease)).await;
+        taken.map_err(failed)?;
+        mine.insert("by", worker.to_string());
+        let mut taken = Vec::new();
+        let mut cursor = ended.find(mine).await.map_err(failed)?;
+        while cursor.advance().await.map_err(failed)? {
+            let record: Record = cursor.deserialize_current().map_err(failed)?;
+            match to_ended(&record) {
+                Some(end) => taken.push(end),
+                None => self.give_up(&record).await?,
+            }
+        }
+        Ok(taken)
+    }
+
+    pub(in crate::store::mongo) async fn ends_announced(
+        &self,
+        worker: Uuid,
+        ended: &[SessionEnded],
+    ) -> Result<(), StoreError> {
+        let ids: Vec<_> = ended.iter().map(|end| end.aid.as_str()).collect();
+        // The same end: its session may have been ended for good while it was announced as silent.
+        let events: Vec<_> = ended.iter().map(|end| end.event.to_string()).collect();
+        let mine = doc! {
+            "_id": { "$in": ids },
+            "event": { "$in": events },
+            "by": worker.to_string(),
+            "step": "announce",
+        };
+        let done = self.inner.ended.update_many(mine, pipeline::announced()).await;
+        done.map_err(|e| store_error("noting announced ends of sessions", e))?;
+        Ok(())
+    }
+
+    /// A record that somebody has edited cannot be announced. Said once: then it is as good as done.
+    async fn give_up(&self, record: &Record) -> Result<(), StoreError> {
+        log::warn!(
+            target: "actix_doclock::store",
+            "{ENDED} holds a record that is not ours to understand, and is left out: {:?}",
+            record.get("_id"),
+        );
+        let id = doc! { "_id": { "$eq": record.get("_id").cloned() } };
+        let done = self.inner.ended.update_one(id, pipeline::announced()).await;
+        done.map_err(|e| store_error("leaving out a broken record", e))?;
+        Ok(())
+    }
+}
+
+fn to_ended(record: &Record) -> Option<SessionEnded> {
+    Some(SessionEnded {
+        event: record.get_str("event").ok()?.parse().ok()?,
+        aid: Aid::from(record.get_str("_id").ok()?.to_owned()),
+        reason: EndReason::from_stored(record.get_str("reason").unwrap_or_default()),
+        for_good: !record.get_bool("silent").unwrap_or(false),
+        locks: names_of(record),
+        at: presentable(record.get_datetime("ts").ok().copied()),
+        repeated: record.get("taken").and_then(codec::number).is_some_and(|taken| taken > 1.0),
+    })
+}

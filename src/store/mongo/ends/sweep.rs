@@ -1,0 +1,298 @@
+//! Sessions that have fallen silent, many at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use mongodb::bson::{Bson, Document as Record, doc};
+use uuid::Uuid;
+
+use super::{
+    super::{
+        ENDED, MongoStore, codec,
+        error::store_error,
+        pipeline::{and_live, run_out},
+    },
+    NAMES_AT_ONCE, aid_of, pipeline,
+};
+use crate::{Aid, LockKey, StoreError, store::Swept};
+
+/// What the query of a sweep has found.
+#[derive(Default)]
+struct Overdue {
+    run_out: BTreeMap<Aid, Vec<RunOut>>,
+    records: usize,
+    /// Ends that somebody else began, and did not come to the end of.
+    unfinished: Vec<Aid>,
+    announcements: bool,
+    next: Option<Duration>,
+}
+
+/// A record of a lock that has run out.
+struct RunOut {
+    collection: String,
+    id: Bson,
+    token: String,
+    /// And not because of `max_hold`.
+    by_silence: bool,
+}
+
+impl RunOut {
+    fn key(&self) -> Option<LockKey> {
+        LockKey::new(self.collection.as_str(), codec::lock_id(&self.id)?).ok()
+    }
+}
+
+/// An end that this worker has claimed.
+struct Claimed {
+    aid: Aid,
+    for_good: bool,
+    /// It has the names of locks already: of an earlier attempt, or of a silence not yet announced.
+    has_names: bool,
+}
+
+impl MongoStore {
+    /// One query; and if there is something to do, about as many commands as there are steps in
+    /// [`end_for_good`](Self::end_for_good), whatever the number of sessions.
+    pub(in crate::store::mongo) async fn sweep_overdue(
+        &self,
+        collections: &[&str],
+        worker: Uuid,
+        limit: usize,
+    ) -> Result<Swept, StoreError> {
+        let found = self.overdue(collections, worker, limit).await?;
+        let mut swept = Swept {
+            sessions: 0,
+            more: false,
+            announcements: found.announcements,
+            next: found.next,
+        };
+        if found.run_out.is_empty() && found.unfinished.is_empty() {
+            return Ok(swept);
+        }
+        let run_out: Vec<_> = found.run_out.keys().cloned().collect();
+        let awake = self.awake(collections, &run_out).await?;
+        let (silent, quiet): (Vec<_>, Vec<_>) =
+            (found.run_out.into_iter()).partition(|(aid, of)| {
+                !awake.contains(aid) && of.iter().any(|record| record.by_silence)
+            });
+        self.remove_quietly(&quiet).await?;
+        let silent = silent.into_iter().map(|(aid, _)| aid);
+        let claimed =
+            self.claim(found.unfinished.into_iter().chain(silent).collect(), worker).await?;
+        // A worker that gets less than half leaves the field to the one that is at it.
+        let is_ahead = 2 * (claimed.len() + quiet.len()) > run_out.len();
+        swept.more = found.records >= limit && is_ahead;
+        swept.sessions = self.release_claimed(collections, &claimed, worker).await?;
+        swept.announcements |= swept.sessions > 0;
+        Ok(swept)
+    }
+
+    /// Locks that have run out, of sessions that have not. Just these: others may follow meanwhile.
+    async fn remove_quietly(&self, quiet: &[(Aid, Vec<RunOut>)]) -> Result<(), StoreError> {
+        let mut notes = Vec::new();
+        for (aid, of) in quiet {
+            let by_silence = of.iter().filter(|record| record.by_silence);
+            let keys: Vec<_> = by_silence.filter_map(RunOut::key).collect();
+            if let Some(first) = keys.first() {
+                let note = pipeline::note(&keys, self.prepared(first.collection())?.ttl);
+                notes.push(
+                    doc! { "q": { "_id": { "$eq": aid.as_str() } }, "u": note, "upsert": true },
+                );
+            }
+        }
+        self.update_ended(notes).await?;
+        let mut records: BTreeMap<&str, (Vec<Bson>, Vec<&str>)> = BTreeMap::new();
+        for record in quiet.iter().flat_map(|(_, of)| of) {
+            let (ids, tokens) = records.entry(&record.collection).or_default();
+            ids.push(record.id.clone());
+            tokens.push(&record.token);
+        }
+        for (collection, (ids, tokens)) in records {
+            let at = self.prepared(collection)?;
+            let mut these = doc! { "_id": { "$in": ids }, "token": { "$in": tokens } };
+            these.insert("$expr", run_out(at.ttl));
+            let deleted = at.locks.delete_many(these).await;
+            deleted.map_err(|e| store_error(format!("releasing locks in {collection}"), e))?;
+        }
+        Ok(())
+    }
+
+    async fn overdue(
+        &self,
+        collections: &[&str],
+        worker: Uuid,
+        limit: usize,
+    ) -> Result<Overdue, StoreError> {
+        let failed = |e| store_error("looking for sessions that have fallen silent", e);
+        let mut locks = Vec::new();
+        for collection in collections {
+            let at = self.prepared(collection)?;
+            locks.push(((*collection).to_owned(), at.locks.name().to_owned(), at.ttl));
+        }
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let query = pipeline::overdue(ENDED, &locks, worker, limit);
+        let mut cursor = self.inner.ended.aggregate(query).await.map_err(failed)?;
+        let mut found = Overdue::default();
+        while cursor.advance().await.map_err(failed)? {
+            let row: Record = cursor.deserialize_current().map_err(failed)?;
+            if let Ok(aid) = row.get_str("run_out") {
+                let of_aid = found.run_out.entry(Aid::from(aid.to_owned())).or_default();
+                of_aid.push(RunOut {
+                    collection: row.get_str("collection").unwrap_or_default().to_owned(),
+                    id: row.get("_id").cloned().unwrap_or(Bson::Null),
+                    token: row.get_str("token").unwrap_or_default().to_owned(),
+                    by_silence: row.get_bool("by_silence").unwrap_or(true),
+                });
+                found.records += 1;
+            } else if let Ok(aid) = row.get_str("unfinished") {
+                found.unfinished.push(Aid::from(aid.to_owned()));
+            } else if row.contains_key("announcement") {
+                found.announcements = true;
+            } else if let Ok(next) = row.get_i64("next") {
+                let next = Duration::from_millis(next.try_into().unwrap_or(0));
+                found.next = Some(found.next.map_or(next, |other| other.min(next)));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Those of the sessions that hold a live lock anywhere.
+    async fn awake(&self, collections: &[&str], aids: &[Aid]) -> Result<BTreeSet<Aid>, StoreError> {
+        let mut awake = BTreeSet::new();
+        for collection in collections {
+            let at = self.prepared(collection)?;
+            let failed = |e| store_error(format!("looking for live locks in {collection}"), e);
+            // Not the command `distinct`, which knows no `$$NOW` up to MongoDB 6.
+            let live = pipeline::aids_of(and_live(of_sessions(aids), at.ttl));
+            let mut cursor = at.locks.aggregate(live).await.map_err(failed)?;
+            while cursor.advance().await.map_err(failed)? {
+                let row: Record = cursor.deserialize_current().map_err(failed)?;
+                awake.insert(aid_of(&row, "_id"));
+            }
+        }
+        Ok(awake)
+    }
+
+    /// What of these sessions has run out, and what it locks if that can be named.
+    async fn run_out(
+        &self,
+        collections: &[&str],
+        aids: &[Aid],
+    ) -> Result<Vec<(Aid, Option<LockKey>)>, StoreError> {
+        let mut found = Vec::new();
+        for collection in collections {
+            let at = self.prepared(collection)?;
+            let failed = |e| store_error(format!("looking for locks in {collection}"), e);
+            let mut cursor = (at.locks)
+                .find(run_out_of(aids, at.ttl))
+                .projection(doc! { "aid": 1 })
+                .limit(i64::try_from(NAMES_AT_ONCE).unwrap_or(i64::MAX))
+                .await
+                .map_err(failed)?;
+            while cursor.advance().await.map_err(failed)? {
+                let record: Record = cursor.deserialize_current().map_err(failed)?;
+                let id = record.get("_id").and_then(codec::lock_id);
+                let key = id.and_then(|id| LockKey::new(*collection, id).ok());
+                found.push((aid_of(&record, "aid"), key));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes these ends this worker's, unless another one is at them.
+    async fn claim(&self, aids: Vec<Aid>, worker: Uuid) -> Result<Vec<Claimed>, StoreError> {
+        if aids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let updates = aids.iter().map(|aid| {
+            doc! {
+                "q": { "_id": { "$eq": aid.as_str() } },
+                "u": pipeline::claim(Uuid::new_v4(), worker),
+                "upsert": true,
+            }
+        });
+        self.update_ended(updates.collect()).await?;
+        self.claimed(&aids, worker).await
+    }
+
+    /// Those of the ends that are this worker's now.
+    async fn claimed(&self, aids: &[Aid], worker: Uuid) -> Result<Vec<Claimed>, StoreError> {
+        let failed = |e| store_error("claiming sessions that have fallen silent", e);
+        let ids: Vec<_> = aids.iter().map(Aid::as_str).collect();
+        let mine = doc! { "_id": { "$in": ids }, "by": worker.to_string(), "step": "release" };
+        let mut cursor = self.inner.ended.find(mine).await.map_err(failed)?;
+        let mut claimed = Vec::new();
+        while cursor.advance().await.map_err(failed)? {
+            let end: Record = cursor.deserialize_current().map_err(failed)?;
+            claimed.push(Claimed {
+                aid: aid_of(&end, "_id"),
+                for_good: !end.get_bool("silent").unwrap_or(false),
+                has_names: end.get_array("locks").is_ok_and(|names| !names.is_empty()),
+            });
+        }
+        Ok(claimed)
+    }
+
+    /// Returns how many sessions have ended by that. A silence without a lock is none: another worker
+    /// was quicker, or the session has come back.
+    async fn release_claimed(
+        &self,
+        collections: &[&str],
+        claimed: &[Claimed],
+        worker: Uuid,
+    ) -> Result<usize, StoreError> {
+        if claimed.is_empty() {
+            return Ok(0);
+        }
+        let silent: Vec<_> =
+            claimed.iter().filter(|end| !end.for_good).map(|end| end.aid.clone()).collect();
+        let mut names: BTreeMap<Aid, Vec<LockKey>> = BTreeMap::new();
+        for (aid, key) in self.run_out(collections, &silent).await? {
+            names.entry(aid).or_default().extend(key);
+        }
+        let named = names.iter().filter(|(_, keys)| !keys.is_empty()).map(|(aid, keys)| {
+            doc! {
+                "q": { "_id": { "$eq": aid.as_str() }, "by": worker.to_string() },
+                "u": pipeline::name(keys),
+            }
+        });
+        self.update_ended(named.collect()).await?;
+        // Only of those whose names are kept: after a long stall somebody else may be at them, or they
+        // have been ended for good.
+        let mine = self.claimed(&silent, worker).await?.into_iter().map(|end| end.aid);
+        let mine: Vec<_> = mine.collect();
+        self.delete_in(collections, |ttl| run_out_of(&mine, ttl)).await?;
+        for end in claimed.iter().filter(|end| end.for_good) {
+            self.release_ended(&end.aid, collections).await?;
+        }
+
+        let failed = |e| store_error("finishing the ends of sessions", e);
+        let (ended, not): (Vec<_>, Vec<_>) = (claimed.iter())
+            .partition(|end| end.for_good || end.has_names || names.contains_key(&end.aid));
+        let mine = |ends: &[&Claimed]| {
+            let ids: Vec<_> = ends.iter().map(|end| end.aid.as_str()).collect();
+            doc! { "_id": { "$in": ids }, "by": worker.to_string(), "step": "release" }
+        };
+        if !not.is_empty() {
+            self.inner.ended.delete_many(mine(&not)).await.map_err(failed)?;
+        }
+        if !ended.is_empty() {
+            let released = pipeline::released();
+            self.inner.ended.update_many(mine(&ended), released).await.map_err(failed)?;
+        }
+        Ok(ended.len())
+    }
+}
+
+fn of_sessions(aids: &[Aid]) -> Record {
+    let aids: Vec<_> = aids.iter().map(Aid::as_str).collect();
+    doc! { "aid": { "$in": aids } }
+}
+
+fn run_out_of(aids: &[Aid], ttl: Duration) -> Record {
+    let mut filter = of_sessions(aids);
+    filter.insert("$expr", run_out(ttl));
+    filter
+}
