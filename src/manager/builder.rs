@@ -88,9 +88,13 @@ impl LockManagerBuilder {
 
     /// How often to look for sessions that have fallen silent. Default 1 s, from 10 ms to 60 s.
     ///
-    /// One query of an index, jittered by a quarter; while nothing can run out, in every third
-    /// interval; after failures less and less often, at least every 10 s. Each of the sessions is ended by one server of the cluster.
-    /// Nobody waits for it: who wants a lock that has run out gets it at once.
+    /// One query of an index: when the next lock is due to run out, if that is known, and else in
+    /// every third interval. After failures less and less often, at least every 10 s. Each of the
+    /// sessions is ended by one server of the cluster. Nobody waits for it: who wants a lock that has
+    /// run out gets it at once.
+    ///
+    /// It begins one interval after the last type was registered. All servers of a cluster should
+    /// register the same types.
     pub fn reaper_interval(mut self, interval: Duration) -> Self {
         self.settings.reaper_interval = Some(interval);
         self

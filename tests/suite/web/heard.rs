@@ -24,10 +24,6 @@ impl Heard {
         self.0.lock().unwrap().clone()
     }
 
-    pub(super) fn forget(&self) {
-        self.0.lock().unwrap().clear();
-    }
-
     /// All that is to be told of what has happened until now. Shuts the manager down: more is never
     /// told.
     pub(super) async fn in_the_end(&self, locks: &LockManager) -> Vec<SessionEnded> {

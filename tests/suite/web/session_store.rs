@@ -7,7 +7,9 @@ mod ends;
 mod keys;
 mod outage;
 mod records;
+mod revival;
 mod timeouts;
+mod users;
 
 use std::collections::HashMap;
 
