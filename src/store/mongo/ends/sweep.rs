@@ -259,18 +259,20 @@ impl MongoStore {
             }
         });
         self.update_ended(named.collect()).await?;
-        // Only of those whose names are kept: after a long stall somebody else may be at them, or they
-        // have been ended for good.
-        let mine = self.claimed(&silent, worker).await?.into_iter().map(|end| end.aid);
-        let mine: Vec<_> = mine.collect();
-        self.delete_in(collections, |ttl| run_out_of(&mine, ttl)).await?;
-        for end in claimed.iter().filter(|end| end.for_good) {
+        // Only those whose names are kept: after a long stall somebody else may be at the others, or
+        // they have been ended for good.
+        let aids: Vec<_> = claimed.iter().map(|end| end.aid.clone()).collect();
+        let (for_good, silent): (Vec<_>, Vec<_>) =
+            self.claimed(&aids, worker).await?.into_iter().partition(|end| end.for_good);
+        let aids: Vec<_> = silent.iter().map(|end| end.aid.clone()).collect();
+        self.delete_in(collections, |ttl| run_out_of(&aids, ttl)).await?;
+        for end in &for_good {
             self.release_ended(&end.aid, collections).await?;
         }
 
         let failed = |e| store_error("finishing the ends of sessions", e);
-        let (ended, not): (Vec<_>, Vec<_>) = (claimed.iter())
-            .partition(|end| end.for_good || end.has_names || names.contains_key(&end.aid));
+        let (ended, not): (Vec<_>, Vec<_>) =
+            (for_good.iter().chain(&silent)).partition(|end| end.for_good || end.has_names);
         let mine = |ends: &[&Claimed]| {
             let ids: Vec<_> = ends.iter().map(|end| end.aid.as_str()).collect();
             doc! { "_id": { "$in": ids }, "by": worker.to_string(), "step": "release" }
