@@ -16,8 +16,7 @@ tokio::task_local! {
     allow(dead_code, reason = "nobody else uses it")
 )]
 pub(super) struct Memory {
-    /// The key of the session that it has loaded, and the state as it was. `None` also if it has put
-    /// another session in the place of that one.
+    /// The key of the session that it has loaded, and the state as it was.
     pub(super) loaded: Option<(String, HashMap<String, String>)>,
     /// The aid that it has given its session holds nothing.
     pub(super) aid_is_spare: bool,

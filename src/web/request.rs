@@ -127,8 +127,6 @@ impl RequestLocks {
             // A handler that changes the session into another one (`clear`, then a login) begins
             // a new aid with it.
             self.0.aid.take();
-            // Nor is anything of the old one left that another request has added meanwhile.
-            memory(|it| it.loaded = None);
         }
         let keeps_locks = !vanished && self.keeps(status) && !self.0.fresh.borrow().is_empty();
         // Piggybacks on a login: an aid that is there before the first lock cannot be lost between

@@ -84,8 +84,7 @@ impl MongoStore {
         // A worker that gets less than half leaves the field to the one that is at it.
         let is_ahead = 2 * (claimed.len() + quiet.len()) > run_out.len();
         swept.more = found.records >= limit && is_ahead;
-        swept.sessions = self.release_claimed(collections, &claimed, worker).await?;
-        swept.announcements |= swept.sessions > 0;
+        self.release_claimed(collections, &claimed, worker, &mut swept).await?;
         Ok(swept)
     }
 
@@ -235,16 +234,16 @@ impl MongoStore {
         Ok(claimed)
     }
 
-    /// Returns how many sessions have ended by that. A silence without a lock is none: another worker
-    /// was quicker, or the session has come back.
+    /// A silence without a lock is none: another worker was quicker, or the session has come back.
     async fn release_claimed(
         &self,
         collections: &[&str],
         claimed: &[Claimed],
         worker: Uuid,
-    ) -> Result<usize, StoreError> {
+        swept: &mut Swept,
+    ) -> Result<(), StoreError> {
         if claimed.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
         let silent: Vec<_> =
             claimed.iter().filter(|end| !end.for_good).map(|end| end.aid.clone()).collect();
@@ -284,7 +283,11 @@ impl MongoStore {
             let released = pipeline::released();
             self.inner.ended.update_many(mine(&ended), released).await.map_err(failed)?;
         }
-        Ok(ended.len())
+        // The others were found silent before, and have waited for their announcement.
+        let anew = |end: &&&Claimed| end.for_good || names.contains_key(&end.aid);
+        swept.sessions = ended.iter().filter(anew).count();
+        swept.announcements |= !ended.is_empty();
+        Ok(())
     }
 }
 

@@ -1,0 +1,279 @@
+//! How sessions end, and who is told.
+
+use super::*;
+
+cases! {
+    async fn the_end_of_a_session_is_remembered_from_its_first_moment<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        assert_eq!(store.session_ended(&alice).await.unwrap(), None);
+        end(store, &alice, EndReason::LoggedOut).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        end(store, &alice, EndReason::LoggedOut).await;
+        let ago = store.session_ended(&alice).await.unwrap().unwrap();
+        assert!(ago >= Duration::from_millis(4) && ago < 60 * SECOND, "{ago:?}");
+        assert_eq!(store.session_ended(&Aid::new()).await.unwrap(), None);
+    }
+
+    async fn an_ended_session_has_no_locks_and_is_announced_once_with_their_names<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        for id in ["a", "b", "run out"] {
+            granted(store, &key(id), &alice).await;
+        }
+        subject.age(&key("run out"), TTL).await;
+        let of_bob = granted(store, &key("of bob"), &bob).await;
+        assert_eq!(sorted(end(store, &alice, EndReason::Revoked).await), [key("a"), key("b")]);
+        assert_eq!(end(store, &alice, EndReason::LoggedOut).await, []);
+        assert_eq!(token_on(store, &key("a")).await, None);
+        assert_eq!(token_on(store, &key("of bob")).await, Some(of_bob));
+        let ended = announce_all(store).await;
+        assert_eq!(ended.len(), 1, "{ended:?}");
+        assert_eq!((&ended[0].aid, ended[0].reason), (&alice, EndReason::Revoked), "the first reason");
+        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("b")]);
+        assert!(!ended[0].repeated);
+        let off = SystemTime::now().duration_since(ended[0].at).unwrap_or_default();
+        assert!(off < 60 * SECOND, "ended now, not {off:?} ago");
+        end(store, &alice, EndReason::LoggedOut).await;
+        assert_eq!(announce_all(store).await, []);
+    }
+
+    async fn whatever_the_reason_an_end_is_for_good_and_there_is_one<S: Subject>(subject: &S) {
+        let store = subject.store();
+        for reason in [EndReason::LoggedOut, EndReason::Revoked, EndReason::Expired] {
+            let alice = Aid::new();
+            end(store, &alice, reason).await;
+            assert!(store.session_ended(&alice).await.unwrap().is_some(), "{reason:?}");
+            end(store, &alice, reason).await;
+            let ended = announce_all(store).await;
+            assert_eq!((ended.len(), ended[0].reason), (1, reason));
+            end(store, &alice, reason).await;
+            assert_eq!(announce_all(store).await, [], "{reason:?}");
+        }
+    }
+
+    async fn a_session_that_held_nothing_ends_with_an_announcement_too<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        end(store, &alice, EndReason::LoggedOut).await;
+        let ended = announce_all(store).await;
+        assert_eq!((ended.len(), ended[0].locks.len()), (1, 0));
+    }
+
+    async fn a_silent_session_is_swept_and_announced_with_its_locks<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        for id in ["a", "b"] {
+            granted(store, &key(id), &alice).await;
+            subject.age(&key(id), TTL).await;
+        }
+        let of_bob = granted(store, &key("of bob"), &bob).await;
+        let swept = sweep(store, 100).await;
+        assert_eq!((swept.sessions, swept.announcements), (1, true), "{swept:?}");
+        assert_eq!(token_on(store, &key("of bob")).await, Some(of_bob));
+        let ended = announce_all(store).await;
+        assert_eq!(ended.len(), 1, "{ended:?}");
+        assert_eq!((&ended[0].aid, ended[0].reason), (&alice, EndReason::Expired));
+        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("b")]);
+        let swept = sweep(store, 100).await;
+        assert_eq!((swept.sessions, swept.announcements, swept.more), (0, false, false));
+        assert_eq!(announce_all(store).await, []);
+    }
+
+    async fn a_session_with_a_live_lock_is_not_silent<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        let live = granted(store, &key("b"), &alice).await;
+        assert_eq!(sweep(store, 100).await.sessions, 0);
+        assert_eq!(announce_all(store).await, []);
+        assert_eq!(token_on(store, &key("b")).await, Some(live));
+    }
+
+    async fn what_ran_out_a_little_earlier_than_the_rest_is_named_too<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        for (aid, name) in [(&alice, "a"), (&bob, "b")] {
+            for (n, age) in [(1, TTL), (2, TTL - SECOND)] {
+                granted(store, &key(&format!("{name} {n}")), aid).await;
+                subject.age(&key(&format!("{name} {n}")), age).await;
+            }
+        }
+        assert_eq!(sweep(store, 100).await.sessions, 0, "the second ones are live");
+        subject.age(&key("a 2"), 2 * SECOND).await;
+        assert_eq!(sweep(store, 100).await.sessions, 1);
+        end(store, &bob, EndReason::LoggedOut).await;
+        for ended in announce_all(store).await {
+            assert_eq!(ended.locks.len(), 2, "{ended:?}");
+            assert_eq!(ended.for_good, ended.aid == bob);
+        }
+    }
+
+    async fn a_silent_session_may_come_back_and_fall_silent_again<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let mut events = Vec::new();
+        for id in ["a", "b"] {
+            granted(store, &key(id), &alice).await;
+            subject.age(&key(id), TTL).await;
+            assert_eq!(sweep(store, 100).await.sessions, 1, "{id}");
+            assert_eq!(store.session_ended(&alice).await.unwrap(), None, "not for good");
+            let ended = announce_all(store).await;
+            assert_eq!(ended[0].locks, [key(id)]);
+            events.push(ended[0].event);
+        }
+        assert_ne!(events[0], events[1]);
+    }
+
+    async fn a_logout_takes_a_silence_along_that_nobody_has_heard_of<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        assert_eq!(sweep(store, 100).await.sessions, 1);
+        granted(store, &key("b"), &alice).await;
+        end(store, &alice, EndReason::LoggedOut).await;
+        assert!(store.session_ended(&alice).await.unwrap().is_some());
+        let ended = announce_all(store).await;
+        assert_eq!((ended.len(), ended[0].reason), (1, EndReason::LoggedOut));
+        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("b")]);
+    }
+
+    async fn a_lock_of_an_ended_session_is_swept_without_another_announcement<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        end(store, &alice, EndReason::LoggedOut).await;
+        announce_all(store).await;
+        // Its acquirer died before it could ask whether the session has ended.
+        granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        sweep(store, 100).await;
+        assert_eq!(announce_all(store).await, []);
+        assert!(store.session_ended(&alice).await.unwrap().is_some());
+    }
+
+    async fn a_sweep_is_bounded_and_says_that_there_is_more<S: Subject>(subject: &S) {
+        let store = subject.store();
+        for n in 0..10 {
+            let id = format!("{n}");
+            granted(store, &key(&id), &Aid::new()).await;
+            subject.age(&key(&id), TTL).await;
+        }
+        let mut sessions = 0;
+        loop {
+            let swept = sweep(store, 4).await;
+            assert!(swept.sessions <= 4, "{swept:?}");
+            sessions += swept.sessions;
+            assert!(swept.more || sessions == 10, "{swept:?} after {sessions}");
+            if !swept.more {
+                break;
+            }
+        }
+        assert_eq!(sessions, 10);
+        assert_eq!(announce_all(store).await.len(), 10);
+    }
+
+    async fn a_sweep_says_how_soon_a_lock_can_run_out<S: Subject>(subject: &S) {
+        let store = subject.store();
+        assert_eq!(sweep(store, 100).await.next, None);
+        for id in ["a", "b"] {
+            granted(store, &key(id), &Aid::new()).await;
+        }
+        subject.age(&key("a"), TTL / 2).await;
+        let next = sweep(store, 100).await.next.unwrap();
+        assert!(next <= TTL / 2 && next > TTL / 2 - 30 * SECOND, "{next:?}");
+    }
+
+    async fn many_sweeps_at_the_same_moment_end_each_session_once<S: Subject>(subject: &S) {
+        const SESSIONS: usize = 30;
+        let store = subject.store();
+        for n in 0..SESSIONS {
+            let alice = Aid::new();
+            for id in [format!("{n} a"), format!("{n} b")] {
+                granted(store, &key(&id), &alice).await;
+                subject.age(&key(&id), TTL).await;
+            }
+        }
+        let barrier = Barrier::new(4);
+        let sweep_all = async || {
+            let worker = Uuid::new_v4();
+            barrier.wait().await;
+            let mut sessions = 0;
+            loop {
+                let swept = store.sweep(&[COLLECTION], worker, 8).await.unwrap();
+                sessions += swept.sessions;
+                if !swept.more {
+                    return sessions;
+                }
+            }
+        };
+        let swept = tokio::join!(sweep_all(), sweep_all(), sweep_all(), sweep_all());
+        let swept = swept.0 + swept.1 + swept.2 + swept.3;
+        // Whoever met another one at work has left it to that one.
+        let left = sweep(store, 100).await.sessions;
+        assert_eq!(swept + left, SESSIONS);
+        let ended = announce_all(store).await;
+        let aids: BTreeSet<_> = ended.iter().map(|ended| &ended.aid).collect();
+        assert_eq!((ended.len(), aids.len()), (SESSIONS, SESSIONS));
+        assert!(ended.iter().all(|ended| ended.locks.len() == 2), "{ended:?}");
+    }
+
+    async fn an_announcement_is_one_workers_until_its_lease_has_passed<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let (dies, lives) = (Uuid::new_v4(), Uuid::new_v4());
+        end(store, &alice, EndReason::LoggedOut).await;
+        let first = store.take_announcements(dies, 60 * SECOND, 10).await.unwrap();
+        assert_eq!((first.len(), first[0].repeated), (1, false));
+        assert_eq!(store.take_announcements(lives, 60 * SECOND, 10).await.unwrap(), []);
+        // It asks again because the first answer was lost, and gets a shorter lease.
+        let again = store.take_announcements(dies, Duration::from_millis(1), 10).await.unwrap();
+        assert_eq!((again[0].event, again[0].repeated), (first[0].event, false));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let second = store.take_announcements(lives, 60 * SECOND, 10).await.unwrap();
+        assert_eq!((second[0].event, second[0].repeated), (first[0].event, true));
+        // The first one wakes up; it is not its business any more.
+        store.announced(dies, &first).await.unwrap();
+        assert_eq!(store.take_announcements(lives, 60 * SECOND, 10).await.unwrap().len(), 1);
+        store.announced(lives, &second).await.unwrap();
+        assert_eq!(store.take_announcements(lives, 60 * SECOND, 10).await.unwrap(), []);
+    }
+
+    async fn announcements_are_given_out_a_few_at_a_time<S: Subject>(subject: &S) {
+        let store = subject.store();
+        for _ in 0..5 {
+            end(store, &Aid::new(), EndReason::LoggedOut).await;
+        }
+        let taken = store.take_announcements(Uuid::new_v4(), 60 * SECOND, 2).await.unwrap();
+        assert_eq!(taken.len(), 2);
+        assert_eq!(announce_all(store).await.len(), 3);
+    }
+
+    async fn max_hold_ends_a_lock_however_often_it_is_renewed<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let claim = Claim { max_hold: Some(TTL + TTL / 2), ..claim(&alice) };
+        let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
+        let left = async || store.inspect(&key("a")).await.unwrap().map(|lock| lock.expires_in());
+        assert!(left().await.unwrap() > TTL - 30 * SECOND, "the whole ttl at first");
+        subject.age(&key("a"), TTL - SECOND).await;
+        // Renewed, re-entered and saved: none of them goes beyond it.
+        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 1);
+        assert!(left().await.unwrap() <= TTL / 2 + SECOND, "{:?}", left().await);
+        let again = Claim { token: LockToken::new(), ..claim.clone() };
+        let answer = store.try_acquire(&key("a"), &again).await.unwrap();
+        assert!(matches!(answer, TryAcquire::AlreadyMine(_)), "{answer:?}");
+        assert!(left().await.unwrap() <= TTL / 2 + SECOND, "{:?}", left().await);
+        subject.put(&Page { id: "a".into(), text: "old".into() }).await;
+        let document = encoded(store, "a", "new");
+        assert_eq!(save(store, &key("a"), &alice, claim.token, &document).await, Saved::Saved);
+        assert!(left().await.unwrap() <= TTL / 2 + SECOND, "{:?}", left().await);
+        subject.age(&key("a"), TTL / 2 + SECOND).await;
+        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 0);
+        assert_eq!(left().await, None);
+    }
+
+    async fn a_lock_that_reached_max_hold_says_nothing_about_its_session<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let claim = Claim { max_hold: Some(TTL), ..claim(&alice) };
+        let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
+        subject.age(&key("a"), TTL).await;
+        assert_eq!(sweep(store, 100).await.sessions, 0);
+        assert_eq!(announce_all(store).await, []);
+        // But one that ran out before does.
+        let claim = Claim { max_hold: Some(3 * TTL), token: LockToken::new(), ..claim };
+        let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
+        subject.age(&key("a"), TTL).await;
+        assert_eq!(sweep(store, 100).await.sessions, 1);
+    }
+}

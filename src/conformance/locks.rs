@@ -1,0 +1,392 @@
+//! Locks, and saving under them.
+
+use super::*;
+
+cases! {
+    async fn a_free_document_is_granted_with_the_token_of_the_claim<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let claim = claim(&alice);
+        let TryAcquire::Granted(lock) = store.try_acquire(&key("a"), &claim).await.unwrap() else {
+            panic!("not granted");
+        };
+        assert_eq!((lock.key.clone(), lock.mode, lock.aid.clone()), (key("a"), Mode::Exclusive, alice));
+        assert_eq!((lock.token, lock.holder.clone()), (Some(claim.token), Some(claim.holder)));
+        assert!(lock.expires_in() <= TTL && lock.expires_in() > TTL - 30 * SECOND);
+        let off = SystemTime::now().duration_since(lock.since).unwrap_or_default();
+        assert!(off < 60 * SECOND, "taken now, not {off:?} ago");
+    }
+
+    async fn a_refusal_says_who_holds_it_since_when_and_how_long<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), 20 * SECOND).await;
+        let lock = held(store, &key("a"), &Aid::new()).await;
+        assert_eq!((lock.aid.clone(), lock.token), (alice, Some(token)));
+        assert_eq!(lock.holder.clone().unwrap().label, "alice");
+        assert!(lock.expires_in() <= TTL - 20 * SECOND);
+        assert_eq!(token_on(store, &key("a")).await, Some(token), "a refusal changes nothing");
+    }
+
+    async fn a_refusal_does_not_renew<S: Subject>(subject: &S) {
+        let store = subject.store();
+        granted(store, &key("a"), &Aid::new()).await;
+        subject.age(&key("a"), 30 * SECOND).await;
+        for _ in 0..2 {
+            assert!(held(store, &key("a"), &Aid::new()).await.expires_in() <= TTL - 30 * SECOND);
+        }
+    }
+
+    async fn reentry_renews_and_keeps_the_token<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), 50 * SECOND).await;
+        match store.try_acquire(&key("a"), &claim(&alice)).await.unwrap() {
+            TryAcquire::AlreadyMine(lock) => {
+                assert_eq!(lock.token, Some(token));
+                assert!(lock.expires_in() > TTL - 30 * SECOND, "renewed");
+            }
+            other => panic!("not already mine: {other:?}"),
+        }
+    }
+
+    async fn a_repeated_claim_recognises_its_own_grant<S: Subject>(subject: &S) {
+        let (store, claim) = (subject.store(), claim(&Aid::new()));
+        for _ in 0..3 {
+            match store.try_acquire(&key("a"), &claim).await.unwrap() {
+                TryAcquire::Granted(lock) => assert_eq!(lock.token, Some(claim.token)),
+                other => panic!("not granted: {other:?}"),
+            }
+        }
+        assert_eq!(store.list(COLLECTION, None, 10).await.unwrap().len(), 1);
+    }
+
+    async fn a_lock_that_has_run_out_is_taken_over_at_once<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let old = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        let new = granted(store, &key("a"), &bob).await;
+        assert_ne!(old, new);
+        let lock = store.inspect(&key("a")).await.unwrap().unwrap();
+        assert_eq!((lock.aid, lock.token), (bob, Some(new)));
+    }
+
+    async fn the_ttl_of_the_holder_counts_not_that_of_the_contender<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), 30 * SECOND).await;
+        let hasty = Claim { ttl: SECOND, ..claim(&bob) };
+        let answer = store.try_acquire(&key("a"), &hasty).await.unwrap();
+        assert!(matches!(answer, TryAcquire::Held(_)), "robbed by a shorter ttl: {answer:?}");
+
+        let short = Claim { ttl: SECOND, ..claim(&alice) };
+        let _ = store.try_acquire(&key("b"), &short).await.unwrap();
+        subject.age(&key("b"), 2 * SECOND).await;
+        granted(store, &key("b"), &bob).await;
+    }
+
+    async fn after_expiry_the_same_session_gets_a_new_token<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let old = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        assert_ne!(granted(store, &key("a"), &alice).await, old);
+    }
+
+    async fn renewal_is_of_all_live_locks_of_the_session_and_of_no_others<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        for id in ["a", "b"] {
+            granted(store, &key(id), &alice).await;
+        }
+        granted(store, &key("of bob"), &bob).await;
+        for id in ["a", "b", "of bob"] {
+            subject.age(&key(id), 50 * SECOND).await;
+        }
+        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 2);
+        for lock in store.list(COLLECTION, None, 10).await.unwrap() {
+            assert_eq!(lock.expires_in() > TTL - 30 * SECOND, lock.aid == alice, "{lock:?}");
+        }
+        assert_eq!(store.renew(COLLECTION, &Aid::new()).await.unwrap(), 0);
+    }
+
+    async fn renewal_keeps_the_token_and_does_not_revive<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 1);
+        assert_eq!(token_on(store, &key("a")).await, Some(token));
+        subject.age(&key("a"), TTL).await;
+        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 0);
+        assert_eq!(token_on(store, &key("a")).await, None);
+    }
+
+    async fn a_released_document_is_free_and_releasing_again_is_as_good<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        assert_eq!(store.release(&key("a"), &alice, token).await.unwrap(), Released::Released);
+        assert_eq!(store.release(&key("a"), &alice, token).await.unwrap(), Released::AlreadyGone);
+        granted(store, &key("a"), &Aid::new()).await;
+    }
+
+    async fn a_late_release_does_not_remove_a_newer_lock_of_the_same_session<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let old = granted(store, &key("a"), &alice).await;
+        store.release(&key("a"), &alice, old).await.unwrap();
+        let new = granted(store, &key("a"), &alice).await;
+        assert_eq!(store.release(&key("a"), &alice, old).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(token_on(store, &key("a")).await, Some(new));
+    }
+
+    async fn nobody_releases_the_lock_of_another_session<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        for (aid, token) in [(&Aid::new(), token), (&alice, LockToken::new())] {
+            let answer = store.release(&key("a"), aid, token).await.unwrap();
+            assert_eq!(answer, Released::AlreadyGone);
+        }
+        assert_eq!(token_on(store, &key("a")).await, Some(token));
+    }
+
+    async fn a_grant_is_taken_back_unless_another_request_was_told_of_it<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let claim = claim(&alice);
+        for _ in 0..2 {
+            // A repetition of the claim itself is not another request, and a renewal is none at all.
+            let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
+        }
+        store.renew(COLLECTION, &alice).await.unwrap();
+        assert_eq!(store.retract(&key("a"), &alice, claim.token).await.unwrap(), Released::Released);
+        assert_eq!(token_on(store, &key("a")).await, None);
+
+        let token = granted(store, &key("a"), &alice).await;
+        let _ = store.try_acquire(&key("a"), &self::claim(&alice)).await.unwrap();
+        assert_eq!(store.retract(&key("a"), &alice, token).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(token_on(store, &key("a")).await, Some(token), "re-entered");
+        store.release(&key("a"), &alice, token).await.unwrap();
+
+        let token = granted(store, &key("a"), &alice).await;
+        let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
+        assert_eq!(saved, Saved::Saved);
+        assert_eq!(store.retract(&key("a"), &alice, token).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(token_on(store, &key("a")).await, Some(token), "saved under");
+    }
+
+    async fn releasing_a_session_removes_and_names_its_locks_only<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        for id in ["a", "b", "run out"] {
+            granted(store, &key(id), &alice).await;
+        }
+        subject.age(&key("run out"), TTL).await;
+        let of_bob = granted(store, &key("of bob"), &bob).await;
+        let mut released = store.release_session(COLLECTION, &alice).await.unwrap();
+        released.sort();
+        assert_eq!(released, [key("a"), key("b")]);
+        assert_eq!(token_on(store, &key("a")).await, None);
+        assert_eq!(token_on(store, &key("of bob")).await, Some(of_bob));
+        assert_eq!(store.release_session(COLLECTION, &alice).await.unwrap(), []);
+    }
+
+    async fn what_has_run_out_is_neither_inspected_nor_listed<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        for (id, aid) in [("a", &alice), ("b", &alice), ("c", &bob)] {
+            granted(store, &key(id), aid).await;
+        }
+        subject.age(&key("a"), TTL).await;
+        assert!(store.inspect(&key("a")).await.unwrap().is_none());
+        let keys = |locks: Vec<Lock>| {
+            let mut keys: Vec<_> = locks.into_iter().map(|lock| lock.key).collect();
+            keys.sort();
+            keys
+        };
+        assert_eq!(keys(store.list(COLLECTION, None, 10).await.unwrap()), [key("b"), key("c")]);
+        assert_eq!(keys(store.list(COLLECTION, Some(&bob), 10).await.unwrap()), [key("c")]);
+        assert_eq!(store.list(COLLECTION, None, 1).await.unwrap().len(), 1);
+    }
+
+    async fn a_break_removes_the_lock_that_was_seen_and_no_later_one<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        granted(store, &key("a"), &alice).await;
+        let seen = store.inspect(&key("a")).await.unwrap().unwrap();
+        assert_eq!(store.break_lock(&seen).await.unwrap(), Released::Released);
+        let token = granted(store, &key("a"), &bob).await;
+        assert_eq!(store.break_lock(&seen).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(token_on(store, &key("a")).await, Some(token));
+    }
+
+    async fn a_save_under_a_live_lock_writes_and_renews<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let token = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), 50 * SECOND).await;
+        let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
+        assert_eq!(saved, Saved::Saved);
+        assert_eq!(text_of(store, &key("a")).await, "new");
+        let lock = store.inspect(&key("a")).await.unwrap().unwrap();
+        assert_eq!(lock.token, Some(token));
+        assert!(lock.expires_in() > TTL - 30 * SECOND, "renewed");
+    }
+
+    async fn a_save_is_refused_once_the_lock_has_run_out<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let token = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
+        assert_eq!(saved, Saved::Lost);
+        assert_eq!(text_of(store, &key("a")).await, "old");
+    }
+
+    async fn a_save_is_refused_under_an_earlier_lock_of_the_same_session<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let stale = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        granted(store, &key("a"), &alice).await;
+        let saved = save(store, &key("a"), &alice, stale, &encoded(store, "a", "new")).await;
+        assert_eq!(saved, Saved::Lost);
+        assert_eq!(text_of(store, &key("a")).await, "old");
+    }
+
+    async fn a_save_is_refused_after_a_takeover_a_break_or_a_release<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        put(subject, "a", "old").await;
+        let new = encoded(store, "a", "new");
+
+        let token = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        let of_bob = granted(store, &key("a"), &bob).await;
+        assert_eq!(save(store, &key("a"), &alice, token, &new).await, Saved::Lost);
+
+        store.break_lock(&store.inspect(&key("a")).await.unwrap().unwrap()).await.unwrap();
+        assert_eq!(save(store, &key("a"), &bob, of_bob, &new).await, Saved::Lost);
+
+        let token = granted(store, &key("a"), &alice).await;
+        store.release(&key("a"), &alice, token).await.unwrap();
+        assert_eq!(save(store, &key("a"), &alice, token, &new).await, Saved::Lost);
+        assert_eq!(text_of(store, &key("a")).await, "old");
+    }
+
+    async fn a_save_that_comes_after_its_deadline_writes_nothing<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let token = granted(store, &key("a"), &alice).await;
+        let document = encoded(store, "a", "new");
+        let late = store.save(&key("a"), &alice, token, &document, Instant::now()).await;
+        assert_eq!(late.unwrap_err().kind(), crate::StoreErrorKind::Unavailable);
+        assert_eq!(text_of(store, &key("a")).await, "old");
+    }
+
+    async fn a_save_does_not_bring_a_deleted_document_back<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let token = granted(store, &key("a"), &alice).await;
+        subject.delete(&key("a")).await;
+        assert!(!store.exists(&key("a")).await.unwrap());
+        let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
+        assert_eq!(saved, Saved::DocumentGone);
+        assert!(store.load(&key("a")).await.unwrap().is_none());
+    }
+
+    async fn a_save_does_not_give_a_document_another_id<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let token = granted(store, &key("a"), &alice).await;
+        let renamed = encoded(store, "b", "new");
+        let until = Instant::now() + TTL;
+        assert!(store.save(&key("a"), &alice, token, &renamed, until).await.is_err());
+        assert_eq!(text_of(store, &key("a")).await, "old");
+    }
+
+    async fn locking_leaves_the_document_byte_for_byte_as_it_was<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        put(subject, "a", "text").await;
+        let bytes = async || store.load(&key("a")).await.unwrap().unwrap().as_bytes().to_vec();
+        let before = bytes().await;
+        granted(store, &key("a"), &alice).await;
+        assert_eq!(bytes().await, before, "after acquiring");
+        store.renew(COLLECTION, &alice).await.unwrap();
+        assert_eq!(bytes().await, before, "after renewing");
+        subject.age(&key("a"), TTL).await;
+        let token = granted(store, &key("a"), &bob).await;
+        assert_eq!(bytes().await, before, "after taking over");
+        store.release(&key("a"), &bob, token).await.unwrap();
+        assert_eq!(bytes().await, before, "after releasing");
+    }
+
+    async fn ids_of_every_type_name_documents_of_their_own<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let uuid = uuid::Uuid::from_u128(5);
+        let ids: [crate::LockId; 6] = [
+            crate::LockId::ObjectId([5; 12]),
+            crate::LockId::ObjectId([5; 12]).to_string().into(),
+            5_i32.into(),
+            "5".into(),
+            uuid.into(),
+            uuid.to_string().into(),
+        ];
+        for id in &ids {
+            granted(store, &LockKey::new(COLLECTION, id.clone()).unwrap(), &alice).await;
+        }
+        let listed = store.list(COLLECTION, Some(&alice), 10).await.unwrap();
+        let shown = |id: &crate::LockId| format!("{id:?}");
+        let mut listed: Vec<_> = listed.iter().map(|lock| shown(lock.key.id())).collect();
+        let mut expected: Vec<_> = ids.iter().map(shown).collect();
+        listed.sort();
+        expected.sort();
+        assert_eq!(listed, expected, "with their types");
+        // As in MongoDB, the number is one in both widths.
+        held(store, &LockKey::new(COLLECTION, 5_i64).unwrap(), &Aid::new()).await;
+        granted(store, &LockKey::new(COLLECTION, i64::MAX).unwrap(), &alice).await;
+    }
+
+    async fn text_that_looks_like_an_operator_stays_text<S: Subject>(subject: &S) {
+        let store = subject.store();
+        let other = granted(store, &key("other"), &Aid::new()).await;
+        for hostile in ["$where", "$$ROOT", "$_id", "{\"$gt\": \"\"}", "/.*/", "../..", "a\0b", ""] {
+            let alice = Aid::from(hostile.to_owned());
+            put(subject, hostile, "text").await;
+            let claim = Claim { holder: Holder::new(hostile), ..claim(&alice) };
+            let TryAcquire::Granted(lock) = store.try_acquire(&key(hostile), &claim).await.unwrap()
+            else {
+                panic!("not granted: {hostile}");
+            };
+            assert_eq!((lock.aid, lock.holder.unwrap().label), (alice.clone(), hostile.to_owned()));
+            assert_eq!(held(store, &key(hostile), &Aid::new()).await.aid, alice);
+            assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 1, "{hostile}");
+            let document = encoded(store, hostile, hostile);
+            let saved = save(store, &key(hostile), &alice, claim.token, &document).await;
+            assert_eq!(saved, Saved::Saved, "{hostile}");
+            assert_eq!(text_of(store, &key(hostile)).await, hostile);
+            assert_eq!(store.session_ended(&alice).await.unwrap(), None);
+            assert_eq!(store.release_session(COLLECTION, &alice).await.unwrap(), [key(hostile)]);
+            granted(store, &key(hostile), &alice).await;
+            subject.age(&key(hostile), TTL).await;
+            assert_eq!(sweep(store, 100).await.sessions, 1, "{hostile}");
+            granted(store, &key("of hostile"), &alice).await;
+            assert_eq!(end(store, &alice, EndReason::LoggedOut).await.len(), 2, "{hostile}");
+            let ended = announce_all(store).await;
+            assert_eq!(ended.len(), 1, "{hostile}: {ended:?}");
+            assert_eq!(ended[0].aid, alice);
+            assert_eq!(sorted(ended[0].locks.clone()), sorted(vec![key(hostile), key("of hostile")]));
+        }
+        assert_eq!(token_on(store, &key("other")).await, Some(other));
+    }
+
+    async fn of_many_at_the_same_moment_exactly_one_wins<S: Subject>(subject: &S) {
+        const CONTENDERS: usize = 32;
+        let store = subject.store();
+        for round in 0..20 {
+            let id = format!("round {}", round / 2);
+            if round % 2 == 1 {
+                subject.age(&key(&id), TTL).await;
+            }
+            let barrier = Arc::new(Barrier::new(CONTENDERS));
+            let contend = async || {
+                barrier.wait().await;
+                let answer = store.try_acquire(&key(&id), &claim(&Aid::new())).await.unwrap();
+                matches!(answer, TryAcquire::Granted(_))
+            };
+            let answers =
+                futures_util::future::join_all((0..CONTENDERS).map(|_| contend())).await;
+            assert_eq!(answers.into_iter().filter(|won| *won).count(), 1, "round {round}");
+        }
+    }
+}
