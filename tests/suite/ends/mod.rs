@@ -602,6 +602,9 @@ struct Sweeper {
 }
 
 impl Sweeper {
+    /// What it calls itself to the server.
+    const NAME: &str = "sweeper";
+
     fn start(uri: &str, direct_uri: &str, database: &str) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
             .args([
@@ -680,6 +683,20 @@ fn to_record(ended: &SessionEnded) -> Document {
     }
 }
 
+/// The server goes on with commands that it has received when their client is killed. Late enough,
+/// one of them would take a lease anew that the test has let pass.
+async fn nothing_more_comes_from_it(database: &Database) {
+    let admin = database.client().database("admin");
+    eventually("its commands are done and its connections closed", async || {
+        let of_it = [
+            doc! { "$currentOp": { "allUsers": true, "idleConnections": true } },
+            doc! { "$match": { "appName": Sweeper::NAME } },
+        ];
+        !admin.aggregate(of_it).await.unwrap().advance().await.unwrap()
+    })
+    .await;
+}
+
 /// Killed before its first command, its second, and so on, until there is none left: another server
 /// goes on. A second announcement has the `event` of the first and says that it is `repeated`.
 #[tokio::test]
@@ -692,7 +709,8 @@ async fn a_server_that_is_killed_while_it_sweeps_leaves_nothing_undone() {
         let aids = sessions(&survivor, 3).await;
         silence_all(&database, TTL).await;
         let proxy = Proxy::start(server.port());
-        let mut sweeper = Sweeper::start(&proxy.uri(), &server.uri(), database.name());
+        let uris = [proxy.uri(), server.uri()].map(|uri| format!("{uri}&appName={}", Sweeper::NAME));
+        let mut sweeper = Sweeper::start(&uris[0], &uris[1], database.name());
         proxy.hold_any_request(commands);
         sweeper.sweep();
         let began = Instant::now();
@@ -701,7 +719,8 @@ async fn a_server_that_is_killed_while_it_sweeps_leaves_nothing_undone() {
             sleep(Duration::from_millis(5)).await;
         }
         let was_held = proxy.fired() > 0;
-        drop(sweeper);
+        drop((sweeper, proxy));
+        nothing_more_comes_from_it(&database).await;
         killed += usize::from(was_held);
 
         let_leases_pass(&database).await;
