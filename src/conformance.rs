@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use actix_doclock::{LockKey, MemoryStore, Store, conformance::{COLLECTION, Page, Subject, TTL}};
+//! use actix_doclock::{LockKey, MemoryStore, Store, Rules, conformance::{COLLECTION, Page, Subject, TTL}};
 //!
 //! struct Memory(MemoryStore);
 //!
@@ -15,7 +15,7 @@
 //!
 //!     async fn fresh() -> Self {
 //!         let store = MemoryStore::new();
-//!         store.prepare(COLLECTION, TTL).await.unwrap();
+//!         store.prepare(COLLECTION, &Rules::new(TTL)).await.unwrap();
 //!         Self(store)
 //!     }
 //!     fn store(&self) -> &MemoryStore { &self.0 }
@@ -97,8 +97,10 @@ fn claim(aid: &Aid) -> Claim {
         aid: aid.clone(),
         token: LockToken::new(),
         holder: Holder::new("alice"),
+        mode: Mode::Exclusive,
         ttl: TTL,
         max_hold: None,
+        place: None,
     }
 }
 
@@ -142,7 +144,7 @@ async fn held(store: &impl Store, key: &LockKey, aid: &Aid) -> Lock {
 }
 
 async fn token_on(store: &impl Store, key: &LockKey) -> Option<LockToken> {
-    store.inspect(key).await.unwrap().and_then(|lock| lock.token)
+    store.inspect(key, None).await.unwrap().and_then(|lock| lock.token)
 }
 
 fn encoded(store: &impl Store, id: &str, text: &str) -> StoredDocument {

@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, fmt, hash, str::FromStr, sync::Arc};
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
 /// The longest string that is taken as an id, in bytes. The server itself has no such limit.
@@ -42,6 +42,33 @@ pub trait Lockable: Serialize + DeserializeOwned + 'static {
 
     /// The name of the path parameter that carries the id, as in `/workitem/{id}`.
     const PATH_PARAM: &'static str = "id";
+
+    /// Whether each grant carries a [`FencingToken`](crate::FencingToken), for guarding things outside
+    /// the database. Default: no.
+    ///
+    /// Costs one record for each document that was ever locked, for good, because a counter must
+    /// outlive the lock. Programs that lock by inserting a record (seed protocols without this crate)
+    /// find all of these documents locked. All servers must say the same.
+    const FENCED: bool = false;
+
+    /// Whether those who wait for a document are let in in the order of arrival, over all servers.
+    /// Default: in that order within each process, and in any order between processes.
+    ///
+    /// Costs one command more for each that has to wait, and one a second for each document that is
+    /// waited for. A server that dies while somebody waits there costs the next one at most 3 s. All
+    /// servers must say the same.
+    const FAIR: bool = false;
+}
+
+/// The type of locks without a document, which [`LockKey::named`] names. Register it as any other:
+/// `locks.register::<Named>().await?`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Named {}
+
+impl Lockable for Named {
+    type Id = String;
+    const COLLECTION: &'static str = "doclock.named";
 }
 
 /// The `_id` of a document, with its BSON type.
@@ -198,6 +225,22 @@ impl LockKey {
             LockId::String(s) if s.len() > MAX_ID_BYTES => Err(InvalidKey::IdTooLong(s.len())),
             _ => Ok(Self { collection, id }),
         }
+    }
+
+    /// Names a lock without a document, for a job or for anything outside the database. Its type is
+    /// [`Named`].
+    ///
+    /// ```
+    /// use actix_doclock::LockKey;
+    ///
+    /// let key = LockKey::named("nightly-report")?;
+    /// # Ok::<(), actix_doclock::InvalidKey>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidKey::IdTooLong`] for a name of more than [`MAX_ID_BYTES`].
+    pub fn named(name: impl Into<String>) -> Result<Self, InvalidKey> {
+        Self::of::<Named>(name.into())
     }
 
     /// Names the document `id` of the type `T`.

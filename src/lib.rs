@@ -13,15 +13,16 @@ mod web;
 
 pub use ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
-pub use key::{InvalidKey, LockId, LockKey, Lockable, MAX_ID_BYTES};
-pub use lock::{Aid, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode};
+pub use key::{InvalidKey, LockId, LockKey, Lockable, MAX_ID_BYTES, Named};
+pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode};
 pub use manager::{Actor, BuildError, LockManager, LockManagerBuilder};
 #[cfg(feature = "_mongo")]
 pub use store::MongoStore;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use store::StoredSession;
 pub use store::{
-    Claim, Format, MemoryStore, Released, Saved, Store, StoredDocument, Swept, TryAcquire,
+    Change, Claim, Format, MAX_READERS, MemoryStore, Released, Rules, Saved, Store, StoredDocument,
+    Swept, TryAcquire, Watch,
 };
 pub use web::{
     Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,

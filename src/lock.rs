@@ -109,6 +109,44 @@ impl Holder {
 pub enum Mode {
     /// One holder, nobody beside it.
     Exclusive,
+    /// Any number of readers, no exclusive lock beside them.
+    Shared,
+}
+
+impl Mode {
+    /// Whether who holds a lock in this mode may do what needs one in `wanted`.
+    pub(crate) fn covers(self, wanted: Self) -> bool {
+        self == Self::Exclusive || wanted == Self::Shared
+    }
+}
+
+/// Tells a guarded thing outside the database which of two holders came later: it must refuse whoever
+/// brings a lower one than it has seen.
+///
+/// Strictly increasing for each document of a [fenced](crate::Lockable::FENCED) collection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// The token as a number.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+/// For stores, and for what was written down.
+impl From<u64> for FencingToken {
+    fn from(stored: u64) -> Self {
+        Self(stored)
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
 }
 
 /// One lock: a grant of ours, or what is known about somebody else's.
@@ -122,6 +160,9 @@ pub struct Lock {
     pub aid: Aid,
     /// The acquisition. `None` in the record of a foreign program, which writes no token.
     pub token: Option<LockToken>,
+    /// The place of this acquisition among all of the document. Only in a
+    /// [fenced](crate::Lockable::FENCED) collection.
+    pub fence: Option<FencingToken>,
     /// Who is shown. `None` in the record of a foreign program.
     pub holder: Option<Holder>,
     /// When it was taken, by the server's clock. For display.

@@ -12,8 +12,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
 use crate::{
-    Aid, EndReason, Holder, InvalidKey, Lock, LockError, LockId, LockKey, Lockable,
-    store::{DynStore, Released, TryAcquire},
+    Aid, EndReason, Holder, InvalidKey, Lock, LockError, LockId, LockKey, Lockable, Mode,
+    store::{DynStore, Released, Rules, TryAcquire},
 };
 
 mod activity;
@@ -30,7 +30,7 @@ pub(crate) mod rhythm;
 mod run;
 
 pub use builder::{BuildError, LockManagerBuilder};
-pub(crate) use operations::Acquired;
+pub(crate) use operations::{Acquired, Acquisition, Wanted};
 pub use policy::Actor;
 pub(crate) use provisional::Provisional;
 
@@ -135,8 +135,9 @@ impl LockManager {
         LockKey::new(T::COLLECTION, 0)?;
         // Building an index may take longer than a request is allowed to.
         let until = Instant::now() + self.deadline().max(Duration::from_secs(60));
-        self.run("register", until, (T::COLLECTION, self.ttl()), |store, (collection, ttl)| {
-            store.prepare(collection, *ttl)
+        let rules = Rules { ttl: self.ttl(), fenced: T::FENCED, fair: T::FAIR };
+        self.run("register", until, (T::COLLECTION, rules), |store, (collection, rules)| {
+            store.prepare(collection, rules)
         })
         .await?;
         let registered = Registered { parse_id: |text| text.parse::<T::Id>().ok().map(Into::into) };
@@ -163,7 +164,10 @@ impl LockManager {
         aid: &Aid,
         holder: &Holder,
     ) -> Result<TryAcquire, LockError> {
-        let acquired = self.acquire_by(key, aid, holder, &TaskTracker::new(), self.until()).await?;
+        let (mode, ttl) = (Mode::Exclusive, self.ttl());
+        let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
+        let wanted = Wanted { key, aid, holder, mode, ttl };
+        let acquired = self.acquire_by(&wanted, &TaskTracker::new(), self.until()).await?;
         Ok(match acquired {
             Acquired::Fresh(fresh) => TryAcquire::Granted(fresh.confirm()),
             Acquired::AlreadyMine(lock) => TryAcquire::AlreadyMine(lock),
@@ -182,7 +186,7 @@ impl LockManager {
         let until = self.until();
         let renewed = self.in_each_collection(|collection| {
             self.run("renew", until, (collection, aid.clone()), |store, (collection, aid)| {
-                store.renew(collection, aid)
+                store.renew(collection, std::slice::from_ref(aid))
             })
         });
         let renewed = renewed.await?.into_iter().sum();
@@ -200,8 +204,8 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`]. That the lock had gone already is no error.
     pub async fn release(&self, lock: &Lock) -> Result<Released, LockError> {
-        match lock.token {
-            Some(token) => self.release_by(&lock.key, &lock.aid, token, self.until()).await,
+        match Acquisition::of(lock) {
+            Some(held) => self.release_by(&held, self.until()).await,
             None => Ok(Released::AlreadyGone),
         }
     }
@@ -281,7 +285,7 @@ impl LockManager {
         actor: &Actor,
     ) -> Result<Option<Lock>, LockError> {
         let until = self.until();
-        let Some(lock) = self.inspect_by(key, until).await? else {
+        let Some(lock) = self.inspect_by(key, None, until).await? else {
             return Ok(None);
         };
         if !self.inner.settings.may_break(actor, &lock) {
@@ -290,8 +294,8 @@ impl LockManager {
         let broken =
             self.run("break_lock", until, lock.clone(), |store, lock| store.break_lock(lock));
         let broken = broken.await?;
-        if let Some(token) = lock.token {
-            self.inner.watched.ended(key, &lock.aid, token);
+        if let Some(broken) = Acquisition::of(&lock) {
+            self.inner.watched.ended(&broken);
         }
         if broken == Released::AlreadyGone {
             return Ok(None);
@@ -309,7 +313,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, LockError> {
-        self.inspect_by(key, self.until()).await
+        self.inspect_by(key, None, self.until()).await
     }
 
     /// All live locks, at most 1 000 in each registered collection.

@@ -7,13 +7,14 @@ use std::{
 
 use uuid::Uuid;
 
-use crate::{Aid, EndReason, Holder, Lock, LockKey, LockToken, SessionEnded, StoreError};
+use crate::{Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError};
 
 mod document;
 mod erased;
 mod memory;
 #[cfg(feature = "_mongo")]
 pub(crate) mod mongo;
+mod watch;
 
 pub use document::{Format, StoredDocument};
 pub(crate) use erased::{Answer, DynStore};
@@ -22,6 +23,7 @@ pub use memory::MemoryStore;
 pub use mongo::MongoStore;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use mongo::sessions::StoredSession;
+pub use watch::{Change, Watch};
 
 /// A place that keeps locks beside the documents they guard.
 ///
@@ -70,31 +72,68 @@ pub trait Store: Send + Sync + 'static {
     fn prepare(
         &self,
         collection: &str,
-        ttl: Duration,
+        rules: &Rules,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Takes the lock, renews it if the session already holds it, or says who does.
+    ///
+    /// An exclusive lock excludes everybody else; shared ones exclude exclusive ones. So a claim of
+    /// the mode [`Shared`](Mode::Shared) joins the readers, of whom each has its own token and runs
+    /// out for itself; or is answered [`AlreadyMine`](TryAcquire::AlreadyMine) with the exclusive lock
+    /// if the session holds that. At most [`MAX_READERS`] are in at the same time, the next one is
+    /// answered [`Held`](TryAcquire::Held). An exclusive claim of the only reader is an upgrade: a new
+    /// grant with the claim's token, and the shared lock is gone with it. Beside other readers it is
+    /// `Held` and changes nothing.
+    ///
+    /// `Held` names somebody who is in the way: of several readers the one who runs out last.
+    ///
+    /// In a [fair](Rules::fair) collection nobody is granted what others wait for: while places are
+    /// kept in the queue, only the first of them is let in, or several if they are readers. A claim
+    /// with [`place`](Claim::place) that is not granted has a place from then on, under its token, in
+    /// the order of the first attempts; a repetition keeps it. It lasts for that duration, or longer
+    /// by [`keep_places`](Store::keep_places). With a grant it is gone. Where nobody holds the lock
+    /// but others are before the claim, `Held` names the first of them, without a token, and as
+    /// running out when the place does. Re-entry and upgrades do not queue.
     fn try_acquire(
         &self,
         key: &LockKey,
         claim: &Claim,
     ) -> impl Future<Output = Result<TryAcquire, StoreError>> + Send;
 
-    /// Starts the lease of all live locks of the session anew, and counts them.
+    /// Starts the lease of all live locks of these sessions anew, and counts the documents.
     ///
     /// Tokens stay. What has run out is not revived.
     fn renew(
         &self,
         collection: &str,
-        aid: &Aid,
+        aids: &[Aid],
     ) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
+    /// Keeps the places of these claims in the queue of a fair collection for so long from now, and
+    /// counts those that were still there. It is one of one document that is waited for.
+    fn keep_places(
+        &self,
+        key: &LockKey,
+        tokens: &[LockToken],
+        lease: Duration,
+    ) -> impl Future<Output = Result<u64, StoreError>> + Send;
+
+    /// Gives a place in the queue of a fair collection up.
+    fn leave(
+        &self,
+        key: &LockKey,
+        token: LockToken,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
     /// Removes this acquisition of the lock, and nothing else.
+    ///
+    /// `mode` is the one in which it was granted, or [`Shared`](Mode::Shared) if that is not known.
     fn release(
         &self,
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        mode: Mode,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
     /// Removes this acquisition of the lock if nobody but its first claim was told that it is held.
@@ -107,6 +146,7 @@ pub trait Store: Send + Sync + 'static {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        mode: Mode,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
     /// Removes all locks of the session in this collection, and names those that were live. The
@@ -169,19 +209,32 @@ pub trait Store: Send + Sync + 'static {
         ended: &[SessionEnded],
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// The live lock on this document, if there is one.
+    /// The live lock on this document, if there is one: of several readers that of `aid`, else of the
+    /// one who runs out last.
     fn inspect(
         &self,
         key: &LockKey,
+        aid: Option<&Aid>,
     ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
 
-    /// At most `limit` live locks of the collection, those of one session if `aid` is given.
+    /// The live locks on at most `limit` documents of the collection, only those of these sessions if
+    /// `aids` are given. Each reader's is one.
     fn list(
         &self,
         collection: &str,
-        aid: Option<&Aid>,
+        aids: Option<&[Aid]>,
         limit: usize,
     ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
+
+    /// Tells of documents that become free, from now on. `None` if this store cannot: then who waits
+    /// must ask again and again.
+    ///
+    /// What is freed after this has returned is told, or [`Missed`](Change::Missed) is. It need not be
+    /// told that a lock has run out. Other changes may be told as well: whoever hears of one looks.
+    fn watch(
+        &self,
+        collection: &str,
+    ) -> impl Future<Output = Result<Option<Watch>, StoreError>> + Send;
 
     /// Removes exactly this lock for somebody who is not its holder, foreign locks included.
     fn break_lock(&self, seen: &Lock) -> impl Future<Output = Result<Released, StoreError>> + Send;
@@ -219,10 +272,54 @@ pub struct Claim {
     pub token: LockToken,
     /// Who is shown.
     pub holder: Holder,
+    /// How much it is to exclude.
+    pub mode: Mode,
     /// How long the lock outlives the last sign of life of its session.
     pub ttl: Duration,
     /// How long after it was granted the lock runs out, however often it is renewed.
     pub max_hold: Option<Duration>,
+    /// How long to keep a place in the queue of a [fair](Rules::fair) collection, if it is not
+    /// granted. `None` for one who does not wait.
+    pub place: Option<Duration>,
+}
+
+/// How many may hold a shared lock on one document at the same time.
+pub const MAX_READERS: usize = 1_000;
+
+/// How the locks of a collection behave. All servers of a cluster must agree on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rules {
+    /// How long a lock lives that does not say so itself, as that of a foreign program. The longest
+    /// ttl of our own.
+    pub ttl: Duration,
+    /// Each grant carries a [`FencingToken`](crate::FencingToken), higher than that of any earlier
+    /// grant on the same document. For that a record stays when its lock is gone.
+    pub fenced: bool,
+    /// Who waits is let in in the order of arrival, over all servers.
+    pub fair: bool,
+}
+
+impl Rules {
+    /// Neither fenced nor fair.
+    #[must_use]
+    pub fn new(ttl: Duration) -> Self {
+        Self { ttl, fenced: false, fair: false }
+    }
+
+    /// With fencing tokens.
+    #[must_use]
+    pub fn fenced(mut self) -> Self {
+        self.fenced = true;
+        self
+    }
+
+    /// First come, first served.
+    #[must_use]
+    pub fn fair(mut self) -> Self {
+        self.fair = true;
+        self
+    }
 }
 
 /// The answer to [`Store::try_acquire`]. Exhaustive, as the other answers are: whoever asks must

@@ -244,11 +244,11 @@ cases! {
         let (store, alice) = (subject.store(), Aid::new());
         let claim = Claim { max_hold: Some(TTL + TTL / 2), ..claim(&alice) };
         let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
-        let left = async || store.inspect(&key("a")).await.unwrap().map(|lock| lock.expires_in());
+        let left = async || store.inspect(&key("a"), None).await.unwrap().map(|lock| lock.expires_in());
         assert!(left().await.unwrap() > TTL - 30 * SECOND, "the whole ttl at first");
         subject.age(&key("a"), TTL - SECOND).await;
         // Renewed, re-entered and saved: none of them goes beyond it.
-        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 1);
+        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1);
         assert!(left().await.unwrap() <= TTL / 2 + SECOND, "{:?}", left().await);
         let again = Claim { token: LockToken::new(), ..claim.clone() };
         let answer = store.try_acquire(&key("a"), &again).await.unwrap();
@@ -259,7 +259,7 @@ cases! {
         assert_eq!(save(store, &key("a"), &alice, claim.token, &document).await, Saved::Saved);
         assert!(left().await.unwrap() <= TTL / 2 + SECOND, "{:?}", left().await);
         subject.age(&key("a"), TTL / 2 + SECOND).await;
-        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 0);
+        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 0);
         assert_eq!(left().await, None);
     }
 

@@ -66,7 +66,7 @@ cases! {
         subject.age(&key("a"), TTL).await;
         let new = granted(store, &key("a"), &bob).await;
         assert_ne!(old, new);
-        let lock = store.inspect(&key("a")).await.unwrap().unwrap();
+        let lock = store.inspect(&key("a"), None).await.unwrap().unwrap();
         assert_eq!((lock.aid, lock.token), (bob, Some(new)));
     }
 
@@ -100,37 +100,37 @@ cases! {
         for id in ["a", "b", "of bob"] {
             subject.age(&key(id), 50 * SECOND).await;
         }
-        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 2);
+        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 2);
         for lock in store.list(COLLECTION, None, 10).await.unwrap() {
             assert_eq!(lock.expires_in() > TTL - 30 * SECOND, lock.aid == alice, "{lock:?}");
         }
-        assert_eq!(store.renew(COLLECTION, &Aid::new()).await.unwrap(), 0);
+        assert_eq!(store.renew(COLLECTION, &[Aid::new()]).await.unwrap(), 0);
     }
 
     async fn renewal_keeps_the_token_and_does_not_revive<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
-        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 1);
+        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1);
         assert_eq!(token_on(store, &key("a")).await, Some(token));
         subject.age(&key("a"), TTL).await;
-        assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 0);
+        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 0);
         assert_eq!(token_on(store, &key("a")).await, None);
     }
 
     async fn a_released_document_is_free_and_releasing_again_is_as_good<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
-        assert_eq!(store.release(&key("a"), &alice, token).await.unwrap(), Released::Released);
-        assert_eq!(store.release(&key("a"), &alice, token).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::Released);
+        assert_eq!(store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
         granted(store, &key("a"), &Aid::new()).await;
     }
 
     async fn a_late_release_does_not_remove_a_newer_lock_of_the_same_session<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let old = granted(store, &key("a"), &alice).await;
-        store.release(&key("a"), &alice, old).await.unwrap();
+        store.release(&key("a"), &alice, old, Mode::Exclusive).await.unwrap();
         let new = granted(store, &key("a"), &alice).await;
-        assert_eq!(store.release(&key("a"), &alice, old).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.release(&key("a"), &alice, old, Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
         assert_eq!(token_on(store, &key("a")).await, Some(new));
     }
 
@@ -138,7 +138,7 @@ cases! {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
         for (aid, token) in [(&Aid::new(), token), (&alice, LockToken::new())] {
-            let answer = store.release(&key("a"), aid, token).await.unwrap();
+            let answer = store.release(&key("a"), aid, token, Mode::Exclusive).await.unwrap();
             assert_eq!(answer, Released::AlreadyGone);
         }
         assert_eq!(token_on(store, &key("a")).await, Some(token));
@@ -152,20 +152,20 @@ cases! {
             // A repetition of the claim itself is not another request, and a renewal is none at all.
             let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
         }
-        store.renew(COLLECTION, &alice).await.unwrap();
-        assert_eq!(store.retract(&key("a"), &alice, claim.token).await.unwrap(), Released::Released);
+        store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+        assert_eq!(store.retract(&key("a"), &alice, claim.token, Mode::Exclusive).await.unwrap(), Released::Released);
         assert_eq!(token_on(store, &key("a")).await, None);
 
         let token = granted(store, &key("a"), &alice).await;
         let _ = store.try_acquire(&key("a"), &self::claim(&alice)).await.unwrap();
-        assert_eq!(store.retract(&key("a"), &alice, token).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.retract(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
         assert_eq!(token_on(store, &key("a")).await, Some(token), "re-entered");
-        store.release(&key("a"), &alice, token).await.unwrap();
+        store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap();
 
         let token = granted(store, &key("a"), &alice).await;
         let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
         assert_eq!(saved, Saved::Saved);
-        assert_eq!(store.retract(&key("a"), &alice, token).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.retract(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
         assert_eq!(token_on(store, &key("a")).await, Some(token), "saved under");
     }
 
@@ -190,21 +190,21 @@ cases! {
             granted(store, &key(id), aid).await;
         }
         subject.age(&key("a"), TTL).await;
-        assert!(store.inspect(&key("a")).await.unwrap().is_none());
+        assert!(store.inspect(&key("a"), None).await.unwrap().is_none());
         let keys = |locks: Vec<Lock>| {
             let mut keys: Vec<_> = locks.into_iter().map(|lock| lock.key).collect();
             keys.sort();
             keys
         };
         assert_eq!(keys(store.list(COLLECTION, None, 10).await.unwrap()), [key("b"), key("c")]);
-        assert_eq!(keys(store.list(COLLECTION, Some(&bob), 10).await.unwrap()), [key("c")]);
+        assert_eq!(keys(store.list(COLLECTION, Some(std::slice::from_ref(&bob)), 10).await.unwrap()), [key("c")]);
         assert_eq!(store.list(COLLECTION, None, 1).await.unwrap().len(), 1);
     }
 
     async fn a_break_removes_the_lock_that_was_seen_and_no_later_one<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         granted(store, &key("a"), &alice).await;
-        let seen = store.inspect(&key("a")).await.unwrap().unwrap();
+        let seen = store.inspect(&key("a"), None).await.unwrap().unwrap();
         assert_eq!(store.break_lock(&seen).await.unwrap(), Released::Released);
         let token = granted(store, &key("a"), &bob).await;
         assert_eq!(store.break_lock(&seen).await.unwrap(), Released::AlreadyGone);
@@ -219,7 +219,7 @@ cases! {
         let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
         assert_eq!(saved, Saved::Saved);
         assert_eq!(text_of(store, &key("a")).await, "new");
-        let lock = store.inspect(&key("a")).await.unwrap().unwrap();
+        let lock = store.inspect(&key("a"), None).await.unwrap().unwrap();
         assert_eq!(lock.token, Some(token));
         assert!(lock.expires_in() > TTL - 30 * SECOND, "renewed");
     }
@@ -255,11 +255,11 @@ cases! {
         let of_bob = granted(store, &key("a"), &bob).await;
         assert_eq!(save(store, &key("a"), &alice, token, &new).await, Saved::Lost);
 
-        store.break_lock(&store.inspect(&key("a")).await.unwrap().unwrap()).await.unwrap();
+        store.break_lock(&store.inspect(&key("a"), None).await.unwrap().unwrap()).await.unwrap();
         assert_eq!(save(store, &key("a"), &bob, of_bob, &new).await, Saved::Lost);
 
         let token = granted(store, &key("a"), &alice).await;
-        store.release(&key("a"), &alice, token).await.unwrap();
+        store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap();
         assert_eq!(save(store, &key("a"), &alice, token, &new).await, Saved::Lost);
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
@@ -302,12 +302,12 @@ cases! {
         let before = bytes().await;
         granted(store, &key("a"), &alice).await;
         assert_eq!(bytes().await, before, "after acquiring");
-        store.renew(COLLECTION, &alice).await.unwrap();
+        store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
         assert_eq!(bytes().await, before, "after renewing");
         subject.age(&key("a"), TTL).await;
         let token = granted(store, &key("a"), &bob).await;
         assert_eq!(bytes().await, before, "after taking over");
-        store.release(&key("a"), &bob, token).await.unwrap();
+        store.release(&key("a"), &bob, token, Mode::Exclusive).await.unwrap();
         assert_eq!(bytes().await, before, "after releasing");
     }
 
@@ -325,7 +325,7 @@ cases! {
         for id in &ids {
             granted(store, &LockKey::new(COLLECTION, id.clone()).unwrap(), &alice).await;
         }
-        let listed = store.list(COLLECTION, Some(&alice), 10).await.unwrap();
+        let listed = store.list(COLLECTION, Some(std::slice::from_ref(&alice)), 10).await.unwrap();
         let shown = |id: &crate::LockId| format!("{id:?}");
         let mut listed: Vec<_> = listed.iter().map(|lock| shown(lock.key.id())).collect();
         let mut expected: Vec<_> = ids.iter().map(shown).collect();
@@ -350,7 +350,7 @@ cases! {
             };
             assert_eq!((lock.aid, lock.holder.unwrap().label), (alice.clone(), hostile.to_owned()));
             assert_eq!(held(store, &key(hostile), &Aid::new()).await.aid, alice);
-            assert_eq!(store.renew(COLLECTION, &alice).await.unwrap(), 1, "{hostile}");
+            assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1, "{hostile}");
             let document = encoded(store, hostile, hostile);
             let saved = save(store, &key(hostile), &alice, claim.token, &document).await;
             assert_eq!(saved, Saved::Saved, "{hostile}");

@@ -11,8 +11,8 @@ use tokio::{
     time::{sleep_until, timeout_at},
 };
 
-use super::LockManager;
-use crate::{Aid, Lock, LockKey, LockToken};
+use super::{LockManager, operations::Acquisition};
+use crate::{Aid, Lock, LockKey, LockToken, Mode};
 
 /// How long before the deadline the server is asked, at most: another server may have renewed.
 const ASK_BEFORE: Duration = Duration::from_secs(5);
@@ -27,6 +27,7 @@ pub(super) struct Watched {
 struct Entry {
     key: LockKey,
     aid: Aid,
+    mode: Mode,
     news: watch::Sender<Belief>,
     watchers: usize,
 }
@@ -60,6 +61,7 @@ impl Watched {
         let entry = locks.entry(token).or_insert_with(|| Entry {
             key: lock.key.clone(),
             aid: lock.aid.clone(),
+            mode: lock.mode,
             news: watch::Sender::new(live),
             watchers: 0,
         });
@@ -74,12 +76,14 @@ impl Watched {
     /// The answer to a question asked at that moment: this is the live lock on its document.
     pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
         self.learn(asked, |entry, token| {
-            (entry.key == lock.key).then(|| match lock.token {
-                Some(live) if live == token => {
-                    Belief::Live { until: lock.expires_at, known: Instant::now() }
-                }
-                _ => Belief::Gone,
-            })
+            let live = Belief::Live { until: lock.expires_at, known: Instant::now() };
+            match lock.token {
+                _ if entry.key != lock.key => None,
+                Some(seen) if seen == token => Some(live),
+                // There may be other readers beside the one that was seen.
+                _ if lock.mode == Mode::Shared && entry.mode == Mode::Shared => None,
+                _ => Some(Belief::Gone),
+            }
         });
     }
 
@@ -100,9 +104,9 @@ impl Watched {
     }
 
     /// This acquisition was ended, by whomever.
-    pub(super) fn ended(&self, key: &LockKey, aid: &Aid, token: LockToken) {
-        if let Some(entry) = self.locks().get(&token)
-            && (&entry.key, &entry.aid) == (key, aid)
+    pub(super) fn ended(&self, lock: &Acquisition) {
+        if let Some(entry) = self.locks().get(&lock.token)
+            && (&entry.key, &entry.aid) == (&lock.key, &lock.aid)
         {
             entry.news.send_replace(Belief::Gone);
         }
@@ -190,7 +194,11 @@ impl LockManager {
                 let runs_out = async {
                     sleep_until((until - (left / 4).min(ASK_BEFORE)).into()).await;
                     // The answer comes by the watch, as all others do.
-                    let _ = timeout_at(until.into(), manager.inspect(&lock.key)).await;
+                    let _ = timeout_at(
+                        until.into(),
+                        manager.inspect_by(&lock.key, Some(&lock.aid), manager.until()),
+                    )
+                    .await;
                     sleep_until(until.into()).await;
                 };
                 tokio::select! {

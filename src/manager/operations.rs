@@ -1,6 +1,7 @@
 //! The manager's verbs for the layer above, which has a deadline for a whole request.
 
 use std::{
+    slice,
     sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
@@ -10,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{LockManager, Provisional, Registered, run};
 use crate::{
-    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, StoreErrorKind,
+    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, StoreErrorKind,
     store::{Answer, Claim, DynStore, Released, Saved, StoredDocument, TryAcquire},
 };
 
@@ -31,8 +32,48 @@ impl Acquired {
     }
 }
 
+/// What somebody wants, for themselves.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) key: LockKey,
+    pub(crate) aid: Aid,
+    pub(crate) holder: Holder,
+    pub(crate) mode: Mode,
+    /// That of the manager, or a shorter one of its own.
+    pub(crate) ttl: Duration,
+}
+
+impl Wanted {
+    fn claim(&self, max_hold: Option<Duration>, place: Option<Duration>) -> Claim {
+        Claim {
+            aid: self.aid.clone(),
+            // Chosen here, before the first attempt, so that a repetition finds its own.
+            token: LockToken::new(),
+            holder: self.holder.clone(),
+            mode: self.mode,
+            ttl: self.ttl,
+            max_hold,
+            place,
+        }
+    }
+}
+
 /// One acquisition of a lock.
-type Acquisition = (LockKey, Aid, LockToken);
+#[derive(Debug, Clone)]
+pub(crate) struct Acquisition {
+    pub(crate) key: LockKey,
+    pub(crate) aid: Aid,
+    pub(crate) token: LockToken,
+    pub(crate) mode: Mode,
+}
+
+impl Acquisition {
+    /// `None` for that of a foreign program.
+    pub(crate) fn of(lock: &Lock) -> Option<Self> {
+        let (key, aid, token) = (lock.key.clone(), lock.aid.clone(), lock.token?);
+        Some(Self { key, aid, token, mode: lock.mode })
+    }
+}
 
 impl LockManager {
     pub(crate) fn holder(&self) -> &Holder {
@@ -51,23 +92,23 @@ impl LockManager {
     /// Everything that a grant leaves to be done if it is not wanted is tracked by `scope` too.
     pub(crate) async fn acquire_by(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        holder: &Holder,
+        wanted: &Wanted,
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired, LockError> {
-        self.registered(key.collection())?;
-        // The token is chosen here, before the first attempt, so that a repetition finds its own.
-        let claim = Claim {
-            aid: aid.clone(),
-            token: LockToken::new(),
-            holder: holder.clone(),
-            ttl: self.ttl(),
-            max_hold: self.inner.settings.max_hold,
-        };
-        let (manager, own_scope) = (self.clone(), scope.clone());
-        let (key, aid) = (key.clone(), aid.clone());
+        self.registered(wanted.key.collection())?;
+        let claim = wanted.claim(self.inner.settings.max_hold, None);
+        self.claim(&wanted.key, claim, scope, until).await
+    }
+
+    async fn claim(
+        &self,
+        key: &LockKey,
+        claim: Claim,
+        scope: &TaskTracker,
+        until: Instant,
+    ) -> Result<Acquired, LockError> {
+        let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
             let answer = run::retry(until, run::FOREGROUND, || {
                 manager.inner.store.try_acquire(&key, &claim)
@@ -82,8 +123,10 @@ impl LockManager {
                 Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
                 Err(error) => {
                     // An attempt may have been carried out all the same, or be still on its way.
-                    manager.give_back(key.clone(), aid.clone(), claim.token, &own_scope);
-                    manager.give_back_later(key, aid, claim.token);
+                    let Claim { aid, token, mode, .. } = claim;
+                    let unknown = Acquisition { key, aid, token, mode };
+                    manager.give_back(unknown.clone(), &own_scope);
+                    manager.give_back_later(unknown);
                     Err(error)
                 }
             }
@@ -97,26 +140,25 @@ impl LockManager {
 
     /// Gives a grant back that its request does not want. Nobody waits for it, and it is tried for
     /// as long as the lock can live.
-    pub(crate) fn give_back(&self, key: LockKey, aid: Aid, token: LockToken, scope: &TaskTracker) {
-        self.in_background(scope, (key, aid, token), |store, (key, aid, token)| {
-            store.retract(key, aid, *token)
+    pub(crate) fn give_back(&self, unwanted: Acquisition, scope: &TaskTracker) {
+        self.in_background(scope, unwanted, |store, it| {
+            store.retract(&it.key, &it.aid, it.token, it.mode)
         });
     }
 
     /// Once more, for an acquire that was stuck on its way while it was given back. Without this a
     /// lock that nobody knows of would live as long as its session, which renews all it holds.
-    fn give_back_later(&self, key: LockKey, aid: Aid, token: LockToken) {
+    fn give_back_later(&self, unwanted: Acquisition) {
         let manager = self.clone();
         self.inner.runner.spawn_after(self.ttl() / 3, async move {
-            manager.give_back(key, aid, token, &TaskTracker::new());
+            manager.give_back(unwanted, &TaskTracker::new());
         });
     }
 
     /// Releases a lock without anybody waiting.
-    pub(crate) fn release_in_background(&self, key: LockKey, aid: Aid, token: LockToken) {
-        let args = (key, aid, token);
-        self.in_background(&TaskTracker::new(), args, |store, (key, aid, token)| {
-            store.release(key, aid, *token)
+    pub(crate) fn release_in_background(&self, held: Acquisition) {
+        self.in_background(&TaskTracker::new(), held, |store, it| {
+            store.release(&it.key, &it.aid, it.token, it.mode)
         });
     }
 
@@ -127,13 +169,15 @@ impl LockManager {
         attempt: for<'a> fn(&'a dyn DynStore, &'a Acquisition) -> Answer<'a, Released>,
     ) {
         let (store, until) = (Arc::clone(&self.inner.store), Instant::now() + self.ttl());
+        let watched = self.inner.watched.clone();
         self.inner.runner.spawn(scope, async move {
-            if let Err(e) = run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await {
-                log::warn!(
+            match run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await {
+                Ok(_) => watched.ended(&lock),
+                Err(e) => log::warn!(
                     target: "actix_doclock::manager",
                     "a lock on {:?} could not be given back, it has run out by now: {e}",
-                    lock.0,
-                );
+                    lock.key,
+                ),
             }
         });
     }
@@ -153,28 +197,29 @@ impl LockManager {
 
     pub(crate) async fn release_by(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        held: &Acquisition,
         until: Instant,
     ) -> Result<Released, LockError> {
-        let args = (key.clone(), aid.clone(), token);
-        let released = self.run("release", until, args, |store, (key, aid, token)| {
-            store.release(key, aid, *token)
+        let released = self.run("release", until, held.clone(), |store, it| {
+            store.release(&it.key, &it.aid, it.token, it.mode)
         });
         let released = released.await?;
-        self.inner.watched.ended(key, aid, token);
+        self.inner.watched.ended(held);
         Ok(released)
     }
 
     pub(crate) async fn inspect_by(
         &self,
         key: &LockKey,
+        aid: Option<&Aid>,
         until: Instant,
     ) -> Result<Option<Lock>, LockError> {
         self.registered(key.collection())?;
         let asked = Instant::now();
-        let lock = self.run("inspect", until, key.clone(), |store, key| store.inspect(key)).await?;
+        let args = (key.clone(), aid.cloned());
+        let lock =
+            self.run("inspect", until, args, |store, (key, aid)| store.inspect(key, aid.as_ref()));
+        let lock = lock.await?;
         match &lock {
             Some(lock) => self.inner.watched.saw(lock, asked),
             None => self.inner.watched.saw_free(key, asked),
@@ -192,7 +237,7 @@ impl LockManager {
         let lists = self.in_each_collection(|collection| {
             let args = (collection, aid.cloned(), limit);
             self.run("list", until, args, |store, (collection, aid, limit)| {
-                store.list(collection, aid.as_ref(), *limit)
+                store.list(collection, aid.as_ref().map(slice::from_ref), *limit)
             })
         });
         let asked = Instant::now();
@@ -248,10 +293,11 @@ impl LockManager {
             store.save(key, aid, *token, document, *until)
         });
         let saved = saved.await;
-        if let Ok(Saved::Lost) = saved {
-            self.inner.watched.ended(key, aid, token);
-        }
         let key = key.clone();
+        if let Ok(Saved::Lost) = saved {
+            let (key, aid) = (key.clone(), aid.clone());
+            self.inner.watched.ended(&Acquisition { key, aid, token, mode: Mode::Exclusive });
+        }
         match saved {
             Ok(Saved::Saved) => Ok(()),
             Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),

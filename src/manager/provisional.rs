@@ -2,7 +2,7 @@
 
 use tokio_util::task::TaskTracker;
 
-use super::LockManager;
+use super::{LockManager, operations::Acquisition};
 use crate::{Lock, LockToken};
 
 /// A fresh lock that is given back when this is dropped, unless it was confirmed before.
@@ -47,8 +47,9 @@ impl Provisional {
 impl Drop for Provisional {
     fn drop(&mut self) {
         if !self.confirmed {
-            let (key, aid) = (self.lock.key.clone(), self.lock.aid.clone());
-            self.manager.give_back(key, aid, self.token, &self.scope);
+            let Lock { key, aid, mode, .. } = self.lock.clone();
+            let unwanted = Acquisition { key, aid, token: self.token, mode };
+            self.manager.give_back(unwanted, &self.scope);
         }
     }
 }

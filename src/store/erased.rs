@@ -9,8 +9,10 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
-    Aid, EndReason, Lock, LockKey, LockToken, SessionEnded, StoreError,
-    store::{Claim, Format, Released, Saved, Store, StoredDocument, Swept, TryAcquire},
+    Aid, EndReason, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError,
+    store::{
+        Claim, Format, Released, Rules, Saved, Store, StoredDocument, Swept, TryAcquire, Watch,
+    },
 };
 
 /// What a verb of [`DynStore`] returns.
@@ -37,11 +39,13 @@ macro_rules! erase {
 }
 
 erase! {
-    fn prepare(collection: &'a str, ttl: Duration) -> ();
+    fn prepare(collection: &'a str, rules: &'a Rules) -> ();
     fn try_acquire(key: &'a LockKey, claim: &'a Claim) -> TryAcquire;
-    fn renew(collection: &'a str, aid: &'a Aid) -> u64;
-    fn release(key: &'a LockKey, aid: &'a Aid, token: LockToken) -> Released;
-    fn retract(key: &'a LockKey, aid: &'a Aid, token: LockToken) -> Released;
+    fn renew(collection: &'a str, aids: &'a [Aid]) -> u64;
+    fn keep_places(key: &'a LockKey, tokens: &'a [LockToken], lease: Duration) -> u64;
+    fn leave(key: &'a LockKey, token: LockToken) -> ();
+    fn release(key: &'a LockKey, aid: &'a Aid, token: LockToken, mode: Mode) -> Released;
+    fn retract(key: &'a LockKey, aid: &'a Aid, token: LockToken, mode: Mode) -> Released;
     fn release_session(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
     fn end_session(
         aid: &'a Aid,
@@ -53,8 +57,9 @@ erase! {
     fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
     fn take_announcements(worker: Uuid, lease: Duration, limit: usize) -> Vec<SessionEnded>;
     fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
-    fn inspect(key: &'a LockKey) -> Option<Lock>;
-    fn list(collection: &'a str, aid: Option<&'a Aid>, limit: usize) -> Vec<Lock>;
+    fn inspect(key: &'a LockKey, aid: Option<&'a Aid>) -> Option<Lock>;
+    fn list(collection: &'a str, aids: Option<&'a [Aid]>, limit: usize) -> Vec<Lock>;
+    fn watch(collection: &'a str) -> Option<Watch>;
     fn break_lock(seen: &'a Lock) -> Released;
     fn exists(key: &'a LockKey) -> bool;
     fn load(key: &'a LockKey) -> Option<StoredDocument>;

@@ -11,12 +11,15 @@ use uuid::Uuid;
 
 use self::state::{Record, State};
 use crate::{
-    Aid, BoxError, EndReason, Lock, LockKey, LockToken, Lockable, SessionEnded, StoreError,
+    Aid, BoxError, EndReason, Lock, LockKey, LockToken, Lockable, Mode, SessionEnded, StoreError,
     StoreErrorKind,
-    store::{Claim, Format, Released, Saved, Store, StoredDocument, Swept, TryAcquire},
+    store::{
+        Claim, Format, Released, Rules, Saved, Store, StoredDocument, Swept, TryAcquire, Watch,
+    },
 };
 
 mod ends;
+mod freed;
 mod state;
 
 /// A store inside this process: for tests of handlers, for trying things out, and as the reference
@@ -106,7 +109,7 @@ impl Store for MemoryStore {
         Format::Json
     }
 
-    async fn prepare(&self, _collection: &str, _ttl: Duration) -> Result<(), StoreError> {
+    async fn prepare(&self, _collection: &str, _rules: &Rules) -> Result<(), StoreError> {
         Ok(())
     }
 
@@ -143,15 +146,28 @@ impl Store for MemoryStore {
         Ok(TryAcquire::Granted(lock))
     }
 
-    async fn renew(&self, collection: &str, aid: &Aid) -> Result<u64, StoreError> {
+    async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
         let mut state = self.state();
         let now = state.now();
         let mut renewed = 0;
-        for (_, record) in state.live_in(collection, Some(aid), now) {
+        for (_, record) in state.live_in(collection, Some(aids), now) {
             record.renew(now, record.ttl);
             renewed += 1;
         }
         Ok(renewed)
+    }
+
+    async fn keep_places(
+        &self,
+        _key: &LockKey,
+        _tokens: &[LockToken],
+        _lease: Duration,
+    ) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    async fn leave(&self, _key: &LockKey, _token: LockToken) -> Result<(), StoreError> {
+        Ok(())
     }
 
     async fn release(
@@ -159,6 +175,7 @@ impl Store for MemoryStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        _mode: Mode,
     ) -> Result<Released, StoreError> {
         Ok(self.state().remove_if(key, |record| record.is_acquisition(aid, token)))
     }
@@ -168,6 +185,7 @@ impl Store for MemoryStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        _mode: Mode,
     ) -> Result<Released, StoreError> {
         let unshared = |record: &Record| record.is_acquisition(aid, token) && !record.again;
         Ok(self.state().remove_if(key, unshared))
@@ -256,7 +274,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, StoreError> {
+    async fn inspect(&self, key: &LockKey, _aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
         let mut state = self.state();
         let now = state.now();
         Ok(state.live(key, now).map(|record| record.to_lock(key, now)))
@@ -265,16 +283,20 @@ impl Store for MemoryStore {
     async fn list(
         &self,
         collection: &str,
-        aid: Option<&Aid>,
+        aids: Option<&[Aid]>,
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
         let mut state = self.state();
         let now = state.now();
         Ok(state
-            .live_in(collection, aid, now)
+            .live_in(collection, aids, now)
             .take(limit)
             .map(|(key, record)| record.to_lock(key, now))
             .collect())
+    }
+
+    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
+        Ok(Some(self.state().freed.watch(collection)))
     }
 
     async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {

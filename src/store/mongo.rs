@@ -19,8 +19,10 @@ use self::{
     record::{presentable, to_lock},
 };
 use crate::{
-    Aid, EndReason, Lock, LockKey, LockToken, SessionEnded, StoreError, StoreErrorKind,
-    store::{Claim, Format, Released, Saved, Store, StoredDocument, Swept, TryAcquire},
+    Aid, EndReason, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError, StoreErrorKind,
+    store::{
+        Claim, Format, Released, Rules, Saved, Store, StoredDocument, Swept, TryAcquire, Watch,
+    },
 };
 
 pub(super) mod codec;
@@ -138,13 +140,14 @@ impl Store for MongoStore {
         Format::Bson
     }
 
-    async fn prepare(&self, collection: &str, ttl: Duration) -> Result<(), StoreError> {
+    async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
         let database = &self.inner.database;
         self.has_transactions().await?;
         let locks = majority(database, &format!("{collection}.lock"));
-        indexes::of_locks(database, &locks, ttl).await?;
+        indexes::of_locks(database, &locks, rules.ttl).await?;
         indexes::of_ended(database, &self.inner.ended).await?;
-        let prepared = Prepared { locks, documents: majority(database, collection), ttl };
+        let prepared =
+            Prepared { locks, documents: majority(database, collection), ttl: rules.ttl };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
         Ok(())
@@ -179,13 +182,26 @@ impl Store for MongoStore {
 
     // updateMany comes back as: n matched → n live locks renewed, the rest of what the session
     // believes in is lost. The driver does not retry it; the manager does, it is idempotent.
-    async fn renew(&self, collection: &str, aid: &Aid) -> Result<u64, StoreError> {
+    async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
         let at = self.prepared(collection)?;
-        let filter = pipeline::and_live(pipeline::of_session(aid), at.ttl);
+        let filter = pipeline::and_live(pipeline::of_sessions(aids), at.ttl);
         let result = at.locks.update_many(filter, pipeline::renew()).await;
         Ok(result
             .map_err(|e| store_error(format!("renewing locks in {collection}"), e))?
             .matched_count)
+    }
+
+    async fn keep_places(
+        &self,
+        _key: &LockKey,
+        _tokens: &[LockToken],
+        _lease: Duration,
+    ) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    async fn leave(&self, _key: &LockKey, _token: LockToken) -> Result<(), StoreError> {
+        Ok(())
     }
 
     // deleteOne comes back as: 1 → released; 0 → gone before, or never granted, or this is the
@@ -195,6 +211,7 @@ impl Store for MongoStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        _mode: Mode,
     ) -> Result<Released, StoreError> {
         let at = self.prepared(key.collection())?;
         let result = at.locks.delete_one(pipeline::acquisition(key.id(), aid, token)).await;
@@ -209,6 +226,7 @@ impl Store for MongoStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        _mode: Mode,
     ) -> Result<Released, StoreError> {
         let at = self.prepared(key.collection())?;
         let result = at.locks.delete_one(pipeline::unshared(key.id(), aid, token)).await;
@@ -248,7 +266,7 @@ impl Store for MongoStore {
         collection: &str,
         aid: &Aid,
     ) -> Result<Vec<LockKey>, StoreError> {
-        let held = self.list(collection, Some(aid), usize::MAX).await?;
+        let held = self.list(collection, Some(std::slice::from_ref(aid)), usize::MAX).await?;
         let at = self.prepared(collection)?;
         let mut attempts = 3;
         loop {
@@ -287,7 +305,7 @@ impl Store for MongoStore {
         self.ends_announced(worker, ended).await
     }
 
-    async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, StoreError> {
+    async fn inspect(&self, key: &LockKey, _aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
         let at = self.prepared(key.collection())?;
         let asked = Instant::now();
         let record = (at.locks)
@@ -301,11 +319,11 @@ impl Store for MongoStore {
     async fn list(
         &self,
         collection: &str,
-        aid: Option<&Aid>,
+        aids: Option<&[Aid]>,
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
         let at = self.prepared(collection)?;
-        let filter = aid.map(pipeline::of_session).unwrap_or_default();
+        let filter = aids.map(pipeline::of_sessions).unwrap_or_default();
         let failed = |e| store_error(format!("listing locks in {collection}"), e);
         let asked = Instant::now();
         let mut cursor = (at.locks)
@@ -326,11 +344,15 @@ impl Store for MongoStore {
         Ok(locks)
     }
 
+    async fn watch(&self, _collection: &str) -> Result<Option<Watch>, StoreError> {
+        Ok(None)
+    }
+
     // As `release`. A foreign lock has no token; there the moment it was taken tells it from others,
     // which has to be read again, because a lock that is shown does not carry every date there is.
     async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
         if let Some(token) = seen.token {
-            return self.release(&seen.key, &seen.aid, token).await;
+            return self.release(&seen.key, &seen.aid, token, seen.mode).await;
         }
         let at = self.prepared(seen.key.collection())?;
         let failed = |e| store_error(format!("breaking the lock on {:?}", seen.key), e);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{Problem, SessionLocks, path::path_param, same_site::SameSite};
-use crate::{Holder, Lock, LockError, LockKey, LockToken, Mode};
+use crate::{Holder, Lock, LockError, LockKey, LockToken, Mode, manager::Acquisition};
 
 /// The largest body that the lock API takes: a heartbeat of some hundred locks.
 const MAX_BODY_BYTES: usize = 64 * 1024;
@@ -103,10 +103,11 @@ struct StateBody {
 
 async fn state(locks: SessionLocks, req: HttpRequest) -> Result<Json<StateBody>, Problem> {
     let key = key(&locks, &req)?;
-    let lock = locks.manager().inspect_by(&key, locks.locks.begin()).await?;
+    let (aid, until) = (locks.locks.aid(), locks.locks.begin());
+    let lock = locks.manager().inspect_by(&key, aid.as_ref(), until).await?;
     let state = match &lock {
         None => "free",
-        Some(lock) if Some(&lock.aid) == locks.locks.aid().as_ref() => "mine",
+        Some(lock) if Some(&lock.aid) == aid.as_ref() => "mine",
         Some(_) => "held",
     };
     Ok(Json(StateBody {
@@ -142,7 +143,7 @@ async fn acquire(
         }
         Err(LockError::NotFound { key: key.clone() })
     };
-    let (mine, ()) = locks.acquire(&key, locks.offered()?, until, exists).await?;
+    let (mine, ()) = locks.acquire(&key, Mode::Exclusive, locks.offered()?, until, exists).await?;
     let mut response = if mine.is_fresh { HttpResponse::Created() } else { HttpResponse::Ok() };
     Ok(response.json(MineBody::from(&mine.lock)))
 }
@@ -171,7 +172,10 @@ async fn release(
     let until = locks.locks.begin();
     if let Some(aid) = locks.locks.aid() {
         for token in tokens {
-            locks.manager().release_by(&key, &aid, token, until).await?;
+            // Or an exclusive one: a beacon does not say.
+            let mode = Mode::Shared;
+            let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
+            locks.manager().release_by(&held, until).await?;
         }
     }
     Ok(HttpResponse::NoContent().finish())

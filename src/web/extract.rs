@@ -16,7 +16,7 @@ use super::{
     problem::misconfigured,
     request::{Mine, RequestLocks},
 };
-use crate::{InvalidKey, Lock, LockError, LockKey, Lockable};
+use crate::{InvalidKey, Lock, LockError, LockKey, Lockable, Mode};
 
 /// A document that this session locks with the request: acquired, or confirmed if the session holds
 /// it already; then loaded.
@@ -122,10 +122,10 @@ impl<T: Lockable, How> Guarded<T, How> {
     pub async fn save_and_release(mut self) -> Result<(), LockError> {
         self.save().await?;
         if let Err(e) = self.locks.release(&self.mine, self.locks.begin()).await {
-            let Mine { lock, token, .. } = self.mine;
-            log::warn!(target: "actix_doclock::web", "{:?} is saved, not yet released: {e}", lock.key);
-            self.locks.forget(token);
-            self.locks.manager().release_in_background(lock.key, lock.aid, token);
+            let held = self.mine.acquisition();
+            log::warn!(target: "actix_doclock::web", "{:?} is saved, not yet released: {e}", held.key);
+            self.locks.forget(held.token);
+            self.locks.manager().release_in_background(held);
         }
         Ok(())
     }
@@ -189,7 +189,8 @@ impl<T: Lockable> FromRequest for LockedDoc<T> {
             let key = key_of::<T>(&req, &locks)?;
             let until = locks.begin();
             let load = |_| locks.manager().load::<T>(&key, until);
-            let (mine, document) = locks.acquire(&key, locks.offered()?, until, load).await?;
+            let (mine, document) =
+                locks.acquire(&key, Mode::Exclusive, locks.offered()?, until, load).await?;
             Ok(Self::new(mine, document, locks))
         })
     }
@@ -207,7 +208,7 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
             let until = locks.begin();
             // One after the other: were the document loaded at the same time, a lock that another
             // tab of the session takes in between would seem to cover an older document.
-            let mine = locks.confirm(&key, locks.offered()?, until).await?;
+            let mine = locks.confirm(&key, Mode::Exclusive, locks.offered()?, until).await?;
             match locks.manager().load::<T>(&key, until).await {
                 Ok(document) => Ok(Self::new(mine, document, locks)),
                 Err(e) => {

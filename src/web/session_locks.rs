@@ -5,7 +5,7 @@ use std::future::{Ready, ready};
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
 use super::request::RequestLocks;
-use crate::{Lock, LockError, LockKey, LockManager, Lockable};
+use crate::{Lock, LockError, LockKey, LockManager, Lockable, Mode};
 
 /// What this session holds, and everything that can be done about it. Takes nothing by itself.
 ///
@@ -50,7 +50,8 @@ impl SessionLocks {
     /// If the future is dropped, a fresh grant is given back.
     pub async fn try_acquire<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
         let (key, until) = (LockKey::of::<T>(id)?, self.locks.begin());
-        let (mine, ()) = self.locks.acquire(&key, &[], until, async |_| Ok(())).await?;
+        let (mine, ()) =
+            self.locks.acquire(&key, Mode::Exclusive, &[], until, async |_| Ok(())).await?;
         Ok(mine.lock)
     }
 
@@ -89,7 +90,7 @@ impl SessionLocks {
 
     pub(super) async fn release_key(&self, key: &LockKey) -> Result<(), LockError> {
         let until = self.locks.begin();
-        match self.locks.confirm(key, &[], until).await {
+        match self.locks.confirm(key, Mode::Shared, &[], until).await {
             Ok(mine) => self.locks.release(&mine, until).await,
             Err(LockError::Lost { .. } | LockError::SessionEnded { .. }) => Ok(()),
             Err(e) => Err(e),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use actix_doclock::{
-    LockKey, MemoryStore, MongoStore, Store,
+    LockKey, MemoryStore, MongoStore, Rules, Store,
     conformance::{COLLECTION, Page, Subject, TTL},
 };
 use mongodb::{Collection, Database, bson::doc};
@@ -20,7 +20,7 @@ mod memory {
 
         async fn fresh() -> Self {
             let store = MemoryStore::new();
-            store.prepare(COLLECTION, TTL).await.unwrap();
+            store.prepare(COLLECTION, &Rules::new(TTL)).await.unwrap();
             Self(store)
         }
 
@@ -53,7 +53,7 @@ struct Mongo {
 impl Mongo {
     async fn fresh(database: Database) -> Self {
         let store = MongoStore::new(&database);
-        store.prepare(COLLECTION, TTL).await.unwrap();
+        store.prepare(COLLECTION, &Rules::new(TTL)).await.unwrap();
         Self { store, pages: database.collection(COLLECTION) }
     }
 

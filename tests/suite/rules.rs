@@ -27,7 +27,7 @@
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, Claim, Holder, Lock, LockError, LockKey, LockToken, Released, Saved, Store,
+    Aid, Claim, Holder, Lock, LockError, LockKey, LockToken, Mode, Released, Saved, Store,
     StoreErrorKind, TryAcquire,
 };
 use mongodb::Database;
@@ -152,6 +152,8 @@ async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock>
         holder: Holder::new("alice"),
         ttl: TTL,
         max_hold: None,
+        mode: Mode::Exclusive,
+        place: None,
     };
     let TryAcquire::Granted(lock) = app.store.try_acquire(key, &claim).await.unwrap() else {
         return None;
@@ -159,7 +161,7 @@ async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock>
     if app.store.session_ended(aid).await.unwrap().is_none() {
         return Some(lock);
     }
-    app.store.release(key, aid, claim.token).await.unwrap();
+    app.store.release(key, aid, claim.token, Mode::Exclusive).await.unwrap();
     None
 }
 

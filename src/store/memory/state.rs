@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::ends::Ends;
+use super::{ends::Ends, freed::Freed};
 use crate::{Aid, Holder, Lock, LockKey, LockToken, Mode, store::Released};
 
 #[derive(Debug)]
@@ -17,6 +17,7 @@ pub(super) struct State {
     pub(super) turned_on: Duration,
     pub(super) locks: BTreeMap<LockKey, Record>,
     pub(super) ends: Ends,
+    pub(super) freed: Freed,
     pub(super) documents: BTreeMap<LockKey, Value>,
 }
 
@@ -41,6 +42,7 @@ impl Default for State {
             turned_on: Duration::ZERO,
             locks: BTreeMap::new(),
             ends: Ends::default(),
+            freed: Freed::default(),
             documents: BTreeMap::new(),
         }
     }
@@ -73,6 +75,7 @@ impl Record {
             token: Some(self.token),
             holder: Some(self.holder.clone()),
             since: self.since,
+            fence: None,
             expires_at: Instant::now() + (self.ts + self.ttl).saturating_sub(now),
         }
     }
@@ -90,13 +93,13 @@ impl State {
     pub(super) fn live_in<'a>(
         &'a mut self,
         collection: &'a str,
-        aid: Option<&'a Aid>,
+        aids: Option<&'a [Aid]>,
         now: Duration,
     ) -> impl Iterator<Item = (&'a LockKey, &'a mut Record)> {
         self.locks.iter_mut().filter(move |(key, record)| {
             key.collection() == collection
                 && record.is_live(now)
-                && aid.is_none_or(|aid| record.aid == *aid)
+                && aids.is_none_or(|aids| aids.contains(&record.aid))
         })
     }
 
@@ -113,6 +116,9 @@ impl State {
             if goes && record.is_live(now) {
                 live.push(key.clone());
             }
+            if goes {
+                self.freed.tell(key);
+            }
             !goes
         });
         live
@@ -125,6 +131,7 @@ impl State {
     ) -> Released {
         if self.locks.get(key).is_some_and(matches) {
             self.locks.remove(key);
+            self.freed.tell(key);
             Released::Released
         } else {
             Released::AlreadyGone

@@ -63,7 +63,11 @@ impl MongoStore {
         aid: &Aid,
         collections: &[&str],
     ) -> Result<Vec<LockKey>, StoreError> {
-        let held = try_join_all(collections.iter().map(|c| self.list(c, Some(aid), NAMES_AT_ONCE)));
+        let held = try_join_all(
+            collections
+                .iter()
+                .map(|c| self.list(c, Some(std::slice::from_ref(aid)), NAMES_AT_ONCE)),
+        );
         let keys: Vec<_> = held.await?.into_iter().flatten().map(|lock| lock.key).collect();
         if !keys.is_empty() {
             let named = (self.inner.ended)

@@ -31,6 +31,12 @@ pub(super) fn unshared(id: &LockId, aid: &Aid, token: LockToken) -> Document {
     filter
 }
 
+/// All records of these sessions.
+pub(super) fn of_sessions(aids: &[Aid]) -> Document {
+    let aids: Vec<_> = aids.iter().map(Aid::as_str).collect();
+    doc! { "aid": { "$in": aids } }
+}
+
 /// All records of the session.
 pub(super) fn of_session(aid: &Aid) -> Document {
     doc! { "aid": { "$eq": aid.as_str() } }

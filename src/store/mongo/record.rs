@@ -25,6 +25,7 @@ pub(super) fn to_lock(
         mode: Mode::Exclusive,
         aid: Aid::from(record.get_str("aid").unwrap_or_default().to_owned()),
         token,
+        fence: None,
         holder: (record.get_document("holder").ok())
             .and_then(|holder| holder.get_str("label").ok())
             .map(Holder::new),

@@ -10,8 +10,8 @@ use tokio::time::timeout_at;
 
 use super::RequestLocks;
 use crate::{
-    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockToken,
-    manager::{Acquired, Provisional},
+    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockToken, Mode,
+    manager::{Acquired, Acquisition, Provisional, Wanted},
     web::problem::misconfigured,
 };
 
@@ -34,6 +34,11 @@ impl Mine {
         let token =
             lock.token.ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
         Ok(Self { lock, token, is_fresh: false })
+    }
+
+    pub(in crate::web) fn acquisition(&self) -> Acquisition {
+        let Lock { key, aid, mode, .. } = self.lock.clone();
+        Acquisition { key, aid, token: self.token, mode }
     }
 }
 
@@ -85,6 +90,7 @@ impl RequestLocks {
     pub(in crate::web) async fn acquire<T, F>(
         &self,
         key: &LockKey,
+        mode: Mode,
         offered: &[LockToken],
         until: Instant,
         work: impl Fn(bool) -> F,
@@ -93,7 +99,7 @@ impl RequestLocks {
         F: Future<Output = Result<T, LockError>>,
     {
         if !offered.is_empty() {
-            let mine = self.confirm(key, offered, until).await.map_err(|e| match e {
+            let mine = self.confirm(key, mode, offered, until).await.map_err(|e| match e {
                 LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
                 LockError::Lost { key, .. } => LockError::StaleToken { key },
                 other => other,
@@ -103,7 +109,7 @@ impl RequestLocks {
         }
         let mut aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
         loop {
-            let (mine, fresh) = self.take(key, &aid, until).await?;
+            let (mine, fresh) = self.take(key, mode, &aid, until).await?;
             // A session that ends at this moment either finds the lock, or has left its tombstone.
             // A lock that was there before was found by it.
             let alive = async {
@@ -131,11 +137,14 @@ impl RequestLocks {
     async fn take(
         &self,
         key: &LockKey,
+        mode: Mode,
         aid: &Aid,
         until: Instant,
     ) -> Result<(Mine, Option<Provisional>), LockError> {
         let holder = Holder::new(self.actor().label);
-        match self.0.manager.acquire_by(key, aid, &holder, &self.0.scope, until).await? {
+        let (key, aid, ttl) = (key.clone(), aid.clone(), self.0.manager.ttl());
+        let wanted = Wanted { key, aid, holder, mode, ttl };
+        match self.0.manager.acquire_by(&wanted, &self.0.scope, until).await? {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
             Acquired::AlreadyMine(lock) => Ok((Mine::new(lock)?, None)),
             Acquired::Fresh(fresh) => {
@@ -196,6 +205,7 @@ impl RequestLocks {
     pub(in crate::web) async fn confirm(
         &self,
         key: &LockKey,
+        mode: Mode,
         offered: &[LockToken],
         until: Instant,
     ) -> Result<Mine, LockError> {
@@ -203,8 +213,8 @@ impl RequestLocks {
         let Some(aid) = self.aid() else {
             return Err(lost(None));
         };
-        let lock = match self.0.manager.inspect_by(key, until).await? {
-            Some(lock) if lock.aid == aid => lock,
+        let lock = match self.0.manager.inspect_by(key, Some(&aid), until).await? {
+            Some(lock) if lock.aid == aid && lock.mode.covers(mode) => lock,
             other => {
                 return Err(match self.session_is_alive(&aid, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
@@ -227,8 +237,7 @@ impl RequestLocks {
         mine: &Mine,
         until: Instant,
     ) -> Result<(), LockError> {
-        let (key, aid) = (&mine.lock.key, &mine.lock.aid);
-        self.0.manager.release_by(key, aid, mine.token, until).await?;
+        self.0.manager.release_by(&mine.acquisition(), until).await?;
         self.forget(mine.token);
         Ok(())
     }

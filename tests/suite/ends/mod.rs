@@ -709,7 +709,8 @@ async fn a_server_that_is_killed_while_it_sweeps_leaves_nothing_undone() {
         let aids = sessions(&survivor, 3).await;
         silence_all(&database, TTL).await;
         let proxy = Proxy::start(server.port());
-        let uris = [proxy.uri(), server.uri()].map(|uri| format!("{uri}&appName={}", Sweeper::NAME));
+        let uris =
+            [proxy.uri(), server.uri()].map(|uri| format!("{uri}&appName={}", Sweeper::NAME));
         let mut sweeper = Sweeper::start(&uris[0], &uris[1], database.name());
         proxy.hold_any_request(commands);
         sweeper.sweep();

@@ -3,8 +3,8 @@
 use std::{future::Future, pin::pin, task::Context, time::Instant};
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Format, LockToken, MongoStore, Released, Saved, SessionEnded, Store,
-    StoreError, StoredDocument, Swept, TryAcquire,
+    Aid, Claim, EndReason, Format, LockToken, Mode, MongoStore, Released, Rules, Saved,
+    SessionEnded, Store, StoreError, StoredDocument, Swept, TryAcquire, Watch,
 };
 use futures_util::task::noop_waker_ref;
 use tokio::task::yield_now;
@@ -33,30 +33,46 @@ impl Store for Pausing {
     fn format(&self) -> Format {
         self.0.format()
     }
-    async fn prepare(&self, collection: &str, ttl: Duration) -> Result<(), StoreError> {
-        self.0.prepare(collection, ttl).await
+    async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
+        self.0.prepare(collection, rules).await
     }
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         self.paused(self.0.try_acquire(key, claim)).await
     }
-    async fn renew(&self, collection: &str, aid: &Aid) -> Result<u64, StoreError> {
-        self.paused(self.0.renew(collection, aid)).await
+    async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
+        self.paused(self.0.renew(collection, aids)).await
+    }
+    async fn keep_places(
+        &self,
+        key: &LockKey,
+        tokens: &[LockToken],
+        lease: Duration,
+    ) -> Result<u64, StoreError> {
+        self.paused(self.0.keep_places(key, tokens, lease)).await
+    }
+    async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
+        self.paused(self.0.leave(key, token)).await
+    }
+    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
+        self.0.watch(collection).await
     }
     async fn release(
         &self,
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        mode: Mode,
     ) -> Result<Released, StoreError> {
-        self.paused(self.0.release(key, aid, token)).await
+        self.paused(self.0.release(key, aid, token, mode)).await
     }
     async fn retract(
         &self,
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        mode: Mode,
     ) -> Result<Released, StoreError> {
-        self.paused(self.0.retract(key, aid, token)).await
+        self.paused(self.0.retract(key, aid, token, mode)).await
     }
     async fn end_session(
         &self,
@@ -91,16 +107,16 @@ impl Store for Pausing {
     ) -> Result<Vec<LockKey>, StoreError> {
         self.paused(self.0.release_session(collection, aid)).await
     }
-    async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, StoreError> {
-        self.paused(self.0.inspect(key)).await
+    async fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
+        self.paused(self.0.inspect(key, aid)).await
     }
     async fn list(
         &self,
         collection: &str,
-        aid: Option<&Aid>,
+        aids: Option<&[Aid]>,
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
-        self.paused(self.0.list(collection, aid, limit)).await
+        self.paused(self.0.list(collection, aids, limit)).await
     }
     async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
         self.paused(self.0.break_lock(seen)).await

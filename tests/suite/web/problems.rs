@@ -6,8 +6,8 @@ use std::{
 };
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Format, LockToken, Released, Saved, SessionEnded, Store, StoreError,
-    StoreErrorKind, StoredDocument, Swept, TryAcquire,
+    Aid, Claim, EndReason, Format, LockToken, Mode, Released, Rules, Saved, SessionEnded, Store,
+    StoreError, StoreErrorKind, StoredDocument, Swept, TryAcquire, Watch,
 };
 use uuid::Uuid;
 
@@ -192,19 +192,45 @@ impl Store for Down {
     fn format(&self) -> Format {
         Format::Json
     }
-    async fn prepare(&self, collection: &str, ttl: Duration) -> Result<(), StoreError> {
-        self.0.prepare(collection, ttl).await
+    async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
+        self.0.prepare(collection, rules).await
     }
     async fn try_acquire(&self, _: &LockKey, _: &Claim) -> Result<TryAcquire, StoreError> {
         self.error()
     }
-    async fn renew(&self, _: &str, _: &Aid) -> Result<u64, StoreError> {
+    async fn renew(&self, _: &str, _: &[Aid]) -> Result<u64, StoreError> {
         self.error()
     }
-    async fn release(&self, _: &LockKey, _: &Aid, _: LockToken) -> Result<Released, StoreError> {
+    async fn keep_places(
+        &self,
+        _: &LockKey,
+        _: &[LockToken],
+        _: Duration,
+    ) -> Result<u64, StoreError> {
         self.error()
     }
-    async fn retract(&self, _: &LockKey, _: &Aid, _: LockToken) -> Result<Released, StoreError> {
+    async fn leave(&self, _: &LockKey, _: LockToken) -> Result<(), StoreError> {
+        self.error()
+    }
+    async fn watch(&self, _: &str) -> Result<Option<Watch>, StoreError> {
+        self.error()
+    }
+    async fn release(
+        &self,
+        _: &LockKey,
+        _: &Aid,
+        _: LockToken,
+        _: Mode,
+    ) -> Result<Released, StoreError> {
+        self.error()
+    }
+    async fn retract(
+        &self,
+        _: &LockKey,
+        _: &Aid,
+        _: LockToken,
+        _: Mode,
+    ) -> Result<Released, StoreError> {
         self.error()
     }
     async fn end_session(
@@ -236,10 +262,10 @@ impl Store for Down {
     async fn release_session(&self, _: &str, _: &Aid) -> Result<Vec<LockKey>, StoreError> {
         self.error()
     }
-    async fn inspect(&self, _: &LockKey) -> Result<Option<Lock>, StoreError> {
+    async fn inspect(&self, _: &LockKey, _: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
         self.error()
     }
-    async fn list(&self, _: &str, _: Option<&Aid>, _: usize) -> Result<Vec<Lock>, StoreError> {
+    async fn list(&self, _: &str, _: Option<&[Aid]>, _: usize) -> Result<Vec<Lock>, StoreError> {
         self.error()
     }
     async fn break_lock(&self, _: &Lock) -> Result<Released, StoreError> {

@@ -12,7 +12,7 @@ use super::{
     super::{
         ENDED, MongoStore, codec,
         error::store_error,
-        pipeline::{and_live, run_out},
+        pipeline::{and_live, of_sessions, run_out},
     },
     NAMES_AT_ONCE, aid_of, pipeline,
 };
@@ -289,11 +289,6 @@ impl MongoStore {
         swept.announcements |= !ended.is_empty();
         Ok(())
     }
-}
-
-fn of_sessions(aids: &[Aid]) -> Record {
-    let aids: Vec<_> = aids.iter().map(Aid::as_str).collect();
-    doc! { "aid": { "$in": aids } }
 }
 
 fn run_out_of(aids: &[Aid], ttl: Duration) -> Record {
