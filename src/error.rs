@@ -14,6 +14,20 @@ pub enum LockError {
     #[error("{} is locked by {}", .0.key, label_of(.0))]
     Held(Box<Lock>),
 
+    /// Waiting for the lock would never end: whoever holds it waits for one that this session or job
+    /// holds, perhaps by way of others. Release something, and try again. (423)
+    #[error("waiting for {key} would never end: its holder waits for what is held here")]
+    WouldDeadlock {
+        /// What was asked for.
+        key: LockKey,
+        /// Who holds it.
+        holder: Option<Box<Lock>>,
+    },
+
+    /// The server is being stopped, so nobody waits for locks here any more. (503)
+    #[error("this server is being stopped; try again with the next one")]
+    ShutDown,
+
     /// This session does not hold the lock, or no longer. Nothing was written. (409)
     #[error(
         "this session does not hold the lock on {key}: it was not taken, ran out, was released, or was \

@@ -15,7 +15,10 @@ pub use ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use key::{InvalidKey, LockId, LockKey, Lockable, MAX_ID_BYTES, Named};
 pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode};
-pub use manager::{Actor, BuildError, LockManager, LockManagerBuilder};
+pub use manager::{
+    Actor, BuildError, Health, Job, LockGuard, LockGuards, LockManager, LockManagerBuilder, Wait,
+    Wakeup,
+};
 #[cfg(feature = "_mongo")]
 pub use store::MongoStore;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
@@ -26,7 +29,7 @@ pub use store::{
 };
 pub use web::{
     Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,
-    Problem, SessionLocks, lock_api,
+    Problem, SessionLocks, Share, SharedDoc, lock_api,
 };
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use web::{MongoSessionStore, MongoSessionStoreBuilder};

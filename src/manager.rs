@@ -18,21 +18,34 @@ use crate::{
 
 mod activity;
 mod builder;
+mod deadlock;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 mod for_session_store;
+mod guard;
+mod health;
+mod job;
+mod keeper;
 mod listener;
 mod lost;
 mod operations;
 mod policy;
 mod provisional;
+mod queue;
 mod reaper;
 pub(crate) mod rhythm;
 mod run;
+mod wait;
+mod wakeups;
 
 pub use builder::{BuildError, LockManagerBuilder};
+pub use guard::{LockGuard, LockGuards};
+pub use health::Health;
+pub use job::Job;
 pub(crate) use operations::{Acquired, Acquisition, Wanted};
 pub use policy::Actor;
 pub(crate) use provisional::Provisional;
+pub use wait::Wait;
+pub use wakeups::Wakeup;
 
 /// Locks documents for web sessions, jobs and workers. The heart of the crate, without HTTP.
 ///
@@ -87,12 +100,31 @@ struct Inner {
     runner: run::Runner,
     activity: activity::Activity,
     watched: lost::Watched,
+    queues: queue::Queues,
+    wakeups: wakeups::Wakeups,
+    kept: keeper::Kept,
     /// Ends the background tasks, also when the last handle goes.
     stop: Stop,
     /// Has the reaper wait for other types to be registered.
     register: Arc<Notify>,
     /// Has the listener called: some session has ended.
     announce: Arc<Notify>,
+}
+
+impl Inner {
+    /// This acquisition is over, by whomever.
+    fn gone(&self, lock: &Acquisition) {
+        self.watched.ended(lock);
+        self.queues.freed(&lock.key);
+    }
+
+    /// The session held these, and holds nothing now.
+    fn gone_all_of(&self, aid: &Aid, keys: &[LockKey], asked: Instant) {
+        self.watched.saw_all_of(aid, &[], asked);
+        for key in keys {
+            self.queues.freed(key);
+        }
+    }
 }
 
 /// Cancels its token when it is dropped.
@@ -114,6 +146,7 @@ impl Drop for Stop {
 #[derive(Clone, Copy)]
 struct Registered {
     parse_id: fn(&str) -> Option<LockId>,
+    fair: bool,
 }
 
 impl LockManager {
@@ -140,7 +173,8 @@ impl LockManager {
             store.prepare(collection, rules)
         })
         .await?;
-        let registered = Registered { parse_id: |text| text.parse::<T::Id>().ok().map(Into::into) };
+        let parse_id = |text: &str| text.parse::<T::Id>().ok().map(Into::into);
+        let registered = Registered { parse_id, fair: T::FAIR };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(T::COLLECTION, registered);
         drop(all);
@@ -249,7 +283,7 @@ impl LockManager {
                 store.end_session(aid, *reason, names, *worker)
             });
         let ended = ended.await?;
-        self.inner.watched.saw_all_of(aid, &[], asked);
+        self.inner.gone_all_of(aid, &ended, asked);
         self.inner.announce.notify_one();
         Ok(ended)
     }
@@ -267,8 +301,8 @@ impl LockManager {
                 store.release_session(collection, aid)
             })
         });
-        let released = released.await?.into_iter().flatten().collect();
-        self.inner.watched.saw_all_of(aid, &[], asked);
+        let released: Vec<_> = released.await?.into_iter().flatten().collect();
+        self.inner.gone_all_of(aid, &released, asked);
         Ok(released)
     }
 
@@ -295,7 +329,7 @@ impl LockManager {
             self.run("break_lock", until, lock.clone(), |store, lock| store.break_lock(lock));
         let broken = broken.await?;
         if let Some(broken) = Acquisition::of(&lock) {
-            self.inner.watched.ended(&broken);
+            self.inner.gone(&broken);
         }
         if broken == Released::AlreadyGone {
             return Ok(None);
@@ -332,7 +366,8 @@ impl LockManager {
         self.list_by(Some(aid), self.until()).await
     }
 
-    /// Stops the reaper and the listener, and waits until what is under way has ended: releases that
+    /// Stops the reaper, the listener and the renewal of guards, refuses those who wait for a lock, and
+    /// waits until what is under way has ended: releases that
     /// were handed over, requests whose callers have gone, listeners that were called. At most twice
     /// the deadline.
     ///

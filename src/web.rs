@@ -13,7 +13,7 @@ mod session_locks;
 mod session_store;
 
 pub use api::lock_api;
-pub use extract::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc};
+pub use extract::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc, Share, SharedDoc};
 pub use problem::Problem;
 pub use session::{LockingSession, LockingSessionMiddleware};
 pub use session_locks::SessionLocks;

@@ -44,7 +44,8 @@ enum Belief {
 }
 
 /// Ends the watch of one who does not wait any more.
-struct Watch {
+#[derive(Debug)]
+pub(super) struct Watch {
     watched: Watched,
     token: LockToken,
     news: watch::Receiver<Belief>,
@@ -55,7 +56,7 @@ impl Watched {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn watch(&self, lock: &Lock, token: LockToken) -> Watch {
+    pub(super) fn watch(&self, lock: &Lock, token: LockToken) -> Watch {
         let live = Belief::Live { until: lock.expires_at, known: Instant::now() };
         let mut locks = self.locks();
         let entry = locks.entry(token).or_insert_with(|| Entry {
@@ -101,6 +102,19 @@ impl Watched {
                 None => Belief::Gone,
             })
         });
+    }
+
+    /// This acquisition lives until then.
+    pub(super) fn renewed(&self, lock: &Acquisition, until: Instant) {
+        if let Some(entry) = self.locks().get(&lock.token) {
+            entry.news.send_if_modified(|belief| {
+                let is_live = matches!(belief, Belief::Live { .. });
+                if is_live {
+                    *belief = Belief::Live { until, known: Instant::now() };
+                }
+                is_live
+            });
+        }
     }
 
     /// This acquisition was ended, by whomever.

@@ -24,7 +24,7 @@ pub(crate) enum Acquired {
 }
 
 impl Acquired {
-    fn lock(&self) -> &Lock {
+    pub(super) fn lock(&self) -> &Lock {
         match self {
             Self::Fresh(fresh) => fresh.lock(),
             Self::AlreadyMine(lock) | Self::Held(lock) => lock,
@@ -44,7 +44,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    fn claim(&self, max_hold: Option<Duration>, place: Option<Duration>) -> Claim {
+    pub(super) fn claim(&self, max_hold: Option<Duration>, place: Option<Duration>) -> Claim {
         Claim {
             aid: self.aid.clone(),
             // Chosen here, before the first attempt, so that a repetition finds its own.
@@ -101,7 +101,7 @@ impl LockManager {
         self.claim(&wanted.key, claim, scope, until).await
     }
 
-    async fn claim(
+    pub(super) async fn claim(
         &self,
         key: &LockKey,
         claim: Claim,
@@ -169,10 +169,13 @@ impl LockManager {
         attempt: for<'a> fn(&'a dyn DynStore, &'a Acquisition) -> Answer<'a, Released>,
     ) {
         let (store, until) = (Arc::clone(&self.inner.store), Instant::now() + self.ttl());
-        let watched = self.inner.watched.clone();
+        let (watched, queues) = (self.inner.watched.clone(), self.inner.queues.clone());
         self.inner.runner.spawn(scope, async move {
             match run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await {
-                Ok(_) => watched.ended(&lock),
+                Ok(_) => {
+                    watched.ended(&lock);
+                    queues.freed(&lock.key);
+                }
                 Err(e) => log::warn!(
                     target: "actix_doclock::manager",
                     "a lock on {:?} could not be given back, it has run out by now: {e}",
@@ -204,7 +207,7 @@ impl LockManager {
             store.release(&it.key, &it.aid, it.token, it.mode)
         });
         let released = released.await?;
-        self.inner.watched.ended(held);
+        self.inner.gone(held);
         Ok(released)
     }
 
@@ -296,7 +299,7 @@ impl LockManager {
         let key = key.clone();
         if let Ok(Saved::Lost) = saved {
             let (key, aid) = (key.clone(), aid.clone());
-            self.inner.watched.ended(&Acquisition { key, aid, token, mode: Mode::Exclusive });
+            self.inner.gone(&Acquisition { key, aid, token, mode: Mode::Exclusive });
         }
         match saved {
             Ok(Saved::Saved) => Ok(()),

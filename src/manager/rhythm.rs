@@ -1,6 +1,6 @@
 //! How often something is done in the background.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use uuid::Uuid;
 
@@ -14,15 +14,15 @@ const IDLE_INTERVALS: u32 = 3;
 /// ask together, and doubled with each failure.
 #[derive(Debug)]
 pub(crate) struct Rhythm {
-    what: &'static str,
+    what: Cow<'static, str>,
     interval: Duration,
     failures: u32,
 }
 
 impl Rhythm {
     /// `what` is done, for the log, as in "looking for silent sessions".
-    pub(crate) fn new(what: &'static str, interval: Duration) -> Self {
-        Self { what, interval, failures: 0 }
+    pub(crate) fn new(what: impl Into<Cow<'static, str>>, interval: Duration) -> Self {
+        Self { what: what.into(), interval, failures: 0 }
     }
 
     /// The pause after success: until `next` there is nothing to do, as far as is known. At most three
@@ -59,7 +59,7 @@ impl Rhythm {
 }
 
 /// Between three and five quarters of it.
-fn jittered(pause: Duration) -> Duration {
+pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.75 + random() / 2.0)
 }
 

@@ -59,10 +59,18 @@ impl Runner {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.runtime.spawn(async move {
+        self.spawn_untracked(async move {
             sleep(delay).await;
             future.await;
         });
+    }
+
+    /// Runs what ends by itself when the manager goes. [`drain`](Self::drain) does not wait for it.
+    pub(super) fn spawn_untracked<F>(&self, future: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.runtime.spawn(future);
     }
 
     /// Waits until no task is left, at most so long.

@@ -35,6 +35,7 @@ mod record;
 mod save;
 #[cfg(feature = "mongo-session")]
 pub(crate) mod sessions;
+mod watch;
 
 /// The sessions that have ended, one record each, for a day.
 const ENDED: &str = "doclock.ended";
@@ -344,8 +345,13 @@ impl Store for MongoStore {
         Ok(locks)
     }
 
-    async fn watch(&self, _collection: &str) -> Result<Option<Watch>, StoreError> {
-        Ok(None)
+    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
+        // A standalone server has neither.
+        if !self.has_transactions().await? {
+            return Ok(None);
+        }
+        let at = self.prepared(collection)?;
+        watch::watch(&at.locks, collection).await.map(Some)
     }
 
     // As `release`. A foreign lock has no token; there the moment it was taken tells it from others,

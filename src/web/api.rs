@@ -36,7 +36,9 @@ const MAX_BODY_BYTES: usize = 64 * 1024;
 /// | `GET /` | 200, the locks of the session |
 /// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 ///
-/// Bodies are JSON of any content type, and may be empty. `heartbeat`: `{"locks": {"collection/id":
+/// Bodies are JSON of any content type, and may be empty. `POST /{collection}/{id}` takes `{"mode":
+/// "exclusive" | "shared", "wait_ms": 0}`, these two being the defaults; who waits is cut at
+/// [`longest_wait`](crate::LockingSession::longest_wait). `heartbeat`: `{"locks": {"collection/id":
 /// "token", …}}` is what the page believes it holds; what it does not is in `lost`. Without a body,
 /// everything of the session is in `held`. `release`: `{"token": "…"}` releases that acquisition only;
 /// `sendBeacon` cannot set headers. Tokens may be written as they stand in `Lock-Token`. At most 64 KiB.
@@ -133,17 +135,16 @@ async fn acquire(
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     let key = key(&locks, &req)?;
-    let AcquireBody { mode: Some(Mode::Exclusive) | None, wait_ms: 0 } = read(body)? else {
-        return Err(bad_request("`wait_ms` must be 0: this version does not wait"));
-    };
-    let (locks, until) = (&locks.locks, locks.locks.begin());
-    let exists = async |is_fresh: bool| {
+    let AcquireBody { mode, wait_ms } = read(body)?;
+    let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
+    let wait = locks.wait_at_most(Duration::from_millis(wait_ms));
+    let exists = async |is_fresh: bool, until| {
         if !is_fresh || locks.manager().exists(&key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })
     };
-    let (mine, ()) = locks.acquire(&key, Mode::Exclusive, locks.offered()?, until, exists).await?;
+    let (mine, ()) = locks.acquire(&key, mode, locks.offered()?, wait, exists).await?;
     let mut response = if mine.is_fresh { HttpResponse::Created() } else { HttpResponse::Ok() };
     Ok(response.json(MineBody::from(&mine.lock)))
 }

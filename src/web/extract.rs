@@ -54,6 +54,23 @@ pub type LockedDoc<T> = Guarded<T, Acquire>;
 /// Those of [`LockedDoc`], but [`LockError::Lost`] 409 instead of [`LockError::Held`].
 pub type HeldDoc<T> = Guarded<T, Confirm>;
 
+/// A document that others may read, but nobody edit, while this session reads it: a shared lock,
+/// acquired or confirmed; then loaded.
+///
+/// For what takes several documents into account, or must not change under a calculation. Whoever only
+/// wants to look needs no lock: [`SessionLocks::load`](crate::SessionLocks::load).
+///
+/// - *Proves:* no other session held an exclusive lock when the document was loaded. Other readers may
+///   be there. If this session holds the exclusive lock, that is confirmed and stays.
+/// - *Ends* as that of a [`LockedDoc`], for each reader by itself.
+/// - A [`LockedDoc`] of the same session and document turns it into an exclusive lock, with a new
+///   token, if nobody else reads it. Beside other readers that is refused with [`LockError::Held`],
+///   at once: two readers that waited for each other would do so for good.
+///
+/// # Errors
+/// Those of [`LockedDoc`].
+pub type SharedDoc<T> = Guarded<T, Share>;
+
 /// How a [`Guarded`] document came by its lock: taken or confirmed. See [`LockedDoc`].
 #[derive(Debug)]
 #[non_exhaustive]
@@ -64,9 +81,21 @@ pub struct Acquire;
 #[non_exhaustive]
 pub struct Confirm;
 
+/// How a [`Guarded`] document came by its lock: shared with others. See [`SharedDoc`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Share;
+
+/// The locks under which a document may be written.
+#[doc(hidden)]
+pub trait Exclusive {}
+
+impl Exclusive for Acquire {}
+impl Exclusive for Confirm {}
+
 /// A loaded document whose lock this session holds. Dereferences to the document.
 ///
-/// Used under its names [`LockedDoc`] and [`HeldDoc`].
+/// Used under its names [`LockedDoc`], [`HeldDoc`] and [`SharedDoc`].
 #[must_use = "the document is locked and loaded for a reason"]
 pub struct Guarded<T, How> {
     document: T,
@@ -75,7 +104,7 @@ pub struct Guarded<T, How> {
     how: PhantomData<How>,
 }
 
-impl<T: Lockable, How> Guarded<T, How> {
+impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// Writes the document if this acquisition of its lock is live at that moment. Keeps the lock,
     /// with a new lease.
     ///
@@ -103,17 +132,6 @@ impl<T: Lockable, How> Guarded<T, How> {
         saved
     }
 
-    /// Gives the lock back. That it had gone already is no error.
-    ///
-    /// # Errors
-    /// [`LockError::Store`] 503; the lock then goes with its session or its ttl.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, the lock is released all the same.
-    pub async fn release(self) -> Result<(), LockError> {
-        self.locks.release(&self.mine, self.locks.begin()).await
-    }
-
     /// [`save`](Self::save), then [`release`](Self::release).
     ///
     /// # Errors
@@ -128,6 +146,19 @@ impl<T: Lockable, How> Guarded<T, How> {
             self.locks.manager().release_in_background(held);
         }
         Ok(())
+    }
+}
+
+impl<T: Lockable, How> Guarded<T, How> {
+    /// Gives the lock back. That it had gone already is no error.
+    ///
+    /// # Errors
+    /// [`LockError::Store`] 503; the lock then goes with its session or its ttl.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lock is released all the same.
+    pub async fn release(self) -> Result<(), LockError> {
+        self.locks.release(&self.mine, self.locks.begin()).await
     }
 
     /// Waits until this process learns that the lock is gone, at the latest when it runs out; see
@@ -161,7 +192,7 @@ impl<T, How> Deref for Guarded<T, How> {
     }
 }
 
-impl<T, How> DerefMut for Guarded<T, How> {
+impl<T, How: Exclusive> DerefMut for Guarded<T, How> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.document
     }
@@ -183,17 +214,28 @@ impl<T: Lockable> FromRequest for LockedDoc<T> {
     type Future = Extracted<T, Acquire>;
 
     fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
-        let req = req.clone();
-        Box::pin(async move {
-            let locks = RequestLocks::of(&req)?;
-            let key = key_of::<T>(&req, &locks)?;
-            let until = locks.begin();
-            let load = |_| locks.manager().load::<T>(&key, until);
-            let (mine, document) =
-                locks.acquire(&key, Mode::Exclusive, locks.offered()?, until, load).await?;
-            Ok(Self::new(mine, document, locks))
-        })
+        Box::pin(acquire(req.clone(), Mode::Exclusive))
     }
+}
+
+impl<T: Lockable> FromRequest for SharedDoc<T> {
+    type Error = LockError;
+    type Future = Extracted<T, Share>;
+
+    fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
+        Box::pin(acquire(req.clone(), Mode::Shared))
+    }
+}
+
+async fn acquire<T: Lockable, How>(
+    req: HttpRequest,
+    mode: Mode,
+) -> Result<Guarded<T, How>, LockError> {
+    let locks = RequestLocks::of(&req)?;
+    let key = key_of::<T>(&req, &locks)?;
+    let load = |_, until| locks.manager().load::<T>(&key, until);
+    let (mine, document) = locks.acquire(&key, mode, locks.offered()?, locks.wait(), load).await?;
+    Ok(Guarded::new(mine, document, locks))
 }
 
 impl<T: Lockable> FromRequest for HeldDoc<T> {

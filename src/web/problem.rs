@@ -119,6 +119,14 @@ impl From<&LockError> for Problem {
                 .with("state", "held")
                 .lock(lock)
                 .retry_after(lock.expires_in().min(ASK_AGAIN_AFTER)),
+            LockError::WouldDeadlock { holder, .. } => {
+                let refused = problem(StatusCode::LOCKED, "would_deadlock").with("state", "held");
+                match holder {
+                    Some(lock) => refused.lock(lock),
+                    None => refused,
+                }
+                .retry_after(ASK_AGAIN_AFTER)
+            }
             LockError::Lost { holder, .. } => {
                 let lost = problem(StatusCode::CONFLICT, "lost").with("state", "lost");
                 match holder {
@@ -135,6 +143,8 @@ impl From<&LockError> for Problem {
             LockError::SessionEnded { .. } => problem(StatusCode::UNAUTHORIZED, "session_ended"),
             LockError::BreakRefused { .. } => problem(StatusCode::FORBIDDEN, "break_refused"),
             LockError::Rejected { .. } => problem(StatusCode::UNPROCESSABLE_ENTITY, "rejected"),
+            LockError::ShutDown => problem(StatusCode::SERVICE_UNAVAILABLE, "shutting_down")
+                .retry_after(STORE_MAY_BE_BACK_AFTER),
             LockError::Store(e)
                 if matches!(
                     e.kind(),
@@ -175,7 +185,8 @@ impl ResponseError for LockError {
 /// The client is told nothing about a fault of the server, so the log is.
 fn log_fault(error: &LockError) {
     // What is misconfigured was logged when it was found.
-    if error.status_code().is_server_error() && !matches!(error, LockError::Misconfigured(_)) {
+    let is_known = matches!(error, LockError::Misconfigured(_) | LockError::ShutDown);
+    if error.status_code().is_server_error() && !is_known {
         let mut causes = String::new();
         let mut cause = std::error::Error::source(error);
         while let Some(error) = cause {

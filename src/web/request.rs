@@ -35,6 +35,15 @@ const IDLE_MS: HeaderName = HeaderName::from_static("doclock-idle-ms");
 
 pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
 
+/// How long requests wait for locks that others hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waits {
+    /// What extractors do.
+    pub(super) documents: Duration,
+    /// What a client may ask for.
+    pub(super) longest: Duration,
+}
+
 /// The locks in one request: lives in its extensions, shared by the wrap and the extractors.
 #[derive(Clone)]
 pub(crate) struct RequestLocks(Rc<State>);
@@ -43,6 +52,7 @@ struct State {
     manager: LockManager,
     identify: Identify,
     keep_fresh_on_error: bool,
+    waits: Waits,
     /// The page has sent this request by itself, and its person has been away for long.
     idle: bool,
     /// The tokens that the client sent; `None` if the header is not one.
@@ -73,6 +83,7 @@ impl RequestLocks {
         manager: LockManager,
         identify: Identify,
         keep_fresh_on_error: bool,
+        waits: Waits,
         idle_after: Option<Duration>,
         headers: &HeaderMap,
     ) -> Self {
@@ -81,6 +92,7 @@ impl RequestLocks {
             manager,
             identify,
             keep_fresh_on_error,
+            waits,
             idle,
             offered: offered_tokens(headers),
             session: RefCell::default(),

@@ -12,9 +12,12 @@ use actix_web::{
 use super::{
     memory::{memory, with_memory},
     problem::misconfigured,
-    request::{Identify, RequestLocks},
+    request::{Identify, RequestLocks, Waits},
 };
 use crate::{Actor, LockError, LockManager};
+
+/// Well below the minute after which proxies give up on an answer.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
@@ -45,6 +48,7 @@ impl LockManager {
             session,
             identify: Rc::new(|_| None),
             keep_fresh_on_error: false,
+            waits: Waits { documents: Duration::ZERO, longest: LONGEST_WAIT },
             idle_after: None,
         }
     }
@@ -68,6 +72,7 @@ pub struct LockingSession<K: SessionStore + 'static> {
     session: SessionMiddleware<K>,
     identify: Identify,
     keep_fresh_on_error: bool,
+    waits: Waits,
     idle_after: Option<Duration>,
 }
 
@@ -90,6 +95,23 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// their desk, not against them.
     pub fn idle_after(mut self, idle_after: Duration) -> Self {
         self.idle_after = Some(idle_after);
+        self
+    }
+
+    /// How long [`LockedDoc`](crate::LockedDoc) and [`SharedDoc`](crate::SharedDoc) wait for a lock
+    /// that another session holds. Default: not at all.
+    ///
+    /// The connection is kept open meanwhile, so stay below the time-outs of proxies and browsers. A
+    /// client that gives up takes its place in the queue along.
+    pub fn wait_for_documents(mut self, time: Duration) -> Self {
+        self.waits.documents = time;
+        self
+    }
+
+    /// How long a client of the [lock API](crate::lock_api) may wait: longer `wait_ms` are cut. Default
+    /// 30 s.
+    pub fn longest_wait(mut self, time: Duration) -> Self {
+        self.waits.longest = time;
         self
     }
 
@@ -126,6 +148,7 @@ where
         let manager = self.manager.clone();
         let identify = Rc::clone(&self.identify);
         let keep_fresh_on_error = self.keep_fresh_on_error;
+        let waits = self.waits;
         let idle_after = self.idle_after;
         Box::pin(async move {
             let service = session.await?;
@@ -134,6 +157,7 @@ where
                 manager,
                 identify,
                 keep_fresh_on_error,
+                waits,
                 idle_after,
             })
         })
@@ -146,6 +170,7 @@ pub struct LockingSessionMiddleware<S> {
     manager: LockManager,
     identify: Identify,
     keep_fresh_on_error: bool,
+    waits: Waits,
     idle_after: Option<Duration>,
 }
 
@@ -178,6 +203,7 @@ where
             self.manager.clone(),
             Rc::clone(&self.identify),
             self.keep_fresh_on_error,
+            self.waits,
             self.idle_after,
             req.headers(),
         );

@@ -5,7 +5,7 @@ use std::future::{Ready, ready};
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
 use super::request::RequestLocks;
-use crate::{Lock, LockError, LockKey, LockManager, Lockable, Mode};
+use crate::{Lock, LockError, LockKey, LockManager, Lockable, Mode, Wait};
 
 /// What this session holds, and everything that can be done about it. Takes nothing by itself.
 ///
@@ -49,9 +49,9 @@ impl SessionLocks {
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
     pub async fn try_acquire<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
-        let (key, until) = (LockKey::of::<T>(id)?, self.locks.begin());
+        let key = LockKey::of::<T>(id)?;
         let (mine, ()) =
-            self.locks.acquire(&key, Mode::Exclusive, &[], until, async |_| Ok(())).await?;
+            self.locks.acquire(&key, Mode::Exclusive, &[], Wait::no(), async |_, _| Ok(())).await?;
         Ok(mine.lock)
     }
 

@@ -14,4 +14,5 @@ mod lost_replies;
 mod outage;
 mod register;
 mod rules;
+mod waiting;
 mod web;

@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 
 use super::RequestLocks;
 use crate::{
-    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockToken, Mode,
+    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockToken, Mode, Wait,
     manager::{Acquired, Acquisition, Provisional, Wanted},
     web::problem::misconfigured,
 };
@@ -65,6 +65,16 @@ impl RequestLocks {
         until
     }
 
+    /// How long extractors wait.
+    pub(in crate::web) fn wait(&self) -> Wait {
+        Wait::for_at_most(self.0.waits.documents)
+    }
+
+    /// How long a client waits that wants to wait so long.
+    pub(in crate::web) fn wait_at_most(&self, wanted: Duration) -> Wait {
+        Wait::for_at_most(wanted.min(self.0.waits.longest))
+    }
+
     /// The aid of the session, if it has ever locked anything or been saved.
     pub(in crate::web) fn aid(&self) -> Option<Aid> {
         self.0.aid.borrow().clone()
@@ -92,30 +102,32 @@ impl RequestLocks {
         key: &LockKey,
         mode: Mode,
         offered: &[LockToken],
-        until: Instant,
-        work: impl Fn(bool) -> F,
+        wait: Wait,
+        work: impl Fn(bool, Instant) -> F,
     ) -> Result<(Mine, T), LockError>
     where
         F: Future<Output = Result<T, LockError>>,
     {
         if !offered.is_empty() {
+            let until = self.begin();
             let mine = self.confirm(key, mode, offered, until).await.map_err(|e| match e {
                 LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
                 LockError::Lost { key, .. } => LockError::StaleToken { key },
                 other => other,
             })?;
-            let worked = work(false).await;
+            let worked = work(false, until).await;
             return self.keep_if_found(mine, None, worked, until).await;
         }
         let mut aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
         loop {
-            let (mine, fresh) = self.take(key, mode, &aid, until).await?;
+            let (mine, fresh) = self.take(key, mode, &aid, wait).await?;
+            let until = self.begin();
             // A session that ends at this moment either finds the lock, or has left its tombstone.
             // A lock that was there before was found by it.
             let alive = async {
                 if mine.is_fresh { self.session_is_alive(&aid, until).await } else { Ok(()) }
             };
-            let (alive, worked) = tokio::join!(alive, work(mine.is_fresh));
+            let (alive, worked) = tokio::join!(alive, work(mine.is_fresh, until));
             match alive {
                 Ok(()) => return self.keep_if_found(mine, fresh, worked, until).await,
                 Err(LockError::SessionEnded { ago }) => {
@@ -133,18 +145,22 @@ impl RequestLocks {
         }
     }
 
-    /// One command: the lock, and if it is fresh, what gives it back.
+    /// One command, if nobody has to be waited for: the lock, and if it is fresh, what gives it back.
     async fn take(
         &self,
         key: &LockKey,
         mode: Mode,
         aid: &Aid,
-        until: Instant,
+        wait: Wait,
     ) -> Result<(Mine, Option<Provisional>), LockError> {
         let holder = Holder::new(self.actor().label);
         let (key, aid, ttl) = (key.clone(), aid.clone(), self.0.manager.ttl());
         let wanted = Wanted { key, aid, holder, mode, ttl };
-        match self.0.manager.acquire_by(&wanted, &self.0.scope, until).await? {
+        let owner = wanted.aid.clone();
+        self.begin();
+        let acquired = self.0.manager.acquire_waiting(&wanted, &owner, wait, &self.0.scope).await;
+        self.begin();
+        match acquired? {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
             Acquired::AlreadyMine(lock) => Ok((Mine::new(lock)?, None)),
             Acquired::Fresh(fresh) => {

@@ -1,0 +1,208 @@
+//! A lock as a value.
+
+use std::{fmt, future::Future, ops::Deref};
+
+use futures_util::future::{join_all, select_all};
+
+use super::{
+    LockManager,
+    lost::Watch,
+    operations::{Acquired, Acquisition, Wanted},
+};
+use crate::{Aid, FencingToken, Lock, LockError, LockKey, LockToken, Mode, Released};
+
+/// A lock that is held as long as this lives. Made by [`LockManager::acquire`] and by a
+/// [`Job`](crate::Job).
+///
+/// - *Proves:* the lock was granted. Whether it still is, only the server knows: what must not
+///   overlap goes into a guarded save, is told the [`fence`](Self::fence), or is given up when the
+///   lock is [`lost`](Self::lost).
+/// - *Is renewed* in the background, every third of its ttl, by one task for all guards of the manager.
+/// - *Ends* by [`release`](Self::release), by dropping it (the release is then handed to the manager's
+///   runtime; dropping never blocks), or with its process after the ttl.
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct LockGuard {
+    manager: LockManager,
+    lock: Lock,
+    held: Acquisition,
+    wanted: Wanted,
+    owner: Aid,
+    is_released: bool,
+    /// What is learnt of the lock is remembered while somebody watches it.
+    _watch: Watch,
+}
+
+impl LockGuard {
+    pub(super) fn new(
+        manager: LockManager,
+        lock: Lock,
+        wanted: Wanted,
+        owner: Aid,
+    ) -> Result<Self, LockError> {
+        // Only by the hand of somebody who edits lock records.
+        let held = Acquisition::of(&lock)
+            .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
+        let watch = manager.inner.watched.watch(&lock, held.token);
+        let taken = lock.expires_at.checked_sub(wanted.ttl).unwrap_or(lock.expires_at);
+        manager.keep(&wanted, &held, &owner, taken);
+        Ok(Self { manager, lock, held, wanted, owner, is_released: false, _watch: watch })
+    }
+
+    /// What is locked.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        &self.lock.key
+    }
+
+    /// Whether others may read beside this.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.lock.mode
+    }
+
+    /// This acquisition.
+    #[must_use]
+    pub fn token(&self) -> LockToken {
+        self.held.token
+    }
+
+    /// Higher than that of every earlier holder; for a guarded thing outside the database, which
+    /// refuses lower ones. Only in a [fenced](crate::Lockable::FENCED) collection.
+    #[must_use]
+    pub fn fence(&self) -> Option<FencingToken> {
+        self.lock.fence
+    }
+
+    /// The lock as it was granted.
+    #[must_use]
+    pub fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    /// Waits until this process learns that the lock is gone: it was broken, or could not be renewed.
+    /// At the latest when it runs out, counted from before its last renewal was sent, and so before the
+    /// server lets anybody else in.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.manager.lost(&self.lock)
+    }
+
+    /// Makes a shared lock exclusive. Granted to the only reader; beside other readers it is refused
+    /// and stays shared. It does not wait: two readers that waited for each other would do so for good.
+    ///
+    /// It is a new grant, with a token and a fence of its own.
+    ///
+    /// # Errors
+    /// [`LockError::Held`] by another reader. [`LockError::Lost`] if it had run out and another session
+    /// is in. [`LockError::Store`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lock may be lost.
+    pub async fn upgrade(&mut self) -> Result<(), LockError> {
+        if self.lock.mode == Mode::Exclusive {
+            return Ok(());
+        }
+        let wanted = Wanted { mode: Mode::Exclusive, ..self.wanted.clone() };
+        let scope = Default::default();
+        match self.manager.acquire_by(&wanted, &scope, self.manager.until()).await? {
+            Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
+            Acquired::AlreadyMine(lock) => self.becomes(lock, wanted),
+            Acquired::Fresh(fresh) => self.becomes(fresh.confirm(), wanted),
+        }
+    }
+
+    fn becomes(&mut self, lock: Lock, wanted: Wanted) -> Result<(), LockError> {
+        let upgraded = Self::new(self.manager.clone(), lock, wanted, self.owner.clone())?;
+        let mut shared = std::mem::replace(self, upgraded);
+        // The server has taken it away with the grant.
+        shared.is_released = true;
+        self.manager.keep_no_more(&shared.held);
+        let (aid, owner) = (self.held.aid.clone(), self.owner.clone());
+        self.manager
+            .inner
+            .queues
+            .holds(&self.held.key, super::queue::Held { aid, owner, mode: Mode::Exclusive });
+        Ok(())
+    }
+
+    /// Gives the lock back. That it had gone already is no error.
+    ///
+    /// # Errors
+    /// [`LockError::Store`]: the release goes on in the background, for as long as the lock can live.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lock is released all the same.
+    pub async fn release(mut self) -> Result<Released, LockError> {
+        let released = self.manager.release_by(&self.held, self.manager.until()).await;
+        self.is_released = released.is_ok();
+        released
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        self.manager.keep_no_more(&self.held);
+        if !self.is_released {
+            self.manager.release_in_background(self.held.clone());
+        }
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard").field("lock", &self.lock).finish_non_exhaustive()
+    }
+}
+
+/// Several locks, of which all are held. Made by [`LockManager::acquire_all`]; dereferences to the
+/// guards, in the order of their keys.
+#[derive(Debug, Default)]
+#[must_use = "the locks are released when this is dropped"]
+pub struct LockGuards(Vec<LockGuard>);
+
+impl LockGuards {
+    pub(super) fn push(&mut self, guard: LockGuard) {
+        self.0.push(guard);
+    }
+
+    /// Waits until the first of them is [lost](LockGuard::lost). For good if there is none.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub async fn lost(&self) {
+        if self.0.is_empty() {
+            return std::future::pending().await;
+        }
+        select_all(self.0.iter().map(|guard| Box::pin(guard.lost()))).await;
+    }
+
+    /// Gives all of them back, at the same time.
+    ///
+    /// # Errors
+    /// [`LockError::Store`], the first one; see [`LockGuard::release`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the locks are released all the same.
+    pub async fn release(mut self) -> Result<(), LockError> {
+        let guards = std::mem::take(&mut self.0);
+        let released = join_all(guards.into_iter().map(LockGuard::release)).await;
+        released.into_iter().try_for_each(|released| released.map(drop))
+    }
+}
+
+impl Deref for LockGuards {
+    type Target = [LockGuard];
+
+    fn deref(&self) -> &[LockGuard] {
+        &self.0
+    }
+}
+
+/// In reverse order.
+impl Drop for LockGuards {
+    fn drop(&mut self) {
+        while self.0.pop().is_some() {}
+    }
+}

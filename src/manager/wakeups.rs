@@ -1,0 +1,177 @@
+//! Hearing of documents that become free: one watch of the store for each collection, as long as
+//! somebody waits there.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::time::{sleep, timeout};
+
+use super::{
+    Inner, LockManager,
+    rhythm::{Rhythm, jittered},
+};
+use crate::{Change, StoreError, StoreErrorKind, Watch};
+
+/// How long a watch is kept when nobody waits any more: the next one comes soon, or not for long.
+const KEEP: Duration = Duration::from_secs(30);
+/// The first pause before a watch that was lost is opened again.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// How often one who waits asks where nobody is told, a quarter more or less: not all at once.
+const POLL: Duration = Duration::from_millis(500);
+
+/// How those who wait for a document of a collection learn that it is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wakeup {
+    /// The store is being asked to tell.
+    Opening,
+    /// The store tells it, at once.
+    Told,
+    /// The store cannot tell (a standalone server), or does not at the moment: the first one waiting
+    /// for each document asks every half a second.
+    Polling,
+}
+
+/// By collection. Where nobody waits, there is none.
+#[derive(Debug, Default)]
+pub(super) struct Wakeups(Mutex<BTreeMap<&'static str, Wakeup>>);
+
+impl Wakeups {
+    fn states(&self) -> MutexGuard<'_, BTreeMap<&'static str, Wakeup>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn all(&self) -> BTreeMap<&'static str, Wakeup> {
+        self.states().clone()
+    }
+
+    pub(super) fn must_poll(&self, collection: &str) -> bool {
+        self.states().get(collection) != Some(&Wakeup::Told)
+    }
+}
+
+/// How long until the next attempt of one that is not told.
+pub(super) fn poll_pause() -> Duration {
+    jittered(POLL)
+}
+
+impl LockManager {
+    /// Sees to it that those who wait in this collection are told. Call it with a place in a queue
+    /// taken, and ask the store again when called: what happened before is not told.
+    pub(super) fn watch_over(&self, collection: &'static str) {
+        let mut states = self.inner.wakeups.states();
+        if states.contains_key(collection) || self.inner.stop.token().is_cancelled() {
+            return;
+        }
+        states.insert(collection, Wakeup::Opening);
+        drop(states);
+        let listening = listen(Arc::downgrade(&self.inner), collection);
+        self.inner.runner.spawn_untracked(listening);
+    }
+
+    /// Ends the watch if nobody waits, so that the next one opens it anew.
+    fn ends_watch(&self, collection: &'static str) -> bool {
+        let mut states = self.inner.wakeups.states();
+        // Who waits has its place before it looks whether there is a watch.
+        let is_idle = !self.inner.queues.somebody_waits_in(collection);
+        if is_idle {
+            states.remove(collection);
+        }
+        is_idle
+    }
+
+    fn is_told(&self, collection: &'static str, wakeup: Wakeup) {
+        self.inner.wakeups.states().insert(collection, wakeup);
+        // They look again: for what happened before, or to go over to asking by themselves.
+        self.inner.queues.ask_all(collection);
+    }
+}
+
+/// Tells those who wait, until nobody does, or the manager is gone or shut down.
+async fn listen(manager: Weak<Inner>, collection: &'static str) {
+    let mut rhythm =
+        Rhythm::new(format!("watching the locks in {collection}, those who wait ask"), FIRST_PAUSE);
+    while let Some(inner) = manager.upgrade() {
+        let manager_now = LockManager { inner };
+        let stop = manager_now.inner.stop.token();
+        let opened = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            opened = manager_now.run("watch", manager_now.until(), collection, |store, collection| {
+                store.watch(collection)
+            }) => opened,
+        };
+        let pause = match opened {
+            Ok(Some(watch)) => {
+                let _ = rhythm.after_success(None);
+                manager_now.is_told(collection, Wakeup::Told);
+                drop(manager_now);
+                let lost = tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    lost = pass_on(&manager, collection, watch) => lost,
+                };
+                let (Some(why), Some(inner)) = (lost, manager.upgrade()) else { return };
+                let manager_now = LockManager { inner };
+                manager_now.is_told(collection, Wakeup::Polling);
+                if manager_now.ends_watch(collection) {
+                    return;
+                }
+                rhythm.after_failure(&why)
+            }
+            Ok(None) => {
+                if !matches!(manager_now.inner.wakeups.all().get(collection), Some(Wakeup::Polling))
+                {
+                    log::info!(
+                        target: "actix_doclock::background",
+                        "this server does not tell of changes (it is no replica set): who waits for a \
+                         lock in {collection} asks for it every {POLL:?}",
+                    );
+                    manager_now.is_told(collection, Wakeup::Polling);
+                }
+                if manager_now.ends_watch(collection) {
+                    return;
+                }
+                KEEP
+            }
+            Err(e) => {
+                manager_now.is_told(collection, Wakeup::Polling);
+                if manager_now.ends_watch(collection) {
+                    return;
+                }
+                rhythm.after_failure(&e)
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+/// Why it was lost; `None` if nobody waits any more.
+async fn pass_on(
+    manager: &Weak<Inner>,
+    collection: &'static str,
+    mut watch: Watch,
+) -> Option<StoreError> {
+    loop {
+        let change = timeout(KEEP, watch.next()).await;
+        let inner = manager.upgrade()?;
+        match change {
+            Ok(Some(Ok(Change::Freed(key)))) => inner.queues.freed(&key),
+            Ok(Some(Ok(Change::Missed))) => inner.queues.ask_all(collection),
+            Ok(Some(Err(e))) => return Some(e),
+            Ok(None) => {
+                let message = "the store does not tell any more";
+                return Some(StoreError::new(StoreErrorKind::Unavailable, message));
+            }
+            Err(_) if (LockManager { inner }).ends_watch(collection) => return None,
+            Err(_) => {}
+        }
+    }
+}

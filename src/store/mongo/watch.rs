@@ -1,0 +1,92 @@
+//! Hearing of documents that become free, by a change stream.
+
+use std::time::Duration;
+
+use futures_util::stream;
+use mongodb::{
+    Collection,
+    bson::{Document, doc},
+    change_stream::ChangeStream,
+    options::ReadConcern,
+};
+use tokio::time::timeout;
+
+use super::{codec, error::store_error};
+use crate::{Change, LockKey, StoreError, StoreErrorKind, Watch};
+
+/// How long the server keeps a request open in which nothing happens.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// How much later the answer may come. The driver has no time-out for that: behind a silent network
+/// it would wait for good, and with it everybody who waits for a lock.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Opens a change stream on the locks of a collection. Needs a replica set.
+pub(super) async fn watch(
+    locks: &Collection<Document>,
+    collection: &str,
+) -> Result<Watch, StoreError> {
+    let opened = (locks.watch())
+        .pipeline(frees())
+        // The collection's own is `local`, which a change stream does not take.
+        .read_concern(ReadConcern::majority())
+        .max_await_time(ANSWER_WITHIN)
+        .await;
+    let stream =
+        opened.map_err(|e| store_error(format!("watching the locks in {collection}"), e))?;
+    let from = (stream.with_type::<Document>(), collection.to_owned());
+    Ok(Watch::new(stream::try_unfold(from, |(mut stream, collection)| async move {
+        let change = next(&mut stream, &collection).await?;
+        Ok(change.map(|change| (change, (stream, collection))))
+    })))
+}
+
+async fn next(
+    stream: &mut ChangeStream<Document>,
+    collection: &str,
+) -> Result<Option<Change>, StoreError> {
+    while stream.is_alive() {
+        let event = match timeout(ANSWER_WITHIN + GRACE, stream.next_if_any()).await {
+            Ok(event) => {
+                event.map_err(|e| store_error(format!("watching the locks in {collection}"), e))?
+            }
+            Err(_) => {
+                let message = format!("watching the locks in {collection}: no answer in time");
+                return Err(StoreError::new(StoreErrorKind::Unavailable, message));
+            }
+        };
+        let Some(event) = event else { continue };
+        let Ok(document) = event.get_document("documentKey") else {
+            // The collection was dropped or renamed.
+            return Ok(Some(Change::Missed));
+        };
+        let id = document.get("_id").and_then(codec::lock_id);
+        // A foreign program may lock documents whose ids we cannot name, and so not wait for.
+        if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
+            return Ok(Some(Change::Freed(key)));
+        }
+    }
+    Ok(None)
+}
+
+/// Events after which somebody may be let in; not grants and renewals, of which there are many.
+fn frees() -> Vec<Document> {
+    let left = |field: &str| {
+        vec![
+            doc! { "updateDescription.removedFields": field },
+            doc! { "updateDescription.truncatedArrays.field": field },
+            // The whole array was written anew. A change within it has another name, with a dot.
+            doc! { format!("updateDescription.updatedFields.{field}"): { "$exists": true } },
+        ]
+    };
+    let mut any = vec![
+        doc! { "operationType": { "$nin": ["insert", "update"] } },
+        // Released, in a collection that keeps the record.
+        doc! { "updateDescription.removedFields": "aid" },
+    ];
+    any.extend(left("readers"));
+    any.extend(left("queue"));
+    vec![
+        doc! { "$match": { "$or": any } },
+        doc! { "$project": { "operationType": 1, "documentKey": 1 } },
+    ]
+}

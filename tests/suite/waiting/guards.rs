@@ -1,0 +1,78 @@
+//! Locks as values: kept, lost, dropped, many at once.
+
+use super::*;
+
+on_each_store! {
+    async fn a_dropped_guard_lets_the_next_one_in(cluster: Cluster) {
+        let (one, other) = (cluster.server().await, cluster.server().await);
+        let held = one.acquire(&key("a"), Wait::no()).await.unwrap();
+        let waiting = waiting(&other, &key("a")).await;
+        drop(held);
+        in_time("it is let in", waiting).await.unwrap();
+    }
+
+    async fn a_guard_is_renewed_for_as_long_as_it_lives(cluster: Cluster) {
+        let (one, other) = (cluster.server().await, cluster.server().await);
+        let ttl = Duration::from_secs(2);
+        let guard = one.job("long").ttl(ttl).acquire(&key("a"), Wait::no()).await.unwrap();
+        let refused = other.acquire(&key("a"), Wait::for_at_most(ttl * 2)).await;
+        assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+        assert!(timeout(A_WHILE, guard.lost()).await.is_err(), "it is not lost");
+    }
+
+    async fn a_broken_lock_is_lost_and_its_work_is_dropped(cluster: Cluster) {
+        let locks = cluster.server_with(|settings| settings.break_policy(|_, _| true)).await;
+        let (working, key) = (locks.clone(), key("a"));
+        let work = tokio::spawn({
+            let key = key.clone();
+            async move {
+                working.with_lock(&key, Wait::no(), std::future::pending::<()>()).await
+            }
+        });
+        eventually("it works", async || locks.inspect(&key).await.unwrap().is_some()).await;
+        locks.break_lock(&key, &actix_doclock::Actor::new("admin")).await.unwrap();
+        let lost = in_time("it is dropped", work).await.unwrap();
+        assert!(matches!(lost, Err(LockError::Lost { .. })), "{lost:?}");
+    }
+
+    async fn work_under_a_lock_returns_what_it_has_done_and_leaves_no_lock(cluster: Cluster) {
+        let locks = cluster.server().await;
+        let done = locks.with_lock(&key("a"), Wait::no(), async { 4711 }).await.unwrap();
+        assert_eq!(done, 4711);
+        assert!(locks.inspect(&key("a")).await.unwrap().is_none());
+    }
+
+    async fn of_several_locks_all_are_taken_or_none(cluster: Cluster) {
+        let (one, other) = (cluster.server().await, cluster.server().await);
+        let keys = || ["c", "a", "b", "a"].map(key);
+        let all = one.acquire_all(keys(), Wait::no()).await.unwrap();
+        let order: Vec<_> = all.iter().map(|guard| guard.key().clone()).collect();
+        assert_eq!(order, ["a", "b", "c"].map(key));
+        all.release().await.unwrap();
+        let in_the_way = other.acquire(&key("c"), Wait::no()).await.unwrap();
+        let refused = one.acquire_all(keys(), Wait::for_at_most(A_WHILE)).await;
+        assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+        one.shutdown().await;
+        assert_eq!(other.list().await.unwrap().len(), 1, "what was taken was given back");
+        drop(in_the_way);
+    }
+
+    async fn jobs_that_would_wait_for_each_other_are_found(cluster: Cluster) {
+        let locks = cluster.server().await;
+        let (one, two) = (locks.job("one"), locks.job("two"));
+        let _a = one.acquire(&key("a"), Wait::no()).await.unwrap();
+        let b = two.acquire(&key("b"), Wait::no()).await.unwrap();
+        let waiting = tokio::spawn(waits(one.clone(), key("b")));
+        sleep(A_WHILE).await;
+        let refused = in_time("it is refused", two.acquire(&key("a"), Wait::until_acquired())).await;
+        assert!(matches!(refused, Err(LockError::WouldDeadlock { .. })), "{refused:?}");
+        drop(b);
+        in_time("the other one goes on", waiting).await.unwrap().unwrap();
+        let itself = in_time("so is itself", one.acquire(&key("a"), Wait::until_acquired())).await;
+        assert!(matches!(itself, Err(LockError::WouldDeadlock { .. })), "{itself:?}");
+    }
+}
+
+async fn waits(job: Job, key: LockKey) -> Result<LockGuard, LockError> {
+    job.acquire(&key, Wait::until_acquired()).await
+}

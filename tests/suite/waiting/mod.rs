@@ -1,0 +1,196 @@
+//! Waiting for locks, and what is done with them outside requests. On both stores: two managers over
+//! one store are two processes to each other.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use actix_doclock::{
+    Job, LockError, LockGuard, LockKey, LockManager, LockManagerBuilder, MemoryStore, MongoStore,
+    Wait,
+};
+use mongodb::Database;
+use tokio::task::{JoinHandle, JoinSet, yield_now};
+use tokio::time::{sleep, timeout};
+
+use crate::rig::app::{NO_DEADLINE, TTL, WorkItem, eventually, key};
+use crate::rig::{fresh_database, mongod};
+
+mod guards;
+
+/// Long enough for anything that is to happen at all.
+const SOON: Duration = Duration::from_secs(60);
+/// Long enough to see that something does not happen.
+const A_WHILE: Duration = Duration::from_millis(150);
+
+/// What managers of one cluster have in common.
+enum Cluster {
+    Memory(MemoryStore),
+    Mongo(Database),
+}
+
+impl Cluster {
+    async fn memory() -> Self {
+        Self::Memory(MemoryStore::new())
+    }
+
+    async fn mongo() -> Self {
+        Self::Mongo(fresh_database(mongod::shared_replica_set().await.uri()).await)
+    }
+
+    async fn standalone() -> Self {
+        Self::Mongo(fresh_database(&mongod::shared_standalone().await.uri()).await)
+    }
+
+    async fn server(&self) -> LockManager {
+        self.server_with(|settings| settings).await
+    }
+
+    async fn server_with(
+        &self,
+        settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder,
+    ) -> LockManager {
+        let builder = match self {
+            Self::Memory(store) => LockManager::builder(store.clone()),
+            Self::Mongo(database) => LockManager::builder(MongoStore::new(database)),
+        };
+        let builder = builder.ttl(TTL).deadline(NO_DEADLINE).without_reaper();
+        let locks = settings(builder).build().await.unwrap();
+        locks.register::<WorkItem>().await.unwrap();
+        locks
+    }
+}
+
+/// The same test on each store.
+macro_rules! on_each_store {
+    ($(async fn $test:ident($cluster:ident: Cluster) $body:block)*) => {
+        mod memory {
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(super::Cluster::memory().await).await;
+            })*
+        }
+        mod mongo {
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(super::Cluster::mongo().await).await;
+            })*
+        }
+        $(async fn $test($cluster: Cluster) $body)*
+    };
+}
+use on_each_store;
+
+async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what}: not within {SOON:?}"))
+}
+
+/// One who waits, in a task of its own, and is known to be in the queue.
+async fn waiting(locks: &LockManager, key: &LockKey) -> JoinHandle<LockGuard> {
+    let (locks, key) = (locks.clone(), key.clone());
+    let waiting =
+        tokio::spawn(async move { locks.acquire(&key, Wait::until_acquired()).await.unwrap() });
+    // Its task runs as far as it can before this one goes on.
+    for _ in 0..10 {
+        yield_now().await;
+    }
+    waiting
+}
+
+on_each_store! {
+    async fn who_waits_is_let_in_by_a_release_here_and_elsewhere(cluster: Cluster) {
+        let (one, other) = (cluster.server().await, cluster.server().await);
+        let held = one.acquire(&key("a"), Wait::no()).await.unwrap();
+        let waiting = [waiting(&one, &key("a")).await, waiting(&other, &key("a")).await];
+        sleep(A_WHILE).await;
+        assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+        held.release().await.unwrap();
+        for waiting in waiting {
+            in_time("it is let in", waiting).await.unwrap().release().await.unwrap();
+        }
+    }
+
+    async fn in_one_process_the_order_of_arrival_is_kept(cluster: Cluster) {
+        let locks = cluster.server().await;
+        let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut all = JoinSet::new();
+        for n in 0..50 {
+            let waiting = waiting(&locks, &key("a")).await;
+            let order = Arc::clone(&order);
+            all.spawn(async move {
+                let guard = waiting.await.unwrap();
+                order.lock().unwrap().push(n);
+                guard.release().await.unwrap();
+            });
+        }
+        held.release().await.unwrap();
+        in_time("all are served", all.join_all()).await;
+        assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..50));
+    }
+
+    async fn a_wait_that_is_over_says_who_holds_it(cluster: Cluster) {
+        let (one, other) = (cluster.server().await, cluster.server().await);
+        let _held = one.job("alice").acquire(&key("a"), Wait::no()).await.unwrap();
+        for locks in [&one, &other] {
+            for wait in [Wait::no(), Wait::for_at_most(A_WHILE)] {
+                let began = Instant::now();
+                match locks.acquire(&key("a"), wait).await {
+                    Err(LockError::Held(lock)) => assert_eq!(lock.holder.unwrap().label, "alice"),
+                    other => panic!("{other:?}"),
+                }
+                assert!(wait == Wait::no() || began.elapsed() >= A_WHILE);
+            }
+        }
+    }
+
+    async fn one_that_gives_up_is_not_in_the_way_of_the_next(cluster: Cluster) {
+        let locks = cluster.server().await;
+        let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        let first = waiting(&locks, &key("a")).await;
+        let second = waiting(&locks, &key("a")).await;
+        first.abort();
+        held.release().await.unwrap();
+        in_time("the second one is let in", second).await.unwrap();
+    }
+
+    async fn who_waits_is_there_when_the_lock_runs_out(cluster: Cluster) {
+        let (one, other) = (cluster.server().await, cluster.server().await);
+        let ttl = Duration::from_secs(1);
+        let silent = one.job("crashed").ttl(ttl).acquire(&key("a"), Wait::no()).await.unwrap();
+        let taken = Instant::now();
+        // As a process that was killed: nobody renews it any more.
+        one.shutdown().await;
+        let waiting = waiting(&other, &key("a")).await;
+        in_time("it is let in", waiting).await.unwrap();
+        assert!(taken.elapsed() >= ttl - A_WHILE, "not before it has run out");
+        drop(silent);
+    }
+
+    async fn a_server_that_is_stopped_keeps_nobody_waiting(cluster: Cluster) {
+        let locks = cluster.server().await;
+        let _held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        let (key, waits) = (key("a"), locks.clone());
+        let waiting =
+            tokio::spawn(async move { waits.acquire(&key, Wait::until_acquired()).await });
+        yield_now().await;
+        locks.shutdown().await;
+        let refused = in_time("it is refused", waiting).await.unwrap();
+        assert!(matches!(refused, Err(LockError::ShutDown)), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn where_no_changes_are_told_who_waits_asks_and_health_says_so() {
+    let cluster = Cluster::standalone().await;
+    let (one, other) = (cluster.server().await, cluster.server().await);
+    let held = one.acquire(&key("a"), Wait::no()).await.unwrap();
+    assert!(other.health().wakeups.is_empty(), "nobody waits");
+    let waiting = waiting(&other, &key("a")).await;
+    eventually("it is asked for", async || {
+        other.health().wakeups.get("workitem") == Some(&actix_doclock::Wakeup::Polling)
+    })
+    .await;
+    held.release().await.unwrap();
+    in_time("it is let in", waiting).await.unwrap();
+}
