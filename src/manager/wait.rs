@@ -56,7 +56,7 @@ impl Wait {
     }
 
     /// What is left of it for the next one. What began as a wait is one to its end.
-    pub(super) fn since(self, began: Instant) -> Self {
+    pub(crate) fn since(self, began: Instant) -> Self {
         match self.0 {
             Patience::ForAtMost(time) => Self::for_at_most(time.saturating_sub(began.elapsed())),
             _ => self,

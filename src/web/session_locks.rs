@@ -1,10 +1,14 @@
 //! All locks of the session.
 
-use std::future::{Ready, ready};
+use std::{
+    collections::BTreeSet,
+    future::{Ready, ready},
+    time::Instant,
+};
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
-use super::request::RequestLocks;
+use super::request::{Mine, RequestLocks};
 use crate::{Lock, LockError, LockKey, LockManager, Lockable, Mode, Wait};
 
 /// What this session holds, and everything that can be done about it. Takes nothing by itself.
@@ -53,6 +57,43 @@ impl SessionLocks {
         let (mine, ()) =
             self.locks.acquire(&key, Mode::Exclusive, &[], Wait::no(), async |_, _| Ok(())).await?;
         Ok(mine.lock)
+    }
+
+    /// Takes or confirms the exclusive locks on all of these documents, or takes none. Doubles count
+    /// once. Looks neither whether there are such documents, nor at a `Lock-Token` of the client.
+    ///
+    /// They are taken in the order of their keys, so two such calls cannot wait for each other; `wait`
+    /// is for all of them together. What was freshly taken is given back in reverse order if one is
+    /// refused. See [`Job::acquire_all`](crate::Job::acquire_all) for what is left to the caller.
+    ///
+    /// # Errors
+    /// Those of [`LockedDoc`](crate::LockedDoc), without [`LockError::NotFound`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, what was freshly taken is given back with the request if its answer is
+    /// an error, and else belongs to the session.
+    pub async fn acquire_all(
+        &self,
+        keys: impl IntoIterator<Item = LockKey>,
+        wait: Wait,
+    ) -> Result<Vec<Lock>, LockError> {
+        let began = Instant::now();
+        let keys: BTreeSet<LockKey> = keys.into_iter().collect();
+        let mut all: Vec<Mine> = Vec::new();
+        for key in keys {
+            let wait = wait.since(began);
+            let taken = self.locks.acquire(&key, Mode::Exclusive, &[], wait, async |_, _| Ok(()));
+            match taken.await {
+                Ok((mine, ())) => all.push(mine),
+                Err(e) => {
+                    for mine in all.iter().rev().filter(|mine| mine.is_fresh) {
+                        self.locks.release(mine, self.locks.begin()).await?;
+                    }
+                    return Err(e);
+                }
+            }
+        }
+        Ok(all.into_iter().map(|mine| mine.lock).collect())
     }
 
     /// The document as it is now, to read. Needs no lock, and takes none.

@@ -8,6 +8,7 @@ mod commands;
 mod conformance;
 mod contention;
 mod ends;
+mod examples;
 mod foreign;
 mod lost;
 mod lost_replies;

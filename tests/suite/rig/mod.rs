@@ -12,8 +12,11 @@ pub(crate) mod proxy;
 pub(crate) mod redis;
 mod server;
 
+use std::env;
 use std::mem;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -134,4 +137,21 @@ pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
     let older = vec![doc! { "$set": { "ts": { "$subtract": ["$ts", by] }, "until": until } }];
     let aged = locks.update_one(doc! { "_id": { "$eq": Bson::from(key.id()) } }, older).await;
     assert_eq!(aged.expect("the server answers").matched_count, 1, "there is a lock on {key}");
+}
+
+/// The program of this name under `examples/`, built from what is here now.
+pub(crate) fn example(name: &str) -> PathBuf {
+    static BUILT: Once = Once::new();
+    // `cargo test --test suite` builds no examples.
+    BUILT.call_once(|| {
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--examples", "--features", "test-util"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status();
+        assert!(built.expect("cargo can be run").success());
+    });
+    // This binary is target/debug/deps/suite-….
+    let this = env::current_exe().expect("a running binary");
+    let target = this.ancestors().nth(2).expect("a target directory");
+    target.join("examples").join(name)
 }

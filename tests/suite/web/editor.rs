@@ -2,9 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader},
-    path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::OnceLock,
 };
 
 use actix_web::http::header;
@@ -15,22 +13,6 @@ use serde_json::json;
 use super::*;
 use crate::rig;
 
-/// The program, built from what is here now.
-fn program() -> &'static PathBuf {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        // `cargo test --test suite` builds no examples.
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--example", "editor", "--features", "test-util"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status();
-        assert!(built.unwrap().success());
-        // This binary is target/debug/deps/suite-….
-        let this = std::env::current_exe().unwrap();
-        this.ancestors().nth(2).unwrap().join("examples").join("editor")
-    })
-}
-
 /// One server; ends with the test.
 struct Editor {
     process: Child,
@@ -39,7 +21,7 @@ struct Editor {
 
 impl Editor {
     fn start(args: &[&str]) -> Self {
-        let mut process = Command::new(program())
+        let mut process = Command::new(rig::example("editor"))
             .args(["--bind", "127.0.0.1:0"])
             .args(args)
             .env_remove("MONGODB_URI")

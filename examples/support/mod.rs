@@ -1,0 +1,38 @@
+//! What the examples have in common: where the locks are kept.
+#![allow(dead_code, reason = "not each example needs all of it")]
+
+use std::time::Duration;
+
+use actix_doclock::{BoxError, LockManager, MemoryStore, MongoStore};
+use clap::Args;
+
+/// Where the locks are kept.
+#[derive(Args, Clone)]
+pub(crate) struct Locks {
+    /// Keep the locks in MongoDB instead of this process.
+    #[arg(long, env = "MONGODB_URI", value_name = "URI")]
+    pub(crate) mongodb: Option<String>,
+    /// The database in MongoDB.
+    #[arg(long, value_name = "NAME", default_value = "doclock_examples")]
+    pub(crate) database: String,
+}
+
+impl Locks {
+    /// As many application servers over one store.
+    pub(crate) async fn servers(
+        &self,
+        count: usize,
+        ttl: Duration,
+    ) -> Result<Vec<LockManager>, BoxError> {
+        let memory = MemoryStore::new();
+        let mut servers = Vec::new();
+        for _ in 0..count {
+            let builder = match &self.mongodb {
+                Some(uri) => LockManager::builder(MongoStore::connect(uri, &self.database).await?),
+                None => LockManager::builder(memory.clone()),
+            };
+            servers.push(builder.ttl(ttl).build().await?);
+        }
+        Ok(servers)
+    }
+}
