@@ -1,5 +1,6 @@
 //! How long it takes from a release to the moment at which the one who waited holds the lock:
-//! `cargo bench --features test-util --bench handover`. Two minutes.
+//! `cargo bench --features test-util --bench handover`, or a part of it: `… -- stream`, `other`, `same`,
+//! `polling`. Three minutes.
 //!
 //! On a replica set of one that is started for it, or on `MONGODB_URI`. Beside it, in the same run and
 //! between the same two processes: the change stream alone, and asking every 100 ms, as the articles
@@ -48,10 +49,20 @@ async fn main() {
     println!("From before the release to the one who waited, in ms\n");
     println!("| | rounds | p50 | p90 | p99 | max |\n|---|---|---|---|---|---|");
     let (uri, database) = (server.uri(), database.as_str());
-    report("change stream alone: delete, event in another process", raw(uri, database).await);
-    report("release, waiter in another process holds", other(uri, database, "waiter").await);
-    report("release, waiter in the same process holds", same(uri, database).await);
-    report("the same by asking every 100 ms", other(uri, database, "poller").await);
+    let wanted = |part| arguments.is_empty() || arguments.iter().any(|argument| argument == part);
+    if wanted("stream") {
+        report("change stream alone: delete, event in another process", raw(uri, database).await);
+    }
+    if wanted("other") {
+        report("release, waiter in another process holds", other(uri, database, "waiter").await);
+    }
+    if wanted("same") {
+        report("release, waiter in the same process holds", same(uri, database).await);
+    }
+    if wanted("polling") {
+        let took = other(uri, database, "poller").await;
+        report("release, another process that asks every 100 ms holds", took);
+    }
 }
 
 async fn manager(uri: &str, database: &str) -> LockManager {

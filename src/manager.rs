@@ -115,7 +115,7 @@ impl Inner {
     /// This acquisition is over, by whomever.
     fn gone(&self, lock: &Acquisition) {
         self.watched.ended(lock);
-        self.queues.freed(&lock.key);
+        self.queues.ended(lock);
     }
 
     /// The session held these, and holds nothing now.

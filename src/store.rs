@@ -136,6 +136,18 @@ pub trait Store: Send + Sync + 'static {
         mode: Mode,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
+    /// Releases this acquisition of an exclusive lock by granting the claim in the same step. `None`, and
+    /// nothing is changed, if the acquisition is not on record any more.
+    ///
+    /// Only for a claim that nobody has come before: not in a [fair](Rules::fair) collection.
+    fn hand_over(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        claim: &Claim,
+    ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
+
     /// Removes this acquisition of the lock if nobody but its first claim was told that it is held.
     ///
     /// For a grant that its request does not want after all. Another request of the same session may

@@ -9,13 +9,14 @@ use std::{
 use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
-use super::{LockManager, Provisional, Registered, run};
+use super::{LockManager, Provisional, Registered, queue::Heir, run};
 use crate::{
-    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, StoreErrorKind,
+    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, StoreError, StoreErrorKind,
     store::{Answer, Claim, DynStore, Released, Saved, StoredDocument, TryAcquire},
 };
 
 /// What [`LockManager::acquire_by`] found.
+#[derive(Debug)]
 pub(crate) enum Acquired {
     /// Granted anew, and given back unless it is confirmed.
     Fresh(Provisional),
@@ -157,9 +158,56 @@ impl LockManager {
 
     /// Releases a lock without anybody waiting.
     pub(crate) fn release_in_background(&self, held: Acquisition) {
+        if let Some(heir) = self.inner.queues.heir(&held) {
+            let until = Instant::now() + self.ttl();
+            drop(self.hand_over(held, heir, until, run::BACKGROUND));
+            return;
+        }
         self.in_background(&TaskTracker::new(), held, |store, it| {
             store.release(&it.key, &it.aid, it.token, it.mode)
         });
+    }
+
+    /// Releases a lock by giving it to the next one. One command where two would be needed, each of
+    /// which has to wait for a majority.
+    fn hand_over(
+        &self,
+        held: Acquisition,
+        heir: Heir,
+        until: Instant,
+        longest_pause: Duration,
+    ) -> Receiver<Result<Released, StoreError>> {
+        let claim = heir.wanted.claim(self.inner.settings.max_hold, None);
+        let manager = self.clone();
+        self.inner.runner.spawn(&TaskTracker::new(), async move {
+            let Acquisition { key, aid, token, .. } = &held;
+            let asked = Instant::now();
+            let handed = run::retry(until, longest_pause, || {
+                manager.inner.store.hand_over(key, aid, *token, &claim)
+            });
+            match handed.await {
+                Ok(Some(lock)) => {
+                    manager.inner.watched.ended(&held);
+                    manager.inner.watched.saw(&lock, asked);
+                    let (scope, token) = (heir.scope.clone(), claim.token);
+                    let fresh = Provisional::new(manager, lock, token, scope);
+                    heir.give(Acquired::Fresh(fresh));
+                    Ok(Released::Released)
+                }
+                Ok(None) => {
+                    manager.inner.gone(&held);
+                    Ok(Released::AlreadyGone)
+                }
+                Err(error) => {
+                    // It may have been carried out, or be still on its way: then it is the claim's.
+                    let Claim { aid, token, mode, .. } = claim;
+                    let unknown = Acquisition { key: key.clone(), aid, token, mode };
+                    manager.give_back(unknown.clone(), &heir.scope);
+                    manager.give_back_later(unknown);
+                    Err(error)
+                }
+            }
+        })
     }
 
     fn in_background(
@@ -174,7 +222,7 @@ impl LockManager {
             match run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await {
                 Ok(_) => {
                     watched.ended(&lock);
-                    queues.freed(&lock.key);
+                    queues.ended(&lock);
                 }
                 Err(e) => log::warn!(
                     target: "actix_doclock::manager",
@@ -203,6 +251,10 @@ impl LockManager {
         held: &Acquisition,
         until: Instant,
     ) -> Result<Released, LockError> {
+        if let Some(heir) = self.inner.queues.heir(held) {
+            let handed = self.hand_over(held.clone(), heir, until, run::FOREGROUND);
+            return Ok(run::answer("release", until, handed).await?);
+        }
         let released = self.run("release", until, held.clone(), |store, it| {
             store.release(&it.key, &it.aid, it.token, it.mode)
         });

@@ -5,14 +5,26 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    future::pending,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{
+    Notify,
+    oneshot::{self, Receiver, Sender},
+};
+use tokio_util::task::TaskTracker;
 
-use super::deadlock::{self, Edge};
+use super::{
+    deadlock::{self, Edge},
+    operations::{Acquired, Acquisition, Wanted},
+};
 use crate::{Aid, Lock, LockKey, LockToken, Mode};
+
+/// After the bound on local hand-overs in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough
+/// to win what there is to win, few enough not to starve the others.
+const IN_A_ROW: u32 = 32;
 
 /// The queues of a manager, and what is known about who holds what they wait for.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +43,8 @@ pub(super) struct Queue {
     pub(super) waiting: VecDeque<Waiter>,
     /// Who was last seen to hold it.
     pub(super) holder: Option<Lock>,
+    /// How often in a row the lock went from hand to hand in this process.
+    handed: u32,
     /// In a fair collection the first attempts are made one after the other, as they arrive.
     arrivals: Arc<tokio::sync::Mutex<()>>,
 }
@@ -40,12 +54,39 @@ pub(super) struct Waiter {
     number: u64,
     pub(super) owner: Aid,
     pub(super) mode: Mode,
+    /// How to hand it the lock. Taken by one who does.
+    will: Option<Will>,
+    /// Somebody is about to.
+    is_heir: bool,
     /// Its place in the queue of a fair collection.
     token: Option<LockToken>,
     /// It shall ask the store, as soon as it is its turn.
     asked: bool,
     deadlock: Option<Vec<Edge>>,
     call: Arc<Notify>,
+}
+
+/// What the first one in a queue leaves with those who may hand it the lock.
+#[derive(Debug)]
+struct Will {
+    wanted: Wanted,
+    scope: TaskTracker,
+    gift: Sender<Acquired>,
+}
+
+/// One who is to be handed the lock. Dropped without a gift, it asks for itself.
+#[derive(Debug)]
+pub(super) struct Heir {
+    pub(super) wanted: Wanted,
+    pub(super) scope: TaskTracker,
+    gift: Sender<Acquired>,
+}
+
+impl Heir {
+    /// If it does not wait any more, the lock is given back.
+    pub(super) fn give(self, gift: Acquired) {
+        drop(self.gift.send(gift));
+    }
 }
 
 /// A guard of this process.
@@ -63,6 +104,7 @@ pub(super) struct Place {
     key: LockKey,
     number: u64,
     call: Arc<Notify>,
+    gift: Option<Receiver<Acquired>>,
     granted: Option<Lock>,
 }
 
@@ -84,8 +126,17 @@ impl Queues {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn join(&self, key: &LockKey, owner: &Aid, mode: Mode) -> Place {
-        let call = Arc::new(Notify::new());
+    /// In a fair collection nobody `may_inherit`: others may have come first.
+    pub(super) fn join(
+        &self,
+        wanted: &Wanted,
+        owner: &Aid,
+        scope: &TaskTracker,
+        may_inherit: bool,
+    ) -> Place {
+        let (key, call) = (&wanted.key, Arc::new(Notify::new()));
+        let (gift, receiver) = oneshot::channel();
+        let will = Will { wanted: wanted.clone(), scope: scope.clone(), gift };
         let mut state = self.state();
         state.next += 1;
         let number = state.next;
@@ -93,7 +144,9 @@ impl Queues {
         queue.waiting.push_back(Waiter {
             number,
             owner: owner.clone(),
-            mode,
+            mode: wanted.mode,
+            will: may_inherit.then_some(will),
+            is_heir: false,
             token: None,
             asked: queue.waiting.is_empty(),
             deadlock: None,
@@ -102,7 +155,8 @@ impl Queues {
         // One at the end of a queue has been passed by the news that let others see the holder.
         state.refuse_if_deadlocked(key, number);
         drop(state);
-        Place { queues: self.clone(), key: key.clone(), number, call, granted: None }
+        let (queues, key, gift) = (self.clone(), key.clone(), may_inherit.then_some(receiver));
+        Place { queues, key, number, call, gift, granted: None }
     }
 
     pub(super) fn somebody_waits_for(&self, key: &LockKey) -> bool {
@@ -119,6 +173,35 @@ impl Queues {
             queue.holder = None;
             queue.ask_first();
         }
+    }
+
+    /// As [`freed`](Self::freed), for this acquisition. Old news once somebody else is known to have it.
+    pub(super) fn ended(&self, lock: &Acquisition) {
+        if let Some(queue) = self.state().queues.get_mut(&lock.key) {
+            let is_old_news = queue.holder.as_ref().is_some_and(|holder| {
+                holder.mode == Mode::Exclusive && holder.token != Some(lock.token)
+            });
+            if !is_old_news {
+                queue.holder = None;
+                queue.ask_first();
+            }
+        }
+    }
+
+    /// Who is to be handed this lock, instead of its being released. Not more often in a row than
+    /// [`IN_A_ROW`], so that those who wait in other processes get in as well.
+    pub(super) fn heir(&self, lock: &Acquisition) -> Option<Heir> {
+        let mut state = self.state();
+        let queue = state.queues.get_mut(&lock.key)?;
+        if lock.mode != Mode::Exclusive || queue.handed >= IN_A_ROW {
+            queue.handed = 0;
+            return None;
+        }
+        let first = queue.waiting.front_mut()?;
+        let Will { wanted, scope, gift } = first.will.take()?;
+        first.is_heir = true;
+        queue.handed += 1;
+        Some(Heir { wanted, scope, gift })
     }
 
     /// That may be so for any document of the collection.
@@ -211,6 +294,9 @@ impl Place {
         if let Some(cycle) = waiter.deadlock.take() {
             return Step::Refuse(cycle);
         }
+        if waiter.is_heir {
+            return Step::Wait;
+        }
         if may_try && waiter.asked {
             waiter.asked = false;
             return Step::Try;
@@ -218,10 +304,38 @@ impl Place {
         if is_first { Step::WaitFirst(expires_at) } else { Step::Wait }
     }
 
+    /// With the lock, if somebody hands it over.
+    ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(super) async fn called(&self) {
-        self.call.notified().await;
+    pub(super) async fn called(&mut self) -> Option<Acquired> {
+        let gift = async {
+            match &mut self.gift {
+                Some(gift) => gift.await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            gift = gift => {
+                self.gift = None;
+                if gift.is_err() {
+                    self.is_no_heir();
+                }
+                gift.ok()
+            }
+            () = self.call.notified() => None,
+        }
+    }
+
+    /// Who wanted to hand the lock over could not.
+    fn is_no_heir(&self) {
+        let mut state = self.queues.state();
+        let waiter = state.queues.get_mut(&self.key).and_then(|it| it.find_mut(self.number));
+        if let Some(waiter) = waiter {
+            waiter.is_heir = false;
+            waiter.asked = true;
+        }
     }
 
     /// It shall ask the store again.

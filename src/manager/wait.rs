@@ -106,7 +106,7 @@ impl LockManager {
         if may_hold && self.inner.queues.somebody_waits_for(key) && self.holds(wanted).await? {
             return self.acquire_by(wanted, scope, self.until()).await;
         }
-        let place = self.inner.queues.join(key, owner, wanted.mode);
+        let mut place = self.inner.queues.join(wanted, owner, scope, !registered.fair);
         let mut kept = Kept { manager: self, key, token: None };
         if registered.fair {
             // In the order of arrival, also for the store.
@@ -155,7 +155,11 @@ impl LockManager {
             let must_poll = is_first && self.inner.wakeups.must_poll(collection);
             let keeps = is_first && registered.fair;
             tokio::select! {
-                () = place.called() => {}
+                gift = place.called() => {
+                    if let Some(gift) = gift {
+                        return Ok(granted(gift, &mut kept, place));
+                    }
+                }
                 () = at(expires_at.filter(|_| is_first)) => place.ask(),
                 () = after(must_poll.then(poll_pause)) => place.ask(),
                 _ = keep_places.tick(), if keeps => self.keep_places(key, &place).await,

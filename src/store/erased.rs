@@ -53,6 +53,12 @@ erase! {
         collections: &'a [&'a str],
         worker: Uuid
     ) -> Vec<LockKey>;
+    fn hand_over(
+        key: &'a LockKey,
+        aid: &'a Aid,
+        token: LockToken,
+        claim: &'a Claim
+    ) -> Option<Lock>;
     fn session_ended(aid: &'a Aid) -> Option<Duration>;
     fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
     fn take_announcements(worker: Uuid, lease: Duration, limit: usize) -> Vec<SessionEnded>;

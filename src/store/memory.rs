@@ -201,6 +201,23 @@ impl Store for MemoryStore {
         Ok(state.remove_all(&[collection], aid, now))
     }
 
+    async fn hand_over(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        claim: &Claim,
+    ) -> Result<Option<Lock>, StoreError> {
+        let released = self.release(key, aid, token, Mode::Exclusive).await?;
+        if released == Released::AlreadyGone {
+            return Ok(None);
+        }
+        match self.try_acquire(key, claim).await? {
+            TryAcquire::Granted(lock) => Ok(Some(lock)),
+            _ => Ok(None),
+        }
+    }
+
     async fn end_session(
         &self,
         aid: &Aid,

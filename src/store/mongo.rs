@@ -235,6 +235,28 @@ impl Store for MongoStore {
         Ok(released(result.deleted_count))
     }
 
+    // findAndModify comes back as: our token → granted, also by an earlier attempt; nothing → the
+    // acquisition had gone.
+    async fn hand_over(
+        &self,
+        key: &LockKey,
+        _aid: &Aid,
+        token: LockToken,
+        claim: &Claim,
+    ) -> Result<Option<Lock>, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let mut either = pipeline::by_id(key.id());
+        either.insert("token", doc! { "$in": [token.to_string(), claim.token.to_string()] });
+        let asked = Instant::now();
+        let record = (at.locks)
+            .find_one_and_update(either, pipeline::hand_over(claim))
+            .return_document(ReturnDocument::After)
+            .projection(pipeline::lock_fields())
+            .await
+            .map_err(|e| store_error(format!("handing the lock on {key:?} over"), e))?;
+        Ok(record.map(|record| to_lock(key.clone(), &record, at.ttl, asked)))
+    }
+
     async fn end_session(
         &self,
         aid: &Aid,

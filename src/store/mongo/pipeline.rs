@@ -99,15 +99,7 @@ pub(super) fn acquire(claim: &Claim, foreign_ttl: Duration) -> Vec<Document> {
     let token = literal(&claim.token.to_string());
     let holder = doc! { "label": literal(&claim.holder.label) };
     let ttl = millis(claim.ttl);
-    let mut granted = doc! {
-        "_id": "$_id",
-        "ts": "$$NOW", "ttl": ttl,
-        "aid": aid.clone(), "token": token.clone(), "since": "$$NOW", "holder": holder.clone(),
-    };
-    if let Some(max_hold) = claim.max_hold {
-        granted.insert("ttl", ttl.min(millis(max_hold)));
-        granted.insert("until", doc! { "$add": ["$$NOW", millis(max_hold)] });
-    }
+    let granted = granted(claim);
     vec![doc! { "$replaceWith": { "$switch": {
         "branches": [
             {
@@ -158,4 +150,18 @@ pub(super) fn lock_fields() -> Document {
 
 pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn granted(claim: &Claim) -> Document {
+    let literal = |s: &str| doc! { "$literal": s };
+    let ttl = millis(claim.ttl);
+    doc! {
+        "_id": "$_id",
+        "ts": "$$NOW", "ttl": ttl,
+        "aid": literal(claim.aid.as_str()), "token": literal(&claim.token.to_string()), "since": "$$NOW",
+        "holder": { "label": literal(&claim.holder.label) },
+    }
+}
+pub(super) fn hand_over(claim: &Claim) -> Vec<Document> {
+    vec![doc! { "$replaceWith": granted(claim) }]
 }
