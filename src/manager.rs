@@ -115,7 +115,8 @@ impl Inner {
     /// This acquisition is over, by whomever.
     fn gone(&self, lock: &Acquisition) {
         self.watched.ended(lock);
-        self.queues.ended(lock);
+        let others_are_told = !self.wakeups.must_poll(lock.key.collection());
+        self.queues.ended(lock, others_are_told);
     }
 
     /// The session held these, and holds nothing now.

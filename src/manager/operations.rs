@@ -217,13 +217,10 @@ impl LockManager {
         attempt: for<'a> fn(&'a dyn DynStore, &'a Acquisition) -> Answer<'a, Released>,
     ) {
         let (store, until) = (Arc::clone(&self.inner.store), Instant::now() + self.ttl());
-        let (watched, queues) = (self.inner.watched.clone(), self.inner.queues.clone());
+        let manager = self.clone();
         self.inner.runner.spawn(scope, async move {
             match run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await {
-                Ok(_) => {
-                    watched.ended(&lock);
-                    queues.ended(&lock);
-                }
+                Ok(_) => manager.inner.gone(&lock),
                 Err(e) => log::warn!(
                     target: "actix_doclock::manager",
                     "a lock on {:?} could not be given back, it has run out by now: {e}",

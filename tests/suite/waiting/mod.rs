@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use crate::rig::app::{NO_DEADLINE, TTL, WorkItem, eventually, key};
 use crate::rig::{fresh_database, mongod};
 
+mod cohort;
 mod guards;
 
 /// Long enough for anything that is to happen at all.

@@ -53,6 +53,15 @@ impl Store for Pausing {
     async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
         self.paused(self.0.leave(key, token)).await
     }
+    async fn hand_over(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        claim: &Claim,
+    ) -> Result<Option<Lock>, StoreError> {
+        self.paused(self.0.hand_over(key, aid, token, claim)).await
+    }
     async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
         self.0.watch(collection).await
     }

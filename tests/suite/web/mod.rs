@@ -12,12 +12,13 @@ mod problems;
 #[cfg(feature = "mongo-session")]
 mod session_store;
 mod sessions;
+mod shared;
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
 use actix_doclock::{
     Actor, HeldDoc, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable, LockedDoc,
-    MemoryStore, Problem, SessionLocks, lock_api,
+    MemoryStore, Problem, SessionLocks, SharedDoc, Wait, lock_api,
 };
 use actix_http::Request;
 use actix_session::{
@@ -119,6 +120,21 @@ fn routes(config: &mut web::ServiceConfig) {
         locks.try_acquire::<Note>("b".to_owned()).await?;
         Ok(HttpResponse::NoContent())
     }
+    async fn read(note: SharedDoc<Note>) -> impl Responder {
+        HttpResponse::Ok().json(&*note)
+    }
+    async fn read_to_the_end(note: SharedDoc<Note>) -> Result<impl Responder, LockError> {
+        note.release().await?;
+        Ok(HttpResponse::NoContent())
+    }
+    async fn take_both(locks: SessionLocks) -> Result<impl Responder, LockError> {
+        // A handler may take a refusal for an answer.
+        match locks.acquire_all(["b", "a", "b"].map(key), Wait::no()).await {
+            Ok(taken) => Ok(taken.len().to_string()),
+            Err(LockError::Held(lock)) => Ok(format!("{} is held", lock.key)),
+            Err(e) => Err(e),
+        }
+    }
     async fn edit_and_purge(_: LockedDoc<Note>, session: Session) -> impl Responder {
         session.purge();
         HttpResponse::NoContent()
@@ -171,6 +187,9 @@ fn routes(config: &mut web::ServiceConfig) {
         .route("/note/{id}/form", web::post().to(edit_with_form))
         .route("/note/{id}/both", web::post().to(edit_both))
         .route("/note/{id}/purge", web::post().to(edit_and_purge))
+        .route("/note/{id}/read", web::post().to(read))
+        .route("/note/{id}/read-to-the-end", web::post().to(read_to_the_end))
+        .route("/both", web::post().to(take_both))
         .route("/note/{id}/view", web::get().to(view))
         .route("/nowhere/{other}", web::post().to(edit))
         .service(web::resource("/note/{id}/answer/{status}").post(edit_and_answer))

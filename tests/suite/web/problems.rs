@@ -212,6 +212,15 @@ impl Store for Down {
     async fn leave(&self, _: &LockKey, _: LockToken) -> Result<(), StoreError> {
         self.error()
     }
+    async fn hand_over(
+        &self,
+        _: &LockKey,
+        _: &Aid,
+        _: LockToken,
+        _: &Claim,
+    ) -> Result<Option<Lock>, StoreError> {
+        self.error()
+    }
     async fn watch(&self, _: &str) -> Result<Option<Watch>, StoreError> {
         self.error()
     }

@@ -1,0 +1,114 @@
+//! Documents that several sessions read, and several documents of one session.
+
+use serde_json::json;
+
+use super::*;
+
+async fn labels(locks: &LockManager) -> Vec<String> {
+    let mut labels: Vec<_> = (locks.list().await.unwrap().into_iter())
+        .map(|lock| format!("{} {:?}", lock.holder.unwrap().label, lock.mode))
+        .collect();
+    labels.sort();
+    labels
+}
+
+#[actix_web::test]
+async fn several_sessions_read_and_nobody_edits_until_the_last_one_has_gone() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let bob = Browser::logged_in(&app, "bob").await;
+    let carol = Browser::logged_in(&app, "carol").await;
+    let read = [alice.post("/note/a/read").await, bob.post("/note/a/read").await];
+    assert!(read.iter().all(|answer| answer.status == 200 && answer.json()["text"] == "old"));
+    assert_ne!(read[0].token(), read[1].token(), "each has its own");
+    assert_eq!(carol.post("/note/a").await.problem(423)["state"], "held");
+
+    assert_eq!(alice.post("/note/a/read-to-the-end").await.status, 204);
+    assert_eq!(carol.post("/note/a").await.problem(423)["holder"]["label"], "bob");
+    assert_eq!(bob.post("/purge").await.status, 204);
+    assert_eq!(carol.post("/note/a").await.status, 200);
+    assert_eq!(alice.post("/note/a/read").await.problem(423)["holder"]["label"], "carol");
+    assert_eq!(carol.post("/note/a/read").await.status, 200, "who may edit may read");
+    assert_eq!(labels(&locks).await, ["carol Exclusive"]);
+}
+
+#[actix_web::test]
+async fn the_only_reader_may_edit_and_one_of_several_is_refused_at_once() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let read = alice.post("/note/a/read").await.token();
+    bob.post("/note/a/read").await;
+    alice.put("/note/a", "new").await.problem(409);
+    assert_eq!(alice.post("/note/a").await.problem(423)["holder"]["label"], "bob");
+    assert_eq!(labels(&locks).await, ["alice Shared", "bob Shared"], "nothing is lost by it");
+    let beat = alice.post_json("/locks/heartbeat", json!({ "locks": { "note/a": read } })).await;
+    assert_eq!(beat.json()["lost"], json!([]));
+
+    bob.delete("/locks/note/a").await;
+    let edit = alice.post("/note/a").await;
+    assert_eq!(edit.status, 200);
+    assert_ne!(edit.token(), read, "another grant");
+    assert_eq!(alice.put("/note/a", "new").await.status, 200);
+    // The tab that only reads is closed, late.
+    alice.post_json("/locks/note/a/release", json!({ "token": read })).await;
+    assert_eq!(labels(&locks).await, ["alice Exclusive"]);
+}
+
+#[actix_web::test]
+async fn an_upgrade_that_must_not_wait_does_not_although_documents_are_waited_for() {
+    let (locks, _) = embedded().await;
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]))
+        .cookie_secure(false)
+        .build();
+    let wrap = locks.session(session).identify(person).wait_for_documents(Duration::from_secs(600));
+    let app = test::init_service(App::new().wrap(wrap).configure(routes)).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    alice.post("/note/a/read").await;
+    bob.post("/note/a/read").await;
+    assert_eq!(alice.post("/note/a").await.problem(423)["holder"]["label"], "bob");
+}
+
+#[actix_web::test]
+async fn the_lock_api_shares_too() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let shared = json!({ "mode": "shared" });
+    let taken = alice.post_json("/locks/note/a", shared.clone()).await;
+    assert_eq!((taken.status.as_u16(), &taken.json()["mode"]), (201, &"shared".into()));
+    assert_eq!(alice.post_json("/locks/note/a", shared.clone()).await.status, 200);
+    let seen = bob.get("/locks/note/a").await.json();
+    assert_eq!((&seen["state"], &seen["mode"]), (&"held".into(), &"shared".into()));
+    let bobs = bob.post_json("/locks/note/a", shared).await;
+    assert_eq!(bobs.status, 201);
+    assert_eq!(bob.get("/locks/note/a").await.json()["state"], "mine");
+    let token = bobs.json()["token"].clone();
+    bob.post_json("/locks/note/a/release", json!({ "token": token })).await;
+    assert_eq!(labels(&locks).await, ["alice Shared"]);
+    bob.post_json("/locks/note/a", json!({ "mode": "both" })).await.problem(400);
+}
+
+#[actix_web::test]
+async fn several_documents_are_taken_together_or_not_at_all() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    assert_eq!(alice.post("/both").await.text(), "2");
+    alice.post("/close-all").await;
+    bob.post("/note/b").await;
+    assert_eq!(alice.post("/both").await.text(), "note/b is held");
+    assert_eq!(holder_of(&locks, "a").await, None, "what was taken is given back");
+    alice.post("/note/a").await;
+    assert_eq!(alice.post("/both").await.text(), "note/b is held");
+    assert_eq!(
+        holder_of(&locks, "a").await.as_deref(),
+        Some("alice"),
+        "what was held before stays"
+    );
+}
