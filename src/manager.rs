@@ -115,8 +115,7 @@ impl Inner {
     /// This acquisition is over, by whomever.
     fn gone(&self, lock: &Acquisition) {
         self.watched.ended(lock);
-        let others_are_told = !self.wakeups.must_poll(lock.key.collection());
-        self.queues.ended(lock, others_are_told);
+        self.queues.ended(lock);
     }
 
     /// The session held these, and holds nothing now.

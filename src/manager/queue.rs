@@ -6,7 +6,6 @@
 use std::{
     collections::{HashMap, VecDeque},
     future::pending,
-    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -46,8 +45,6 @@ pub(super) struct Queue {
     pub(super) holder: Option<Lock>,
     /// How often in a row the lock went from hand to hand in this process.
     handed: u32,
-    /// The next release is for others to hear of first.
-    stands_back: bool,
     /// In a fair collection the first attempts are made one after the other, as they arrive.
     arrivals: Arc<tokio::sync::Mutex<()>>,
 }
@@ -179,18 +176,13 @@ impl Queues {
     }
 
     /// As [`freed`](Self::freed), for this acquisition. Old news once somebody else is known to have it.
-    ///
-    /// `others_are_told`, too, at about the same moment.
-    pub(super) fn ended(&self, lock: &Acquisition, others_are_told: bool) {
+    pub(super) fn ended(&self, lock: &Acquisition) {
         if let Some(queue) = self.state().queues.get_mut(&lock.key) {
             let is_old_news = queue.holder.as_ref().is_some_and(|holder| {
                 holder.mode == Mode::Exclusive && holder.token != Some(lock.token)
             });
-            if is_old_news {
-                return;
-            }
-            queue.holder = None;
-            if !(mem::take(&mut queue.stands_back) && others_are_told) {
+            if !is_old_news {
+                queue.holder = None;
                 queue.ask_first();
             }
         }
@@ -202,9 +194,6 @@ impl Queues {
         let mut state = self.state();
         let queue = state.queues.get_mut(&lock.key)?;
         if lock.mode != Mode::Exclusive || queue.handed >= IN_A_ROW {
-            // The first one here would be quicker than anybody who hears of it from the server. So it
-            // is to hear of it from there as well.
-            queue.stands_back = queue.handed >= IN_A_ROW;
             queue.handed = 0;
             return None;
         }
