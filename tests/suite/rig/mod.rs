@@ -10,6 +10,7 @@ pub(crate) mod faulty;
 pub(crate) mod mongod;
 pub(crate) mod proxy;
 pub(crate) mod redis;
+pub(crate) mod replica_set;
 mod server;
 
 use std::env;

@@ -44,13 +44,17 @@ impl Mongod {
 
     /// A replica set of one member, already primary.
     pub(crate) async fn start_replica_set() -> Self {
-        let mongod =
-            Self::start(Kind::ReplicaSet, |port| arguments(port, &["--replSet", "rs0"])).await;
+        let mongod = Self::start_member().await;
         let host = format!("127.0.0.1:{}", mongod.port());
         let config = doc! { "_id": "rs0", "members": [{ "_id": 0, "host": host }] };
         mongod.admin(doc! { "replSetInitiate": config }).await;
         mongod.primary().await;
         mongod
+    }
+
+    /// One that is to become a member of the replica set `rs0`.
+    pub(crate) async fn start_member() -> Self {
+        Self::start(Kind::ReplicaSet, |port| arguments(port, &["--replSet", "rs0"])).await
     }
 
     /// A standalone server that lets in only the user `root` of [`Self::uri`].

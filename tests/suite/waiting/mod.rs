@@ -17,7 +17,10 @@ use crate::rig::app::{NO_DEADLINE, TTL, WorkItem, eventually, key};
 use crate::rig::{fresh_database, mongod};
 
 mod cohort;
+mod fair;
+mod fence;
 mod guards;
+mod read_write;
 
 /// Long enough for anything that is to happen at all.
 const SOON: Duration = Duration::from_secs(60);

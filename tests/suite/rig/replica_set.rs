@@ -1,0 +1,110 @@
+//! Three members of one replica set, for fail-overs.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use mongodb::bson::{Document, doc};
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+
+use super::client;
+use super::mongod::Mongod;
+
+/// Elections take a second or two with the settings below, more on a busy machine.
+const PRIMARY_WITHIN: Duration = Duration::from_secs(60);
+
+/// A replica set of three; its processes end, and their files go, when this is dropped.
+#[derive(Debug)]
+pub(crate) struct ReplicaSet {
+    members: Vec<Mongod>,
+}
+
+impl ReplicaSet {
+    /// With a primary, and two secondaries that can take over.
+    pub(crate) async fn start() -> Self {
+        let members = join_all((0..3).map(|_| Mongod::start_member())).await;
+        let hosts = members.iter().zip(0..).map(|(member, id)| {
+            doc! { "_id": id, "host": format!("127.0.0.1:{}", member.port()) }
+        });
+        let config = doc! {
+            "_id": "rs0",
+            "members": hosts.collect::<Vec<_>>(),
+            "settings": { "heartbeatIntervalMillis": 500, "electionTimeoutMillis": 1000 },
+        };
+        members[0].admin(doc! { "replSetInitiate": config }).await;
+        let set = Self { members };
+        set.until_complete().await;
+        set
+    }
+
+    /// What an application would be configured with.
+    pub(crate) fn uri(&self) -> String {
+        let hosts: Vec<_> =
+            self.members.iter().map(|member| format!("127.0.0.1:{}", member.port())).collect();
+        format!("mongodb://{}/?replicaSet=rs0&heartbeatFrequencyMS=500", hosts.join(","))
+    }
+
+    /// The primary steps down, and another member is elected.
+    pub(crate) async fn step_down(&self) {
+        let primary = self.primary().await;
+        let command = doc! { "replSetStepDown": 20, "secondaryCatchUpPeriodSecs": 10 };
+        self.members[primary].admin(command).await;
+        self.another_than(primary).await;
+    }
+
+    /// The primary crashes, and another member is elected.
+    pub(crate) async fn kill_primary(&self) {
+        let primary = self.primary().await;
+        self.members[primary].kill9();
+        self.another_than(primary).await;
+    }
+
+    async fn another_than(&self, old: usize) {
+        let began = Instant::now();
+        while self.primary().await == old {
+            assert!(began.elapsed() < PRIMARY_WITHIN, "no other primary");
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn primary(&self) -> usize {
+        let began = Instant::now();
+        loop {
+            for (n, member) in self.members.iter().enumerate() {
+                if let Some(hello) = hello(member).await
+                    && hello.get_bool("isWritablePrimary").unwrap_or_default()
+                {
+                    return n;
+                }
+            }
+            assert!(began.elapsed() < PRIMARY_WITHIN, "no primary");
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn until_complete(&self) {
+        self.primary().await;
+        let began = Instant::now();
+        for member in &self.members {
+            while !hello(member).await.is_some_and(|hello| {
+                ["isWritablePrimary", "secondary"]
+                    .iter()
+                    .any(|role| hello.get_bool(role).unwrap_or_default())
+            }) {
+                assert!(began.elapsed() < PRIMARY_WITHIN, "a member does not get ready");
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// `None` of one that was killed.
+async fn hello(member: &Mongod) -> Option<Document> {
+    // The driver would look for it for a while.
+    TcpStream::connect((Ipv4Addr::LOCALHOST, member.port())).await.ok()?;
+    let client = client(&member.direct_uri()).await;
+    let hello = client.database("admin").run_command(doc! { "hello": 1 }).await;
+    client.shutdown().immediate(true).await;
+    hello.ok()
+}

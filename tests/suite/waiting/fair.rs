@@ -1,0 +1,99 @@
+//! First come, first served, over all servers.
+
+use actix_doclock::Lockable;
+use mongodb::bson::{Document, doc};
+use serde::{Deserialize, Serialize};
+
+use super::*;
+
+#[derive(Serialize, Deserialize)]
+struct Counter {}
+
+impl Lockable for Counter {
+    type Id = String;
+    const COLLECTION: &'static str = "counter";
+    const FAIR: bool = true;
+}
+
+fn counter() -> LockKey {
+    LockKey::of::<Counter>("one".into()).unwrap()
+}
+
+async fn servers(cluster: &Cluster) -> [LockManager; 2] {
+    let servers = [cluster.server().await, cluster.server().await];
+    for locks in &servers {
+        locks.register::<Counter>().await.unwrap();
+    }
+    servers
+}
+
+/// One who waits, and has its place in the queue as the `n`-th.
+async fn queues(cluster: &Cluster, locks: &LockManager, n: usize) -> JoinHandle<LockGuard> {
+    let waiting = waiting(locks, &counter()).await;
+    match cluster {
+        // Everything that is ready runs before a timer does.
+        Cluster::Memory(_) => sleep(Duration::from_millis(20)).await,
+        Cluster::Mongo(database) => {
+            let records = database.collection::<Document>("counter.lock");
+            eventually("it has a place", async || {
+                let record = records.find_one(doc! { "_id": "one" }).await.unwrap().unwrap();
+                record.get_array("queue").is_ok_and(|queue| queue.len() == n)
+            })
+            .await;
+        }
+    }
+    waiting
+}
+
+on_each_store! {
+    async fn who_came_first_is_served_first_whatever_server_they_wait_on(cluster: Cluster) {
+        let servers = servers(&cluster).await;
+        let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut all = JoinSet::new();
+        for (n, server) in [0, 1, 1, 0, 0, 1, 0, 1].into_iter().enumerate() {
+            let waiting = queues(&cluster, &servers[server], n + 1).await;
+            let order = Arc::clone(&order);
+            all.spawn(async move {
+                let guard = waiting.await.unwrap();
+                order.lock().unwrap().push(n);
+                guard.release().await.unwrap();
+            });
+        }
+        held.release().await.unwrap();
+        in_time("all are served", all.join_all()).await;
+        assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..8));
+    }
+
+    async fn nobody_who_does_not_wait_is_quicker_than_those_who_do(cluster: Cluster) {
+        let servers = servers(&cluster).await;
+        let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
+        let waiting = queues(&cluster, &servers[1], 1).await;
+        // Whose server is busy with something else.
+        servers[0].release(held.lock()).await.unwrap();
+        let guard = loop {
+            match servers[0].acquire(&counter(), Wait::no()).await {
+                Err(LockError::Held(_)) if waiting.is_finished() => break waiting.await.unwrap(),
+                Err(LockError::Held(_)) => sleep(Duration::from_millis(1)).await,
+                other => panic!("{other:?}"),
+            }
+        };
+        guard.release().await.unwrap();
+        let free = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
+        free.release().await.unwrap();
+    }
+
+    async fn one_that_gives_up_or_dies_costs_the_next_one_little(cluster: Cluster) {
+        let servers = servers(&cluster).await;
+        let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
+        let gives_up = queues(&cluster, &servers[0], 1).await;
+        let dies = queues(&cluster, &servers[1], 2).await;
+        let third = queues(&cluster, &servers[0], 3).await;
+        gives_up.abort();
+        // Nothing of its process is heard of any more: not even that it gives up.
+        std::mem::forget(dies);
+        servers[1].shutdown().await;
+        held.release().await.unwrap();
+        in_time("the third one is let in", third).await.unwrap().release().await.unwrap();
+    }
+}

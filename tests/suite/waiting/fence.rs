@@ -1,0 +1,70 @@
+//! Fencing tokens rise, whatever ends a lock and whichever server is the primary.
+
+use actix_doclock::{FencingToken, Lockable};
+use mongodb::bson::{Bson, Document, doc};
+use serde::{Deserialize, Serialize};
+
+use super::*;
+use crate::rig::{age, client, fresh_name, replica_set::ReplicaSet};
+
+const OWNERS: usize = 5_000;
+
+#[derive(Serialize, Deserialize)]
+struct Ledger {}
+
+impl Lockable for Ledger {
+    type Id = String;
+    const COLLECTION: &'static str = "ledger";
+    const FENCED: bool = true;
+}
+
+async fn server(database: &Database) -> LockManager {
+    let store = MongoStore::new(database);
+    let locks = LockManager::builder(store).ttl(TTL).deadline(NO_DEADLINE).without_reaper();
+    let locks = locks.build().await.unwrap();
+    locks.register::<Ledger>().await.unwrap();
+    locks
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fences_rise_over_release_expiry_removal_of_the_record_and_two_fail_overs() {
+    let set = ReplicaSet::start().await;
+    let database = client(&set.uri()).await.database(&fresh_name());
+    let servers = [server(&database).await, server(&database).await];
+    let key = LockKey::of::<Ledger>("2026".into()).unwrap();
+    let mut last = FencingToken::from(0);
+    let mut run_out = Vec::new();
+    for n in 0..OWNERS {
+        let fail_over = async {
+            match n {
+                1_500 => set.step_down().await,
+                3_500 => set.kill_primary().await,
+                _ => {}
+            }
+        };
+        let acquire = servers[n % 2].acquire(&key, Wait::until_acquired());
+        let (guard, ()) = tokio::join!(acquire, fail_over);
+        let guard = guard.unwrap();
+        let fence = guard.fence().expect("a fenced collection");
+        assert!(fence > last, "owner {n}: {fence} after {last}");
+        last = fence;
+        match n % 100 {
+            // Its holder is silent, and does not know that it is over.
+            10 => {
+                age(&database, &key, TTL).await;
+                run_out.push(guard);
+            }
+            // What a TTL index does, of a time when the collection was not fenced. It does so later
+            // than this, but at least one millisecond later.
+            20 => {
+                let records = database.collection::<Document>("ledger.lock");
+                sleep(Duration::from_millis(20)).await;
+                records.delete_one(doc! { "_id": Bson::from(key.id()) }).await.unwrap();
+            }
+            30 => drop(servers[n % 2].release(guard.lock()).await.unwrap()),
+            40 => drop(guard),
+            _ => drop(guard.release().await.unwrap()),
+        }
+    }
+    drop(run_out);
+}
