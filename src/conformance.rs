@@ -84,7 +84,8 @@ pub trait Subject: Sized {
     /// Deletes a document, not its lock.
     async fn delete(&self, key: &LockKey);
 
-    /// Makes the lock on `key` older, and no other: sets its `ts` back.
+    /// Makes the locks on `key` older, and no others, and the places of those who wait for it: sets
+    /// all the dates that they run out by back.
     async fn age(&self, key: &LockKey, by: Duration);
 }
 
@@ -186,14 +187,33 @@ macro_rules! cases {
 }
 
 mod ends;
+mod fair;
+mod fence;
+mod hand_over;
 mod locks;
+mod shared;
+mod watch;
 
 pub use ends::*;
+pub use fair::*;
+pub use fence::*;
+pub use hand_over::*;
 pub use locks::*;
+pub use shared::*;
+pub use watch::*;
 
 #[doc(hidden)]
 pub fn cases() -> Vec<&'static str> {
-    [locks::CASES, ends::CASES].concat()
+    [
+        locks::CASES,
+        ends::CASES,
+        shared::CASES,
+        fence::CASES,
+        fair::CASES,
+        watch::CASES,
+        hand_over::CASES,
+    ]
+    .concat()
 }
 
 /// Makes one `#[tokio::test]` of each case of the [conformance suite](crate::conformance), for a
@@ -247,6 +267,53 @@ macro_rules! store_conformance {
             announcements_are_given_out_a_few_at_a_time,
             max_hold_ends_a_lock_however_often_it_is_renewed,
             a_lock_that_reached_max_hold_says_nothing_about_its_session,
+            readers_share_and_keep_a_writer_out,
+            a_writer_keeps_readers_out,
+            who_has_it_exclusively_may_read_by_that,
+            reading_again_renews_and_keeps_the_token,
+            the_only_reader_is_upgraded_and_others_are_refused_without_harm,
+            a_reader_is_upgraded_past_one_who_has_run_out,
+            a_silent_reader_runs_out_alone,
+            each_reader_has_its_own_ttl,
+            each_reader_has_its_own_token_and_releases_only_itself,
+            who_does_not_know_its_mode_releases_either,
+            a_reader_is_taken_back_unless_another_request_was_told_of_it,
+            renewal_is_of_the_sessions_own_reader_only,
+            a_save_needs_more_than_a_reader,
+            readers_are_listed_by_session_and_documents_are_counted,
+            a_reader_is_broken_and_the_others_stay,
+            ending_a_session_takes_its_reader_out_and_leaves_the_others,
+            releasing_a_session_takes_its_readers_out,
+            a_silent_reader_is_swept_although_another_renews,
+            a_silent_reader_is_announced_although_others_come_and_go,
+            a_session_that_still_reads_is_not_silent,
+            max_hold_ends_a_reader_and_no_other,
+            a_lock_with_a_ttl_of_its_own_is_swept_in_time,
+            no_more_readers_than_there_may_be,
+            of_readers_and_writers_at_the_same_moment_one_kind_is_in,
+            readers_that_leave_at_the_same_moment_leave_nothing_behind,
+            fences_rise_over_release_expiry_takeover_break_and_end,
+            reentry_renewal_and_repetition_keep_the_fence,
+            each_reader_and_each_upgrade_has_a_fence_of_its_own,
+            without_fences_a_lock_has_none,
+            who_waits_is_let_in_in_the_order_of_arrival,
+            a_reserved_document_names_the_first_who_waits,
+            nobody_overtakes_the_queue,
+            who_asks_again_keeps_its_place,
+            a_place_that_is_not_kept_is_passed_over,
+            who_gives_its_place_up_is_not_waited_for,
+            readers_at_the_front_of_the_queue_go_together,
+            reentry_and_upgrades_do_not_queue,
+            the_places_of_a_session_are_not_in_its_own_way,
+            places_outlive_the_lock_however_it_goes,
+            what_was_kept_for_somebody_who_is_gone_is_swept,
+            fair_and_fenced_go_together,
+            where_it_is_not_fair_nobody_has_a_place,
+            who_watches_is_told_of_whatever_becomes_free,
+            a_lock_that_is_handed_over_is_the_next_ones_with_a_lease_of_its_own,
+            handing_over_again_is_the_same_grant,
+            what_has_gone_is_not_handed_over,
+            a_lock_that_is_handed_to_a_reader_is_shared,
         );
     };
     (@each $subject:ty: $($case:ident,)*) => {

@@ -1,15 +1,14 @@
 //! The embedded store: everything in this process, nothing on disk.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
 use uuid::Uuid;
 
-use self::state::{Record, State};
+use self::{record::Grant, state::State};
 use crate::{
     Aid, BoxError, EndReason, Lock, LockKey, LockToken, Lockable, Mode, SessionEnded, StoreError,
     StoreErrorKind,
@@ -20,7 +19,9 @@ use crate::{
 
 mod ends;
 mod freed;
+mod record;
 mod state;
+mod sweep;
 
 /// A store inside this process: for tests of handlers, for trying things out, and as the reference
 /// for what a store does. What it holds goes with the process.
@@ -91,8 +92,13 @@ impl MemoryStore {
         state.turned_on += by;
         for (other, record) in &mut state.locks {
             if other != key {
-                record.ts += by;
-                record.until = record.until.map(|until| until + by);
+                for grant in &mut record.grants {
+                    grant.ts += by;
+                    grant.until = grant.until.map(|until| until + by);
+                }
+                for place in &mut record.queue {
+                    place.until += by;
+                }
             }
         }
         state.ends.shift(by);
@@ -109,49 +115,27 @@ impl Store for MemoryStore {
         Format::Json
     }
 
-    async fn prepare(&self, _collection: &str, _rules: &Rules) -> Result<(), StoreError> {
+    async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
+        self.state().rules.insert(collection.to_owned(), *rules);
         Ok(())
     }
 
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         let mut state = self.state();
         let now = state.now();
-        if let Some(record) = state.live(key, now) {
-            if record.aid != claim.aid {
-                return Ok(TryAcquire::Held(record.to_lock(key, now)));
-            }
-            record.renew(now, claim.ttl);
-            record.holder = claim.holder.clone();
-            record.again |= record.token != claim.token;
-            let lock = record.to_lock(key, now);
-            return Ok(if record.token == claim.token {
-                TryAcquire::Granted(lock)
-            } else {
-                TryAcquire::AlreadyMine(lock)
-            });
-        }
-        let mut record = Record {
-            ts: now,
-            ttl: claim.ttl,
-            aid: claim.aid.clone(),
-            token: claim.token,
-            since: SystemTime::now(),
-            holder: claim.holder.clone(),
-            until: claim.max_hold.map(|max| now + max),
-            again: false,
-        };
-        record.renew(now, claim.ttl);
-        let lock = record.to_lock(key, now);
-        state.locks.insert(key.clone(), record);
-        Ok(TryAcquire::Granted(lock))
+        let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
+        let record = state.locks.entry(key.clone()).or_default();
+        Ok(record.try_acquire(key, claim, rules, now))
     }
 
     async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
         let mut state = self.state();
         let now = state.now();
         let mut renewed = 0;
-        for (_, record) in state.live_in(collection, Some(aids), now) {
-            record.renew(now, record.ttl);
+        for (_, grants) in state.live_in(collection, Some(aids), now) {
+            for grant in grants {
+                grant.renew(now, grant.ttl);
+            }
             renewed += 1;
         }
         Ok(renewed)
@@ -159,14 +143,31 @@ impl Store for MemoryStore {
 
     async fn keep_places(
         &self,
-        _key: &LockKey,
-        _tokens: &[LockToken],
-        _lease: Duration,
+        key: &LockKey,
+        tokens: &[LockToken],
+        lease: Duration,
     ) -> Result<u64, StoreError> {
-        Ok(0)
+        let mut state = self.state();
+        let now = state.now();
+        let Some(record) = state.locks.get_mut(key) else { return Ok(0) };
+        let mut kept = 0;
+        for place in &mut record.queue {
+            if place.until > now && tokens.contains(&place.token) {
+                place.until = now + lease;
+                kept += 1;
+            }
+        }
+        Ok(kept)
     }
 
-    async fn leave(&self, _key: &LockKey, _token: LockToken) -> Result<(), StoreError> {
+    async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
+        let mut state = self.state();
+        let Some(record) = state.locks.get_mut(key) else { return Ok(()) };
+        let before = record.queue.len();
+        record.queue.retain(|place| place.token != token);
+        if record.queue.len() < before {
+            state.weakened(key);
+        }
         Ok(())
     }
 
@@ -177,7 +178,7 @@ impl Store for MemoryStore {
         token: LockToken,
         _mode: Mode,
     ) -> Result<Released, StoreError> {
-        Ok(self.state().remove_if(key, |record| record.is_acquisition(aid, token)))
+        Ok(self.state().remove_if(key, |grant| grant.is_acquisition(aid, token)))
     }
 
     async fn retract(
@@ -187,8 +188,8 @@ impl Store for MemoryStore {
         token: LockToken,
         _mode: Mode,
     ) -> Result<Released, StoreError> {
-        let unshared = |record: &Record| record.is_acquisition(aid, token) && !record.again;
-        Ok(self.state().remove_if(key, unshared))
+        let untold = |grant: &Grant| grant.is_acquisition(aid, token) && !grant.again;
+        Ok(self.state().remove_if(key, untold))
     }
 
     async fn release_session(
@@ -208,14 +209,23 @@ impl Store for MemoryStore {
         token: LockToken,
         claim: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
-        let released = self.release(key, aid, token, Mode::Exclusive).await?;
-        if released == Released::AlreadyGone {
+        let mut state = self.state();
+        let now = state.now();
+        let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
+        let Some(record) = state.locks.get_mut(key) else { return Ok(None) };
+        let is_handed = record.grants.iter().any(|it| it.is_acquisition(&claim.aid, claim.token));
+        let before = record.grants.len();
+        record.grants.retain(|it| it.mode != Mode::Exclusive || !it.is_acquisition(aid, token));
+        if record.grants.len() == before && !is_handed {
             return Ok(None);
         }
-        match self.try_acquire(key, claim).await? {
-            TryAcquire::Granted(lock) => Ok(Some(lock)),
-            _ => Ok(None),
+        let TryAcquire::Granted(lock) = record.try_acquire(key, claim, rules, now) else {
+            return Ok(None);
+        };
+        if claim.mode == Mode::Shared {
+            state.freed.tell(key);
         }
+        Ok(Some(lock))
     }
 
     async fn end_session(
@@ -242,37 +252,7 @@ impl Store for MemoryStore {
         _worker: Uuid,
         limit: usize,
     ) -> Result<Swept, StoreError> {
-        let mut state = self.state();
-        let now = state.now();
-        let State { locks, ends, .. } = &mut *state;
-        let (live, run_out): (Vec<_>, Vec<_>) = (locks.iter())
-            .filter(|(key, _)| collections.contains(&key.collection()))
-            .partition(|(_, record)| record.is_live(now));
-        let next = live.iter().map(|(_, record)| record.ts + record.ttl - now).min();
-        let awake: BTreeSet<Aid> = live.iter().map(|(_, record)| record.aid.clone()).collect();
-        let mut run_out_of: BTreeMap<Aid, Vec<LockKey>> = BTreeMap::new();
-        for (key, record) in run_out {
-            if !ends.is_being_announced(&record.aid, now) {
-                run_out_of.entry(record.aid.clone()).or_default().push(key.clone());
-            }
-        }
-        let more = run_out_of.len() > limit;
-        let mut sessions = 0;
-        for (aid, keys) in run_out_of.into_iter().take(limit) {
-            let removed = keys.iter().filter_map(|key| Some((key, locks.remove(key)?)));
-            let by_silence: Vec<_> = (removed.collect::<Vec<_>>().into_iter())
-                .filter(|(_, record)| !record.has_reached_max_hold())
-                .collect();
-            let Some(ttl) = by_silence.iter().map(|(_, record)| record.ttl).max() else { continue };
-            if awake.contains(&aid) {
-                let keys = by_silence.into_iter().map(|(key, _)| key.clone()).collect();
-                ends.note(&aid, keys, ttl, now);
-            } else {
-                ends.fell_silent(&aid, keys, now);
-                sessions += 1;
-            }
-        }
-        Ok(Swept { sessions, more, announcements: ends.some_to_announce(now), next })
+        Ok(self.state().sweep(collections, limit))
     }
 
     async fn take_announcements(
@@ -291,10 +271,11 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn inspect(&self, key: &LockKey, _aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
-        let mut state = self.state();
+    async fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
+        let state = self.state();
         let now = state.now();
-        Ok(state.live(key, now).map(|record| record.to_lock(key, now)))
+        let live = state.locks.get(key).and_then(|record| record.live(aid, now));
+        Ok(live.map(|grant| grant.to_lock(key, now)))
     }
 
     async fn list(
@@ -305,11 +286,11 @@ impl Store for MemoryStore {
     ) -> Result<Vec<Lock>, StoreError> {
         let mut state = self.state();
         let now = state.now();
-        Ok(state
-            .live_in(collection, aids, now)
-            .take(limit)
-            .map(|(key, record)| record.to_lock(key, now))
-            .collect())
+        let documents = state.live_in(collection, aids, now).take(limit);
+        let locks = documents.flat_map(|(key, grants)| {
+            grants.into_iter().map(|grant| grant.to_lock(key, now)).collect::<Vec<_>>()
+        });
+        Ok(locks.collect())
     }
 
     async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
@@ -317,7 +298,7 @@ impl Store for MemoryStore {
     }
 
     async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
-        let is_seen = |record: &Record| record.aid == seen.aid && Some(record.token) == seen.token;
+        let is_seen = |grant: &Grant| grant.aid == seen.aid && Some(grant.token) == seen.token;
         Ok(self.state().remove_if(&seen.key, is_seen))
     }
 
@@ -345,10 +326,15 @@ impl Store for MemoryStore {
         if Instant::now() >= until {
             return Err(StoreError::new(StoreErrorKind::Unavailable, "saving: it is too late"));
         }
-        if !state.live(key, now).is_some_and(|record| record.is_acquisition(aid, token)) {
+        let State { locks, documents, .. } = &mut *state;
+        let guards = |grant: &&mut Grant| {
+            grant.is_acquisition(aid, token) && grant.is_live(now) && grant.mode == Mode::Exclusive
+        };
+        let guard = locks.get_mut(key).and_then(|record| record.grants.iter_mut().find(guards));
+        let Some(guard) = guard else {
             return Ok(Saved::Lost);
-        }
-        let Some(stored) = state.documents.get_mut(key) else {
+        };
+        let Some(stored) = documents.get_mut(key) else {
             return Ok(Saved::DocumentGone);
         };
         // As MongoDB: the id stays, and may be left out.
@@ -358,10 +344,8 @@ impl Store for MemoryStore {
             return Err(unwritable(key, "has another `_id` than the stored one"));
         }
         *stored = value;
-        if let Some(record) = state.live(key, now) {
-            record.renew(now, record.ttl);
-            record.again = true;
-        }
+        guard.renew(now, guard.ttl);
+        guard.again = true;
         Ok(Saved::Saved)
     }
 }

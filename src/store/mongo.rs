@@ -16,7 +16,9 @@ use uuid::Uuid;
 
 use self::{
     error::{retry_duplicate_key, store_error},
-    record::{presentable, to_lock},
+    pipeline::Acquisition,
+    record::{Fetched, presentable},
+    removal::Grants,
 };
 use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError, StoreErrorKind,
@@ -32,6 +34,7 @@ mod error;
 mod indexes;
 mod pipeline;
 mod record;
+mod removal;
 mod save;
 #[cfg(feature = "mongo-session")]
 pub(crate) mod sessions;
@@ -73,8 +76,7 @@ struct Inner {
 struct Prepared {
     locks: Collection<Record>,
     documents: Collection<RawDocumentBuf>,
-    /// For records that do not say theirs.
-    ttl: Duration,
+    rules: Rules,
 }
 
 impl MongoStore {
@@ -122,6 +124,12 @@ impl MongoStore {
     }
 }
 
+impl Prepared {
+    fn fetched<'a>(&self, key: &LockKey, record: &'a Record, asked: Instant) -> Fetched<'a> {
+        Fetched { key: key.clone(), record, foreign_ttl: self.rules.ttl, asked }
+    }
+}
+
 /// A collection whose concerns do not depend on the URI.
 fn majority<T: Send + Sync>(database: &Database, name: &str) -> Collection<T> {
     let mut concern = WriteConcern::majority();
@@ -145,10 +153,9 @@ impl Store for MongoStore {
         let database = &self.inner.database;
         self.has_transactions().await?;
         let locks = majority(database, &format!("{collection}.lock"));
-        indexes::of_locks(database, &locks, rules.ttl).await?;
+        indexes::of_locks(database, &locks, rules).await?;
         indexes::of_ended(database, &self.inner.ended).await?;
-        let prepared =
-            Prepared { locks, documents: majority(database, collection), ttl: rules.ttl };
+        let prepared = Prepared { locks, documents: majority(database, collection), rules: *rules };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
         Ok(())
@@ -164,97 +171,112 @@ impl Store for MongoStore {
         let doing = || format!("acquiring the lock on {key:?}");
         let asked = Instant::now();
         let record = (at.locks)
-            .find_one_and_update(pipeline::by_id(key.id()), pipeline::acquire(claim, at.ttl))
+            .find_one_and_update(pipeline::by_id(key.id()), pipeline::acquire(claim, &at.rules))
             .upsert(true)
             .return_document(ReturnDocument::After)
-            .projection(pipeline::lock_fields())
+            .projection(pipeline::answer_fields(claim, &at.rules))
             .await
-            .map_err(|e| retry_duplicate_key(store_error(doing(), e)))?
-            .ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))?;
-        let lock = to_lock(key.clone(), &record, at.ttl, asked);
-        Ok(if lock.aid != claim.aid {
-            TryAcquire::Held(lock)
-        } else if lock.token == Some(claim.token) {
-            TryAcquire::Granted(lock)
-        } else {
-            TryAcquire::AlreadyMine(lock)
-        })
+            .map_err(|e| retry_duplicate_key(store_error(doing(), e)))?;
+        let answer = record.and_then(|record| at.fetched(key, &record, asked).answer(claim));
+        answer.ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))
     }
 
     // updateMany comes back as: n matched → n live locks renewed, the rest of what the session
     // believes in is lost. The driver does not retry it; the manager does, it is idempotent.
     async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
         let at = self.prepared(collection)?;
-        let filter = pipeline::and_live(pipeline::of_sessions(aids), at.ttl);
-        let result = at.locks.update_many(filter, pipeline::renew()).await;
+        let filter = pipeline::held_by(aids, at.rules.ttl);
+        let result = at.locks.update_many(filter, pipeline::renew(aids, &at.rules)).await;
         Ok(result
             .map_err(|e| store_error(format!("renewing locks in {collection}"), e))?
             .matched_count)
     }
 
+    // findAndModify comes back as: nothing → none of them is there; else how many are.
     async fn keep_places(
         &self,
-        _key: &LockKey,
-        _tokens: &[LockToken],
-        _lease: Duration,
+        key: &LockKey,
+        tokens: &[LockToken],
+        lease: Duration,
     ) -> Result<u64, StoreError> {
-        Ok(0)
+        let at = self.prepared(key.collection())?;
+        if !at.rules.fair {
+            return Ok(0);
+        }
+        let named: Vec<_> = tokens.iter().map(ToString::to_string).collect();
+        let mut filter = pipeline::by_id(key.id());
+        filter.insert("queue.token", doc! { "$in": named });
+        let kept = (at.locks)
+            .find_one_and_update(filter, pipeline::keep(tokens, lease, &at.rules))
+            .return_document(ReturnDocument::After)
+            .projection(doc! { "_id": 0, "kept": pipeline::count(tokens) })
+            .await
+            .map_err(|e| store_error(format!("keeping places for {key:?}"), e))?;
+        let kept = kept.and_then(|record| record.get("kept").and_then(codec::number));
+        Ok(kept.map_or(0, |kept| kept as u64))
     }
 
-    async fn leave(&self, _key: &LockKey, _token: LockToken) -> Result<(), StoreError> {
-        Ok(())
+    async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
+        let at = self.prepared(key.collection())?;
+        if !at.rules.fair {
+            return Ok(());
+        }
+        let left = at.leave(key.id(), token).await;
+        left.map_err(|e| store_error(format!("leaving the queue for {key:?}"), e))
     }
 
-    // deleteOne comes back as: 1 → released; 0 → gone before, or never granted, or this is the
-    // repetition of a delete whose reply was lost. All of them are "not held any more".
     async fn release(
         &self,
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        _mode: Mode,
+        mode: Mode,
     ) -> Result<Released, StoreError> {
         let at = self.prepared(key.collection())?;
-        let result = at.locks.delete_one(pipeline::acquisition(key.id(), aid, token)).await;
-        let result =
-            result.map_err(|e| store_error(format!("releasing the lock on {key:?}"), e))?;
-        Ok(released(result.deleted_count))
+        let it = Acquisition { id: key.id(), aid, token, mode, unless_told: false };
+        let released = at.remove(&it).await;
+        released.map_err(|e| store_error(format!("releasing the lock on {key:?}"), e))
     }
 
-    // As `release`, and 0 also if another request was told that the session has the lock.
     async fn retract(
         &self,
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        _mode: Mode,
+        mode: Mode,
     ) -> Result<Released, StoreError> {
         let at = self.prepared(key.collection())?;
-        let result = at.locks.delete_one(pipeline::unshared(key.id(), aid, token)).await;
-        let result = result.map_err(|e| store_error(format!("giving {key:?} back"), e))?;
-        Ok(released(result.deleted_count))
+        let it = Acquisition { id: key.id(), aid, token, mode, unless_told: true };
+        at.remove(&it).await.map_err(|e| store_error(format!("giving {key:?} back"), e))
     }
 
-    // findAndModify comes back as: our token → granted, also by an earlier attempt; nothing → the
-    // acquisition had gone.
+    // findAndModify comes back as: our token → granted, also by an earlier attempt whose reply was
+    // lost; nothing → the acquisition had gone, and so has what an earlier attempt granted.
     async fn hand_over(
         &self,
         key: &LockKey,
-        _aid: &Aid,
+        aid: &Aid,
         token: LockToken,
         claim: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
         let at = self.prepared(key.collection())?;
-        let mut either = pipeline::by_id(key.id());
-        either.insert("token", doc! { "$in": [token.to_string(), claim.token.to_string()] });
+        let from =
+            Acquisition { id: key.id(), aid, token, mode: Mode::Exclusive, unless_told: false };
         let asked = Instant::now();
         let record = (at.locks)
-            .find_one_and_update(either, pipeline::hand_over(claim))
+            .find_one_and_update(
+                pipeline::handed(&from, claim),
+                pipeline::hand_over(&from, claim, &at.rules),
+            )
             .return_document(ReturnDocument::After)
-            .projection(pipeline::lock_fields())
+            .projection(pipeline::answer_fields(claim, &at.rules))
             .await
             .map_err(|e| store_error(format!("handing the lock on {key:?} over"), e))?;
-        Ok(record.map(|record| to_lock(key.clone(), &record, at.ttl, asked)))
+        let answer = record.and_then(|record| at.fetched(key, &record, asked).answer(claim));
+        Ok(match answer {
+            Some(TryAcquire::Granted(lock)) => Some(lock),
+            _ => None,
+        })
     }
 
     async fn end_session(
@@ -282,20 +304,23 @@ impl Store for MongoStore {
         }))
     }
 
-    // find, then deleteMany. A lock that is taken between the two is removed and not named. A deleteMany whose reply was lost is repeated
-    // here, not by the manager: a second find would find nothing to name.
+    // find, then the removal. A lock that is taken between the two is removed and not named. A
+    // removal whose reply was lost is repeated here, not by the manager: a second find would find
+    // nothing to name.
     async fn release_session(
         &self,
         collection: &str,
         aid: &Aid,
     ) -> Result<Vec<LockKey>, StoreError> {
-        let held = self.list(collection, Some(std::slice::from_ref(aid)), usize::MAX).await?;
+        let aids = std::slice::from_ref(aid);
+        let held = self.list(collection, Some(aids), usize::MAX).await?;
         let at = self.prepared(collection)?;
+        let shared = held.iter().any(|lock| lock.mode == Mode::Shared);
         let mut attempts = 3;
         loop {
             attempts -= 1;
-            match at.locks.delete_many(pipeline::of_session(aid)).await {
-                Ok(_) => return Ok(held.into_iter().map(|lock| lock.key).collect()),
+            match at.remove_many(&Grants::Of(aids), shared).await {
+                Ok(()) => return Ok(held.into_iter().map(|lock| lock.key).collect()),
                 Err(e) => {
                     let error = store_error(format!("releasing a session in {collection}"), e);
                     if attempts == 0 || error.kind() != StoreErrorKind::Unavailable {
@@ -328,15 +353,15 @@ impl Store for MongoStore {
         self.ends_announced(worker, ended).await
     }
 
-    async fn inspect(&self, key: &LockKey, _aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
+    async fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
         let at = self.prepared(key.collection())?;
         let asked = Instant::now();
         let record = (at.locks)
-            .find_one(pipeline::and_live(pipeline::by_id(key.id()), at.ttl))
-            .projection(pipeline::lock_fields())
+            .find_one(pipeline::and_live(pipeline::by_id(key.id()), at.rules.ttl))
+            .projection(pipeline::lock_fields(aid))
             .await
             .map_err(|e| store_error(format!("inspecting the lock on {key:?}"), e))?;
-        Ok(record.map(|record| to_lock(key.clone(), &record, at.ttl, asked)))
+        Ok(record.and_then(|record| at.fetched(key, &record, asked).lock()))
     }
 
     async fn list(
@@ -346,12 +371,15 @@ impl Store for MongoStore {
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
         let at = self.prepared(collection)?;
-        let filter = aids.map(pipeline::of_sessions).unwrap_or_default();
+        let filter = match aids {
+            None => pipeline::and_live(doc! {}, at.rules.ttl),
+            Some(aids) => pipeline::held_by(aids, at.rules.ttl),
+        };
         let failed = |e| store_error(format!("listing locks in {collection}"), e);
         let asked = Instant::now();
         let mut cursor = (at.locks)
-            .find(pipeline::and_live(filter, at.ttl))
-            .projection(pipeline::lock_fields())
+            .find(filter)
+            .projection(pipeline::list_fields(aids))
             .limit(i64::try_from(limit).unwrap_or(0))
             .await
             .map_err(failed)?;
@@ -361,7 +389,7 @@ impl Store for MongoStore {
             // A foreign program may lock documents whose ids we cannot name, and so not lock.
             let id = record.get("_id").and_then(codec::lock_id);
             if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
-                locks.push(to_lock(key, &record, at.ttl, asked));
+                locks.extend(at.fetched(&key, &record, asked).locks());
             }
         }
         Ok(locks)
@@ -384,15 +412,12 @@ impl Store for MongoStore {
         }
         let at = self.prepared(seen.key.collection())?;
         let failed = |e| store_error(format!("breaking the lock on {:?}", seen.key), e);
-        let mut filter = pipeline::by_id(seen.key.id());
-        let record = at.locks.find_one(filter.clone()).await.map_err(failed)?;
+        let record = at.locks.find_one(pipeline::by_id(seen.key.id())).await.map_err(failed)?;
         let ts = record.and_then(|record| record.get_datetime("ts").ok().copied());
         if presentable(ts) != seen.since {
             return Ok(Released::AlreadyGone);
         }
-        filter.insert("ts", ts);
-        let result = at.locks.delete_one(filter).await.map_err(failed)?;
-        Ok(released(result.deleted_count))
+        at.remove_foreign(seen.key.id(), ts.into()).await.map_err(failed)
     }
 
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
@@ -422,10 +447,13 @@ impl Store for MongoStore {
                 StoreError::new(StoreErrorKind::Other, format!("saving {key}: this is not BSON"))
                     .because(e)
             })?;
+        let acquisition =
+            Acquisition { id: key.id(), aid, token, mode: Mode::Exclusive, unless_told: false };
         let save = save::Save {
             locks: &at.locks,
             documents: &at.documents,
-            acquisition: pipeline::and_live(pipeline::acquisition(key.id(), aid, token), at.ttl),
+            acquisition: pipeline::and_live(acquisition.filter(), at.rules.ttl),
+            renewed: pipeline::renew_for_save(&at.rules),
             document: pipeline::by_id(key.id()),
             replacement,
             until,
@@ -437,8 +465,4 @@ impl Store for MongoStore {
         };
         saved.map_err(|e| save::save_error(format!("saving {key:?}"), e))
     }
-}
-
-fn released(deleted: u64) -> Released {
-    if deleted == 0 { Released::AlreadyGone } else { Released::Released }
 }

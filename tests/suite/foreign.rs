@@ -207,7 +207,11 @@ async fn a_collection_that_was_set_up_by_hand_is_adopted() {
                 names.push(options.name.unwrap());
             }
             names.sort();
-            assert_eq!(names, ["_id_", "aid_1", "readers.aid_1", "ts_1"], "none is there twice");
+            assert_eq!(
+                names,
+                ["_id_", "aid_1", "due_1", "readers.aid_1", "ts_1"],
+                "none is there twice"
+            );
             assert_eq!(app.held(&key("a")).await.aid.as_str(), FOREIGN);
         }
     }

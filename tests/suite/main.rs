@@ -15,5 +15,6 @@ mod lost_replies;
 mod outage;
 mod register;
 mod rules;
+mod shared;
 mod waiting;
 mod web;

@@ -39,7 +39,7 @@ async fn indexes(database: &Database) -> BTreeMap<String, Option<u64>> {
 
 /// Those of DESIGN, with this expiry.
 fn expected(seconds: u64) -> BTreeMap<String, Option<u64>> {
-    [("_id", None), ("aid", None), ("readers.aid", None), ("ts", Some(seconds))]
+    [("_id", None), ("aid", None), ("due", None), ("readers.aid", None), ("ts", Some(seconds))]
         .map(|(keys, expires)| (keys.to_owned(), expires))
         .into()
 }

@@ -1,38 +1,32 @@
 //! What the embedded store holds, behind one mutex.
 
 use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant, SystemTime},
+    collections::{BTreeMap, HashMap},
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
 
-use super::{ends::Ends, freed::Freed};
-use crate::{Aid, Holder, Lock, LockKey, LockToken, Mode, store::Released};
+use super::{
+    ends::Ends,
+    freed::Freed,
+    record::{Grant, Record},
+};
+use crate::{
+    Aid, LockKey,
+    store::{Released, Rules},
+};
 
 #[derive(Debug)]
 pub(super) struct State {
     /// The clock is a monotonic one: it counts from here, plus what a test has turned it on.
     pub(super) started: Instant,
     pub(super) turned_on: Duration,
+    pub(super) rules: HashMap<String, Rules>,
     pub(super) locks: BTreeMap<LockKey, Record>,
     pub(super) ends: Ends,
     pub(super) freed: Freed,
     pub(super) documents: BTreeMap<LockKey, Value>,
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Record {
-    pub(super) ts: Duration,
-    pub(super) ttl: Duration,
-    pub(super) aid: Aid,
-    pub(super) token: LockToken,
-    pub(super) since: SystemTime,
-    pub(super) holder: Holder,
-    /// When it runs out at the latest.
-    pub(super) until: Option<Duration>,
-    /// A second request was told that the session has it.
-    pub(super) again: bool,
 }
 
 impl Default for State {
@@ -40,43 +34,11 @@ impl Default for State {
         Self {
             started: Instant::now(),
             turned_on: Duration::ZERO,
+            rules: HashMap::new(),
             locks: BTreeMap::new(),
             ends: Ends::default(),
             freed: Freed::default(),
             documents: BTreeMap::new(),
-        }
-    }
-}
-
-impl Record {
-    pub(super) fn is_live(&self, now: Duration) -> bool {
-        self.ts + self.ttl > now
-    }
-
-    /// Not beyond the end of `max_hold`.
-    pub(super) fn renew(&mut self, now: Duration, ttl: Duration) {
-        self.ts = now;
-        self.ttl = self.until.map_or(ttl, |until| ttl.min(until.saturating_sub(now)));
-    }
-
-    pub(super) fn has_reached_max_hold(&self) -> bool {
-        self.until.is_some_and(|until| self.ts + self.ttl >= until)
-    }
-
-    pub(super) fn is_acquisition(&self, aid: &Aid, token: LockToken) -> bool {
-        self.aid == *aid && self.token == token
-    }
-
-    pub(super) fn to_lock(&self, key: &LockKey, now: Duration) -> Lock {
-        Lock {
-            key: key.clone(),
-            mode: Mode::Exclusive,
-            aid: self.aid.clone(),
-            token: Some(self.token),
-            holder: Some(self.holder.clone()),
-            since: self.since,
-            fence: None,
-            expires_at: Instant::now() + (self.ts + self.ttl).saturating_sub(now),
         }
     }
 }
@@ -86,55 +48,76 @@ impl State {
         self.started.elapsed() + self.turned_on
     }
 
-    pub(super) fn live(&mut self, key: &LockKey, now: Duration) -> Option<&mut Record> {
-        self.locks.get_mut(key).filter(|record| record.is_live(now))
+    pub(super) fn is_fenced(&self, collection: &str) -> bool {
+        self.rules.get(collection).is_some_and(|rules| rules.fenced)
     }
 
+    pub(super) fn is_fair(&self, collection: &str) -> bool {
+        self.rules.get(collection).is_some_and(|rules| rules.fair)
+    }
+
+    /// The live locks of the collection, document by document.
     pub(super) fn live_in<'a>(
         &'a mut self,
         collection: &'a str,
         aids: Option<&'a [Aid]>,
         now: Duration,
-    ) -> impl Iterator<Item = (&'a LockKey, &'a mut Record)> {
-        self.locks.iter_mut().filter(move |(key, record)| {
-            key.collection() == collection
-                && record.is_live(now)
-                && aids.is_none_or(|aids| aids.contains(&record.aid))
+    ) -> impl Iterator<Item = (&'a LockKey, Vec<&'a mut Grant>)> {
+        let of_collection =
+            self.locks.iter_mut().filter(move |(key, _)| key.collection() == collection);
+        of_collection.filter_map(move |(key, record)| {
+            let is_listed = |grant: &&mut Grant| {
+                grant.is_live(now) && aids.is_none_or(|aids| aids.contains(&grant.aid))
+            };
+            let live: Vec<_> = record.grants.iter_mut().filter(is_listed).collect();
+            (!live.is_empty()).then_some((key, live))
         })
     }
 
-    /// Removes all records of the session, and names those that were live.
+    /// Removes all locks of the session, and names those that were live.
     pub(super) fn remove_all(
         &mut self,
         collections: &[&str],
         aid: &Aid,
         now: Duration,
     ) -> Vec<LockKey> {
-        let mut live = Vec::new();
-        self.locks.retain(|key, record| {
-            let goes = collections.contains(&key.collection()) && record.aid == *aid;
-            if goes && record.is_live(now) {
-                live.push(key.clone());
-            }
-            if goes {
-                self.freed.tell(key);
-            }
-            !goes
-        });
-        live
+        let of_session: Vec<_> = (self.locks.iter())
+            .filter(|(key, record)| {
+                collections.contains(&key.collection())
+                    && record.grants.iter().any(|grant| grant.aid == *aid)
+            })
+            .map(|(key, record)| {
+                (key.clone(), record.grants.iter().any(|g| g.aid == *aid && g.is_live(now)))
+            })
+            .collect();
+        for (key, _) in &of_session {
+            self.remove_if(key, |grant| grant.aid == *aid);
+        }
+        of_session.into_iter().filter(|(_, live)| *live).map(|(key, _)| key).collect()
     }
 
-    pub(super) fn remove_if(
-        &mut self,
-        key: &LockKey,
-        matches: impl Fn(&Record) -> bool,
-    ) -> Released {
-        if self.locks.get(key).is_some_and(matches) {
-            self.locks.remove(key);
-            self.freed.tell(key);
-            Released::Released
-        } else {
-            Released::AlreadyGone
+    /// Removes the grants on the document of which this holds.
+    pub(super) fn remove_if(&mut self, key: &LockKey, goes: impl Fn(&Grant) -> bool) -> Released {
+        let Some(record) = self.locks.get_mut(key) else { return Released::AlreadyGone };
+        let before = record.grants.len();
+        record.grants.retain(|grant| !goes(grant));
+        if record.grants.len() == before {
+            return Released::AlreadyGone;
         }
+        self.weakened(key);
+        Released::Released
+    }
+
+    /// Something about this document excludes less than before. A record without anything in it goes.
+    pub(super) fn weakened(&mut self, key: &LockKey) {
+        let fenced = self.is_fenced(key.collection());
+        let now = self.now();
+        if let Some(record) = self.locks.get_mut(key) {
+            record.queue.retain(|place| place.until > now);
+            if record.grants.is_empty() && record.queue.is_empty() && !fenced {
+                self.locks.remove(key);
+            }
+        }
+        self.freed.tell(key);
     }
 }

@@ -1,8 +1,6 @@
 //! The ends of sessions: what is left to be done is kept in `doclock.ended`, so that any server can
 //! go on where another one stopped.
 
-use std::time::Duration;
-
 use futures_util::future::try_join_all;
 use mongodb::{
     bson::{Bson, Document as Record, doc},
@@ -13,15 +11,16 @@ use uuid::Uuid;
 use super::{
     ENDED, MongoStore, WRITE_CONCERN_TIMEOUT, codec,
     error::{DUPLICATE_KEY, retry_duplicate_key, store_error},
-    pipeline::of_session,
+    removal::Grants,
 };
-use crate::{Aid, EndReason, LockKey, StoreError, StoreErrorKind, store::Store};
+use crate::{Aid, EndReason, LockKey, Mode, StoreError, StoreErrorKind, store::Store};
 
 mod announce;
+mod overdue;
 mod pipeline;
 mod sweep;
 
-pub(super) use pipeline::ended_for_good;
+pub(super) use {overdue::left_over, pipeline::ended_for_good};
 
 /// How many locks are named in one command, which with the longest ids there are must stay below what
 /// the server takes. What is beyond is released without being named.
@@ -68,31 +67,34 @@ impl MongoStore {
                 .iter()
                 .map(|c| self.list(c, Some(std::slice::from_ref(aid)), NAMES_AT_ONCE)),
         );
-        let keys: Vec<_> = held.await?.into_iter().flatten().map(|lock| lock.key).collect();
+        let held: Vec<_> = held.await?.into_iter().flatten().collect();
+        // Not known of those beyond the limit.
+        let shared =
+            held.len() >= NAMES_AT_ONCE || held.iter().any(|lock| lock.mode == Mode::Shared);
+        let keys: Vec<_> = held.into_iter().map(|lock| lock.key).collect();
         if !keys.is_empty() {
             let named = (self.inner.ended)
                 .update_one(doc! { "_id": { "$eq": aid.as_str() } }, pipeline::name(&keys));
             named.await.map_err(|e| store_error("ending a session", e))?;
         }
-        self.delete_in(collections, |_| of_session(aid)).await?;
+        self.remove_in(collections, &Grants::Of(std::slice::from_ref(aid)), shared).await?;
         Ok(keys)
     }
 
-    async fn delete_in(
+    async fn remove_in(
         &self,
         collections: &[&str],
-        filter: impl Fn(Duration) -> Record,
+        grants: &Grants<'_>,
+        shared: bool,
     ) -> Result<(), StoreError> {
-        let delete = |collection| {
+        let remove = |collection| {
             let at = self.prepared(collection);
-            let filter = &filter;
             async move {
-                let at = at?;
-                let deleted = at.locks.delete_many(filter(at.ttl)).await;
-                deleted.map_err(|e| store_error(format!("releasing locks in {collection}"), e))
+                let removed = at?.remove_many(grants, shared).await;
+                removed.map_err(|e| store_error(format!("releasing locks in {collection}"), e))
             }
         };
-        try_join_all(collections.iter().copied().map(delete)).await?;
+        try_join_all(collections.iter().copied().map(remove)).await?;
         Ok(())
     }
 

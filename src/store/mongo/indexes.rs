@@ -12,9 +12,9 @@ use mongodb::{
 use super::{
     codec::number,
     error::{code, store_error},
-    pipeline::{and_live, millis},
+    pipeline::{and_live, millis, nothing_held},
 };
-use crate::{StoreError, StoreErrorKind};
+use crate::{StoreError, StoreErrorKind, store::Rules};
 
 /// Codes that say "there is such an index, with other options": another server was quicker.
 const INDEX_CONFLICT: [i32; 2] = [85, 86];
@@ -30,11 +30,11 @@ const LONGEST_INDEX: Duration = Duration::from_secs(i32::MAX as u64);
 pub(super) async fn of_locks(
     database: &Database,
     locks: &Collection<Document>,
-    ttl: Duration,
+    rules: &Rules,
 ) -> Result<(), StoreError> {
-    let mut ensured = ensure_of_locks(database, locks, ttl).await;
+    let mut ensured = ensure_of_locks(database, locks, rules).await;
     if met_another_server(&ensured) {
-        ensured = ensure_of_locks(database, locks, ttl).await;
+        ensured = ensure_of_locks(database, locks, rules).await;
     }
     explained(database, locks, ensured)
 }
@@ -68,12 +68,35 @@ pub(super) async fn of_ended(
 async fn ensure_of_locks(
     database: &Database,
     locks: &Collection<Document>,
-    ttl: Duration,
+    rules: &Rules,
 ) -> Result<(), Error> {
     let existing = list(database, locks).await?;
-    let wanted = whole_seconds(longest_in_use(locks, ttl, &existing).await?);
-    ensure_ttl(database, locks, "ts", wanted, &existing).await?;
-    ensure(locks, &["aid", "readers.aid"], false, &existing).await
+    let wanted = if rules.fenced {
+        // A record that has run out still has its fence, which must not be forgotten.
+        LONGEST_INDEX
+    } else {
+        longest_in_use(locks, rules.ttl, &existing).await?
+    };
+    ensure_ttl(database, locks, "ts", whole_seconds(wanted), &existing).await?;
+    if !rules.fenced && existing.iter().filter_map(expiry).any(is_of_fenced) {
+        forget_fences(locks).await?;
+    }
+    ensure(locks, &["aid", "readers.aid"], false, &existing).await?;
+    ensure(locks, &["due"], true, &existing).await
+}
+
+/// Whether the collection was fenced when its TTL index got this expiry.
+fn is_of_fenced(seconds: f64) -> bool {
+    seconds >= LONGEST_INDEX.as_secs_f64()
+}
+
+/// To programs that lock by hand, documents with a record are locked.
+async fn forget_fences(locks: &Collection<Document>) -> Result<(), Error> {
+    let mut only_fence = nothing_held();
+    only_fence.insert("queue", doc! { "$exists": false });
+    only_fence.insert("fence", doc! { "$exists": true });
+    locks.delete_many(only_fence).await?;
+    Ok(())
 }
 
 async fn ensure_of_ended(database: &Database, ended: &Collection<Document>) -> Result<(), Error> {

@@ -7,7 +7,23 @@ use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use crate::{Aid, LockId, LockToken, store::Claim};
+use crate::{
+    Aid, LockId, LockToken, Mode,
+    store::{Claim, Rules},
+};
+
+mod acquire;
+mod grant;
+mod queue;
+mod settle;
+
+use grant::{is_live, readers};
+pub(super) use {
+    acquire::{acquire, hand_over, handed},
+    grant::{Grant, is_live_reader, is_reader, is_shared, readers_that, runs_out, some_reader},
+    queue::{count, keep, leave},
+    settle::{no_live_place, nothing_held, nothing_in_it, take_out},
+};
 
 /// The record with this `_id`. Nothing else may stand in the filter of an upsert: the server
 /// refuses `$expr` there, and only for plain equality on `_id` it retries a duplicate key itself.
@@ -15,153 +31,210 @@ pub(super) fn by_id(id: &LockId) -> Document {
     doc! { "_id": { "$eq": Bson::from(id) } }
 }
 
-/// This acquisition, whether it has run out or not.
-pub(super) fn acquisition(id: &LockId, aid: &Aid, token: LockToken) -> Document {
-    doc! {
-        "_id": { "$eq": Bson::from(id) },
-        "aid": { "$eq": aid.as_str() },
-        "token": { "$eq": token.to_string() },
+/// One acquisition of a lock, whether it has run out or not.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Acquisition<'a> {
+    pub(super) id: &'a LockId,
+    pub(super) aid: &'a Aid,
+    pub(super) token: LockToken,
+    /// Shared if that is not known.
+    pub(super) mode: Mode,
+    /// Unless another request was told that the session has it.
+    pub(super) unless_told: bool,
+}
+
+impl Acquisition<'_> {
+    /// The record of the lock.
+    pub(super) fn filter(&self) -> Document {
+        self.filter_with(&doc! {})
+    }
+
+    /// The record if nobody else is in it, so that it may go as a whole.
+    pub(super) fn alone(&self, rules: &Rules) -> Document {
+        let mut filter = self.filter_with(&doc! { "$size": 1 });
+        if rules.fair {
+            filter.insert("queue", doc! { "$exists": false });
+        }
+        filter
+    }
+
+    fn filter_with(&self, readers: &Document) -> Document {
+        let mut grant = doc! {
+            "aid": { "$eq": self.aid.as_str() },
+            "token": { "$eq": self.token.to_string() },
+        };
+        if self.unless_told {
+            grant.insert("again", doc! { "$exists": false });
+        }
+        let mut filter = by_id(self.id);
+        if self.mode == Mode::Exclusive {
+            filter.extend(grant);
+        } else {
+            let mut reader = readers.clone();
+            reader.insert("$elemMatch", grant.clone());
+            filter.insert("$or", [grant, doc! { "readers": reader }].to_vec());
+        }
+        filter
+    }
+
+    /// Whether it is this grant.
+    pub(super) fn is(&self, grant: Grant) -> Document {
+        let mut all = vec![
+            doc! { "$eq": [grant.field("aid"), literal(self.aid.as_str())] },
+            doc! { "$eq": [grant.field("token"), self.token.to_string()] },
+        ];
+        if self.unless_told {
+            all.push(doc! { "$eq": [{ "$type": grant.field("again") }, "missing"] });
+        }
+        doc! { "$and": all }
     }
 }
 
-/// This acquisition, unless another request was told that the session has it.
-pub(super) fn unshared(id: &LockId, aid: &Aid, token: LockToken) -> Document {
-    let mut filter = acquisition(id, aid, token);
-    filter.insert("again", doc! { "$exists": false });
-    filter
+/// All records in which one of these sessions has or had a lock.
+pub(super) fn of_sessions(aids: &[Aid]) -> Document {
+    let exclusive = exclusive_of(aids);
+    let shared = doc! { "readers.aid": exclusive.get("aid").cloned() };
+    doc! { "$or": [exclusive, shared] }
 }
 
-/// All records of these sessions.
-pub(super) fn of_sessions(aids: &[Aid]) -> Document {
+/// Those of exclusive locks only.
+pub(super) fn exclusive_of(aids: &[Aid]) -> Document {
     let aids: Vec<_> = aids.iter().map(Aid::as_str).collect();
     doc! { "aid": { "$in": aids } }
 }
 
-/// All records of the session.
-pub(super) fn of_session(aid: &Aid) -> Document {
-    doc! { "aid": { "$eq": aid.as_str() } }
-}
-
 /// Narrows `filter` to locks that have not run out.
 pub(super) fn and_live(mut filter: Document, foreign_ttl: Duration) -> Document {
-    filter.insert("$expr", live(foreign_ttl));
+    filter.insert("$expr", is_live(foreign_ttl));
     filter
 }
 
-/// `ts + ttl > now`, on the server's clock, with the ttl of the record.
-///
-/// Written as `ttl > now - ts`, because a sum with a number that somebody else wrote can overflow,
-/// and an error here would make the document unlockable for good; nor is a date before 1970 taken
-/// at its word, for the difference can overflow, too. A record without a ttl is a
-/// foreign one and has the collection's; one without a date is dead, as it is for the TTL index.
-fn live(foreign_ttl: Duration) -> Document {
-    doc! { "$and": [
-        { "$eq": [{ "$type": "$ts" }, "date"] },
-        { "$gt": [
-            { "$cond": [{ "$isNumber": "$ttl" }, "$ttl", millis(foreign_ttl)] },
-            { "$subtract": ["$$NOW", { "$max": ["$ts", { "$toDate": 0_i64 }] }] },
-        ] },
-    ] }
+/// The locks that these sessions hold.
+pub(super) fn held_by(aids: &[Aid], foreign_ttl: Duration) -> Document {
+    let mut filter = of_sessions(aids);
+    let reads = some_reader(doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] });
+    let holds = doc! { "$or": [{ "$not": [is_shared()] }, reads] };
+    filter.insert("$expr", doc! { "$and": [is_live(foreign_ttl), holds] });
+    filter
 }
 
-/// For records that have run out, and so count as absent.
-pub(super) fn run_out(foreign_ttl: Duration) -> Document {
-    doc! { "$not": [live(foreign_ttl)] }
+/// Whether the grant is one of these sessions'.
+pub(super) fn is_of(grant: Grant, aids: &[Aid]) -> Document {
+    let aids: Vec<_> = aids.iter().map(Aid::as_str).collect();
+    doc! { "$in": [grant.field("aid"), { "$literal": aids }] }
 }
 
-/// `ttl`, or what is left until the end of `max_hold` if that is less.
-fn capped(ttl: impl Into<Bson>) -> Document {
-    let ttl = ttl.into();
-    let left = doc! { "$subtract": [{ "$max": ["$until", "$$NOW"] }, "$$NOW"] };
-    doc! { "$cond": [has_max_hold(), { "$min": [ttl.clone(), left] }, ttl] }
+/// For grants that have run out, and so count as absent.
+pub(super) fn has_run_out(grant: Grant, foreign_ttl: Duration) -> Document {
+    match grant {
+        Grant::Reader => doc! { "$not": [is_live_reader()] },
+        Grant::Exclusive => doc! { "$not": [is_live(foreign_ttl)] },
+    }
 }
 
-fn has_max_hold() -> Document {
-    doc! { "$eq": [{ "$type": "$until" }, "date"] }
-}
-
-/// Whether the last renewal could not give the whole ttl any more.
-pub(super) fn has_reached_max_hold() -> Document {
-    let after_1970 = |date: &str| doc! { "$max": [date, { "$toDate": 0_i64 }] };
-    doc! { "$and": [
-        has_max_hold(),
-        { "$gte": ["$ttl", { "$subtract": [after_1970("$until"), after_1970("$ts")] }] },
-    ] }
-}
-
-/// Takes the lock if the record is absent or has run out, renews it if it is the session's own,
-/// and leaves it as it is (no write, no change event) if it is somebody else's.
-///
-/// After the shape of DistributedLock's `MongoDistributedLock`: one upsert by `_id`, on server time.
-pub(super) fn acquire(claim: &Claim, foreign_ttl: Duration) -> Vec<Document> {
-    let literal = |s: &str| doc! { "$literal": s };
-    let aid = literal(claim.aid.as_str());
-    let token = literal(&claim.token.to_string());
-    let holder = doc! { "label": literal(&claim.holder.label) };
-    let ttl = millis(claim.ttl);
-    let granted = granted(claim);
-    vec![doc! { "$replaceWith": { "$switch": {
-        "branches": [
-            {
-                "case": { "$and": [live(foreign_ttl), { "$ne": ["$aid", aid] }] },
-                "then": "$$ROOT",
-            },
-            {
-                "case": live(foreign_ttl),
-                "then": { "$mergeObjects": [
-                    "$$ROOT",
-                    { "ts": "$$NOW", "ttl": capped(ttl), "holder": holder },
-                    // Not for a repetition whose first reply was lost.
-                    { "$cond": [{ "$eq": ["$token", token] }, {}, { "again": true }] },
-                ] },
-            },
-        ],
-        // A new document and not a merge: nothing of an earlier holder stays.
-        "default": granted,
-    } } }]
-}
-
-/// Starts the lease anew.
-pub(super) fn renew() -> Vec<Document> {
-    vec![doc! { "$set": renewed() }]
+/// Starts the leases of these sessions anew.
+pub(super) fn renew(aids: &[Aid], rules: &Rules) -> Vec<Document> {
+    let mine = doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] };
+    let renewed = doc! { "$mergeObjects": [
+        "$$r", { "ts": "$$NOW", "ttl": Grant::Reader.capped("$$r.ttl") },
+    ] };
+    let each = doc! { "$cond": [mine, renewed, "$$r"] };
+    let shared = doc! { "readers": { "$map": { "input": readers(), "as": "r", "in": each } } };
+    let renewed = doc! { "$cond": [is_shared(), shared, renewed_exclusive(rules)] };
+    let mut stages = vec![doc! { "$replaceWith": { "$mergeObjects": ["$$ROOT", renewed] } }];
+    stages.extend(settle::settle(rules));
+    stages
 }
 
 /// The same for a save, which tells a request that it holds the lock.
-pub(super) fn renew_for_save() -> Vec<Document> {
-    let mut renewed = renewed();
+pub(super) fn renew_for_save(rules: &Rules) -> Vec<Document> {
+    let mut renewed = renewed_exclusive(rules);
     renewed.insert("again", true);
     vec![doc! { "$set": renewed }]
 }
 
 /// The record of a foreign program has no ttl of its own, and gets none.
-fn renewed() -> Document {
+fn renewed_exclusive(rules: &Rules) -> Document {
+    let capped = Grant::Exclusive.capped("$ttl");
+    let ttl = doc! { "$cond": [{ "$isNumber": "$ttl" }, capped.clone(), millis(rules.ttl)] };
     doc! {
         "ts": "$$NOW",
-        "ttl": { "$cond": [has_max_hold(), capped("$ttl"), { "$ifNull": ["$ttl", "$$REMOVE"] }] },
+        "ttl": { "$cond": [
+            Grant::Exclusive.has_max_hold(), capped, { "$ifNull": ["$ttl", "$$REMOVE"] },
+        ] },
+        "due": acquire::due_again(ttl, rules),
     }
 }
 
-/// The fields that make up a lock, and `now` to tell how long it lives.
-pub(super) fn lock_fields() -> Document {
-    doc! {
-        "ts": 1, "ttl": 1, "aid": 1, "token": 1, "since": 1, "holder": 1, "now": "$$NOW",
+/// The fields that make up a lock, and `now` to tell how long it lives; of readers the one of this
+/// session, else the one who runs out last.
+pub(super) fn lock_fields(aid: Option<&Aid>) -> Document {
+    let reader = match aid {
+        None => latest(readers_that(is_reader())),
+        Some(aid) => {
+            let mine = doc! { "$eq": ["$$r.aid", literal(aid.as_str())] };
+            let mine = readers_that(doc! { "$and": [mine, is_live_reader()] });
+            let or_latest = doc! { "$cond": [
+                { "$eq": ["$$mine", []] },
+                latest(readers_that(is_reader())),
+                { "$arrayElemAt": ["$$mine", 0] },
+            ] };
+            doc! { "$let": { "vars": { "mine": mine }, "in": or_latest } }
+        }
+    };
+    reader_field(reader)
+}
+
+/// The same, for the answer to this claim: the session's own lock, or what is in its way.
+pub(super) fn answer_fields(claim: &Claim, rules: &Rules) -> Document {
+    let mut fields = match claim.mode {
+        Mode::Shared => lock_fields(Some(&claim.aid)),
+        Mode::Exclusive => {
+            let others = doc! { "$ne": ["$$r.aid", literal(claim.aid.as_str())] };
+            let others = doc! { "$and": [others, is_reader()] };
+            reader_field(latest(readers_that(others)))
+        }
+    };
+    if rules.fair {
+        let place = doc! { "$arrayElemAt": [queue::in_the_way_of(claim), 0] };
+        fields.insert("place", place);
     }
+    fields
+}
+
+/// The same with all readers, or those of these sessions.
+pub(super) fn list_fields(aids: Option<&[Aid]>) -> Document {
+    let mut listed = vec![is_live_reader()];
+    listed.extend(aids.map(|aids| is_of(Grant::Reader, aids)));
+    fields_with("readers", readers_that(doc! { "$and": listed }))
+}
+
+/// Null where there are readers, and none of them is meant.
+fn reader_field(reader: Document) -> Document {
+    fields_with("reader", doc! { "$ifNull": [reader, Bson::Null] })
+}
+
+fn fields_with(name: &str, of_readers: Document) -> Document {
+    doc! {
+        "ts": 1, "ttl": 1, "aid": 1, "token": 1, "since": 1, "holder": 1, "fence": 1,
+        "now": "$$NOW",
+        name: { "$cond": [is_shared(), of_readers, "$$REMOVE"] },
+    }
+}
+
+/// The one of these readers who runs out last: alive, if any of them is.
+fn latest(readers: Document) -> Document {
+    let ends = doc! { "$map": { "input": "$$readers", "as": "r", "in": runs_out() } };
+    let last = doc! { "$indexOfArray": ["$$ends", { "$max": "$$ends" }] };
+    let last = doc! { "$arrayElemAt": ["$$readers", last] };
+    let last = doc! { "$let": { "vars": { "ends": ends }, "in": last } };
+    doc! { "$let": { "vars": { "readers": readers }, "in": last } }
+}
+
+fn literal(text: &str) -> Document {
+    doc! { "$literal": text }
 }
 
 pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-fn granted(claim: &Claim) -> Document {
-    let literal = |s: &str| doc! { "$literal": s };
-    let ttl = millis(claim.ttl);
-    doc! {
-        "_id": "$_id",
-        "ts": "$$NOW", "ttl": ttl,
-        "aid": literal(claim.aid.as_str()), "token": literal(&claim.token.to_string()), "since": "$$NOW",
-        "holder": { "label": literal(&claim.holder.label) },
-    }
-}
-pub(super) fn hand_over(claim: &Claim) -> Vec<Document> {
-    vec![doc! { "$replaceWith": granted(claim) }]
 }

@@ -2,36 +2,136 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use mongodb::bson::{DateTime, Document};
+use mongodb::bson::{Bson, DateTime, Document};
 
 use super::{codec::number, pipeline::millis};
-use crate::{Aid, Holder, Lock, LockKey, Mode};
+use crate::{Aid, Claim, Holder, Lock, LockKey, LockToken, Mode, TryAcquire};
 
-/// Reads a record that was fetched with `now` beside it. `asked` is the moment before the request.
-///
-/// Takes what foreign programs write: anything may be missing or of another type.
-pub(super) fn to_lock(
-    key: LockKey,
-    record: &Document,
-    foreign_ttl: Duration,
-    asked: Instant,
-) -> Lock {
-    let ts = record.get_datetime("ts").ok().copied();
-    let token = record.get_str("token").ok().and_then(|token| token.parse().ok());
-    // A foreign lock is told from others by its `ts`, whatever else its program writes.
-    let since = record.get_datetime("since").ok().copied().filter(|_| token.is_some()).or(ts);
-    Lock {
-        key,
-        mode: Mode::Exclusive,
-        aid: Aid::from(record.get_str("aid").unwrap_or_default().to_owned()),
-        token,
-        fence: None,
-        holder: (record.get_document("holder").ok())
-            .and_then(|holder| holder.get_str("label").ok())
-            .map(Holder::new),
-        since: presentable(since),
-        expires_at: asked + remaining(record, ts, foreign_ttl),
+/// A record that was fetched with `now` beside it, and what is needed to read it.
+pub(super) struct Fetched<'a> {
+    pub(super) key: LockKey,
+    pub(super) record: &'a Document,
+    pub(super) foreign_ttl: Duration,
+    /// The moment before the request.
+    pub(super) asked: Instant,
+}
+
+impl Fetched<'_> {
+    /// The one lock: exclusive, or that of the reader who was asked for.
+    pub(super) fn lock(self) -> Option<Lock> {
+        match (self.record.get("reader"), self.record.get("readers")) {
+            (Some(Bson::Document(reader)), _) => Some(self.reader(reader)),
+            // Nobody whom we know is in the list of readers.
+            (Some(_), _) | (_, Some(Bson::Array(_))) => None,
+            (None, _) => Some(self.lock_of(self.record, Mode::Exclusive)),
+        }
     }
+
+    /// All of them.
+    pub(super) fn locks(self) -> Vec<Lock> {
+        match self.record.get("readers") {
+            Some(Bson::Array(readers)) => {
+                readers.iter().filter_map(Bson::as_document).map(|r| self.reader(r)).collect()
+            }
+            _ => vec![self.lock_of(self.record, Mode::Exclusive)],
+        }
+    }
+
+    /// What a claim was answered: what its session has, or else what is in its way.
+    pub(super) fn answer(self, claim: &Claim) -> Option<TryAcquire> {
+        let place = self.record.get_document("place").ok().map(|place| self.place(place));
+        let holds = |lock: &Lock| lock.aid == claim.aid && lock.mode.covers(claim.mode);
+        // Where there is a place, the lock before it may have run out.
+        let lock = self.lock().filter(|lock| place.is_none() || !lock.expires_in().is_zero());
+        Some(match (lock, place) {
+            (Some(lock), _) if holds(&lock) && lock.token == Some(claim.token) => {
+                TryAcquire::Granted(lock)
+            }
+            (Some(lock), _) if holds(&lock) => TryAcquire::AlreadyMine(lock),
+            // Readers are in nobody's way who wants to read.
+            (Some(lock), Some(place)) if lock.mode == claim.mode && claim.mode == Mode::Shared => {
+                TryAcquire::Held(place)
+            }
+            (Some(lock), _) => TryAcquire::Held(lock),
+            (None, place) => TryAcquire::Held(place?),
+        })
+    }
+
+    fn reader(&self, reader: &Document) -> Lock {
+        self.lock_of(reader, Mode::Shared)
+    }
+
+    /// Takes what foreign programs write: anything may be missing or of another type.
+    fn lock_of(&self, grant: &Document, mode: Mode) -> Lock {
+        let ts = grant.get_datetime("ts").ok().copied();
+        let token = token_of(grant);
+        // A foreign lock is told from others by its `ts`, whatever else its program writes.
+        let since = grant.get_datetime("since").ok().copied().filter(|_| token.is_some()).or(ts);
+        Lock {
+            key: self.key.clone(),
+            mode,
+            aid: aid_of(grant),
+            token,
+            fence: (grant.get("fence").and_then(Bson::as_i64))
+                .and_then(|fence| u64::try_from(fence).ok())
+                .map(Into::into),
+            holder: holder_of(grant),
+            since: presentable(since),
+            expires_at: self.asked + self.remaining(grant, ts),
+        }
+    }
+
+    /// Somebody who waits, as the one whose document it is to be.
+    fn place(&self, place: &Document) -> Lock {
+        let until = place.get_datetime("until").ok().copied();
+        let now = self.record.get_datetime("now").ok().copied();
+        let left = until.zip(now).map_or(0, |(until, now)| {
+            until.timestamp_millis().saturating_sub(now.timestamp_millis())
+        });
+        let is_shared = place.get_str("mode").is_ok_and(|mode| mode == "shared");
+        Lock {
+            key: self.key.clone(),
+            mode: if is_shared { Mode::Shared } else { Mode::Exclusive },
+            aid: aid_of(place),
+            token: None,
+            fence: None,
+            holder: holder_of(place),
+            since: presentable(place.get_datetime("since").ok().copied()),
+            expires_at: self.asked + in_our_time(left),
+        }
+    }
+
+    /// `ts + ttl - now`. Everything here may come from a foreign program, hence the saturation.
+    fn remaining(&self, grant: &Document, ts: Option<DateTime>) -> Duration {
+        let (Some(ts), Ok(now)) = (ts, self.record.get_datetime("now")) else {
+            return Duration::ZERO;
+        };
+        let ttl = match grant.get("ttl").and_then(number) {
+            Some(ms) => ms as i64,
+            None => millis(self.foreign_ttl),
+        };
+        let age = now.timestamp_millis().saturating_sub(ts.timestamp_millis());
+        in_our_time(ttl.saturating_sub(age))
+    }
+}
+
+fn aid_of(grant: &Document) -> Aid {
+    Aid::from(grant.get_str("aid").unwrap_or_default().to_owned())
+}
+
+fn token_of(grant: &Document) -> Option<LockToken> {
+    grant.get_str("token").ok().and_then(|token| token.parse().ok())
+}
+
+fn holder_of(grant: &Document) -> Option<Holder> {
+    let holder = grant.get_document("holder").ok()?;
+    holder.get_str("label").ok().map(Holder::new)
+}
+
+fn in_our_time(millis: i64) -> Duration {
+    /// Nobody plans that far, and an `Instant` can hold it.
+    const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    Duration::from_millis(millis.try_into().unwrap_or(0)).min(FOREVER)
 }
 
 /// A date that can be shown: foreign programs write any, RFC 3339 has years of four digits only.
@@ -41,31 +141,20 @@ pub(super) fn presentable(date: Option<DateTime>) -> SystemTime {
     DateTime::from_millis(millis).to_system_time()
 }
 
-/// `ts + ttl - now`. Everything here may come from a foreign program, hence the saturation.
-fn remaining(record: &Document, ts: Option<DateTime>, foreign_ttl: Duration) -> Duration {
-    /// Nobody plans that far, and an `Instant` can hold it.
-    const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-    let (Some(ts), Ok(now)) = (ts, record.get_datetime("now")) else {
-        return Duration::ZERO;
-    };
-    let ttl = match record.get("ttl").and_then(number) {
-        Some(ms) => ms as i64,
-        None => millis(foreign_ttl),
-    };
-    let age = now.timestamp_millis().saturating_sub(ts.timestamp_millis());
-    let left = ttl.saturating_sub(age);
-    Duration::from_millis(left.try_into().unwrap_or(0)).min(FOREVER)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mongodb::bson::{Bson, doc};
+    use mongodb::bson::doc;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
+    fn fetched(record: &Document) -> Fetched<'_> {
+        let key = LockKey::new("workitem", 1).unwrap();
+        Fetched { key, record, foreign_ttl: MINUTE, asked: Instant::now() }
+    }
+
     fn lock(record: &Document) -> Lock {
-        to_lock(LockKey::new("workitem", 1).unwrap(), record, MINUTE, Instant::now())
+        fetched(record).lock().unwrap()
     }
 
     fn at(ms: i64) -> DateTime {
@@ -98,9 +187,13 @@ mod tests {
             doc! { "ts": at(1), "now": at(1), "ttl": f64::INFINITY, "since": at(i64::MIN) },
             doc! { "ts": "soon", "aid": [1, 2], "token": "$$ROOT", "holder": "me", "since": 3 },
             doc! { "ts": at(1), "now": at(1), "ttl": -1, "holder": { "label": Bson::Null } },
+            doc! { "reader": { "ts": 5, "fence": "x" }, "fence": -1 },
+            doc! { "reader": [1], "place": { "until": at(i64::MIN), "mode": 5 } },
+            doc! { "readers": [1, { "ts": "soon" }, [[]]] },
         ];
         for record in absurd {
-            lock(&record);
+            fetched(&record).lock();
+            fetched(&record).locks();
         }
     }
 }

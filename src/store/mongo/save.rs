@@ -13,10 +13,7 @@ use mongodb::{
 };
 use tokio::time::sleep;
 
-use super::{
-    error::{DUPLICATE_KEY, code, store_error},
-    pipeline,
-};
+use super::error::{DUPLICATE_KEY, code, store_error};
 use crate::{StoreError, StoreErrorKind, store::Saved};
 
 const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
@@ -27,6 +24,8 @@ pub(super) struct Save<'a> {
     pub(super) documents: &'a Collection<RawDocumentBuf>,
     /// The live acquisition that guards it.
     pub(super) acquisition: Document,
+    /// What the save makes of its record.
+    pub(super) renewed: Vec<Document>,
     pub(super) document: Document,
     pub(super) replacement: RawDocumentBuf,
     /// When its caller stops waiting.
@@ -71,17 +70,14 @@ impl Save<'_> {
             .session(&mut *session)
             .await?;
         // 1 → live and renewed; 0 → run out, released, broken, or another acquisition's.
-        let touched = self
-            .locks
-            .update_one(self.acquisition, pipeline::renew_for_save())
-            .session(session)
-            .await?;
+        let touched =
+            self.locks.update_one(self.acquisition, self.renewed).session(session).await?;
         Ok(outcome(touched.matched_count, replaced.matched_count))
     }
 
     /// The same on a server without transactions: first the lock, then the document.
     pub(super) async fn without_transaction(self) -> Result<Saved> {
-        let touched = self.locks.update_one(self.acquisition, pipeline::renew_for_save()).await?;
+        let touched = self.locks.update_one(self.acquisition, self.renewed).await?;
         if touched.matched_count == 0 {
             return Ok(Saved::Lost);
         }

@@ -79,7 +79,9 @@ fn frees() -> Vec<Document> {
         ]
     };
     let mut any = vec![
-        doc! { "operationType": { "$nin": ["insert", "update"] } },
+        doc! { "operationType": { "$nin": ["insert", "update", "replace"] } },
+        // Not from one holder to the next.
+        doc! { "operationType": "replace", "fullDocument.aid": { "$exists": false } },
         // Released, in a collection that keeps the record.
         doc! { "updateDescription.removedFields": "aid" },
     ];

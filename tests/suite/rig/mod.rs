@@ -130,12 +130,30 @@ where
     shared.as_ref().expect("the shared server did not start; its own panic says why")
 }
 
-/// Makes a lock older: sets its dates back on the server, so that no test waits for it to run out.
+/// Makes a lock older: sets its dates back on the server, those of readers
+/// and of who waits too, so that no test waits for it to run out.
 pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
     let locks = database.collection::<Document>(&format!("{}.lock", key.collection()));
     let by = i64::try_from(by.as_millis()).expect("a duration of our time");
-    let until = doc! { "$cond": [{ "$gt": ["$until", Bson::Null] }, { "$subtract": ["$until", by] }, "$$REMOVE"] };
-    let older = vec![doc! { "$set": { "ts": { "$subtract": ["$ts", by] }, "until": until } }];
+    let older = |fields: &[&str], at: &str| {
+        let mut older = doc! {};
+        for field in fields {
+            let date = format!("{at}{field}");
+            let is_date = doc! { "$eq": [{ "$type": &date }, "date"] };
+            older.insert(*field, doc! { "$cond": [is_date, { "$subtract": [&date, by] }, date] });
+        }
+        older
+    };
+    let each = |field: &str, fields: &[&str]| {
+        let older = doc! { "$mergeObjects": ["$$it", older(fields, "$$it.")] };
+        let field = format!("${field}");
+        let all = doc! { "$map": { "input": &field, "as": "it", "in": older } };
+        doc! { "$cond": [{ "$isArray": &field }, all, field] }
+    };
+    let mut aged = older(&["ts", "until", "due"], "$");
+    aged.insert("readers", each("readers", &["ts", "until"]));
+    aged.insert("queue", each("queue", &["until"]));
+    let older = vec![doc! { "$set": aged }];
     let aged = locks.update_one(doc! { "_id": { "$eq": Bson::from(key.id()) } }, older).await;
     assert_eq!(aged.expect("the server answers").matched_count, 1, "there is a lock on {key}");
 }

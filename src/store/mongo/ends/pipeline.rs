@@ -20,7 +20,7 @@ use std::time::Duration;
 use mongodb::bson::{Bson, Document, doc};
 use uuid::Uuid;
 
-use super::super::pipeline::{has_reached_max_hold, millis, run_out};
+use super::super::pipeline::millis;
 use crate::{Aid, EndReason, LockKey, MAX_NAMED_LOCKS};
 
 /// How long nobody else goes on with what a worker has begun.
@@ -159,62 +159,6 @@ pub(super) fn waits_for(step: &str, worker: Uuid) -> Document {
 /// Sessions that were ended, and not just silent.
 pub(in crate::store::mongo) fn ended_for_good(aid: &Aid) -> Document {
     doc! { "_id": { "$eq": aid.as_str() }, "silent": { "$ne": true } }
-}
-
-/// The one query of a sweep that finds nothing: everything that may have to be done, and when to
-/// look again. Each part is a range of an index; `ended` is the collection it is sent to.
-pub(super) fn overdue(
-    ended: &str,
-    collections: &[(String, String, Duration)],
-    worker: Uuid,
-    limit: i64,
-) -> Vec<Document> {
-    let mut stages = vec![
-        doc! { "$match": waits_for("release", worker) },
-        doc! { "$limit": limit },
-        doc! { "$project": { "_id": 0, "unfinished": "$_id" } },
-        doc! { "$unionWith": { "coll": ended, "pipeline": [
-            { "$match": waits_for("announce", worker) },
-            { "$limit": 1 },
-            { "$project": { "_id": 0, "announcement": "$_id" } },
-        ] } },
-    ];
-    for (collection, locks, ttl) in collections {
-        let latest = doc! { "$subtract": ["$$NOW", millis(*ttl)] };
-        // By the ttl that is set here, so that the range of the index has an end. Who sets a shorter
-        // one finds its own sooner; a lock with a longer one is not yet run out.
-        let run_out = doc! { "$and": [
-            { "$lte": ["$ts", latest.clone()] },
-            run_out(*ttl),
-            { "$eq": [{ "$type": "$aid" }, "string"] },
-            // Foreign programs write none. Their sessions are not ours to end.
-            { "$eq": [{ "$type": "$token" }, "string"] },
-        ] };
-        stages.push(doc! { "$unionWith": { "coll": locks.as_str(), "pipeline": [
-            { "$match": { "ts": { "$type": "date" }, "$expr": run_out } },
-            { "$sort": { "ts": 1 } },
-            { "$limit": limit },
-            { "$project": {
-                "run_out": "$aid",
-                "collection": { "$literal": collection.as_str() },
-                "token": 1,
-                "by_silence": { "$not": [has_reached_max_hold()] },
-            } },
-        ] } });
-        stages.push(doc! { "$unionWith": { "coll": locks.as_str(), "pipeline": [
-            { "$match": { "ts": { "$type": "date" }, "$expr": { "$gt": ["$ts", latest.clone()] } } },
-            { "$sort": { "ts": 1 } },
-            { "$limit": 1 },
-            // The same as `ts + ttl - now`, for any date.
-            { "$project": { "_id": 0, "next": { "$subtract": ["$ts", latest] } } },
-        ] } });
-    }
-    stages
-}
-
-/// Whose records these are.
-pub(super) fn aids_of(filter: Document) -> Vec<Document> {
-    vec![doc! { "$match": filter }, doc! { "$group": { "_id": "$aid" } }]
 }
 
 fn has_step() -> Document {

@@ -9,12 +9,8 @@ use mongodb::bson::{Bson, Document as Record, doc};
 use uuid::Uuid;
 
 use super::{
-    super::{
-        ENDED, MongoStore, codec,
-        error::store_error,
-        pipeline::{and_live, of_sessions, run_out},
-    },
-    NAMES_AT_ONCE, aid_of, pipeline,
+    super::{ENDED, MongoStore, codec, error::store_error, removal::Grants},
+    NAMES_AT_ONCE, aid_of, overdue, pipeline,
 };
 use crate::{Aid, LockKey, StoreError, store::Swept};
 
@@ -23,17 +19,20 @@ use crate::{Aid, LockKey, StoreError, store::Swept};
 struct Overdue {
     run_out: BTreeMap<Aid, Vec<RunOut>>,
     records: usize,
+    /// Collections with records that are kept for nobody any more.
+    left_over: BTreeSet<String>,
     /// Ends that somebody else began, and did not come to the end of.
     unfinished: Vec<Aid>,
     announcements: bool,
     next: Option<Duration>,
 }
 
-/// A record of a lock that has run out.
+/// A grant that has run out.
 struct RunOut {
     collection: String,
     id: Bson,
     token: String,
+    shared: bool,
     /// And not because of `max_hold`.
     by_silence: bool,
 }
@@ -41,6 +40,23 @@ struct RunOut {
 impl RunOut {
     fn key(&self) -> Option<LockKey> {
         LockKey::new(self.collection.as_str(), codec::lock_id(&self.id)?).ok()
+    }
+}
+
+impl Overdue {
+    fn overdue(&mut self, collection: &str, row: &Record) {
+        self.records += 1;
+        let Ok(gone) = row.get_document("gone") else {
+            self.left_over.insert(collection.to_owned());
+            return;
+        };
+        self.run_out.entry(aid_of(gone, "aid")).or_default().push(RunOut {
+            collection: collection.to_owned(),
+            id: row.get("_id").cloned().unwrap_or(Bson::Null),
+            token: gone.get_str("token").unwrap_or_default().to_owned(),
+            shared: gone.get_bool("shared").unwrap_or(false),
+            by_silence: gone.get_bool("by_silence").unwrap_or(true),
+        });
     }
 }
 
@@ -68,6 +84,10 @@ impl MongoStore {
             announcements: found.announcements,
             next: found.next,
         };
+        for collection in &found.left_over {
+            let tidied = self.prepared(collection)?.tidy_up().await;
+            tidied.map_err(|e| store_error(format!("tidying up in {collection}"), e))?;
+        }
         if found.run_out.is_empty() && found.unfinished.is_empty() {
             return Ok(swept);
         }
@@ -95,25 +115,22 @@ impl MongoStore {
             let by_silence = of.iter().filter(|record| record.by_silence);
             let keys: Vec<_> = by_silence.filter_map(RunOut::key).collect();
             if let Some(first) = keys.first() {
-                let note = pipeline::note(&keys, self.prepared(first.collection())?.ttl);
+                let note = pipeline::note(&keys, self.prepared(first.collection())?.rules.ttl);
                 notes.push(
                     doc! { "q": { "_id": { "$eq": aid.as_str() } }, "u": note, "upsert": true },
                 );
             }
         }
         self.update_ended(notes).await?;
-        let mut records: BTreeMap<&str, (Vec<Bson>, Vec<&str>)> = BTreeMap::new();
+        let mut records: BTreeMap<&str, (Vec<Bson>, Vec<&str>, bool)> = BTreeMap::new();
         for record in quiet.iter().flat_map(|(_, of)| of) {
-            let (ids, tokens) = records.entry(&record.collection).or_default();
+            let (ids, tokens, shared) = records.entry(&record.collection).or_default();
             ids.push(record.id.clone());
             tokens.push(&record.token);
+            *shared |= record.shared;
         }
-        for (collection, (ids, tokens)) in records {
-            let at = self.prepared(collection)?;
-            let mut these = doc! { "_id": { "$in": ids }, "token": { "$in": tokens } };
-            these.insert("$expr", run_out(at.ttl));
-            let deleted = at.locks.delete_many(these).await;
-            deleted.map_err(|e| store_error(format!("releasing locks in {collection}"), e))?;
+        for (collection, (ids, tokens, shared)) in records {
+            self.remove_in(&[collection], &Grants::RunOut { ids, tokens }, shared).await?;
         }
         Ok(())
     }
@@ -128,30 +145,24 @@ impl MongoStore {
         let mut locks = Vec::new();
         for collection in collections {
             let at = self.prepared(collection)?;
-            locks.push(((*collection).to_owned(), at.locks.name().to_owned(), at.ttl));
+            locks.push(((*collection).to_owned(), at.locks.name().to_owned(), at.rules.ttl));
         }
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let query = pipeline::overdue(ENDED, &locks, worker, limit);
+        let query = overdue::overdue(ENDED, &locks, worker, limit);
         let mut cursor = self.inner.ended.aggregate(query).await.map_err(failed)?;
         let mut found = Overdue::default();
         while cursor.advance().await.map_err(failed)? {
             let row: Record = cursor.deserialize_current().map_err(failed)?;
-            if let Ok(aid) = row.get_str("run_out") {
-                let of_aid = found.run_out.entry(Aid::from(aid.to_owned())).or_default();
-                of_aid.push(RunOut {
-                    collection: row.get_str("collection").unwrap_or_default().to_owned(),
-                    id: row.get("_id").cloned().unwrap_or(Bson::Null),
-                    token: row.get_str("token").unwrap_or_default().to_owned(),
-                    by_silence: row.get_bool("by_silence").unwrap_or(true),
-                });
-                found.records += 1;
+            if let Ok(next) = row.get_i64("next") {
+                let next = Duration::from_millis(next.try_into().unwrap_or(0));
+                found.next = Some(found.next.map_or(next, |other| other.min(next)));
+            }
+            if let Ok(collection) = row.get_str("collection") {
+                found.overdue(collection, &row);
             } else if let Ok(aid) = row.get_str("unfinished") {
                 found.unfinished.push(Aid::from(aid.to_owned()));
             } else if row.contains_key("announcement") {
                 found.announcements = true;
-            } else if let Ok(next) = row.get_i64("next") {
-                let next = Duration::from_millis(next.try_into().unwrap_or(0));
-                found.next = Some(found.next.map_or(next, |other| other.min(next)));
             }
         }
         Ok(found)
@@ -164,7 +175,7 @@ impl MongoStore {
             let at = self.prepared(collection)?;
             let failed = |e| store_error(format!("looking for live locks in {collection}"), e);
             // Not the command `distinct`, which knows no `$$NOW` up to MongoDB 6.
-            let live = pipeline::aids_of(and_live(of_sessions(aids), at.ttl));
+            let live = overdue::awake(aids, at.rules.ttl);
             let mut cursor = at.locks.aggregate(live).await.map_err(failed)?;
             while cursor.advance().await.map_err(failed)? {
                 let row: Record = cursor.deserialize_current().map_err(failed)?;
@@ -174,30 +185,39 @@ impl MongoStore {
         Ok(awake)
     }
 
-    /// What of these sessions has run out, and what it locks if that can be named.
+    /// What of these sessions has run out, and what it locks if that can be named; and whether there
+    /// are readers among them.
     async fn run_out(
         &self,
         collections: &[&str],
         aids: &[Aid],
-    ) -> Result<Vec<(Aid, Option<LockKey>)>, StoreError> {
-        let mut found = Vec::new();
+    ) -> Result<(Vec<(Aid, Option<LockKey>)>, bool), StoreError> {
+        let (mut found, mut shared) = (Vec::new(), false);
         for collection in collections {
             let at = self.prepared(collection)?;
             let failed = |e| store_error(format!("looking for locks in {collection}"), e);
             let mut cursor = (at.locks)
-                .find(run_out_of(aids, at.ttl))
-                .projection(doc! { "aid": 1 })
+                .find(overdue::run_out_of(aids, at.rules.ttl))
+                .projection(overdue::run_out_fields(aids))
                 .limit(i64::try_from(NAMES_AT_ONCE).unwrap_or(i64::MAX))
                 .await
                 .map_err(failed)?;
+            let mut records = 0;
             while cursor.advance().await.map_err(failed)? {
                 let record: Record = cursor.deserialize_current().map_err(failed)?;
                 let id = record.get("_id").and_then(codec::lock_id);
                 let key = id.and_then(|id| LockKey::new(*collection, id).ok());
-                found.push((aid_of(&record, "aid"), key));
+                let aids = record.get_array("aids").map_or(&[][..], |aids| aids);
+                for aid in aids.iter().filter_map(Bson::as_str) {
+                    found.push((Aid::from(aid.to_owned()), key.clone()));
+                }
+                shared |= record.get_bool("shared").unwrap_or(false);
+                records += 1;
             }
+            // Not known of those beyond the limit.
+            shared |= records >= NAMES_AT_ONCE;
         }
-        Ok(found)
+        Ok((found, shared))
     }
 
     /// Makes these ends this worker's, unless another one is at them.
@@ -248,7 +268,8 @@ impl MongoStore {
         let silent: Vec<_> =
             claimed.iter().filter(|end| !end.for_good).map(|end| end.aid.clone()).collect();
         let mut names: BTreeMap<Aid, Vec<LockKey>> = BTreeMap::new();
-        for (aid, key) in self.run_out(collections, &silent).await? {
+        let (run_out, shared) = self.run_out(collections, &silent).await?;
+        for (aid, key) in run_out {
             names.entry(aid).or_default().extend(key);
         }
         let named = names.iter().filter(|(_, keys)| !keys.is_empty()).map(|(aid, keys)| {
@@ -264,7 +285,7 @@ impl MongoStore {
         let (for_good, silent): (Vec<_>, Vec<_>) =
             self.claimed(&aids, worker).await?.into_iter().partition(|end| end.for_good);
         let aids: Vec<_> = silent.iter().map(|end| end.aid.clone()).collect();
-        self.delete_in(collections, |ttl| run_out_of(&aids, ttl)).await?;
+        self.remove_in(collections, &Grants::RunOutOf(&aids), shared).await?;
         for end in &for_good {
             self.release_ended(&end.aid, collections).await?;
         }
@@ -289,10 +310,4 @@ impl MongoStore {
         swept.announcements |= !ended.is_empty();
         Ok(())
     }
-}
-
-fn run_out_of(aids: &[Aid], ttl: Duration) -> Record {
-    let mut filter = of_sessions(aids);
-    filter.insert("$expr", run_out(ttl));
-    filter
 }

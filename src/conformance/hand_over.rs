@@ -1,0 +1,62 @@
+//! Releasing by granting.
+
+use super::*;
+
+async fn handed(store: &impl Store, (aid, token): (&Aid, LockToken), to: &Claim) -> Option<Lock> {
+    store.hand_over(&key("a"), aid, token, to).await.unwrap()
+}
+
+cases! {
+    async fn a_lock_that_is_handed_over_is_the_next_ones_with_a_lease_of_its_own<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), 40 * SECOND).await;
+        let to = Claim { holder: Holder::new("bob"), ..claim(&bob) };
+        let lock = handed(store, (&alice, token), &to).await.expect("it is handed over");
+        assert_eq!((lock.aid.clone(), lock.token, lock.mode), (bob, Some(to.token), Mode::Exclusive));
+        assert!(lock.expires_in() > 30 * SECOND);
+        let seen = held(store, &key("a"), &alice).await;
+        assert_eq!((seen.token, seen.holder.unwrap().label), (Some(to.token), "bob".to_owned()));
+        let late = store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap();
+        assert_eq!(late, Released::AlreadyGone);
+    }
+
+    async fn handing_over_again_is_the_same_grant<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let token = granted(store, &key("a"), &alice).await;
+            let to = Claim { mode, ..claim(&Aid::new()) };
+            let since = handed(store, (&alice, token), &to).await.expect("handed over").since;
+            let again = handed(store, (&alice, token), &to).await.expect("as before");
+            assert_eq!((again.token, again.since, again.mode), (Some(to.token), since, mode));
+            assert_eq!(store.list(COLLECTION, None, 10).await.unwrap().len(), 1);
+            // Only one was told of it, so it can be taken back.
+            let taken = store.retract(&key("a"), &to.aid, to.token, mode).await.unwrap();
+            assert_eq!(taken, Released::Released);
+        }
+    }
+
+    async fn what_has_gone_is_not_handed_over<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let to = claim(&Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap();
+        assert!(handed(store, (&alice, token), &to).await.is_none());
+        assert!(store.inspect(&key("a"), None).await.unwrap().is_none(), "and nothing is granted");
+        let newer = granted(store, &key("a"), &bob).await;
+        assert!(handed(store, (&alice, token), &to).await.is_none());
+        assert_eq!(token_on(store, &key("a")).await, Some(newer), "nor taken from anybody");
+    }
+
+    async fn a_lock_that_is_handed_to_a_reader_is_shared<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        let to = Claim { mode: Mode::Shared, ..claim(&bob) };
+        let lock = handed(store, (&alice, token), &to).await.expect("it is handed over");
+        assert_eq!((lock.mode, lock.token), (Mode::Shared, Some(to.token)));
+        let joins = Claim { mode: Mode::Shared, ..claim(&Aid::new()) };
+        let joined = store.try_acquire(&key("a"), &joins).await.unwrap();
+        assert!(matches!(joined, TryAcquire::Granted(_)), "{joined:?}");
+        held(store, &key("a"), &alice).await;
+    }
+}

@@ -1,0 +1,70 @@
+//! Hearing of what becomes free.
+
+use super::*;
+use crate::{Change, Rules, Watch};
+
+/// Waits until the document is said to be free, or nothing is certain any more.
+async fn told_of(watch: &mut Watch, key: &LockKey, how: &str) {
+    let told = async {
+        loop {
+            match watch.next().await {
+                Some(Ok(Change::Freed(freed))) if freed != *key => {}
+                Some(Ok(_)) => return,
+                other => panic!("{how}: the watch ended: {other:?}"),
+            }
+        }
+    };
+    let in_time = tokio::time::timeout(30 * SECOND, told).await;
+    in_time.unwrap_or_else(|_| panic!("{how}: not told"));
+}
+
+cases! {
+    async fn who_watches_is_told_of_whatever_becomes_free<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let rules = Rules::new(TTL);
+        for (n, rules) in [rules, rules.fenced(), rules.fair()].into_iter().enumerate() {
+            store.prepare(COLLECTION, &rules).await.unwrap();
+            let Some(mut watch) = store.watch(COLLECTION).await.unwrap() else { return };
+            // Each on a document of its own, so that no earlier change counts.
+            let key = |how: &str| key(&format!("{n} {how}"));
+
+            let token = granted(store, &key("released"), &alice).await;
+            store.release(&key("released"), &alice, token, Mode::Exclusive).await.unwrap();
+            told_of(&mut watch, &key("released"), "released").await;
+            let token = granted(store, &key("retracted"), &alice).await;
+            store.retract(&key("retracted"), &alice, token, Mode::Exclusive).await.unwrap();
+            told_of(&mut watch, &key("retracted"), "retracted").await;
+            granted(store, &key("broken"), &alice).await;
+            let seen = store.inspect(&key("broken"), None).await.unwrap().unwrap();
+            store.break_lock(&seen).await.unwrap();
+            told_of(&mut watch, &key("broken"), "broken").await;
+            granted(store, &key("all"), &alice).await;
+            store.release_session(COLLECTION, &alice).await.unwrap();
+            told_of(&mut watch, &key("all"), "all released").await;
+            granted(store, &key("swept"), &alice).await;
+            subject.age(&key("swept"), TTL).await;
+            sweep(store, 100).await;
+            told_of(&mut watch, &key("swept"), "swept").await;
+
+            // One of two readers: the other may become a writer.
+            let claims = [&alice, &bob].map(|aid| Claim { mode: Mode::Shared, ..claim(aid) });
+            for claim in &claims {
+                let _ = store.try_acquire(&key("read"), claim).await.unwrap();
+            }
+            store.release(&key("read"), &alice, claims[0].token, Mode::Shared).await.unwrap();
+            told_of(&mut watch, &key("read"), "a reader has left").await;
+            if rules.fair {
+                let waits = Claim { place: Some(20 * SECOND), ..claim(&alice) };
+                let _ = store.try_acquire(&key("read"), &waits).await.unwrap();
+                store.release(&key("read"), &bob, claims[1].token, Mode::Shared).await.unwrap();
+                told_of(&mut watch, &key("read"), "the last reader has left").await;
+                store.leave(&key("read"), waits.token).await.unwrap();
+                told_of(&mut watch, &key("read"), "a place was given up").await;
+            }
+            let ends = Aid::new();
+            granted(store, &key("ended"), &ends).await;
+            end(store, &ends, EndReason::LoggedOut).await;
+            told_of(&mut watch, &key("ended"), "ended").await;
+        }
+    }
+}

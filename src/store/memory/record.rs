@@ -1,0 +1,217 @@
+//! The locks on one document, and who waits for it.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::{
+    Aid, FencingToken, Holder, Lock, LockKey, LockToken, MAX_READERS, Mode,
+    store::{Claim, TryAcquire},
+};
+
+/// All times are those of the store's clock, but for what is shown.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    /// One that is exclusive, or any number of readers. Those that have run out stay until the sweep
+    /// or until somebody takes their place.
+    pub(super) grants: Vec<Grant>,
+    /// The last fencing token.
+    fence: u64,
+    /// Who waits, in the order of arrival.
+    pub(super) queue: Vec<Place>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Grant {
+    pub(super) ts: Duration,
+    pub(super) ttl: Duration,
+    pub(super) mode: Mode,
+    pub(super) aid: Aid,
+    pub(super) token: LockToken,
+    pub(super) since: SystemTime,
+    pub(super) holder: Holder,
+    fence: Option<FencingToken>,
+    /// When it runs out at the latest.
+    pub(super) until: Option<Duration>,
+    /// A second request was told that the session has it.
+    pub(super) again: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) token: LockToken,
+    pub(super) until: Duration,
+    aid: Aid,
+    holder: Holder,
+    mode: Mode,
+    since: SystemTime,
+}
+
+impl Record {
+    pub(super) fn try_acquire(
+        &mut self,
+        key: &LockKey,
+        claim: &Claim,
+        (fenced, fair): (bool, bool),
+        now: Duration,
+    ) -> TryAcquire {
+        self.queue.retain(|place| place.until > now);
+        if let Some(answer) = self.reenter(key, claim, now) {
+            self.queue.retain(|place| place.token != claim.token);
+            return answer;
+        }
+        if let Some(held) = self.in_the_way(key, claim, now) {
+            if let Some(lease) = claim.place.filter(|_| fair) {
+                self.keep_place(claim, now + lease);
+            }
+            return TryAcquire::Held(held);
+        }
+        match claim.mode {
+            Mode::Exclusive => self.grants.clear(),
+            Mode::Shared => {
+                let full = self.grants.len() >= MAX_READERS;
+                self.grants.retain(|it| {
+                    it.mode == Mode::Shared && it.aid != claim.aid && (!full || it.is_live(now))
+                });
+            }
+        }
+        self.queue.retain(|place| place.token != claim.token);
+        let fence = fenced.then(|| self.next_fence());
+        let grant = Grant::new(claim, fence, now);
+        let lock = grant.to_lock(key, now);
+        self.grants.push(grant);
+        TryAcquire::Granted(lock)
+    }
+
+    /// The lock that the session has already.
+    fn reenter(&mut self, key: &LockKey, claim: &Claim, now: Duration) -> Option<TryAcquire> {
+        let mine = self.grants.iter_mut().find(|grant| {
+            grant.aid == claim.aid && grant.is_live(now) && grant.mode.covers(claim.mode)
+        })?;
+        mine.renew(now, claim.ttl);
+        mine.holder = claim.holder.clone();
+        mine.again |= mine.token != claim.token;
+        let lock = mine.to_lock(key, now);
+        Some(if mine.token == claim.token {
+            TryAcquire::Granted(lock)
+        } else {
+            TryAcquire::AlreadyMine(lock)
+        })
+    }
+
+    fn in_the_way(&self, key: &LockKey, claim: &Claim, now: Duration) -> Option<Lock> {
+        let live = || self.grants.iter().filter(|grant| grant.is_live(now));
+        let last = |others: &mut dyn Iterator<Item = &Grant>| {
+            others.max_by_key(|grant| grant.ts + grant.ttl).map(|grant| grant.to_lock(key, now))
+        };
+        let excludes = |it: &&Grant| {
+            it.aid != claim.aid && (it.mode == Mode::Exclusive || claim.mode == Mode::Exclusive)
+        };
+        // An upgrade does not queue: those who wait, wait for its session.
+        let is_reader = live().any(|grant| grant.aid == claim.aid);
+        last(&mut live().filter(excludes))
+            .or_else(|| self.before(claim).filter(|_| !is_reader).map(|it| it.to_lock(key, now)))
+            .or_else(|| last(&mut live()).filter(|_| live().count() >= MAX_READERS))
+    }
+
+    /// The first who waits and would be let in before this claim.
+    fn before(&self, claim: &Claim) -> Option<&Place> {
+        let before = self.queue.iter().take_while(|place| place.token != claim.token);
+        let excludes = |it: &&Place| it.mode == Mode::Exclusive || claim.mode == Mode::Exclusive;
+        // Its own session is not in its way.
+        before.filter(excludes).find(|place| place.aid != claim.aid)
+    }
+
+    fn keep_place(&mut self, claim: &Claim, until: Duration) {
+        if let Some(place) = self.queue.iter_mut().find(|place| place.token == claim.token) {
+            place.until = until;
+        } else if self.queue.len() < MAX_READERS {
+            self.queue.push(Place {
+                token: claim.token,
+                until,
+                aid: claim.aid.clone(),
+                holder: claim.holder.clone(),
+                mode: claim.mode,
+                since: SystemTime::now(),
+            });
+        }
+    }
+
+    /// Of several readers that of this session, else of the one who runs out last.
+    pub(super) fn live(&self, aid: Option<&Aid>, now: Duration) -> Option<&Grant> {
+        let live = || self.grants.iter().filter(|grant| grant.is_live(now));
+        let mine = live().find(|grant| aid == Some(&grant.aid));
+        mine.or_else(|| live().max_by_key(|grant| grant.ts + grant.ttl))
+    }
+
+    fn next_fence(&mut self) -> FencingToken {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        self.fence = now.max(self.fence + 1);
+        self.fence.into()
+    }
+}
+
+impl Grant {
+    fn new(claim: &Claim, fence: Option<FencingToken>, now: Duration) -> Self {
+        let mut grant = Self {
+            ts: now,
+            ttl: claim.ttl,
+            mode: claim.mode,
+            aid: claim.aid.clone(),
+            token: claim.token,
+            since: SystemTime::now(),
+            holder: claim.holder.clone(),
+            fence,
+            until: claim.max_hold.map(|max| now + max),
+            again: false,
+        };
+        grant.renew(now, claim.ttl);
+        grant
+    }
+
+    pub(super) fn is_live(&self, now: Duration) -> bool {
+        self.ts + self.ttl > now
+    }
+
+    /// Not beyond the end of `max_hold`.
+    pub(super) fn renew(&mut self, now: Duration, ttl: Duration) {
+        self.ts = now;
+        self.ttl = self.until.map_or(ttl, |until| ttl.min(until.saturating_sub(now)));
+    }
+
+    pub(super) fn has_reached_max_hold(&self) -> bool {
+        self.until.is_some_and(|until| self.ts + self.ttl >= until)
+    }
+
+    pub(super) fn is_acquisition(&self, aid: &Aid, token: LockToken) -> bool {
+        self.aid == *aid && self.token == token
+    }
+
+    pub(super) fn to_lock(&self, key: &LockKey, now: Duration) -> Lock {
+        Lock {
+            key: key.clone(),
+            mode: self.mode,
+            aid: self.aid.clone(),
+            token: Some(self.token),
+            fence: self.fence,
+            holder: Some(self.holder.clone()),
+            since: self.since,
+            expires_at: Instant::now() + (self.ts + self.ttl).saturating_sub(now),
+        }
+    }
+}
+
+impl Place {
+    /// As the one whose document it is to be.
+    fn to_lock(&self, key: &LockKey, now: Duration) -> Lock {
+        Lock {
+            key: key.clone(),
+            mode: self.mode,
+            aid: self.aid.clone(),
+            token: None,
+            fence: None,
+            holder: Some(self.holder.clone()),
+            since: self.since,
+            expires_at: Instant::now() + self.until.saturating_sub(now),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What has run out is removed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::{record::Grant, state::State};
+use crate::{Aid, LockKey, store::Swept};
+
+impl State {
+    pub(super) fn sweep(&mut self, collections: &[&str], limit: usize) -> Swept {
+        let now = self.now();
+        self.forget_places(collections, now);
+        let (live, run_out): (Vec<_>, Vec<_>) = (self.locks.iter())
+            .filter(|(key, _)| collections.contains(&key.collection()))
+            .flat_map(|(key, record)| record.grants.iter().map(move |grant| (key, grant)))
+            .partition(|(_, grant)| grant.is_live(now));
+        let next = live.iter().map(|(_, grant)| grant.ts + grant.ttl - now).min();
+        let awake: BTreeSet<Aid> = live.iter().map(|(_, grant)| grant.aid.clone()).collect();
+        let mut run_out_of: BTreeMap<Aid, Vec<(LockKey, Grant)>> = BTreeMap::new();
+        for (key, grant) in run_out {
+            if !self.ends.is_being_announced(&grant.aid, now) {
+                let of_session = run_out_of.entry(grant.aid.clone()).or_default();
+                of_session.push((key.clone(), grant.clone()));
+            }
+        }
+        let more = run_out_of.len() > limit;
+        let mut sessions = 0;
+        for (aid, grants) in run_out_of.into_iter().take(limit) {
+            for (key, grant) in &grants {
+                self.remove_if(key, |it| it.is_acquisition(&aid, grant.token));
+            }
+            let by_silence: Vec<_> =
+                grants.into_iter().filter(|(_, grant)| !grant.has_reached_max_hold()).collect();
+            let Some(ttl) = by_silence.iter().map(|(_, grant)| grant.ttl).max() else { continue };
+            let keys = by_silence.into_iter().map(|(key, _)| key).collect();
+            if awake.contains(&aid) {
+                self.ends.note(&aid, keys, ttl, now);
+            } else {
+                self.ends.fell_silent(&aid, keys, now);
+                sessions += 1;
+            }
+        }
+        Swept { sessions, more, announcements: self.ends.some_to_announce(now), next }
+    }
+
+    /// Of those who have gone without a word.
+    fn forget_places(&mut self, collections: &[&str], now: Duration) {
+        let gone: Vec<_> = (self.locks.iter())
+            .filter(|(key, record)| {
+                collections.contains(&key.collection())
+                    && record.queue.iter().any(|place| place.until <= now)
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in gone {
+            self.weakened(&key);
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What a sweep looks for, as pure functions.
+
+use std::time::Duration;
+
+use mongodb::bson::{Document, doc};
+use uuid::Uuid;
+
+use super::{
+    super::pipeline::{
+        Grant, has_run_out, held_by, is_live_reader, is_of, is_reader, is_shared, millis,
+        no_live_place, nothing_held, of_sessions, readers_that, runs_out, some_reader,
+    },
+    pipeline::waits_for,
+};
+use crate::Aid;
+
+/// The one query of a sweep that finds nothing: everything that may have to be done, and when to
+/// look again. Each part is a range of an index; `ended` is the collection it is sent to.
+pub(super) fn overdue(
+    ended: &str,
+    collections: &[(String, String, Duration)],
+    worker: Uuid,
+    limit: i64,
+) -> Vec<Document> {
+    let mut stages = vec![
+        doc! { "$match": waits_for("release", worker) },
+        doc! { "$limit": limit },
+        doc! { "$project": { "_id": 0, "unfinished": "$_id" } },
+        doc! { "$unionWith": { "coll": ended, "pipeline": [
+            { "$match": waits_for("announce", worker) },
+            { "$limit": 1 },
+            { "$project": { "_id": 0, "announcement": "$_id" } },
+        ] } },
+    ];
+    for (collection, locks, ttl) in collections {
+        for part in [
+            overdue_by_ts(collection, *ttl, limit),
+            next_by_ts(*ttl),
+            overdue_by_due(collection, *ttl, limit),
+            next_by_due(),
+        ] {
+            stages.push(doc! { "$unionWith": { "coll": locks.as_str(), "pipeline": part } });
+        }
+    }
+    stages
+}
+
+/// Exclusive locks, of those that have the ttl of the collection.
+fn overdue_by_ts(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
+    let run_out = doc! { "$and": [
+        // By the ttl that is set here, so that the range of the index has an end. Who sets a shorter
+        // one finds its own sooner; a lock with a longer one is not yet run out.
+        { "$lte": ["$ts", latest(ttl)] },
+        { "$ne": [{ "$type": "$due" }, "date"] },
+        exclusive_is_overdue(ttl),
+    ] };
+    vec![
+        doc! { "$match": { "ts": { "$type": "date" }, "$expr": run_out } },
+        doc! { "$sort": { "ts": 1 } },
+        doc! { "$limit": limit },
+        doc! { "$project": {
+            "collection": { "$literal": collection },
+            "gone": gone(Grant::Exclusive),
+        } },
+    ]
+}
+
+/// What `ts` does not tell of: readers, short locks, and what is kept for those who wait.
+fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
+    let reader_is_overdue = doc! { "$and": [is_reader(), { "$not": [is_live_reader()] }] };
+    let nobody_waits = doc! { "$and": [
+        { "$eq": [{ "$type": "$ts" }, "missing"] },
+        { "$eq": [{ "$type": "$aid" }, "missing"] },
+        { "$not": [is_shared()] },
+        no_live_place(),
+    ] };
+    let run_out = doc! { "$and": [
+        { "$lte": ["$due", "$$NOW"] },
+        // So that a record which is not ours to deal with is in nobody's way.
+        { "$or": [
+            exclusive_is_overdue(ttl),
+            some_reader(reader_is_overdue.clone()),
+            nobody_waits.clone(),
+        ] },
+    ] };
+    let readers = doc! { "$map": {
+        "input": readers_that(reader_is_overdue), "as": "r", "in": gone(Grant::Reader),
+    } };
+    let left = doc! { "$map": {
+        "input": readers_that(is_live_reader()),
+        "as": "r",
+        "in": { "$subtract": [runs_out(), { "$toLong": "$$NOW" }] },
+    } };
+    vec![
+        doc! { "$match": { "due": { "$type": "date" }, "$expr": run_out } },
+        doc! { "$sort": { "due": 1 } },
+        doc! { "$limit": limit },
+        doc! { "$project": {
+            "collection": { "$literal": collection },
+            "gone": { "$switch": {
+                "branches": [
+                    { "case": is_shared(), "then": readers },
+                    { "case": nobody_waits, "then": [] },
+                ],
+                "default": [gone(Grant::Exclusive)],
+            } },
+            // When its next reader runs out, once these have gone.
+            "next": { "$min": left },
+        } },
+        doc! { "$unwind": { "path": "$gone", "preserveNullAndEmptyArrays": true } },
+        doc! { "$limit": limit },
+    ]
+}
+
+fn exclusive_is_overdue(ttl: Duration) -> Document {
+    doc! { "$and": [
+        { "$eq": [{ "$type": "$aid" }, "string"] },
+        // Foreign programs write none. Their sessions are not ours to end.
+        { "$eq": [{ "$type": "$token" }, "string"] },
+        { "$not": [is_shared()] },
+        has_run_out(Grant::Exclusive, ttl),
+    ] }
+}
+
+fn gone(grant: Grant) -> Document {
+    doc! {
+        "aid": grant.field("aid"),
+        "token": grant.field("token"),
+        "shared": { "$literal": grant == Grant::Reader },
+        "by_silence": { "$not": [grant.has_reached_max_hold()] },
+    }
+}
+
+fn next_by_ts(ttl: Duration) -> Vec<Document> {
+    vec![
+        doc! { "$match": { "ts": { "$type": "date" }, "$expr": { "$gt": ["$ts", latest(ttl)] } } },
+        doc! { "$sort": { "ts": 1 } },
+        doc! { "$limit": 1 },
+        // The same as `ts + ttl - now`, for any date.
+        doc! { "$project": { "_id": 0, "next": { "$subtract": ["$ts", latest(ttl)] } } },
+    ]
+}
+
+fn next_by_due() -> Vec<Document> {
+    vec![
+        doc! { "$match": { "due": { "$type": "date" }, "$expr": { "$gt": ["$due", "$$NOW"] } } },
+        doc! { "$sort": { "due": 1 } },
+        doc! { "$limit": 1 },
+        doc! { "$project": { "_id": 0, "next": { "$subtract": ["$due", "$$NOW"] } } },
+    ]
+}
+
+fn latest(ttl: Duration) -> Document {
+    doc! { "$subtract": ["$$NOW", millis(ttl)] }
+}
+
+/// What is left of locks that nobody holds and nobody waits for.
+pub(in crate::store::mongo) fn left_over() -> Document {
+    let mut filter = nothing_held();
+    filter.insert("due", doc! { "$type": "date" });
+    let is_due = doc! { "$lte": ["$due", "$$NOW"] };
+    filter.insert("$expr", doc! { "$and": [is_due, no_live_place()] });
+    filter
+}
+
+/// Those of the sessions that hold a lock.
+pub(super) fn awake(aids: &[Aid], ttl: Duration) -> Vec<Document> {
+    let live = doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] };
+    vec![
+        doc! { "$match": held_by(aids, ttl) },
+        doc! { "$project": { "_id": 0, "aid": holders(live) } },
+        doc! { "$unwind": "$aid" },
+        doc! { "$group": { "_id": "$aid" } },
+    ]
+}
+
+/// The locks of these sessions that have run out.
+pub(super) fn run_out_of(aids: &[Aid], ttl: Duration) -> Document {
+    let mut filter = of_sessions(aids);
+    filter.insert(
+        "$expr",
+        doc! { "$cond": [
+            is_shared(), some_reader(is_run_out_of(aids)), has_run_out(Grant::Exclusive, ttl),
+        ] },
+    );
+    filter
+}
+
+/// Whose they are.
+pub(super) fn run_out_fields(aids: &[Aid]) -> Document {
+    doc! { "aids": holders(is_run_out_of(aids)), "shared": is_shared() }
+}
+
+fn is_run_out_of(aids: &[Aid]) -> Document {
+    doc! { "$and": [is_of(Grant::Reader, aids), { "$not": [is_live_reader()] }] }
+}
+
+fn holders(that: Document) -> Document {
+    let readers = doc! { "$map": { "input": readers_that(that), "as": "r", "in": "$$r.aid" } };
+    doc! { "$cond": [is_shared(), readers, ["$aid"]] }
+}

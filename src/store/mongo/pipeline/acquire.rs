@@ -1,0 +1,249 @@
+//! The one command that takes a lock.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::{
+    Acquisition, by_id,
+    grant::{
+        Grant, is, is_live, is_live_reader, is_reader, is_shared, next_fence, readers,
+        readers_that, some_reader,
+    },
+    literal, millis,
+    queue::{in_the_way_of, with_place, without},
+    settle::settle,
+};
+use crate::{
+    MAX_READERS, Mode,
+    store::{Claim, Rules},
+};
+
+/// Takes the lock if nobody is in the way, renews it if it is the session's own, and leaves the
+/// record as it is (no write, no change event) if it is somebody else's. Who keeps a place leaves it
+/// there.
+///
+/// After the shape of DistributedLock's `MongoDistributedLock`: one upsert by `_id`, on server time.
+pub(in crate::store::mongo) fn acquire(claim: &Claim, rules: &Rules) -> Vec<Document> {
+    let it = Acquire { claim, rules };
+    let branches = if claim.mode == Mode::Shared { it.shared() } else { it.exclusive() };
+    let granted = if claim.mode == Mode::Shared { it.joined() } else { it.granted() };
+    let branches: Vec<_> =
+        (branches.into_iter()).map(|(case, then)| doc! { "case": case, "then": then }).collect();
+    let mut stages =
+        vec![doc! { "$replaceWith": { "$switch": { "branches": branches, "default": granted } } }];
+    if rules.fair || claim.mode == Mode::Shared {
+        stages.extend(settle(rules));
+    }
+    stages
+}
+
+/// The record of the lock `from`, or what it is after it was handed over.
+pub(in crate::store::mongo) fn handed(from: &Acquisition<'_>, claim: &Claim) -> Document {
+    let mut filter = by_id(from.id);
+    let tokens = vec![from.token.to_string(), claim.token.to_string()];
+    filter.insert(
+        "$or",
+        [doc! { "token": { "$in": tokens } }, doc! { "readers.token": claim.token.to_string() }]
+            .to_vec(),
+    );
+    filter
+}
+
+/// Gives the exclusive lock `from` to the claim. A repetition changes nothing.
+pub(in crate::store::mongo) fn hand_over(
+    from: &Acquisition<'_>,
+    claim: &Claim,
+    rules: &Rules,
+) -> Vec<Document> {
+    let it = Acquire { claim, rules };
+    let is_shared = claim.mode == Mode::Shared;
+    let granted = if is_shared { it.joined() } else { it.granted() };
+    let from = from.is(Grant::Exclusive);
+    let mut stages = vec![doc! { "$replaceWith": { "$cond": [from, granted, "$$ROOT"] } }];
+    if is_shared {
+        stages.extend(settle(rules));
+    }
+    stages
+}
+
+struct Acquire<'a> {
+    claim: &'a Claim,
+    rules: &'a Rules,
+}
+
+type Branch = (Document, Bson);
+
+impl Acquire<'_> {
+    /// What a free document, the usual one, has to pass is as little as can be: `ts` is missing.
+    fn exclusive(&self) -> Vec<Branch> {
+        let is_live = || is_live(self.rules.ttl);
+        let other_reader =
+            some_reader(doc! { "$and": [{ "$ne": ["$$r.aid", self.aid()] }, is_live_reader()] });
+        let others_hold = doc! { "$and": [
+            is_live(),
+            { "$ne": ["$aid", self.aid()] },
+            { "$or": [{ "$not": [is_shared()] }, other_reader] },
+        ] };
+        let mine = doc! { "$and": [is_live(), { "$eq": ["$aid", self.aid()] }] };
+        let mut branches = vec![(others_hold, self.refused()), (mine, self.reentered().into())];
+        if self.rules.fair {
+            // An upgrade does not queue: those who wait, wait for its session.
+            let must_wait = doc! { "$and": [self.is_behind(), { "$not": [self.is_reader()] }] };
+            branches.push((must_wait, self.refused()));
+        }
+        branches
+    }
+
+    fn shared(&self) -> Vec<Branch> {
+        let exclusive = doc! { "$and": [{ "$not": [is_shared()] }, is_live(self.rules.ttl)] };
+        let others = doc! { "$and": [exclusive.clone(), { "$ne": ["$aid", self.aid()] }] };
+        let mut branches = vec![
+            (others, self.refused()),
+            (exclusive, self.reentered().into()),
+            (self.is_reader(), self.read_on().into()),
+        ];
+        if self.rules.fair {
+            branches.push((self.is_behind(), self.refused()));
+        }
+        let full = |readers: Document| doc! { "$gte": [{ "$size": readers }, MAX_READERS as i64] };
+        // Counted only where there are so many, run out or not.
+        let full = doc! { "$and": [full(readers()), full(readers_that(is_live_reader()))] };
+        branches.push((full, self.refused()));
+        branches
+    }
+
+    fn aid(&self) -> Document {
+        literal(self.claim.aid.as_str())
+    }
+
+    fn holder(&self) -> Document {
+        doc! { "label": literal(&self.claim.holder.label) }
+    }
+
+    /// Whether others are before this claim in the queue.
+    fn is_behind(&self) -> Document {
+        doc! { "$ne": [in_the_way_of(self.claim), []] }
+    }
+
+    fn is_reader(&self) -> Document {
+        some_reader(doc! { "$and": [{ "$eq": ["$$r.aid", self.aid()] }, is_live_reader()] })
+    }
+
+    fn refused(&self) -> Bson {
+        match self.claim.place.filter(|_| self.rules.fair) {
+            None => "$$ROOT".into(),
+            Some(lease) => doc! {
+                "$mergeObjects": ["$$ROOT", { "queue": with_place(self.claim, lease) }]
+            }
+            .into(),
+        }
+    }
+
+    /// A new document and not a merge: nothing of an earlier holder stays.
+    fn granted(&self) -> Document {
+        let mut granted = doc! { "_id": "$_id" };
+        granted.extend(self.grant());
+        let ttl = self.first_ttl();
+        if ttl < millis(self.rules.ttl) {
+            granted.insert("due", doc! { "$add": ["$$NOW", ttl] });
+        }
+        if self.rules.fair {
+            granted.insert("queue", without(self.claim.token));
+        }
+        granted
+    }
+
+    /// One reader more. Those that have run out are left to the sweep, which announces their
+    /// sessions, unless there are too many.
+    fn joined(&self) -> Document {
+        let few = doc! { "$lt": [{ "$size": readers() }, MAX_READERS as i64] };
+        let stays = doc! { "$and": [
+            is_reader(),
+            { "$ne": ["$$r.aid", self.aid()] },
+            { "$or": [few, is_live_reader()] },
+        ] };
+        let mut joined = doc! {
+            "_id": "$_id",
+            "readers": { "$concatArrays": [readers_that(stays), [self.grant()]] },
+        };
+        if self.rules.fenced {
+            joined.insert("fence", next_fence());
+        }
+        if self.rules.fair {
+            joined.insert("queue", without(self.claim.token));
+        }
+        joined
+    }
+
+    fn grant(&self) -> Document {
+        let mut grant = doc! {
+            "ts": "$$NOW",
+            "ttl": self.first_ttl(),
+            "aid": self.aid(),
+            "token": literal(&self.claim.token.to_string()),
+            "since": "$$NOW",
+            "holder": self.holder(),
+        };
+        if let Some(max_hold) = self.claim.max_hold {
+            grant.insert("until", doc! { "$add": ["$$NOW", millis(max_hold)] });
+        }
+        if self.rules.fenced {
+            grant.insert("fence", next_fence());
+        }
+        grant
+    }
+
+    fn first_ttl(&self) -> i64 {
+        millis(self.claim.max_hold.map_or(self.claim.ttl, |max_hold| max_hold.min(self.claim.ttl)))
+    }
+
+    /// The exclusive lock that the session has.
+    fn reentered(&self) -> Document {
+        let mut reentered = self.renewed(Grant::Exclusive);
+        let ttl = Grant::Exclusive.capped(millis(self.claim.ttl));
+        reentered.insert("due", due_again(ttl, self.rules));
+        if self.rules.fair {
+            reentered.insert("queue", without(self.claim.token));
+        }
+        doc! { "$mergeObjects": ["$$ROOT", reentered, self.again(Grant::Exclusive)] }
+    }
+
+    /// The shared lock that the session has.
+    fn read_on(&self) -> Document {
+        let mine = doc! { "$and": [{ "$eq": ["$$r.aid", self.aid()] }, is_live_reader()] };
+        let renewed = doc! {
+            "$mergeObjects": ["$$r", self.renewed(Grant::Reader), self.again(Grant::Reader)]
+        };
+        let each = doc! { "$cond": [mine, renewed, "$$r"] };
+        let mut changed =
+            doc! { "readers": { "$map": { "input": readers(), "as": "r", "in": each } } };
+        if self.rules.fair {
+            changed.insert("queue", without(self.claim.token));
+        }
+        doc! { "$mergeObjects": ["$$ROOT", changed] }
+    }
+
+    fn renewed(&self, grant: Grant) -> Document {
+        doc! {
+            "ts": "$$NOW",
+            "ttl": grant.capped(millis(self.claim.ttl)),
+            "holder": self.holder(),
+        }
+    }
+
+    /// Not for a repetition whose first reply was lost.
+    fn again(&self, grant: Grant) -> Document {
+        let same = doc! { "$eq": [grant.field("token"), self.claim.token.to_string()] };
+        doc! { "$cond": [same, {}, { "again": true }] }
+    }
+}
+
+/// When the sweep has to look at an exclusive lock that is renewed for `ttl`: where `ts` tells that,
+/// never, unless it was said before.
+pub(super) fn due_again(ttl: Document, rules: &Rules) -> Document {
+    let is_shorter = doc! { "$lt": [ttl.clone(), millis(rules.ttl)] };
+    doc! { "$cond": [
+        { "$or": [is("$due", "date"), is_shorter] },
+        { "$add": ["$$NOW", { "$min": [ttl, millis(rules.ttl)] }] },
+        "$$REMOVE",
+    ] }
+}

@@ -1,0 +1,140 @@
+//! A grant in an expression: an exclusive one stands in the record itself, those of readers in its
+//! `readers`.
+//!
+//! An error here would make the document unlockable for good, whatever somebody has written there.
+//! So every expression asks for the type before it counts, and counts within bounds.
+
+use std::time::Duration;
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::millis;
+
+/// Where the fields of a grant are found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::store::mongo) enum Grant {
+    /// That of an exclusive lock: in the record.
+    Exclusive,
+    /// That of `r`, an element of `readers`.
+    Reader,
+}
+
+/// Milliseconds beyond which no date and no ttl is taken at its word, so that their sum is a date.
+const FAR: i64 = 100_000_000_000_000;
+
+impl Grant {
+    pub(in crate::store::mongo) fn field(self, name: &str) -> String {
+        match self {
+            Self::Exclusive => format!("${name}"),
+            Self::Reader => format!("$$r.{name}"),
+        }
+    }
+
+    /// `ttl`, or what is left until the end of `max_hold` if that is less.
+    pub(super) fn capped(self, ttl: impl Into<Bson>) -> Document {
+        let (ttl, until) = (ttl.into(), self.field("until"));
+        let left = doc! { "$subtract": [{ "$max": [until, "$$NOW"] }, "$$NOW"] };
+        doc! { "$cond": [self.has_max_hold(), { "$min": [ttl.clone(), left] }, ttl] }
+    }
+
+    pub(super) fn has_max_hold(self) -> Document {
+        is(&self.field("until"), "date")
+    }
+
+    /// Whether the last renewal could not give the whole ttl any more.
+    pub(in crate::store::mongo) fn has_reached_max_hold(self) -> Document {
+        let after_1970 = |date: &str| doc! { "$max": [self.field(date), { "$toDate": 0_i64 }] };
+        doc! { "$and": [
+            self.has_max_hold(),
+            { "$gte": [
+                self.field("ttl"),
+                { "$subtract": [after_1970("until"), after_1970("ts")] },
+            ] },
+        ] }
+    }
+
+    /// `ts + ttl > now`, on the server's clock.
+    ///
+    /// Written as `ttl > now - ts`, because a sum with a number that somebody else wrote can
+    /// overflow; nor is a date before 1970 taken at its word, for the difference can overflow, too.
+    fn outlives_now(self, ttl: impl Into<Bson>) -> Document {
+        let age = doc! {
+            "$subtract": ["$$NOW", { "$max": [self.field("ts"), { "$toDate": 0_i64 }] }]
+        };
+        doc! { "$gt": [ttl.into(), age] }
+    }
+}
+
+/// Whether `r` is a reader, and not something that somebody else has put there.
+pub(in crate::store::mongo) fn is_reader() -> Document {
+    doc! { "$and": [
+        is("$$r.ts", "date"),
+        { "$isNumber": "$$r.ttl" },
+        is("$$r.aid", "string"),
+        is("$$r.token", "string"),
+    ] }
+}
+
+pub(in crate::store::mongo) fn is_live_reader() -> Document {
+    doc! { "$and": [is_reader(), Grant::Reader.outlives_now("$$r.ttl")] }
+}
+
+/// The readers of whom this holds, or none where there is no list of readers.
+pub(in crate::store::mongo) fn readers_that(hold: impl Into<Bson>) -> Document {
+    doc! { "$filter": { "input": readers(), "as": "r", "cond": hold.into() } }
+}
+
+/// Whether it holds of one of them.
+pub(in crate::store::mongo) fn some_reader(holds: impl Into<Bson>) -> Document {
+    doc! { "$anyElementTrue": [
+        { "$map": { "input": readers(), "as": "r", "in": holds.into() } },
+    ] }
+}
+
+pub(super) fn readers() -> Document {
+    doc! { "$cond": [is_shared(), "$readers", []] }
+}
+
+/// A lock of readers, or what is left of one.
+pub(in crate::store::mongo) fn is_shared() -> Document {
+    doc! { "$isArray": "$readers" }
+}
+
+/// Whether somebody holds the lock, in either mode: `ts` and `ttl` tell of the last reader, too.
+///
+/// A record without a ttl is a foreign one and has the collection's; one without a date is dead, as
+/// it is for the TTL index.
+pub(super) fn is_live(foreign_ttl: Duration) -> Document {
+    let ttl = doc! { "$cond": [{ "$isNumber": "$ttl" }, "$ttl", millis(foreign_ttl)] };
+    doc! { "$and": [is("$ts", "date"), Grant::Exclusive.outlives_now(ttl)] }
+}
+
+/// When `r` was taken or renewed, in milliseconds.
+pub(super) fn began() -> Document {
+    within_bounds(doc! { "$toLong": "$$r.ts" })
+}
+
+/// When `r` runs out, in milliseconds.
+pub(in crate::store::mongo) fn runs_out() -> Document {
+    doc! { "$add": [began(), within_bounds("$$r.ttl")] }
+}
+
+fn within_bounds(millis: impl Into<Bson>) -> Document {
+    doc! { "$toLong": { "$min": [{ "$max": [millis.into(), 0_i64] }, FAR] } }
+}
+
+pub(super) fn is(field: &str, bson_type: &str) -> Document {
+    doc! { "$eq": [{ "$type": field }, bson_type] }
+}
+
+/// The next fencing token: higher than the last one, and after the loss of all records higher than
+/// any that was given before, as long as the clock is not set back.
+///
+/// What is not a number that such a token can have counts as none.
+pub(super) fn next_fence() -> Document {
+    let is_sound = doc! { "$and": [
+        { "$isNumber": "$fence" }, { "$gte": ["$fence", 0] }, { "$lt": ["$fence", i64::MAX / 2] },
+    ] };
+    let last = doc! { "$cond": [is_sound, { "$toLong": "$fence" }, 0_i64] };
+    doc! { "$max": [{ "$add": [last, 1_i64] }, { "$toLong": "$$NOW" }] }
+}

@@ -1,0 +1,120 @@
+//! The places of those who wait for a document of a fair collection, in the order of arrival.
+
+use std::time::Duration;
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::{grant::is, literal, millis, settle::settle};
+use crate::{
+    LockToken, MAX_READERS, Mode,
+    store::{Claim, Rules},
+};
+
+/// So that no date that somebody has written there reserves a document for good.
+const LONGEST_LEASE: Duration = Duration::from_secs(60 * 60);
+
+/// Places whose lease has not passed.
+pub(super) fn live_places() -> Document {
+    let queue = doc! { "$cond": [{ "$isArray": "$queue" }, "$queue", []] };
+    let is_live = doc! { "$and": [
+        is("$$p.until", "date"),
+        is("$$p.token", "string"),
+        is("$$p.aid", "string"),
+        { "$gt": ["$$p.until", "$$NOW"] },
+        { "$lte": ["$$p.until", { "$add": ["$$NOW", millis(LONGEST_LEASE)] }] },
+    ] };
+    doc! { "$filter": { "input": queue, "as": "p", "cond": is_live } }
+}
+
+/// The places before which this claim would be let in. Its own session is not in its way.
+pub(super) fn in_the_way_of(claim: &Claim) -> Document {
+    let mine = doc! { "$indexOfArray": ["$$queue.token", claim.token.to_string()] };
+    let before = doc! { "$switch": {
+        "branches": [
+            { "case": { "$lt": ["$$mine", 0] }, "then": "$$queue" },
+            { "case": { "$eq": ["$$mine", 0] }, "then": [] },
+        ],
+        "default": { "$slice": ["$$queue", "$$mine"] },
+    } };
+    let mut is_in_the_way = vec![doc! { "$ne": ["$$p.aid", literal(claim.aid.as_str())] }];
+    if claim.mode == Mode::Shared {
+        is_in_the_way.push(doc! { "$ne": ["$$p.mode", mode(Mode::Shared)] });
+    }
+    let others = doc! {
+        "$filter": { "input": before, "as": "p", "cond": { "$and": is_in_the_way } }
+    };
+    let others = doc! { "$let": { "vars": { "mine": mine }, "in": others } };
+    doc! { "$let": { "vars": { "queue": live_places() }, "in": others } }
+}
+
+/// The places with one for this claim: where it is, or at the end. As many as there can be readers;
+/// who comes after that has to try again and again.
+pub(super) fn with_place(claim: &Claim, lease: Duration) -> Document {
+    let token = claim.token.to_string();
+    let until = doc! { "$add": ["$$NOW", millis(lease.min(LONGEST_LEASE))] };
+    let kept = doc! { "$map": { "input": "$$queue", "as": "p", "in": { "$cond": [
+        { "$eq": ["$$p.token", &token] },
+        { "$mergeObjects": ["$$p", { "until": until.clone() }] },
+        "$$p",
+    ] } } };
+    let new = doc! {
+        "token": &token,
+        "aid": literal(claim.aid.as_str()),
+        "holder": { "label": literal(&claim.holder.label) },
+        "mode": mode(claim.mode),
+        "since": "$$NOW",
+        "until": until,
+    };
+    let places = doc! { "$switch": {
+        "branches": [
+            { "case": { "$in": [token, "$$queue.token"] }, "then": kept },
+            { "case": { "$gte": [{ "$size": "$$queue" }, MAX_READERS as i64] }, "then": "$$queue" },
+        ],
+        "default": { "$concatArrays": ["$$queue", [new]] },
+    } };
+    doc! { "$let": { "vars": { "queue": live_places() }, "in": places } }
+}
+
+/// The places without that of this claim.
+pub(super) fn without(token: LockToken) -> Document {
+    let others = doc! { "$ne": ["$$p.token", token.to_string()] };
+    doc! { "$filter": { "input": live_places(), "as": "p", "cond": others } }
+}
+
+/// Gives a place up.
+pub(in crate::store::mongo) fn leave(token: LockToken, rules: &Rules) -> Vec<Document> {
+    let mut stages = vec![doc! { "$set": { "queue": without(token) } }];
+    stages.extend(settle(rules));
+    stages
+}
+
+/// Keeps these places for so long from now.
+pub(in crate::store::mongo) fn keep(
+    tokens: &[LockToken],
+    lease: Duration,
+    rules: &Rules,
+) -> Vec<Document> {
+    let until = doc! { "$add": ["$$NOW", millis(lease.min(LONGEST_LEASE))] };
+    let kept = doc! { "$map": { "input": live_places(), "as": "p", "in": { "$cond": [
+        is_of(tokens),
+        { "$mergeObjects": ["$$p", { "until": until }] },
+        "$$p",
+    ] } } };
+    let mut stages = vec![doc! { "$set": { "queue": kept } }];
+    stages.extend(settle(rules));
+    stages
+}
+
+/// How many of these places there are.
+pub(in crate::store::mongo) fn count(tokens: &[LockToken]) -> Document {
+    doc! { "$size": { "$filter": { "input": live_places(), "as": "p", "cond": is_of(tokens) } } }
+}
+
+fn is_of(tokens: &[LockToken]) -> Document {
+    let tokens: Vec<_> = tokens.iter().map(ToString::to_string).collect();
+    doc! { "$in": ["$$p.token", { "$literal": tokens }] }
+}
+
+fn mode(mode: Mode) -> Bson {
+    (if mode == Mode::Shared { "shared" } else { "exclusive" }).into()
+}

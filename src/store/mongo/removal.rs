@@ -1,0 +1,163 @@
+//! Locks go: the one place where records are deleted, or kept for what else is in them.
+
+use mongodb::{
+    bson::{Bson, Document, doc},
+    error::Result,
+    options::ReturnDocument,
+};
+
+use super::{
+    Prepared, ends,
+    pipeline::{self, Acquisition, Grant, exclusive_of, has_run_out, is_of, of_sessions, take_out},
+};
+use crate::{
+    Aid, LockId, LockToken, Mode,
+    store::{Released, Rules},
+};
+
+/// Several grants of a collection.
+pub(super) enum Grants<'a> {
+    Of(&'a [Aid]),
+    RunOutOf(&'a [Aid]),
+    /// These, if they have run out.
+    RunOut {
+        ids: Vec<Bson>,
+        tokens: Vec<&'a str>,
+    },
+}
+
+impl Grants<'_> {
+    /// Records that go as a whole, where there are no others.
+    fn exclusive(&self, rules: &Rules) -> Document {
+        let run_out = has_run_out(Grant::Exclusive, rules.ttl);
+        match self {
+            Self::Of(aids) => exclusive_of(aids),
+            Self::RunOutOf(aids) => {
+                let mut filter = exclusive_of(aids);
+                filter.insert("$expr", run_out);
+                filter
+            }
+            Self::RunOut { ids, tokens } => {
+                doc! { "_id": { "$in": ids }, "token": { "$in": tokens }, "$expr": run_out }
+            }
+        }
+    }
+
+    fn records(&self) -> Document {
+        match self {
+            Self::Of(aids) | Self::RunOutOf(aids) => of_sessions(aids),
+            Self::RunOut { ids, .. } => doc! { "_id": { "$in": ids } },
+        }
+    }
+
+    fn are(&self, grant: Grant, rules: &Rules) -> Document {
+        let run_out = has_run_out(grant, rules.ttl);
+        match self {
+            Self::Of(aids) => is_of(grant, aids),
+            Self::RunOutOf(aids) => doc! { "$and": [is_of(grant, aids), run_out] },
+            Self::RunOut { tokens, .. } => {
+                let these = doc! { "$in": [grant.field("token"), { "$literal": tokens }] };
+                doc! { "$and": [these, run_out] }
+            }
+        }
+    }
+}
+
+impl Prepared {
+    /// Removes one acquisition.
+    pub(super) async fn remove(&self, it: &Acquisition<'_>) -> Result<Released> {
+        let rules = &self.rules;
+        // An exclusive lock is alone in its record, unless others wait there.
+        let is_all = it.mode == Mode::Exclusive && !rules.fair;
+        if !rules.fenced {
+            // deleteOne comes back as: 1 → released; 0 → somebody else is in the record, too, or it
+            // is gone: given back before, never granted, or this is the repetition of a delete whose
+            // reply was lost.
+            let deleted = self.locks.delete_one(it.alone(rules)).await?.deleted_count;
+            if deleted > 0 || is_all {
+                return Ok(released(deleted));
+            }
+        }
+        let gone = self.change(it.filter(), take_out(|grant| it.is(grant), rules), it.id).await?;
+        Ok(released(u64::from(gone)))
+    }
+
+    /// Removes the lock of a foreign program that has this `ts`.
+    pub(super) async fn remove_foreign(&self, id: &LockId, ts: Bson) -> Result<Released> {
+        let rules = &self.rules;
+        let mut filter = pipeline::by_id(id);
+        filter.insert("ts", ts);
+        if rules.fenced || rules.fair {
+            let all = take_out(|_| doc! { "$literal": true }, rules);
+            return Ok(released(u64::from(self.change(filter, all, id).await?)));
+        }
+        Ok(released(self.locks.delete_one(filter).await?.deleted_count))
+    }
+
+    /// Gives a place in the queue up.
+    pub(super) async fn leave(&self, id: &LockId, token: LockToken) -> Result<()> {
+        let mut filter = pipeline::by_id(id);
+        filter.insert("queue.token", doc! { "$eq": token.to_string() });
+        self.change(filter, pipeline::leave(token, &self.rules), id).await?;
+        Ok(())
+    }
+
+    // findAndModify comes back as: nothing → gone before; a record with something in it → done; one
+    // with nothing → this was the last one, and it is deleted unless somebody has come meanwhile. Who
+    // dies before that leaves it to the sweep; it is in nobody's way but a foreign program's.
+    async fn change(&self, filter: Document, by: Vec<Document>, id: &LockId) -> Result<bool> {
+        let there = |field: &str| {
+            let is_there = doc! { "$ne": [{ "$type": field }, "missing"] };
+            doc! { "$cond": [is_there, true, "$$REMOVE"] }
+        };
+        let left = (self.locks)
+            .find_one_and_update(filter, by)
+            .return_document(ReturnDocument::After)
+            .projection(doc! {
+                "_id": 0, "ts": 1, "aid": 1, "fence": 1,
+                "readers": there("$readers"), "queue": there("$queue"),
+            })
+            .await?;
+        let Some(left) = left else { return Ok(false) };
+        if left.is_empty() {
+            let mut empty = pipeline::by_id(id);
+            empty.extend(pipeline::nothing_in_it());
+            self.locks.delete_one(empty).await?;
+        }
+        Ok(true)
+    }
+
+    /// Removes several. Unless `shared`, there are no readers among them.
+    ///
+    /// deleteMany and updateMany are not retried by the driver: whoever calls this may call it again.
+    pub(super) async fn remove_many(&self, grants: &Grants<'_>, shared: bool) -> Result<()> {
+        let rules = &self.rules;
+        if !rules.fenced && !rules.fair {
+            self.locks.delete_many(grants.exclusive(rules)).await?;
+            if !shared {
+                return Ok(());
+            }
+        }
+        let out = take_out(|grant| grants.are(grant, rules), rules);
+        self.locks.update_many(grants.records(), out).await?;
+        self.tidy_up().await
+    }
+
+    /// Removes what is left of locks that nobody holds and nobody waits for.
+    pub(super) async fn tidy_up(&self) -> Result<()> {
+        let mut left_over = ends::left_over();
+        if self.rules.fenced && self.rules.fair {
+            let settled = take_out(|_| doc! { "$literal": false }, &self.rules);
+            self.locks.update_many(left_over.clone(), settled).await?;
+        }
+        if self.rules.fenced {
+            left_over.insert("fence", doc! { "$exists": false });
+        }
+        self.locks.delete_many(left_over).await?;
+        Ok(())
+    }
+}
+
+fn released(gone: u64) -> Released {
+    if gone == 0 { Released::AlreadyGone } else { Released::Released }
+}
