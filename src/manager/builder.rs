@@ -2,9 +2,7 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use super::{
-    Actor, Inner, LockManager, Stop, keeper, listener, listener::Listener, reaper, run::Runner,
-};
+use super::{Actor, Inner, LockManager, Stop, listener, listener::Listener, reaper, run::Runner};
 use crate::{BoxError, Holder, Lock, SessionEnded, store::DynStore};
 
 /// Browsers wake the timers of a hidden tab once a minute at most, so a heartbeat can be late by
@@ -213,7 +211,6 @@ impl LockManagerBuilder {
             register: Default::default(),
             announce: Default::default(),
         });
-        tokio::spawn(keeper::run(Arc::downgrade(&inner)));
         if let Some(interval) = reaper_interval {
             tokio::spawn(reaper::run(Arc::downgrade(&inner), interval));
         }

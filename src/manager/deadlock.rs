@@ -44,7 +44,7 @@ fn search(
     }
     for (key, queue) in &state.queues {
         for (at, waiter) in queue.waiting.iter().enumerate() {
-            if waiter.owner != *from {
+            if waiter.owner != *from || waiter.deadlock.is_some() {
                 continue;
             }
             for (blocker, seen) in blockers(state, key, queue, at, waiter) {
@@ -67,6 +67,10 @@ fn blockers(
     at: usize,
     waiter: &Waiter,
 ) -> Vec<(Aid, Option<Aid>)> {
+    if queue.is_held_by(&waiter.owner) {
+        // It is let in at once, or refused at once.
+        return Vec::new();
+    }
     let in_the_way = |mode| mode == Mode::Exclusive || waiter.mode == Mode::Exclusive;
     let here = state.held.get(key).map_or(&[][..], |held| held);
     let mut blockers: Vec<_> = (here.iter())
@@ -79,7 +83,8 @@ fn blockers(
     {
         blockers.push((lock.aid.clone(), Some(lock.aid.clone())));
     }
-    let ahead = queue.waiting.iter().take(at).filter(|it| in_the_way(it.mode));
+    let ahead =
+        (queue.waiting.iter().take(at)).filter(|it| it.deadlock.is_none() && in_the_way(it.mode));
     blockers.extend(ahead.map(|it| (it.owner.clone(), None)));
     blockers
 }

@@ -17,7 +17,7 @@ use crate::{Aid, FencingToken, Lock, LockError, LockKey, LockToken, Mode, Releas
 /// - *Proves:* the lock was granted. Whether it still is, only the server knows: what must not
 ///   overlap goes into a guarded save, is told the [`fence`](Self::fence), or is given up when the
 ///   lock is [`lost`](Self::lost).
-/// - *Is renewed* in the background, every third of its ttl, by one task for all guards of the manager.
+/// - *Is renewed* in the background, every third of its ttl, by one task for all guards of that ttl.
 /// - *Ends* by [`release`](Self::release), by dropping it (the release is then handed to the manager's
 ///   runtime; dropping never blocks), or with its process after the ttl.
 #[must_use = "the lock is released when the guard is dropped"]
@@ -43,7 +43,8 @@ impl LockGuard {
         let held = Acquisition::of(&lock)
             .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
         let watch = manager.inner.watched.watch(&lock, held.token);
-        let taken = lock.expires_at.checked_sub(wanted.ttl).unwrap_or(lock.expires_at);
+        let granted = manager.longest_hold().map_or(wanted.ttl, |longest| longest.min(wanted.ttl));
+        let taken = lock.expires_at.checked_sub(granted).unwrap_or(lock.expires_at);
         manager.keep(&wanted, &held, &owner, taken);
         Ok(Self { manager, lock, held, wanted, owner, is_released: false, _watch: watch })
     }
@@ -118,12 +119,6 @@ impl LockGuard {
         let mut shared = std::mem::replace(self, upgraded);
         // The server has taken it away with the grant.
         shared.is_released = true;
-        self.manager.keep_no_more(&shared.held);
-        let (aid, owner) = (self.held.aid.clone(), self.owner.clone());
-        self.manager
-            .inner
-            .queues
-            .holds(&self.held.key, super::queue::Held { aid, owner, mode: Mode::Exclusive });
         Ok(())
     }
 
@@ -135,6 +130,8 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, the lock is released all the same.
     pub async fn release(mut self) -> Result<Released, LockError> {
+        // A renewal at this moment would take it for lost.
+        self.manager.keep_no_more(&self.held);
         let released = self.manager.release_by(&self.held, self.manager.until()).await;
         self.is_released = released.is_ok();
         released

@@ -1,14 +1,13 @@
-//! Keeping the guards of this process alive: one task, one command for each collection and interval,
-//! however many guards there are.
+//! Keeping the guards of this process alive: one task for each ttl, one command for each collection
+//! and interval, however many guards there are.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    future::pending,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
-use tokio::{sync::Notify, time::sleep_until};
+use tokio::time::sleep_until;
 
 use super::{
     Inner, LockManager,
@@ -23,17 +22,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The guards whose leases are to be renewed.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
-    guards: Mutex<Guards>,
-    /// There is a guard with another ttl.
-    changed: Arc<Notify>,
-}
+pub(super) struct Kept(Mutex<Guards>);
 
 #[derive(Debug, Default)]
 struct Guards {
     of: HashMap<LockToken, Entry>,
-    /// When those with the same ttl are to be renewed next.
-    rounds: BTreeMap<Duration, Instant>,
+    /// For each of these ttls there is a task. Not one for all: where one collection does not answer,
+    /// that would hold up shorter leases elsewhere for longer than they live.
+    ttls: BTreeSet<Duration>,
 }
 
 #[derive(Debug, Clone)]
@@ -45,10 +41,10 @@ struct Entry {
 
 impl Kept {
     fn guards(&self) -> MutexGuard<'_, Guards> {
-        self.guards.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those with this ttl, by collection. Without any the round is over.
+    /// Those with this ttl, by collection. Without any, their task is over.
     fn round(&self, ttl: Duration) -> BTreeMap<String, Vec<Entry>> {
         let mut guards = self.guards();
         let mut due: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -56,20 +52,9 @@ impl Kept {
             due.entry(entry.held.key.collection().to_owned()).or_default().push(entry.clone());
         }
         if due.is_empty() {
-            guards.rounds.remove(&ttl);
+            guards.ttls.remove(&ttl);
         }
         due
-    }
-
-    fn next_round(&self) -> Option<(Duration, Instant)> {
-        let guards = self.guards();
-        guards.rounds.iter().map(|(ttl, at)| (*ttl, *at)).min_by_key(|(_, at)| *at)
-    }
-
-    fn again_at(&self, ttl: Duration, moment: Instant) {
-        if let Some(at) = self.guards().rounds.get_mut(&ttl) {
-            *at = moment;
-        }
     }
 }
 
@@ -79,23 +64,29 @@ impl LockManager {
         let entry = Entry { held: held.clone(), ttl: wanted.ttl, taken };
         let mut guards = self.inner.kept.guards();
         guards.of.insert(held.token, entry);
-        guards.rounds.entry(wanted.ttl).or_insert_with(|| {
-            self.inner.kept.changed.notify_one();
-            taken + wanted.ttl / 3
-        });
+        if guards.ttls.insert(wanted.ttl) {
+            let renewing = run(Arc::downgrade(&self.inner), wanted.ttl, taken + wanted.ttl / 3);
+            self.inner.runner.spawn_untracked(renewing);
+        }
         drop(guards);
-        let (aid, owner, mode) = (held.aid.clone(), owner.clone(), held.mode);
-        self.inner.queues.holds(&held.key, Held { aid, owner, mode });
+        let Acquisition { token, mode, .. } = *held;
+        let (aid, owner) = (held.aid.clone(), owner.clone());
+        self.inner.queues.holds(&held.key, Held { token, aid, owner, mode });
     }
 
-    pub(super) fn keep_no_more(&self, held: &Acquisition) {
-        self.inner.kept.guards().of.remove(&held.token);
-        self.inner.queues.dropped(&held.key, &held.aid);
+    /// Says whether it was kept until now.
+    pub(super) fn keep_no_more(&self, held: &Acquisition) -> bool {
+        let kept = self.inner.kept.guards().of.remove(&held.token);
+        self.inner.queues.dropped(&held.key, held.token);
+        kept.is_some()
     }
 
     /// Renews all guards with this ttl. Those that turn out to be lost learn it.
-    async fn renew_round(&self, ttl: Duration) -> Result<(), LockError> {
-        let due = self.inner.kept.round(ttl);
+    async fn renew_round(
+        &self,
+        ttl: Duration,
+        due: &BTreeMap<String, Vec<Entry>>,
+    ) -> Result<(), LockError> {
         let until = Instant::now() + self.deadline().min(ttl / 3);
         let renewals = due.iter().map(|(collection, entries)| {
             let aids: Vec<Aid> = entries.iter().map(|entry| entry.held.aid.clone()).collect();
@@ -135,8 +126,9 @@ impl LockManager {
         for Entry { held, .. } in entries {
             match live.get(&Some(held.token)) {
                 Some(lock) => self.inner.watched.renewed(held, lock.expires_at),
+                // Given back by its guard in the meantime.
+                None if !self.keep_no_more(held) => {}
                 None => {
-                    self.keep_no_more(held);
                     self.inner.gone(held);
                     log::warn!(
                         target: "actix_doclock::manager",
@@ -149,42 +141,32 @@ impl LockManager {
     }
 }
 
-/// Renews until the manager is gone or shut down.
-pub(super) async fn run(manager: Weak<Inner>) {
-    while let Some(inner) = manager.upgrade() {
-        let (stop, changed) = (inner.stop.token(), Arc::clone(&inner.kept.changed));
-        let next = inner.kept.next_round();
-        let began = Instant::now();
-        if let Some((ttl, at)) = next
-            && at <= began
-        {
-            let manager = LockManager { inner };
-            let again = match manager.renew_round(ttl).await {
-                Ok(()) => began + ttl / 3,
-                Err(e) => {
-                    let pause = jittered((ttl / 12).min(LONGEST_PAUSE));
-                    log::warn!(
-                        target: "actix_doclock::background",
-                        "guards were not renewed, trying again in {pause:?}: {e}",
-                    );
-                    Instant::now() + pause
-                }
-            };
-            manager.inner.kept.again_at(ttl, again);
-            continue;
-        }
-        drop(inner);
-        let due = async {
-            match next {
-                Some((_, at)) => sleep_until(at.into()).await,
-                None => pending().await,
-            }
-        };
+/// Renews guards with this ttl, until there are none, or the manager is gone or shut down.
+async fn run(manager: Weak<Inner>, ttl: Duration, first: Instant) {
+    let Some(stop) = manager.upgrade().map(|inner| inner.stop.token()) else { return };
+    let mut next = first;
+    loop {
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = changed.notified() => {}
-            () = due => {}
+            () = sleep_until(next.into()) => {}
         }
+        let Some(inner) = manager.upgrade() else { return };
+        let due = inner.kept.round(ttl);
+        if due.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        next = match (LockManager { inner }).renew_round(ttl, &due).await {
+            Ok(()) => began + ttl / 3,
+            Err(e) => {
+                let pause = jittered((ttl / 12).min(LONGEST_PAUSE));
+                log::warn!(
+                    target: "actix_doclock::background",
+                    "guards were not renewed, trying again in {pause:?}: {e}",
+                );
+                Instant::now() + pause
+            }
+        };
     }
 }

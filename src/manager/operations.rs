@@ -81,6 +81,10 @@ impl LockManager {
         &self.inner.settings.holder
     }
 
+    pub(super) fn longest_hold(&self) -> Option<Duration> {
+        self.inner.settings.max_hold
+    }
+
     /// The deadline of an operation that begins now.
     pub(crate) fn until(&self) -> Instant {
         Instant::now() + self.deadline()

@@ -5,14 +5,12 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    future::pending,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
 };
 
 use tokio::sync::{
     Notify,
-    oneshot::{self, Receiver, Sender},
+    oneshot::{self, Sender},
 };
 use tokio_util::task::TaskTracker;
 
@@ -21,6 +19,10 @@ use super::{
     operations::{Acquired, Acquisition, Wanted},
 };
 use crate::{Aid, Lock, LockKey, LockToken, Mode};
+
+mod place;
+
+pub(super) use place::{Place, Step};
 
 /// After the bound on local hand-overs in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough
 /// to win what there is to win, few enough not to starve the others.
@@ -62,7 +64,8 @@ pub(super) struct Waiter {
     token: Option<LockToken>,
     /// It shall ask the store, as soon as it is its turn.
     asked: bool,
-    deadlock: Option<Vec<Edge>>,
+    /// The circle in which it waits. It will go, so it counts as one who waits for nobody.
+    pub(super) deadlock: Option<Vec<Edge>>,
     call: Arc<Notify>,
 }
 
@@ -92,33 +95,10 @@ impl Heir {
 /// A guard of this process.
 #[derive(Debug)]
 pub(super) struct Held {
+    pub(super) token: LockToken,
     pub(super) aid: Aid,
     pub(super) owner: Aid,
     pub(super) mode: Mode,
-}
-
-/// A place in a queue, given up when it is dropped.
-#[derive(Debug)]
-pub(super) struct Place {
-    queues: Queues,
-    key: LockKey,
-    number: u64,
-    call: Arc<Notify>,
-    gift: Option<Receiver<Acquired>>,
-    granted: Option<Lock>,
-}
-
-/// What one who waits has to do.
-#[derive(Debug)]
-pub(super) enum Step {
-    /// Ask the store.
-    Try,
-    /// Wait to be called.
-    Wait,
-    /// The first one: wait to be called, or until the holder's lock runs out.
-    WaitFirst(Option<Instant>),
-    /// It would wait for itself.
-    Refuse(Vec<Edge>),
 }
 
 impl Queues {
@@ -148,7 +128,7 @@ impl Queues {
             will: may_inherit.then_some(will),
             is_heir: false,
             token: None,
-            asked: queue.waiting.is_empty(),
+            asked: queue.waiting.is_empty() || queue.is_held_by(owner),
             deadlock: None,
             call: Arc::clone(&call),
         });
@@ -215,13 +195,15 @@ impl Queues {
 
     /// A guard was made. Until [`dropped`](Self::dropped), who waits for it waits for its owner.
     pub(super) fn holds(&self, key: &LockKey, held: Held) {
-        self.state().held.entry(key.clone()).or_default().push(held);
+        let mut state = self.state();
+        state.held.entry(key.clone()).or_default().push(held);
+        state.has_new_holder(key);
     }
 
-    pub(super) fn dropped(&self, key: &LockKey, aid: &Aid) {
+    pub(super) fn dropped(&self, key: &LockKey, token: LockToken) {
         let mut state = self.state();
         if let Some(held) = state.held.get_mut(key) {
-            held.retain(|held| held.aid != *aid);
+            held.retain(|held| held.token != token);
             if held.is_empty() {
                 state.held.remove(key);
             }
@@ -230,11 +212,23 @@ impl Queues {
 }
 
 impl State {
+    /// Who waits for it now waits for somebody else: that may close a circle for anybody, and the
+    /// holder's own session need not wait.
+    fn has_new_holder(&mut self, key: &LockKey) {
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        queue.ask_own();
+        let numbers: Vec<_> = queue.waiting.iter().map(|waiter| waiter.number).collect();
+        for number in numbers {
+            self.refuse_if_deadlocked(key, number);
+        }
+    }
+
     fn refuse_if_deadlocked(&mut self, key: &LockKey, number: u64) {
         let Some(waiter) = self.queues.get(key).and_then(|queue| queue.find(number)) else {
             return;
         };
-        if let Some(cycle) = deadlock::cycle(self, &waiter.owner)
+        if waiter.deadlock.is_none()
+            && let Some(cycle) = deadlock::cycle(self, &waiter.owner)
             && let Some(queue) = self.queues.get_mut(key)
             && let Some(waiter) = queue.find_mut(number)
         {
@@ -266,12 +260,27 @@ impl Queue {
         }
     }
 
-    /// Whether it is the turn of this one: the first, or a reader behind readers only.
+    /// Other requests of the session that has it now.
+    fn ask_own(&mut self) {
+        let Some(holder) = &self.holder else { return };
+        for waiter in self.waiting.iter_mut().filter(|waiter| waiter.owner == holder.aid) {
+            waiter.ask();
+        }
+    }
+
+    /// A guard has a session of its own, so nobody waits under the name that its lock has.
+    pub(super) fn is_held_by(&self, owner: &Aid) -> bool {
+        self.holder.as_ref().is_some_and(|holder| holder.aid == *owner)
+    }
+
+    /// Whether it is the turn of this one: the first, a reader behind readers only, or one whose
+    /// session has the lock already.
     fn may_try(&self, number: u64) -> bool {
         let mut ahead = self.waiting.iter().take_while(|waiter| waiter.number != number).peekable();
+        let Some(it) = self.find(number) else { return false };
         ahead.peek().is_none()
-            || self.find(number).is_some_and(|it| it.mode == Mode::Shared)
-                && ahead.all(|waiter| waiter.mode == Mode::Shared)
+            || it.mode == Mode::Shared && ahead.all(|waiter| waiter.mode == Mode::Shared)
+            || self.is_held_by(&it.owner)
     }
 }
 
@@ -282,146 +291,124 @@ impl Waiter {
     }
 }
 
-impl Place {
-    /// Forgets the request to ask, if there is one and it is this one's turn.
-    pub(super) fn next_step(&self) -> Step {
-        let mut state = self.queues.state();
-        let Some(queue) = state.queues.get_mut(&self.key) else { return Step::Try };
-        let may_try = queue.may_try(self.number);
-        let is_first = queue.waiting.front().is_some_and(|first| first.number == self.number);
-        let expires_at = queue.holder.as_ref().map(|holder| holder.expires_at);
-        let Some(waiter) = queue.find_mut(self.number) else { return Step::Try };
-        if let Some(cycle) = waiter.deadlock.take() {
-            return Step::Refuse(cycle);
-        }
-        if waiter.is_heir {
-            return Step::Wait;
-        }
-        if may_try && waiter.asked {
-            waiter.asked = false;
-            return Step::Try;
-        }
-        if is_first { Step::WaitFirst(expires_at) } else { Step::Wait }
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant, SystemTime};
+
+    use super::*;
+    use crate::Holder;
+
+    fn key(id: &str) -> LockKey {
+        LockKey::new("workitem", id).unwrap()
     }
 
-    /// With the lock, if somebody hands it over.
-    ///
-    /// # Cancel safety
-    /// May be dropped and called again.
-    pub(super) async fn called(&mut self) -> Option<Acquired> {
-        let gift = async {
-            match &mut self.gift {
-                Some(gift) => gift.await,
-                None => pending().await,
-            }
+    fn joins(queues: &Queues, key: &LockKey, owner: &Aid) -> Place {
+        let wanted = Wanted {
+            key: key.clone(),
+            aid: Aid::new(),
+            holder: Holder::new("alice"),
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(60),
         };
-        tokio::select! {
-            biased;
-            gift = gift => {
-                self.gift = None;
-                if gift.is_err() {
-                    self.is_no_heir();
-                }
-                gift.ok()
-            }
-            () = self.call.notified() => None,
-        }
+        queues.join(&wanted, owner, &TaskTracker::new(), true)
     }
 
-    /// Who wanted to hand the lock over could not.
-    fn is_no_heir(&self) {
-        let mut state = self.queues.state();
-        let waiter = state.queues.get_mut(&self.key).and_then(|it| it.find_mut(self.number));
-        if let Some(waiter) = waiter {
-            waiter.is_heir = false;
-            waiter.asked = true;
-        }
+    /// A guard of this process, and its lock as the store shows it.
+    fn guard(key: &LockKey, owner: &Aid) -> (Held, Lock) {
+        let (token, aid, mode) = (LockToken::new(), Aid::new(), Mode::Exclusive);
+        let held = Held { token, aid: aid.clone(), owner: owner.clone(), mode };
+        let lock = Lock {
+            key: key.clone(),
+            mode,
+            aid,
+            token: Some(token),
+            fence: None,
+            holder: None,
+            since: SystemTime::UNIX_EPOCH,
+            expires_at: Instant::now(),
+        };
+        (held, lock)
     }
 
-    /// It shall ask the store again.
-    pub(super) fn ask(&self) {
-        let mut state = self.queues.state();
-        let waiter = state.queues.get_mut(&self.key).and_then(|it| it.find_mut(self.number));
-        if let Some(waiter) = waiter {
-            waiter.asked = true;
-        }
+    #[test]
+    fn of_those_who_wait_for_each_other_one_is_refused_whatever_news_there_is_until_it_goes() {
+        let (queues, one, two) = (Queues::default(), Aid::new(), Aid::new());
+        let (a, b) = (key("a"), key("b"));
+        let ((a_held, _), (b_held, b_lock)) = (guard(&a, &one), guard(&b, &two));
+        queues.holds(&a, a_held);
+        queues.holds(&b, b_held);
+        let first = joins(&queues, &b, &one);
+        let second = joins(&queues, &a, &two);
+        assert!(matches!(second.next_step(), Step::Refuse(_)));
+        first.saw(&b_lock);
+        assert!(!matches!(first.next_step(), Step::Refuse(_)), "the other one goes");
+        // It looks whether that is so, and finds that it is.
+        second.goes_on();
+        assert!(matches!(second.next_step(), Step::Refuse(_)));
+        drop(second);
+        let again = joins(&queues, &a, &two);
+        assert!(matches!(again.next_step(), Step::Refuse(_)));
+        drop(first);
+        again.goes_on();
+        assert!(!matches!(again.next_step(), Step::Refuse(_)), "nobody waits for it any more");
     }
 
-    /// The store said who holds it. That may close a circle for anybody in this queue.
-    pub(super) fn saw(&self, holder: &Lock) {
-        let mut state = self.queues.state();
-        let Some(queue) = state.queues.get_mut(&self.key) else { return };
-        let is_news = queue.holder.as_ref().is_none_or(|known| known.aid != holder.aid);
-        queue.holder = Some(holder.clone());
-        if is_news {
-            let numbers: Vec<_> = queue.waiting.iter().map(|waiter| waiter.number).collect();
-            for number in numbers {
-                state.refuse_if_deadlocked(&self.key, number);
-            }
-        }
+    #[test]
+    fn who_goes_before_it_has_asked_passes_the_call_on() {
+        let (queues, key) = (Queues::default(), key("a"));
+        let [first, second] = [(); 2].map(|()| joins(&queues, &key, &Aid::new()));
+        assert!(matches!(first.next_step(), Step::Try));
+        first.saw(&guard(&key, &Aid::new()).1);
+        assert!(matches!(first.next_step(), Step::WaitFirst(Some(_))));
+        queues.freed(&key);
+        assert!(first.holder().is_none(), "nobody is refused for it any more");
+        drop(first);
+        assert!(matches!(second.next_step(), Step::Try));
     }
 
-    pub(super) fn holder(&self) -> Option<Lock> {
-        self.queues.state().queues.get(&self.key)?.holder.clone()
+    #[test]
+    fn news_of_a_holder_closes_a_circle_for_those_who_have_waited_before() {
+        let (queues, session, job) = (Queues::default(), Aid::new(), Aid::new());
+        let (a, b) = (key("a"), key("b"));
+        queues.holds(&b, guard(&b, &job).0);
+        let _session_waits = joins(&queues, &b, &session);
+        let first = joins(&queues, &a, &Aid::new());
+        let behind = joins(&queues, &a, &job);
+        assert!(matches!(behind.next_step(), Step::Wait));
+        let mut lock = guard(&a, &session).1;
+        lock.aid = session;
+        first.saw(&lock);
+        assert!(matches!(behind.next_step(), Step::Refuse(_)));
     }
 
-    /// It was granted: who comes next waits for this one.
-    pub(super) fn granted(mut self, lock: Lock) {
-        self.granted = Some(lock);
+    #[test]
+    fn who_is_ahead_is_waited_for_too() {
+        let (queues, one, two, three) = (Queues::default(), Aid::new(), Aid::new(), Aid::new());
+        let [a, b, c] = ["a", "b", "c"].map(key);
+        queues.holds(&b, guard(&b, &one).0);
+        queues.holds(&c, guard(&c, &three).0);
+        let _ahead = joins(&queues, &a, &two);
+        let _at_the_same_time = joins(&queues, &c, &two);
+        let _behind = joins(&queues, &a, &one);
+        let last = joins(&queues, &b, &three);
+        assert!(matches!(last.next_step(), Step::Refuse(_)));
     }
 
-    /// The place under this token in the queue of a fair collection is to be kept.
-    pub(super) fn keep(&self, token: LockToken) {
-        let mut state = self.queues.state();
-        let waiter = state.queues.get_mut(&self.key).and_then(|it| it.find_mut(self.number));
-        if let Some(waiter) = waiter {
-            waiter.token = Some(token);
-        }
-    }
-
-    /// Those that are to be kept for this document.
-    pub(super) fn kept(&self) -> Vec<LockToken> {
-        let state = self.queues.state();
-        let queue = state.queues.get(&self.key);
-        queue.map_or(Vec::new(), |queue| queue.waiting.iter().filter_map(|it| it.token).collect())
-    }
-
-    pub(super) fn arrivals(&self) -> Arc<tokio::sync::Mutex<()>> {
-        let state = self.queues.state();
-        state.queues.get(&self.key).map_or_else(Default::default, |it| Arc::clone(&it.arrivals))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut state = self.queues.state();
-        let Some(queue) = state.queues.get_mut(&self.key) else { return };
-        let Some(at) = queue.waiting.iter().position(|it| it.number == self.number) else { return };
-        let Some(gone) = queue.waiting.remove(at) else { return };
-        if queue.waiting.is_empty() {
-            state.queues.remove(&self.key);
-            return;
-        }
-        match self.granted.take() {
-            Some(lock) => {
-                let is_shared = lock.mode == Mode::Shared;
-                queue.holder = Some(lock);
-                if is_shared {
-                    queue.ask_readers();
-                } else if gone.asked {
-                    // It has become free again in the meantime.
-                    queue.ask_first();
-                }
-            }
-            // What this one was called for, and did not come to ask.
-            None if at == 0 => queue.ask_first(),
-            None => {}
-        }
-        if at == 0
-            && let Some(first) = queue.waiting.front()
-        {
-            // To watch the time from now on.
-            first.call.notify_one();
-        }
+    /// As by an upgrade.
+    #[test]
+    fn one_acquisition_of_a_session_that_ends_does_not_end_the_next_one() {
+        let (queues, owner, key) = (Queues::default(), Aid::new(), key("a"));
+        let (first, _) = guard(&key, &owner);
+        let token = LockToken::new();
+        let next = Held { token, aid: first.aid.clone(), owner: owner.clone(), mode: first.mode };
+        let ended = first.token;
+        queues.holds(&key, first);
+        queues.holds(&key, next);
+        queues.dropped(&key, ended);
+        queues.dropped(&key, ended);
+        let itself = joins(&queues, &key, &owner);
+        assert!(matches!(itself.next_step(), Step::Refuse(_)), "it still holds it");
+        queues.dropped(&key, token);
+        assert!(queues.state().held.is_empty());
     }
 }

@@ -32,13 +32,18 @@ impl Rhythm {
     /// by the TTL monitor from then on, and nobody would hear of it. Not quite to the moment, because
     /// all servers know of the same one, and the first one does it.
     pub(crate) fn after_success(&mut self, next: Option<Duration>) -> Duration {
+        self.works();
+        let longest = self.interval * IDLE_INTERVALS;
+        let jitter = (self.interval / 20).mul_f64(random());
+        (next.unwrap_or(longest).min(longest) + jitter).max(self.interval / 50)
+    }
+
+    /// It has come to something since the last failure.
+    pub(crate) fn works(&mut self) {
         if self.failures > 0 {
             log::info!(target: "actix_doclock::background", "{} works again", self.what);
             self.failures = 0;
         }
-        let longest = self.interval * IDLE_INTERVALS;
-        let jitter = (self.interval / 20).mul_f64(random());
-        (next.unwrap_or(longest).min(longest) + jitter).max(self.interval / 50)
     }
 
     /// The pause after a failure.

@@ -124,19 +124,14 @@ impl LockManager {
                     match self.try_waiting(wanted, &mut kept, &place, registered.fair, scope).await
                     {
                         Ok(Some(answer)) => return Ok(granted(answer, &mut kept, place)),
-                        Ok(None) if may_hold && self.is_upgrade(wanted).await? => {
+                        Ok(None) if may_hold && self.is_upgrade(wanted, &place).await? => {
                             return self.refusal(wanted, &place, scope).await;
                         }
-                        Ok(None) => self.watch_over(collection),
-                        Err(e) if is_outage(&e) && give_up.is_none_or(|at| Instant::now() < at) => {
-                            log::warn!(
-                                target: "actix_doclock::manager",
-                                "still waiting for {key:?} although the store does not answer: {e}",
-                            );
-                            sleep(poll_pause()).await;
-                            place.ask();
+                        Ok(None) => {}
+                        Err(e) => {
+                            self.sit_out(e, key, give_up).await?;
+                            place.ask_anew();
                         }
-                        Err(e) => return Err(e),
                     }
                     if give_up.is_some_and(|at| at <= Instant::now()) {
                         return self.refusal(wanted, &place, scope).await;
@@ -144,13 +139,20 @@ impl LockManager {
                     continue;
                 }
                 Step::Refuse(cycle) => {
-                    if let Some(holder) = self.is_certain(&cycle, &place).await? {
-                        return Err(LockError::WouldDeadlock { key: key.clone(), holder });
+                    match self.is_certain(&cycle, wanted, &place).await {
+                        Ok(Some(holder)) => {
+                            return Err(LockError::WouldDeadlock { key: key.clone(), holder });
+                        }
+                        Ok(None) => place.goes_on(),
+                        Err(e) => self.sit_out(e, key, give_up).await?,
                     }
                     continue;
                 }
                 Step::Wait => (false, None),
-                Step::WaitFirst(expires_at) => (true, expires_at),
+                Step::WaitFirst(expires_at) => {
+                    self.watch_over(collection);
+                    (true, expires_at)
+                }
             };
             let must_poll = is_first && self.inner.wakeups.must_poll(collection);
             let keeps = is_first && registered.fair;
@@ -201,6 +203,27 @@ impl LockManager {
         }
     }
 
+    /// A pause, if this is an outage that the wait may outlast. Else it is the answer.
+    async fn sit_out(
+        &self,
+        error: LockError,
+        key: &LockKey,
+        give_up: Option<Instant>,
+    ) -> Result<(), LockError> {
+        let pause = poll_pause();
+        if !is_outage(&error) || give_up.is_some_and(|at| at <= Instant::now() + pause) {
+            return Err(error);
+        }
+        log::warn!(
+            target: "actix_doclock::manager",
+            "still waiting for {key:?} although the store does not answer: {error}",
+        );
+        tokio::select! {
+            () = self.inner.stop.token().cancelled_owned() => Err(LockError::ShutDown),
+            () = sleep(pause) => Ok(()),
+        }
+    }
+
     async fn keep_places(&self, key: &LockKey, place: &Place) {
         let args = (key.clone(), place.kept());
         let kept = self.run("keep_places", self.until(), args, |store, (key, tokens)| {
@@ -230,8 +253,9 @@ impl LockManager {
     }
 
     /// A reader that wants to write beside other readers does not wait: two of them would for good.
-    async fn is_upgrade(&self, wanted: &Wanted) -> Result<bool, LockError> {
-        Ok(wanted.mode == Mode::Exclusive && self.holds(wanted).await?)
+    async fn is_upgrade(&self, wanted: &Wanted, place: &Place) -> Result<bool, LockError> {
+        let has_readers = place.holder().is_some_and(|lock| lock.mode == Mode::Shared);
+        Ok(has_readers && wanted.mode == Mode::Exclusive && self.holds(wanted).await?)
     }
 
     /// Who holds it, or at last the lock itself if nobody is known to.
@@ -251,6 +275,7 @@ impl LockManager {
     async fn is_certain(
         &self,
         cycle: &[Edge],
+        wanted: &Wanted,
         place: &Place,
     ) -> Result<Option<Option<Box<Lock>>>, LockError> {
         for edge in cycle {
@@ -261,7 +286,12 @@ impl LockManager {
                 return Ok(None);
             }
         }
-        Ok(Some(place.holder().map(Box::new)))
+        // One who has just come has not asked yet.
+        let holder = match place.holder() {
+            None => self.inspect_by(&wanted.key, Some(&wanted.aid), self.until()).await?,
+            seen => seen,
+        };
+        Ok(Some(holder.map(Box::new)))
     }
 }
 

@@ -4,19 +4,23 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout_at};
+use tokio_util::task::TaskTracker;
 
 use super::{
     Inner, LockManager,
     rhythm::{Rhythm, jittered},
+    run::answer,
 };
 use crate::{Change, StoreError, StoreErrorKind, Watch};
 
 /// How long a watch is kept when nobody waits any more: the next one comes soon, or not for long.
 const KEEP: Duration = Duration::from_secs(30);
+/// How long a watch has lasted when it counts as one that works: some can be opened, and fail at once.
+const PROVEN: Duration = Duration::from_secs(10);
 /// The first pause before a watch that was lost is opened again.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// How often one who waits asks where nobody is told, a quarter more or less: not all at once.
@@ -83,6 +87,15 @@ impl LockManager {
         is_idle
     }
 
+    /// Once: there are pauses enough, and at a server that closes connections each attempt costs
+    /// those who ask in the meantime theirs.
+    async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, StoreError> {
+        let store = Arc::clone(&self.inner.store);
+        let opening = async move { store.watch(collection).await };
+        let opened = self.inner.runner.spawn(&TaskTracker::new(), opening);
+        answer("watch", self.until(), opened).await
+    }
+
     fn is_told(&self, collection: &'static str, wakeup: Wakeup) {
         self.inner.wakeups.states().insert(collection, wakeup);
         // They look again: for what happened before, or to go over to asking by themselves.
@@ -100,19 +113,16 @@ async fn listen(manager: Weak<Inner>, collection: &'static str) {
         let opened = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            opened = manager_now.run("watch", manager_now.until(), collection, |store, collection| {
-                store.watch(collection)
-            }) => opened,
+            opened = manager_now.open_watch(collection) => opened,
         };
         let pause = match opened {
             Ok(Some(watch)) => {
-                let _ = rhythm.after_success(None);
                 manager_now.is_told(collection, Wakeup::Told);
                 drop(manager_now);
                 let lost = tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
-                    lost = pass_on(&manager, collection, watch) => lost,
+                    lost = pass_on(&manager, collection, watch, &mut rhythm) => lost,
                 };
                 let (Some(why), Some(inner)) = (lost, manager.upgrade()) else { return };
                 let manager_now = LockManager { inner };
@@ -158,10 +168,16 @@ async fn pass_on(
     manager: &Weak<Inner>,
     collection: &'static str,
     mut watch: Watch,
+    rhythm: &mut Rhythm,
 ) -> Option<StoreError> {
+    let opened = Instant::now();
+    let mut keep_until = opened + KEEP;
     loop {
-        let change = timeout(KEEP, watch.next()).await;
+        let change = timeout_at(keep_until.into(), watch.next()).await;
         let inner = manager.upgrade()?;
+        if matches!(change, Ok(Some(Ok(_))) | Err(_)) && opened.elapsed() >= PROVEN {
+            rhythm.works();
+        }
         match change {
             Ok(Some(Ok(Change::Freed(key)))) => inner.queues.freed(&key),
             Ok(Some(Ok(Change::Missed))) => inner.queues.ask_all(collection),
@@ -170,8 +186,13 @@ async fn pass_on(
                 let message = "the store does not tell any more";
                 return Some(StoreError::new(StoreErrorKind::Unavailable, message));
             }
-            Err(_) if (LockManager { inner }).ends_watch(collection) => return None,
             Err(_) => {}
+        }
+        // Not by the silence: where nobody waits, locks are released all the same.
+        if inner.queues.somebody_waits_in(collection) {
+            keep_until = Instant::now() + KEEP;
+        } else if keep_until <= Instant::now() && (LockManager { inner }).ends_watch(collection) {
+            return None;
         }
     }
 }

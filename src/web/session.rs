@@ -102,7 +102,9 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// that another session holds. Default: not at all.
     ///
     /// The connection is kept open meanwhile, so stay below the time-outs of proxies and browsers. A
-    /// client that gives up takes its place in the queue along.
+    /// client that gives up takes its place in the queue along, if the server hears of it: over HTTP/1
+    /// only with [`h1_allow_half_closed(false)`](actix_web::HttpServer::h1_allow_half_closed), over HTTP/2
+    /// not at all. Otherwise its request goes on, and if the lock is granted to it, the session has it.
     pub fn wait_for_documents(mut self, time: Duration) -> Self {
         self.waits.documents = time;
         self

@@ -7,6 +7,7 @@
 
 pub(crate) mod app;
 pub(crate) mod faulty;
+pub(crate) mod log;
 pub(crate) mod mongod;
 pub(crate) mod proxy;
 pub(crate) mod redis;

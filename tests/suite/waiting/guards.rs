@@ -1,5 +1,7 @@
 //! Locks as values: kept, lost, dropped, many at once.
 
+use tokio::sync::Notify;
+
 use super::*;
 
 on_each_store! {
@@ -8,7 +10,7 @@ on_each_store! {
         let held = one.acquire(&key("a"), Wait::no()).await.unwrap();
         let waiting = waiting(&other, &key("a")).await;
         drop(held);
-        in_time("it is let in", waiting).await.unwrap();
+        drop(in_time("it is let in", waiting).await.unwrap());
     }
 
     async fn a_guard_is_renewed_for_as_long_as_it_lives(cluster: Cluster) {
@@ -22,14 +24,18 @@ on_each_store! {
 
     async fn a_broken_lock_is_lost_and_its_work_is_dropped(cluster: Cluster) {
         let locks = cluster.server_with(|settings| settings.break_policy(|_, _| true)).await;
-        let (working, key) = (locks.clone(), key("a"));
+        let (working, key, begun) = (locks.clone(), key("a"), Arc::new(Notify::new()));
         let work = tokio::spawn({
-            let key = key.clone();
+            let (key, begins) = (key.clone(), Arc::clone(&begun));
             async move {
-                working.with_lock(&key, Wait::no(), std::future::pending::<()>()).await
+                let work = async {
+                    begins.notify_one();
+                    std::future::pending::<()>().await;
+                };
+                working.with_lock(&key, Wait::no(), work).await
             }
         });
-        eventually("it works", async || locks.inspect(&key).await.unwrap().is_some()).await;
+        in_time("it works", begun.notified()).await;
         locks.break_lock(&key, &actix_doclock::Actor::new("admin")).await.unwrap();
         let lost = in_time("it is dropped", work).await.unwrap();
         assert!(matches!(lost, Err(LockError::Lost { .. })), "{lost:?}");
@@ -67,7 +73,7 @@ on_each_store! {
         let refused = in_time("it is refused", two.acquire(&key("a"), Wait::until_acquired())).await;
         assert!(matches!(refused, Err(LockError::WouldDeadlock { .. })), "{refused:?}");
         drop(b);
-        in_time("the other one goes on", waiting).await.unwrap().unwrap();
+        drop(in_time("the other one goes on", waiting).await.unwrap().unwrap());
         let itself = in_time("so is itself", one.acquire(&key("a"), Wait::until_acquired())).await;
         assert!(matches!(itself, Err(LockError::WouldDeadlock { .. })), "{itself:?}");
     }

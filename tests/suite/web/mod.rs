@@ -13,6 +13,7 @@ mod problems;
 mod session_store;
 mod sessions;
 mod shared;
+mod waiting;
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 

@@ -2,7 +2,8 @@
 
 use mongodb::bson::{Bson, DateTime};
 
-use super::{super::problems::log_lines, *};
+use super::*;
+use crate::rig::log::log_lines;
 
 /// A state that no session has.
 fn broken_states() -> Vec<Bson> {

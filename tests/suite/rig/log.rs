@@ -1,0 +1,36 @@
+//! What the crate logs, for all tests of the process.
+
+use std::sync::{Mutex, OnceLock};
+
+/// Collects what the crate logs from the first call on, each line behind its level.
+pub(crate) fn log_lines() -> &'static Mutex<Vec<String>> {
+    struct Collect;
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    impl log::Log for Collect {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.target().starts_with("actix_doclock")
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                LINES.lock().unwrap().push(format!("{} {}", record.level(), record.args()));
+            }
+        }
+        fn flush(&self) {}
+    }
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        log::set_logger(&Collect).unwrap();
+        log::set_max_level(log::LevelFilter::Trace);
+    });
+    &LINES
+}
+
+pub(crate) fn logged(text: &str) -> bool {
+    count_logged(&[text]) > 0
+}
+
+/// How many lines have all of these in them.
+pub(crate) fn count_logged(texts: &[&str]) -> usize {
+    let lines = log_lines().lock().unwrap();
+    lines.iter().filter(|line| texts.iter().all(|text| line.contains(text))).count()
+}

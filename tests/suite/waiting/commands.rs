@@ -1,0 +1,130 @@
+//! What waiting costs the server.
+
+use super::*;
+use crate::rig::{Commands, counted_database};
+
+/// A cluster whose commands are counted, those of all its servers together.
+async fn counted() -> (Cluster, Commands) {
+    let (database, commands) = counted_database(mongod::shared_replica_set().await.uri()).await;
+    (Cluster::Mongo(database), commands)
+}
+
+/// The stream is open, and who waits has asked again since.
+async fn is_told(locks: &LockManager, commands: &Commands) {
+    until_told(locks, WorkItem::COLLECTION).await;
+    eventually("nobody asks any more", async || {
+        commands.take();
+        sleep(4 * A_WHILE).await;
+        !commands.take().iter().any(|name| name == "findAndModify")
+    })
+    .await;
+}
+
+/// In the order of arrival, each releases at once. Returns the order.
+async fn all_served(waiting: Vec<JoinHandle<LockGuard>>) -> Vec<usize> {
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut all = JoinSet::new();
+    for (n, waiting) in waiting.into_iter().enumerate() {
+        let order = Arc::clone(&order);
+        all.spawn(async move {
+            let guard = waiting.await.unwrap();
+            order.lock().unwrap().push(n);
+            guard.release().await.unwrap();
+        });
+    }
+    in_time("all are served", all.join_all()).await;
+    Arc::into_inner(order).unwrap().into_inner().unwrap()
+}
+
+#[tokio::test]
+async fn a_hand_over_costs_the_same_however_many_wait_and_keeps_the_order_of_arrival() {
+    const AT_MOST: f64 = 6.0;
+    for crowd in [100, 1_000] {
+        let (cluster, commands) = counted().await;
+        let locks = cluster.server().await;
+        let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        commands.take();
+        let mut all = vec![waiting(&locks, &key("a")).await];
+        is_told(&locks, &commands).await;
+
+        for _ in 1..crowd {
+            all.push(waiting(&locks, &key("a")).await);
+        }
+        sleep(A_WHILE).await;
+        let joining: Vec<_> = commands.take().into_iter().filter(|it| it != "getMore").collect();
+        assert_eq!(joining, [""; 0], "who is not the first asks nobody");
+
+        let began = Instant::now();
+        held.release().await.unwrap();
+        assert_eq!(all_served(all).await, Vec::from_iter(0..crowd));
+        let took = began.elapsed();
+        let sent = commands.take();
+        let of = |name: &str| sent.iter().filter(|it| *it == name).count();
+        let each = sent.len() as f64 / crowd as f64;
+        eprintln!(
+            "{crowd} wait: {each:.2} commands for each hand-over ({} findAndModify, {} delete, {} getMore), \
+             {:?} each",
+            of("findAndModify"),
+            of("delete"),
+            of("getMore"),
+            took / crowd as u32,
+        );
+        assert!(each <= AT_MOST, "{crowd}: {each} commands for each hand-over");
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_holds_is_had_by_one_command_and_no_change_stream() {
+    let (cluster, commands) = counted().await;
+    let locks = cluster.server().await;
+    commands.take();
+    let guard = locks.acquire(&key("a"), Wait::until_acquired()).await.unwrap();
+    assert!(locks.health().wakeups.is_empty());
+    guard.release().await.unwrap();
+    sleep(A_WHILE).await;
+    assert_eq!(commands.take(), ["findAndModify", "delete"]);
+    assert!(locks.health().wakeups.is_empty());
+}
+
+#[tokio::test]
+async fn two_servers_with_a_hundred_each_serve_them_all_at_a_cost_that_does_not_grow() {
+    const EACH: usize = 100;
+    const AT_MOST: f64 = 10.0;
+    let (cluster, commands) = counted().await;
+    let (one, other) = (cluster.server().await, cluster.server().await);
+    let held = one.acquire(&key("a"), Wait::no()).await.unwrap();
+    let mut all = Vec::new();
+    for _ in 0..EACH {
+        for locks in [&one, &other] {
+            all.push(waiting(locks, &key("a")).await);
+        }
+    }
+    is_told(&one, &commands).await;
+    held.release().await.unwrap();
+    let order = all_served(all).await;
+    assert_eq!(order.len(), 2 * EACH);
+    for server in 0..2 {
+        let of_it = order.iter().copied().filter(|n| n % 2 == server);
+        assert!(of_it.is_sorted(), "in each process the order of arrival: {order:?}");
+    }
+    let each = commands.take().len() as f64 / order.len() as f64;
+    eprintln!("2 x {EACH} wait on two servers: {each:.2} commands for each hand-over");
+    assert!(each <= AT_MOST, "{each} commands for each hand-over");
+}
+
+/// The first one looks once more when it has opened the stream, and then waits to be told: not at
+/// all, as long as nothing happens to this document.
+#[tokio::test]
+async fn who_is_told_asks_for_nothing() {
+    let (cluster, commands) = counted().await;
+    let locks = cluster.server().await;
+    let _held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let waiting = waiting(&locks, &key("a")).await;
+    is_told(&locks, &commands).await;
+    let other = locks.acquire(&key("b"), Wait::no()).await.unwrap();
+    other.release().await.unwrap();
+    sleep(Duration::from_secs(2)).await;
+    let sent: Vec<_> = commands.take().into_iter().filter(|it| it != "getMore").collect();
+    assert_eq!(sent, ["findAndModify", "delete"], "those of the other document");
+    assert!(!waiting.is_finished());
+}

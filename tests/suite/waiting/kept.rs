@@ -1,0 +1,268 @@
+//! Guards are kept alive, and their loss is noticed in time.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::Context;
+
+use actix_doclock::Actor;
+use futures_util::future::select_all;
+use futures_util::task::noop_waker_ref;
+
+use super::*;
+use crate::rig::app::{count, record};
+use crate::rig::counted_database;
+use crate::rig::faulty::Faulty;
+
+#[tokio::test]
+async fn a_thousand_guards_are_renewed_together_and_one_that_is_broken_is_lost_alone() {
+    const MANY: usize = 1_000;
+    const TTL: Duration = Duration::from_secs(6);
+    let (database, commands) = counted_database(mongod::shared_replica_set().await.uri()).await;
+    let locks = Cluster::Mongo(database.clone()).server().await;
+    let uncounted = crate::rig::client(mongod::shared_replica_set().await.uri()).await;
+    let other = Cluster::Mongo(uncounted.database(database.name()));
+    let other = other.server_with(|settings| settings.break_policy(|_, _| true)).await;
+
+    let job = locks.job("many").ttl(TTL);
+    let keys: Vec<_> = (0..MANY).map(|n| key(&n.to_string())).collect();
+    let mut guards = Vec::new();
+    for some in keys.chunks(50) {
+        let some = some.iter().map(|key| job.acquire(key, Wait::no()));
+        guards.extend(join_all(some).await.into_iter().map(Result::unwrap));
+    }
+    commands.take();
+    sleep(TTL).await;
+    let sent = commands.take();
+    eprintln!("{MANY} guards, in a ttl: {sent:?}");
+    assert!(sent.iter().all(|name| name == "update"), "{sent:?}");
+    assert!((2..=4).contains(&sent.len()), "every third of it: {sent:?}");
+
+    let broken = guards.remove(MANY / 2);
+    other.break_lock(broken.key(), &Actor::new("admin")).await.unwrap();
+    let since = Instant::now();
+    in_time("it is noticed", broken.lost()).await;
+    assert!(since.elapsed() < TTL * 2 / 3, "by the next renewal, not when it would run out");
+    let others = select_all(guards.iter().map(|guard| Box::pin(guard.lost())));
+    assert!(timeout(TTL / 2, others).await.is_err(), "no other one is lost");
+    in_time("they are released", join_all(guards.into_iter().map(LockGuard::release))).await;
+    drop(broken);
+    eventually("none is left", async || count(&database).await == 0).await;
+}
+
+/// The renewal takes long to get to the server, which counts from then on; the guard does not.
+#[tokio::test]
+async fn without_the_server_a_guard_is_lost_before_anybody_else_is_let_in() {
+    const TTL: Duration = Duration::from_secs(6);
+    const MARGIN: Duration = Duration::from_millis(1500);
+    let faulty = Faulty::new().await;
+    faulty.proxy.hold_request("update");
+    let job = faulty.app.locks.job("cut off").ttl(TTL);
+    let began = Instant::now();
+    let guard = job.acquire(&key("a"), Wait::no()).await.unwrap();
+    let mut lost = pin!(guard.lost());
+    let first = record(&faulty.database, &key("a")).await.unwrap();
+    faulty.proxy.until_fired(1).await;
+    sleep(MARGIN).await;
+    faulty.proxy.let_go();
+    eventually("it is renewed", async || {
+        record(&faulty.database, &key("a")).await.unwrap().get("ts") != first.get("ts")
+    })
+    .await;
+    faulty.proxy.blackhole();
+    assert!(timeout(A_WHILE, &mut lost).await.is_err(), "not yet");
+    in_time("it is lost", lost).await;
+    assert!(began.elapsed() > TTL, "that it was renewed is known");
+    let still = faulty.other.held(&key("a")).await;
+    assert_eq!(still.token, Some(guard.token()), "the server has not let anybody in");
+    drop(in_time("then it does", waiting(&faulty.other.locks, &key("a")).await).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_guard_that_is_dropped_during_an_outage_is_released_when_it_is_over() {
+    let faulty = Faulty::new().await;
+    let guard = faulty.app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    faulty.proxy.cut();
+    drop(guard);
+    faulty.proxy.until_fired(1).await;
+    sleep(A_WHILE).await;
+    assert_eq!(count(&faulty.database).await, 1);
+    faulty.proxy.heal();
+    eventually("it is released", async || count(&faulty.database).await == 0).await;
+}
+
+/// The ttl is what a guard has at most, not what it has; it must not be counted back from the end of
+/// a lock that lives shorter.
+#[tokio::test]
+async fn a_guard_that_may_be_held_for_less_than_its_ttl_is_not_lost_before() {
+    let hold = Duration::from_secs(3);
+    let cluster = Cluster::memory().await;
+    let locks = cluster.server_with(|settings| settings.max_hold(hold)).await;
+    let began = Instant::now();
+    let guard = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    in_time("it is lost", guard.lost()).await;
+    assert!(began.elapsed() >= hold - A_WHILE, "lost after {:?}", began.elapsed());
+}
+
+/// Guards of a long ttl whose server does not answer must not cost those of a short one their locks.
+#[tokio::test]
+async fn a_renewal_that_gets_stuck_holds_up_no_others() {
+    let faulty = Faulty::new().await;
+    let locks = &faulty.app.locks;
+    let (short, long) = (Duration::from_secs(3), Duration::from_secs(12));
+    let long = locks.job("long").ttl(long).acquire(&key("long"), Wait::no()).await.unwrap();
+    faulty.proxy.hold_reply_to("update");
+    // Of the long one alone, which is due in 4 s.
+    faulty.proxy.until_fired(1).await;
+    let short = locks.job("short").ttl(short).acquire(&key("short"), Wait::no()).await.unwrap();
+    assert!(timeout(Duration::from_secs(4), short.lost()).await.is_err(), "it is renewed");
+    faulty.proxy.let_go();
+    drop(long);
+}
+
+/// A renewal finds fewer locks than there were guards when it was sent.
+#[tokio::test]
+async fn guards_that_are_released_during_a_renewal_are_not_taken_for_lost() {
+    let lines = crate::rig::log::log_lines();
+    let faulty = Faulty::new().await;
+    let job = faulty.app.locks.job("quick").ttl(Duration::from_secs(3));
+    let name = fresh_id();
+    let stays = job.acquire(&key("stays"), Wait::no()).await.unwrap();
+    let goes = job.acquire(&key(&name), Wait::no()).await.unwrap();
+    faulty.proxy.hold_request("update");
+    faulty.proxy.until_fired(1).await;
+    goes.release().await.unwrap();
+    faulty.proxy.let_go();
+    eventually("it has looked which of them is gone", async || faulty.proxy.passed("find") > 0)
+        .await;
+    sleep(A_WHILE).await;
+    let said = lines.lock().unwrap().iter().any(|it| it.contains(&name) && it.contains("was lost"));
+    assert!(!said, "it was given back");
+    assert!(timeout(A_WHILE, stays.lost()).await.is_err());
+}
+
+fn fresh_id() -> String {
+    crate::rig::fresh_name()
+}
+
+/// Polls `future` that often, letting everything else run in between, and drops it. Says whether it
+/// had ended before.
+async fn drop_after<F: Future>(future: F, polls: usize) -> bool {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(noop_waker_ref());
+    for _ in 0..polls {
+        if future.as_mut().poll(&mut context).is_ready() {
+            return true;
+        }
+        // Real servers take a while to answer.
+        sleep(Duration::from_micros(300)).await;
+    }
+    false
+}
+
+on_each_store! {
+    async fn a_wait_that_is_dropped_at_any_moment_leaves_nothing(cluster: Cluster) {
+        let (one, other) = (cluster.server().await, cluster.server().await);
+        for polls in 0..20 {
+            for is_held in [false, true] {
+                let held = match is_held {
+                    true => Some(other.acquire(&key("a"), Wait::no()).await.unwrap()),
+                    false => None,
+                };
+                let key = key("a");
+                drop_after(one.acquire(&key, Wait::until_acquired()), polls).await;
+                if let Some(held) = held {
+                    held.release().await.unwrap();
+                }
+                for locks in [&one, &other] {
+                    let next = locks.acquire(&key, Wait::until_acquired());
+                    let next = in_time("the next one is let in", next).await.unwrap();
+                    next.release().await.unwrap();
+                }
+            }
+        }
+        eventually("no lock is left", async || other.list().await.unwrap().is_empty()).await;
+    }
+
+    async fn one_of_a_crowd_that_goes_at_the_moment_of_the_release_is_not_waited_for(cluster: Cluster) {
+        let (one, other) = (cluster.server().await, cluster.server().await);
+        let held = other.acquire(&key("a"), Wait::no()).await.unwrap();
+        let mut all = Vec::new();
+        for _ in 0..30 {
+            all.push(waiting(&one, &key("a")).await);
+        }
+        until_told(&one, WorkItem::COLLECTION).await;
+        drop(held);
+        for (n, waiting) in all.into_iter().enumerate() {
+            if n % 2 == 0 {
+                sleep(Duration::from_micros(200 * n as u64)).await;
+                waiting.abort();
+                let _ = waiting.await;
+            } else {
+                drop(in_time("the next one is let in", waiting).await.unwrap());
+            }
+        }
+        drop(in_time("the last one is let in", waiting(&other, &key("a")).await).await.unwrap());
+    }
+}
+
+/// What was seen of the holder before an outage is no answer of the store.
+#[tokio::test]
+async fn a_wait_that_ends_in_an_outage_is_an_error_and_no_refusal() {
+    let faulty = Faulty::with_deadline(Duration::from_millis(500)).await;
+    let _held = faulty.other.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let locks = faulty.app.locks.clone();
+    let crowd = (0..3).map(|_| {
+        let locks = locks.clone();
+        tokio::spawn(async move {
+            locks.acquire(&key("a"), Wait::for_at_most(Duration::from_secs(8))).await
+        })
+    });
+    let crowd: Vec<_> = crowd.collect();
+    until_told(&locks, WorkItem::COLLECTION).await;
+    faulty.proxy.cut();
+    for waiting in crowd {
+        let ended = in_time("it ends", waiting).await.unwrap();
+        assert!(matches!(ended, Err(LockError::Store(_))), "{ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_stopped_during_an_outage_keeps_nobody_waiting() {
+    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
+    let locks = faulty.app.locks.clone();
+    faulty.proxy.cut();
+    let waits = locks.clone();
+    let waiting =
+        tokio::spawn(async move { waits.acquire(&key("a"), Wait::until_acquired()).await });
+    faulty.proxy.until_fired(1).await;
+    sleep(Duration::from_secs(1)).await;
+    assert!(!waiting.is_finished(), "an outage is waited for");
+    locks.shutdown().await;
+    let refused = in_time("it is refused", waiting).await.unwrap();
+    assert!(matches!(refused, Err(LockError::ShutDown)), "{refused:?}");
+}
+
+#[tokio::test]
+async fn an_outage_is_waited_for() {
+    let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
+    let locks = faulty.app.locks.clone();
+    faulty.proxy.cut();
+    let waiting = waiting(&locks, &key("a")).await;
+    sleep(Duration::from_secs(2)).await;
+    faulty.proxy.heal();
+    drop(in_time("it is let in", waiting).await.unwrap());
+}
+
+#[tokio::test]
+async fn one_may_wait_longer_than_a_clock_can_count() {
+    let locks = Cluster::memory().await.server().await;
+    let held = locks.acquire(&key("a"), Wait::for_at_most(Duration::MAX)).await.unwrap();
+    let waits = locks.clone();
+    let waiting =
+        tokio::spawn(
+            async move { waits.acquire(&key("a"), Wait::for_at_most(Duration::MAX)).await },
+        );
+    sleep(A_WHILE).await;
+    drop(held);
+    drop(in_time("it is let in", waiting).await.unwrap().unwrap());
+}

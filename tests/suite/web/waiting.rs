@@ -1,0 +1,334 @@
+//! Requests that wait for a lock which somebody else holds.
+
+use std::{future::Future, net::TcpListener, time::Instant};
+
+use actix_doclock::{LockGuard, LockingSession, MongoStore, Wait, Wakeup};
+use actix_web::HttpServer;
+use serde_json::json;
+use tokio::{
+    io::AsyncWriteExt,
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+
+use super::*;
+use crate::rig::{app::eventually, client, fresh_name, mongod, proxy::Proxy};
+
+const SOON: Duration = Duration::from_secs(60);
+const A_WHILE: Duration = Duration::from_millis(150);
+
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    timeout(SOON, future).await.expect("nobody waits for so long")
+}
+
+/// The application, with settings of its own for those who wait.
+async fn serve_with(
+    locks: &LockManager,
+    settings: impl FnOnce(LockingSession<CookieSessionStore>) -> LockingSession<CookieSessionStore>,
+) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let session = locks.session(session.cookie_secure(false).build()).identify(person);
+    test::init_service(App::new().wrap(settings(session)).configure(routes)).await
+}
+
+/// Holds the lock on a note outside of all requests.
+async fn hold(locks: &LockManager, id: &str) -> LockGuard {
+    locks.job("a job").acquire(&key(id), Wait::no()).await.unwrap()
+}
+
+fn long() -> Value {
+    json!({ "wait_ms": 30_000 })
+}
+
+#[actix_web::test]
+async fn a_client_that_wants_to_wait_is_let_in() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let held = hold(&locks, "a").await;
+    let release = async {
+        sleep(A_WHILE).await;
+        held.release().await.unwrap();
+        Instant::now()
+    };
+    let waits = async {
+        let answer = alice.post_json("/locks/note/a", long()).await;
+        (answer, Instant::now())
+    };
+    let ((answer, let_in), released) = in_time(async { tokio::join!(waits, release) }).await;
+    assert_eq!(answer.status, 201);
+    assert!(let_in >= released);
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
+}
+
+#[actix_web::test]
+async fn a_client_waits_no_longer_than_the_application_lets_it() {
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, |session| session.longest_wait(A_WHILE)).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let _held = hold(&locks, "a").await;
+    for wait_ms in [600_000, u64::MAX] {
+        let began = Instant::now();
+        let wait = json!({ "wait_ms": wait_ms });
+        let refused = in_time(alice.post_json("/locks/note/a", wait)).await.problem(423);
+        assert_eq!(refused["holder"]["label"], "a job");
+        assert!(began.elapsed() >= A_WHILE && began.elapsed() < SOON);
+    }
+}
+
+#[actix_web::test]
+async fn an_extractor_waits_as_long_as_it_was_told_to() {
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, |session| session.wait_for_documents(2 * A_WHILE)).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let held = hold(&locks, "a").await;
+    let began = Instant::now();
+    in_time(alice.post("/note/a")).await.problem(423);
+    assert!(began.elapsed() >= 2 * A_WHILE);
+
+    let app = serve_with(&locks, |session| session.wait_for_documents(SOON)).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let release = async {
+        sleep(A_WHILE).await;
+        drop(held);
+    };
+    let (answer, ()) = in_time(async { tokio::join!(alice.post("/note/a"), release) }).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["text"]), (200, &"old".into()));
+    answer.token();
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
+}
+
+#[actix_web::test]
+async fn a_request_that_is_dropped_while_it_waits_leaves_neither_place_nor_lock() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let held = hold(&locks, "a").await;
+    let goes = timeout(A_WHILE, alice.post_json("/locks/note/a", long())).await;
+    assert!(goes.is_err(), "it waits");
+    let release = async {
+        sleep(A_WHILE).await;
+        drop(held);
+    };
+    let next = bob.post_json("/locks/note/a", long());
+    let (answer, ()) = in_time(async { tokio::join!(next, release) }).await;
+    assert_eq!(answer.status, 201);
+    assert_eq!(bob.delete("/locks/note/a").await.status, 204);
+    assert_eq!(holder_of(&locks, "a").await, None);
+}
+
+/// By default actix-web takes a client that closes its connection for one that has only said all it
+/// has to say, and goes on.
+#[actix_web::test]
+async fn a_client_that_disconnects_while_it_waits_leaves_neither_place_nor_lock() {
+    let (locks, _) = embedded().await;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let manager = locks.clone();
+    let server = HttpServer::new(move || {
+        let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+        App::new().wrap(manager.session(session)).configure(routes)
+    });
+    let server = server.workers(1).h1_allow_half_closed(false).listen(listener).unwrap().run();
+    let handle = server.handle();
+    actix_web::rt::spawn(server);
+    let held = hold(&locks, "a").await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let body = long().to_string();
+    let request = format!(
+        "POST /locks/note/a HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len(),
+    );
+    client.write_all(request.as_bytes()).await.unwrap();
+    eventually("it waits", async || {
+        locks.health().wakeups.get(Note::COLLECTION) == Some(&Wakeup::Told)
+    })
+    .await;
+    drop(client);
+    sleep(A_WHILE).await;
+    held.release().await.unwrap();
+    sleep(A_WHILE).await;
+    assert!(locks.inspect(&key("a")).await.unwrap().is_none(), "nobody is there any more");
+    handle.stop(false).await;
+}
+
+#[actix_web::test]
+async fn who_holds_it_does_not_wait_behind_those_who_wait_for_it() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let token = alice.post("/locks/note/a").await.token();
+    let again = async {
+        sleep(A_WHILE).await;
+        let again = in_time(alice.post_json("/locks/note/a", long())).await;
+        assert_eq!((again.status.as_u16(), again.token()), (200, token));
+        alice.delete("/locks/note/a").await;
+    };
+    let (next, ()) = tokio::join!(bob.post_json("/locks/note/a", long()), again);
+    assert_eq!(next.status, 201);
+}
+
+/// As two tabs: the one gets the lock, and so the other one has it.
+#[actix_web::test]
+async fn two_requests_of_a_session_that_wait_are_let_in_together() {
+    for others_between in [false, true] {
+        let (locks, _) = embedded().await;
+        let app = serve_with_cookies(&locks).await;
+        let (alice, bob) =
+            (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+        let other_tab = alice.copy();
+        let held = hold(&locks, "a").await;
+        let after = async |pauses: u32, browser: &Browser<'_, _>| {
+            sleep(pauses * A_WHILE).await;
+            browser.post_json("/locks/note/a", long()).await
+        };
+        let between = async {
+            if others_between {
+                assert_eq!(after(1, &bob).await.status, 201);
+            }
+        };
+        let release = async {
+            sleep(3 * A_WHILE).await;
+            held.release().await.unwrap();
+        };
+        let began = Instant::now();
+        let tabs = async {
+            let (first, second) = tokio::join!(after(0, &alice), after(2, &other_tab));
+            assert_eq!((first.status.as_u16(), second.status.as_u16()), (201, 200));
+            assert_eq!(first.token(), second.token());
+            assert!(began.elapsed() < Duration::from_secs(25), "not at the end of the wait");
+            alice.delete("/locks/note/a").await;
+        };
+        in_time(async { tokio::join!(tabs, between, release) }).await;
+    }
+}
+
+/// Who comes next has not asked who holds it now, and must all the same know when that one's lock
+/// runs out.
+#[actix_web::test]
+async fn when_one_of_those_who_waited_falls_silent_the_next_one_is_let_in() {
+    let ttl = Duration::from_secs(2);
+    let (locks, _) = embedded_with(|settings| settings.ttl(ttl).without_reaper()).await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let held = hold(&locks, "a").await;
+    let began = Instant::now();
+    let bob = async {
+        sleep(A_WHILE).await;
+        assert_eq!(bob.post_json("/locks/note/a", long()).await.status, 201);
+        began.elapsed()
+    };
+    let release = async {
+        sleep(3 * A_WHILE).await;
+        held.release().await.unwrap();
+    };
+    let alice = alice.post_json("/locks/note/a", long());
+    let (alice, waited, ()) = in_time(async { tokio::join!(alice, bob, release) }).await;
+    assert_eq!(alice.status, 201);
+    assert!(waited >= ttl, "not before that");
+}
+
+#[actix_web::test]
+async fn a_session_that_ends_while_it_waits_gets_no_lock() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let other_tab = alice.copy();
+    let held = hold(&locks, "a").await;
+    let logout = async {
+        sleep(A_WHILE).await;
+        assert_eq!(other_tab.post("/purge").await.status, 204);
+        held.release().await.unwrap();
+    };
+    let waits = alice.post_json("/locks/note/a", long());
+    let (answer, ()) = in_time(async { tokio::join!(waits, logout) }).await;
+    answer.problem(401);
+    assert_eq!(holder_of(&locks, "a").await, None);
+}
+
+#[actix_web::test]
+async fn a_server_that_is_stopped_sends_those_who_wait_to_another_one() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let _held = hold(&locks, "a").await;
+    let stop = async {
+        sleep(A_WHILE).await;
+        locks.shutdown().await;
+    };
+    let waits = alice.post_json("/locks/note/a", long());
+    let (answer, ()) = in_time(async { tokio::join!(waits, stop) }).await;
+    assert_eq!(answer.problem(503)["code"], "shutting_down");
+    assert!(answer.header("retry-after").is_some());
+}
+
+#[actix_web::test]
+async fn a_session_and_a_job_that_would_wait_for_each_other_are_found() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/locks/note/a").await.token();
+    let job = locks.job("a job");
+    let b = job.acquire(&key("b"), Wait::no()).await.unwrap();
+    let circle = async {
+        sleep(A_WHILE).await;
+        let refused = alice.post_json("/locks/note/b", long()).await.problem(423);
+        assert_eq!(
+            (&refused["code"], &refused["state"]),
+            (&"would_deadlock".into(), &"held".into())
+        );
+        assert_eq!(refused["holder"]["label"], "a job");
+        alice.delete("/locks/note/a").await;
+    };
+    let key = key("a");
+    let waits = job.acquire(&key, Wait::until_acquired());
+    let (a, ()) = in_time(async { tokio::join!(waits, circle) }).await;
+    drop((a.unwrap(), b));
+}
+
+/// What was seen of a holder is from a while ago: another server has released it since, and the news
+/// is late. That is no circle.
+#[actix_web::test]
+async fn nobody_is_refused_for_a_circle_that_is_none_any_more() {
+    let server = mongod::local_replica_set().await;
+    let (name, proxy) = (fresh_name(), Proxy::start(server.port()));
+    let database = client(&server.uri()).await.database(&name);
+    for id in ["a", "b"] {
+        let note = Note { id: id.to_owned(), text: "old".to_owned() };
+        database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
+    }
+    let on = async |database| {
+        let locks = LockManager::builder(MongoStore::new(&database)).without_reaper().build();
+        let locks = locks.await.unwrap();
+        locks.register::<Note>().await.unwrap();
+        locks
+    };
+    let other = on(database).await;
+    let locks = on(client(&proxy.uri()).await.database(&name)).await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/locks/note/a").await.token();
+    let job = locks.job("a job");
+    let b = job.acquire(&key("b"), Wait::no()).await.unwrap();
+    let late = async {
+        eventually("it is told", async || {
+            locks.health().wakeups.get(Note::COLLECTION) == Some(&Wakeup::Told)
+        })
+        .await;
+        sleep(A_WHILE).await;
+        proxy.hold_reply_to("getMore");
+        proxy.until_fired(1).await;
+        let lock = other.inspect(&key("a")).await.unwrap().unwrap();
+        let _ = other.release(&lock).await.unwrap();
+        alice.post_json("/locks/note/b", long()).await
+    };
+    let job_goes_on = async {
+        let a = job.acquire(&key("a"), Wait::until_acquired()).await.unwrap();
+        drop((a, b));
+    };
+    let (answer, ()) = in_time(async { tokio::join!(late, job_goes_on) }).await;
+    assert_eq!(answer.status, 201, "{}", answer.text());
+}
