@@ -21,15 +21,17 @@ pub(super) struct Edge {
 ///
 /// Sees who waits in this process, for whomever.
 pub(super) fn cycle(state: &State, start: &Aid) -> Option<Vec<Edge>> {
-    let is_waited_for = (state.queues.iter())
-        .any(|(key, queue)| !queue.waiting.is_empty() && holds(state, key, queue, start));
     let mut path = Vec::new();
-    (is_waited_for && search(state, start, start, &mut HashSet::new(), &mut path)).then_some(path)
+    let is_found = waited_for(state).contains(start)
+        && search(state, start, start, &mut HashSet::new(), &mut path);
+    is_found.then_some(path)
 }
 
-fn holds(state: &State, key: &LockKey, queue: &Queue, owner: &Aid) -> bool {
-    queue.holder.as_ref().is_some_and(|lock| lock.aid == *owner)
-        || state.held.get(key).is_some_and(|held| held.iter().any(|held| held.owner == *owner))
+/// Those who hold something that others wait for. Nobody else can be in a circle.
+pub(super) fn waited_for(state: &State) -> HashSet<&Aid> {
+    let seen = state.queues.values().filter_map(|queue| queue.holder.as_ref()).map(|it| &it.aid);
+    let here = state.queues.keys().filter_map(|key| state.held.get(key)).flatten();
+    seen.chain(here.map(|held| &held.owner)).collect()
 }
 
 fn search(

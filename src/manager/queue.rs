@@ -6,6 +6,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{
@@ -26,7 +27,10 @@ pub(super) use place::{Place, Step};
 
 /// After the bound on local hand-overs in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough
 /// to win what there is to win, few enough not to starve the others.
-const IN_A_ROW: u32 = 32;
+const IN_A_ROW: u32 = 64;
+/// How long nobody asks here after that: long enough for news of the release to reach the others, and
+/// for one of them to ask.
+const STAND_BACK: Duration = Duration::from_millis(10);
 
 /// The queues of a manager, and what is known about who holds what they wait for.
 #[derive(Debug, Clone, Default)]
@@ -47,6 +51,8 @@ pub(super) struct Queue {
     pub(super) holder: Option<Lock>,
     /// How often in a row the lock went from hand to hand in this process.
     handed: u32,
+    /// Until when those elsewhere have the first chance.
+    stands_back: Option<Instant>,
     /// In a fair collection the first attempts are made one after the other, as they arrive.
     arrivals: Arc<tokio::sync::Mutex<()>>,
 }
@@ -60,6 +66,9 @@ pub(super) struct Waiter {
     will: Option<Will>,
     /// Somebody is about to.
     is_heir: bool,
+    /// Its own request is on the way. Were it handed the lock as well, the two grants would be one, and
+    /// giving back what comes second would leave the first.
+    is_asking: bool,
     /// Its place in the queue of a fair collection.
     token: Option<LockToken>,
     /// It shall ask the store, as soon as it is its turn.
@@ -127,6 +136,7 @@ impl Queues {
             mode: wanted.mode,
             will: may_inherit.then_some(will),
             is_heir: false,
+            is_asking: false,
             token: None,
             asked: queue.waiting.is_empty() || queue.is_held_by(owner),
             deadlock: None,
@@ -170,14 +180,20 @@ impl Queues {
 
     /// Who is to be handed this lock, instead of its being released. Not more often in a row than
     /// [`IN_A_ROW`], so that those who wait in other processes get in as well.
+    ///
+    /// Not one whose own request is on the way.
     pub(super) fn heir(&self, lock: &Acquisition) -> Option<Heir> {
         let mut state = self.state();
         let queue = state.queues.get_mut(&lock.key)?;
-        if lock.mode != Mode::Exclusive || queue.handed >= IN_A_ROW {
-            queue.handed = 0;
+        if lock.mode != Mode::Exclusive {
             return None;
         }
-        let first = queue.waiting.front_mut()?;
+        if queue.handed >= IN_A_ROW {
+            queue.handed = 0;
+            queue.stands_back = Some(Instant::now() + STAND_BACK);
+            return None;
+        }
+        let first = queue.waiting.front_mut().filter(|first| !first.is_asking)?;
         let Will { wanted, scope, gift } = first.will.take()?;
         first.is_heir = true;
         queue.handed += 1;
@@ -217,7 +233,12 @@ impl State {
     fn has_new_holder(&mut self, key: &LockKey) {
         let Some(queue) = self.queues.get_mut(key) else { return };
         queue.ask_own();
-        let numbers: Vec<_> = queue.waiting.iter().map(|waiter| waiter.number).collect();
+        let waited_for = deadlock::waited_for(self);
+        let queue = self.queues.get(key);
+        let numbers: Vec<_> = (queue.iter().flat_map(|queue| &queue.waiting))
+            .filter(|waiter| waited_for.contains(&waiter.owner))
+            .map(|waiter| waiter.number)
+            .collect();
         for number in numbers {
             self.refuse_if_deadlocked(key, number);
         }
@@ -293,7 +314,7 @@ impl Waiter {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant, SystemTime};
+    use std::time::SystemTime;
 
     use super::*;
     use crate::Holder;

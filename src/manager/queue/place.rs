@@ -42,7 +42,9 @@ impl Place {
         let may_try = queue.may_try(self.number);
         let is_first = queue.waiting.front().is_some_and(|first| first.number == self.number);
         let expires_at = queue.holder.as_ref().map(|holder| holder.expires_at);
+        let stands_back = queue.stands_back;
         let Some(waiter) = queue.find_mut(self.number) else { return Step::Try };
+        waiter.is_asking = false;
         if waiter.is_heir {
             return Step::Wait;
         }
@@ -50,7 +52,11 @@ impl Place {
             return Step::Refuse(cycle.clone());
         }
         if may_try && waiter.asked {
+            if let Some(until) = stands_back.filter(|until| *until > Instant::now()) {
+                return Step::WaitFirst(Some(until));
+            }
             waiter.asked = false;
+            waiter.is_asking = true;
             return Step::Try;
         }
         if is_first { Step::WaitFirst(expires_at) } else { Step::Wait }
