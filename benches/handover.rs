@@ -37,7 +37,9 @@ const POLL: Duration = Duration::from_millis(100);
 #[tokio::main]
 async fn main() {
     let arguments: Vec<_> = env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
-    if let [role, uri, database] = &arguments[..] {
+    if let [role, uri, database] = &arguments[..]
+        && uri.starts_with("mongodb://")
+    {
         return match role.as_str() {
             "waiter" => waiter(uri, database, false).await,
             "poller" => waiter(uri, database, true).await,
@@ -223,6 +225,16 @@ impl Process {
 fn report(what: &str, mut took: Vec<f64>) {
     took.sort_by(f64::total_cmp);
     let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
+    if std::env::var("ALL").is_ok() {
+        eprintln!(
+            "p5 {:.2} p25 {:.2} p40 {:.2} p60 {:.2} p75 {:.2}",
+            at(0.05),
+            at(0.25),
+            at(0.4),
+            at(0.6),
+            at(0.75)
+        );
+    }
     let rounds = took.len();
     println!(
         "| {what} | {rounds} | {:.2} | {:.2} | {:.2} | {:.2} |",

@@ -165,19 +165,38 @@ impl Store for MongoStore {
     // reply was lost); our aid with another token → already ours; anything else → held. Nothing →
     // impossible, an upsert returns the document. 11000 → two first upserts met and the server did
     // not retry by itself; tried again as unavailable. Write concern time-out, connection lost → not
-    // known; tried again with the same token.
+    // known; tried again with the same token. An exclusive claim that finds readers has changed
+    // nothing, and is made again in full.
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         let at = self.prepared(key.collection())?;
         let doing = || format!("acquiring the lock on {key:?}");
-        let asked = Instant::now();
-        let record = (at.locks)
-            .find_one_and_update(pipeline::by_id(key.id()), pipeline::acquire(claim, &at.rules))
-            .upsert(true)
-            .return_document(ReturnDocument::After)
-            .projection(pipeline::answer_fields(claim, &at.rules))
-            .await
-            .map_err(|e| retry_duplicate_key(store_error(doing(), e)))?;
-        let answer = record.and_then(|record| at.fetched(key, &record, asked).answer(claim));
+        let attempt = async |update, fields| {
+            let asked = Instant::now();
+            let record = (at.locks)
+                .find_one_and_update(pipeline::by_id(key.id()), update)
+                .upsert(true)
+                .return_document(ReturnDocument::After)
+                .projection(fields)
+                .await
+                .map_err(|e| retry_duplicate_key(store_error(doing(), e)))?;
+            record
+                .map(|record| (record, asked))
+                .ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))
+        };
+        let mut answer = None;
+        if claim.mode == Mode::Exclusive && !at.rules.fair {
+            let update = pipeline::acquire_unless_shared(claim, &at.rules);
+            let (record, asked) = attempt(update, pipeline::answer_fields_unless_shared()).await?;
+            if record.get_bool(pipeline::SHARED) != Ok(true) {
+                answer = at.fetched(key, &record, asked).answer(claim);
+            }
+        }
+        if answer.is_none() {
+            let update = pipeline::acquire(claim, &at.rules);
+            let fields = pipeline::answer_fields(claim, &at.rules);
+            let (record, asked) = attempt(update, fields).await?;
+            answer = at.fetched(key, &record, asked).answer(claim);
+        }
         answer.ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))
     }
 
@@ -269,7 +288,10 @@ impl Store for MongoStore {
                 pipeline::hand_over(&from, claim, &at.rules),
             )
             .return_document(ReturnDocument::After)
-            .projection(pipeline::answer_fields(claim, &at.rules))
+            .projection(match claim.mode {
+                Mode::Exclusive => pipeline::answer_fields_unless_shared(),
+                Mode::Shared => pipeline::answer_fields(claim, &at.rules),
+            })
             .await
             .map_err(|e| store_error(format!("handing the lock on {key:?} over"), e))?;
         let answer = record.and_then(|record| at.fetched(key, &record, asked).answer(claim));

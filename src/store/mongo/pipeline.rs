@@ -19,11 +19,14 @@ mod settle;
 
 use grant::{is_live, readers};
 pub(super) use {
-    acquire::{acquire, hand_over, handed},
+    acquire::{acquire, acquire_unless_shared, hand_over, handed},
     grant::{Grant, is_live_reader, is_reader, is_shared, readers_that, runs_out, some_reader},
     queue::{count, keep, leave},
     settle::{no_live_place, nothing_held, nothing_in_it, take_out},
 };
+
+/// Whether there are readers, in an answer.
+pub(super) const SHARED: &str = "shared";
 
 /// The record with this `_id`. Nothing else may stand in the filter of an upsert: the server
 /// refuses `$expr` there, and only for plain equality on `_id` it retries a duplicate key itself.
@@ -215,11 +218,23 @@ fn reader_field(reader: Document) -> Document {
 }
 
 fn fields_with(name: &str, of_readers: Document) -> Document {
+    let mut fields = exclusive_fields();
+    fields.insert(name, doc! { "$cond": [is_shared(), of_readers, "$$REMOVE"] });
+    fields
+}
+
+fn exclusive_fields() -> Document {
     doc! {
         "ts": 1, "ttl": 1, "aid": 1, "token": 1, "since": 1, "holder": 1, "fence": 1,
         "now": "$$NOW",
-        name: { "$cond": [is_shared(), of_readers, "$$REMOVE"] },
     }
+}
+
+/// For the answer to a claim that leaves readers alone: whether there are any.
+pub(super) fn answer_fields_unless_shared() -> Document {
+    let mut fields = exclusive_fields();
+    fields.insert(SHARED, is_shared());
+    fields
 }
 
 /// The one of these readers who runs out last: alive, if any of them is.
