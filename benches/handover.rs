@@ -225,16 +225,6 @@ impl Process {
 fn report(what: &str, mut took: Vec<f64>) {
     took.sort_by(f64::total_cmp);
     let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
-    if std::env::var("ALL").is_ok() {
-        eprintln!(
-            "p5 {:.2} p25 {:.2} p40 {:.2} p60 {:.2} p75 {:.2}",
-            at(0.05),
-            at(0.25),
-            at(0.4),
-            at(0.6),
-            at(0.75)
-        );
-    }
     let rounds = took.len();
     println!(
         "| {what} | {rounds} | {:.2} | {:.2} | {:.2} | {:.2} |",

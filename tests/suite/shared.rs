@@ -179,7 +179,11 @@ async fn each_verb_on_readers_is_one_command_but_for_leaving_others() {
     let other = takes(&store, "a", Mode::Shared).await;
     assert_eq!(commands.take(), ["findAndModify"]);
     refused(&store, "a", &claim(Mode::Exclusive)).await;
-    assert_eq!(commands.take(), ["findAndModify", "findAndModify"], "a short one has found readers");
+    assert_eq!(
+        commands.take(),
+        ["findAndModify", "findAndModify"],
+        "a short one has found readers"
+    );
     let exclusive = Claim { aid: alone.aid.clone(), ..claim(Mode::Exclusive) };
     let _ = store.try_acquire(&key("b"), &exclusive).await.unwrap();
     commands.take();

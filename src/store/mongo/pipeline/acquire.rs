@@ -55,12 +55,13 @@ pub(in crate::store::mongo) fn acquire_unless_shared(
 /// The record of the lock `from`, or what it is after it was handed over.
 pub(in crate::store::mongo) fn handed(from: &Acquisition<'_>, claim: &Claim) -> Document {
     let mut filter = by_id(from.id);
-    let tokens = vec![from.token.to_string(), claim.token.to_string()];
-    filter.insert(
-        "$or",
-        [doc! { "token": { "$in": tokens } }, doc! { "readers.token": claim.token.to_string() }]
-            .to_vec(),
-    );
+    let either = doc! { "$in": [from.token.to_string(), claim.token.to_string()] };
+    if claim.mode == Mode::Exclusive {
+        filter.insert("token", either);
+    } else {
+        let joined = doc! { "readers.token": claim.token.to_string() };
+        filter.insert("$or", [doc! { "token": either }, joined].to_vec());
+    }
     filter
 }
 
