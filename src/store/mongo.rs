@@ -187,7 +187,7 @@ impl Store for MongoStore {
         if claim.mode == Mode::Exclusive && !at.rules.fair {
             let update = pipeline::acquire_unless_shared(claim, &at.rules);
             let (record, asked) = attempt(update, pipeline::answer_fields_unless_shared()).await?;
-            if record.get_bool(pipeline::SHARED) != Ok(true) {
+            if !record.get_bool(pipeline::SHARED).unwrap_or(false) {
                 answer = at.fetched(key, &record, asked).answer(claim);
             }
         }
