@@ -55,7 +55,7 @@ pub trait Lockable: Serialize + DeserializeOwned + 'static {
     /// Default: in that order within each process, and in any order between processes.
     ///
     /// Costs one command more for each that has to wait, and one a second for each document that is
-    /// waited for. A server that dies while somebody waits there costs the next one at most 3 s. All
+    /// waited for. A server that dies while somebody waits there costs the next one at most 5 s. All
     /// servers must say the same.
     const FAIR: bool = false;
 }

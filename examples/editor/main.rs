@@ -110,6 +110,8 @@ async fn serve<S: SessionStore + 'static>(
             .service(web::scope("/locks").configure(lock_api))
             .default_service(web::to(routes::not_found))
     })
+    // Who waits for a lock and closes the tab is not to get it any more.
+    .h1_allow_half_closed(false)
     .bind(&args.bind)?;
     for address in server.addrs() {
         println!("listening on http://{address}");

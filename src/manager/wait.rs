@@ -18,7 +18,7 @@ use super::{
 use crate::{Aid, Lock, LockError, LockKey, LockToken, Mode, StoreErrorKind};
 
 /// How long a place in the queue of a fair collection outlives its process, and how often it is kept.
-const PLACE: Duration = Duration::from_secs(3);
+const PLACE: Duration = Duration::from_secs(5);
 const KEEP_PLACES: Duration = Duration::from_secs(1);
 
 /// Whether to wait for a lock that somebody else holds, and how long.

@@ -54,7 +54,7 @@ async fn dies_while_waiting(cluster: &Cluster) {
         mode: Mode::Exclusive,
         ttl: TTL,
         max_hold: None,
-        place: Some(Duration::from_secs(3)),
+        place: Some(Duration::from_secs(15)),
     };
     let answer = match cluster {
         Cluster::Memory(store) => store.try_acquire(&counter(), &claim).await,

@@ -15,7 +15,7 @@ on_each_store! {
 
     async fn a_guard_is_renewed_for_as_long_as_it_lives(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
-        let ttl = Duration::from_secs(2);
+        let ttl = Duration::from_secs(4);
         let guard = one.job("long").ttl(ttl).acquire(&key("a"), Wait::no()).await.unwrap();
         let refused = other.acquire(&key("a"), Wait::for_at_most(ttl * 2)).await;
         assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");

@@ -16,7 +16,7 @@ use crate::rig::faulty::Faulty;
 #[tokio::test]
 async fn a_thousand_guards_are_renewed_together_and_one_that_is_broken_is_lost_alone() {
     const MANY: usize = 1_000;
-    const TTL: Duration = Duration::from_secs(6);
+    const TTL: Duration = Duration::from_secs(12);
     let (database, commands) = counted_database(mongod::shared_replica_set().await.uri()).await;
     let locks = Cluster::Mongo(database.clone()).server().await;
     let uncounted = crate::rig::client(mongod::shared_replica_set().await.uri()).await;
@@ -35,7 +35,7 @@ async fn a_thousand_guards_are_renewed_together_and_one_that_is_broken_is_lost_a
     let sent = commands.take();
     eprintln!("{MANY} guards, in a ttl: {sent:?}");
     assert!(sent.iter().all(|name| name == "update"), "{sent:?}");
-    assert!((2..=4).contains(&sent.len()), "every third of it: {sent:?}");
+    assert!((2..=6).contains(&sent.len()), "every third of it: {sent:?}");
 
     let broken = guards.remove(MANY / 2);
     other.break_lock(broken.key(), &Actor::new("admin")).await.unwrap();
@@ -52,8 +52,8 @@ async fn a_thousand_guards_are_renewed_together_and_one_that_is_broken_is_lost_a
 /// The renewal takes long to get to the server, which counts from then on; the guard does not.
 #[tokio::test]
 async fn without_the_server_a_guard_is_lost_before_anybody_else_is_let_in() {
-    const TTL: Duration = Duration::from_secs(6);
-    const MARGIN: Duration = Duration::from_millis(1500);
+    const TTL: Duration = Duration::from_secs(12);
+    const MARGIN: Duration = Duration::from_secs(3);
     let faulty = Faulty::new().await;
     faulty.proxy.hold_request("update");
     let job = faulty.app.locks.job("cut off").ttl(TTL);
@@ -108,13 +108,13 @@ async fn a_guard_that_may_be_held_for_less_than_its_ttl_is_not_lost_before() {
 async fn a_renewal_that_gets_stuck_holds_up_no_others() {
     let faulty = Faulty::new().await;
     let locks = &faulty.app.locks;
-    let (short, long) = (Duration::from_secs(3), Duration::from_secs(12));
+    let (short, long) = (Duration::from_secs(5), Duration::from_secs(15));
     let long = locks.job("long").ttl(long).acquire(&key("long"), Wait::no()).await.unwrap();
     faulty.proxy.hold_reply_to("update");
-    // Of the long one alone, which is due in 4 s.
+    // Of the long one alone, which is due in 5 s.
     faulty.proxy.until_fired(1).await;
     let short = locks.job("short").ttl(short).acquire(&key("short"), Wait::no()).await.unwrap();
-    assert!(timeout(Duration::from_secs(4), short.lost()).await.is_err(), "it is renewed");
+    assert!(timeout(Duration::from_secs(6), short.lost()).await.is_err(), "it is renewed");
     faulty.proxy.let_go();
     drop(long);
 }
