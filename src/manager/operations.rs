@@ -193,6 +193,7 @@ impl LockManager {
                 Ok(Some(lock)) => {
                     manager.inner.watched.ended(&held);
                     manager.inner.watched.saw(&lock, asked);
+                    manager.inner.queues.was_handed(&lock);
                     let (scope, token) = (heir.scope.clone(), claim.token);
                     let fresh = Provisional::new(manager, lock, token, scope);
                     heir.give(Acquired::Fresh(fresh));

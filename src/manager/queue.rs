@@ -178,6 +178,13 @@ impl Queues {
         }
     }
 
+    /// It went from hand to hand, to one who may not wait any more.
+    pub(super) fn was_handed(&self, lock: &Lock) {
+        if let Some(queue) = self.state().queues.get_mut(&lock.key) {
+            queue.holder = Some(lock.clone());
+        }
+    }
+
     /// Who is to be handed this lock, instead of its being released. Not more often in a row than
     /// [`IN_A_ROW`], so that those who wait in other processes get in as well.
     ///

@@ -113,8 +113,10 @@ impl LockManager {
             let arrivals = place.arrivals();
             let _turn = arrivals.lock().await;
             place.ask();
-            if let Some(answer) = self.try_waiting(wanted, &mut kept, &place, true, scope).await? {
-                return Ok(granted(answer, &mut kept, place));
+            match self.try_waiting(wanted, &mut kept, &place, true, scope).await {
+                Ok(Some(answer)) => return Ok(granted(answer, &mut kept, place)),
+                Ok(None) => {}
+                Err(e) => self.sit_out(e, key, give_up).await?,
             }
         }
         let mut keep_places = interval_at((Instant::now() + KEEP_PLACES).into(), KEEP_PLACES);
