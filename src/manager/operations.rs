@@ -165,8 +165,12 @@ impl LockManager {
         if let Some(heir) = self.inner.queues.heir(&held) {
             let until = Instant::now() + self.ttl();
             drop(self.hand_over(held, heir, until, run::BACKGROUND));
-            return;
+        } else {
+            self.release_alone_in_background(held);
         }
+    }
+
+    fn release_alone_in_background(&self, held: Acquisition) {
         self.in_background(&TaskTracker::new(), held, |store, it| {
             store.release(&it.key, &it.aid, it.token, it.mode)
         });
@@ -209,6 +213,8 @@ impl LockManager {
                     let unknown = Acquisition { key: key.clone(), aid, token, mode };
                     manager.give_back(unknown.clone(), &heir.scope);
                     manager.give_back_later(unknown);
+                    // Else it is still on record under its own name, and may be renewed there.
+                    manager.release_alone_in_background(held);
                     Err(error)
                 }
             }

@@ -78,6 +78,32 @@ async fn without_the_server_a_guard_is_lost_before_anybody_else_is_let_in() {
 }
 
 #[tokio::test]
+async fn a_hand_over_whose_request_or_reply_is_lost_is_made_once() {
+    for reply in [true, false] {
+        let faulty = Faulty::new().await;
+        let locks = &faulty.app.locks;
+        let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        let next = waiting(locks, &key("a")).await;
+        until_told(locks, WorkItem::COLLECTION).await;
+        sleep(4 * A_WHILE).await;
+        let name = "findAndModify";
+        if reply {
+            faulty.proxy.drop_reply_to(name)
+        } else {
+            faulty.proxy.drop_request(name)
+        }
+        held.release().await.unwrap();
+        faulty.proxy.until_fired(1).await;
+        let guard = in_time("it is handed over", next).await.unwrap();
+        let live = faulty.other.locks.inspect(&key("a")).await.unwrap().unwrap();
+        assert_eq!(live.token, Some(guard.token()));
+        assert_eq!(faulty.proxy.passed("delete"), 0, "in one command");
+        guard.release().await.unwrap();
+        assert_eq!(count(&faulty.database).await, 0);
+    }
+}
+
+#[tokio::test]
 async fn a_guard_that_is_dropped_during_an_outage_is_released_when_it_is_over() {
     let faulty = Faulty::new().await;
     let guard = faulty.app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
