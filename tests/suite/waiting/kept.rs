@@ -8,10 +8,13 @@ use actix_doclock::Actor;
 use futures_util::future::select_all;
 use futures_util::task::noop_waker_ref;
 
+use mongodb::bson::doc;
+
 use super::*;
 use crate::rig::app::{count, record};
 use crate::rig::counted_database;
 use crate::rig::faulty::Faulty;
+use crate::rig::mongod::Mongod;
 
 #[tokio::test]
 async fn a_thousand_guards_are_renewed_together_and_one_that_is_broken_is_lost_alone() {
@@ -101,6 +104,22 @@ async fn a_hand_over_whose_request_or_reply_is_lost_is_made_once() {
         guard.release().await.unwrap();
         assert_eq!(count(&faulty.database).await, 0);
     }
+}
+
+#[tokio::test]
+async fn a_hand_over_that_the_server_refuses_is_a_release_all_the_same() {
+    let server = Mongod::start_replica_set().await;
+    let cluster = Cluster::Mongo(fresh_database(&server.uri()).await);
+    let locks = cluster.server().await;
+    let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let next = waiting(&locks, &key("a")).await;
+    until_told(&locks, WorkItem::COLLECTION).await;
+    sleep(4 * A_WHILE).await;
+    let once = doc! { "failCommands": ["findAndModify"], "errorCode": 13 };
+    let once = doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": once };
+    server.admin(once).await;
+    drop(held);
+    drop(in_time("the next one is let in", next).await.unwrap());
 }
 
 #[tokio::test]
