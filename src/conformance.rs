@@ -41,7 +41,7 @@ use uuid::Uuid;
 
 use crate::{
     Aid, Claim, EndReason, Holder, Lock, LockKey, LockToken, Lockable, Mode, Released, Saved,
-    SessionEnded, Store, StoredDocument, Swept, TryAcquire,
+    SessionEnded, Store, StoredDocument, Swept, TabId, Taken, TryAcquire,
 };
 
 /// The collection that the cases lock in.
@@ -93,6 +93,10 @@ fn key(id: &str) -> LockKey {
     LockKey::new(COLLECTION, id).unwrap()
 }
 
+fn taken() -> Taken {
+    Taken { by: "root".to_owned(), reason: "on holiday".to_owned() }
+}
+
 fn claim(aid: &Aid) -> Claim {
     Claim {
         aid: aid.clone(),
@@ -100,6 +104,8 @@ fn claim(aid: &Aid) -> Claim {
         holder: Holder::new("alice"),
         mode: Mode::Exclusive,
         ttl: TTL,
+        tab: None,
+        taken: None,
         max_hold: None,
         place: None,
     }
@@ -191,6 +197,7 @@ mod fair;
 mod fence;
 mod hand_over;
 mod locks;
+mod pages;
 mod shared;
 mod watch;
 
@@ -199,6 +206,7 @@ pub use fair::*;
 pub use fence::*;
 pub use hand_over::*;
 pub use locks::*;
+pub use pages::*;
 pub use shared::*;
 pub use watch::*;
 
@@ -212,6 +220,7 @@ pub fn cases() -> Vec<&'static str> {
         fair::CASES,
         watch::CASES,
         hand_over::CASES,
+        pages::CASES,
     ]
     .concat()
 }
@@ -314,6 +323,13 @@ macro_rules! store_conformance {
             handing_over_again_is_the_same_grant,
             what_has_gone_is_not_handed_over,
             a_lock_that_is_handed_to_a_reader_is_shared,
+            a_lock_says_for_which_tab_and_which_user_it_was_granted,
+            a_lock_that_is_to_run_out_does_so_however_often_it_is_renewed,
+            only_the_acquisition_that_is_named_runs_out_sooner,
+            a_session_that_takes_its_own_lock_anew_goes_on_with_it,
+            all_who_hold_a_document_are_named,
+            how_a_session_ended_last_is_known,
+            who_watches_all_is_told_of_grants_and_of_what_was_taken_by_whom,
         );
     };
     (@each $subject:ty: $($case:ident,)*) => {

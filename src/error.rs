@@ -14,6 +14,21 @@ pub enum LockError {
     #[error("{} is locked by {}", .0.key, label_of(.0))]
     Held(Box<Lock>),
 
+    /// Another tab of this session holds the lock. It can be moved over. (423)
+    #[error("another tab of this browser has {} open for editing", .0.key)]
+    HeldByOtherTab(Box<Lock>),
+
+    /// The policy does not allow this person to take the lock over from its holder. (403)
+    #[error("taking over the lock on {key} is not allowed to you")]
+    TakeOverRefused {
+        /// The document.
+        key: LockKey,
+    },
+
+    /// The browser loads this page in advance (`Sec-Purpose: prefetch`), and nobody may ever see it. (403)
+    #[error("no lock is taken for a page that is loaded in advance")]
+    Speculative,
+
     /// Waiting for the lock would never end: whoever holds it waits for one that this session or job
     /// holds, perhaps by way of others. Release something, and try again. (423)
     #[error("waiting for {key} would never end: its holder waits for what is held here")]

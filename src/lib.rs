@@ -5,6 +5,7 @@
 pub mod conformance;
 mod ended;
 mod error;
+mod event;
 mod key;
 mod lock;
 mod manager;
@@ -13,19 +14,20 @@ mod web;
 
 pub use ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
+pub use event::LockEvent;
 pub use key::{InvalidKey, LockId, LockKey, Lockable, MAX_ID_BYTES, Named};
-pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode};
+pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode, TabId};
 pub use manager::{
-    Actor, BuildError, Health, Job, LockGuard, LockGuards, LockManager, LockManagerBuilder, Wait,
-    Wakeup,
+    Actor, BuildError, Health, Job, LockEvents, LockGuard, LockGuards, LockManager,
+    LockManagerBuilder, MAX_REASON_BYTES, Wait, Wakeup,
 };
 #[cfg(feature = "_mongo")]
 pub use store::MongoStore;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use store::StoredSession;
 pub use store::{
-    Change, Claim, Format, MAX_READERS, MemoryStore, Released, Rules, Saved, Store, StoredDocument,
-    Swept, TryAcquire, Watch,
+    Change, Claim, Format, Interest, LastEnd, MAX_READERS, MemoryStore, Released, Rules, Saved,
+    Store, StoredDocument, Swept, Taken, TryAcquire, Watch,
 };
 pub use web::{
     Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,

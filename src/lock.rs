@@ -83,23 +83,68 @@ impl FromStr for LockToken {
     }
 }
 
+/// One tab of a browser, or whatever else within a session is to have locks of its own.
+///
+/// Chosen by the page and kept for as long as the tab lives. Like the aid it is never shown to
+/// another session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TabId(Uuid);
+
+impl TabId {
+    /// A new random tab.
+    #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Uuid::new_v4())
+    }
+}
+
+impl fmt::Display for TabId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for TabId {
+    type Err = uuid::Error;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        Uuid::parse_str(s).map(Self)
+    }
+}
+
 /// Who is shown to people as the one who holds a lock. For display; it gives no rights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Holder {
     /// A name that colleagues recognise. Shown to everybody who meets the lock.
     pub label: String,
+    /// The person's id in the application, for policies: [`Actor::id`](crate::Actor::id). Never
+    /// shown to anybody.
+    #[serde(skip)]
+    pub user: Option<String>,
 }
 
 impl Holder {
     /// A holder of this name, cut to [`MAX_LABEL_BYTES`].
     #[must_use]
     pub fn new(label: impl Into<String>) -> Self {
-        let mut label = label.into();
-        let end = (0..=MAX_LABEL_BYTES.min(label.len())).rfind(|&i| label.is_char_boundary(i));
-        label.truncate(end.unwrap_or(0));
-        Self { label }
+        Self { label: cut(label.into()), user: None }
     }
+
+    /// The same with the person's id, cut alike.
+    #[must_use]
+    pub fn of_user(mut self, id: impl Into<String>) -> Self {
+        self.user = Some(cut(id.into()));
+        self
+    }
+}
+
+fn cut(mut text: String) -> String {
+    let end = (0..=MAX_LABEL_BYTES.min(text.len())).rfind(|&i| text.is_char_boundary(i));
+    text.truncate(end.unwrap_or(0));
+    text
 }
 
 /// How much a lock excludes.
@@ -160,6 +205,8 @@ pub struct Lock {
     pub aid: Aid,
     /// The acquisition. `None` in the record of a foreign program, which writes no token.
     pub token: Option<LockToken>,
+    /// The tab of the session that it was granted to, if that had a name.
+    pub tab: Option<TabId>,
     /// The place of this acquisition among all of the document. Only in a
     /// [fenced](crate::Lockable::FENCED) collection.
     pub fence: Option<FencingToken>,

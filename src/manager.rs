@@ -19,6 +19,7 @@ use crate::{
 mod activity;
 mod builder;
 mod deadlock;
+mod events;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 mod for_session_store;
 mod guard;
@@ -34,16 +35,20 @@ mod queue;
 mod reaper;
 pub(crate) mod rhythm;
 mod run;
+pub(crate) mod streams;
+mod take_over;
 mod wait;
 mod wakeups;
 
 pub use builder::{BuildError, LockManagerBuilder};
+pub use events::LockEvents;
 pub use guard::{LockGuard, LockGuards};
 pub use health::Health;
 pub use job::Job;
-pub(crate) use operations::{Acquired, Acquisition, Wanted};
+pub(crate) use operations::{Acquired, Acquisition, LISTED, Wanted};
 pub use policy::Actor;
 pub(crate) use provisional::Provisional;
+pub use take_over::MAX_REASON_BYTES;
 pub use wait::Wait;
 pub use wakeups::Wakeup;
 
@@ -103,6 +108,8 @@ struct Inner {
     queues: queue::Queues,
     wakeups: wakeups::Wakeups,
     kept: keeper::Kept,
+    events: events::Events,
+    event_streams: streams::Streams,
     /// Ends the background tasks, also when the last handle goes.
     stop: Stop,
     /// Has the reaper wait for other types to be registered.
@@ -200,7 +207,7 @@ impl LockManager {
     ) -> Result<TryAcquire, LockError> {
         let (mode, ttl) = (Mode::Exclusive, self.ttl());
         let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
-        let wanted = Wanted { key, aid, holder, mode, ttl };
+        let wanted = Wanted { key, aid, holder, tab: None, mode, ttl };
         let acquired = self.acquire_by(&wanted, &TaskTracker::new(), self.until()).await?;
         Ok(match acquired {
             Acquired::Fresh(fresh) => TryAcquire::Granted(fresh.confirm()),
@@ -306,48 +313,21 @@ impl LockManager {
         Ok(released)
     }
 
-    /// Removes somebody else's lock, if the [policy](LockManagerBuilder::break_policy) allows it to
-    /// `actor`. Returns the lock that was broken; `None` if the document was free.
-    ///
-    /// What the holder writes afterwards through a guarded save is refused.
-    ///
-    /// # Errors
-    /// [`LockError::BreakRefused`] by the policy. Else see [`LockManager`].
-    pub async fn break_lock(
-        &self,
-        key: &LockKey,
-        actor: &Actor,
-    ) -> Result<Option<Lock>, LockError> {
-        let until = self.until();
-        let Some(lock) = self.inspect_by(key, None, until).await? else {
-            return Ok(None);
-        };
-        if !self.inner.settings.may_break(actor, &lock) {
-            return Err(LockError::BreakRefused { key: key.clone() });
-        }
-        let broken =
-            self.run("break_lock", until, lock.clone(), |store, lock| store.break_lock(lock));
-        let broken = broken.await?;
-        if let Some(broken) = Acquisition::of(&lock) {
-            self.inner.gone(&broken);
-        }
-        if broken == Released::AlreadyGone {
-            return Ok(None);
-        }
-        log::info!(
-            target: "actix_doclock::audit",
-            "the lock on {key:?} was broken by {:?}; it was held by {:?}",
-            actor.label, lock.holder.as_ref().map(|holder| &holder.label),
-        );
-        Ok(Some(lock))
-    }
-
     /// The live lock on this document, if there is one. For display: it may change at any moment.
     ///
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, LockError> {
         self.inspect_by(key, None, self.until()).await
+    }
+
+    /// All live locks on this document: one that is exclusive, or those of its readers.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, LockError> {
+        self.registered(key.collection())?;
+        self.run("locks_on", self.until(), key.clone(), |store, key| store.locks_on(key)).await
     }
 
     /// All live locks, at most 1 000 in each registered collection.
@@ -374,6 +354,7 @@ impl LockManager {
     /// Call it after `HttpServer::run`. Sessions outlive the process, so their locks stay. What was
     /// not announced is left to the other servers, or to the next start.
     pub async fn shutdown(&self) {
+        self.close_event_streams();
         self.inner.stop.0.cancel();
         self.inner.runner.drain(self.deadline() * 2).await;
     }

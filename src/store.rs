@@ -7,7 +7,9 @@ use std::{
 
 use uuid::Uuid;
 
-use crate::{Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError};
+use crate::{
+    Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError, TabId,
+};
 
 mod document;
 mod erased;
@@ -139,7 +141,8 @@ pub trait Store: Send + Sync + 'static {
     /// Releases this acquisition of an exclusive lock by granting the claim in the same step. `None`, and
     /// nothing is changed, if the acquisition is not on record any more.
     ///
-    /// Only for a claim that nobody has come before: not in a [fair](Rules::fair) collection.
+    /// Only for a claim that nobody has come before: not in a [fair](Rules::fair) collection, unless it
+    /// takes the lock over. A claim of the same session goes on with the lock: `since` stays.
     fn hand_over(
         &self,
         key: &LockKey,
@@ -147,6 +150,18 @@ pub trait Store: Send + Sync + 'static {
         token: LockToken,
         claim: &Claim,
     ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
+
+    /// Has this acquisition of an exclusive lock run out after `grace`, however often it is renewed, if
+    /// it has not by then. For a page that was closed, or is loading anew.
+    ///
+    /// As with `max_hold`, that says nothing about its session.
+    fn run_out_in(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        grace: Duration,
+    ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
     /// Removes this acquisition of the lock if nobody but its first claim was told that it is held.
     ///
@@ -238,18 +253,34 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
 
-    /// Tells of documents that become free, from now on. `None` if this store cannot: then who waits
-    /// must ask again and again.
+    /// All live locks on this document: one that is exclusive, or those of its readers.
+    fn locks_on(&self, key: &LockKey)
+    -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
+
+    /// How the session last ended, or fell silent, as far as that is remembered.
+    fn last_end(
+        &self,
+        aid: &Aid,
+    ) -> impl Future<Output = Result<Option<LastEnd>, StoreError>> + Send;
+
+    /// Tells of changes from now on, of documents that become free above all. `None` if this store
+    /// cannot: then one must ask again and again.
     ///
-    /// What is freed after this has returned is told, or [`Missed`](Change::Missed) is. It need not be
+    /// What happens after this has returned is told, or [`Missed`](Change::Missed) is. It need not be
     /// told that a lock has run out. Other changes may be told as well: whoever hears of one looks.
     fn watch(
         &self,
         collection: &str,
+        interest: Interest,
     ) -> impl Future<Output = Result<Option<Watch>, StoreError>> + Send;
 
-    /// Removes exactly this lock for somebody who is not its holder, foreign locks included.
-    fn break_lock(&self, seen: &Lock) -> impl Future<Output = Result<Released, StoreError>> + Send;
+    /// Removes exactly this lock for somebody who is not its holder, foreign locks included. Whoever
+    /// watches is told by whom, unless it is a foreign or a shared one.
+    fn break_lock(
+        &self,
+        seen: &Lock,
+        taken: &Taken,
+    ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
     /// Whether the document exists.
     fn exists(&self, key: &LockKey) -> impl Future<Output = Result<bool, StoreError>> + Send;
@@ -282,8 +313,13 @@ pub struct Claim {
     pub aid: Aid,
     /// The name of this acquisition, chosen before the first attempt and kept for its repetitions.
     pub token: LockToken,
+    /// The tab of the session that wants it, to be kept with the lock; re-entry leaves it as it is.
+    pub tab: Option<TabId>,
     /// Who is shown.
     pub holder: Holder,
+    /// Whose lock it takes, and by whose word, in a [`hand_over`](Store::hand_over) that the holder
+    /// did not ask for. Whoever watches is told.
+    pub taken: Option<Taken>,
     /// How much it is to exclude.
     pub mode: Mode,
     /// How long the lock outlives the last sign of life of its session.
@@ -293,6 +329,33 @@ pub struct Claim {
     /// How long to keep a place in the queue of a [fair](Rules::fair) collection, if it is not
     /// granted. `None` for one who does not wait.
     pub place: Option<Duration>,
+}
+
+/// That a lock was taken from its holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    /// By whom: a label to be shown.
+    pub by: String,
+    /// Why, in their words.
+    pub reason: String,
+}
+
+/// How a session last ended, as [`Store::last_end`] tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastEnd {
+    /// [`Expired`](EndReason::Expired) if it only fell silent.
+    pub reason: EndReason,
+    /// How long ago.
+    pub ago: Duration,
+}
+
+/// What of a collection's changes somebody wants to hear.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// What lets somebody in.
+    Freed,
+    /// Grants as well, and what was [taken](Taken) from its holder. Not renewals.
+    All,
 }
 
 /// How many may hold a shared lock on one document at the same time.

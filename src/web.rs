@@ -1,6 +1,9 @@
 //! The crate in an actix-web application. The only place that knows HTTP.
 
+mod admin;
 mod api;
+mod assets;
+mod events;
 mod extract;
 mod memory;
 mod path;

@@ -82,7 +82,7 @@ cases! {
             assert_eq!(seen.holder.clone().unwrap().label, "waits");
             let left = seen.expires_in();
             assert!(left <= LEASE - 5 * SECOND && left > SECOND, "{left:?}");
-            assert_eq!(store.break_lock(&seen).await.unwrap(), Released::AlreadyGone);
+            assert_eq!(store.break_lock(&seen, &taken()).await.unwrap(), Released::AlreadyGone);
         }
         gets(store, &waiting[0]).await;
     }
@@ -212,7 +212,7 @@ cases! {
             match how {
                 "break" => {
                     let seen = store.inspect(&key("a"), None).await.unwrap().unwrap();
-                    assert_eq!(store.break_lock(&seen).await.unwrap(), Released::Released);
+                    assert_eq!(store.break_lock(&seen, &taken()).await.unwrap(), Released::Released);
                 }
                 "end" => drop(end(store, &holder.aid, EndReason::LoggedOut).await),
                 "release" => drop(store.release_session(COLLECTION, &holder.aid).await.unwrap()),

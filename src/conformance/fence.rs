@@ -51,7 +51,7 @@ cases! {
         assert_eq!(announce_all(store).await[0].locks, [key("a")]);
         assert_eq!(sweep(store, 100).await.next, None);
         rises("swept", &alice).await;
-        assert_eq!(store.break_lock(&seen().await).await.unwrap(), Released::Released);
+        assert_eq!(store.break_lock(&seen().await, &taken()).await.unwrap(), Released::Released);
         rises("broken", &alice).await;
         let token = seen().await.token.unwrap();
         assert_eq!(store.retract(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::Released);

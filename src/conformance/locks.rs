@@ -205,9 +205,9 @@ cases! {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         granted(store, &key("a"), &alice).await;
         let seen = store.inspect(&key("a"), None).await.unwrap().unwrap();
-        assert_eq!(store.break_lock(&seen).await.unwrap(), Released::Released);
+        assert_eq!(store.break_lock(&seen, &taken()).await.unwrap(), Released::Released);
         let token = granted(store, &key("a"), &bob).await;
-        assert_eq!(store.break_lock(&seen).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.break_lock(&seen, &taken()).await.unwrap(), Released::AlreadyGone);
         assert_eq!(token_on(store, &key("a")).await, Some(token));
     }
 
@@ -255,7 +255,7 @@ cases! {
         let of_bob = granted(store, &key("a"), &bob).await;
         assert_eq!(save(store, &key("a"), &alice, token, &new).await, Saved::Lost);
 
-        store.break_lock(&store.inspect(&key("a"), None).await.unwrap().unwrap()).await.unwrap();
+        store.break_lock(&store.inspect(&key("a"), None).await.unwrap().unwrap(), &taken()).await.unwrap();
         assert_eq!(save(store, &key("a"), &bob, of_bob, &new).await, Saved::Lost);
 
         let token = granted(store, &key("a"), &alice).await;

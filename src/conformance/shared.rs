@@ -248,8 +248,8 @@ cases! {
             reads(store, &key("a"), aid).await;
         }
         let seen = lock_of(store, &key("a"), &alice).await.unwrap();
-        assert_eq!(store.break_lock(&seen).await.unwrap(), Released::Released);
-        assert_eq!(store.break_lock(&seen).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.break_lock(&seen, &taken()).await.unwrap(), Released::Released);
+        assert_eq!(store.break_lock(&seen, &taken()).await.unwrap(), Released::AlreadyGone);
         assert_eq!(readers(store).await, [bob].into());
     }
 

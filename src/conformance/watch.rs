@@ -1,14 +1,14 @@
 //! Hearing of what becomes free.
 
 use super::*;
-use crate::{Change, Rules, Watch};
+use crate::{Change, Interest, Rules, Watch};
 
 /// Waits until the document is said to be free, or nothing is certain any more.
 async fn told_of(watch: &mut Watch, key: &LockKey, how: &str) {
     let told = async {
         loop {
             match watch.next().await {
-                Some(Ok(Change::Freed(freed))) if freed != *key => {}
+                Some(Ok(Change::Changed(freed))) if freed != *key => {}
                 Some(Ok(_)) => return,
                 other => panic!("{how}: the watch ended: {other:?}"),
             }
@@ -24,7 +24,7 @@ cases! {
         let rules = Rules::new(TTL);
         for (n, rules) in [rules, rules.fenced(), rules.fair()].into_iter().enumerate() {
             store.prepare(COLLECTION, &rules).await.unwrap();
-            let Some(mut watch) = store.watch(COLLECTION).await.unwrap() else { return };
+            let Some(mut watch) = store.watch(COLLECTION, Interest::Freed).await.unwrap() else { return };
             // Each on a document of its own, so that no earlier change counts.
             let key = |how: &str| key(&format!("{n} {how}"));
 
@@ -36,7 +36,7 @@ cases! {
             told_of(&mut watch, &key("retracted"), "retracted").await;
             granted(store, &key("broken"), &alice).await;
             let seen = store.inspect(&key("broken"), None).await.unwrap().unwrap();
-            store.break_lock(&seen).await.unwrap();
+            store.break_lock(&seen, &taken()).await.unwrap();
             told_of(&mut watch, &key("broken"), "broken").await;
             granted(store, &key("all"), &alice).await;
             store.release_session(COLLECTION, &alice).await.unwrap();

@@ -40,14 +40,26 @@ pub(super) struct Settings {
     pub(super) deadline: Duration,
     pub(super) holder: Holder,
     pub(super) reaper_interval: Option<Duration>,
-    break_policy: BreakPolicy,
+    break_policy: LockPolicy,
+    take_over_policy: LockPolicy,
+    admin_policy: Option<AdminPolicy>,
 }
 
-type BreakPolicy = Arc<dyn Fn(&Actor, &Lock) -> bool + Send + Sync>;
+type LockPolicy = Arc<dyn Fn(&Actor, &Lock) -> bool + Send + Sync>;
+type AdminPolicy = Arc<dyn Fn(&Actor) -> bool + Send + Sync>;
 
 impl Settings {
     pub(super) fn may_break(&self, actor: &Actor, lock: &Lock) -> bool {
         (self.break_policy)(actor, lock)
+    }
+
+    pub(super) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
+        (self.take_over_policy)(actor, lock)
+    }
+
+    /// `None` if nobody is meant to.
+    pub(super) fn may_see_all(&self, actor: &Actor) -> Option<bool> {
+        self.admin_policy.as_ref().map(|allows| allows(actor))
     }
 }
 
@@ -60,6 +72,8 @@ impl LockManagerBuilder {
             holder: Holder::new("another session"),
             reaper_interval: Some(REAPER_INTERVAL),
             break_policy: Arc::new(|_, _| false),
+            take_over_policy: Arc::new(Actor::is_holder_of),
+            admin_policy: None,
         };
         Self { store, settings, listener: None, listener_timeout: LISTENER_TIMEOUT }
     }
@@ -178,6 +192,38 @@ impl LockManagerBuilder {
         self
     }
 
+    /// Who may take over whose lock from another session, by the [lock API](crate::lock_api). Default:
+    /// everybody from their own other sessions, as told by [`Actor::with_id`].
+    ///
+    /// Who takes over has the lock at once. The holder is told, and what they save is refused; what they
+    /// have typed is theirs to keep. Called as the [break policy](Self::break_policy). From another tab
+    /// of the same session anybody may take a lock.
+    ///
+    /// ```
+    /// # use actix_doclock::{Actor, Lock, LockManager, MemoryStore};
+    /// # let builder = LockManager::builder(MemoryStore::new());
+    /// builder.take_over_policy(|actor: &Actor, lock: &Lock| {
+    ///     let user = lock.holder.as_ref().and_then(|holder| holder.user.as_deref());
+    ///     actor.has_role("editor-in-chief") || (actor.id().is_some() && actor.id() == user)
+    /// });
+    /// ```
+    pub fn take_over_policy(
+        mut self,
+        allows: impl Fn(&Actor, &Lock) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.take_over_policy = Arc::new(allows);
+        self
+    }
+
+    /// Who may see the locks of everybody, at `/admin` of the [lock API](crate::lock_api). Default:
+    /// there is no such page.
+    ///
+    /// Breaking a lock there is still up to the [break policy](Self::break_policy).
+    pub fn admin_policy(mut self, allows: impl Fn(&Actor) -> bool + Send + Sync + 'static) -> Self {
+        self.settings.admin_policy = Some(Arc::new(allows));
+        self
+    }
+
     /// Starts the manager on the current Tokio runtime, which must outlive it: `main`'s, not that
     /// of a worker.
     ///
@@ -207,6 +253,8 @@ impl LockManagerBuilder {
             queues: Default::default(),
             wakeups: Default::default(),
             kept: Default::default(),
+            events: Default::default(),
+            event_streams: Default::default(),
             stop: Stop::default(),
             register: Default::default(),
             announce: Default::default(),

@@ -12,8 +12,12 @@ use tokio_util::task::TaskTracker;
 use super::{LockManager, Provisional, Registered, queue::Heir, run};
 use crate::{
     Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, StoreError, StoreErrorKind,
+    TabId,
     store::{Answer, Claim, DynStore, Released, Saved, StoredDocument, TryAcquire},
 };
+
+/// How many documents of a collection are listed with the locks of everybody.
+pub(crate) const LISTED: usize = 1_000;
 
 /// What [`LockManager::acquire_by`] found.
 #[derive(Debug)]
@@ -39,6 +43,8 @@ pub(crate) struct Wanted {
     pub(crate) key: LockKey,
     pub(crate) aid: Aid,
     pub(crate) holder: Holder,
+    /// The tab of the session that wants it.
+    pub(crate) tab: Option<TabId>,
     pub(crate) mode: Mode,
     /// That of the manager, or a shorter one of its own.
     pub(crate) ttl: Duration,
@@ -51,6 +57,8 @@ impl Wanted {
             // Chosen here, before the first attempt, so that a repetition finds its own.
             token: LockToken::new(),
             holder: self.holder.clone(),
+            tab: self.tab,
+            taken: None,
             mode: self.mode,
             ttl: self.ttl,
             max_hold,
@@ -128,10 +136,7 @@ impl LockManager {
                 Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
                 Err(error) => {
                     // An attempt may have been carried out all the same, or be still on its way.
-                    let Claim { aid, token, mode, .. } = claim;
-                    let unknown = Acquisition { key, aid, token, mode };
-                    manager.give_back(unknown.clone(), &own_scope);
-                    manager.give_back_later(unknown);
+                    manager.claim_is_unknown(&key, claim, &own_scope);
                     Err(error)
                 }
             }
@@ -141,6 +146,14 @@ impl LockManager {
         let acquired = run::answer("try_acquire", until, outcome).await?;
         self.inner.watched.saw(acquired.lock(), asked);
         Ok(acquired)
+    }
+
+    /// The claim may have been granted all the same, or be still on its way. Nobody knows of it.
+    pub(super) fn claim_is_unknown(&self, key: &LockKey, claim: Claim, scope: &TaskTracker) {
+        let Claim { aid, token, mode, .. } = claim;
+        let unknown = Acquisition { key: key.clone(), aid, token, mode };
+        self.give_back(unknown.clone(), scope);
+        self.give_back_later(unknown);
     }
 
     /// Gives a grant back that its request does not want. Nobody waits for it, and it is tried for
@@ -209,10 +222,7 @@ impl LockManager {
                 }
                 Err(error) => {
                     // It may have been carried out, or be still on its way: then it is the claim's.
-                    let Claim { aid, token, mode, .. } = claim;
-                    let unknown = Acquisition { key: key.clone(), aid, token, mode };
-                    manager.give_back(unknown.clone(), &heir.scope);
-                    manager.give_back_later(unknown);
+                    manager.claim_is_unknown(key, claim, &heir.scope);
                     // Else it is still on record under its own name, and may be renewed there.
                     manager.release_alone_in_background(held);
                     Err(error)
@@ -271,6 +281,26 @@ impl LockManager {
         Ok(released)
     }
 
+    /// Has the lock run out after `grace`, if it is an exclusive one. A shared one is released: nobody
+    /// is kept out by a reader that comes back.
+    pub(crate) async fn release_in(
+        &self,
+        held: &Acquisition,
+        grace: Duration,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let args = (held.clone(), grace);
+        let shortened = self.run("run_out_in", until, args, |store, (it, grace)| {
+            store.run_out_in(&it.key, &it.aid, it.token, *grace)
+        });
+        if shortened.await? == Released::AlreadyGone {
+            self.release_by(held, until).await?;
+        }
+        // They are to learn when it runs out now.
+        self.inner.queues.freed(&held.key);
+        Ok(())
+    }
+
     pub(crate) async fn inspect_by(
         &self,
         key: &LockKey,
@@ -296,7 +326,7 @@ impl LockManager {
         until: Instant,
     ) -> Result<Vec<Lock>, LockError> {
         // What one session holds is its own doing; what all hold is for a page.
-        let limit = if aid.is_some() { usize::MAX } else { 1_000 };
+        let limit = if aid.is_some() { usize::MAX } else { LISTED };
         let lists = self.in_each_collection(|collection| {
             let args = (collection, aid.cloned(), limit);
             self.run("list", until, args, |store, (collection, aid, limit)| {

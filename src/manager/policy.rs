@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::{Holder, Lock};
+
 /// A person as the application knows them: a name for others to see, and roles for the policies.
 ///
 /// ```
@@ -12,6 +14,7 @@ use std::collections::BTreeSet;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
+    id: Option<String>,
     /// Shown to others as the holder of this person's locks.
     pub label: String,
     roles: BTreeSet<String>,
@@ -21,7 +24,36 @@ impl Actor {
     /// A person of this name, without roles.
     #[must_use]
     pub fn new(label: impl Into<String>) -> Self {
-        Self { label: label.into(), roles: BTreeSet::new() }
+        Self { id: None, label: label.into(), roles: BTreeSet::new() }
+    }
+
+    /// The same person with what the application tells them from others by, as the key of their
+    /// account. Two sessions of one id are one person's: each may take over what the other holds.
+    #[must_use]
+    pub fn with_id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// What the application tells this person from others by, if it said so.
+    #[must_use]
+    pub fn id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
+
+    /// How others see them in a lock.
+    pub(crate) fn holder(&self) -> Holder {
+        let holder = Holder::new(self.label.clone());
+        match &self.id {
+            Some(id) => holder.of_user(id.clone()),
+            None => holder,
+        }
+    }
+
+    /// Whether the lock is held by another session of this very person.
+    pub(crate) fn is_holder_of(&self, lock: &Lock) -> bool {
+        let user = lock.holder.as_ref().and_then(|holder| holder.user.as_deref());
+        self.id.is_some() && self.id.as_deref() == user
     }
 
     /// The same person with one role more.

@@ -32,6 +32,10 @@ const IN_A_ROW: u32 = 64;
 /// for one of them to ask.
 const STAND_BACK: Duration = Duration::from_millis(10);
 
+/// How long the turn of one whose time is over is kept: over HTTP nobody can wait for as long as a
+/// person does, so they ask again and again.
+const KEEP_TURN: Duration = Duration::from_secs(3);
+
 /// The queues of a manager, and what is known about who holds what they wait for.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Queues(Arc<Mutex<State>>);
@@ -42,6 +46,8 @@ pub(super) struct State {
     /// The guards of this process: for whom, and of which job each is.
     pub(super) held: HashMap<LockKey, Vec<Held>>,
     next: u64,
+    /// Who has waited in vain and may be back at once: the number they had, and until when it counts.
+    turns: HashMap<(LockKey, Aid), (u64, Instant)>,
 }
 
 #[derive(Debug, Default)]
@@ -127,21 +133,25 @@ impl Queues {
         let (gift, receiver) = oneshot::channel();
         let will = Will { wanted: wanted.clone(), scope: scope.clone(), gift };
         let mut state = self.state();
-        state.next += 1;
-        let number = state.next;
+        let number = state.turn_of(key, owner);
         let queue = state.queues.entry(key.clone()).or_default();
-        queue.waiting.push_back(Waiter {
-            number,
-            owner: owner.clone(),
-            mode: wanted.mode,
-            will: may_inherit.then_some(will),
-            is_heir: false,
-            is_asking: false,
-            token: None,
-            asked: queue.waiting.is_empty() || queue.is_held_by(owner),
-            deadlock: None,
-            call: Arc::clone(&call),
-        });
+        let at = queue.waiting.partition_point(|waiter| waiter.number < number);
+        let asked = at == 0 || queue.is_held_by(owner);
+        queue.waiting.insert(
+            at,
+            Waiter {
+                number,
+                owner: owner.clone(),
+                mode: wanted.mode,
+                will: may_inherit.then_some(will),
+                is_heir: false,
+                is_asking: false,
+                token: None,
+                asked,
+                deadlock: None,
+                call: Arc::clone(&call),
+            },
+        );
         // One at the end of a queue has been passed by the news that let others see the holder.
         state.refuse_if_deadlocked(key, number);
         drop(state);
@@ -235,6 +245,16 @@ impl Queues {
 }
 
 impl State {
+    /// The number of one who joins: a new one, or that from before.
+    fn turn_of(&mut self, key: &LockKey, owner: &Aid) -> u64 {
+        self.next += 1;
+        let now = Instant::now();
+        match self.turns.remove(&(key.clone(), owner.clone())) {
+            Some((number, until)) if until > now => number,
+            _ => self.next,
+        }
+    }
+
     /// Who waits for it now waits for somebody else: that may close a circle for anybody, and the
     /// holder's own session need not wait.
     fn has_new_holder(&mut self, key: &LockKey) {
@@ -335,6 +355,7 @@ mod tests {
             key: key.clone(),
             aid: Aid::new(),
             holder: Holder::new("alice"),
+            tab: None,
             mode: Mode::Exclusive,
             ttl: Duration::from_secs(60),
         };
@@ -350,6 +371,7 @@ mod tests {
             mode,
             aid,
             token: Some(token),
+            tab: None,
             fence: None,
             holder: None,
             since: SystemTime::UNIX_EPOCH,

@@ -167,7 +167,10 @@ impl LockManager {
                 () = at(expires_at.filter(|_| is_first)) => place.ask(),
                 () = after(must_poll.then(poll_pause)) => place.ask(),
                 _ = keep_places.tick(), if keeps => self.keep_places(key, &place).await,
-                () = at(give_up) => return self.refusal(wanted, &place, scope).await,
+                () = at(give_up) => {
+                    place.keep_turn();
+                    return self.refusal(wanted, &place, scope).await;
+                }
                 () = self.inner.stop.token().cancelled_owned() => return Err(LockError::ShutDown),
             }
         }

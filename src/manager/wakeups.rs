@@ -15,7 +15,7 @@ use super::{
     rhythm::{Rhythm, jittered},
     run::answer,
 };
-use crate::{Change, StoreError, StoreErrorKind, Watch};
+use crate::{Change, StoreError, StoreErrorKind, Watch, store::Interest};
 
 /// How long a watch is kept when nobody waits any more: the next one comes soon, or not for long.
 const KEEP: Duration = Duration::from_secs(30);
@@ -91,7 +91,7 @@ impl LockManager {
     /// those who ask in the meantime theirs.
     async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, StoreError> {
         let store = Arc::clone(&self.inner.store);
-        let opening = async move { store.watch(collection).await };
+        let opening = async move { store.watch(collection, Interest::Freed).await };
         let opened = self.inner.runner.spawn(&TaskTracker::new(), opening);
         answer("watch", self.until(), opened).await
     }
@@ -179,7 +179,9 @@ async fn pass_on(
             rhythm.works();
         }
         match change {
-            Ok(Some(Ok(Change::Freed(key)))) => inner.queues.freed(&key),
+            Ok(Some(Ok(Change::Changed(key)))) => inner.queues.freed(&key),
+            // Not told to one who asked for what is freed; and if so, the next change tells of it.
+            Ok(Some(Ok(Change::Taken(..)))) => {}
             Ok(Some(Ok(Change::Missed))) => inner.queues.ask_all(collection),
             Ok(Some(Err(e))) => return Some(e),
             Ok(None) => {

@@ -11,7 +11,8 @@ use uuid::Uuid;
 use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError,
     store::{
-        Claim, Format, Released, Rules, Saved, Store, StoredDocument, Swept, TryAcquire, Watch,
+        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoredDocument, Swept,
+        Taken, TryAcquire, Watch,
     },
 };
 
@@ -45,6 +46,7 @@ erase! {
     fn keep_places(key: &'a LockKey, tokens: &'a [LockToken], lease: Duration) -> u64;
     fn leave(key: &'a LockKey, token: LockToken) -> ();
     fn release(key: &'a LockKey, aid: &'a Aid, token: LockToken, mode: Mode) -> Released;
+    fn run_out_in(key: &'a LockKey, aid: &'a Aid, token: LockToken, grace: Duration) -> Released;
     fn retract(key: &'a LockKey, aid: &'a Aid, token: LockToken, mode: Mode) -> Released;
     fn release_session(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
     fn end_session(
@@ -65,8 +67,10 @@ erase! {
     fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
     fn inspect(key: &'a LockKey, aid: Option<&'a Aid>) -> Option<Lock>;
     fn list(collection: &'a str, aids: Option<&'a [Aid]>, limit: usize) -> Vec<Lock>;
-    fn watch(collection: &'a str) -> Option<Watch>;
-    fn break_lock(seen: &'a Lock) -> Released;
+    fn locks_on(key: &'a LockKey) -> Vec<Lock>;
+    fn last_end(aid: &'a Aid) -> Option<LastEnd>;
+    fn watch(collection: &'a str, interest: Interest) -> Option<Watch>;
+    fn break_lock(seen: &'a Lock, taken: &'a Taken) -> Released;
     fn exists(key: &'a LockKey) -> bool;
     fn load(key: &'a LockKey) -> Option<StoredDocument>;
     fn save(

@@ -10,15 +10,16 @@ use uuid::Uuid;
 
 use self::{record::Grant, state::State};
 use crate::{
-    Aid, BoxError, EndReason, Lock, LockKey, LockToken, Lockable, Mode, SessionEnded, StoreError,
-    StoreErrorKind,
+    Aid, BoxError, Change, EndReason, Lock, LockKey, LockToken, Lockable, Mode, SessionEnded,
+    StoreError, StoreErrorKind,
     store::{
-        Claim, Format, Released, Rules, Saved, Store, StoredDocument, Swept, TryAcquire, Watch,
+        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoredDocument, Swept,
+        Taken, TryAcquire, Watch,
     },
 };
 
+mod changes;
 mod ends;
-mod freed;
 mod record;
 mod state;
 mod sweep;
@@ -125,7 +126,11 @@ impl Store for MemoryStore {
         let now = state.now();
         let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
         let record = state.locks.entry(key.clone()).or_default();
-        Ok(record.try_acquire(key, claim, rules, now))
+        let answer = record.try_acquire(key, claim, rules, now);
+        if let TryAcquire::Granted(_) = answer {
+            state.changes.tell(Change::Changed(key.clone()));
+        }
+        Ok(answer)
     }
 
     async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
@@ -181,6 +186,25 @@ impl Store for MemoryStore {
         Ok(self.state().remove_if(key, |grant| grant.is_acquisition(aid, token)))
     }
 
+    async fn run_out_in(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        grace: Duration,
+    ) -> Result<Released, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        let grants = state.locks.get_mut(key).map_or(&mut [][..], |record| &mut record.grants);
+        let is_it = |grant: &&mut Grant| {
+            grant.is_acquisition(aid, token) && grant.mode == Mode::Exclusive && grant.is_live(now)
+        };
+        let Some(grant) = grants.iter_mut().find(is_it) else { return Ok(Released::AlreadyGone) };
+        grant.run_out_by(now + grace);
+        state.changes.tell(Change::Changed(key.clone()));
+        Ok(Released::Released)
+    }
+
     async fn retract(
         &self,
         key: &LockKey,
@@ -213,17 +237,20 @@ impl Store for MemoryStore {
         let now = state.now();
         let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
         let Some(record) = state.locks.get_mut(key) else { return Ok(None) };
+        let is_from = |it: &mut Grant| it.mode == Mode::Exclusive && it.is_acquisition(aid, token);
+        let from = record.grants.extract_if(.., is_from).next();
         let is_handed = record.grants.iter().any(|it| it.is_acquisition(&claim.aid, claim.token));
-        let before = record.grants.len();
-        record.grants.retain(|it| it.mode != Mode::Exclusive || !it.is_acquisition(aid, token));
-        if record.grants.len() == before && !is_handed {
+        if from.is_none() && !is_handed {
             return Ok(None);
         }
-        let TryAcquire::Granted(lock) = record.try_acquire(key, claim, rules, now) else {
-            return Ok(None);
-        };
+        let before = from.filter(|from| from.aid == claim.aid).map(|from| from.since);
+        let lock = record.grant(key, claim, rules.0, before, now);
+        if let Some(taken) = &claim.taken {
+            state.changes.tell(Change::Taken(key.clone(), token, taken.clone()));
+        }
+        state.changes.tell(Change::Changed(key.clone()));
         if claim.mode == Mode::Shared {
-            state.freed.tell(key);
+            state.changes.tell(Change::Changed(key.clone()));
         }
         Ok(Some(lock))
     }
@@ -293,13 +320,34 @@ impl Store for MemoryStore {
         Ok(locks.collect())
     }
 
-    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
-        Ok(Some(self.state().freed.watch(collection)))
+    async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, StoreError> {
+        let state = self.state();
+        let now = state.now();
+        let grants = state.locks.get(key).map_or(&[][..], |record| &record.grants);
+        let live = grants.iter().filter(|grant| grant.is_live(now));
+        Ok(live.map(|grant| grant.to_lock(key, now)).collect())
     }
 
-    async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
+    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
+        let state = self.state();
+        Ok(state.ends.last(aid, state.now()))
+    }
+
+    async fn watch(
+        &self,
+        collection: &str,
+        interest: Interest,
+    ) -> Result<Option<Watch>, StoreError> {
+        Ok(Some(self.state().changes.watch(collection, interest)))
+    }
+
+    async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
         let is_seen = |grant: &Grant| grant.aid == seen.aid && Some(grant.token) == seen.token;
-        Ok(self.state().remove_if(&seen.key, is_seen))
+        let mut state = self.state();
+        if let Some(token) = seen.token {
+            state.changes.tell(Change::Taken(seen.key.clone(), token, taken.clone()));
+        }
+        Ok(state.remove_if(&seen.key, is_seen))
     }
 
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {

@@ -23,7 +23,8 @@ use self::{
 use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError, StoreErrorKind,
     store::{
-        Claim, Format, Released, Rules, Saved, Store, StoredDocument, Swept, TryAcquire, Watch,
+        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoredDocument, Swept,
+        Taken, TryAcquire, Watch,
     },
 };
 
@@ -269,6 +270,19 @@ impl Store for MongoStore {
         at.remove(&it).await.map_err(|e| store_error(format!("giving {key:?} back"), e))
     }
 
+    // updateOne comes back as: 1 → it has that long; 0 → it was gone before.
+    async fn run_out_in(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        grace: Duration,
+    ) -> Result<Released, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let shortened = at.shorten(key.id(), aid, token, pipeline::run_out_in(grace)).await;
+        shortened.map_err(|e| store_error(format!("shortening the lease on {key:?}"), e))
+    }
+
     // findAndModify comes back as: our token → granted, also by an earlier attempt whose reply was
     // lost; nothing → the acquisition had gone, and so has what an earlier attempt granted.
     async fn hand_over(
@@ -417,23 +431,50 @@ impl Store for MongoStore {
         Ok(locks)
     }
 
-    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
+    async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, StoreError> {
+        let at = self.prepared(key.collection())?;
+        let asked = Instant::now();
+        let record = (at.locks)
+            .find_one(pipeline::and_live(pipeline::by_id(key.id()), at.rules.ttl))
+            .projection(pipeline::list_fields(None))
+            .await
+            .map_err(|e| store_error(format!("inspecting the locks on {key:?}"), e))?;
+        Ok(record.map_or(Vec::new(), |record| at.fetched(key, &record, asked).locks()))
+    }
+
+    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
+        self.last_end_of(aid).await
+    }
+
+    async fn watch(
+        &self,
+        collection: &str,
+        interest: Interest,
+    ) -> Result<Option<Watch>, StoreError> {
         // A standalone server has neither.
         if !self.has_transactions().await? {
             return Ok(None);
         }
         let at = self.prepared(collection)?;
-        watch::watch(&at.locks, collection).await.map(Some)
+        watch::watch(&at.locks, collection, interest).await.map(Some)
     }
 
-    // As `release`. A foreign lock has no token; there the moment it was taken tells it from others,
-    // which has to be read again, because a lock that is shown does not carry every date there is.
-    async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
-        if let Some(token) = seen.token {
-            return self.release(&seen.key, &seen.aid, token, seen.mode).await;
-        }
+    // An exclusive lock first runs out, with the name of who broke it, for those who watch: a removal
+    // tells them nothing. updateOne: 0 → it was gone, or this is the repetition of a break whose
+    // answer was lost. Who dies before the removal leaves it to the sweep. Then as `release`.
+    //
+    // A foreign lock has no token; there the moment it was taken tells it from others, which has to be
+    // read again, because a lock that is shown does not carry every date there is.
+    async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
         let at = self.prepared(seen.key.collection())?;
         let failed = |e| store_error(format!("breaking the lock on {:?}", seen.key), e);
+        if let Some(token) = seen.token {
+            if seen.mode == Mode::Exclusive {
+                let away = pipeline::take_away(token, taken);
+                at.shorten(seen.key.id(), &seen.aid, token, away).await.map_err(failed)?;
+            }
+            return self.release(&seen.key, &seen.aid, token, seen.mode).await;
+        }
         let record = at.locks.find_one(pipeline::by_id(seen.key.id())).await.map_err(failed)?;
         let ts = record.and_then(|record| record.get_datetime("ts").ok().copied());
         if presentable(ts) != seen.since {

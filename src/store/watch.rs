@@ -4,7 +4,7 @@ use std::{fmt, pin::Pin};
 
 use futures_util::{Stream, StreamExt};
 
-use crate::{LockKey, StoreError};
+use crate::{LockKey, LockToken, StoreError, store::Taken};
 
 /// Changes of one collection's locks, as [`Store::watch`](crate::Store::watch) tells them.
 ///
@@ -15,8 +15,11 @@ pub struct Watch(Pin<Box<dyn Stream<Item = Result<Change, StoreError>> + Send>>)
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {
-    /// The lock on this document is gone, or excludes less than before.
-    Freed(LockKey),
+    /// The lock on this document is gone, excludes less than before, or runs out sooner. With
+    /// [`Interest::All`](crate::Interest::All) also: somebody has got it.
+    Changed(LockKey),
+    /// This acquisition of the lock was taken from its holder.
+    Taken(LockKey, LockToken, Taken),
     /// Something may have happened to any document.
     Missed,
 }

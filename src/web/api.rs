@@ -13,11 +13,21 @@ use actix_web::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::{Problem, SessionLocks, path::path_param, same_site::SameSite};
-use crate::{Holder, Lock, LockError, LockKey, LockToken, Mode, manager::Acquisition};
+use super::{
+    Problem, SessionLocks, admin, assets, events,
+    path::path_param,
+    request::{Ask, RequestLocks, Tab},
+    same_site::SameSite,
+};
+use crate::{
+    Holder, Lock, LockError, LockKey, LockToken, MAX_REASON_BYTES, Mode, manager::Acquisition,
+};
 
 /// The largest body that the lock API takes: a heartbeat of some hundred locks.
 const MAX_BODY_BYTES: usize = 64 * 1024;
+
+/// The longest grace for a page that goes. Whoever wants longer had better not release.
+const LONGEST_GRACE: Duration = Duration::from_secs(10);
 
 /// The lock API. Mount it under a scope of your choice, inside
 /// [`locks.session(…)`](crate::LockManager::session):
@@ -30,19 +40,37 @@ const MAX_BODY_BYTES: usize = 64 * 1024;
 /// | call | answer |
 /// |---|---|
 /// | `POST /{collection}/{id}` | 201 taken, 200 held already; the lock |
-/// | `GET /{collection}/{id}` | 200 `{"state": "free" \| "mine" \| "held", …}` |
+/// | `GET /{collection}/{id}` | 200 `{"state": "free" \| "mine" \| "mine_elsewhere" \| "held", …}` |
 /// | `DELETE /{collection}/{id}`, `POST /{collection}/{id}/release` | 204, also when it had gone |
 /// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews everything of the session |
 /// | `GET /` | 200, the locks of the session |
 /// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
+/// | `GET /events` | server-sent events; 503 if there are [too many](crate::LockingSession::event_streams) streams |
+/// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
+/// | `GET /admin` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
 /// Bodies are JSON of any content type, and may be empty. `POST /{collection}/{id}` takes `{"mode":
-/// "exclusive" | "shared", "wait_ms": 0}`, these two being the defaults; who waits is cut at
-/// [`longest_wait`](crate::LockingSession::longest_wait). `heartbeat`: `{"locks": {"collection/id":
+/// "exclusive" | "shared", "wait_ms": 0, "take_over": false}`, these being the defaults; who waits is
+/// cut at [`longest_wait`](crate::LockingSession::longest_wait), and who asks again within 3 s after
+/// that has kept its place on this server. `take_over` takes the lock from another tab of the session,
+/// or from another session if the [policy](crate::LockManagerBuilder::take_over_policy) allows it (else
+/// 403); refusals say in `may_take_over` whether it would. `heartbeat`: `{"locks": {"collection/id":
 /// "token", …}}` is what the page believes it holds; what it does not is in `lost`. Without a body,
 /// everything of the session is in `held`. `release`: `{"token": "…"}` releases that acquisition only;
-/// `sendBeacon` cannot set headers. Tokens may be written as they stand in `Lock-Token`. At most 64 KiB.
-/// A session that has ended holds nothing, so these two and `GET` answer it as any other.
+/// `sendBeacon` cannot set headers. With `"grace_ms"`, at most 10 000, it runs out after that instead,
+/// unless the same tab asks for it before: so a page that is loaded anew keeps its lock. `break`:
+/// `{"reason": "…", "token": "…"}`, the reason of at most [`MAX_REASON_BYTES`], the token of the
+/// lock that is meant if no other is. Tokens may be written as they stand in `Lock-Token`. At most 64 KiB.
+/// A session that has ended holds nothing, so `heartbeat`, `release` and `GET` answer it as any other.
+///
+/// A page that sends the header `Doclock-Tab` with a UUID of its tab has its locks for itself: to other
+/// tabs of the session they are `mine_elsewhere` (423) until they take them over. The same tab gets
+/// what it has had, with a new token. `/events` takes it as `?tab=`.
+///
+/// The stream of events begins with `resync`, which is also sent after each gap: look at everything
+/// anew. Then `acquired`, and `released`, `expired`, `broken` or `session_ended`, with the document, the
+/// holder, and whose it is or was: `mine`, `mine_elsewhere` or `held`. `?keys=collection/id,…` leaves
+/// others out. Each 15 s without an event there is a comment.
 ///
 /// Who may call it is the application's to say: wrap the scope in what guards your other routes.
 /// Changes are refused to pages of other sites.
@@ -52,6 +80,9 @@ pub fn lock_api(config: &mut ServiceConfig) {
         .route("", web::get().to(own))
         .route("/", web::get().to(own))
         .route("/heartbeat", web::post().to(heartbeat))
+        .route("/events", web::get().to(events::stream))
+        .configure(assets::routes)
+        .configure(admin::routes)
         .service(web::resource("/{collection}/{id}").get(state).post(acquire).delete(release))
         .route("/{collection}/{id}/release", web::post().to(release))
         .route("/{collection}/{id}/break", web::post().to(break_lock));
@@ -101,16 +132,30 @@ struct StateBody {
     since: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_in_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    may_take_over: Option<bool>,
+}
+
+/// Whose lock it is, as seen by this tab of this session.
+pub(super) fn state_of(lock: &Lock, locks: &RequestLocks) -> &'static str {
+    if Some(&lock.aid) != locks.aid().as_ref() {
+        "held"
+    } else if matches!(locks.tab_of(lock), Tab::Other) {
+        "mine_elsewhere"
+    } else {
+        "mine"
+    }
 }
 
 async fn state(locks: SessionLocks, req: HttpRequest) -> Result<Json<StateBody>, Problem> {
     let key = key(&locks, &req)?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let lock = locks.manager().inspect_by(&key, aid.as_ref(), until).await?;
-    let state = match &lock {
-        None => "free",
-        Some(lock) if Some(&lock.aid) == aid.as_ref() => "mine",
-        Some(_) => "held",
+    let state = lock.as_ref().map_or("free", |lock| state_of(lock, &locks.locks));
+    let may_take_over = match (state, &lock) {
+        ("held", Some(lock)) => Some(locks.locks.may_take_over(lock)),
+        ("mine_elsewhere", _) => Some(true),
+        _ => None,
     };
     Ok(Json(StateBody {
         state,
@@ -118,6 +163,7 @@ async fn state(locks: SessionLocks, req: HttpRequest) -> Result<Json<StateBody>,
         since: lock.as_ref().map(|lock| rfc3339(lock.since)),
         expires_in_ms: lock.as_ref().map(|lock| millis(lock.expires_in())),
         holder: lock.and_then(|lock| lock.holder),
+        may_take_over,
     }))
 }
 
@@ -126,6 +172,7 @@ async fn state(locks: SessionLocks, req: HttpRequest) -> Result<Json<StateBody>,
 struct AcquireBody {
     mode: Option<Mode>,
     wait_ms: u64,
+    take_over: bool,
 }
 
 async fn acquire(
@@ -135,16 +182,17 @@ async fn acquire(
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     let key = key(&locks, &req)?;
-    let AcquireBody { mode, wait_ms } = read(body)?;
+    let AcquireBody { mode, wait_ms, take_over } = read(body)?;
     let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
     let wait = locks.wait_at_most(Duration::from_millis(wait_ms));
+    let how = Ask { mode, offered: locks.offered()?, wait, take_over };
     let exists = async |is_fresh: bool, until| {
         if !is_fresh || locks.manager().exists(&key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })
     };
-    let (mine, ()) = locks.acquire(&key, mode, locks.offered()?, wait, exists).await?;
+    let (mine, ()) = locks.acquire(&key, how, exists).await.map_err(|e| locks.problem(e))?;
     let mut response = if mine.is_fresh { HttpResponse::Created() } else { HttpResponse::Ok() };
     Ok(response.json(MineBody::from(&mine.lock)))
 }
@@ -154,6 +202,7 @@ async fn acquire(
 struct ReleaseBody {
     /// The acquisition to release. `sendBeacon` cannot set a header.
     token: Option<String>,
+    grace_ms: u64,
 }
 
 async fn release(
@@ -164,9 +213,11 @@ async fn release(
 ) -> Result<HttpResponse, Problem> {
     let key = key(&locks, &req)?;
     let mut tokens = locks.locks.offered()?.to_vec();
-    if let Some(token) = read::<ReleaseBody>(body)?.token {
+    let ReleaseBody { token, grace_ms } = read(body)?;
+    if let Some(token) = token {
         tokens.push(parse_token(&token)?);
     }
+    let grace = Duration::from_millis(grace_ms).min(LONGEST_GRACE);
     if tokens.is_empty() {
         locks.release_key(&key).await?;
     }
@@ -176,7 +227,11 @@ async fn release(
             // Or an exclusive one: a beacon does not say.
             let mode = Mode::Shared;
             let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
-            locks.manager().release_by(&held, until).await?;
+            if grace.is_zero() {
+                locks.manager().release_by(&held, until).await?;
+            } else {
+                locks.manager().release_in(&held, grace, until).await?;
+            }
         }
     }
     Ok(HttpResponse::NoContent().finish())
@@ -233,13 +288,32 @@ async fn heartbeat(
     Ok(Json(HeartbeatAnswer { held, lost }))
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct BreakBody {
+    reason: String,
+    /// The lock that the person was shown.
+    token: Option<String>,
+}
+
 async fn break_lock(
     _: SameSite,
     locks: SessionLocks,
     req: HttpRequest,
+    body: Body,
 ) -> Result<HttpResponse, Problem> {
     let key = key(&locks, &req)?;
-    locks.manager().break_lock(&key, &locks.locks.actor()).await?;
+    let BreakBody { reason, token } = read(body)?;
+    if reason.len() > MAX_REASON_BYTES {
+        return Err(bad_request(format_args!("a reason has at most {MAX_REASON_BYTES} bytes")));
+    }
+    let token = token.map(|token| parse_token(&token)).transpose()?;
+    let on_it = locks.manager().locks_on(&key).await?;
+    let is_meant = |lock: &&Lock| token.is_none() || lock.token == token;
+    // Of several readers each has to be broken.
+    for lock in on_it.iter().filter(is_meant) {
+        locks.manager().break_seen(lock, &locks.locks.actor(), &reason).await?;
+    }
     Ok(HttpResponse::NoContent().finish())
 }
 

@@ -14,7 +14,7 @@ use actix_web::{FromRequest, HttpRequest, dev::Payload};
 use super::{
     path::path_param,
     problem::misconfigured,
-    request::{Mine, RequestLocks},
+    request::{Ask, Mine, RequestLocks},
 };
 use crate::{InvalidKey, Lock, LockError, LockKey, Lockable, Mode};
 
@@ -234,7 +234,8 @@ async fn acquire<T: Lockable, How>(
     let locks = RequestLocks::of(&req)?;
     let key = key_of::<T>(&req, &locks)?;
     let load = |_, until| locks.manager().load::<T>(&key, until);
-    let (mine, document) = locks.acquire(&key, mode, locks.offered()?, locks.wait(), load).await?;
+    let how = Ask { mode, offered: locks.offered()?, wait: locks.wait(), take_over: false };
+    let (mine, document) = locks.acquire(&key, how, load).await?;
     Ok(Guarded::new(mine, document, locks))
 }
 

@@ -61,7 +61,7 @@ impl Problem {
         self
     }
 
-    fn retry_after(mut self, duration: Duration) -> Self {
+    pub(super) fn retry_after(mut self, duration: Duration) -> Self {
         self.retry_after = Some(duration);
         self
     }
@@ -119,6 +119,10 @@ impl From<&LockError> for Problem {
                 .with("state", "held")
                 .lock(lock)
                 .retry_after(lock.expires_in().min(ASK_AGAIN_AFTER)),
+            LockError::HeldByOtherTab(lock) => problem(StatusCode::LOCKED, "mine_elsewhere")
+                .with("state", "mine_elsewhere")
+                .lock(lock)
+                .retry_after(lock.expires_in().min(ASK_AGAIN_AFTER)),
             LockError::WouldDeadlock { holder, .. } => {
                 let refused = problem(StatusCode::LOCKED, "would_deadlock").with("state", "held");
                 match holder {
@@ -142,6 +146,10 @@ impl From<&LockError> for Problem {
             LockError::InvalidKey(_) => problem(StatusCode::BAD_REQUEST, "bad_id"),
             LockError::SessionEnded { .. } => problem(StatusCode::UNAUTHORIZED, "session_ended"),
             LockError::BreakRefused { .. } => problem(StatusCode::FORBIDDEN, "break_refused"),
+            LockError::TakeOverRefused { .. } => {
+                problem(StatusCode::FORBIDDEN, "take_over_refused").with("state", "held")
+            }
+            LockError::Speculative => problem(StatusCode::FORBIDDEN, "speculative"),
             LockError::Rejected { .. } => problem(StatusCode::UNPROCESSABLE_ENTITY, "rejected"),
             LockError::ShutDown => problem(StatusCode::SERVICE_UNAVAILABLE, "shutting_down")
                 .retry_after(STORE_MAY_BE_BACK_AFTER),

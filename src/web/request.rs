@@ -20,9 +20,12 @@ use actix_web::{
 use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
-pub(super) use self::locking::Mine;
+pub(super) use self::locking::{Ask, Mine, Tab};
 use super::{memory::memory, problem::misconfigured};
-use crate::{Actor, Aid, LockError, LockManager, LockToken, manager::Provisional};
+use crate::{
+    Actor, Aid, LockError, LockManager, LockToken, TabId,
+    manager::{Provisional, streams::Limits},
+};
 
 /// Where the aid is kept in the state of the session.
 pub(super) const AID: &str = "doclock.aid";
@@ -32,6 +35,12 @@ const LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
 
 /// How long ago the person has last touched the page that sends this request, in milliseconds.
 const IDLE_MS: HeaderName = HeaderName::from_static("doclock-idle-ms");
+
+/// The tab that sends this request: a UUID that its page has chosen.
+const TAB: HeaderName = HeaderName::from_static("doclock-tab");
+
+/// A browser loads a page that its person may never look at.
+const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
 
 pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
 
@@ -53,8 +62,12 @@ struct State {
     identify: Identify,
     keep_fresh_on_error: bool,
     waits: Waits,
+    streams: Limits,
     /// The page has sent this request by itself, and its person has been away for long.
     idle: bool,
+    tab: Option<TabId>,
+    /// Nobody has asked for this page so far.
+    speculative: bool,
     /// The tokens that the client sent; `None` if the header is not one.
     offered: Option<Vec<LockToken>>,
     session: RefCell<Option<Session>>,
@@ -85,6 +98,7 @@ impl RequestLocks {
         keep_fresh_on_error: bool,
         waits: Waits,
         idle_after: Option<Duration>,
+        streams: Limits,
         headers: &HeaderMap,
     ) -> Self {
         let idle = (idle_for(headers).zip(idle_after)).is_some_and(|(idle, limit)| idle >= limit);
@@ -93,7 +107,10 @@ impl RequestLocks {
             identify,
             keep_fresh_on_error,
             waits,
+            streams,
             idle,
+            tab: headers.get(TAB).and_then(|tab| tab.to_str().ok()?.trim().parse().ok()),
+            speculative: headers.contains_key(SEC_PURPOSE),
             offered: offered_tokens(headers),
             session: RefCell::default(),
             aid_before: RefCell::default(),

@@ -14,10 +14,14 @@ use super::{
     problem::misconfigured,
     request::{Identify, RequestLocks, Waits},
 };
-use crate::{Actor, LockError, LockManager};
+use crate::{Actor, LockError, LockManager, manager::streams::Limits};
 
 /// Well below the minute after which proxies give up on an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// A stream that is silent costs some kilobytes and a file descriptor, of which there are often 1 024
+/// or a few thousand.
+const EVENT_STREAMS: usize = 4096;
 
 type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
@@ -50,6 +54,7 @@ impl LockManager {
             keep_fresh_on_error: false,
             waits: Waits { documents: Duration::ZERO, longest: LONGEST_WAIT },
             idle_after: None,
+            streams: Limits { total: EVENT_STREAMS, per_address: EVENT_STREAMS },
         }
     }
 }
@@ -74,6 +79,7 @@ pub struct LockingSession<K: SessionStore + 'static> {
     keep_fresh_on_error: bool,
     waits: Waits,
     idle_after: Option<Duration>,
+    streams: Limits,
 }
 
 impl<K: SessionStore + 'static> LockingSession<K> {
@@ -117,6 +123,18 @@ impl<K: SessionStore + 'static> LockingSession<K> {
         self
     }
 
+    /// How many streams of [events](crate::lock_api) this server holds open at most, and how many of them
+    /// to one address. Default 4 096 each; more are answered with 503, and their pages ask now and then
+    /// instead.
+    ///
+    /// The address is that of the other end of the connection: of the reverse proxy, where there is one.
+    /// So set the second lower only if browsers connect to this server themselves, and then not below
+    /// the number of people behind one company's gateway.
+    pub fn event_streams(mut self, in_all: usize, per_address: usize) -> Self {
+        self.streams = Limits { total: in_all, per_address };
+        self
+    }
+
     /// Keeps a fresh lock although the answer of its request is an error (4xx, 5xx). Default: it is
     /// given back, because the client does not know that it has it.
     pub fn keep_fresh_locks_on_error(mut self) -> Self {
@@ -152,6 +170,7 @@ where
         let keep_fresh_on_error = self.keep_fresh_on_error;
         let waits = self.waits;
         let idle_after = self.idle_after;
+        let streams = self.streams;
         Box::pin(async move {
             let service = session.await?;
             Ok(LockingSessionMiddleware {
@@ -161,6 +180,7 @@ where
                 keep_fresh_on_error,
                 waits,
                 idle_after,
+                streams,
             })
         })
     }
@@ -174,6 +194,7 @@ pub struct LockingSessionMiddleware<S> {
     keep_fresh_on_error: bool,
     waits: Waits,
     idle_after: Option<Duration>,
+    streams: Limits,
 }
 
 impl<S> fmt::Debug for LockingSessionMiddleware<S> {
@@ -207,6 +228,7 @@ where
             self.keep_fresh_on_error,
             self.waits,
             self.idle_after,
+            self.streams,
             req.headers(),
         );
         req.extensions_mut().insert(locks.clone());

@@ -8,7 +8,7 @@ use std::{
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
-use super::request::{Mine, RequestLocks};
+use super::request::{Ask, Mine, RequestLocks};
 use crate::{Lock, LockError, LockKey, LockManager, Lockable, Mode, Wait};
 
 /// What this session holds, and everything that can be done about it. Takes nothing by itself.
@@ -55,7 +55,7 @@ impl SessionLocks {
     pub async fn try_acquire<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
         let key = LockKey::of::<T>(id)?;
         let (mine, ()) =
-            self.locks.acquire(&key, Mode::Exclusive, &[], Wait::no(), async |_, _| Ok(())).await?;
+            self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await?;
         Ok(mine.lock)
     }
 
@@ -82,7 +82,7 @@ impl SessionLocks {
         let mut all: Vec<Mine> = Vec::new();
         for key in keys {
             let wait = wait.since(began);
-            let taken = self.locks.acquire(&key, Mode::Exclusive, &[], wait, async |_, _| Ok(()));
+            let taken = self.locks.acquire(&key, Ask::exclusive(wait), async |_, _| Ok(()));
             match taken.await {
                 Ok((mine, ())) => all.push(mine),
                 Err(e) => {

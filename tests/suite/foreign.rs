@@ -11,7 +11,7 @@ use mongodb::error::{ErrorKind, WriteFailure};
 use mongodb::{Database, IndexModel};
 
 use crate::rig;
-use crate::rig::app::{App, TTL, count, key, lock_records, put, record, title};
+use crate::rig::app::{App, TTL, by_root, count, key, lock_records, put, record, title};
 use crate::rig::mongod;
 
 /// The aid of the article.
@@ -129,7 +129,7 @@ async fn a_foreign_lock_can_be_broken_and_no_later_one_with_it() {
     assert!(foreign_acquire(&database, "a").await);
     rig::age(&database, &key("a"), Duration::from_secs(1)).await;
     let store = &app.store;
-    let broken = actix_doclock::Store::break_lock(store, &seen).await.unwrap();
+    let broken = actix_doclock::Store::break_lock(store, &seen, &by_root()).await.unwrap();
     assert_eq!(broken, Released::AlreadyGone);
     assert_eq!(count(&database).await, 1);
 }

@@ -151,6 +151,8 @@ async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock>
         token: LockToken::new(),
         holder: Holder::new("alice"),
         ttl: TTL,
+        tab: None,
+        taken: None,
         max_hold: None,
         mode: Mode::Exclusive,
         place: None,

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::rig::app::{TTL, WorkItem, count, eventually, key, lock_records, put, record};
+use crate::rig::app::{TTL, WorkItem, by_root, count, eventually, key, lock_records, put, record};
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod};
 use crate::rig::{self, Commands};
@@ -35,6 +35,8 @@ fn claim(mode: Mode) -> Claim {
         holder: Holder::new("alice"),
         mode,
         ttl: TTL,
+        tab: None,
+        taken: None,
         max_hold: None,
         place: None,
     }
@@ -387,7 +389,7 @@ async fn a_foreign_program_is_kept_out_by_readers_and_keeps_them_out() {
     assert!(foreign_insert(&database, "a").await);
     let seen = refused(&store, "a", &claim(Mode::Shared)).await;
     assert_eq!((seen.mode, seen.token), (Mode::Exclusive, None));
-    assert_eq!(store.break_lock(&seen).await.unwrap(), Released::Released);
+    assert_eq!(store.break_lock(&seen, &by_root()).await.unwrap(), Released::Released);
     takes(&store, "a", Mode::Shared).await;
 }
 
@@ -402,7 +404,11 @@ async fn a_foreign_lock_is_waited_for_and_broken_in_every_collection() {
         assert_eq!(seen.token, None);
         let stored = record(&database, &key("a")).await.unwrap();
         assert_eq!(stored.get_str("aid").unwrap(), "my_app_4711");
-        assert_eq!(store.break_lock(&seen).await.unwrap(), Released::Released, "{rules:?}");
+        assert_eq!(
+            store.break_lock(&seen, &by_root()).await.unwrap(),
+            Released::Released,
+            "{rules:?}"
+        );
         let granted = store.try_acquire(&key("a"), &waiting).await.unwrap();
         assert!(matches!(granted, TryAcquire::Granted(_)), "{rules:?}: {granted:?}");
     }
@@ -593,7 +599,7 @@ async fn every_verb(
             assert!(held.token.is_none() && held.expires_in() <= HOUR, "{what}: {held:?}");
             return;
         };
-        store.break_lock(&seen).await.unwrap_or_else(|e| failed("break", &e));
+        store.break_lock(&seen, &by_root()).await.unwrap_or_else(|e| failed("break", &e));
     }
     panic!("{what}: cannot be broken");
 }

@@ -4,7 +4,7 @@ use std::{future::pending, sync::Arc, time::Instant};
 
 use tokio::sync::{Notify, oneshot::Receiver};
 
-use super::Queues;
+use super::{KEEP_TURN, Queues};
 use crate::{
     Lock, LockKey, LockToken, Mode,
     manager::{deadlock::Edge, operations::Acquired},
@@ -138,6 +138,17 @@ impl Place {
 
     pub(in crate::manager) fn holder(&self) -> Option<Lock> {
         self.queues.state().queues.get(&self.key)?.holder.clone()
+    }
+
+    /// Its time is over. Should its owner be back at once, it is this place that is gone on with.
+    pub(in crate::manager) fn keep_turn(&self) {
+        let mut state = self.queues.state();
+        let now = Instant::now();
+        state.turns.retain(|_, (_, until)| *until > now);
+        let waiter = state.queues.get(&self.key).and_then(|it| it.find(self.number));
+        if let Some(owner) = waiter.map(|it| it.owner.clone()) {
+            state.turns.insert((self.key.clone(), owner), (self.number, now + KEEP_TURN));
+        }
     }
 
     /// It was granted: who comes next waits for this one.

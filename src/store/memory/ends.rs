@@ -7,7 +7,7 @@ use std::{
 
 use uuid::Uuid;
 
-use crate::{Aid, EndReason, LockKey, MAX_NAMED_LOCKS, SessionEnded};
+use crate::{Aid, EndReason, LockKey, MAX_NAMED_LOCKS, SessionEnded, store::LastEnd};
 
 /// How long an ended session is remembered.
 const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
@@ -126,6 +126,11 @@ impl Ends {
     pub(super) fn ended_for_good(&self, aid: &Aid, now: Duration) -> Option<Duration> {
         let end = self.of.get(aid).filter(|end| end.for_good)?;
         Some(now.saturating_sub(end.at))
+    }
+
+    pub(super) fn last(&self, aid: &Aid, now: Duration) -> Option<LastEnd> {
+        let end = self.of.get(aid)?;
+        Some(LastEnd { reason: end.reason, ago: now.saturating_sub(end.at) })
     }
 
     pub(super) fn some_to_announce(&self, now: Duration) -> bool {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::{
-    Aid, FencingToken, Holder, Lock, LockKey, LockToken, MAX_READERS, Mode,
+    Aid, FencingToken, Holder, Lock, LockKey, LockToken, MAX_READERS, Mode, TabId,
     store::{Claim, TryAcquire},
 };
 
@@ -28,6 +28,7 @@ pub(super) struct Grant {
     pub(super) token: LockToken,
     pub(super) since: SystemTime,
     pub(super) holder: Holder,
+    tab: Option<TabId>,
     fence: Option<FencingToken>,
     /// When it runs out at the latest.
     pub(super) until: Option<Duration>,
@@ -64,6 +65,23 @@ impl Record {
             }
             return TryAcquire::Held(held);
         }
+        TryAcquire::Granted(self.grant(key, claim, fenced, None, now))
+    }
+
+    /// Whatever else is there: an exclusive lock goes. `since` is that of an earlier acquisition that
+    /// goes on.
+    pub(super) fn grant(
+        &mut self,
+        key: &LockKey,
+        claim: &Claim,
+        fenced: bool,
+        since: Option<SystemTime>,
+        now: Duration,
+    ) -> Lock {
+        let is_same = |it: &&Grant| it.is_acquisition(&claim.aid, claim.token) && it.is_live(now);
+        if let Some(same) = self.grants.iter().find(is_same) {
+            return same.to_lock(key, now);
+        }
         match claim.mode {
             Mode::Exclusive => self.grants.clear(),
             Mode::Shared => {
@@ -75,10 +93,11 @@ impl Record {
         }
         self.queue.retain(|place| place.token != claim.token);
         let fence = fenced.then(|| self.next_fence());
-        let grant = Grant::new(claim, fence, now);
+        let mut grant = Grant::new(claim, fence, now);
+        grant.since = since.unwrap_or(grant.since);
         let lock = grant.to_lock(key, now);
         self.grants.push(grant);
-        TryAcquire::Granted(lock)
+        lock
     }
 
     /// The lock that the session has already.
@@ -160,6 +179,7 @@ impl Grant {
             token: claim.token,
             since: SystemTime::now(),
             holder: claim.holder.clone(),
+            tab: claim.tab,
             fence,
             until: claim.max_hold.map(|max| now + max),
             again: false,
@@ -178,6 +198,13 @@ impl Grant {
         self.ttl = self.until.map_or(ttl, |until| ttl.min(until.saturating_sub(now)));
     }
 
+    /// However often it is renewed.
+    pub(super) fn run_out_by(&mut self, at: Duration) {
+        let until = self.until.map_or(at, |until| until.min(at));
+        self.until = Some(until);
+        self.ttl = self.ttl.min(until.saturating_sub(self.ts));
+    }
+
     pub(super) fn has_reached_max_hold(&self) -> bool {
         self.until.is_some_and(|until| self.ts + self.ttl >= until)
     }
@@ -192,6 +219,7 @@ impl Grant {
             mode: self.mode,
             aid: self.aid.clone(),
             token: Some(self.token),
+            tab: self.tab,
             fence: self.fence,
             holder: Some(self.holder.clone()),
             since: self.since,
@@ -208,6 +236,7 @@ impl Place {
             mode: self.mode,
             aid: self.aid.clone(),
             token: None,
+            tab: None,
             fence: None,
             holder: Some(self.holder.clone()),
             since: self.since,

@@ -8,12 +8,12 @@ use std::{
 use serde_json::Value;
 
 use super::{
+    changes::Changes,
     ends::Ends,
-    freed::Freed,
     record::{Grant, Record},
 };
 use crate::{
-    Aid, LockKey,
+    Aid, Change, LockKey,
     store::{Released, Rules},
 };
 
@@ -25,7 +25,7 @@ pub(super) struct State {
     pub(super) rules: HashMap<String, Rules>,
     pub(super) locks: BTreeMap<LockKey, Record>,
     pub(super) ends: Ends,
-    pub(super) freed: Freed,
+    pub(super) changes: Changes,
     pub(super) documents: BTreeMap<LockKey, Value>,
 }
 
@@ -37,7 +37,7 @@ impl Default for State {
             rules: HashMap::new(),
             locks: BTreeMap::new(),
             ends: Ends::default(),
-            freed: Freed::default(),
+            changes: Changes::default(),
             documents: BTreeMap::new(),
         }
     }
@@ -118,6 +118,6 @@ impl State {
                 self.locks.remove(key);
             }
         }
-        self.freed.tell(key);
+        self.changes.tell(Change::Changed(key.clone()));
     }
 }

@@ -1,6 +1,8 @@
 //! The ends of sessions: what is left to be done is kept in `doclock.ended`, so that any server can
 //! go on where another one stopped.
 
+use std::time::Duration;
+
 use futures_util::future::try_join_all;
 use mongodb::{
     bson::{Bson, Document as Record, doc},
@@ -13,7 +15,10 @@ use super::{
     error::{DUPLICATE_KEY, retry_duplicate_key, store_error},
     removal::Grants,
 };
-use crate::{Aid, EndReason, LockKey, Mode, StoreError, StoreErrorKind, store::Store};
+use crate::{
+    Aid, EndReason, LockKey, Mode, StoreError, StoreErrorKind,
+    store::{LastEnd, Store},
+};
 
 mod announce;
 mod overdue;
@@ -54,6 +59,20 @@ impl MongoStore {
             .await
             .map_err(failed)?;
         Ok(finished.map_or(released, |end| names_of(&end)))
+    }
+
+    // find: how it ended last; or that some of its locks ran out, which is no end; or nothing.
+    pub(super) async fn last_end_of(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
+        let record = (self.inner.ended)
+            .find_one(doc! { "_id": { "$eq": aid.as_str() }, "ts": { "$type": "date" } })
+            .projection(doc! { "_id": 0, "reason": 1, "ago": { "$subtract": ["$$NOW", "$ts"] } })
+            .await
+            .map_err(|e| store_error("asking how a session has ended", e))?;
+        Ok(record.and_then(|record| {
+            let reason = EndReason::from_stored(record.get_str("reason").ok()?);
+            let ago = record.get_i64("ago").ok()?.try_into().unwrap_or(0);
+            Some(LastEnd { reason, ago: Duration::from_millis(ago) })
+        }))
     }
 
     /// All locks of a session that has ended.

@@ -6,10 +6,11 @@
 use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
+use serde_json::{Value, json};
 
 use crate::{
     Aid, LockId, LockToken, Mode,
-    store::{Claim, Rules},
+    store::{Claim, Rules, Taken},
 };
 
 mod acquire;
@@ -104,6 +105,45 @@ pub(super) fn of_sessions(aids: &[Aid]) -> Document {
 pub(super) fn exclusive_of(aids: &[Aid]) -> Document {
     let aids: Vec<_> = aids.iter().map(Aid::as_str).collect();
     doc! { "aid": { "$in": aids } }
+}
+
+/// Has an exclusive lock run out after `grace` at the latest, as by `max_hold`.
+pub(super) fn run_out_in(grace: Duration) -> Vec<Document> {
+    let by = doc! { "$add": ["$$NOW", millis(grace)] };
+    let until =
+        doc! { "$min": [{ "$cond": [Grant::Exclusive.has_max_hold(), "$until", by.clone()] }, by] };
+    run_out_by(until)
+}
+
+/// Has an exclusive lock run out now, and tells whoever watches by whom.
+pub(super) fn take_away(token: LockToken, by: &Taken) -> Vec<Document> {
+    let mut stages = run_out_by(doc! { "$toDate": "$$NOW" });
+    stages.push(doc! { "$set": { "taken": taken(token, by) } });
+    stages
+}
+
+/// Only shortens the lease. `due`, because `ts` does not tell of it any more.
+fn run_out_by(until: Document) -> Vec<Document> {
+    let left = doc! { "$subtract": ["$until", "$ts"] };
+    vec![
+        doc! { "$set": { "until": until } },
+        doc! { "$set": { "ttl": { "$min": ["$ttl", left] } } },
+        doc! { "$set": { "due": { "$add": ["$ts", "$ttl"] } } },
+    ]
+}
+
+/// How a record says that `token` was taken from its holder: as one string of JSON, because of a
+/// document a change stream tells only those fields that differ from before.
+fn taken(token: LockToken, by: &Taken) -> Document {
+    literal(&json!({ "token": token, "by": by.by, "reason": by.reason }).to_string())
+}
+
+/// The same, read.
+pub(super) fn read_taken(text: &str) -> Option<(LockToken, Taken)> {
+    let taken: Value = serde_json::from_str(text).ok()?;
+    let text = |name: &str| taken.get(name)?.as_str();
+    let by = Taken { by: text("by")?.to_owned(), reason: text("reason")?.to_owned() };
+    Some((text("token")?.parse().ok()?, by))
 }
 
 /// Narrows `filter` to locks that have not run out.
@@ -225,7 +265,7 @@ fn fields_with(name: &str, of_readers: Document) -> Document {
 
 fn exclusive_fields() -> Document {
     doc! {
-        "ts": 1, "ttl": 1, "aid": 1, "token": 1, "since": 1, "holder": 1, "fence": 1,
+        "ts": 1, "ttl": 1, "aid": 1, "token": 1, "tab": 1, "since": 1, "holder": 1, "fence": 1,
         "now": "$$NOW",
     }
 }

@@ -72,6 +72,7 @@ impl Fetched<'_> {
             mode,
             aid: aid_of(grant),
             token,
+            tab: grant.get_str("tab").ok().and_then(|tab| tab.parse().ok()),
             fence: (grant.get("fence").and_then(Bson::as_i64))
                 .and_then(|fence| u64::try_from(fence).ok())
                 .map(Into::into),
@@ -94,6 +95,7 @@ impl Fetched<'_> {
             mode: if is_shared { Mode::Shared } else { Mode::Exclusive },
             aid: aid_of(place),
             token: None,
+            tab: None,
             fence: None,
             holder: holder_of(place),
             since: presentable(place.get_datetime("since").ok().copied()),
@@ -125,7 +127,11 @@ fn token_of(grant: &Document) -> Option<LockToken> {
 
 fn holder_of(grant: &Document) -> Option<Holder> {
     let holder = grant.get_document("holder").ok()?;
-    holder.get_str("label").ok().map(Holder::new)
+    let named = Holder::new(holder.get_str("label").ok()?);
+    Some(match holder.get_str("user") {
+        Ok(user) => named.of_user(user),
+        Err(_) => named,
+    })
 }
 
 fn in_our_time(millis: i64) -> Duration {

@@ -82,6 +82,22 @@ impl Prepared {
         Ok(released(u64::from(gone)))
     }
 
+    /// Changes when this acquisition of an exclusive lock runs out.
+    pub(super) async fn shorten(
+        &self,
+        id: &LockId,
+        aid: &Aid,
+        token: LockToken,
+        by: Vec<Document>,
+    ) -> Result<Released> {
+        let it = Acquisition { id, aid, token, mode: Mode::Exclusive, unless_told: false };
+        // What somebody else has made of these would be an error in a pipeline.
+        let mut filter = pipeline::and_live(it.filter(), self.rules.ttl);
+        filter.insert("ts", doc! { "$type": "date" });
+        filter.insert("ttl", doc! { "$type": "number" });
+        Ok(released(self.locks.update_one(filter, by).await?.matched_count))
+    }
+
     /// Removes the lock of a foreign program that has this `ts`.
     pub(super) async fn remove_foreign(&self, id: &LockId, ts: Bson) -> Result<Released> {
         let rules = &self.rules;

@@ -11,8 +11,8 @@ use mongodb::{
 };
 use tokio::time::timeout;
 
-use super::{codec, error::store_error};
-use crate::{Change, LockKey, StoreError, StoreErrorKind, Watch};
+use super::{codec, error::store_error, pipeline::read_taken};
+use crate::{Change, LockKey, StoreError, StoreErrorKind, Watch, store::Interest};
 
 /// How long the server keeps a request open in which nothing happens.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -24,9 +24,10 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(super) async fn watch(
     locks: &Collection<Document>,
     collection: &str,
+    interest: Interest,
 ) -> Result<Watch, StoreError> {
     let opened = (locks.watch())
-        .pipeline(frees())
+        .pipeline(pipeline(interest))
         // The collection's own is `local`, which a change stream does not take.
         .read_concern(ReadConcern::majority())
         .max_await_time(ANSWER_WITHIN)
@@ -62,13 +63,44 @@ async fn next(
         let id = document.get("_id").and_then(codec::lock_id);
         // A foreign program may lock documents whose ids we cannot name, and so not wait for.
         if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
-            return Ok(Some(Change::Freed(key)));
+            let taken = event.get_str("taken").ok().and_then(read_taken);
+            return Ok(Some(match taken {
+                Some((token, taken)) => Change::Taken(key, token, taken),
+                None => Change::Changed(key),
+            }));
         }
     }
     Ok(None)
 }
 
-/// Events after which somebody may be let in; not grants and renewals, of which there are many.
+/// Not renewals in any case, of which there are most.
+fn pipeline(interest: Interest) -> Vec<Document> {
+    let mut any = frees();
+    let mut fields = doc! { "operationType": 1, "documentKey": 1 };
+    if interest == Interest::All {
+        any.extend(grants());
+        let taken =
+            doc! { "$ifNull": ["$updateDescription.updatedFields.taken", "$fullDocument.taken"] };
+        fields.insert("taken", taken);
+    }
+    vec![doc! { "$match": { "$or": any } }, doc! { "$project": fields }]
+}
+
+/// Events by which somebody has got a lock.
+fn grants() -> Vec<Document> {
+    let changed =
+        doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
+    let reader = doc! { "$regexMatch": { "input": "$$this.k", "regex": r"^readers\.[0-9]+$" } };
+    let reader_joined =
+        doc! { "$anyElementTrue": [{ "$map": { "input": changed, "in": reader } }] };
+    vec![
+        doc! { "operationType": { "$in": ["insert", "replace"] } },
+        doc! { "updateDescription.updatedFields.token": { "$exists": true } },
+        doc! { "$expr": reader_joined },
+    ]
+}
+
+/// Events after which somebody may be let in.
 fn frees() -> Vec<Document> {
     let left = |field: &str| {
         vec![
@@ -84,11 +116,10 @@ fn frees() -> Vec<Document> {
         doc! { "operationType": "replace", "fullDocument.aid": { "$exists": false } },
         // Released, in a collection that keeps the record.
         doc! { "updateDescription.removedFields": "aid" },
+        // It runs out sooner than was known.
+        doc! { "updateDescription.updatedFields.until": { "$exists": true } },
     ];
     any.extend(left("readers"));
     any.extend(left("queue"));
-    vec![
-        doc! { "$match": { "$or": any } },
-        doc! { "$project": { "operationType": 1, "documentKey": 1 } },
-    ]
+    any
 }

@@ -10,9 +10,9 @@ use tokio::time::timeout_at;
 
 use super::RequestLocks;
 use crate::{
-    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockToken, Mode, Wait,
-    manager::{Acquired, Acquisition, Provisional, Wanted},
-    web::problem::misconfigured,
+    Actor, Aid, Lock, LockError, LockKey, LockManager, LockToken, Mode, Wait,
+    manager::{Acquired, Acquisition, Provisional, Wanted, streams::Limits},
+    web::problem::{Problem, misconfigured},
 };
 
 /// How long the tombstone of a session is taken as a logout that another tab has not noticed yet.
@@ -39,6 +39,37 @@ impl Mine {
     pub(in crate::web) fn acquisition(&self) -> Acquisition {
         let Lock { key, aid, mode, .. } = self.lock.clone();
         Acquisition { key, aid, token: self.token, mode }
+    }
+}
+
+fn is_fresh(fresh: Provisional) -> (Mine, Option<Provisional>) {
+    let (lock, token) = (fresh.lock().clone(), fresh.token());
+    (Mine { lock, token, is_fresh: true }, Some(fresh))
+}
+
+/// Where the session has a lock.
+pub(in crate::web) enum Tab {
+    This,
+    Other,
+    /// The page does not say which it is, or the lock was taken by one that did not.
+    Unknown,
+}
+
+/// In which way a lock is asked for.
+#[derive(Clone, Copy)]
+pub(in crate::web) struct Ask<'a> {
+    pub(in crate::web) mode: Mode,
+    /// The acquisitions that the client believes in: only one of these will do. Any, if there are none.
+    pub(in crate::web) offered: &'a [LockToken],
+    pub(in crate::web) wait: Wait,
+    /// From another tab, or if the policy allows it from another session.
+    pub(in crate::web) take_over: bool,
+}
+
+impl Ask<'_> {
+    /// The exclusive lock, whatever the client believes.
+    pub(in crate::web) fn exclusive(wait: Wait) -> Self {
+        Self { mode: Mode::Exclusive, offered: &[], wait, take_over: false }
     }
 }
 
@@ -93,34 +124,34 @@ impl RequestLocks {
 
     /// Takes or confirms the lock and does `work` with it; takes no lock if that fails.
     ///
-    /// If tokens are `offered`, only the acquisition of one of them will do.
-    ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
     pub(in crate::web) async fn acquire<T, F>(
         &self,
         key: &LockKey,
-        mode: Mode,
-        offered: &[LockToken],
-        wait: Wait,
+        how: Ask<'_>,
         work: impl Fn(bool, Instant) -> F,
     ) -> Result<(Mine, T), LockError>
     where
         F: Future<Output = Result<T, LockError>>,
     {
-        if !offered.is_empty() {
+        if self.0.speculative {
+            return Err(LockError::Speculative);
+        }
+        if !how.offered.is_empty() && !how.take_over {
             let until = self.begin();
-            let mine = self.confirm(key, mode, offered, until).await.map_err(|e| match e {
-                LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
-                LockError::Lost { key, .. } => LockError::StaleToken { key },
-                other => other,
-            })?;
+            let mine =
+                self.confirm(key, how.mode, how.offered, until).await.map_err(|e| match e {
+                    LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
+                    LockError::Lost { key, .. } => LockError::StaleToken { key },
+                    other => other,
+                })?;
             let worked = work(false, until).await;
             return self.keep_if_found(mine, None, worked, until).await;
         }
         let mut aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
         loop {
-            let (mine, fresh) = self.take(key, mode, &aid, wait).await?;
+            let (mine, fresh) = self.take(key, how, &aid).await?;
             let until = self.begin();
             // A session that ends at this moment either finds the lock, or has left its tombstone.
             // A lock that was there before was found by it.
@@ -149,25 +180,81 @@ impl RequestLocks {
     async fn take(
         &self,
         key: &LockKey,
-        mode: Mode,
+        how: Ask<'_>,
         aid: &Aid,
-        wait: Wait,
     ) -> Result<(Mine, Option<Provisional>), LockError> {
-        let holder = Holder::new(self.actor().label);
-        let (key, aid, ttl) = (key.clone(), aid.clone(), self.0.manager.ttl());
-        let wanted = Wanted { key, aid, holder, mode, ttl };
-        let owner = wanted.aid.clone();
-        self.begin();
-        let acquired = self.0.manager.acquire_waiting(&wanted, &owner, wait, &self.0.scope).await;
-        self.begin();
-        match acquired? {
-            Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
-            Acquired::AlreadyMine(lock) => Ok((Mine::new(lock)?, None)),
-            Acquired::Fresh(fresh) => {
-                let (lock, token) = (fresh.lock().clone(), fresh.token());
-                Ok((Mine { lock, token, is_fresh: true }, Some(fresh)))
+        let (actor, manager) = (self.actor(), self.manager());
+        let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
+        let (holder, tab, ttl) = (actor.holder(), self.0.tab, manager.ttl());
+        let wanted = Wanted { key, aid, holder, tab, mode, ttl };
+        loop {
+            self.begin();
+            let acquired =
+                manager.acquire_waiting(&wanted, &wanted.aid, how.wait, &self.0.scope).await;
+            let until = self.begin();
+            let from = match acquired? {
+                Acquired::Fresh(fresh) => return Ok(is_fresh(fresh)),
+                Acquired::Held(lock) if how.take_over => {
+                    if !manager.may_take_over(&actor, &lock) {
+                        return Err(LockError::TakeOverRefused { key: lock.key });
+                    }
+                    lock
+                }
+                Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
+                // Who reads may do so in all tabs.
+                Acquired::AlreadyMine(lock) if mode == Mode::Shared => {
+                    return Ok((Mine::new(lock)?, None));
+                }
+                Acquired::AlreadyMine(lock) => match self.tab_of(&lock) {
+                    Tab::Unknown => return Ok((Mine::new(lock)?, None)),
+                    Tab::Other if !how.take_over => {
+                        return Err(LockError::HeldByOtherTab(Box::new(lock)));
+                    }
+                    Tab::Other | Tab::This => lock,
+                },
+            };
+            let is_same_tab = from.aid == wanted.aid && matches!(self.tab_of(&from), Tab::This);
+            let taken = manager.take_over(&from, &wanted, &actor, &self.0.scope, until).await?;
+            if let Some(Acquired::Fresh(fresh)) = taken {
+                if is_same_tab {
+                    // A page that was loaded anew: it goes on with what it has had. By a new token,
+                    // so that what the old page sent when it went does not come after this.
+                    return Ok((Mine::new(fresh.confirm())?, None));
+                }
+                return Ok(is_fresh(fresh));
             }
         }
+    }
+
+    /// Whether the session's lock belongs to the tab that this request comes from.
+    pub(in crate::web) fn tab_of(&self, lock: &Lock) -> Tab {
+        match self.0.tab.zip(lock.tab) {
+            None => Tab::Unknown,
+            Some((this, of_lock)) if this == of_lock => Tab::This,
+            Some(_) => Tab::Other,
+        }
+    }
+
+    /// As the lock API answers it: with whether this person could have the lock all the same.
+    pub(in crate::web) fn problem(&self, error: LockError) -> Problem {
+        let may_take_over = match &error {
+            LockError::Held(lock) => Some(self.may_take_over(lock)),
+            LockError::HeldByOtherTab(_) => Some(true),
+            _ => None,
+        };
+        let problem = Problem::from(error);
+        match may_take_over {
+            Some(may) => problem.with("may_take_over", may),
+            None => problem,
+        }
+    }
+
+    pub(in crate::web) fn streams(&self) -> Limits {
+        self.0.streams
+    }
+
+    pub(in crate::web) fn may_take_over(&self, lock: &Lock) -> bool {
+        self.manager().may_take_over(&self.actor(), lock)
     }
 
     async fn keep_if_found<T>(
@@ -240,7 +327,12 @@ impl RequestLocks {
             }
         };
         let mine = Mine::new(lock)?;
-        if !offered.is_empty() && !offered.contains(&mine.token) {
+        let is_known = if offered.is_empty() {
+            !matches!(self.tab_of(&mine.lock), Tab::Other)
+        } else {
+            offered.contains(&mine.token)
+        };
+        if !is_known {
             return Err(LockError::StaleToken { key: key.clone() });
         }
         self.remember(&mine);

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable,
-    MongoStore, Saved, Store, StoreError, StoreErrorKind, StoredDocument as Encoded, TryAcquire,
+    MongoStore, Saved, Store, StoreError, StoreErrorKind, StoredDocument as Encoded, Taken,
+    TryAcquire,
 };
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::{Collection, Database};
@@ -118,6 +119,11 @@ impl App {
     pub(crate) async fn break_lock(&self, key: &LockKey) -> Option<Lock> {
         self.locks.break_lock(key, &Actor::new("admin")).await.unwrap()
     }
+}
+
+/// Who breaks locks in these tests, without a reason.
+pub(crate) fn by_root() -> Taken {
+    Taken { by: "root".to_owned(), reason: String::new() }
 }
 
 /// Settings of a server that waits no longer than this for its database.

@@ -53,6 +53,8 @@ async fn dies_while_waiting(cluster: &Cluster) {
         holder: Holder::new("dead"),
         mode: Mode::Exclusive,
         ttl: TTL,
+        tab: None,
+        taken: None,
         max_hold: None,
         place: Some(Duration::from_secs(15)),
     };

@@ -3,8 +3,8 @@
 use std::{future::Future, pin::pin, task::Context, time::Instant};
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Format, LockToken, Mode, MongoStore, Released, Rules, Saved,
-    SessionEnded, Store, StoreError, StoredDocument, Swept, TryAcquire, Watch,
+    Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, MongoStore, Released, Rules,
+    Saved, SessionEnded, Store, StoreError, StoredDocument, Swept, Taken, TryAcquire, Watch,
 };
 use futures_util::task::noop_waker_ref;
 use tokio::task::yield_now;
@@ -62,8 +62,27 @@ impl Store for Pausing {
     ) -> Result<Option<Lock>, StoreError> {
         self.paused(self.0.hand_over(key, aid, token, claim)).await
     }
-    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
-        self.0.watch(collection).await
+    async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, StoreError> {
+        self.paused(self.0.locks_on(key)).await
+    }
+    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
+        self.paused(self.0.last_end(aid)).await
+    }
+    async fn run_out_in(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        grace: Duration,
+    ) -> Result<Released, StoreError> {
+        self.paused(self.0.run_out_in(key, aid, token, grace)).await
+    }
+    async fn watch(
+        &self,
+        collection: &str,
+        interest: Interest,
+    ) -> Result<Option<Watch>, StoreError> {
+        self.0.watch(collection, interest).await
     }
     async fn release(
         &self,
@@ -127,8 +146,8 @@ impl Store for Pausing {
     ) -> Result<Vec<Lock>, StoreError> {
         self.paused(self.0.list(collection, aids, limit)).await
     }
-    async fn break_lock(&self, seen: &Lock) -> Result<Released, StoreError> {
-        self.paused(self.0.break_lock(seen)).await
+    async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
+        self.paused(self.0.break_lock(seen, taken)).await
     }
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
         self.paused(self.0.exists(key)).await

@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Format, LockToken, Mode, Released, Rules, Saved, SessionEnded, Store,
-    StoreError, StoreErrorKind, StoredDocument, Swept, TryAcquire, Watch,
+    Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, Released, Rules, Saved,
+    SessionEnded, Store, StoreError, StoreErrorKind, StoredDocument, Swept, Taken, TryAcquire,
+    Watch,
 };
 use uuid::Uuid;
 
@@ -191,7 +192,22 @@ impl Store for Down {
     ) -> Result<Option<Lock>, StoreError> {
         self.error()
     }
-    async fn watch(&self, _: &str) -> Result<Option<Watch>, StoreError> {
+    async fn locks_on(&self, _: &LockKey) -> Result<Vec<Lock>, StoreError> {
+        self.error()
+    }
+    async fn last_end(&self, _: &Aid) -> Result<Option<LastEnd>, StoreError> {
+        self.error()
+    }
+    async fn run_out_in(
+        &self,
+        _: &LockKey,
+        _: &Aid,
+        _: LockToken,
+        _: Duration,
+    ) -> Result<Released, StoreError> {
+        self.error()
+    }
+    async fn watch(&self, _: &str, _: Interest) -> Result<Option<Watch>, StoreError> {
         self.error()
     }
     async fn release(
@@ -247,7 +263,7 @@ impl Store for Down {
     async fn list(&self, _: &str, _: Option<&[Aid]>, _: usize) -> Result<Vec<Lock>, StoreError> {
         self.error()
     }
-    async fn break_lock(&self, _: &Lock) -> Result<Released, StoreError> {
+    async fn break_lock(&self, _: &Lock, _: &Taken) -> Result<Released, StoreError> {
         self.error()
     }
     async fn exists(&self, _: &LockKey) -> Result<bool, StoreError> {

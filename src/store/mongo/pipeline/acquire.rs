@@ -73,7 +73,13 @@ pub(in crate::store::mongo) fn hand_over(
 ) -> Vec<Document> {
     let it = Acquire { claim, rules };
     let is_shared = claim.mode == Mode::Shared;
-    let granted = if is_shared { it.joined() } else { it.granted() };
+    let mut granted = if is_shared { it.joined() } else { it.granted() };
+    if from.aid == &claim.aid && !is_shared {
+        granted.insert("since", doc! { "$ifNull": ["$since", "$$NOW"] });
+    }
+    if let Some(taken) = &claim.taken {
+        granted.insert("taken", super::taken(from.token, taken));
+    }
     let from = from.is(Grant::Exclusive);
     let mut stages = vec![doc! { "$replaceWith": { "$cond": [from, granted, "$$ROOT"] } }];
     if is_shared {
@@ -133,7 +139,12 @@ impl Acquire<'_> {
     }
 
     fn holder(&self) -> Document {
-        doc! { "label": literal(&self.claim.holder.label) }
+        let holder = &self.claim.holder;
+        let mut fields = doc! { "label": literal(&holder.label) };
+        if let Some(user) = &holder.user {
+            fields.insert("user", literal(user));
+        }
+        fields
     }
 
     /// Whether others are before this claim in the queue.
@@ -200,6 +211,9 @@ impl Acquire<'_> {
             "since": "$$NOW",
             "holder": self.holder(),
         };
+        if let Some(tab) = self.claim.tab {
+            grant.insert("tab", tab.to_string());
+        }
         if let Some(max_hold) = self.claim.max_hold {
             grant.insert("until", doc! { "$add": ["$$NOW", millis(max_hold)] });
         }

@@ -1,41 +1,42 @@
-//! Telling those who wait that documents have become free.
+//! Telling those who watch what happens to locks.
 
 use futures_util::{StreamExt, future::ready, stream};
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use crate::{Change, LockKey, Watch};
+use crate::{Change, Watch, store::Interest};
 
 /// How many changes are kept for one who is slow to hear them. More are [`Change::Missed`].
 const KEPT: usize = 1024;
 
 #[derive(Debug)]
-pub(super) struct Freed(broadcast::Sender<LockKey>);
+pub(super) struct Changes(broadcast::Sender<Change>);
 
-impl Default for Freed {
+impl Default for Changes {
     fn default() -> Self {
         Self(broadcast::Sender::new(KEPT))
     }
 }
 
-impl Freed {
-    pub(super) fn tell(&self, key: &LockKey) {
+impl Changes {
+    pub(super) fn tell(&self, change: Change) {
         // Nobody need listen.
-        let _ = self.0.send(key.clone());
+        let _ = self.0.send(change);
     }
 
-    pub(super) fn watch(&self, collection: &str) -> Watch {
+    pub(super) fn watch(&self, collection: &str, interest: Interest) -> Watch {
         let collection = collection.to_owned();
-        let changes = stream::unfold(self.0.subscribe(), |mut freed| async {
-            let change = match freed.recv().await {
-                Ok(key) => Change::Freed(key),
+        let changes = stream::unfold(self.0.subscribe(), |mut changes| async {
+            let change = match changes.recv().await {
+                Ok(change) => change,
                 Err(RecvError::Lagged(_)) => Change::Missed,
                 Err(RecvError::Closed) => return None,
             };
-            Some((change, freed))
+            Some((change, changes))
         });
         let ours = changes.filter(move |change| {
             ready(match change {
-                Change::Freed(key) => key.collection() == collection,
+                Change::Taken(..) if interest != Interest::All => false,
+                Change::Changed(key) | Change::Taken(key, ..) => key.collection() == collection,
                 Change::Missed => true,
             })
         });

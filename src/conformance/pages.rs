@@ -1,0 +1,173 @@
+//! What pages need: tabs, a grace when they are loaded anew, taking over, and being told of it all.
+
+use super::*;
+use crate::{Change, Interest, LastEnd, Watch};
+
+async fn locks_on(store: &impl Store, id: &str) -> Vec<Lock> {
+    store.locks_on(&key(id)).await.unwrap()
+}
+
+/// Waits for the change of this document that `is_it` wants.
+async fn told(watch: &mut Watch, what: &str, is_it: impl Fn(&Change) -> bool) {
+    let told = async {
+        loop {
+            match watch.next().await {
+                Some(Ok(change)) if is_it(&change) => return,
+                Some(Ok(_)) => {}
+                other => panic!("{what}: the watch ended: {other:?}"),
+            }
+        }
+    };
+    tokio::time::timeout(30 * SECOND, told).await.unwrap_or_else(|_| panic!("{what}: not told"));
+}
+
+cases! {
+    async fn a_lock_says_for_which_tab_and_which_user_it_was_granted<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let tab = TabId::new();
+        // As text that the database could take for something else.
+        let holder = Holder::new("$alice").of_user("$$ROOT");
+        let first = Claim { tab: Some(tab), holder: holder.clone(), ..claim(&alice) };
+        let answer = store.try_acquire(&key("a"), &first).await.unwrap();
+        assert!(matches!(answer, TryAcquire::Granted(lock) if lock.tab == Some(tab)));
+        // Another tab of the session: it is told whose it is, and leaves it there.
+        let second = Claim { tab: Some(TabId::new()), holder: holder.clone(), ..claim(&alice) };
+        let answer = store.try_acquire(&key("a"), &second).await.unwrap();
+        assert!(matches!(answer, TryAcquire::AlreadyMine(lock) if lock.tab == Some(tab)));
+        let seen = held(store, &key("a"), &Aid::new()).await;
+        assert_eq!((seen.tab, seen.holder), (Some(tab), Some(holder)));
+        granted(store, &key("b"), &alice).await;
+        assert_eq!(locks_on(store, "b").await[0].tab, None);
+    }
+
+    async fn a_lock_that_is_to_run_out_does_so_however_often_it_is_renewed<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        for again in [20 * SECOND, 5 * SECOND, 40 * SECOND] {
+            let shortened = store.run_out_in(&key("a"), &alice, token, again).await.unwrap();
+            assert_eq!(shortened, Released::Released);
+        }
+        let left = || async { locks_on(store, "a").await[0].expires_in() };
+        assert!(left().await <= 5 * SECOND, "the shortest counts");
+        store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+        assert!(left().await <= 5 * SECOND);
+        assert_eq!(token_on(store, &key("a")).await, Some(token), "until then it is held");
+        held(store, &key("a"), &Aid::new()).await;
+        subject.age(&key("a"), 5 * SECOND).await;
+        assert_eq!(store.run_out_in(&key("a"), &alice, token, TTL).await.unwrap(), Released::AlreadyGone);
+        assert!(locks_on(store, "a").await.is_empty());
+        // Its session has closed a page, and may have others.
+        sweep(store, 100).await;
+        assert!(announce_all(store).await.is_empty());
+        granted(store, &key("a"), &Aid::new()).await;
+    }
+
+    async fn only_the_acquisition_that_is_named_runs_out_sooner<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let stale = granted(store, &key("a"), &alice).await;
+        store.release(&key("a"), &alice, stale, Mode::Exclusive).await.unwrap();
+        assert_eq!(store.run_out_in(&key("a"), &alice, stale, SECOND).await.unwrap(), Released::AlreadyGone);
+        let token = granted(store, &key("a"), &alice).await;
+        for (aid, token) in [(&alice, stale), (&Aid::new(), token)] {
+            let shortened = store.run_out_in(&key("a"), aid, token, SECOND).await.unwrap();
+            assert_eq!(shortened, Released::AlreadyGone);
+        }
+        assert!(locks_on(store, "a").await[0].expires_in() > 30 * SECOND);
+    }
+
+    async fn a_session_that_takes_its_own_lock_anew_goes_on_with_it<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        store.run_out_in(&key("a"), &alice, token, 5 * SECOND).await.unwrap();
+        let since = locks_on(store, "a").await[0].since;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let again = claim(&alice);
+        let lock = store.hand_over(&key("a"), &alice, token, &again).await.unwrap();
+        let lock = lock.expect("it was there");
+        assert_eq!((lock.token, lock.since), (Some(again.token), since));
+        assert!(lock.expires_in() > 30 * SECOND, "the grace was that of the page before");
+        // What that page has sent comes late.
+        assert_eq!(store.run_out_in(&key("a"), &alice, token, SECOND).await.unwrap(), Released::AlreadyGone);
+        let late = store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap();
+        assert_eq!(late, Released::AlreadyGone);
+        assert_eq!(token_on(store, &key("a")).await, Some(again.token));
+    }
+
+    async fn all_who_hold_a_document_are_named<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        assert!(locks_on(store, "a").await.is_empty());
+        let token = granted(store, &key("a"), &alice).await;
+        let [lock] = &locks_on(store, "a").await[..] else { panic!("one") };
+        assert_eq!((&lock.aid, lock.token), (&alice, Some(token)));
+        for aid in [&alice, &bob] {
+            let reads = Claim { mode: Mode::Shared, ..claim(aid) };
+            let _ = store.try_acquire(&key("r"), &reads).await.unwrap();
+        }
+        let readers: BTreeSet<_> = locks_on(store, "r").await.into_iter().map(|it| it.aid).collect();
+        assert_eq!(readers, BTreeSet::from([alice, bob]));
+        subject.age(&key("a"), TTL).await;
+        assert!(locks_on(store, "a").await.is_empty());
+    }
+
+    async fn how_a_session_ended_last_is_known<S: Subject>(subject: &S) {
+        let store = subject.store();
+        let [silent, out, alive] = [Aid::new(), Aid::new(), Aid::new()];
+        granted(store, &key("a"), &silent).await;
+        granted(store, &key("b"), &alive).await;
+        subject.age(&key("a"), TTL).await;
+        sweep(store, 100).await;
+        announce_all(store).await;
+        end(store, &out, EndReason::LoggedOut).await;
+        let last = async |aid: &Aid| store.last_end(aid).await.unwrap();
+        assert!(matches!(last(&silent).await, Some(LastEnd { reason: EndReason::Expired, .. })));
+        let ended = last(&out).await.unwrap();
+        assert_eq!(ended.reason, EndReason::LoggedOut);
+        assert!(ended.ago < 30 * SECOND);
+        assert_eq!(last(&alive).await, None);
+    }
+
+    async fn who_watches_all_is_told_of_grants_and_of_what_was_taken_by_whom<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let Some(mut watch) = store.watch(COLLECTION, Interest::All).await.unwrap() else { return };
+        let changed = |id: &str| {
+            let key = key(id);
+            move |change: &Change| matches!(change, Change::Changed(it) if *it == key)
+        };
+        let taken_from = |id: &str, token: LockToken, by: Taken| {
+            let taken = Change::Taken(key(id), token, by);
+            move |change: &Change| *change == taken
+        };
+        granted(store, &key("free"), &alice).await;
+        told(&mut watch, "granted", changed("free")).await;
+        granted(store, &key("run out"), &alice).await;
+        told(&mut watch, "granted", changed("run out")).await;
+        subject.age(&key("run out"), TTL).await;
+        granted(store, &key("run out"), &bob).await;
+        told(&mut watch, "granted where the last one has run out", changed("run out")).await;
+        for aid in [&alice, &bob] {
+            let reads = Claim { mode: Mode::Shared, ..claim(aid) };
+            let _ = store.try_acquire(&key("read"), &reads).await.unwrap();
+            told(&mut watch, "a reader has joined", changed("read")).await;
+        }
+        let token = granted(store, &key("grace"), &alice).await;
+        told(&mut watch, "granted", changed("grace")).await;
+        store.run_out_in(&key("grace"), &alice, token, 5 * SECOND).await.unwrap();
+        told(&mut watch, "it runs out sooner", changed("grace")).await;
+
+        // Whoever it is taken by, and again by the next one.
+        let mut from = (alice.clone(), granted(store, &key("taken"), &alice).await);
+        for reason in ["$first", "second \"$$ROOT\""] {
+            let by = Taken { by: "Bob".to_owned(), reason: reason.to_owned() };
+            let to = Claim { taken: Some(by.clone()), ..claim(&Aid::new()) };
+            let lock = store.hand_over(&key("taken"), &from.0, from.1, &to).await.unwrap();
+            assert!(lock.is_some());
+            told(&mut watch, "taken over", taken_from("taken", from.1, by)).await;
+            from = (to.aid, to.token);
+        }
+        let seen = locks_on(store, "taken").await.remove(0);
+        let away = Taken { by: "$$NOW".to_owned(), reason: "broken".to_owned() };
+        assert_eq!(store.break_lock(&seen, &away).await.unwrap(), Released::Released);
+        told(&mut watch, "broken", taken_from("taken", from.1, away)).await;
+        told(&mut watch, "and gone", changed("taken")).await;
+    }
+}

@@ -1,0 +1,397 @@
+//! Telling those who look on what happens to locks: one watch of the store for each collection, as
+//! long as somebody does.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::broadcast::{self, Receiver, error::RecvError},
+    time::{sleep, timeout},
+};
+use tokio_util::task::TaskTracker;
+
+use super::{
+    Inner, LockManager,
+    rhythm::{Rhythm, jittered},
+    run::answer,
+    streams::Streams,
+    wakeups::Wakeup,
+};
+use crate::{
+    Change, EndReason, Lock, LockError, LockEvent, LockKey, LockToken, StoreError, StoreErrorKind,
+    Watch,
+    store::{Interest, Taken},
+};
+
+/// How many events are kept for one who is slow to take them. More are a [`LockEvent::Resync`].
+const KEPT: usize = 1024;
+/// How long a watch is kept when nobody looks on any more.
+const KEEP: Duration = Duration::from_secs(30);
+/// How often the locks are listed where the store does not tell.
+const POLL: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// Of how many documents in a collection is known who holds them. Beyond, everybody is asked to look
+/// for themselves.
+const MOST: usize = 10_000;
+/// How long it is remembered by whom a lock was taken: until that is seen to have happened.
+const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
+
+/// Who looks on, and what they were told last.
+#[derive(Debug, Default)]
+pub(super) struct Events(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    sender: Option<broadcast::Sender<Arc<LockEvent>>>,
+    /// The collections that are watched, and how.
+    told: BTreeMap<&'static str, Wakeup>,
+    taken: HashMap<LockToken, (Taken, Instant)>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        let sender = Some(broadcast::Sender::new(KEPT));
+        Self { sender, told: BTreeMap::new(), taken: HashMap::new() }
+    }
+}
+
+impl Events {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This lock is about to be taken from its holder.
+    pub(super) fn took(&self, lock: &Lock, taken: &Taken) {
+        if let Some(token) = lock.token {
+            self.was_taken(token, taken.clone());
+        }
+    }
+
+    fn was_taken(&self, token: LockToken, taken: Taken) {
+        let taken_by = &mut self.state().taken;
+        taken_by.retain(|_, (_, at)| at.elapsed() < REMEMBER_TAKEN);
+        taken_by.insert(token, (taken, Instant::now()));
+    }
+
+    fn taken_by(&self, lock: &Lock) -> Option<Taken> {
+        let state = self.state();
+        state.taken.get(&lock.token?).map(|(taken, _)| taken.clone())
+    }
+
+    fn tell(&self, event: LockEvent) {
+        if let Some(sender) = &self.state().sender {
+            // Nobody need listen.
+            let _ = sender.send(Arc::new(event));
+        }
+    }
+
+    fn is_told(&self, collection: &'static str, how: Wakeup) {
+        self.state().told.insert(collection, how);
+        self.tell(LockEvent::Resync);
+    }
+
+    /// Ends the watch if nobody looks on, so that the next one opens it anew.
+    fn ends_watch(&self, collection: &'static str) -> bool {
+        let mut state = self.state();
+        let is_idle = state.sender.as_ref().is_none_or(|sender| sender.receiver_count() == 0);
+        if is_idle {
+            state.told.remove(collection);
+        }
+        is_idle
+    }
+
+    fn close(&self) {
+        self.state().sender = None;
+    }
+}
+
+/// What happens to the locks of all registered collections, from [`LockManager::events`].
+#[derive(Debug)]
+pub struct LockEvents {
+    receiver: Option<Receiver<Arc<LockEvent>>>,
+    is_new: bool,
+}
+
+impl LockEvents {
+    /// The next event; [`Resync`](LockEvent::Resync) first, and whenever some were missed. `None` once
+    /// the manager is shut down, or its [event streams were closed](LockManager::close_event_streams).
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub async fn next(&mut self) -> Option<Arc<LockEvent>> {
+        if std::mem::take(&mut self.is_new) && self.receiver.is_some() {
+            return Some(Arc::new(LockEvent::Resync));
+        }
+        match self.receiver.as_mut()?.recv().await {
+            Ok(event) => Some(event),
+            Err(RecvError::Lagged(_)) => Some(Arc::new(LockEvent::Resync)),
+            Err(RecvError::Closed) => None,
+        }
+    }
+}
+
+impl LockManager {
+    /// What happens to the locks of all registered collections from now on, on whichever server.
+    ///
+    /// On a replica set the server tells it, within milliseconds; else the locks are listed once a
+    /// second. Either way one watch for each collection serves all who look on. Who takes events too
+    /// slowly misses some and is told so.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{LockEvent, LockManager};
+    /// # async fn follow(locks: LockManager) {
+    /// let mut events = locks.events();
+    /// while let Some(event) = events.next().await {
+    ///     match &*event {
+    ///         LockEvent::Resync => println!("look at everything anew: locks.list()"),
+    ///         other => println!("{}: {:?}", other.name(), other.lock()),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn events(&self) -> LockEvents {
+        let mut state = self.inner.events.state();
+        let receiver = state.sender.as_ref().map(broadcast::Sender::subscribe);
+        if receiver.is_some() && !self.inner.stop.token().is_cancelled() {
+            for collection in self.registered_names() {
+                if !state.told.contains_key(collection) {
+                    state.told.insert(collection, Wakeup::Opening);
+                    let follow = follow(Arc::downgrade(&self.inner), collection);
+                    self.inner.runner.spawn_untracked(follow);
+                }
+            }
+        }
+        LockEvents { receiver, is_new: true }
+    }
+
+    /// Ends all streams of events, those over HTTP too, and opens no new ones. Call it before a graceful
+    /// stop of the HTTP server, which waits for open connections; [`shutdown`](Self::shutdown) does it
+    /// as well, but comes after that.
+    pub fn close_event_streams(&self) {
+        self.inner.events.close();
+    }
+
+    /// Counts those over HTTP.
+    pub(crate) fn event_streams(&self) -> &Streams {
+        &self.inner.event_streams
+    }
+
+    /// Whether the store tells of changes in all collections that are watched; else they are listed
+    /// once a second.
+    pub(crate) fn is_told_of_events(&self) -> bool {
+        self.inner.events.state().told.values().all(|how| *how != Wakeup::Polling)
+    }
+}
+
+/// Looks on until nobody wants to know, or the manager is gone or shut down.
+async fn follow(manager: Weak<Inner>, collection: &'static str) {
+    let Some(stop) = manager.upgrade().map(|inner| inner.stop.token()) else { return };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {
+            if let Some(inner) = manager.upgrade() {
+                inner.events.close();
+            }
+        }
+        () = watch_and_tell(&manager, collection) => {}
+    }
+}
+
+async fn watch_and_tell(manager: &Weak<Inner>, collection: &'static str) {
+    let mut rhythm =
+        Rhythm::new(format!("watching all changes of the locks in {collection}"), FIRST_PAUSE);
+    let mut known = Known { collection, locks: HashMap::new(), is_complete: false };
+    loop {
+        let Some(opened) = open(manager, collection).await else { return };
+        let pause = match opened {
+            Ok(Some(watch)) => match tell(manager, &mut known, watch, &mut rhythm).await {
+                None => return,
+                Some(why) => rhythm.after_failure(&why),
+            },
+            Ok(None) => Duration::MAX,
+            Err(why) => rhythm.after_failure(&why),
+        };
+        if !poll(manager, &mut known, pause).await {
+            return;
+        }
+    }
+}
+
+async fn open(
+    manager: &Weak<Inner>,
+    collection: &'static str,
+) -> Option<Result<Option<Watch>, StoreError>> {
+    let manager = LockManager { inner: manager.upgrade()? };
+    let store = Arc::clone(&manager.inner.store);
+    let opening = async move { store.watch(collection, Interest::All).await };
+    let opened = manager.inner.runner.spawn(&TaskTracker::new(), opening);
+    Some(answer("watch", manager.until(), opened).await)
+}
+
+/// Why the watch was lost; `None` if nobody looks on any more.
+async fn tell(
+    manager: &Weak<Inner>,
+    known: &mut Known,
+    mut watch: Watch,
+    rhythm: &mut Rhythm,
+) -> Option<StoreError> {
+    let lost = |why: LockError| StoreError::new(StoreErrorKind::Unavailable, why.to_string());
+    if let Err(why) = known.look_at_all(&LockManager { inner: manager.upgrade()? }).await {
+        return Some(lost(why));
+    }
+    manager.upgrade()?.events.is_told(known.collection, Wakeup::Told);
+    rhythm.works();
+    loop {
+        let change = timeout(KEEP, watch.next()).await;
+        let now = LockManager { inner: manager.upgrade()? };
+        let looked = match change {
+            Ok(Some(Ok(Change::Changed(key)))) => known.look_at(&now, &key).await,
+            Ok(Some(Ok(Change::Taken(key, token, taken)))) => {
+                now.inner.events.was_taken(token, taken);
+                known.look_at(&now, &key).await
+            }
+            Ok(Some(Ok(Change::Missed))) => {
+                let looked = known.look_at_all(&now).await;
+                now.inner.events.tell(LockEvent::Resync);
+                looked
+            }
+            Ok(Some(Err(why))) => return Some(why),
+            Ok(None) => {
+                let message = "the store does not tell any more";
+                return Some(StoreError::new(StoreErrorKind::Unavailable, message));
+            }
+            Err(_) => Ok(()),
+        };
+        if let Err(why) = looked {
+            return Some(lost(why));
+        }
+        if now.inner.events.ends_watch(known.collection) {
+            return None;
+        }
+    }
+}
+
+/// Lists the locks again and again, for so long. Says whether somebody still looks on.
+async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool {
+    let began = Instant::now();
+    let mut is_first = true;
+    while is_first || began.elapsed() < pause {
+        let Some(inner) = manager.upgrade() else { return false };
+        let now = LockManager { inner };
+        if now.inner.events.ends_watch(known.collection) {
+            return false;
+        }
+        let looked = known.look_at_all(&now).await;
+        if std::mem::take(&mut is_first) || !known.is_complete {
+            now.inner.events.is_told(known.collection, Wakeup::Polling);
+        }
+        if let Err(why) = looked {
+            log::debug!(
+                target: "actix_doclock::background",
+                "the locks in {} could not be listed for those who look on: {why}",
+                known.collection,
+            );
+        }
+        drop(now);
+        sleep(jittered(POLL)).await;
+    }
+    true
+}
+
+/// The locks of a collection as everybody was told of them, and since when that is so.
+struct Known {
+    collection: &'static str,
+    locks: HashMap<LockKey, Vec<(Lock, Instant)>>,
+    /// There are no more than could be listed.
+    is_complete: bool,
+}
+
+impl Known {
+    async fn look_at(&mut self, manager: &LockManager, key: &LockKey) -> Result<(), LockError> {
+        let locks =
+            manager.run("locks_on", manager.until(), key.clone(), |store, key| store.locks_on(key));
+        let locks = locks.await?;
+        if locks.is_empty() && !self.is_complete && !self.locks.contains_key(key) {
+            manager.inner.events.tell(LockEvent::Resync);
+        }
+        self.are_now(manager, key, locks).await;
+        Ok(())
+    }
+
+    async fn look_at_all(&mut self, manager: &LockManager) -> Result<(), LockError> {
+        let args = (self.collection, MOST);
+        let listed = manager.run("list", manager.until(), args, |store, (collection, most)| {
+            store.list(collection, None, *most)
+        });
+        let mut now: HashMap<LockKey, Vec<Lock>> = HashMap::new();
+        for lock in listed.await? {
+            now.entry(lock.key.clone()).or_default().push(lock);
+        }
+        let was_new = self.locks.is_empty() && !self.is_complete;
+        self.is_complete = now.len() < MOST;
+        if was_new || !self.is_complete {
+            let at = Instant::now();
+            let dated = |locks: Vec<Lock>| locks.into_iter().map(|lock| (lock, at)).collect();
+            self.locks = now.into_iter().map(|(key, locks)| (key, dated(locks))).collect();
+            return Ok(());
+        }
+        let keys: HashSet<LockKey> = self.locks.keys().chain(now.keys()).cloned().collect();
+        for key in keys {
+            let locks = now.remove(&key).unwrap_or_default();
+            self.are_now(manager, &key, locks).await;
+        }
+        Ok(())
+    }
+
+    /// Tells in which way that differs from before.
+    async fn are_now(&mut self, manager: &LockManager, key: &LockKey, locks: Vec<Lock>) {
+        let before = self.locks.remove(key).unwrap_or_default();
+        let (stay, gone): (Vec<_>, Vec<_>) =
+            (before.into_iter()).partition(|(old, _)| locks.iter().any(|lock| is_same(old, lock)));
+        for (lock, seen) in gone {
+            let event = why_gone(manager, lock, seen).await;
+            manager.inner.events.tell(event);
+        }
+        let now = Instant::now();
+        let mut known = Vec::new();
+        for lock in locks {
+            let seen = stay.iter().find(|(old, _)| is_same(old, &lock)).map(|(_, seen)| *seen);
+            if seen.is_none() {
+                manager.inner.events.tell(LockEvent::Acquired(lock.clone()));
+            }
+            known.push((lock, seen.unwrap_or(now)));
+        }
+        if !known.is_empty() {
+            self.locks.insert(key.clone(), known);
+        }
+    }
+}
+
+/// A foreign lock has no token, and is told from others by when it was taken.
+fn is_same(old: &Lock, new: &Lock) -> bool {
+    old.token == new.token && (old.token.is_some() || old.since == new.since)
+}
+
+async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent {
+    if let Some(taken) = manager.inner.events.taken_by(&lock) {
+        return LockEvent::Broken(lock, taken);
+    }
+    let ended = manager
+        .run("last_end", manager.until(), lock.aid.clone(), |store, aid| store.last_end(aid));
+    // The end of a session is written down before its locks go.
+    match ended.await {
+        Ok(Some(end)) if end.reason == EndReason::Expired => {
+            if end.ago <= seen.elapsed() {
+                LockEvent::Expired(lock)
+            } else {
+                LockEvent::Released(lock)
+            }
+        }
+        Ok(Some(_)) => LockEvent::SessionEnded(lock),
+        _ => LockEvent::Released(lock),
+    }
+}

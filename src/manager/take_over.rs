@@ -1,0 +1,154 @@
+//! Taking a lock from its holder: by breaking it, or by taking it over.
+
+use std::time::Instant;
+
+use tokio_util::task::TaskTracker;
+
+use super::{Acquired, Acquisition, Actor, LockManager, Provisional, Wanted, run};
+use crate::{
+    Lock, LockError, LockKey, Mode,
+    store::{Released, Taken},
+};
+
+/// The longest reason for a break that is kept and shown, in bytes. A longer one is cut.
+pub const MAX_REASON_BYTES: usize = 500;
+
+impl LockManager {
+    /// Removes somebody else's lock, if the [policy](crate::LockManagerBuilder::break_policy) allows
+    /// it to `actor`. Returns the lock that was broken; `None` if the document was free.
+    ///
+    /// What the holder writes afterwards through a guarded save is refused.
+    ///
+    /// # Errors
+    /// [`LockError::BreakRefused`] by the policy. Else see [`LockManager`].
+    pub async fn break_lock(
+        &self,
+        key: &LockKey,
+        actor: &Actor,
+    ) -> Result<Option<Lock>, LockError> {
+        let Some(lock) = self.inspect(key).await? else {
+            return Ok(None);
+        };
+        let released = self.break_seen(&lock, actor, "").await?;
+        Ok((released == Released::Released).then_some(lock))
+    }
+
+    /// As [`break_lock`](Self::break_lock), for the lock that somebody was shown and no other. The
+    /// `reason`, cut to [`MAX_REASON_BYTES`], goes into the log and to those who hear
+    /// [events](Self::events).
+    ///
+    /// It writes a line with the actor, the reason and the holder to the log, target
+    /// `actix_doclock::audit`.
+    ///
+    /// # Errors
+    /// As `break_lock`. That the lock had gone already is no error.
+    pub async fn break_seen(
+        &self,
+        lock: &Lock,
+        actor: &Actor,
+        reason: &str,
+    ) -> Result<Released, LockError> {
+        if !self.inner.settings.may_break(actor, lock) {
+            return Err(LockError::BreakRefused { key: lock.key.clone() });
+        }
+        let taken = taken_by(actor, reason);
+        self.inner.events.took(lock, &taken);
+        let args = (lock.clone(), taken.clone());
+        let broken = self.run("break_lock", self.until(), args, |store, (lock, taken)| {
+            store.break_lock(lock, taken)
+        });
+        let broken = broken.await?;
+        if let Some(gone) = Acquisition::of(lock) {
+            self.inner.gone(&gone);
+        }
+        if broken == Released::Released {
+            audit("broken", lock, &taken);
+        }
+        Ok(broken)
+    }
+
+    /// Whether [`break_seen`](Self::break_seen) would let this person break it.
+    pub(crate) fn may_break(&self, actor: &Actor, lock: &Lock) -> bool {
+        self.inner.settings.may_break(actor, lock)
+    }
+
+    /// Whether this person may see the locks of everybody; `None` if nobody is meant to.
+    pub(crate) fn may_see_all(&self, actor: &Actor) -> Option<bool> {
+        self.inner.settings.may_see_all(actor)
+    }
+
+    /// Whether [`take_over`](Self::take_over) would let this person have the lock.
+    pub(crate) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
+        can_be_taken_over(lock) && self.inner.settings.may_take_over(actor, lock)
+    }
+
+    /// Takes the exclusive lock `from` its holder, in one step, so that nobody comes between. `None` if
+    /// that acquisition is gone.
+    ///
+    /// Whoever may is asked before. A session that takes it from itself, for another tab or a page that
+    /// was loaded anew, goes on with it: nobody is told that anything was taken.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lock is given back, not to who had it.
+    pub(crate) async fn take_over(
+        &self,
+        from: &Lock,
+        wanted: &Wanted,
+        actor: &Actor,
+        scope: &TaskTracker,
+        until: Instant,
+    ) -> Result<Option<Acquired>, LockError> {
+        let Some(held) = Acquisition::of(from) else { return Ok(None) };
+        let mut claim = wanted.claim(self.longest_hold(), None);
+        let taken = (from.aid != wanted.aid).then(|| taken_by(actor, ""));
+        if let Some(taken) = &taken {
+            self.inner.events.took(from, taken);
+        }
+        claim.taken = taken.clone();
+        let (manager, own_scope, from) = (self.clone(), scope.clone(), from.clone());
+        let asked = Instant::now();
+        let take = async move {
+            let handed = run::retry(until, run::FOREGROUND, || {
+                manager.inner.store.hand_over(&held.key, &held.aid, held.token, &claim)
+            });
+            match handed.await {
+                Ok(Some(lock)) => {
+                    manager.inner.watched.ended(&held);
+                    manager.inner.watched.saw(&lock, asked);
+                    manager.inner.queues.was_handed(&lock);
+                    if let Some(taken) = taken {
+                        audit("taken over", &from, &taken);
+                    }
+                    let fresh = Provisional::new(manager, lock, claim.token, own_scope);
+                    Ok(Some(Acquired::Fresh(fresh)))
+                }
+                Ok(None) => Ok(None),
+                Err(error) => {
+                    // It may have been carried out, or be still on its way: then it is the claim's.
+                    manager.claim_is_unknown(&held.key, claim, &own_scope);
+                    Err(error)
+                }
+            }
+        };
+        Ok(run::answer("take_over", until, self.inner.runner.spawn(scope, take)).await?)
+    }
+}
+
+/// A foreign program would not notice; and of several readers there is not one to take it from.
+fn can_be_taken_over(lock: &Lock) -> bool {
+    lock.mode == Mode::Exclusive && lock.token.is_some()
+}
+
+fn taken_by(actor: &Actor, reason: &str) -> Taken {
+    let end = (0..=MAX_REASON_BYTES.min(reason.len())).rfind(|&i| reason.is_char_boundary(i));
+    let reason = reason[..end.unwrap_or(0)].to_owned();
+    Taken { by: actor.holder().label, reason }
+}
+
+fn audit(what: &str, lock: &Lock, Taken { by, reason }: &Taken) {
+    log::info!(
+        target: "actix_doclock::audit",
+        "the lock on {:?} was {what} by {by:?}; reason: {reason:?}; it was held by {:?}",
+        lock.key, lock.holder.as_ref().map(|holder| &holder.label),
+    );
+}

@@ -1,0 +1,80 @@
+//! The table of all locks, for those who may see it.
+
+use actix_web::{
+    HttpRequest, HttpResponse,
+    http::StatusCode,
+    web::{self, Json, ServiceConfig},
+};
+use serde::Serialize;
+
+use super::{
+    Problem, SessionLocks,
+    api::{millis, rfc3339},
+    assets::file,
+};
+use crate::{Holder, LockToken, Mode, manager::LISTED};
+
+pub(super) fn routes(config: &mut ServiceConfig) {
+    config.route("/admin", web::get().to(page)).route("/admin.json", web::get().to(all));
+}
+
+/// # Errors
+/// 404 if the application has no admin policy: there is no such page. 403 by the policy.
+pub(super) fn allowed(locks: &SessionLocks) -> Result<(), Problem> {
+    match locks.manager().may_see_all(&locks.locks.actor()) {
+        Some(true) => Ok(()),
+        Some(false) => Err(Problem::new(StatusCode::FORBIDDEN, "not_an_administrator")
+            .detail("the locks of everybody are for administrators to see")),
+        None => Err(Problem::new(StatusCode::NOT_FOUND, "no_such_route")
+            .detail("this application has no table of all locks")),
+    }
+}
+
+async fn page(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
+    allowed(&locks)?;
+    Ok(file(&req, "text/html; charset=utf-8", include_str!("assets/admin.html")))
+}
+
+#[derive(Serialize)]
+struct AllBody {
+    locks: Vec<LockBody>,
+    /// There are more than are listed.
+    more: bool,
+    /// Whether changes are told at once; else within a second or so.
+    told: bool,
+}
+
+#[derive(Serialize)]
+struct LockBody {
+    key: String,
+    collection: String,
+    id: String,
+    mode: Mode,
+    holder: Option<Holder>,
+    since: String,
+    expires_in_ms: u64,
+    /// Names the acquisition, so that no other is broken. It opens nothing to another session.
+    token: Option<LockToken>,
+    may_break: bool,
+}
+
+async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
+    allowed(&locks)?;
+    let (manager, actor) = (locks.manager(), locks.locks.actor());
+    let mut all: Vec<_> = (manager.list().await?.into_iter())
+        .map(|lock| LockBody {
+            key: lock.key.to_string(),
+            collection: lock.key.collection().to_owned(),
+            id: lock.key.id().to_string(),
+            mode: lock.mode,
+            since: rfc3339(lock.since),
+            expires_in_ms: millis(lock.expires_in()),
+            token: lock.token,
+            may_break: manager.may_break(&actor, &lock),
+            holder: lock.holder,
+        })
+        .collect();
+    // Who has had it longest comes first.
+    all.sort_by(|a, b| a.since.cmp(&b.since));
+    Ok(Json(AllBody { more: all.len() >= LISTED, locks: all, told: manager.is_told_of_events() }))
+}

@@ -1,0 +1,56 @@
+//! Files that browsers load.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use actix_web::{
+    HttpRequest, HttpResponse,
+    http::header::{self, ETag, EntityTag, Header, IfNoneMatch},
+    web::{self, ServiceConfig},
+};
+
+use super::{Problem, SessionLocks, admin};
+
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+
+pub(super) fn routes(config: &mut ServiceConfig) {
+    config
+        .route("/client.js", web::get().to(client))
+        .route("/client.d.ts", web::get().to(client_types))
+        .route("/admin.js", web::get().to(admin_script))
+        .route("/admin.css", web::get().to(admin_style));
+}
+
+async fn client(req: HttpRequest) -> HttpResponse {
+    file(&req, JAVASCRIPT, include_str!("assets/client.js"))
+}
+
+async fn client_types(req: HttpRequest) -> HttpResponse {
+    file(&req, "text/plain; charset=utf-8", include_str!("assets/client.d.ts"))
+}
+
+async fn admin_script(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
+    admin::allowed(&locks)?;
+    Ok(file(&req, JAVASCRIPT, include_str!("assets/admin.js")))
+}
+
+async fn admin_style(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
+    admin::allowed(&locks)?;
+    Ok(file(&req, "text/css; charset=utf-8", include_str!("assets/admin.css")))
+}
+
+/// A file that browsers keep, and ask each time whether it is still the same.
+pub(super) fn file(req: &HttpRequest, content_type: &str, text: &'static str) -> HttpResponse {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    let tag = EntityTag::new_strong(format!("{:x}", hasher.finish()));
+    let is_known = match IfNoneMatch::parse(req) {
+        Ok(IfNoneMatch::Items(known)) => known.iter().any(|it| it.weak_eq(&tag)),
+        _ => false,
+    };
+    let mut response = if is_known { HttpResponse::NotModified() } else { HttpResponse::Ok() };
+    response
+        .insert_header(ETag(tag))
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        .insert_header((header::X_CONTENT_TYPE_OPTIONS, "nosniff"));
+    if is_known { response.finish() } else { response.content_type(content_type).body(text) }
+}

@@ -1,0 +1,679 @@
+// The lock API for pages: keeps the lock of a document while a person has it open, and tells the
+// page what becomes of it. No dependencies, no build; types are in client.d.ts.
+//
+//   import { DocLock } from '/locks/client.js';
+//   const lock = DocLock.open('/locks/workitem/42', {
+//     onheld: async () => show(await load()),     // ours now: load the document, it may have changed
+//     onlost: loss => disableSaving(loss),        // keep what was typed; lock.acquire() asks again
+//     onchange: lock => drawBanner(lock.state, lock.holder),
+//   });
+//   const answer = await lock.fetch('/api/workitem/42', { method: 'PUT', body });
+//   lock.close();
+//
+// Three parts: this tab, the feed of events, the lock.
+
+const TIMEOUT_MS = 10_000;
+const WAIT_MS = 25_000;          // one turn of waiting; proxies cut what is silent for longer
+const GRACE_MS = 5_000;          // for a reload
+const POLL_MS = 4_000;           // without a stream
+const POLL_OTHERS_MS = 15_000;   // with a stream that tells of one server only
+const LOOK_MS = [5_000, 30_000]; // renewals by others are not announced
+const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync'];
+
+const sleep = ms => new Promise(done => setTimeout(done, ms));
+const clamp = (ms, low, high) => Math.min(Math.max(ms, low), high);
+const visible = () => document.visibilityState === 'visible';
+// Two clocks: the wall clock may be set, and the other one may stand still while the computer sleeps.
+const now = () => ({ wall: Date.now(), steady: performance.now() });
+// So that the pages of an office do not come back in step after an outage.
+const backOff = (failures, most) => Math.min(500 * 2 ** failures, most) * (0.5 + Math.random() / 2);
+
+// ---- this tab -------------------------------------------------------------------------------
+
+// `crypto.randomUUID` and `navigator.locks` exist on https and localhost only.
+function uuid() {
+  const hex = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte, i) =>
+    (i === 6 ? byte & 0x0f | 0x40 : i === 8 ? byte & 0x3f | 0x80 : byte).toString(16).padStart(2, '0')).join('');
+  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-');
+}
+
+const remembered = {   // storage may be forbidden: then a reload is a new tab
+  get: () => { try { return sessionStorage.getItem('doclock-tab'); } catch { return null; } },
+  set: id => { try { sessionStorage.setItem('doclock-tab', id); } catch { /* as above */ } },
+};
+
+let tabId = null, leaveTab = () => {};
+
+// Whether no other page has this id. A duplicated tab starts with a copy of the sessionStorage, a
+// reload with its own; so the id belongs to the page that holds a Web Lock of this name.
+function claim(id) {
+  if (!navigator.locks) return ask(id);
+  return new Promise(claimed => {
+    // A reloaded page may come a little before the old one has gone.
+    navigator.locks.request('doclock-tab:' + id, { signal: AbortSignal.timeout(700) }, () => {
+      claimed(true);
+      return new Promise(leave => { leaveTab = leave; });
+    }).catch(() => claimed(false));
+  });
+}
+
+async function ask(id) {
+  const channel = new BroadcastChannel('doclock-tab:' + id), me = uuid();
+  let taken = false;
+  channel.onmessage = ({ data }) => {
+    if (data.from === me) return;
+    if (!data.ask) taken = true;
+    else if (id === tabId) channel.postMessage({ from: me });
+  };
+  leaveTab = () => channel.close();
+  channel.postMessage({ ask: true, from: me });
+  await sleep(150);
+  if (taken) channel.close();
+  return !taken;
+}
+
+async function nameTab() {
+  if (document.prerendering) {   // nobody sees this page yet, and perhaps nobody will
+    await new Promise(seen => document.addEventListener('prerenderingchange', seen, { once: true }));
+  }
+  let id = remembered.get();
+  if (!id || !await claim(id)) await claim(id = uuid());
+  remembered.set(tabId = id);
+  return id;
+}
+
+let tab = nameTab();
+addEventListener('pagehide', () => leaveTab());
+addEventListener('pageshow', event => { if (event.persisted) tab = nameTab(); });
+
+let touched = Date.now();
+for (const event of ['pointerdown', 'pointermove', 'keydown', 'wheel', 'touchstart']) {
+  addEventListener(event, () => { touched = Date.now(); }, { capture: true, passive: true });
+}
+
+const headers = async () => ({ 'Doclock-Tab': await tab, 'Doclock-Idle-Ms': String(Date.now() - touched) });
+
+// A visible page whose timers stood still has slept, or its clock was set.
+const everySecond = new Set();
+let lastTick = Date.now();
+setInterval(() => {
+  const overslept = visible() && Math.abs(Date.now() - lastTick) > 5000;
+  lastTick = Date.now();
+  for (const task of everySecond) task(overslept);
+}, 1000);
+
+// Never rejects: no answer is `status: 0`.
+async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {}) {
+  const init = { method, headers: await headers(), cache: 'no-store', signal: AbortSignal.timeout(timeout) };
+  if (signal) init.signal = AbortSignal.any([signal, init.signal]);
+  if (body) {
+    init.headers['Content-Type'] = 'application/json';
+    init.body = JSON.stringify(body);
+  }
+  const sent = now();
+  try {
+    const response = await fetch(url, init);
+    const text = await response.text();
+    const date = Date.parse(response.headers.get('Date'));
+    return { sent, date, status: response.status, ok: response.ok, body: text ? JSON.parse(text) : {} };
+  } catch {
+    return { sent, status: 0, ok: false, body: {}, aborted: Boolean(signal?.aborted) };
+  }
+}
+
+// It may come true later: the network, the database or a proxy.
+const isTrouble = answer => [0, 408, 429].includes(answer.status) || answer.status >= 500;
+
+// How a document stands, in the words and by the clock of this page.
+function standing({ sent, date, body }) {
+  const skew = Math.abs(Date.now() - date) > 2000 ? Date.now() - date : 0;   // `Date` has seconds only
+  return {
+    state: body.state,
+    mode: body.mode ?? null,
+    holder: body.holder?.label ?? null,
+    since: body.since ? new Date(Date.parse(body.since) + skew) : null,
+    expiresAt: body.expires_in_ms === undefined ? null : sent.wall + body.expires_in_ms,
+    mayTakeOver: Boolean(body.may_take_over),
+  };
+}
+
+// ---- the feed: what happens to the locks, told to every page of this browser ----------------
+
+// HTTP/1.1 allows six connections to a server, and a stream for each tab would leave none for the
+// seventh. So the tab with the Web Lock has the stream, and passes on what it hears.
+class Feed {
+  static #feeds = new Map();
+
+  static of(base) {
+    if (!Feed.#feeds.has(base)) Feed.#feeds.set(base, new Feed(base));
+    return Feed.#feeds.get(base);
+  }
+
+  static {
+    addEventListener('pagehide', () => Feed.#each('leave'));   // a page in the back/forward cache has no stream
+    addEventListener('pageshow', () => Feed.#each('join'));
+    addEventListener('online', () => Feed.#each('reconnect'));
+    document.addEventListener('freeze', () => Feed.#each('leave'));
+    document.addEventListener('resume', () => Feed.#each('join'));
+    document.addEventListener('visibilitychange', () => {
+      if (!navigator.locks) Feed.#each(visible() ? 'join' : 'leave');   // each page has its own: only where it is seen
+    });
+    everySecond.add(overslept => Feed.#each(overslept ? 'reconnect' : 'poll'));
+  }
+
+  static #each(what) { for (const feed of Feed.#feeds.values()) feed[what](); }
+
+  listeners = new Set();
+  #base; #channel; #source; #place; #resign; #retry; #failures = 0;
+  #scope = null;        // of the stream: 'cluster', 'server', or null while there is none
+  #polled = Date.now();
+
+  constructor(base) { this.#base = base; }
+
+  listen(callback) {
+    this.listeners.add(callback);
+    this.join();
+    return () => {
+      this.listeners.delete(callback);
+      if (!this.listeners.size) this.leave();
+    };
+  }
+
+  join() {
+    if (this.#channel || !this.listeners.size) return;
+    this.#channel = new BroadcastChannel('doclock:' + this.#base);
+    this.#channel.onmessage = ({ data }) => {
+      if (data.type !== 'who') this.#tell(data);
+      else if (this.#source) this.#channel.postMessage({ type: 'stream', scope: this.#scope });
+    };
+    this.#channel.postMessage({ type: 'who' });
+    if (!navigator.locks) return this.#connect();
+    this.#place = new AbortController();
+    navigator.locks.request('doclock-events:' + this.#base, { signal: this.#place.signal }, () => {
+      this.#connect();
+      return new Promise(resign => { this.#resign = resign; });
+    }).catch(() => {});
+  }
+
+  leave() {
+    clearTimeout(this.#retry);
+    this.#source?.close();
+    this.#place?.abort();
+    this.#resign?.();
+    this.#channel?.close();
+    this.#channel = this.#source = this.#place = this.#resign = this.#scope = null;
+  }
+
+  /** A hint for the other tabs, at once: what they believe about this document may be outdated. */
+  hint(key) { this.#channel?.postMessage({ type: 'hint', key }); }
+
+  /** The stream may be a dead connection of before the sleep. */
+  reconnect() { if (this.#source) this.#connect(); }
+
+  /** Without a stream of everything, pages look by themselves. */
+  poll() {
+    const every = this.#scope === null ? POLL_MS : this.#scope === 'server' ? POLL_OTHERS_MS : Infinity;
+    if (!this.listeners.size || !visible() || Date.now() - this.#polled < every) return;
+    this.#polled = Date.now();
+    for (const listener of this.listeners) listener({ type: 'resync', scope: 'poll' });
+  }
+
+  async #connect() {
+    const channel = this.#channel, id = await tab;
+    if (!channel || channel !== this.#channel) return;
+    clearTimeout(this.#retry);
+    this.#source?.close();
+    const source = this.#source = new EventSource(`${this.#base}/events?tab=${id}`);
+    const pass = event => {
+      this.#channel?.postMessage(event);
+      this.#tell(event);
+    };
+    for (const type of KINDS) {
+      source.addEventListener(type, ({ data }) => {
+        this.#failures = 0;
+        pass({ ...JSON.parse(data), type });
+      });
+    }
+    source.onerror = () => {
+      pass({ type: 'stream', scope: null });
+      // After a network error the browser tries again by itself, after a refusal it does not.
+      if (source === this.#source && source.readyState === EventSource.CLOSED) {
+        this.#retry = setTimeout(() => this.#connect(), backOff(++this.#failures, 30_000));
+      }
+    };
+  }
+
+  #tell(event) {
+    if (event.type === 'resync' || event.type === 'stream') this.#scope = event.scope;
+    if (event.type !== 'stream') for (const listener of this.listeners) listener(event);
+  }
+}
+
+// ---- the lock -------------------------------------------------------------------------------
+
+/**
+ * What a page knows about the lock of one document, and what it can do about it. The fields are
+ * facts of this moment; whatever changes one of them ends in a `change` event.
+ */
+export class DocLock extends EventTarget {
+  url; key; mode;
+  /** Who has it, if not this page; since when; until when at the latest, in ms as Date.now() has them. */
+  holder = null; since = null; expiresAt = null; mayTakeOver = false;
+  /** Why this page has it no more: {kind, by, reason, at}; null once it has it again. */
+  lost = null;
+  /** This page stands in line. */
+  waiting = false;
+  /** What a person asked for is under way. */
+  busy = false;
+  /** Why the server refused the last request, in its words: an RFC 9457 problem, or null. */
+  problem = null;
+
+  static #apis = new Map();
+  #api; #state = 'unknown'; #token = null; #until = null; #ttl = 0; #closed = false; #waitIdleMs;
+  #turn = 0;             // an answer is dropped if something newer was heard since it was asked for
+  #wanted = false;       // asked for, and no answer arrived: the lock may be here
+  #releasing = false;    // a save that releases is under way
+  #news = null;          // the latest event that may have ended the lock
+  #line = null; #poll = null; #nudge = () => {};
+  #looking = false; #lookAgain = false; #lookTimer;
+
+  /**
+   * Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for it unless `acquire`
+   * is false. With `wait`, stands in line if somebody else has it.
+   */
+  static open(url, options) { return new DocLock(url, options); }
+
+  /** How a document stands, asked once: {state, mode, holder, since, expiresAt, mayTakeOver}, or null. */
+  static async look(url) {
+    const answer = await request('GET', url);
+    return answer.ok ? standing(answer) : null;
+  }
+
+  /**
+   * Calls back with {type, key, …} whatever happens to the locks of the API at `base`. At `resync`,
+   * which comes every few seconds where there is no stream, look at everything that is shown; and at
+   * the document of any other event, since `mine` may be the view of another tab.
+   * Returns what ends it.
+   */
+  static events(base, callback) { return Feed.of(base.replace(/\/$/, '')).listen(callback); }
+
+  constructor(url, options = {}) {
+    super();
+    const { pathname } = new URL(url, document.baseURI);
+    const [, base, collection, id] = pathname.match(/^(.*)\/([^/]+)\/([^/]+)\/?$/);
+    this.url = `${base}/${collection}/${id}`;
+    this.key = `${decodeURIComponent(collection)}/${decodeURIComponent(id)}`;
+    this.mode = options.mode ?? 'exclusive';
+    this.#waitIdleMs = options.waitIdleMs ?? 600_000;
+    for (const name of ['held', 'lost', 'free', 'change']) {
+      const callback = options['on' + name];
+      if (callback) this.addEventListener(name, ({ detail }) => callback(detail ?? this, this));
+    }
+    this.#api = DocLock.#join(base, this);
+    if (options.acquire === false) this.check();
+    else if (options.wait) this.wait();
+    else this.acquire();
+  }
+
+  /**
+   * `mine`: this page has it. `mine_elsewhere`: another tab of the same person. `held`: somebody
+   * else. `free`: nobody. `unknown`: not answered yet; or this page had it and its time is up, as
+   * after a sleep, until the server has said whether it is still there.
+   */
+  get state() { return this.#state === 'mine' && !this.#isInTime() ? 'unknown' : this.#state; }
+
+  /** Of this acquisition, or null. */
+  get token() { return this.#token; }
+
+  /** The server did not answer lately. A lock that is `mine` is so until `expiresAt` all the same. */
+  get offline() { return this.#api.failures > 0; }
+
+  /** Asks for the lock, also after a loss. Resolves to the state, as `takeOver` does; never rejects. */
+  acquire() { return this.#ask({}); }
+
+  /** Takes the lock from another tab, or from somebody else if `mayTakeOver`. */
+  takeOver() { return this.#ask({ take_over: true }); }
+
+  /**
+   * Stands in line until the lock is here, `stopWaiting` is called, or the person has not touched
+   * the page for `waitIdleMs`. A hidden page does not wait: nobody would see that it has the lock.
+   */
+  wait() {
+    if (this.waiting || this.#closed || this.#token) return;
+    this.waiting = true;
+    this.#changed();
+    this.#standInLine(this.#line = {});
+  }
+
+  stopWaiting() {
+    if (!this.waiting) return;
+    this.waiting = false;
+    this.#line = null;
+    this.#poll?.abort();
+    this.#nudge();
+    this.#changed();
+  }
+
+  /** Asks the server how things stand. */
+  async check() { await (this.#token ? DocLock.#beat(this.#api) : this.#look()); }
+
+  /** Gives the lock up, and goes on telling who has it. */
+  async release() {
+    this.stopWaiting();
+    if (!this.#token) return;
+    const body = { token: this.#token };
+    this.#end('free');
+    this.#tell('free');
+    this.#changed();
+    await request('POST', this.url + '/release', { body });
+    this.#api.feed.hint(this.key);
+  }
+
+  /** Gives the lock up; nothing is told any more. */
+  async close() {
+    if (this.#closed) return;
+    this.#closed = true;
+    clearTimeout(this.#lookTimer);
+    DocLock.#part(this.#api, this);
+    await this.release();
+  }
+
+  /**
+   * `fetch` with the proof that this page holds the lock. If it is refused because of the lock, that
+   * is `lost` when this resolves. `releases`: the server releases the lock with this request.
+   */
+  async fetch(url, init = {}, { releases = false } = {}) {
+    const token = this.#token, all = new Headers(init.headers);
+    for (const [name, value] of Object.entries(await headers())) all.set(name, value);
+    if (token) all.set('Lock-Token', `<urn:uuid:${token}>`);
+    this.#releasing = releases;
+    let response;
+    try {
+      response = await fetch(url, { ...init, headers: all });
+    } finally {
+      this.#releasing = false;
+    }
+    if (!token || token !== this.#token) return response;
+    if (response.ok && releases) {
+      this.#end('free');
+      this.#tell('free');
+      this.#changed();
+    } else if (response.status === 401) {
+      this.#lose('session_ended');
+    } else if ([409, 412, 423].includes(response.status)) {
+      const problem = await response.clone().json().catch(() => ({}));
+      if (problem.state === 'lost') this.#lose();
+      else await this.check();   // the application may have conflicts of its own
+    }
+    return response;
+  }
+
+  // -- asking and standing in line
+
+  async #ask(body) {
+    if (this.busy || this.#closed) return this.state;
+    this.busy = true;
+    this.problem = null;
+    this.#poll?.abort();
+    this.#changed();
+    await this.#post(body);
+    this.busy = false;
+    this.#nudge();
+    this.#changed();
+    return this.state;
+  }
+
+  async #standInLine(line) {
+    let waitMs = this.#state === 'unknown' ? 0 : WAIT_MS;   // 0: who has it is worth knowing at once
+    let failures = 0;
+    while (this.#line === line && !this.#token) {
+      if (this.busy || !visible()) {
+        await this.#pause(LOOK_MS[1]);
+        continue;
+      }
+      if (Date.now() - touched > this.#waitIdleMs) return this.stopWaiting();
+      const poll = this.#poll = new AbortController(), began = Date.now();
+      const answer = await this.#post({ wait_ms: waitMs }, { signal: poll.signal, timeout: waitMs + TIMEOUT_MS });
+      if (this.#poll === poll) this.#poll = null;
+      if (answer.aborted) continue;
+      failures = isTrouble(answer) ? failures + 1 : 0;
+      if (failures) await this.#pause(backOff(failures, 15_000));
+      else if (!answer.ok && answer.status !== 423) return this.stopWaiting();
+      // Refused without waiting: one's own other tab, which no line helps against.
+      else if (waitMs && Date.now() - began < 1000) await this.#pause(WAIT_MS);
+      waitMs = WAIT_MS;
+    }
+  }
+
+  #pause(ms) {
+    return new Promise(done => {
+      this.#nudge = done;
+      setTimeout(done, ms);
+    });
+  }
+
+  async #post(body, options) {
+    const turn = ++this.#turn;
+    this.#wanted = true;
+    const answer = await request('POST', this.url, { body: { mode: this.mode, ...body }, ...options });
+    if (answer.aborted) return answer;
+    DocLock.#noteTrouble(this.#api, answer);
+    if (answer.ok && this.#closed) {   // too late
+      request('POST', this.url + '/release', { body: { token: answer.body.token } });
+    } else if (answer.ok) {
+      this.#gain(answer);
+    } else if (!isTrouble(answer)) {
+      this.#wanted = false;
+      this.problem = answer.status === 423 ? null : answer.body;
+      this.#lose(answer.status === 401 ? 'session_ended' : undefined);
+      if (answer.status === 423 && turn === this.#turn) this.#saw(standing(answer));
+      else this.#lookIn(0);
+      this.#changed();
+    }
+    return answer;
+  }
+
+  // -- looking
+
+  async #look() {
+    if (this.#looking) this.#lookAgain = true;
+    if (this.#looking || this.#closed || this.#token || this.busy || !visible()) return;
+    this.#looking = true;
+    this.#lookAgain = false;
+    const turn = this.#turn, answer = await request('GET', this.url);
+    this.#looking = false;
+    DocLock.#noteTrouble(this.#api, answer);
+    if (this.#closed || this.#token) return;
+    if (this.#lookAgain || turn !== this.#turn) this.#lookIn(100);
+    else if (answer.ok) this.#saw(standing(answer));
+    else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
+    else this.problem = answer.body;
+    this.#changed();
+  }
+
+  #lookIn(ms) {
+    clearTimeout(this.#lookTimer);
+    this.#lookTimer = setTimeout(() => this.#look(), ms);
+  }
+
+  #saw({ state, mode, ...facts }) {
+    if (state === 'mine') {
+      // This tab's: granted without an answer arriving, or before a reload. It is there for the asking.
+      if (this.#wanted && visible()) return void this.acquire();
+      state = 'free';
+    }
+    const before = this.#state;
+    this.#state = state;
+    Object.assign(this, facts, state === 'free' && { holder: null, since: null, expiresAt: null });
+    if (state !== before) this.#nudge();
+    if (state === 'free' && state !== before) this.#tell('free');
+    if (state !== 'free') this.#lookIn(clamp((this.expiresAt - Date.now()) / 3, ...LOOK_MS));
+    this.#changed();
+  }
+
+  // -- having and losing
+
+  #isInTime() { return Date.now() < this.#until.wall && performance.now() < this.#until.steady; }
+
+  // Counted from before the request was sent: this page gives up before the server lets another in.
+  #renew({ sent }, ms) {
+    this.#until = { wall: sent.wall + ms, steady: sent.steady + ms };
+    this.#ttl = Math.max(this.#ttl, ms);
+    this.expiresAt = this.#until.wall;
+  }
+
+  #gain(answer) {
+    clearTimeout(this.#lookTimer);
+    const { key, token, expires_in_ms } = answer.body, { since } = standing(answer);
+    Object.assign(this, { key, since, holder: null, mayTakeOver: false, lost: null, problem: null, waiting: false });
+    this.#wanted = false;
+    this.#news = this.#line = null;
+    this.#token = token;
+    this.#state = 'mine';
+    this.#renew(answer, expires_in_ms);
+    DocLock.#schedule(this.#api);
+    this.#api.feed.hint(key);
+    this.#tell('held');
+    this.#changed();
+  }
+
+  #end(state) {
+    this.#turn++;
+    this.#wanted = false;
+    this.#state = state;
+    this.#token = this.#until = this.since = this.expiresAt = null;
+  }
+
+  #lose(kind) {
+    if (!this.#token) return;
+    kind ??= this.#isInTime() ? 'unknown' : 'expired';
+    this.#end('unknown');
+    this.lost = { kind, by: null, reason: null, at: new Date() };
+    this.#explain();
+    this.#tell('lost', this.lost);
+    this.#changed();
+    this.#lookIn(0);
+  }
+
+  // Why, is told by an event, and that may come before or after the end is noticed.
+  #explain() {
+    const { lost } = this, news = this.#news;
+    if (!lost || lost.by || !news || Math.abs(lost.at - news.at) > 10_000) return;
+    Object.assign(lost, { kind: news.type, by: news.by ?? null, reason: news.reason ?? null });
+    this.#changed();
+  }
+
+  #hear(event) {
+    if (event.state === 'free' && (this.#token || this.lost) && !this.#releasing) {
+      this.#news = { ...event, at: Date.now() };
+      this.#explain();
+    }
+    this.check();
+  }
+
+  #tell(name, detail) { if (!this.#closed) this.dispatchEvent(new CustomEvent(name, { detail })); }
+  #changed() { this.#tell('change'); }
+
+  // -- keeping: the locks of one API share the heartbeat and the feed
+
+  static #join(base, lock) {
+    let api = DocLock.#apis.get(base);
+    if (!api) {
+      api = { base, feed: Feed.of(base), locks: new Set(), timer: 0, beat: null, failures: 0, deafen: null };
+      DocLock.#apis.set(base, api);
+    }
+    api.locks.add(lock);
+    api.deafen ??= api.feed.listen(event => {
+      for (const lock of api.locks) if (!event.key || event.key === lock.key) lock.#hear(event);
+    });
+    return api;
+  }
+
+  static #part(api, lock) {
+    api.locks.delete(lock);
+    if (api.locks.size) return;
+    api.deafen();
+    api.deafen = null;
+  }
+
+  static #schedule(api) {
+    clearTimeout(api.timer);
+    const ttls = [...api.locks].filter(lock => lock.#token).map(lock => lock.#ttl);
+    if (!ttls.length) return;
+    const ttl = Math.min(...ttls);
+    // The server renews once in a third of the ttl: a beat a little later is never for nothing.
+    const ms = api.failures ? backOff(api.failures, clamp(ttl / 6, 500, 15_000)) : ttl / 3 + 250;
+    api.timer = setTimeout(() => DocLock.#beat(api), ms);
+  }
+
+  static #beat(api) {
+    return api.beat ??= DocLock.#sendBeat(api).finally(() => {
+      api.beat = null;
+      DocLock.#schedule(api);
+    });
+  }
+
+  static async #sendBeat(api) {
+    const believed = [...api.locks].filter(lock => lock.#token).map(lock => ({ lock, token: lock.#token, turn: lock.#turn }));
+    if (!believed.length) return;
+    const locks = Object.fromEntries(believed.map(({ lock, token }) => [lock.key, token]));
+    const answer = await request('POST', api.base + '/heartbeat', { body: { locks } });
+    DocLock.#noteTrouble(api, answer);
+    if (!answer.ok && answer.status !== 401) return;
+    const held = new Map((answer.body.held ?? []).map(one => [one.token, one]));
+    for (const { lock, token, turn } of believed) {
+      if (lock.#turn !== turn || lock.busy) continue;   // something newer decides
+      if (held.has(token)) {
+        lock.#renew(answer, held.get(token).expires_in_ms);
+        lock.#changed();
+      } else if (!lock.#releasing) {
+        lock.#lose(answer.ok ? undefined : 'session_ended');
+      }
+    }
+  }
+
+  static #noteTrouble(api, answer) {
+    const wasOffline = api.failures > 0;
+    api.failures = isTrouble(answer) ? api.failures + 1 : 0;
+    if (wasOffline !== api.failures > 0) for (const lock of api.locks) lock.#changed();
+  }
+
+  // -- the life of the page
+
+  static #each(task) {
+    for (const api of DocLock.#apis.values()) for (const lock of api.locks) task(lock);
+  }
+
+  static #wake() {
+    DocLock.#each(lock => {
+      lock.#nudge();
+      lock.#changed();
+      lock.check();
+    });
+  }
+
+  static {
+    addEventListener('online', DocLock.#wake);
+    document.addEventListener('resume', DocLock.#wake);
+    document.addEventListener('visibilitychange', () => {
+      if (visible()) DocLock.#wake();
+      else DocLock.#each(lock => lock.#poll?.abort());
+    });
+    // Not before: a hidden tab is still somebody's work.
+    addEventListener('pagehide', () => DocLock.#each(lock => {
+      const body = JSON.stringify({ token: lock.#token, grace_ms: GRACE_MS });
+      if (lock.#token) navigator.sendBeacon(lock.url + '/release', body);
+    }));
+    addEventListener('pageshow', event => {   // back again, and the beacon has gone out
+      if (event.persisted) DocLock.#each(lock => lock.#token ? lock.acquire() : lock.check());
+    });
+    everySecond.add(overslept => {
+      if (overslept) DocLock.#wake();
+      DocLock.#each(lock => {
+        if (lock.#state !== 'mine' || lock.#isInTime()) return;
+        lock.#changed();
+        if (!lock.offline) lock.check();
+      });
+    });
+  }
+}

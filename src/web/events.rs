@@ -1,0 +1,127 @@
+//! Server-sent events: what happens to locks, told to pages.
+
+use std::{sync::Arc, time::Duration};
+
+use actix_web::{
+    HttpRequest, HttpResponse,
+    http::{StatusCode, header},
+    web::{Bytes, Query},
+};
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::{
+    Problem, SessionLocks,
+    api::{millis, rfc3339},
+};
+use crate::{Aid, Lock, LockEvent, LockEvents, TabId, manager::streams::Admitted};
+
+/// Proxies close connections that are silent, most of them after a minute, some after half of one.
+const BEAT: Duration = Duration::from_secs(15);
+/// When a page whose stream was refused may try again.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+#[derive(Deserialize)]
+pub(super) struct Asked {
+    /// An `EventSource` cannot set headers.
+    tab: Option<TabId>,
+    /// The documents to hear of, separated by commas; else all.
+    keys: Option<String>,
+}
+
+/// To whom a stream goes.
+struct Listener {
+    events: LockEvents,
+    aid: Option<Aid>,
+    tab: Option<TabId>,
+    keys: Option<Vec<String>>,
+    /// For what is said at the beginning.
+    manager: crate::LockManager,
+    _admitted: Admitted,
+}
+
+pub(super) async fn stream(
+    locks: SessionLocks,
+    req: HttpRequest,
+    asked: Query<Asked>,
+) -> Result<HttpResponse, Problem> {
+    let (manager, address) = (locks.manager().clone(), req.peer_addr().map(|it| it.ip()));
+    let admitted =
+        manager.event_streams().admit(address, locks.locks.streams()).ok_or_else(|| {
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
+                .detail("this server holds too many streams of events; ask now and then instead")
+                .retry_after(TRY_AGAIN_AFTER)
+        })?;
+    let Asked { tab, keys } = asked.into_inner();
+    let keys = keys.map(|keys| keys.split(',').map(ToOwned::to_owned).collect());
+    let events = manager.events();
+    let listener =
+        Listener { events, aid: locks.locks.aid(), tab, keys, manager, _admitted: admitted };
+    let messages = stream::unfold(listener, |mut listener| async {
+        let message = listener.next().await?;
+        Some((Ok::<_, actix_web::Error>(Bytes::from(message)), listener))
+    });
+    Ok(HttpResponse::Ok()
+        .content_type("text/event-stream")
+        .insert_header((header::CACHE_CONTROL, "no-store"))
+        // Neither a compression of this server nor a proxy is to wait until it has more.
+        .insert_header((header::CONTENT_ENCODING, "identity"))
+        .insert_header(("x-accel-buffering", "no"))
+        .streaming(messages))
+}
+
+impl Listener {
+    /// `None` when the server is being stopped.
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            let event = match timeout(BEAT, self.events.next()).await {
+                Ok(event) => event?,
+                Err(_) => return Some(": beat\n\n".to_owned()),
+            };
+            if let Some(data) = self.data(&event) {
+                return Some(format!("event: {}\ndata: {data}\n\n", event.name()));
+            }
+        }
+    }
+
+    /// What this one is told of it, if anything.
+    fn data(&self, event: &Arc<LockEvent>) -> Option<Value> {
+        let Some(lock) = event.lock() else {
+            return Some(json!({ "told": self.manager.is_told_of_events() }));
+        };
+        let name = lock.key.to_string();
+        if self.keys.as_ref().is_some_and(|keys| !keys.contains(&name)) {
+            return None;
+        }
+        let mut data = json!({
+            "key": name,
+            "collection": lock.key.collection(),
+            "id": lock.key.id().to_string(),
+            "mode": lock.mode,
+            "holder": lock.holder,
+            "since": rfc3339(lock.since),
+        });
+        if let LockEvent::Acquired(_) = **event {
+            data["state"] = self.whose(lock).into();
+            data["expires_in_ms"] = millis(lock.expires_in()).into();
+        } else {
+            data["state"] = "free".into();
+            data["was"] = self.whose(lock).into();
+        }
+        if let LockEvent::Broken(_, taken) = &**event {
+            data["by"] = taken.by.as_str().into();
+            data["reason"] = taken.reason.as_str().into();
+        }
+        Some(data)
+    }
+
+    fn whose(&self, lock: &Lock) -> &'static str {
+        match (self.aid.as_ref() == Some(&lock.aid), self.tab.zip(lock.tab)) {
+            (false, _) => "held",
+            (true, Some((this, of_lock))) if this != of_lock => "mine_elsewhere",
+            (true, _) => "mine",
+        }
+    }
+}
