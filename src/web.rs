@@ -10,6 +10,7 @@ mod path;
 mod problem;
 mod request;
 mod same_site;
+mod serve;
 mod session;
 mod session_locks;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]

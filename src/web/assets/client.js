@@ -184,7 +184,7 @@ class Feed {
     this.#channel = new BroadcastChannel('doclock:' + this.#base);
     this.#channel.onmessage = ({ data }) => {
       if (data.type !== 'who') this.#tell(data);
-      else if (this.#source) this.#channel.postMessage({ type: 'stream', scope: this.#scope });
+      else if (this.#source && this.#scope) this.#channel.postMessage({ type: 'resync', scope: this.#scope, isReply: true });
     };
     this.#channel.postMessage({ type: 'who' });
     if (!navigator.locks) return this.#connect();
@@ -215,7 +215,7 @@ class Feed {
     const every = this.#scope === null ? POLL_MS : this.#scope === 'server' ? POLL_OTHERS_MS : Infinity;
     if (!this.listeners.size || !visible() || Date.now() - this.#polled < every) return;
     this.#polled = Date.now();
-    for (const listener of this.listeners) listener({ type: 'resync', scope: 'poll' });
+    for (const listener of this.listeners) listener({ type: 'resync', scope: this.#scope });
   }
 
   async #connect() {
@@ -235,7 +235,7 @@ class Feed {
       });
     }
     source.onerror = () => {
-      pass({ type: 'stream', scope: null });
+      pass({ type: 'down' });
       // After a network error the browser tries again by itself, after a refusal it does not.
       if (source === this.#source && source.readyState === EventSource.CLOSED) {
         this.#retry = setTimeout(() => this.#connect(), backOff(++this.#failures, 30_000));
@@ -244,8 +244,14 @@ class Feed {
   }
 
   #tell(event) {
-    if (event.type === 'resync' || event.type === 'stream') this.#scope = event.scope;
-    if (event.type !== 'stream') for (const listener of this.listeners) listener(event);
+    if (event.type === 'down') {
+      this.#scope = null;
+      this.#polled = Date.now();
+      return;
+    }
+    if (event.isReply && this.#scope) return;   // to a tab that has just come
+    if (event.type === 'resync') this.#scope = event.scope;
+    for (const listener of this.listeners) listener(event);
   }
 }
 
@@ -310,9 +316,11 @@ export class DocLock extends EventTarget {
       if (callback) this.addEventListener(name, ({ detail }) => callback(detail ?? this, this));
     }
     this.#api = DocLock.#join(base, this);
-    if (options.acquire === false) this.check();
-    else if (options.wait) this.wait();
-    else this.acquire();
+    queueMicrotask(() => {   // not before the caller knows this lock
+      if (options.acquire === false) this.check();
+      else if (options.wait) this.wait();
+      else this.acquire();
+    });
   }
 
   /**
@@ -462,7 +470,9 @@ export class DocLock extends EventTarget {
       request('POST', this.url + '/release', { body: { token: answer.body.token } });
     } else if (answer.ok) {
       this.#gain(answer);
-    } else if (!isTrouble(answer)) {
+    } else if (isTrouble(answer)) {
+      if (!this.#token) this.#lookIn(backOff(this.#api.failures, 15_000));
+    } else {
       this.#wanted = false;
       this.problem = answer.status === 423 ? null : answer.body;
       this.#lose(answer.status === 401 ? 'session_ended' : undefined);
@@ -558,7 +568,7 @@ export class DocLock extends EventTarget {
   // Why, is told by an event, and that may come before or after the end is noticed.
   #explain() {
     const { lost } = this, news = this.#news;
-    if (!lost || lost.by || !news || Math.abs(lost.at - news.at) > 10_000) return;
+    if (lost?.kind !== 'unknown' || !news || Math.abs(lost.at - news.at) > 10_000) return;
     Object.assign(lost, { kind: news.type, by: news.by ?? null, reason: news.reason ?? null });
     this.#changed();
   }

@@ -21,6 +21,7 @@ mod cohort;
 mod commands;
 mod crash;
 mod deadlock;
+mod events;
 mod fair;
 mod fence;
 mod guards;

@@ -1,10 +1,12 @@
 //! The crate inside an application: an in-process server, and browsers with cookie jars.
 
+mod admin;
 mod api;
 mod cancellation;
 mod commands;
 mod documents;
 mod editor;
+mod events;
 mod heard;
 mod identity;
 mod idle;
@@ -13,6 +15,8 @@ mod problems;
 mod session_store;
 mod sessions;
 mod shared;
+mod tabs;
+mod take_over;
 mod waiting;
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};
@@ -88,7 +92,7 @@ fn text_of(store: &MemoryStore, id: &str) -> String {
 /// A session that knows its person under "name"; "root" is a chief.
 fn person(session: &Session) -> Option<Actor> {
     let name = session.get::<String>("name").ok()??;
-    let actor = Actor::new(&name);
+    let actor = Actor::new(&name).with_id(&name);
     Some(if name == "root" { actor.with_role("chief") } else { actor })
 }
 

@@ -1,0 +1,141 @@
+//! Looking on: what is told, by whom, and what becomes of it when the store does not tell.
+
+use actix_doclock::{Actor, Aid, Holder, Lock, LockEvent, LockEvents, TryAcquire};
+
+use super::*;
+use crate::rig;
+
+async fn age(cluster: &Cluster, id: &str, by: Duration) {
+    match cluster {
+        Cluster::Memory(store) => store.age(&key(id), by),
+        Cluster::Mongo(database) => rig::age(database, &key(id), by).await,
+    }
+}
+
+/// The next event of this document, as its name, its holder, and who has taken it why.
+async fn next_on(events: &mut LockEvents, id: &str) -> (String, String, Option<(String, String)>) {
+    let next = async {
+        loop {
+            let event = events.next().await.expect("it goes on");
+            let Some(lock) = event.lock().filter(|lock| lock.key == key(id)) else { continue };
+            let taken = match &*event {
+                LockEvent::Broken(_, taken) => Some((taken.by.clone(), taken.reason.clone())),
+                _ => None,
+            };
+            let holder = lock.holder.as_ref().map_or("?", |holder| &holder.label);
+            return (event.name().to_owned(), holder.to_owned(), taken);
+        }
+    };
+    in_time(&format!("an event of {id}"), next).await
+}
+
+async fn hears(events: &mut LockEvents, id: &str, name: &str, holder: &str) {
+    assert_eq!(next_on(events, id).await, (name.to_owned(), holder.to_owned(), None));
+}
+
+/// Waits until the server looks on, so that nothing of what comes is before that.
+async fn looks_on(locks: &LockManager) -> LockEvents {
+    let mut events = locks.events();
+    for what in ["the first of all", "and when the watch is open"] {
+        let event = in_time(what, events.next()).await.expect("it goes on");
+        assert!(matches!(*event, LockEvent::Resync), "{event:?}");
+    }
+    events
+}
+
+async fn take(locks: &LockManager, id: &str, aid: &Aid, label: &str) -> Lock {
+    match locks.try_acquire(&key(id), aid, &Holder::new(label)).await.unwrap() {
+        TryAcquire::Granted(lock) => lock,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+/// Everything that can happen to a lock, told on one server and done on another. `broken` is what a
+/// break there is called here.
+async fn everything_is_told(cluster: &Cluster, broken: &str) {
+    let policy = |settings: LockManagerBuilder| settings.break_policy(|_, _| true);
+    let (here, there) = (cluster.server().await, cluster.server_with(policy).await);
+    let lock = take(&there, "before", &Aid::new(), "old").await;
+    let mut events = looks_on(&here).await;
+
+    let (alice, bob) = (Aid::new(), Aid::new());
+    let a = take(&there, "a", &alice, "alice").await;
+    hears(&mut events, "a", "acquired", "alice").await;
+    there.renew(&alice).await.unwrap();
+    there.release(&a).await.unwrap();
+    hears(&mut events, "a", "released", "alice").await;
+    take(&there, "a", &bob, "bob").await;
+    hears(&mut events, "a", "acquired", "bob").await;
+    there.release_session(&bob).await.unwrap();
+    hears(&mut events, "a", "session_ended", "bob").await;
+
+    take(&there, "silent", &alice, "alice").await;
+    hears(&mut events, "silent", "acquired", "alice").await;
+    age(cluster, "silent", TTL).await;
+    there.sweep().await.unwrap();
+    hears(&mut events, "silent", "expired", "alice").await;
+
+    let seen = take(&there, "b", &alice, "alice").await;
+    hears(&mut events, "b", "acquired", "alice").await;
+    there.break_seen(&seen, &Actor::new("root"), "on holiday").await.unwrap();
+    let by = (broken == "broken").then(|| ("root".to_owned(), "on holiday".to_owned()));
+    assert_eq!(next_on(&mut events, "b").await, (broken.to_owned(), "alice".to_owned(), by));
+
+    // What was there before anybody looked on.
+    there.release(&lock).await.unwrap();
+    hears(&mut events, "before", "released", "old").await;
+}
+
+on_each_store! {
+    async fn whatever_happens_to_a_lock_on_any_server_is_told(cluster: Cluster) {
+        everything_is_told(&cluster, "broken").await;
+    }
+
+    async fn who_is_too_slow_is_told_to_look_anew(cluster: Cluster) {
+        let locks = cluster.server().await;
+        let mut slow = looks_on(&locks).await;
+        let mut quick = locks.events();
+        let alice = Aid::new();
+        for _ in 0..600 {
+            let lock = take(&locks, "a", &alice, "alice").await;
+            hears(&mut quick, "a", "acquired", "alice").await;
+            locks.release(&lock).await.unwrap();
+            hears(&mut quick, "a", "released", "alice").await;
+        }
+        let first = in_time("an event", slow.next()).await.unwrap();
+        assert!(matches!(*first, LockEvent::Resync), "{first:?}");
+    }
+
+    async fn streams_end_when_they_are_closed_and_no_new_one_is_opened(cluster: Cluster) {
+        let locks = cluster.server().await;
+        let mut open = looks_on(&locks).await;
+        locks.close_event_streams();
+        assert!(in_time("the end", open.next()).await.is_none());
+        assert!(in_time("the end of a new one", locks.events().next()).await.is_none());
+
+        let locks = cluster.server().await;
+        let mut open = looks_on(&locks).await;
+        locks.shutdown().await;
+        assert!(in_time("the end", open.next()).await.is_none());
+    }
+
+    async fn a_reader_is_told_of_for_itself(cluster: Cluster) {
+        let locks = cluster.server().await;
+        let mut events = looks_on(&locks).await;
+        let [one, two] = ["one", "two"].map(|label| locks.job(label));
+        let first = one.acquire_shared(&key("a"), Wait::no()).await.unwrap();
+        hears(&mut events, "a", "acquired", "one").await;
+        let second = two.acquire_shared(&key("a"), Wait::no()).await.unwrap();
+        hears(&mut events, "a", "acquired", "two").await;
+        first.release().await.unwrap();
+        hears(&mut events, "a", "released", "one").await;
+        second.release().await.unwrap();
+        hears(&mut events, "a", "released", "two").await;
+    }
+}
+
+/// A standalone server tells nothing: the locks are listed. Only who broke one elsewhere is not known.
+#[tokio::test]
+async fn without_a_replica_set_all_is_told_a_little_later() {
+    everything_is_told(&Cluster::standalone().await, "released").await;
+}

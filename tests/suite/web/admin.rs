@@ -1,0 +1,68 @@
+//! The table of all locks.
+
+use serde_json::json;
+
+use super::*;
+
+#[actix_web::test]
+async fn without_a_policy_there_is_no_table_of_all_locks() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let root = Browser::logged_in(&app, "root").await;
+    for uri in ["/locks/admin", "/locks/admin.json", "/locks/admin.js", "/locks/admin.css"] {
+        root.get(uri).await.problem(404);
+    }
+}
+
+#[actix_web::test]
+async fn who_may_see_it_is_shown_all_locks_and_nobody_else_is() {
+    let (locks, _) =
+        embedded_with(|settings| settings.admin_policy(|actor| actor.has_role("chief"))).await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, root) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "root").await);
+    for uri in ["/locks/admin", "/locks/admin.json", "/locks/admin.js", "/locks/admin.css"] {
+        alice.get(uri).await.problem(403);
+        Browser::new(&app).get(uri).await.problem(403);
+        assert_eq!(root.get(uri).await.status, 200, "{uri}");
+    }
+    let token = alice.post("/locks/note/b").await.json()["token"].clone();
+    root.post("/locks/note/a").await.token();
+    let all = root.get("/locks/admin.json").await.json();
+    assert_eq!((&all["more"], &all["told"]), (&false.into(), &true.into()));
+    let [first, second] = &all["locks"].as_array().unwrap()[..] else { panic!("{all}") };
+    assert_eq!((&first["key"], &first["id"]), (&"note/b".into(), &"b".into()), "the oldest first");
+    assert_eq!((&first["holder"], &first["token"]), (&json!({ "label": "alice" }), &token));
+    assert_eq!((&first["may_break"], &first["mode"]), (&true.into(), &"exclusive".into()));
+    assert!(first["since"].is_string() && first["expires_in_ms"].as_u64().unwrap() > 0);
+    assert_eq!(second["holder"]["label"], "root");
+
+    let why = json!({ "token": token, "reason": "gone home" });
+    assert_eq!(root.post_json("/locks/note/b/break", why).await.status, 204);
+    assert_eq!(root.get("/locks/admin.json").await.json()["locks"].as_array().unwrap().len(), 1);
+}
+
+#[actix_web::test]
+async fn files_for_browsers_are_sent_again_only_when_they_have_changed() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let anybody = Browser::new(&app);
+    for (uri, content_type) in [
+        ("/locks/client.js", "text/javascript; charset=utf-8"),
+        ("/locks/client.d.ts", "text/plain; charset=utf-8"),
+    ] {
+        let first = anybody.get(uri).await;
+        assert_eq!(first.status, 200);
+        assert_eq!(first.header("content-type"), Some(content_type));
+        assert_eq!(first.header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(first.header("cache-control"), Some("no-cache"));
+        assert!(first.text().contains("DocLock"));
+        let tag = first.header("etag").unwrap();
+        let again = anybody.request(Method::GET, uri).insert_header(("if-none-match", tag));
+        let again = anybody.send(again).await;
+        assert_eq!((again.status.as_u16(), again.body.len()), (304, 0));
+        assert_eq!(again.header("etag"), Some(tag));
+        let other = anybody.request(Method::GET, uri).insert_header(("if-none-match", "\"old\""));
+        assert_eq!(anybody.send(other).await.status, 200);
+    }
+}

@@ -1,0 +1,211 @@
+//! Streams of events, as pages get them.
+
+use std::{future::poll_fn, pin::pin, time::Instant};
+
+use actix_doclock::LockingSession;
+use actix_web::body::{BoxBody, MessageBody};
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(60);
+const ONE: &str = "11111111-1111-4111-8111-111111111111";
+const TWO: &str = "22222222-2222-4222-8222-222222222222";
+
+/// A stream of events on its way.
+struct Stream {
+    body: BoxBody,
+    text: String,
+}
+
+impl Stream {
+    /// The next message with its data; `None` at the end of the stream.
+    async fn next(&mut self) -> Option<(String, Value)> {
+        loop {
+            if let Some((message, rest)) = self.text.split_once("\n\n") {
+                let (message, rest) = (message.to_owned(), rest.to_owned());
+                self.text = rest;
+                let field = |name: &str| {
+                    message.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+                };
+                if let (Some(event), Some(data)) = (field("event"), field("data")) {
+                    return Some((event.to_owned(), serde_json::from_str(data).unwrap()));
+                }
+                assert!(message.starts_with(':'), "a comment: {message:?}");
+                return Some(("beat".to_owned(), Value::Null));
+            }
+            let more = poll_fn(|context| pin!(&mut self.body).as_mut().poll_next(context));
+            let more = timeout(SOON, more).await.expect("it goes on")?.unwrap();
+            self.text.push_str(std::str::from_utf8(&more).unwrap());
+        }
+    }
+
+    /// The next one that is not to look anew.
+    async fn event(&mut self) -> (String, Value) {
+        loop {
+            let (event, data) = self.next().await.expect("it goes on");
+            if event != "resync" {
+                return (event, data);
+            }
+        }
+    }
+}
+
+impl<S> Browser<'_, S>
+where
+    S: Service<Request, Response = ServiceResponse, Error = Error>,
+{
+    /// Open, and the server looks on.
+    async fn listen(&self, query: &str) -> Stream {
+        let request = self.request(Method::GET, &format!("/locks/events{query}"));
+        let response = self.app.call(request.to_request()).await.unwrap_or_else(|e| panic!("{e}"));
+        let (head, body) = response.into_parts().1.into_parts();
+        assert_eq!(head.status(), 200);
+        let header = |name: &str| head.headers().get(name).unwrap().to_str().unwrap();
+        assert_eq!(header("content-type"), "text/event-stream");
+        assert_eq!(header("cache-control"), "no-store");
+        assert_eq!(header("content-encoding"), "identity");
+        let mut stream = Stream { body, text: String::new() };
+        for _ in 0..2 {
+            let (event, data) = stream.next().await.unwrap();
+            assert_eq!((event.as_str(), data), ("resync", json!({ "told": true })));
+        }
+        stream
+    }
+}
+
+#[actix_web::test]
+async fn each_page_is_told_whose_the_lock_is() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, root) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "root").await);
+    let mut here = alice.listen(&format!("?tab={ONE}")).await;
+    let request = alice.request(Method::POST, "/locks/note/a").insert_header(("doclock-tab", ONE));
+    let token = alice.send(request).await.token();
+    let (event, data) = here.event().await;
+    assert_eq!(event, "acquired");
+    assert_eq!(
+        (&data["key"], &data["collection"], &data["id"], &data["mode"]),
+        (&"note/a".into(), &"note".into(), &"a".into(), &"exclusive".into())
+    );
+    assert_eq!((&data["state"], &data["holder"]), (&"mine".into(), &json!({ "label": "alice" })));
+    assert!(data["since"].is_string() && data["expires_in_ms"].as_u64().unwrap() > 0);
+    let bare = token.trim_start_matches("<urn:uuid:").trim_end_matches('>');
+    assert!(!data.to_string().contains(bare) && !data.to_string().contains(ONE));
+
+    // Opened later by others: they are told of what comes.
+    let query = format!("?tab={TWO}");
+    let request = Browser::copy(&alice);
+    let (mut there, mut roots) = (open(&request, &query).await, open(&root, "").await);
+    let why = json!({ "reason": "gone \"home\"\n\nat noon" });
+    assert_eq!(root.post_json("/locks/note/a/break", why.clone()).await.status, 204);
+    for (stream, was) in [(&mut here, "mine"), (&mut there, "mine_elsewhere"), (&mut roots, "held")]
+    {
+        let (event, data) = stream.event().await;
+        assert_eq!(
+            (event.as_str(), &data["state"], &data["was"]),
+            ("broken", &"free".into(), &was.into())
+        );
+        assert_eq!((&data["by"], &data["reason"]), (&"root".into(), &why["reason"]));
+        assert_eq!(data["holder"]["label"], "alice");
+    }
+}
+
+/// A further stream of a server that looks on already.
+async fn open<S>(browser: &Browser<'_, S>, query: &str) -> Stream
+where
+    S: Service<Request, Response = ServiceResponse, Error = Error>,
+{
+    let request = browser.request(Method::GET, &format!("/locks/events{query}"));
+    let response = browser.app.call(request.to_request()).await.unwrap_or_else(|e| panic!("{e}"));
+    let mut stream = Stream { body: response.into_body(), text: String::new() };
+    assert_eq!(stream.next().await.unwrap().0, "resync");
+    stream
+}
+
+#[actix_web::test]
+async fn who_names_documents_hears_of_no_others() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let mut stream = alice.listen("?keys=note/b,note/c").await;
+    alice.post("/locks/note/a").await.token();
+    alice.post("/locks/note/b").await.token();
+    assert_eq!(stream.event().await.1["key"], "note/b");
+}
+
+#[actix_web::test]
+async fn a_take_over_is_told_to_the_one_who_loses_it() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (desk, laptop) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "alice").await);
+    desk.post("/locks/note/a").await.token();
+    let mut stream = desk.listen("").await;
+    laptop.post_json("/locks/note/a", json!({ "take_over": true })).await.token();
+    let (event, data) = stream.event().await;
+    assert_eq!(
+        (event.as_str(), &data["was"], &data["by"]),
+        ("broken", &"mine".into(), &"alice".into())
+    );
+    let (event, data) = stream.event().await;
+    assert_eq!((event.as_str(), &data["state"]), ("acquired", &"held".into()));
+}
+
+async fn serve_with(
+    locks: &LockManager,
+    settings: impl FnOnce(LockingSession<CookieSessionStore>) -> LockingSession<CookieSessionStore>,
+) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let session = locks.session(session.cookie_secure(false).build()).identify(person);
+    test::init_service(App::new().wrap(settings(session)).configure(routes)).await
+}
+
+#[actix_web::test]
+async fn no_more_streams_are_open_than_may_be_and_one_that_goes_makes_room() {
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, |session| session.event_streams(3, 2)).await;
+    let browser = Browser::new(&app);
+    let from = |host: u8| {
+        browser.request(Method::GET, "/locks/events").peer_addr(([10, 0, 0, host], 1).into())
+    };
+    let open = async |host: u8| app.call(from(host).to_request()).await.unwrap();
+    let (first, second, third) = (open(1).await, open(1).await, open(2).await);
+    assert!([&first, &second, &third].iter().all(|it| it.status() == 200));
+    for host in [1, 2] {
+        let refused = browser.send(from(host)).await;
+        assert_eq!(refused.problem(503)["code"], "too_many_streams");
+        assert!(refused.header("retry-after").is_some());
+    }
+    drop(first);
+    assert_eq!(open(2).await.status(), 200);
+    drop((second, third));
+}
+
+#[actix_web::test]
+async fn a_silent_stream_shows_that_it_lives() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let mut stream = Browser::new(&app).listen("").await;
+    tokio::time::pause();
+    assert_eq!(stream.next().await.unwrap().0, "beat");
+}
+
+#[actix_web::test]
+async fn streams_end_at_once_when_the_server_is_to_stop() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let browser = Browser::new(&app);
+    let mut streams = vec![browser.listen("").await];
+    for _ in 1..100 {
+        streams.push(open(&browser, "").await);
+    }
+    let began = Instant::now();
+    locks.close_event_streams();
+    for stream in &mut streams {
+        assert!(stream.next().await.is_none());
+    }
+    assert!(began.elapsed() < Duration::from_secs(15), "not by the next beat");
+}

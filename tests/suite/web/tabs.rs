@@ -1,0 +1,147 @@
+//! Several tabs of one browser, and pages that are loaded anew.
+
+use serde_json::json;
+
+use super::*;
+
+/// Two tabs, as they name themselves.
+const ONE: &str = "11111111-1111-4111-8111-111111111111";
+const TWO: &str = "22222222-2222-4222-8222-222222222222";
+
+impl<S> Browser<'_, S>
+where
+    S: Service<Request, Response = ServiceResponse, Error = Error>,
+{
+    async fn in_tab(&self, tab: &str, method: Method, uri: &str, body: Value) -> Answer {
+        let request = self.request(method, uri).insert_header(("doclock-tab", tab));
+        self.send(request.set_json(body)).await
+    }
+
+    async fn acquire_in(&self, tab: &str) -> Answer {
+        self.in_tab(tab, Method::POST, "/locks/note/a", json!({})).await
+    }
+
+    async fn state_in(&self, tab: &str) -> Value {
+        self.in_tab(tab, Method::GET, "/locks/note/a", json!({})).await.json()
+    }
+}
+
+#[actix_web::test]
+async fn what_one_tab_has_is_not_another_ones_until_it_is_moved_over() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let first = alice.acquire_in(ONE).await;
+    assert_eq!(first.status, 201);
+
+    let refused = alice.acquire_in(TWO).await.problem(423);
+    assert_eq!(
+        (&refused["code"], &refused["state"], &refused["may_take_over"]),
+        (&"mine_elsewhere".into(), &"mine_elsewhere".into(), &true.into())
+    );
+    assert_eq!(refused["holder"]["label"], "alice");
+    assert!(refused.get("token").is_none());
+    assert_eq!(alice.state_in(ONE).await["state"], "mine");
+    assert_eq!(alice.state_in(TWO).await["state"], "mine_elsewhere");
+    // Not by the routes of documents either.
+    alice.in_tab(TWO, Method::POST, "/note/a", json!({})).await.problem(423);
+    alice.in_tab(TWO, Method::PUT, "/note/a", json!({ "text": "two" })).await.problem(412);
+    // A form that knows nothing of tabs gets what it always got.
+    assert_eq!(alice.post("/note/a").await.status, 200);
+
+    let moved =
+        alice.in_tab(TWO, Method::POST, "/locks/note/a", json!({ "take_over": true })).await;
+    assert_eq!(moved.status, 201);
+    assert_ne!(moved.token(), first.token());
+    assert_eq!(moved.json()["since"], first.json()["since"], "it is one person's work");
+    assert_eq!(alice.state_in(ONE).await["state"], "mine_elsewhere");
+    alice.with_token(Method::PUT, "/note/a", &first.token()).await.problem(412);
+    assert_eq!(text_of(&store, "a"), "old");
+    let beat = json!({ "locks": { "note/a": first.json()["token"] } });
+    let beat = alice.post_json("/locks/heartbeat", beat).await.json();
+    assert_eq!((&beat["held"], &beat["lost"][0]["key"]), (&json!([]), &"note/a".into()));
+    let saved = alice.with_token(Method::PUT, "/note/a", &moved.token()).await;
+    assert_eq!(saved.status, 200);
+}
+
+#[actix_web::test]
+async fn a_page_that_is_loaded_anew_goes_on_with_its_lock_and_its_old_beacon_comes_too_late() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let before = alice.acquire_in(ONE).await;
+    let beacon = json!({ "token": before.json()["token"], "grace_ms": 5_000 });
+
+    // The beacon comes first, as it should.
+    assert_eq!(alice.post_json("/locks/note/a/release", beacon.clone()).await.status, 204);
+    let left = alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap();
+    assert!(left <= 5_000, "{left}");
+    bob.post("/locks/note/a").await.problem(423);
+    let after = alice.acquire_in(ONE).await;
+    assert_eq!((after.status.as_u16(), &after.json()["since"]), (200, &before.json()["since"]));
+    assert!(after.json()["expires_in_ms"].as_u64().unwrap() > 50_000);
+
+    // And once more, after the new page has asked.
+    alice.post_json("/locks/note/a/release", beacon).await;
+    assert!(alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap() > 50_000);
+    assert_eq!(alice.with_token(Method::PUT, "/note/a", &after.token()).await.status, 200);
+}
+
+#[actix_web::test]
+async fn a_page_that_went_for_good_keeps_its_lock_for_the_grace_and_no_longer() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let token = alice.acquire_in(ONE).await.json()["token"].clone();
+    let hour = json!({ "token": token, "grace_ms": 3_600_000 });
+    alice.post_json("/locks/note/a/release", hour).await;
+    assert!(alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap() <= 10_000, "at most");
+    // Another page of the session lives on, and sees to the session's locks.
+    store.age(&key("a"), Duration::from_secs(4));
+    alice.post("/locks/heartbeat").await;
+    store.age(&key("a"), Duration::from_secs(6));
+    assert_eq!(bob.post("/locks/note/a").await.status, 201);
+}
+
+#[actix_web::test]
+async fn a_reader_that_goes_is_not_kept_for_a_grace() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let read = alice.post_json("/locks/note/a", json!({ "mode": "shared" })).await.json();
+    let beacon = json!({ "token": read["token"], "grace_ms": 5_000 });
+    assert_eq!(alice.post_json("/locks/note/a/release", beacon).await.status, 204);
+    assert_eq!(bob.post("/locks/note/a").await.status, 201);
+}
+
+#[actix_web::test]
+async fn a_tab_that_is_none_counts_as_none() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    for tab in ["", "one", "{\"$gt\":\"\"}", &"1".repeat(4000)] {
+        assert!(alice.acquire_in(tab).await.status.is_success());
+        assert_eq!(alice.state_in(TWO).await["state"], "mine");
+    }
+}
+
+#[actix_web::test]
+async fn no_lock_is_taken_for_a_page_that_is_loaded_in_advance() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    for purpose in ["prefetch", "prefetch;prerender"] {
+        for (method, uri) in [
+            (Method::POST, "/locks/note/a"),
+            (Method::POST, "/note/a"),
+            (Method::POST, "/note/a/read"),
+        ] {
+            let request = alice.request(method, uri).insert_header(("sec-purpose", purpose));
+            assert_eq!(alice.send(request).await.problem(403)["code"], "speculative");
+            assert!(locks.inspect(&key("a")).await.unwrap().is_none());
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Taking a lock from somebody: who may, and what becomes of it.
+
+use serde_json::json;
+
+use super::*;
+use crate::rig::log::{log_lines, logged};
+
+fn take_over() -> Value {
+    json!({ "take_over": true })
+}
+
+#[actix_web::test]
+async fn a_person_takes_over_what_their_own_other_session_holds_and_nobody_elses() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let desk = Browser::logged_in(&app, "alice").await;
+    let (laptop, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let on_desk = desk.post("/locks/note/a").await;
+
+    assert_eq!(bob.post("/locks/note/a").await.problem(423)["may_take_over"], false);
+    assert_eq!(bob.get("/locks/note/a").await.json()["may_take_over"], false);
+    let refused = bob.post_json("/locks/note/a", take_over()).await.problem(403);
+    assert_eq!(refused["code"], "take_over_refused");
+    assert_eq!(desk.post("/locks/note/a").await.token(), on_desk.token(), "untouched");
+
+    assert_eq!(laptop.post("/locks/note/a").await.problem(423)["may_take_over"], true);
+    let taken = laptop.post_json("/locks/note/a", take_over()).await;
+    assert_eq!(taken.status, 201);
+    assert_ne!(taken.token(), on_desk.token());
+    desk.with_token(Method::PUT, "/note/a", &on_desk.token()).await.problem(409);
+    assert_eq!(text_of(&store, "a"), "old", "nothing of the loser's is written");
+    assert_eq!(desk.get("/locks/note/a").await.json()["state"], "held");
+    assert_eq!(laptop.with_token(Method::PUT, "/note/a", &taken.token()).await.status, 200);
+}
+
+#[actix_web::test]
+async fn the_policy_says_who_else_may_and_the_log_says_who_did() {
+    log_lines();
+    let (locks, _) = embedded_with(|settings| {
+        settings.take_over_policy(|actor, lock| {
+            assert!(lock.holder.as_ref().unwrap().user.is_some());
+            actor.has_role("chief")
+        })
+    })
+    .await;
+    let app = serve_with_cookies(&locks).await;
+    let (victim, root) =
+        (Browser::logged_in(&app, "Vic%E2%80%AEtim").await, Browser::logged_in(&app, "root").await);
+    victim.post("/locks/note/a").await.token();
+    assert_eq!(root.post("/locks/note/a").await.problem(423)["may_take_over"], true);
+    assert_eq!(root.post_json("/locks/note/a", take_over()).await.status, 201);
+    assert!(logged(
+        r#"the lock on note/a was taken over by "root"; reason: ""; it was held by Some("Vic\u{202e}tim")"#
+    ));
+    let user = victim.get("/locks/note/a").await.text();
+    assert!(!user.contains("user"), "the id of nobody is shown: {user}");
+}
+
+#[actix_web::test]
+async fn taking_over_what_is_free_or_ones_own_is_taking_it() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    assert_eq!(alice.post_json("/locks/note/a", take_over()).await.status, 201);
+    assert_eq!(alice.post_json("/locks/note/a", take_over()).await.status, 200);
+    alice.post_json("/locks/note/missing", take_over()).await.problem(404);
+}
+
+#[actix_web::test]
+async fn what_readers_hold_is_not_taken_over() {
+    let (locks, _) = embedded_with(|settings| settings.take_over_policy(|_, _| true)).await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    assert_eq!(alice.post("/note/a/read").await.status, 200);
+    assert_eq!(bob.post("/locks/note/a").await.problem(423)["may_take_over"], false);
+    bob.post_json("/locks/note/a", take_over()).await.problem(403);
+}
+
+#[actix_web::test]
+async fn who_breaks_names_the_lock_that_was_shown_and_says_why() {
+    log_lines();
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, root) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "root").await);
+    let shown = alice.post("/locks/note/a").await.json()["token"].clone();
+    alice.delete("/locks/note/a").await;
+    let newer = alice.post("/locks/note/a").await.token();
+    let why = json!({ "token": shown, "reason": "on holiday\nsince May" });
+    assert_eq!(root.post_json("/locks/note/a/break", why).await.status, 204);
+    assert_eq!(alice.post("/locks/note/a").await.token(), newer, "that was another one");
+    let too_long = json!({ "reason": "x".repeat(501) });
+    root.post_json("/locks/note/a/break", too_long).await.problem(400);
+    let why = json!({ "reason": "on holiday\nsince May" });
+    alice.post_json("/locks/note/a/break", why.clone()).await.problem(403);
+    assert_eq!(root.post_json("/locks/note/a/break", why).await.status, 204);
+    assert!(logged(
+        r#"was broken by "root"; reason: "on holiday\nsince May"; it was held by Some("alice")"#
+    ));
+    assert_eq!(holder_of(&locks, "a").await, None);
+}
+
+#[actix_web::test]
+async fn pages_of_other_sites_change_nothing() {
+    let (locks, _) =
+        embedded_with(|settings| settings.take_over_policy(|_, _| true).break_policy(|_, _| true))
+            .await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let token = alice.post("/locks/note/a").await.token();
+    for (name, value) in [("sec-fetch-site", "cross-site"), ("origin", "https://evil.example")] {
+        for (method, uri, body) in [
+            (Method::POST, "/locks/note/b", json!({})),
+            (Method::POST, "/locks/note/a", take_over()),
+            (Method::POST, "/locks/note/a/break", json!({})),
+        ] {
+            let request = bob.request(method, uri).insert_header((name, value)).set_json(body);
+            assert_eq!(bob.send(request).await.problem(403)["code"], "cross_site");
+        }
+        for (method, uri) in [
+            (Method::DELETE, "/locks/note/a"),
+            (Method::POST, "/locks/note/a/release"),
+            (Method::POST, "/locks/heartbeat"),
+        ] {
+            let request = alice.request(method, uri).insert_header((name, value));
+            assert_eq!(alice.send(request).await.problem(403)["code"], "cross_site");
+        }
+    }
+    assert_eq!(alice.post("/locks/note/a").await.token(), token);
+    assert!(locks.inspect(&key("b")).await.unwrap().is_none());
+}
