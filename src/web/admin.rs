@@ -61,7 +61,10 @@ struct LockBody {
 async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
     allowed(&locks)?;
     let (manager, actor) = (locks.manager(), locks.locks.actor());
-    let mut all: Vec<_> = (manager.list().await?.into_iter())
+    let mut locks = manager.list().await?;
+    // Who has had it longest comes first.
+    locks.sort_by_key(|lock| lock.since);
+    let all: Vec<_> = (locks.into_iter())
         .map(|lock| LockBody {
             key: lock.key.to_string(),
             collection: lock.key.collection().to_owned(),
@@ -74,7 +77,5 @@ async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
             holder: lock.holder,
         })
         .collect();
-    // Who has had it longest comes first.
-    all.sort_by(|a, b| a.since.cmp(&b.since));
     Ok(Json(AllBody { more: all.len() >= LISTED, locks: all, told: manager.is_told_of_events() }))
 }

@@ -27,6 +27,7 @@ async fn who_may_see_it_is_shown_all_locks_and_nobody_else_is() {
         assert_eq!(root.get(uri).await.status, 200, "{uri}");
     }
     let token = alice.post("/locks/note/b").await.json()["token"].clone();
+    tokio::time::sleep(Duration::from_millis(5)).await;
     root.post("/locks/note/a").await.token();
     let all = root.get("/locks/admin.json").await.json();
     assert_eq!((&all["more"], &all["told"]), (&false.into(), &true.into()));

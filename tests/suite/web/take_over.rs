@@ -51,7 +51,7 @@ async fn the_policy_says_who_else_may_and_the_log_says_who_did() {
     assert_eq!(root.post("/locks/note/a").await.problem(423)["may_take_over"], true);
     assert_eq!(root.post_json("/locks/note/a", take_over()).await.status, 201);
     assert!(logged(
-        r#"the lock on note/a was taken over by "root"; reason: ""; it was held by Some("Vic\u{202e}tim")"#
+        r#"was taken over by "root"; reason: ""; it was held by Some("Vic\u{202e}tim")"#
     ));
     let user = victim.get("/locks/note/a").await.text();
     assert!(!user.contains("user"), "the id of nobody is shown: {user}");
