@@ -202,7 +202,12 @@ impl Queues {
     pub(super) fn heir(&self, lock: &Acquisition) -> Option<Heir> {
         let mut state = self.state();
         let queue = state.queues.get_mut(&lock.key)?;
-        if lock.mode != Mode::Exclusive {
+        // A client need not say in which mode it has what it releases.
+        let is_known_as_exclusive = queue
+            .holder
+            .as_ref()
+            .is_some_and(|it| it.token == Some(lock.token) && it.mode == Mode::Exclusive);
+        if lock.mode != Mode::Exclusive && !is_known_as_exclusive {
             return None;
         }
         if queue.handed >= IN_A_ROW {

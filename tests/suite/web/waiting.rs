@@ -76,6 +76,36 @@ async fn a_client_waits_no_longer_than_the_application_lets_it() {
     }
 }
 
+/// As a page does that waits for longer than a request can be kept open.
+#[actix_web::test]
+async fn who_asks_again_at_once_when_its_time_is_over_has_kept_its_place() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let held = hold(&locks, "a").await;
+    let order = RefCell::new(Vec::new());
+    let alice_waits_twice = async {
+        let wait = json!({ "wait_ms": 2 * A_WHILE.as_millis() as u64 });
+        alice.post_json("/locks/note/a", wait).await.problem(423);
+        let release = async {
+            sleep(A_WHILE).await;
+            held.release().await.unwrap();
+        };
+        let (answer, ()) = tokio::join!(alice.post_json("/locks/note/a", long()), release);
+        order.borrow_mut().push("alice");
+        assert_eq!(answer.status, 201);
+        assert_eq!(alice.delete("/locks/note/a").await.status, 204);
+    };
+    let bob_waits_meanwhile = async {
+        sleep(A_WHILE).await;
+        assert_eq!(bob.post_json("/locks/note/a", long()).await.status, 201);
+        order.borrow_mut().push("bob");
+    };
+    in_time(async { tokio::join!(alice_waits_twice, bob_waits_meanwhile) }).await;
+    assert_eq!(*order.borrow(), ["alice", "bob"]);
+}
+
 #[actix_web::test]
 async fn an_extractor_waits_as_long_as_it_was_told_to() {
     let (locks, _) = embedded().await;
