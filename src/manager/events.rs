@@ -351,7 +351,7 @@ impl Known {
     async fn are_now(&mut self, manager: &LockManager, key: &LockKey, locks: Vec<Lock>) {
         let before = self.locks.remove(key).unwrap_or_default();
         let (stay, gone): (Vec<_>, Vec<_>) =
-            (before.into_iter()).partition(|(old, _)| locks.iter().any(|lock| is_same(old, lock)));
+            (before.into_iter()).partition(|(old, _)| locks.iter().any(|lock| goes_on(old, lock)));
         for (lock, seen) in gone {
             let event = why_gone(manager, lock, seen).await;
             manager.inner.events.tell(event);
@@ -359,7 +359,7 @@ impl Known {
         let now = Instant::now();
         let mut known = Vec::new();
         for lock in locks {
-            let seen = stay.iter().find(|(old, _)| is_same(old, &lock)).map(|(_, seen)| *seen);
+            let seen = stay.iter().find(|(old, _)| goes_on(old, &lock)).map(|(_, seen)| *seen);
             if seen.is_none() {
                 manager.inner.events.tell(LockEvent::Acquired(lock.clone()));
             }
@@ -371,9 +371,12 @@ impl Known {
     }
 }
 
-/// A foreign lock has no token, and is told from others by when it was taken.
-fn is_same(old: &Lock, new: &Lock) -> bool {
-    old.token == new.token && (old.token.is_some() || old.since == new.since)
+/// A foreign lock has no token, and is told from others by when it was taken. A page that was loaded
+/// anew has a new token, and that is nobody else's business.
+fn goes_on(old: &Lock, new: &Lock) -> bool {
+    let is_reloaded =
+        old.tab.is_some() && (&old.aid, old.tab, old.since) == (&new.aid, new.tab, new.since);
+    is_reloaded || old.token == new.token && (old.token.is_some() || old.since == new.since)
 }
 
 async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent {

@@ -126,6 +126,20 @@ where
 }
 
 #[actix_web::test]
+async fn nobody_is_told_of_a_page_that_was_loaded_anew() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let mut stream = alice.listen("").await;
+    let asks = || alice.request(Method::POST, "/locks/note/a").insert_header(("doclock-tab", ONE));
+    let first = alice.send(asks()).await.token();
+    assert_ne!(alice.send(asks()).await.token(), first);
+    alice.delete("/locks/note/a").await;
+    assert_eq!(stream.event().await.0, "acquired");
+    assert_eq!(stream.event().await.0, "released");
+}
+
+#[actix_web::test]
 async fn who_names_documents_hears_of_no_others() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
