@@ -23,7 +23,10 @@ use actix_web::{
 };
 use clap::Parser;
 
-use crate::documents::{Documents, WorkItem};
+use crate::{
+    documents::{Documents, WorkItem},
+    routes::{ADMIN, Admins, person},
+};
 
 #[derive(Parser)]
 struct Args {
@@ -42,6 +45,10 @@ struct Args {
     /// How long a login is good for, on MongoDB. (A cookie cannot be taken back.)
     #[arg(long, default_value_t = 12 * 60 * 60, value_name = "N")]
     login_secs: u32,
+    /// Who may open `/locks/admin`, and break or take over everybody's locks. (There are no passwords:
+    /// whoever logs in by that name is it.) May be repeated.
+    #[arg(long, value_name = "NAME")]
+    admin: Vec<String>,
 }
 
 #[actix_web::main]
@@ -59,9 +66,15 @@ async fn main() -> Result<(), BoxError> {
         Documents::Memory(store) => LockManager::builder(store.clone()),
         Documents::Mongo(store) => LockManager::builder(store.clone()),
     };
+    let locks = match args.admin.is_empty() {
+        true => locks,
+        false => locks.admin_policy(|person| person.has_role(ADMIN)),
+    };
     let locks = locks
         .ttl(Duration::from_secs(args.ttl_secs))
         .holder_label("somebody who is not logged in")
+        .break_policy(|person, _| person.has_role(ADMIN))
+        .take_over_policy(|person, lock| person.has_role(ADMIN) || person.is_holder_of(lock))
         .on_session_end(async |ended: SessionEnded| {
             let keys: Vec<_> = ended.locks.iter().map(ToString::to_string).collect();
             log::info!("a session has ended ({:?}); free again: {keys:?}", ended.reason);
@@ -89,6 +102,7 @@ async fn serve<S: SessionStore + 'static>(
 ) -> Result<(), BoxError> {
     let key = documents.session_key().await?;
     let login = cookie::time::Duration::seconds(args.login_secs.into());
+    let admins = web::Data::new(Admins(args.admin));
     let manager = locks.clone();
     let server = HttpServer::new(move || {
         let session = SessionMiddleware::builder(sessions(), key.clone())
@@ -96,11 +110,13 @@ async fn serve<S: SessionStore + 'static>(
             // For http on this machine. Behind https, leave it out.
             .cookie_secure(false)
             .build();
+        let known = admins.clone();
         App::new()
             .app_data(web::Data::new(documents.clone()))
+            .app_data(admins.clone())
             .app_data(Problem::json_config())
             .wrap(from_fn(routes::only_readers_need_no_login))
-            .wrap(locks.session(session).identify(routes::person))
+            .wrap(locks.session(session).identify(move |session| person(session, &known.0)))
             .wrap(
                 DefaultHeaders::new()
                     .add((header::CONTENT_SECURITY_POLICY, "default-src 'self'"))
@@ -116,7 +132,6 @@ async fn serve<S: SessionStore + 'static>(
     for address in server.addrs() {
         println!("listening on http://{address}");
     }
-    server.run().await?;
-    manager.shutdown().await;
+    manager.serve(server.run()).await?;
     Ok(())
 }

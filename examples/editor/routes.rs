@@ -26,16 +26,28 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .route("/api/workitem/{id}/edit", post().to(edit))
         .route("/", get().to(page))
         .route("/page.css", get().to(style))
-        .route("/page.js", get().to(script))
+        .route("/{module}.js", get().to(script))
         .route("/favicon.ico", get().to(HttpResponse::NoContent));
 }
 
 /// Under which key the session knows who has logged in.
 pub(crate) const NAME: &str = "name";
 
-/// For the locks: who others see.
-pub(crate) fn person(session: &Session) -> Option<Actor> {
-    session.get::<String>(NAME).ok().flatten().map(Actor::new)
+/// The names of those who have the role [`ADMIN`].
+pub(crate) struct Admins(pub(crate) Vec<String>);
+
+/// The role of those who may see, break and take over everybody's locks.
+pub(crate) const ADMIN: &str = "admin";
+
+fn name(session: &Session) -> Option<String> {
+    session.get(NAME).ok().flatten()
+}
+
+/// For the locks: who others see, and what they may do.
+pub(crate) fn person(session: &Session, admins: &[String]) -> Option<Actor> {
+    let name = name(session)?;
+    let actor = Actor::new(&*name).with_id(&*name);
+    Some(if admins.contains(&name) { actor.with_role(ADMIN) } else { actor })
 }
 
 /// Whoever has not logged in may read, and nothing else.
@@ -44,7 +56,7 @@ pub(crate) async fn only_readers_need_no_login(
     next: Next<impl MessageBody>,
 ) -> Result<ServiceResponse<impl MessageBody>, Error> {
     let needs_login = !req.method().is_safe() && !matches!(req.path(), "/login" | "/logout");
-    if needs_login && person(&req.get_session()).is_none() {
+    if needs_login && name(&req.get_session()).is_none() {
         let problem = Problem::new(StatusCode::UNAUTHORIZED, "not_logged_in");
         return Err(problem.detail("log in first: POST /login {\"name\": …}").into());
     }
@@ -118,18 +130,18 @@ struct Login {
 }
 
 async fn login(session: Session, login: Json<Login>) -> Result<impl Responder, Error> {
-    let name = login.name.trim();
-    if name.is_empty() || name.len() > 200 {
+    let new = login.name.trim();
+    if new.is_empty() || new.len() > 200 {
         let problem = Problem::new(StatusCode::BAD_REQUEST, "bad_name");
         return Err(problem.detail("a name has 1 to 200 bytes").into());
     }
-    if person(&session).is_some_and(|actor| actor.label != name) {
+    if name(&session).is_some_and(|old| old != new) {
         // Somebody else at the same browser: what the first one held goes.
         session.clear();
     }
     // A new key for a session with new rights. Its locks stay.
     session.renew();
-    session.insert(NAME, name)?;
+    session.insert(NAME, new)?;
     Ok(HttpResponse::NoContent())
 }
 
@@ -139,8 +151,10 @@ async fn logout(session: Session) -> impl Responder {
     HttpResponse::NoContent()
 }
 
-async fn me(session: Session) -> impl Responder {
-    HttpResponse::Ok().json(json!({ "name": person(&session).map(|actor| actor.label) }))
+async fn me(session: Session, admins: Data<Admins>) -> impl Responder {
+    let person = person(&session, &admins.0);
+    let is_admin = person.as_ref().is_some_and(|person| person.has_role(ADMIN));
+    HttpResponse::Ok().json(json!({ "name": person.map(|it| it.label), "admin": is_admin }))
 }
 
 async fn page() -> impl Responder {
@@ -153,15 +167,23 @@ async fn style() -> impl Responder {
     HttpResponse::Ok().content_type("text/css; charset=utf-8").body(include_str!("page/page.css"))
 }
 
-async fn script() -> impl Responder {
-    HttpResponse::Ok()
-        .content_type("text/javascript; charset=utf-8")
-        .body(include_str!("page/page.js"))
+async fn script(module: Path<String>) -> Result<impl Responder, Problem> {
+    let script = match module.as_str() {
+        "page" => include_str!("page/page.js"),
+        "document" => include_str!("page/document.js"),
+        "server" => include_str!("page/server.js"),
+        "show" => include_str!("page/show.js"),
+        _ => return Err(no_such_route()),
+    };
+    Ok(HttpResponse::Ok().content_type("text/javascript; charset=utf-8").body(script))
 }
 
 pub(crate) async fn not_found(req: HttpRequest) -> Result<HttpResponse, Problem> {
-    let problem = Problem::new(StatusCode::NOT_FOUND, "no_such_route");
-    Err(problem.detail(format_args!("{} {}", req.method(), req.path())))
+    Err(no_such_route().detail(format_args!("{} {}", req.method(), req.path())))
+}
+
+fn no_such_route() -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "no_such_route")
 }
 
 fn unreachable(error: BoxError) -> Problem {

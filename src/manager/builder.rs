@@ -203,8 +203,7 @@ impl LockManagerBuilder {
     /// # use actix_doclock::{Actor, Lock, LockManager, MemoryStore};
     /// # let builder = LockManager::builder(MemoryStore::new());
     /// builder.take_over_policy(|actor: &Actor, lock: &Lock| {
-    ///     let user = lock.holder.as_ref().and_then(|holder| holder.user.as_deref());
-    ///     actor.has_role("editor-in-chief") || (actor.id().is_some() && actor.id() == user)
+    ///     actor.has_role("editor-in-chief") || actor.is_holder_of(lock)
     /// });
     /// ```
     pub fn take_over_policy(

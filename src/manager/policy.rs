@@ -50,8 +50,9 @@ impl Actor {
         }
     }
 
-    /// Whether the lock is held by another session of this very person.
-    pub(crate) fn is_holder_of(&self, lock: &Lock) -> bool {
+    /// Whether a session of this very person holds the lock, as far as both have an [id](Self::with_id).
+    #[must_use]
+    pub fn is_holder_of(&self, lock: &Lock) -> bool {
         let user = lock.holder.as_ref().and_then(|holder| holder.user.as_deref());
         self.id.is_some() && self.id.as_deref() == user
     }

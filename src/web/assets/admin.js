@@ -7,7 +7,7 @@ const $ = id => document.getElementById(id);
 const rows = new Map();     // name -> {lock, row}
 // Locks that others have taken by hand have no token.
 const nameOf = lock => lock.token ?? lock.key;
-let list = { locks: [], more: false, scope: 'server' };
+let list = { locks: [], more: false };
 let isLive = false, timer = 0, loading = false, loadAgain = false, breaking = null;
 
 async function ask(method, path, body) {
@@ -99,7 +99,7 @@ function render() {
   });
   put($('count'), list.locks.length === shown.length ? `${shown.length} locked` : `${shown.length} of ${list.locks.length}`);
   if (list.more) put($('count'), $('count').textContent + ', and more than are listed here');
-  put($('live'), !isLive ? 'Not live, reloading' : list.scope === 'cluster' ? 'Live' : 'Live for this server, others every few seconds');
+  put($('live'), isLive ? 'Live' : 'Not live: reloading every few seconds');
   $('live').dataset.live = isLive;
   $('locks').hidden = !shown.length;
   $('none').hidden = Boolean(shown.length || $('trouble').textContent);
@@ -168,7 +168,7 @@ $('filter').addEventListener('input', render);
 document.addEventListener('visibilitychange', () => { if (!document.hidden) reload(); });
 setInterval(() => { if (!document.hidden) render(); }, 1000);
 DocLock.events(new URL('.', import.meta.url).pathname, event => {
-  if (event.type === 'resync') isLive = event.scope !== null;
+  if (event.type === 'resync') isLive = event.isLive;
   reloadIn(event.type === 'resync' ? 0 : 150);
 });
 reload();

@@ -59,8 +59,8 @@ export interface Options {
 
 /** What happened to a lock. `resync`: look at everything; `hint`: look at this one. */
 export type LockEvent =
-  /** `scope`: what the stream tells of; `null` if there is none, and this comes every few seconds. */
-  | { type: 'resync'; scope: 'cluster' | 'server' | null }
+  /** `isLive`: there is a stream; else this comes every few seconds, while the page is visible. */
+  | { type: 'resync'; isLive: boolean }
   | { type: 'hint'; key: string }
   | {
       type: 'acquired'; key: string; collection: string; id: string;

@@ -16,7 +16,6 @@ const TIMEOUT_MS = 10_000;
 const WAIT_MS = 25_000;          // one turn of waiting; proxies cut what is silent for longer
 const GRACE_MS = 5_000;          // for a reload
 const POLL_MS = 4_000;           // without a stream
-const POLL_OTHERS_MS = 15_000;   // with a stream that tells of one server only
 const LOOK_MS = [5_000, 30_000]; // renewals by others are not announced
 const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync'];
 
@@ -165,7 +164,7 @@ class Feed {
 
   listeners = new Set();
   #base; #channel; #source; #place; #resign; #retry; #failures = 0;
-  #scope = null;        // of the stream: 'cluster', 'server', or null while there is none
+  #isLive = false;         // some tab has a stream
   #polled = Date.now();
 
   constructor(base) { this.#base = base; }
@@ -184,7 +183,7 @@ class Feed {
     this.#channel = new BroadcastChannel('doclock:' + this.#base);
     this.#channel.onmessage = ({ data }) => {
       if (data.type !== 'who') this.#tell(data);
-      else if (this.#source && this.#scope) this.#channel.postMessage({ type: 'resync', scope: this.#scope, isReply: true });
+      else if (this.#source && this.#isLive) this.#channel.postMessage({ type: 'resync', isReply: true });
     };
     this.#channel.postMessage({ type: 'who' });
     if (!navigator.locks) return this.#connect();
@@ -201,7 +200,8 @@ class Feed {
     this.#place?.abort();
     this.#resign?.();
     this.#channel?.close();
-    this.#channel = this.#source = this.#place = this.#resign = this.#scope = null;
+    this.#channel = this.#source = this.#place = this.#resign = null;
+    this.#isLive = false;
   }
 
   /** A hint for the other tabs, at once: what they believe about this document may be outdated. */
@@ -210,12 +210,11 @@ class Feed {
   /** The stream may be a dead connection of before the sleep. */
   reconnect() { if (this.#source) this.#connect(); }
 
-  /** Without a stream of everything, pages look by themselves. */
+  /** Without a stream, pages look by themselves. */
   poll() {
-    const every = this.#scope === null ? POLL_MS : this.#scope === 'server' ? POLL_OTHERS_MS : Infinity;
-    if (!this.listeners.size || !visible() || Date.now() - this.#polled < every) return;
+    if (this.#isLive || !visible() || Date.now() - this.#polled < POLL_MS) return;
     this.#polled = Date.now();
-    for (const listener of this.listeners) listener({ type: 'resync', scope: this.#scope });
+    for (const listener of this.listeners) listener({ type: 'resync', isLive: false });
   }
 
   async #connect() {
@@ -244,14 +243,14 @@ class Feed {
   }
 
   #tell(event) {
+    if (event.isReply && this.#isLive) return;   // to a tab that has just come
     if (event.type === 'down') {
-      this.#scope = null;
+      this.#isLive = false;
       this.#polled = Date.now();
-      return;
+    } else {
+      if (event.type === 'resync') event = { type: 'resync', isLive: this.#isLive = true };
+      for (const listener of this.listeners) listener(event);
     }
-    if (event.isReply && this.#scope) return;   // to a tab that has just come
-    if (event.type === 'resync') this.#scope = event.scope;
-    for (const listener of this.listeners) listener(event);
   }
 }
 

@@ -1,0 +1,276 @@
+// The open document. `view.mode` says how it is open:
+//   wait    asking the server
+//   read    the text only: nobody is logged in, or somebody else is editing
+//   edit    this page holds the lock
+//   lost    the lock went while we held it: what was typed stays in the fields
+// Whoever changes the state calls render(), which draws everything from it.
+
+import { DocLock } from '/locks/client.js';
+import { call, docUrl, explain, lockUrl, session } from './server.js';
+import { $, clock, discard, left, name, put, quote, show, toast } from './show.js';
+
+let view = null;   // {id, mode, lock, doc: as saved, holder: who had it, conflict, error, …}
+
+export const id = () => view ? view.id : '';
+export const isEdited = id => Boolean(view && view.id === id && view.mode === 'edit');
+export const isDirty = () => Boolean(view && (view.mode === 'edit' || view.mode === 'lost') && !same(fields(), view.doc));
+
+// ---- opening, having, losing, leaving -------------------------------------------------------
+
+/** For editing if it can be had, now or when it is this person's turn; for whoever is not logged in, to read. */
+export function open(id, doc) {
+  const v = view = { id, doc, mode: 'wait' };
+  v.lock = DocLock.open(lockUrl(id), {
+    wait: session.me !== null,
+    acquire: session.me !== null,
+    onheld: () => held(v),
+    onlost: loss => lost(v, loss),
+    onchange: () => changed(v),
+  });
+  load(v);
+}
+
+async function load(v) {
+  const answer = await call('GET', docUrl(v.id));
+  if (view !== v || v.mode === 'edit' || v.mode === 'lost') return;
+  if (answer.ok) v.doc = answer.body;
+  v.error = answer.ok ? '' : explain(answer);
+  render();
+}
+
+// The lock is ours, for the first time or again: somebody may have saved something in between.
+async function held(v) {
+  const answer = await call('GET', docUrl(v.id));
+  if (view !== v || !v.lock.token) return;
+  if (!answer.ok) {
+    v.error = explain(answer);
+    return render();
+  }
+  const typed = isDirty() ? fields() : null;
+  v.conflict = Boolean(typed && !same(answer.body, v.doc) && !same(answer.body, typed));
+  Object.assign(v, { doc: answer.body, error: '', saved: 0 });
+  if (!typed) fill(answer.body);
+  if (v.mode === 'read' && v.holder) toast('You can edit now: ', name(v.holder), ' has finished.');
+  enter(v, 'edit');
+}
+
+function lost(v, { kind }) {
+  if (v.mode === 'edit' || v.mode === 'lost') enter(v, v.loggedOut && !isDirty() ? 'read' : 'lost');
+  if (kind === 'session_ended') dispatchEvent(new Event('editor:ended'));
+}
+
+function changed(v) {
+  if (view !== v) return;
+  if (v.lock.state === 'held') v.holder = v.lock.holder;
+  if (v.mode === 'wait' && (v.lock.state !== 'unknown' || v.lock.offline || v.lock.problem) && !v.lock.token) enter(v, 'read');
+  if (v.lock.state !== 'held' && $('holder').open) $('holder').close();
+  render();
+}
+
+function enter(v, mode) {
+  const isNew = v.mode !== mode;
+  v.mode = mode;
+  dispatchEvent(new Event('editor:mode'));
+  if (isNew && mode !== 'lost') $('heading').focus();   // never take the focus from somebody who is typing
+}
+
+async function save(close) {
+  const v = view, typed = fields();
+  if (!v || v.mode !== 'edit' || v.busy) return;
+  Object.assign(v, { busy: true, closing: close, error: '' });
+  render();
+  const url = docUrl(v.id) + (close ? '?release=true' : '');
+  const answer = await call('PUT', url, { json: typed, lock: v.lock, releases: close });
+  Object.assign(v, { busy: false, closing: false });
+  if (view !== v || v.mode !== 'edit') return;   // lost: that has been told
+  if (answer.ok) {
+    Object.assign(v, { doc: { ...v.doc, ...typed }, saved: Date.now(), conflict: false });
+    dispatchEvent(new Event('editor:saved'));
+    if (close) {
+      v.mode = 'closed';
+      location.hash = '#/';
+      toast(`“${typed.title}” is saved and free for others.`);
+    }
+  } else if (answer.status === 404) {
+    v.gone = true;
+    enter(v, 'lost');
+  } else {
+    v.error = explain(answer);
+  }
+  render();
+}
+
+export function close() {
+  view?.lock.close();
+  view = null;
+  if ($('holder').open) $('holder').close();
+}
+
+export function loggedIn() { if (view?.mode === 'read') view.lock.wait(); }
+
+export function loggedOut() {
+  if (!view) return;
+  view.loggedOut = true;
+  view.lock.stopWaiting();
+  view.lock.check();
+}
+
+/** The texts as they are saved now. */
+export function update(docs) {
+  const fresh = view && docs.find(doc => doc.id === view.id);
+  if (fresh && view.mode === 'read') Object.assign(view, { doc: fresh, error: '' });
+}
+
+// ---- what was typed -------------------------------------------------------------------------
+
+const fields = () => ({ title: $('title').value, body: $('body').value });
+const lines = text => text.replace(/\r\n?/g, '\n');   // as a textarea gives them back
+const same = (a, b) => a.title === b.title && lines(a.body) === lines(b.body);
+
+function fill(doc) {
+  $('title').value = doc.title;
+  $('body').value = doc.body;
+}
+
+async function copyText() {
+  const text = $('title').value + '\n\n' + $('body').value;
+  try {
+    await navigator.clipboard.writeText(text);
+    toast('Your text is in the clipboard.');
+  } catch {   // not a secure context: leave it selected
+    $('body').select();
+    toast(document.execCommand('copy') ? 'The text is in the clipboard, without the title.' : 'The text is selected: copy it with the keyboard.');
+  }
+}
+
+// ---- drawing --------------------------------------------------------------------------------
+
+// The banner over the document: how it is meant, what it says, what can be done.
+function banner({ mode, lock, doc, error, conflict, gone, holder, busy }) {
+  const who = name(lock.holder), at = lock.since ? `, since ${clock(lock.since)}` : '';
+  const wait = lock.waiting ? 'Only read' : 'Edit when it is free';
+  if (mode === 'lost') {
+    const kept = isDirty() ? ' What you typed is still below and not saved.' : ' You had no unsaved changes.';
+    if (gone) return { kind: 'bad', title: ['This document no longer exists.'], text: [kept] };
+    if (!session.me) return { kind: 'bad', title: ['Your session ended, your lock is gone.'], text: ['Log in, then open the document again.', kept], enter: 'Edit again' };
+    const { kind, by, reason } = lock.lost ?? {};
+    const why = by ? [name(by), lock.state === 'held' ? ' has taken it over.' : ' has ended your lock.', ...reason ? [' Reason: ', quote(reason), '.'] : []]
+      : [kind === 'expired' ? 'Your lock had run out.' : 'Your lock is gone.'];
+    if (lock.state === 'held') return { kind: 'bad', title: [who, ` is editing this now${at}.`], text: [...why, kept], wait: lock.waiting ? 'Stop waiting' : wait, holder: true };
+    if (lock.state === 'mine_elsewhere') return { kind: 'bad', title: ['You are editing this in another tab.'], text: ['This tab no longer has the lock.', kept], enter: 'Edit here' };
+    return { kind: 'bad', title: ['Your lock on this document is gone.'], text: [...why, lock.state === 'free' ? ' Nobody has the document now.' : '', kept], enter: 'Edit again' };
+  }
+  if (mode === 'edit' && error) return { kind: 'bad', title: ['Not saved.'], text: [error + '; your text is kept, try again.'] };
+  if (mode === 'edit' && conflict) {
+    return { kind: 'held', title: ['This document was changed while you did not have the lock.'], text: ['Your text is in the fields, the saved version is below. Saving replaces it with yours.'] };
+  }
+  if (mode !== 'read') return { kind: '', title: [], text: [] };
+  if (error && !doc) return { kind: 'bad', title: [error + '.'], text: [], enter: session.me && 'Try again' };
+  if (lock.state === 'held') {
+    const text = !session.me ? 'You can read it. To edit it later, log in.'
+      : lock.waiting ? 'You can read it now, and edit it as soon as it is your turn: the page changes by itself.'
+      : 'You can read it; it becomes free when they finish, log out or fall silent.';
+    return { kind: 'held', title: [who, ` is editing this${at}.`], text: [text], more: `If they fall silent now: in ${left(lock.expiresAt)} at the latest.`, wait: session.me && wait, holder: true };
+  }
+  if (!session.me) return { kind: 'info', title: ['Log in to edit.'], text: ['Without that you can read everything.'], enter: 'Log in' };
+  if (lock.state === 'mine_elsewhere') {
+    return { kind: 'held', title: ['You are editing this in another tab.'], text: ['Editing here ends it there; what you typed there stays in that tab.'], enter: 'Edit here' };
+  }
+  if (lock.token) return error ? { kind: 'bad', title: [error + '.'], text: [], enter: 'Try again' } : { kind: '', title: [], text: [] };
+  if (lock.state !== 'free') return { kind: 'info', title: ['Whether somebody is editing this is not known at the moment.'], text: [lock.offline ? 'Trying again.' : ''], enter: busy ? '' : 'Try again' };
+  const title = holder ? [name(holder), ' is no longer editing: this document is free now.'] : ['This document is free.'];
+  return { kind: 'free', title, text: [lock.problem ? explain({ status: lock.problem.status, body: lock.problem }) + '.' : ''], enter: 'Edit now' };
+}
+
+export function render() {
+  const v = view;
+  show($('doc'), Boolean(v));
+  document.title = (v?.doc ? v.doc.title + ' – ' : '') + 'Editor';
+  if (!v) return;
+  const { lock } = v, isEditing = v.mode === 'edit' || v.mode === 'lost', b = banner(v);
+  $('doc').dataset.mode = v.mode;
+  put($('kicker'), { wait: 'Opening…', read: lock.waiting && lock.state === 'held' ? 'Read only · waiting' : 'Read only', edit: 'Editing', lost: 'Not locked' }[v.mode] ?? '');
+  put($('heading'), v.doc ? v.doc.title || 'Untitled' : v.mode === 'wait' ? '' : 'Document');
+  $('banner').dataset.kind = b.kind;
+  $('banner-live').setAttribute('aria-live', b.kind === 'bad' ? 'assertive' : 'polite');
+  put($('banner-title'), ...b.title);
+  put($('banner-text'), ...b.text);
+  put($('banner-more'), b.more ?? '');
+  for (const [button, label] of [[$('enter'), b.enter], [$('wait'), b.wait], [$('take-over'), b.holder && (lock.mayTakeOver ? 'Take over…' : 'Details…')]]) {
+    if (label) put(button, label);
+    show(button, Boolean(label));
+  }
+  $('enter').disabled = lock.busy || (v.mode === 'lost' && !session.me);
+  show($('copy'), v.mode === 'lost' && isDirty() || Boolean(v.conflict));
+  show($('read'), !isEditing && Boolean(v.doc));
+  put($('read'), v.doc?.body ?? '');
+  show($('form'), isEditing);
+  if (isEditing) renderForm(v);
+  if ($('holder').open) renderHolder(lock);
+}
+
+function renderForm(v) {
+  const { lock } = v;
+  for (const id of ['save', 'save-close']) $(id).disabled = v.mode !== 'edit' || Boolean(v.busy);
+  for (const id of ['title', 'body']) $(id).readOnly = Boolean(v.closing);
+  show($('saved'), Boolean(v.conflict));
+  put($('saved-title'), v.doc.title);
+  put($('saved-body'), v.doc.body);
+  put($('save-state'), v.busy ? 'Working…' : isDirty() ? 'Unsaved changes' : v.saved ? `Saved at ${clock(v.saved)}` : '');
+  $('save-state').dataset.dirty = isDirty();
+  put($('close'), isDirty() ? 'Close without saving' : 'Close');
+  $('lock-line').dataset.offline = lock.offline;
+  put($('lock-line'), v.mode !== 'edit' ? ''
+    : lock.state !== 'mine' ? 'The lock may have run out. Your text is kept; asking the server.'
+    : lock.offline ? `No connection. The document stays locked for you until ${clock(lock.expiresAt)}; trying again.`
+    : `Locked for you as long as this page is open; without a connection until ${clock(lock.expiresAt)}.`);
+}
+
+function renderHolder(lock) {
+  put($('holder-who'), name(lock.holder));
+  put($('holder-since'), lock.since ? lock.since.toLocaleString([], { dateStyle: 'medium', timeStyle: 'short' }) : 'not known');
+  put($('holder-until'), `in ${left(lock.expiresAt)}, unless they go on`);
+  put($('holder-note'), lock.mayTakeOver ? 'Taking over ends their editing at once. They are told that it was you, and keep the text they have typed.' : 'Only they can end this, or an administrator.');
+  show($('holder-take'), lock.mayTakeOver && session.me !== null);
+  $('holder-take').disabled = lock.busy;
+}
+
+// ---- what people do -------------------------------------------------------------------------
+
+$('enter').addEventListener('click', () => {
+  const { lock } = view;
+  if (!session.me) $('name').focus();
+  else if (lock.state === 'mine_elsewhere') lock.takeOver();
+  else lock.acquire();
+});
+$('wait').addEventListener('click', () => view.lock.waiting ? view.lock.stopWaiting() : view.lock.wait());
+$('take-over').addEventListener('click', () => {
+  renderHolder(view.lock);
+  $('holder').showModal();
+});
+$('holder-take').addEventListener('click', async () => {
+  const { lock } = view;
+  if (await lock.takeOver() === 'mine') return;
+  if ($('holder').open) $('holder').close();
+  toast(lock.problem?.detail ?? 'It could not be taken over.');
+});
+$('copy').addEventListener('click', copyText);
+$('form').addEventListener('submit', event => { event.preventDefault(); save(false); });
+$('form').addEventListener('input', () => { view.saved = 0; render(); });
+$('save-close').addEventListener('click', () => save(true));
+$('close').addEventListener('click', () => { location.hash = '#/'; });
+$('use-saved').addEventListener('click', async () => {
+  if (!await discard()) return;
+  fill(view.doc);
+  view.conflict = false;
+  render();
+  $('heading').focus();
+});
+
+addEventListener('keydown', event => {
+  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 's' && isEdited(id())) {
+    event.preventDefault();
+    save(false);
+  }
+});
+addEventListener('beforeunload', event => { if (isDirty()) event.preventDefault(); });

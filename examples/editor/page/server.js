@@ -1,0 +1,31 @@
+// Talking to the server.
+
+const REQUEST_MS = 10000;
+
+/** Who is logged in: `me` is a name or null. */
+export const session = { me: null };
+
+export const docUrl = id => '/api/workitem/' + encodeURIComponent(id);
+export const lockUrl = id => '/locks/workitem/' + encodeURIComponent(id);
+
+/** Never rejects: no answer is `status: 0`. With `lock`, the request proves that this page holds it. */
+export async function call(method, url, { json, lock, releases } = {}) {
+  const init = { method, cache: 'no-store', signal: AbortSignal.timeout(REQUEST_MS) };
+  if (json) Object.assign(init, { headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(json) });
+  try {
+    const answer = await (lock ? lock.fetch(url, init, { releases }) : fetch(url, init));
+    const text = await answer.text();
+    let body = {};
+    try { body = JSON.parse(text); } catch { /* no content, or not JSON */ }
+    return { ok: answer.ok, status: answer.status, body };
+  } catch {
+    return { ok: false, status: 0, body: {} };
+  }
+}
+
+export function explain({ status, body }) {
+  if (status === 503) return 'The database cannot be reached';
+  if (status === 0) return 'The server cannot be reached';
+  if (status === 404) return 'There is no such document';
+  return body.detail || body.title || `The server answered ${status}`;
+}
