@@ -19,6 +19,9 @@ use crate::{
 /// How many documents of a collection are listed with the locks of everybody.
 pub(crate) const LISTED: usize = 1_000;
 
+/// How long a lock is kept for a page that was cut off while it was loaded anew.
+const GRACE: Duration = Duration::from_secs(5);
+
 /// What [`LockManager::acquire_by`] found.
 #[derive(Debug)]
 pub(crate) enum Acquired {
@@ -161,6 +164,13 @@ impl LockManager {
     pub(crate) fn give_back(&self, unwanted: Acquisition, scope: &TaskTracker) {
         self.in_background(scope, unwanted, |store, it| {
             store.retract(&it.key, &it.aid, it.token, it.mode)
+        });
+    }
+
+    /// As [`give_back`](Self::give_back), for what its page may be back for at once.
+    pub(super) fn let_run_out(&self, unwanted: Acquisition, scope: &TaskTracker) {
+        self.in_background(scope, unwanted, |store, it| {
+            store.run_out_in(&it.key, &it.aid, it.token, GRACE)
         });
     }
 

@@ -7,7 +7,7 @@ use tokio_util::task::TaskTracker;
 use super::{Acquired, Acquisition, Actor, LockManager, Provisional, Wanted, run};
 use crate::{
     Lock, LockError, LockKey, Mode,
-    store::{Released, Taken},
+    store::{Claim, Released, Taken},
 };
 
 /// The longest reason for a break that is kept and shown, in bytes. A longer one is cut.
@@ -89,7 +89,8 @@ impl LockManager {
     /// was loaded anew, goes on with it: nobody is told that anything was taken.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the lock is given back, not to who had it.
+    /// If the future is dropped, the lock is given back, not to who had it. To the same tab it is kept
+    /// for a grace.
     pub(crate) async fn take_over(
         &self,
         from: &Lock,
@@ -100,6 +101,7 @@ impl LockManager {
     ) -> Result<Option<Acquired>, LockError> {
         let Some(held) = Acquisition::of(from) else { return Ok(None) };
         let mut claim = wanted.claim(self.longest_hold(), None);
+        let goes_on = from.aid == wanted.aid && from.tab.is_some() && from.tab == wanted.tab;
         let taken = (from.aid != wanted.aid).then(|| taken_by(actor, ""));
         if let Some(taken) = &taken {
             self.inner.events.took(from, taken);
@@ -120,12 +122,18 @@ impl LockManager {
                         audit("taken over", &from, &taken);
                     }
                     let fresh = Provisional::new(manager, lock, claim.token, own_scope);
-                    Ok(Some(Acquired::Fresh(fresh)))
+                    Ok(Some(Acquired::Fresh(if goes_on { fresh.going_on() } else { fresh })))
                 }
                 Ok(None) => Ok(None),
                 Err(error) => {
                     // It may have been carried out, or be still on its way: then it is the claim's.
-                    manager.claim_is_unknown(&held.key, claim, &own_scope);
+                    if goes_on {
+                        let Claim { aid, token, mode, .. } = claim;
+                        let unknown = Acquisition { key: held.key, aid, token, mode };
+                        manager.let_run_out(unknown, &own_scope);
+                    } else {
+                        manager.claim_is_unknown(&held.key, claim, &own_scope);
+                    }
                     Err(error)
                 }
             }

@@ -187,10 +187,13 @@ impl RequestLocks {
         let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
         let (holder, tab, ttl) = (actor.holder(), self.0.tab, manager.ttl());
         let wanted = Wanted { key, aid, holder, tab, mode, ttl };
+        // A page that names its tab does not wait at first: what it finds then is from before this
+        // request, and what it has after it has waited, from another one of its own.
+        let mut has_waited = tab.is_none() && how.wait != Wait::no();
         loop {
             self.begin();
-            let acquired =
-                manager.acquire_waiting(&wanted, &wanted.aid, how.wait, &self.0.scope).await;
+            let wait = if has_waited { how.wait } else { Wait::no() };
+            let acquired = manager.acquire_waiting(&wanted, &wanted.aid, wait, &self.0.scope).await;
             let until = self.begin();
             let from = match acquired? {
                 Acquired::Fresh(fresh) => return Ok(is_fresh(fresh)),
@@ -200,6 +203,10 @@ impl RequestLocks {
                     }
                     lock
                 }
+                Acquired::Held(_) if !has_waited && how.wait != Wait::no() => {
+                    has_waited = true;
+                    continue;
+                }
                 Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
                 // Who reads may do so in all tabs.
                 Acquired::AlreadyMine(lock) if mode == Mode::Shared => {
@@ -207,6 +214,7 @@ impl RequestLocks {
                 }
                 Acquired::AlreadyMine(lock) => match self.tab_of(&lock) {
                     Tab::Unknown => return Ok((Mine::new(lock)?, None)),
+                    Tab::This if has_waited => return Ok((Mine::new(lock)?, None)),
                     Tab::Other if !how.take_over => {
                         return Err(LockError::HeldByOtherTab(Box::new(lock)));
                     }

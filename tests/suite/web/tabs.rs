@@ -145,3 +145,24 @@ async fn no_lock_is_taken_for_a_page_that_is_loaded_in_advance() {
         }
     }
 }
+
+/// A page that stands in line takes the document over. Its request that waits may be under way for a
+/// while after the page has given it up.
+#[actix_web::test]
+async fn a_request_that_waits_does_not_take_from_its_own_tab_what_that_got_by_another() {
+    let (locks, _) = embedded_with(|settings| settings.take_over_policy(|_, _| true)).await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    bob.post("/locks/note/a").await.token();
+    let waits = alice.in_tab(ONE, Method::POST, "/locks/note/a", json!({ "wait_ms": 30_000 }));
+    let takes = async {
+        // The other one is in line.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        alice.in_tab(ONE, Method::POST, "/locks/note/a", json!({ "take_over": true })).await
+    };
+    let (waited, took) = tokio::join!(waits, takes);
+    assert_eq!((waited.status.as_u16(), took.status.as_u16()), (200, 201));
+    assert_eq!(waited.token(), took.token());
+    assert_eq!(alice.with_token(Method::PUT, "/note/a", &took.token()).await.status, 200);
+}
