@@ -40,8 +40,8 @@ use tokio::sync::Barrier;
 use uuid::Uuid;
 
 use crate::{
-    Aid, Claim, EndReason, Holder, Lock, LockKey, LockToken, Lockable, Mode, Released, Saved,
-    SessionEnded, Store, StoredDocument, Swept, TabId, Taken, TryAcquire,
+    Aid, Claim, EndReason, Holder, Lock, LockKey, LockToken, Lockable, Mode, PageId, Released,
+    Saved, SessionEnded, Store, StoredDocument, Swept, TabId, Taken, TryAcquire,
 };
 
 /// The collection that the cases lock in.
@@ -105,6 +105,7 @@ fn claim(aid: &Aid) -> Claim {
         mode: Mode::Exclusive,
         ttl: TTL,
         tab: None,
+        page: None,
         taken: None,
         max_hold: None,
         place: None,
@@ -326,7 +327,9 @@ macro_rules! store_conformance {
             a_lock_says_for_which_tab_and_which_user_it_was_granted,
             a_lock_that_is_to_run_out_does_so_however_often_it_is_renewed,
             only_the_acquisition_that_is_named_runs_out_sooner,
-            a_session_that_takes_its_own_lock_anew_goes_on_with_it,
+            a_page_that_is_loaded_anew_has_its_lock_back_in_full,
+            a_claim_of_another_tab_leaves_the_lock_as_it_is,
+            a_session_that_moves_its_lock_to_another_tab_goes_on_with_it,
             all_who_hold_a_document_are_named,
             how_a_session_ended_last_is_known,
             who_watches_all_is_told_of_grants_and_of_what_was_taken_by_whom,

@@ -16,7 +16,7 @@ pub use ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use event::LockEvent;
 pub use key::{InvalidKey, LockId, LockKey, Lockable, MAX_ID_BYTES, Named};
-pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode, TabId};
+pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode, PageId, TabId};
 pub use manager::{
     Actor, BuildError, Health, Job, LockEvents, LockGuard, LockGuards, LockManager,
     LockManagerBuilder, MAX_REASON_BYTES, Wait, Wakeup,

@@ -49,6 +49,7 @@ pub(crate) use operations::{Acquired, Acquisition, LISTED, Wanted};
 pub use policy::Actor;
 pub(crate) use provisional::Provisional;
 pub use take_over::MAX_REASON_BYTES;
+pub(crate) use take_over::can_be_taken_over;
 pub use wait::Wait;
 pub use wakeups::Wakeup;
 
@@ -108,6 +109,8 @@ struct Inner {
     queues: queue::Queues,
     wakeups: wakeups::Wakeups,
     kept: keeper::Kept,
+    /// Ends the waits, also when all of that ends.
+    waits: CancellationToken,
     events: events::Events,
     event_streams: streams::Streams,
     /// Ends the background tasks, also when the last handle goes.
@@ -186,6 +189,7 @@ impl LockManager {
         all.insert(T::COLLECTION, registered);
         drop(all);
         self.inner.register.notify_one();
+        self.follow_all();
         Ok(())
     }
 
@@ -207,7 +211,7 @@ impl LockManager {
     ) -> Result<TryAcquire, LockError> {
         let (mode, ttl) = (Mode::Exclusive, self.ttl());
         let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
-        let wanted = Wanted { key, aid, holder, tab: None, mode, ttl };
+        let wanted = Wanted { key, aid, holder, tab: None, page: None, mode, ttl };
         let acquired = self.acquire_by(&wanted, &TaskTracker::new(), self.until()).await?;
         Ok(match acquired {
             Acquired::Fresh(fresh) => TryAcquire::Granted(fresh.confirm()),
@@ -354,7 +358,7 @@ impl LockManager {
     /// Call it after `HttpServer::run`. Sessions outlive the process, so their locks stay. What was
     /// not announced is left to the other servers, or to the next start.
     pub async fn shutdown(&self) {
-        self.close_event_streams();
+        self.begin_shutdown();
         self.inner.stop.0.cancel();
         self.inner.runner.drain(self.deadline() * 2).await;
     }

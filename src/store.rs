@@ -8,7 +8,7 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
-    Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError, TabId,
+    Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError, TabId,
 };
 
 mod document;
@@ -87,6 +87,9 @@ pub trait Store: Send + Sync + 'static {
     /// grant with the claim's token, and the shared lock is gone with it. Beside other readers it is
     /// `Held` and changes nothing.
     ///
+    /// An exclusive lock that was granted to one [tab](Claim::tab) is left as it is by a claim from
+    /// another tab of its session, which is answered `AlreadyMine` and sees the tab in it.
+    ///
     /// `Held` names somebody who is in the way: of several readers the one who runs out last.
     ///
     /// In a [fair](Rules::fair) collection nobody is granted what others wait for: while places are
@@ -151,8 +154,9 @@ pub trait Store: Send + Sync + 'static {
         claim: &Claim,
     ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
 
-    /// Has this acquisition of an exclusive lock run out after `grace`, however often it is renewed, if
-    /// it has not by then. For a page that was closed, or is loading anew.
+    /// Has this acquisition of an exclusive lock run out after `grace`, however often it is renewed,
+    /// unless its session takes it again before. For a page that was closed, or is loading anew: if
+    /// `page` is given, only while the lock is that one's.
     ///
     /// As with `max_hold`, that says nothing about its session.
     fn run_out_in(
@@ -160,6 +164,7 @@ pub trait Store: Send + Sync + 'static {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        page: Option<PageId>,
         grace: Duration,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
@@ -313,8 +318,10 @@ pub struct Claim {
     pub aid: Aid,
     /// The name of this acquisition, chosen before the first attempt and kept for its repetitions.
     pub token: LockToken,
-    /// The tab of the session that wants it, to be kept with the lock; re-entry leaves it as it is.
+    /// The tab of the session that wants it, to be kept with the lock.
     pub tab: Option<TabId>,
+    /// Its page, kept likewise; re-entry puts the newer one there.
+    pub page: Option<PageId>,
     /// Who is shown.
     pub holder: Holder,
     /// Whose lock it takes, and by whose word, in a [`hand_over`](Store::hand_over) that the holder

@@ -66,9 +66,10 @@ async fn main() -> Result<(), BoxError> {
         Documents::Memory(store) => LockManager::builder(store.clone()),
         Documents::Mongo(store) => LockManager::builder(store.clone()),
     };
-    let locks = match args.admin.is_empty() {
-        true => locks,
-        false => locks.admin_policy(|person| person.has_role(ADMIN)),
+    let locks = if args.admin.is_empty() {
+        locks
+    } else {
+        locks.admin_policy(|person| person.has_role(ADMIN))
     };
     let locks = locks
         .ttl(Duration::from_secs(args.ttl_secs))

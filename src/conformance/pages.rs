@@ -44,7 +44,7 @@ cases! {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
         for again in [20 * SECOND, 5 * SECOND, 40 * SECOND] {
-            let shortened = store.run_out_in(&key("a"), &alice, token, again).await.unwrap();
+            let shortened = store.run_out_in(&key("a"), &alice, token, None, again).await.unwrap();
             assert_eq!(shortened, Released::Released);
         }
         let left = || async { locks_on(store, "a").await[0].expires_in() };
@@ -54,7 +54,7 @@ cases! {
         assert_eq!(token_on(store, &key("a")).await, Some(token), "until then it is held");
         held(store, &key("a"), &Aid::new()).await;
         subject.age(&key("a"), 5 * SECOND).await;
-        assert_eq!(store.run_out_in(&key("a"), &alice, token, TTL).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.run_out_in(&key("a"), &alice, token, None, TTL).await.unwrap(), Released::AlreadyGone);
         assert!(locks_on(store, "a").await.is_empty());
         // Its session has closed a page, and may have others.
         sweep(store, 100).await;
@@ -66,31 +66,82 @@ cases! {
         let (store, alice) = (subject.store(), Aid::new());
         let stale = granted(store, &key("a"), &alice).await;
         store.release(&key("a"), &alice, stale, Mode::Exclusive).await.unwrap();
-        assert_eq!(store.run_out_in(&key("a"), &alice, stale, SECOND).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.run_out_in(&key("a"), &alice, stale, None, SECOND).await.unwrap(), Released::AlreadyGone);
         let token = granted(store, &key("a"), &alice).await;
         for (aid, token) in [(&alice, stale), (&Aid::new(), token)] {
-            let shortened = store.run_out_in(&key("a"), aid, token, SECOND).await.unwrap();
+            let shortened = store.run_out_in(&key("a"), aid, token, None, SECOND).await.unwrap();
             assert_eq!(shortened, Released::AlreadyGone);
         }
         assert!(locks_on(store, "a").await[0].expires_in() > 30 * SECOND);
     }
 
-    async fn a_session_that_takes_its_own_lock_anew_goes_on_with_it<S: Subject>(subject: &S) {
-        let (store, alice) = (subject.store(), Aid::new());
-        let token = granted(store, &key("a"), &alice).await;
-        store.run_out_in(&key("a"), &alice, token, 5 * SECOND).await.unwrap();
+    async fn a_page_that_is_loaded_anew_has_its_lock_back_in_full<S: Subject>(subject: &S) {
+        let (store, alice, tab) = (subject.store(), Aid::new(), TabId::new());
+        let [old, new] = [PageId::new(), PageId::new()];
+        let max_hold = Some(TTL + 30 * SECOND);
+        let of = |tab, page| Claim { tab: Some(tab), page: Some(page), max_hold, ..claim(&alice) };
+        let first = of(tab, old);
+        let _ = store.try_acquire(&key("a"), &first).await.unwrap();
         let since = locks_on(store, "a").await[0].since;
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        let again = claim(&alice);
-        let lock = store.hand_over(&key("a"), &alice, token, &again).await.unwrap();
+        let goes = async |page| {
+            store.run_out_in(&key("a"), &alice, first.token, Some(page), 5 * SECOND).await.unwrap()
+        };
+        assert_eq!(goes(new).await, Released::AlreadyGone, "not that page's");
+        assert_eq!(goes(old).await, Released::Released);
+        subject.age(&key("a"), 4 * SECOND).await;
+        let lock = match store.try_acquire(&key("a"), &of(tab, new)).await.unwrap() {
+            TryAcquire::AlreadyMine(lock) => lock,
+            other => panic!("not its own: {other:?}"),
+        };
+        assert_eq!((lock.token, lock.tab, lock.since), (Some(first.token), Some(tab), since));
+        assert!(lock.expires_in() > 50 * SECOND);
+        // What the old page has sent comes late, and once more.
+        assert_eq!(goes(old).await, Released::AlreadyGone);
+        assert!(locks_on(store, "a").await[0].expires_in() > 50 * SECOND);
+        // A form that says nothing of tabs has it back as well.
+        assert_eq!(goes(new).await, Released::Released);
+        let _ = store.try_acquire(&key("a"), &Claim { max_hold, ..claim(&alice) }).await.unwrap();
+        assert!(locks_on(store, "a").await[0].expires_in() > 50 * SECOND);
+        // But nobody for longer than it may be held.
+        subject.age(&key("a"), 50 * SECOND).await;
+        let _ = store.try_acquire(&key("a"), &of(tab, new)).await.unwrap();
+        let left = locks_on(store, "a").await[0].expires_in();
+        assert!(left <= 36 * SECOND, "{left:?}");
+    }
+
+    async fn a_claim_of_another_tab_leaves_the_lock_as_it_is<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let first = Claim { tab: Some(TabId::new()), ..claim(&alice) };
+            let _ = store.try_acquire(&key("a"), &first).await.unwrap();
+            subject.age(&key("a"), 30 * SECOND).await;
+            let other = Claim { tab: Some(TabId::new()), mode, ..claim(&alice) };
+            let answer = store.try_acquire(&key("a"), &other).await.unwrap();
+            assert!(matches!(answer, TryAcquire::AlreadyMine(lock) if lock.tab == first.tab));
+            assert!(locks_on(store, "a").await[0].expires_in() <= 30 * SECOND, "not renewed");
+            // Nobody else was told that the session has it.
+            let back = store.retract(&key("a"), &alice, first.token, Mode::Exclusive).await.unwrap();
+            assert_eq!(back, Released::Released);
+        }
+    }
+
+    async fn a_session_that_moves_its_lock_to_another_tab_goes_on_with_it<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let max_hold = Some(TTL + 30 * SECOND);
+        let first = Claim { tab: Some(TabId::new()), max_hold, ..claim(&alice) };
+        let _ = store.try_acquire(&key("a"), &first).await.unwrap();
+        let since = locks_on(store, "a").await[0].since;
+        subject.age(&key("a"), 50 * SECOND).await;
+        let aged = locks_on(store, "a").await[0].since;
+        let second = Claim { tab: Some(TabId::new()), max_hold, ..claim(&alice) };
+        let lock = store.hand_over(&key("a"), &alice, first.token, &second).await.unwrap();
         let lock = lock.expect("it was there");
-        assert_eq!((lock.token, lock.since), (Some(again.token), since));
-        assert!(lock.expires_in() > 30 * SECOND, "the grace was that of the page before");
-        // What that page has sent comes late.
-        assert_eq!(store.run_out_in(&key("a"), &alice, token, SECOND).await.unwrap(), Released::AlreadyGone);
-        let late = store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap();
+        assert_eq!((lock.token, lock.tab), (Some(second.token), second.tab));
+        assert!(lock.since == since || lock.since == aged, "it began when it did");
+        assert!(lock.expires_in() <= 40 * SECOND, "nor may it be held for longer than before");
+        let late = store.release(&key("a"), &alice, first.token, Mode::Exclusive).await.unwrap();
         assert_eq!(late, Released::AlreadyGone);
-        assert_eq!(token_on(store, &key("a")).await, Some(again.token));
+        assert_eq!(token_on(store, &key("a")).await, Some(second.token));
     }
 
     async fn all_who_hold_a_document_are_named<S: Subject>(subject: &S) {
@@ -151,7 +202,7 @@ cases! {
         }
         let token = granted(store, &key("grace"), &alice).await;
         told(&mut watch, "granted", changed("grace")).await;
-        store.run_out_in(&key("grace"), &alice, token, 5 * SECOND).await.unwrap();
+        store.run_out_in(&key("grace"), &alice, token, None, 5 * SECOND).await.unwrap();
         told(&mut watch, "it runs out sooner", changed("grace")).await;
 
         // Whoever it is taken by, and again by the next one.

@@ -242,6 +242,8 @@ impl LockManagerBuilder {
             in_range("reaper_interval", interval, REAPER_RANGE)?;
         }
         let reaper_interval = self.settings.reaper_interval;
+        let stop = Stop::default();
+        let waits = stop.token().child_token();
         let inner = Arc::new(Inner {
             store: self.store,
             collections: Default::default(),
@@ -254,7 +256,8 @@ impl LockManagerBuilder {
             kept: Default::default(),
             events: Default::default(),
             event_streams: Default::default(),
-            stop: Stop::default(),
+            stop,
+            waits,
             register: Default::default(),
             announce: Default::default(),
         });

@@ -33,6 +33,10 @@ const KEEP: Duration = Duration::from_secs(30);
 /// How often the locks are listed where the store does not tell.
 const POLL: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// How long a watch has lasted when it counts as one that works: some can be opened, and fail at once.
+const PROVEN: Duration = Duration::from_secs(10);
+/// How often everybody is asked to look for themselves, at most, where there is more than is known.
+const RESYNC: Duration = Duration::from_secs(1);
 /// Of how many documents in a collection is known who holds them. Beyond, everybody is asked to look
 /// for themselves.
 const MOST: usize = 10_000;
@@ -117,7 +121,7 @@ pub struct LockEvents {
 
 impl LockEvents {
     /// The next event; [`Resync`](LockEvent::Resync) first, and whenever some were missed. `None` once
-    /// the manager is shut down, or its [event streams were closed](LockManager::close_event_streams).
+    /// the manager is shut down, or its [shutdown has begun](LockManager::begin_shutdown).
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -154,25 +158,36 @@ impl LockManager {
     /// ```
     #[must_use]
     pub fn events(&self) -> LockEvents {
-        let mut state = self.inner.events.state();
-        let receiver = state.sender.as_ref().map(broadcast::Sender::subscribe);
-        if receiver.is_some() && !self.inner.stop.token().is_cancelled() {
-            for collection in self.registered_names() {
-                if !state.told.contains_key(collection) {
-                    state.told.insert(collection, Wakeup::Opening);
-                    let follow = follow(Arc::downgrade(&self.inner), collection);
-                    self.inner.runner.spawn_untracked(follow);
-                }
-            }
-        }
+        let receiver = self.inner.events.state().sender.as_ref().map(broadcast::Sender::subscribe);
+        self.follow_all();
         LockEvents { receiver, is_new: true }
     }
 
-    /// Ends all streams of events, those over HTTP too, and opens no new ones. Call it before a graceful
-    /// stop of the HTTP server, which waits for open connections; [`shutdown`](Self::shutdown) does it
-    /// as well, but comes after that.
-    pub fn close_event_streams(&self) {
+    /// Watches all registered collections, if somebody looks on.
+    pub(super) fn follow_all(&self) {
+        let names = self.registered_names();
+        let mut state = self.inner.events.state();
+        let is_idle = state.sender.as_ref().is_none_or(|sender| sender.receiver_count() == 0);
+        if is_idle || self.inner.stop.token().is_cancelled() {
+            return;
+        }
+        for collection in names {
+            if !state.told.contains_key(collection) {
+                state.told.insert(collection, Wakeup::Opening);
+                let follow = follow(Arc::downgrade(&self.inner), collection);
+                self.inner.runner.spawn_untracked(follow);
+            }
+        }
+    }
+
+    /// Ends all [streams of events](Self::events), those over HTTP too, refuses whoever waits for a lock
+    /// ([`LockError::ShutDown`]), and takes no new ones. Everything else goes on.
+    ///
+    /// Call it before a graceful stop of the HTTP server, which waits for requests to end;
+    /// [`serve`](Self::serve) does. [`shutdown`](Self::shutdown) comes after that.
+    pub fn begin_shutdown(&self) {
         self.inner.events.close();
+        self.inner.waits.cancel();
     }
 
     /// Counts those over HTTP.
@@ -204,7 +219,7 @@ async fn follow(manager: Weak<Inner>, collection: &'static str) {
 async fn watch_and_tell(manager: &Weak<Inner>, collection: &'static str) {
     let mut rhythm =
         Rhythm::new(format!("watching all changes of the locks in {collection}"), FIRST_PAUSE);
-    let mut known = Known { collection, locks: HashMap::new(), is_complete: false };
+    let mut known = Known { asked: None, collection, locks: HashMap::new(), is_complete: false };
     loop {
         let Some(opened) = open(manager, collection).await else { return };
         let pause = match opened {
@@ -244,10 +259,13 @@ async fn tell(
         return Some(lost(why));
     }
     manager.upgrade()?.events.is_told(known.collection, Wakeup::Told);
-    rhythm.works();
+    let opened = Instant::now();
     loop {
         let change = timeout(KEEP, watch.next()).await;
         let now = LockManager { inner: manager.upgrade()? };
+        if matches!(change, Ok(Some(Ok(_))) | Err(_)) && opened.elapsed() >= PROVEN {
+            rhythm.works();
+        }
         let looked = match change {
             Ok(Some(Ok(Change::Changed(key)))) => known.look_at(&now, &key).await,
             Ok(Some(Ok(Change::Taken(key, token, taken)))) => {
@@ -257,7 +275,7 @@ async fn tell(
             Ok(Some(Ok(Change::Missed))) => {
                 let looked = known.look_at_all(&now).await;
                 now.inner.events.tell(LockEvent::Resync);
-                looked
+                looked.map(drop)
             }
             Ok(Some(Err(why))) => return Some(why),
             Ok(None) => {
@@ -286,7 +304,9 @@ async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool
             return false;
         }
         let looked = known.look_at_all(&now).await;
-        if std::mem::take(&mut is_first) || !known.is_complete {
+        // Those who look on are told so when it begins, and again where not every change is seen.
+        let missed = !matches!(looked, Ok(Looked::AndTold));
+        if std::mem::take(&mut is_first) || missed {
             now.inner.events.is_told(known.collection, Wakeup::Polling);
         }
         if let Err(why) = looked {
@@ -302,8 +322,18 @@ async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool
     true
 }
 
+/// What came of a look at all locks.
+enum Looked {
+    /// Whatever has changed since the last one was told.
+    AndTold,
+    /// There was none to compare it with, or there are too many.
+    Anew,
+}
+
 /// The locks of a collection as everybody was told of them, and since when that is so.
 struct Known {
+    /// When everybody was last asked to look for themselves.
+    asked: Option<Instant>,
     collection: &'static str,
     locks: HashMap<LockKey, Vec<(Lock, Instant)>>,
     /// There are no more than could be listed.
@@ -315,14 +345,16 @@ impl Known {
         let locks =
             manager.run("locks_on", manager.until(), key.clone(), |store, key| store.locks_on(key));
         let locks = locks.await?;
-        if locks.is_empty() && !self.is_complete && !self.locks.contains_key(key) {
+        let is_unknown = locks.is_empty() && !self.is_complete && !self.locks.contains_key(key);
+        if is_unknown && self.asked.is_none_or(|at| at.elapsed() >= RESYNC) {
+            self.asked = Some(Instant::now());
             manager.inner.events.tell(LockEvent::Resync);
         }
         self.are_now(manager, key, locks).await;
         Ok(())
     }
 
-    async fn look_at_all(&mut self, manager: &LockManager) -> Result<(), LockError> {
+    async fn look_at_all(&mut self, manager: &LockManager) -> Result<Looked, LockError> {
         let args = (self.collection, MOST);
         let listed = manager.run("list", manager.until(), args, |store, (collection, most)| {
             store.list(collection, None, *most)
@@ -337,21 +369,21 @@ impl Known {
             let at = Instant::now();
             let dated = |locks: Vec<Lock>| locks.into_iter().map(|lock| (lock, at)).collect();
             self.locks = now.into_iter().map(|(key, locks)| (key, dated(locks))).collect();
-            return Ok(());
+            return Ok(Looked::Anew);
         }
         let keys: HashSet<LockKey> = self.locks.keys().chain(now.keys()).cloned().collect();
         for key in keys {
             let locks = now.remove(&key).unwrap_or_default();
             self.are_now(manager, &key, locks).await;
         }
-        Ok(())
+        Ok(Looked::AndTold)
     }
 
     /// Tells in which way that differs from before.
     async fn are_now(&mut self, manager: &LockManager, key: &LockKey, locks: Vec<Lock>) {
         let before = self.locks.remove(key).unwrap_or_default();
         let (stay, gone): (Vec<_>, Vec<_>) =
-            (before.into_iter()).partition(|(old, _)| locks.iter().any(|lock| goes_on(old, lock)));
+            (before.into_iter()).partition(|(old, _)| locks.iter().any(|lock| is_same(old, lock)));
         for (lock, seen) in gone {
             let event = why_gone(manager, lock, seen).await;
             manager.inner.events.tell(event);
@@ -359,7 +391,7 @@ impl Known {
         let now = Instant::now();
         let mut known = Vec::new();
         for lock in locks {
-            let seen = stay.iter().find(|(old, _)| goes_on(old, &lock)).map(|(_, seen)| *seen);
+            let seen = stay.iter().find(|(old, _)| is_same(old, &lock)).map(|(_, seen)| *seen);
             if seen.is_none() {
                 manager.inner.events.tell(LockEvent::Acquired(lock.clone()));
             }
@@ -371,12 +403,9 @@ impl Known {
     }
 }
 
-/// A foreign lock has no token, and is told from others by when it was taken. A page that was loaded
-/// anew has a new token, and that is nobody else's business.
-fn goes_on(old: &Lock, new: &Lock) -> bool {
-    let is_reloaded =
-        old.tab.is_some() && (&old.aid, old.tab, old.since) == (&new.aid, new.tab, new.since);
-    is_reloaded || old.token == new.token && (old.token.is_some() || old.since == new.since)
+/// A foreign lock has no token, and is told from others by when it was taken.
+fn is_same(old: &Lock, new: &Lock) -> bool {
+    old.token == new.token && (old.token.is_some() || old.since == new.since)
 }
 
 async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent {

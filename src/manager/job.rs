@@ -152,7 +152,8 @@ impl Job {
         wait: Wait,
     ) -> Result<LockGuard, LockError> {
         let (aid, holder) = (Aid::new(), self.holder.clone());
-        let wanted = Wanted { key: key.clone(), aid, holder, tab: None, mode, ttl: self.ttl };
+        let wanted =
+            Wanted { key: key.clone(), aid, holder, tab: None, page: None, mode, ttl: self.ttl };
         let (manager, scope) = (self.manager.clone(), TaskTracker::new());
         let lock = match manager.acquire_waiting(&wanted, &self.aid, wait, &scope).await? {
             Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),

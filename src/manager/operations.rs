@@ -11,16 +11,13 @@ use tokio_util::task::TaskTracker;
 
 use super::{LockManager, Provisional, Registered, queue::Heir, run};
 use crate::{
-    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, StoreError, StoreErrorKind,
-    TabId,
+    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, PageId, StoreError,
+    StoreErrorKind, TabId,
     store::{Answer, Claim, DynStore, Released, Saved, StoredDocument, TryAcquire},
 };
 
 /// How many documents of a collection are listed with the locks of everybody.
 pub(crate) const LISTED: usize = 1_000;
-
-/// How long a lock is kept for a page that was cut off while it was loaded anew.
-const GRACE: Duration = Duration::from_secs(5);
 
 /// What [`LockManager::acquire_by`] found.
 #[derive(Debug)]
@@ -48,6 +45,7 @@ pub(crate) struct Wanted {
     pub(crate) holder: Holder,
     /// The tab of the session that wants it.
     pub(crate) tab: Option<TabId>,
+    pub(crate) page: Option<PageId>,
     pub(crate) mode: Mode,
     /// That of the manager, or a shorter one of its own.
     pub(crate) ttl: Duration,
@@ -61,6 +59,7 @@ impl Wanted {
             token: LockToken::new(),
             holder: self.holder.clone(),
             tab: self.tab,
+            page: self.page,
             taken: None,
             mode: self.mode,
             ttl: self.ttl,
@@ -164,13 +163,6 @@ impl LockManager {
     pub(crate) fn give_back(&self, unwanted: Acquisition, scope: &TaskTracker) {
         self.in_background(scope, unwanted, |store, it| {
             store.retract(&it.key, &it.aid, it.token, it.mode)
-        });
-    }
-
-    /// As [`give_back`](Self::give_back), for what its page may be back for at once.
-    pub(super) fn let_run_out(&self, unwanted: Acquisition, scope: &TaskTracker) {
-        self.in_background(scope, unwanted, |store, it| {
-            store.run_out_in(&it.key, &it.aid, it.token, GRACE)
         });
     }
 
@@ -296,15 +288,20 @@ impl LockManager {
     pub(crate) async fn release_in(
         &self,
         held: &Acquisition,
+        page: Option<PageId>,
         grace: Duration,
         until: Instant,
     ) -> Result<(), LockError> {
-        let args = (held.clone(), grace);
-        let shortened = self.run("run_out_in", until, args, |store, (it, grace)| {
-            store.run_out_in(&it.key, &it.aid, it.token, *grace)
+        let args = (held.clone(), page, grace);
+        let shortened = self.run("run_out_in", until, args, |store, (it, page, grace)| {
+            store.run_out_in(&it.key, &it.aid, it.token, *page, *grace)
         });
         if shortened.await? == Released::AlreadyGone {
-            self.release_by(held, until).await?;
+            // Not an exclusive one of this page: then it may be of a newer page of this tab.
+            let reader = self.inspect_by(&held.key, Some(&held.aid), until).await?;
+            if reader.is_some_and(|it| it.token == Some(held.token) && it.mode == Mode::Shared) {
+                self.release_by(held, until).await?;
+            }
         }
         // They are to learn when it runs out now.
         self.inner.queues.freed(&held.key);

@@ -17,8 +17,6 @@ pub(crate) struct Provisional {
     /// Sees the end of the release, so that a request can wait for it.
     scope: TaskTracker,
     confirmed: bool,
-    /// It was the page's before: if that is cut off once more, it may be back at once.
-    goes_on: bool,
 }
 
 impl Provisional {
@@ -28,13 +26,7 @@ impl Provisional {
         token: LockToken,
         scope: TaskTracker,
     ) -> Self {
-        Self { manager, lock, token, scope, confirmed: false, goes_on: false }
-    }
-
-    /// That of a page which was loaded anew. It is not given back but runs out, after a grace.
-    pub(super) fn going_on(mut self) -> Self {
-        self.goes_on = true;
-        self
+        Self { manager, lock, token, scope, confirmed: false }
     }
 
     pub(crate) fn lock(&self) -> &Lock {
@@ -57,11 +49,7 @@ impl Drop for Provisional {
         if !self.confirmed {
             let Lock { key, aid, mode, .. } = self.lock.clone();
             let unwanted = Acquisition { key, aid, token: self.token, mode };
-            if self.goes_on {
-                self.manager.let_run_out(unwanted, &self.scope);
-            } else {
-                self.manager.give_back(unwanted, &self.scope);
-            }
+            self.manager.give_back(unwanted, &self.scope);
         }
     }
 }

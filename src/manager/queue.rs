@@ -156,7 +156,7 @@ impl Queues {
         state.refuse_if_deadlocked(key, number);
         drop(state);
         let (queues, key, gift) = (self.clone(), key.clone(), may_inherit.then_some(receiver));
-        Place { queues, key, number, call, gift, granted: None }
+        Place { queues, key, number, call, gift, granted: None, keeps_turn: false }
     }
 
     pub(super) fn somebody_waits_for(&self, key: &LockKey) -> bool {
@@ -190,8 +190,10 @@ impl Queues {
 
     /// It went from hand to hand, to one who may not wait any more.
     pub(super) fn was_handed(&self, lock: &Lock) {
-        if let Some(queue) = self.state().queues.get_mut(&lock.key) {
+        let mut state = self.state();
+        if let Some(queue) = state.queues.get_mut(&lock.key) {
             queue.holder = Some(lock.clone());
+            state.has_new_holder(&lock.key);
         }
     }
 
@@ -274,6 +276,12 @@ impl State {
         for number in numbers {
             self.refuse_if_deadlocked(key, number);
         }
+    }
+
+    fn keep_turn(&mut self, key: &LockKey, owner: &Aid, number: u64, until: Instant) {
+        let now = Instant::now();
+        self.turns.retain(|_, (_, until)| *until > now);
+        self.turns.insert((key.clone(), owner.clone()), (number, until));
     }
 
     fn refuse_if_deadlocked(&mut self, key: &LockKey, number: u64) {
@@ -361,6 +369,7 @@ mod tests {
             aid: Aid::new(),
             holder: Holder::new("alice"),
             tab: None,
+            page: None,
             mode: Mode::Exclusive,
             ttl: Duration::from_secs(60),
         };

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use tokio_util::task::TaskTracker;
 
-use super::{Acquired, Acquisition, Actor, LockManager, Provisional, Wanted, run};
+use super::{Acquisition, Actor, LockManager, Provisional, Wanted, run};
 use crate::{
     Lock, LockError, LockKey, Mode,
-    store::{Claim, Released, Taken},
+    store::{Released, Taken},
 };
 
 /// The longest reason for a break that is kept and shown, in bytes. A longer one is cut.
@@ -52,7 +52,6 @@ impl LockManager {
             return Err(LockError::BreakRefused { key: lock.key.clone() });
         }
         let taken = taken_by(actor, reason);
-        self.inner.events.took(lock, &taken);
         let args = (lock.clone(), taken.clone());
         let broken = self.run("break_lock", self.until(), args, |store, (lock, taken)| {
             store.break_lock(lock, taken)
@@ -62,6 +61,7 @@ impl LockManager {
             self.inner.gone(&gone);
         }
         if broken == Released::Released {
+            self.inner.events.took(lock, &taken);
             audit("broken", lock, &taken);
         }
         Ok(broken)
@@ -85,12 +85,11 @@ impl LockManager {
     /// Takes the exclusive lock `from` its holder, in one step, so that nobody comes between. `None` if
     /// that acquisition is gone.
     ///
-    /// Whoever may is asked before. A session that takes it from itself, for another tab or a page that
-    /// was loaded anew, goes on with it: nobody is told that anything was taken.
+    /// Whoever may is asked before. A session that takes it from itself, for another tab, goes on with
+    /// it: nobody is told that anything was taken.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the lock is given back, not to who had it. To the same tab it is kept
-    /// for a grace.
+    /// If the future is dropped, the lock is given back, not to who had it.
     pub(crate) async fn take_over(
         &self,
         from: &Lock,
@@ -98,14 +97,10 @@ impl LockManager {
         actor: &Actor,
         scope: &TaskTracker,
         until: Instant,
-    ) -> Result<Option<Acquired>, LockError> {
+    ) -> Result<Option<Provisional>, LockError> {
         let Some(held) = Acquisition::of(from) else { return Ok(None) };
         let mut claim = wanted.claim(self.longest_hold(), None);
-        let goes_on = from.aid == wanted.aid && from.tab.is_some() && from.tab == wanted.tab;
         let taken = (from.aid != wanted.aid).then(|| taken_by(actor, ""));
-        if let Some(taken) = &taken {
-            self.inner.events.took(from, taken);
-        }
         claim.taken = taken.clone();
         let (manager, own_scope, from) = (self.clone(), scope.clone(), from.clone());
         let asked = Instant::now();
@@ -119,21 +114,15 @@ impl LockManager {
                     manager.inner.watched.saw(&lock, asked);
                     manager.inner.queues.was_handed(&lock);
                     if let Some(taken) = taken {
+                        manager.inner.events.took(&from, &taken);
                         audit("taken over", &from, &taken);
                     }
-                    let fresh = Provisional::new(manager, lock, claim.token, own_scope);
-                    Ok(Some(Acquired::Fresh(if goes_on { fresh.going_on() } else { fresh })))
+                    Ok(Some(Provisional::new(manager, lock, claim.token, own_scope)))
                 }
                 Ok(None) => Ok(None),
                 Err(error) => {
                     // It may have been carried out, or be still on its way: then it is the claim's.
-                    if goes_on {
-                        let Claim { aid, token, mode, .. } = claim;
-                        let unknown = Acquisition { key: held.key, aid, token, mode };
-                        manager.let_run_out(unknown, &own_scope);
-                    } else {
-                        manager.claim_is_unknown(&held.key, claim, &own_scope);
-                    }
+                    manager.claim_is_unknown(&held.key, claim, &own_scope);
                     Err(error)
                 }
             }
@@ -143,7 +132,7 @@ impl LockManager {
 }
 
 /// A foreign program would not notice; and of several readers there is not one to take it from.
-fn can_be_taken_over(lock: &Lock) -> bool {
+pub(crate) fn can_be_taken_over(lock: &Lock) -> bool {
     lock.mode == Mode::Exclusive && lock.token.is_some()
 }
 

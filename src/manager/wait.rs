@@ -168,10 +168,13 @@ impl LockManager {
                 () = after(must_poll.then(poll_pause)) => place.ask(),
                 _ = keep_places.tick(), if keeps => self.keep_places(key, &place).await,
                 () = at(give_up) => {
-                    place.keep_turn();
+                    // In a fair collection the store keeps the order, and has forgotten this one.
+                    if !registered.fair {
+                        place.keep_turn();
+                    }
                     return self.refusal(wanted, &place, scope).await;
                 }
-                () = self.inner.stop.token().cancelled_owned() => return Err(LockError::ShutDown),
+                () = self.inner.waits.cancelled() => return Err(LockError::ShutDown),
             }
         }
     }
@@ -224,7 +227,7 @@ impl LockManager {
             "still waiting for {key:?} although the store does not answer: {error}",
         );
         tokio::select! {
-            () = self.inner.stop.token().cancelled_owned() => Err(LockError::ShutDown),
+            () = self.inner.waits.cancelled() => Err(LockError::ShutDown),
             () = sleep(pause) => Ok(()),
         }
     }

@@ -9,7 +9,7 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
-    Aid, EndReason, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError,
+    Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
     store::{
         Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoredDocument, Swept,
         Taken, TryAcquire, Watch,
@@ -46,7 +46,13 @@ erase! {
     fn keep_places(key: &'a LockKey, tokens: &'a [LockToken], lease: Duration) -> u64;
     fn leave(key: &'a LockKey, token: LockToken) -> ();
     fn release(key: &'a LockKey, aid: &'a Aid, token: LockToken, mode: Mode) -> Released;
-    fn run_out_in(key: &'a LockKey, aid: &'a Aid, token: LockToken, grace: Duration) -> Released;
+    fn run_out_in(
+        key: &'a LockKey,
+        aid: &'a Aid,
+        token: LockToken,
+        page: Option<PageId>,
+        grace: Duration
+    ) -> Released;
     fn retract(key: &'a LockKey, aid: &'a Aid, token: LockToken, mode: Mode) -> Released;
     fn release_session(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
     fn end_session(

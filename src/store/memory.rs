@@ -8,10 +8,13 @@ use std::{
 use serde_json::Value;
 use uuid::Uuid;
 
-use self::{record::Grant, state::State};
+use self::{
+    record::{Grant, Record},
+    state::State,
+};
 use crate::{
-    Aid, BoxError, Change, EndReason, Lock, LockKey, LockToken, Lockable, Mode, SessionEnded,
-    StoreError, StoreErrorKind,
+    Aid, BoxError, Change, EndReason, Lock, LockKey, LockToken, Lockable, Mode, PageId,
+    SessionEnded, StoreError, StoreErrorKind,
     store::{
         Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoredDocument, Swept,
         Taken, TryAcquire, Watch,
@@ -95,6 +98,7 @@ impl MemoryStore {
             if other != key {
                 for grant in &mut record.grants {
                     grant.ts += by;
+                    grant.granted += by;
                     grant.until = grant.until.map(|until| until + by);
                 }
                 for place in &mut record.queue {
@@ -191,13 +195,17 @@ impl Store for MemoryStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        page: Option<PageId>,
         grace: Duration,
     ) -> Result<Released, StoreError> {
         let mut state = self.state();
         let now = state.now();
         let grants = state.locks.get_mut(key).map_or(&mut [][..], |record| &mut record.grants);
         let is_it = |grant: &&mut Grant| {
-            grant.is_acquisition(aid, token) && grant.mode == Mode::Exclusive && grant.is_live(now)
+            grant.is_acquisition(aid, token)
+                && grant.mode == Mode::Exclusive
+                && (page.is_none() || grant.page == page)
+                && grant.is_live(now)
         };
         let Some(grant) = grants.iter_mut().find(is_it) else { return Ok(Released::AlreadyGone) };
         grant.run_out_by(now + grace);
@@ -243,7 +251,7 @@ impl Store for MemoryStore {
         if from.is_none() && !is_handed {
             return Ok(None);
         }
-        let before = from.filter(|from| from.aid == claim.aid).map(|from| from.since);
+        let before = from.filter(|from| from.aid == claim.aid);
         let lock = record.grant(key, claim, rules.0, before, now);
         if let Some(taken) = &claim.taken {
             state.changes.tell(Change::Taken(key.clone(), token, taken.clone()));
@@ -344,7 +352,10 @@ impl Store for MemoryStore {
     async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
         let is_seen = |grant: &Grant| grant.aid == seen.aid && Some(grant.token) == seen.token;
         let mut state = self.state();
-        if let Some(token) = seen.token {
+        let is_there = |record: &Record| record.grants.iter().any(is_seen);
+        if let Some(token) = seen.token
+            && state.locks.get(&seen.key).is_some_and(is_there)
+        {
             state.changes.tell(Change::Taken(seen.key.clone(), token, taken.clone()));
         }
         Ok(state.remove_if(&seen.key, is_seen))

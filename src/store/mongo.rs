@@ -21,7 +21,8 @@ use self::{
     removal::Grants,
 };
 use crate::{
-    Aid, EndReason, Lock, LockKey, LockToken, Mode, SessionEnded, StoreError, StoreErrorKind,
+    Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
+    StoreErrorKind,
     store::{
         Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoredDocument, Swept,
         Taken, TryAcquire, Watch,
@@ -276,10 +277,17 @@ impl Store for MongoStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        page: Option<PageId>,
         grace: Duration,
     ) -> Result<Released, StoreError> {
         let at = self.prepared(key.collection())?;
-        let shortened = at.shorten(key.id(), aid, token, pipeline::run_out_in(grace)).await;
+        let it =
+            Acquisition { id: key.id(), aid, token, mode: Mode::Exclusive, unless_told: false };
+        let mut filter = it.filter();
+        if let Some(page) = page {
+            filter.insert("page", doc! { "$eq": page.to_string() });
+        }
+        let shortened = at.shorten(filter, pipeline::run_out_in(grace)).await;
         shortened.map_err(|e| store_error(format!("shortening the lease on {key:?}"), e))
     }
 
@@ -461,7 +469,8 @@ impl Store for MongoStore {
 
     // An exclusive lock first runs out, with the name of who broke it, for those who watch: a removal
     // tells them nothing. updateOne: 0 → it was gone, or this is the repetition of a break whose
-    // answer was lost. Who dies before the removal leaves it to the sweep. Then as `release`.
+    // answer was lost. Who dies before the removal leaves it to the sweep. Then as `release`, which
+    // finds nothing if who waited was quicker.
     //
     // A foreign lock has no token; there the moment it was taken tells it from others, which has to be
     // read again, because a lock that is shown does not carry every date there is.
@@ -469,11 +478,21 @@ impl Store for MongoStore {
         let at = self.prepared(seen.key.collection())?;
         let failed = |e| store_error(format!("breaking the lock on {:?}", seen.key), e);
         if let Some(token) = seen.token {
-            if seen.mode == Mode::Exclusive {
+            let mut taken_away = Released::AlreadyGone;
+            let Lock { key, aid, mode, .. } = seen;
+            if *mode == Mode::Exclusive {
+                let it = Acquisition { id: key.id(), aid, token, mode: *mode, unless_told: false };
                 let away = pipeline::take_away(token, taken);
-                at.shorten(seen.key.id(), &seen.aid, token, away).await.map_err(failed)?;
+                taken_away = at.shorten(it.filter(), away).await.map_err(failed)?;
             }
-            return self.release(&seen.key, &seen.aid, token, seen.mode).await;
+            let removed = self.release(key, aid, token, *mode).await?;
+            // Somebody may have got it between the two.
+            let both = [taken_away, removed];
+            return Ok(if both.contains(&Released::Released) {
+                Released::Released
+            } else {
+                removed
+            });
         }
         let record = at.locks.find_one(pipeline::by_id(seen.key.id())).await.map_err(failed)?;
         let ts = record.and_then(|record| record.get_datetime("ts").ok().copied());

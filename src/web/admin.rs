@@ -1,5 +1,7 @@
 //! The table of all locks, for those who may see it.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use actix_web::{
     HttpRequest, HttpResponse,
     http::StatusCode,
@@ -12,7 +14,7 @@ use super::{
     api::{millis, rfc3339},
     assets::file,
 };
-use crate::{Holder, LockToken, Mode, manager::LISTED};
+use crate::{Holder, LockKey, LockToken, Mode, manager::LISTED};
 
 pub(super) fn routes(config: &mut ServiceConfig) {
     config.route("/admin", web::get().to(page)).route("/admin.json", web::get().to(all));
@@ -62,6 +64,11 @@ async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
     allowed(&locks)?;
     let (manager, actor) = (locks.manager(), locks.locks.actor());
     let mut locks = manager.list().await?;
+    let mut documents: BTreeMap<String, BTreeSet<&LockKey>> = BTreeMap::new();
+    for lock in &locks {
+        documents.entry(lock.key.collection().to_owned()).or_default().insert(&lock.key);
+    }
+    let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
     // Who has had it longest comes first.
     locks.sort_by_key(|lock| lock.since);
     let all: Vec<_> = (locks.into_iter())
@@ -77,5 +84,5 @@ async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
             holder: lock.holder,
         })
         .collect();
-    Ok(Json(AllBody { more: all.len() >= LISTED, locks: all, told: manager.is_told_of_events() }))
+    Ok(Json(AllBody { more, locks: all, told: manager.is_told_of_events() }))
 }

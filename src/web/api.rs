@@ -16,7 +16,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use super::{
     Problem, SessionLocks, admin, assets, events,
     path::path_param,
-    request::{Ask, RequestLocks, Tab},
+    request::{Ask, RequestLocks},
     same_site::SameSite,
 };
 use crate::{
@@ -58,14 +58,15 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// "token", …}}` is what the page believes it holds; what it does not is in `lost`. Without a body,
 /// everything of the session is in `held`. `release`: `{"token": "…"}` releases that acquisition only;
 /// `sendBeacon` cannot set headers. With `"grace_ms"`, at most 10 000, it runs out after that instead,
-/// unless the same tab asks for it before: so a page that is loaded anew keeps its lock. `break`:
+/// unless the session asks for it before: so a page that is loaded anew keeps its lock. `break`:
 /// `{"reason": "…", "token": "…"}`, the reason of at most [`MAX_REASON_BYTES`], the token of the
 /// lock that is meant if no other is. Tokens may be written as they stand in `Lock-Token`. At most 64 KiB.
 /// A session that has ended holds nothing, so `heartbeat`, `release` and `GET` answer it as any other.
 ///
 /// A page that sends the header `Doclock-Tab` with a UUID of its tab has its locks for itself: to other
-/// tabs of the session they are `mine_elsewhere` (423) until they take them over. The same tab gets
-/// what it has had, with a new token. `/events` takes it as `?tab=`.
+/// tabs of the session they are `mine_elsewhere` (423) until they take them over. `/events` takes it as
+/// `?tab=`. With a UUID of this load of the page in `Doclock-Page`, and as `page` in the release, what a
+/// page sends when it goes does no harm if it comes after what the next load of it has sent.
 ///
 /// The stream of events begins with `resync`, which is also sent after each gap: look at everything
 /// anew. Then `acquired`, and `released`, `expired`, `broken` or `session_ended`, with the document, the
@@ -140,7 +141,7 @@ struct StateBody {
 pub(super) fn state_of(lock: &Lock, locks: &RequestLocks) -> &'static str {
     if Some(&lock.aid) != locks.aid().as_ref() {
         "held"
-    } else if matches!(locks.tab_of(lock), Tab::Other) {
+    } else if locks.is_of_another_tab(lock) {
         "mine_elsewhere"
     } else {
         "mine"
@@ -202,6 +203,8 @@ async fn acquire(
 struct ReleaseBody {
     /// The acquisition to release. `sendBeacon` cannot set a header.
     token: Option<String>,
+    /// The load of the page that goes; likewise.
+    page: Option<String>,
     grace_ms: u64,
 }
 
@@ -213,10 +216,11 @@ async fn release(
 ) -> Result<HttpResponse, Problem> {
     let key = key(&locks, &req)?;
     let mut tokens = locks.locks.offered()?.to_vec();
-    let ReleaseBody { token, grace_ms } = read(body)?;
+    let ReleaseBody { token, page, grace_ms } = read(body)?;
     if let Some(token) = token {
         tokens.push(parse_token(&token)?);
     }
+    let page = page.and_then(|page| page.parse().ok()).or(locks.locks.page());
     let grace = Duration::from_millis(grace_ms).min(LONGEST_GRACE);
     if tokens.is_empty() {
         locks.release_key(&key).await?;
@@ -230,7 +234,7 @@ async fn release(
             if grace.is_zero() {
                 locks.manager().release_by(&held, until).await?;
             } else {
-                locks.manager().release_in(&held, grace, until).await?;
+                locks.manager().release_in(&held, page, grace, until).await?;
             }
         }
     }
@@ -310,9 +314,14 @@ async fn break_lock(
     let token = token.map(|token| parse_token(&token)).transpose()?;
     let on_it = locks.manager().locks_on(&key).await?;
     let is_meant = |lock: &&Lock| token.is_none() || lock.token == token;
-    // Of several readers each has to be broken.
-    for lock in on_it.iter().filter(is_meant) {
-        locks.manager().break_seen(lock, &locks.locks.actor(), &reason).await?;
+    // Of several readers each has to be broken, or none.
+    let (meant, actor): (Vec<_>, _) =
+        (on_it.iter().filter(is_meant).collect(), locks.locks.actor());
+    if !meant.iter().all(|lock| locks.manager().may_break(&actor, lock)) {
+        return Err(LockError::BreakRefused { key }.into());
+    }
+    for lock in meant {
+        locks.manager().break_seen(lock, &actor, &reason).await?;
     }
     Ok(HttpResponse::NoContent().finish())
 }

@@ -14,8 +14,10 @@ const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 pub(super) fn routes(config: &mut ServiceConfig) {
     config
-        .route("/client.js", web::get().to(client))
-        .route("/client.d.ts", web::get().to(client_types))
+        .service(web::resource("/client.js").get(client).route(web::head().to(client)))
+        .service(
+            web::resource("/client.d.ts").get(client_types).route(web::head().to(client_types)),
+        )
         .route("/admin.js", web::get().to(admin_script))
         .route("/admin.css", web::get().to(admin_style));
 }

@@ -1,6 +1,10 @@
 //! Server-sent events: what happens to locks, told to pages.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use actix_web::{
     HttpRequest, HttpResponse,
@@ -16,17 +20,20 @@ use super::{
     Problem, SessionLocks,
     api::{millis, rfc3339},
 };
-use crate::{Aid, Lock, LockEvent, LockEvents, TabId, manager::streams::Admitted};
+use crate::{Aid, Lock, LockEvent, LockEvents, Mode, TabId, manager::streams::Admitted};
 
 /// Proxies close connections that are silent, most of them after a minute, some after half of one.
 const BEAT: Duration = Duration::from_secs(15);
+/// How long a stream lasts. Browsers open the next one by themselves, and whoever may not do so any more
+/// is told by then.
+const LIFE: Duration = Duration::from_secs(15 * 60);
 /// When a page whose stream was refused may try again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 pub(super) struct Asked {
     /// An `EventSource` cannot set headers.
-    tab: Option<TabId>,
+    tab: Option<String>,
     /// The documents to hear of, separated by commas; else all.
     keys: Option<String>,
 }
@@ -36,7 +43,9 @@ struct Listener {
     events: LockEvents,
     aid: Option<Aid>,
     tab: Option<TabId>,
-    keys: Option<Vec<String>>,
+    keys: Option<HashSet<String>>,
+    ends: bool,
+    until: Instant,
     /// For what is said at the beginning.
     manager: crate::LockManager,
     _admitted: Admitted,
@@ -55,10 +64,20 @@ pub(super) async fn stream(
                 .retry_after(TRY_AGAIN_AFTER)
         })?;
     let Asked { tab, keys } = asked.into_inner();
-    let keys = keys.map(|keys| keys.split(',').map(ToOwned::to_owned).collect());
+    let tab = tab.and_then(|tab| tab.parse().ok());
+    let keys: Option<HashSet<_>> =
+        keys.map(|keys| keys.split(',').map(ToOwned::to_owned).collect());
     let events = manager.events();
-    let listener =
-        Listener { events, aid: locks.locks.aid(), tab, keys, manager, _admitted: admitted };
+    let listener = Listener {
+        events,
+        aid: locks.locks.aid(),
+        tab,
+        keys,
+        ends: false,
+        until: Instant::now() + LIFE,
+        manager,
+        _admitted: admitted,
+    };
     let messages = stream::unfold(listener, |mut listener| async {
         let message = listener.next().await?;
         Some((Ok::<_, actix_web::Error>(Bytes::from(message)), listener))
@@ -73,13 +92,19 @@ pub(super) async fn stream(
 }
 
 impl Listener {
-    /// `None` when the server is being stopped.
+    /// `None` when the server is being stopped, the session has ended, or the stream has lasted long.
     async fn next(&mut self) -> Option<String> {
         loop {
+            if self.ends || Instant::now() >= self.until {
+                return None;
+            }
             let event = match timeout(BEAT, self.events.next()).await {
                 Ok(event) => event?,
                 Err(_) => return Some(": beat\n\n".to_owned()),
             };
+            if let LockEvent::SessionEnded(lock) = &*event {
+                self.ends = self.aid.as_ref() == Some(&lock.aid);
+            }
             if let Some(data) = self.data(&event) {
                 return Some(format!("event: {}\ndata: {data}\n\n", event.name()));
             }
@@ -118,9 +143,10 @@ impl Listener {
     }
 
     fn whose(&self, lock: &Lock) -> &'static str {
+        let is_exclusive = lock.mode == Mode::Exclusive;
         match (self.aid.as_ref() == Some(&lock.aid), self.tab.zip(lock.tab)) {
             (false, _) => "held",
-            (true, Some((this, of_lock))) if this != of_lock => "mine_elsewhere",
+            (true, Some((this, of_lock))) if is_exclusive && this != of_lock => "mine_elsewhere",
             (true, _) => "mine",
         }
     }

@@ -6,6 +6,7 @@ use std::{
     cell::{Cell, RefCell},
     fmt,
     rc::Rc,
+    str::FromStr,
     time::{Duration, Instant},
 };
 
@@ -20,10 +21,10 @@ use actix_web::{
 use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
-pub(super) use self::locking::{Ask, Mine, Tab};
+pub(super) use self::locking::{Ask, Mine};
 use super::{memory::memory, problem::misconfigured};
 use crate::{
-    Actor, Aid, LockError, LockManager, LockToken, TabId,
+    Actor, Aid, LockError, LockManager, LockToken, PageId, TabId,
     manager::{Provisional, streams::Limits},
 };
 
@@ -38,6 +39,9 @@ const IDLE_MS: HeaderName = HeaderName::from_static("doclock-idle-ms");
 
 /// The tab that sends this request: a UUID that its page has chosen.
 const TAB: HeaderName = HeaderName::from_static("doclock-tab");
+
+/// The load of that page, which is new each time.
+const PAGE: HeaderName = HeaderName::from_static("doclock-page");
 
 /// A browser loads a page that its person may never look at.
 const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
@@ -66,6 +70,7 @@ struct State {
     /// The page has sent this request by itself, and its person has been away for long.
     idle: bool,
     tab: Option<TabId>,
+    page: Option<PageId>,
     /// Nobody has asked for this page so far.
     speculative: bool,
     /// The tokens that the client sent; `None` if the header is not one.
@@ -109,7 +114,8 @@ impl RequestLocks {
             waits,
             streams,
             idle,
-            tab: headers.get(TAB).and_then(|tab| tab.to_str().ok()?.trim().parse().ok()),
+            tab: named(headers, TAB),
+            page: named(headers, PAGE),
             speculative: headers.contains_key(SEC_PURPOSE),
             offered: offered_tokens(headers),
             session: RefCell::default(),
@@ -278,6 +284,11 @@ fn aid_in(session: &Session) -> Option<Aid> {
 fn idle_for(headers: &HeaderMap) -> Option<Duration> {
     let ms = headers.get(IDLE_MS)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_millis(ms))
+}
+
+/// A name that the page has chosen. One that is malformed counts as none.
+fn named<T: FromStr>(headers: &HeaderMap, header: HeaderName) -> Option<T> {
+    headers.get(header)?.to_str().ok()?.trim().parse().ok()
 }
 
 /// One token, or several separated by commas.

@@ -9,11 +9,11 @@ use crate::LockManager;
 impl LockManager {
     /// Runs the HTTP server until it stops, and then [shuts the manager down](Self::shutdown).
     ///
-    /// Instead of `server.await`, where pages open streams of events: those never end by themselves, and
-    /// a graceful stop waits for open connections, for 30 s by default. So when `SIGTERM` comes, they
-    /// are closed; actix-web hears the signal as well and stops as ever. Who stops the server by its
+    /// Instead of `server.await`, where pages open streams of events or wait for locks: a graceful stop
+    /// waits for those requests, for 30 s by default. So when `SIGTERM` comes, they are ended; actix-web
+    /// hears the signal as well and stops as ever. Who stops the server by its
     /// [`ServerHandle`](actix_web::dev::ServerHandle) calls
-    /// [`close_event_streams`](Self::close_event_streams) before.
+    /// [`begin_shutdown`](Self::begin_shutdown) before.
     ///
     /// ```no_run
     /// # use actix_doclock::{LockManager, MemoryStore};
@@ -33,7 +33,7 @@ impl LockManager {
         let served = tokio::select! {
             served = &mut server => served,
             () = told_to_stop() => {
-                self.close_event_streams();
+                self.begin_shutdown();
                 server.await
             }
         };

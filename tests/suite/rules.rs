@@ -152,6 +152,7 @@ async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock>
         holder: Holder::new("alice"),
         ttl: TTL,
         tab: None,
+        page: None,
         taken: None,
         max_hold: None,
         mode: Mode::Exclusive,

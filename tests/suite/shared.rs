@@ -36,6 +36,7 @@ fn claim(mode: Mode) -> Claim {
         mode,
         ttl: TTL,
         tab: None,
+        page: None,
         taken: None,
         max_hold: None,
         place: None,

@@ -7,7 +7,7 @@
 
 import { DocLock } from '/locks/client.js';
 import { call, docUrl, explain, lockUrl, session } from './server.js';
-import { $, clock, discard, left, name, put, quote, show, toast } from './show.js';
+import { $, ago, clock, discard, left, name, put, quote, show, toast } from './show.js';
 
 let view = null;   // {id, mode, lock, doc: as saved, holder: who had it, conflict, error, …}
 
@@ -47,7 +47,7 @@ async function held(v) {
     return render();
   }
   const typed = isDirty() ? fields() : null;
-  v.conflict = Boolean(typed && !same(answer.body, v.doc) && !same(answer.body, typed));
+  v.conflict = Boolean(typed && (v.conflict || !same(answer.body, v.doc)) && !same(answer.body, typed));
   Object.assign(v, { doc: answer.body, error: '', saved: 0 });
   if (!typed) fill(answer.body);
   if (v.mode === 'read' && v.holder) toast('You can edit now: ', name(v.holder), ' has finished.');
@@ -62,7 +62,8 @@ function lost(v, { kind }) {
 function changed(v) {
   if (view !== v) return;
   if (v.lock.state === 'held') v.holder = v.lock.holder;
-  if (v.mode === 'wait' && (v.lock.state !== 'unknown' || v.lock.offline || v.lock.problem) && !v.lock.token) enter(v, 'read');
+  const isAnswered = v.lock.state !== 'unknown' || v.lock.offline || v.lock.problem;
+  if (v.mode === 'wait' && isAnswered && !v.lock.token) enter(v, 'read');
   if (v.lock.state !== 'held' && $('holder').open) $('holder').close();
   render();
 }
@@ -106,7 +107,11 @@ export function close() {
   if ($('holder').open) $('holder').close();
 }
 
-export function loggedIn() { if (view?.mode === 'read') view.lock.wait(); }
+export function loggedIn() {
+  if (!view) return;
+  view.loggedOut = false;
+  if (view.mode === 'read') view.lock.wait();
+}
 
 export function loggedOut() {
   if (!view) return;
@@ -139,64 +144,96 @@ async function copyText() {
     toast('Your text is in the clipboard.');
   } catch {   // not a secure context: leave it selected
     $('body').select();
-    toast(document.execCommand('copy') ? 'The text is in the clipboard, without the title.' : 'The text is selected: copy it with the keyboard.');
+    const copied = document.execCommand('copy');
+    toast(copied ? 'The text is in the clipboard, without the title.' : 'The text is selected: copy it with the keyboard.');
   }
 }
 
 // ---- drawing --------------------------------------------------------------------------------
 
-// The banner over the document: how it is meant, what it says, what can be done.
-function banner({ mode, lock, doc, error, conflict, gone, holder, busy }) {
-  const who = name(lock.holder), at = lock.since ? `, since ${clock(lock.since)}` : '';
-  const wait = lock.waiting ? 'Only read' : 'Edit when it is free';
-  if (mode === 'lost') {
-    const kept = isDirty() ? ' What you typed is still below and not saved.' : ' You had no unsaved changes.';
-    if (gone) return { kind: 'bad', title: ['This document no longer exists.'], text: [kept] };
-    if (!session.me) return { kind: 'bad', title: ['Your session ended, your lock is gone.'], text: ['Log in, then open the document again.', kept], enter: 'Edit again' };
-    const { kind, by, reason } = lock.lost ?? {};
-    const why = by ? [name(by), lock.state === 'held' ? ' has taken it over.' : ' has ended your lock.', ...reason ? [' Reason: ', quote(reason), '.'] : []]
-      : [kind === 'expired' ? 'Your lock had run out.' : 'Your lock is gone.'];
-    if (lock.state === 'held') return { kind: 'bad', title: [who, ` is editing this now${at}.`], text: [...why, kept], wait: lock.waiting ? 'Stop waiting' : wait, holder: true };
-    if (lock.state === 'mine_elsewhere') return { kind: 'bad', title: ['You are editing this in another tab.'], text: ['This tab no longer has the lock.', kept], enter: 'Edit here' };
-    return { kind: 'bad', title: ['Your lock on this document is gone.'], text: [...why, lock.state === 'free' ? ' Nobody has the document now.' : '', kept], enter: 'Edit again' };
+// The banner over the document: {kind, title, text, more, and the labels of the buttons enter, wait, holder}.
+function banner(v) {
+  const { mode, lock, error } = v;
+  if (mode === 'lost') return bannerOfLoss(v);
+  if (mode === 'edit' && error) return { kind: 'bad', title: ['Not saved.'], text: [`${error}; your text is kept, try again.`] };
+  if (mode === 'edit' && v.conflict) {
+    return {
+      kind: 'held', title: ['This document was changed while you did not have the lock.'],
+      text: ['Your text is in the fields, the saved version is below. Saving replaces it with yours.'],
+    };
   }
-  if (mode === 'edit' && error) return { kind: 'bad', title: ['Not saved.'], text: [error + '; your text is kept, try again.'] };
-  if (mode === 'edit' && conflict) {
-    return { kind: 'held', title: ['This document was changed while you did not have the lock.'], text: ['Your text is in the fields, the saved version is below. Saving replaces it with yours.'] };
-  }
-  if (mode !== 'read') return { kind: '', title: [], text: [] };
-  if (error && !doc) return { kind: 'bad', title: [error + '.'], text: [], enter: session.me && 'Try again' };
+  if (mode !== 'read') return { kind: '' };
+  if (error && (lock.token || !v.doc)) return { kind: 'bad', title: [error + '.'], enter: session.me && 'Try again' };
   if (lock.state === 'held') {
-    const text = !session.me ? 'You can read it. To edit it later, log in.'
-      : lock.waiting ? 'You can read it now, and edit it as soon as it is your turn: the page changes by itself.'
-      : 'You can read it; it becomes free when they finish, log out or fall silent.';
-    return { kind: 'held', title: [who, ` is editing this${at}.`], text: [text], more: `If they fall silent now: in ${left(lock.expiresAt)} at the latest.`, wait: session.me && wait, holder: true };
+    return {
+      kind: 'held', title: [name(lock.holder), ` is editing this${since(lock)}.`],
+      text: [!session.me ? 'You can read it. To edit it later, log in.'
+        : lock.waiting ? 'You can read it now, and edit it as soon as it is your turn: the page changes by itself.'
+        : 'You can read it; it becomes free when they finish, log out or fall silent.'],
+      more: `If they fall silent now: in ${left(lock.expiresAt)} at the latest.`,
+      wait: session.me && (lock.waiting ? 'Only read' : 'Edit when it is free'), holder: holderLabel(lock),
+    };
   }
   if (!session.me) return { kind: 'info', title: ['Log in to edit.'], text: ['Without that you can read everything.'], enter: 'Log in' };
   if (lock.state === 'mine_elsewhere') {
-    return { kind: 'held', title: ['You are editing this in another tab.'], text: ['Editing here ends it there; what you typed there stays in that tab.'], enter: 'Edit here' };
+    return {
+      kind: 'held', title: ['You are editing this in another tab.'],
+      text: ['Editing here ends it there; what you typed there stays in that tab.'], enter: 'Edit here',
+    };
   }
-  if (lock.token) return error ? { kind: 'bad', title: [error + '.'], text: [], enter: 'Try again' } : { kind: '', title: [], text: [] };
-  if (lock.state !== 'free') return { kind: 'info', title: ['Whether somebody is editing this is not known at the moment.'], text: [lock.offline ? 'Trying again.' : ''], enter: busy ? '' : 'Try again' };
-  const title = holder ? [name(holder), ' is no longer editing: this document is free now.'] : ['This document is free.'];
-  return { kind: 'free', title, text: [lock.problem ? explain({ status: lock.problem.status, body: lock.problem }) + '.' : ''], enter: 'Edit now' };
+  if (lock.token) return { kind: '' };   // the document is on its way
+  if (lock.state === 'free') {
+    return {
+      kind: 'free', title: v.holder ? [name(v.holder), ' is no longer editing: this document is free now.'] : ['This document is free.'],
+      text: lock.problem ? [explain({ status: lock.problem.status, body: lock.problem }) + '.'] : [], enter: 'Edit now',
+    };
+  }
+  return {
+    kind: 'info', title: ['Whether somebody is editing this is not known at the moment.'],
+    text: lock.offline ? ['Trying again.'] : [], enter: lock.busy ? '' : 'Try again',
+  };
 }
+
+function bannerOfLoss({ lock, gone }) {
+  const kept = isDirty() ? ' What you typed is still below and not saved.' : ' You had no unsaved changes.';
+  const bad = (title, text, buttons) => ({ kind: 'bad', title, text: [...text, kept], ...buttons });
+  if (gone) return bad(['This document no longer exists.'], []);
+  if (!session.me) return bad(['Your session ended, your lock is gone.'], ['Log in, then open the document again.'], { enter: 'Edit again' });
+  if (lock.state === 'mine_elsewhere') {
+    return bad(['You are editing this in another tab.'], ['This tab no longer has the lock.'], { enter: 'Edit here' });
+  }
+  const { kind, by, reason } = lock.lost ?? {};
+  const why = by ? [name(by), lock.state === 'held' ? ' has taken it over.' : ' has ended your lock.']
+    : [kind === 'expired' ? 'Your lock had run out.' : 'Your lock is gone.'];
+  if (reason) why.push(' Reason: ', quote(reason), '.');
+  if (lock.state === 'held') {
+    const wait = lock.waiting ? 'Stop waiting' : 'Edit when it is free';
+    return bad([name(lock.holder), ` is editing this now${since(lock)}.`], why, { wait, holder: holderLabel(lock) });
+  }
+  if (lock.state === 'free') why.push(' Nobody has the document now.');
+  return bad(['Your lock on this document is gone.'], why, { enter: 'Edit again' });
+}
+
+const since = lock => lock.since ? `, since ${clock(lock.since)}` : '';
+const holderLabel = lock => lock.mayTakeOver ? 'Take over…' : 'Details…';
 
 export function render() {
   const v = view;
   show($('doc'), Boolean(v));
   document.title = (v?.doc ? v.doc.title + ' – ' : '') + 'Editor';
   if (!v) return;
-  const { lock } = v, isEditing = v.mode === 'edit' || v.mode === 'lost', b = banner(v);
+  const { lock } = v, isEditing = v.mode === 'edit' || v.mode === 'lost';
+  const { kind, title = [], text = [], more = '', ...buttons } = banner(v);
+  const read = lock.waiting && lock.state === 'held' ? 'Read only · waiting' : 'Read only';
   $('doc').dataset.mode = v.mode;
-  put($('kicker'), { wait: 'Opening…', read: lock.waiting && lock.state === 'held' ? 'Read only · waiting' : 'Read only', edit: 'Editing', lost: 'Not locked' }[v.mode] ?? '');
+  put($('kicker'), { wait: 'Opening…', read, edit: 'Editing', lost: 'Not locked' }[v.mode] ?? '');
   put($('heading'), v.doc ? v.doc.title || 'Untitled' : v.mode === 'wait' ? '' : 'Document');
-  $('banner').dataset.kind = b.kind;
-  $('banner-live').setAttribute('aria-live', b.kind === 'bad' ? 'assertive' : 'polite');
-  put($('banner-title'), ...b.title);
-  put($('banner-text'), ...b.text);
-  put($('banner-more'), b.more ?? '');
-  for (const [button, label] of [[$('enter'), b.enter], [$('wait'), b.wait], [$('take-over'), b.holder && (lock.mayTakeOver ? 'Take over…' : 'Details…')]]) {
+  $('banner').dataset.kind = kind;
+  $('banner-live').setAttribute('aria-live', kind === 'bad' ? 'assertive' : 'polite');
+  put($('banner-title'), ...title);
+  put($('banner-text'), ...text);
+  put($('banner-more'), more);
+  for (const [button, label] of [[$('enter'), buttons.enter], [$('wait'), buttons.wait], [$('take-over'), buttons.holder]]) {
     if (label) put(button, label);
     show(button, Boolean(label));
   }
@@ -228,9 +265,11 @@ function renderForm(v) {
 
 function renderHolder(lock) {
   put($('holder-who'), name(lock.holder));
-  put($('holder-since'), lock.since ? lock.since.toLocaleString([], { dateStyle: 'medium', timeStyle: 'short' }) : 'not known');
-  put($('holder-until'), `in ${left(lock.expiresAt)}, unless they go on`);
-  put($('holder-note'), lock.mayTakeOver ? 'Taking over ends their editing at once. They are told that it was you, and keep the text they have typed.' : 'Only they can end this, or an administrator.');
+  put($('holder-since'), lock.since ? `${clock(lock.since)} · ${ago(lock.since)}` : 'not known');
+  put($('holder-until'), `in ${left(lock.expiresAt)}, if they fall silent`);
+  put($('holder-note'), lock.mayTakeOver
+    ? 'Taking over ends their editing at once. They are told that it was you, and keep the text they have typed.'
+    : 'Only they can end this, or an administrator.');
   show($('holder-take'), lock.mayTakeOver && session.me !== null);
   $('holder-take').disabled = lock.busy;
 }

@@ -9,30 +9,41 @@ const REFRESH_MS = 10000;   // the texts; what happens to the locks is told at o
 const RETRY_MS = 3000;
 
 let docs = [];       // as of the last answer
-const locks = {};    // id -> how it stands
+const locks = {}, asks = {};   // id -> how it stands, and the latest question
 let trouble = '';    // why the list could not be loaded
-let timer = 0, seq = 0;
+let timer = 0, due = null, refreshing = null;
 
-async function refresh({ who, lockStates } = {}) {
+/** The list; `who` is logged in, and the `lockStates`, too. Resolves when no older answer can arrive any more. */
+function refresh(also) {
+  due = { ...due, ...also };
+  return refreshing ??= refreshAll();
+}
+
+async function refreshAll() {
   clearTimeout(timer);
-  const turn = ++seq;
-  const [list, me] = await Promise.all([call('GET', '/api/workitem'), who && call('GET', '/api/me')]);
-  if (me?.ok) {
-    session.me = me.body.name;
-    show($('admin'), Boolean(me.body.admin));
-  }
-  if (turn === seq) {   // else something newer is under way
+  while (due) {
+    const { who, lockStates } = due;
+    due = null;
+    const [list, me] = await Promise.all([call('GET', '/api/workitem'), who && call('GET', '/api/me')]);
+    if (me?.ok) {
+      session.me = me.body.name;
+      show($('admin'), Boolean(me.body.admin));
+    }
     if (list.ok) docs = list.body;
     open.update(docs);
     if (list.ok && (lockStates || trouble)) docs.forEach(doc => look(doc.id));
     trouble = list.ok ? '' : explain(list) + '. Trying again.';
-    timer = setTimeout(() => document.hidden || refresh(), trouble ? RETRY_MS : REFRESH_MS);
+    render();
   }
-  render();
+  timer = setTimeout(() => document.hidden || refresh(), trouble ? RETRY_MS : REFRESH_MS);
+  refreshing = null;
 }
 
 async function look(id) {
-  locks[id] = await DocLock.look(lockUrl(id));
+  const asked = asks[id] = {};
+  const lock = await DocLock.look(lockUrl(id));
+  if (asks[id] !== asked) return;   // a newer answer is on its way
+  locks[id] = lock;
   render();
 }
 
@@ -107,7 +118,9 @@ addEventListener('hashchange', route);
 addEventListener('editor:mode', render);
 addEventListener('editor:ended', () => refresh({ who: true }));
 addEventListener('editor:saved', () => refresh());
-for (const event of ['focus', 'online', 'pageshow']) addEventListener(event, () => refresh({ who: true }));
+const awake = () => refresh({ who: true, lockStates: true });
+for (const event of ['focus', 'online', 'pageshow']) addEventListener(event, awake);
+document.addEventListener('visibilitychange', () => { if (!document.hidden) awake(); });
 setInterval(() => { if (!document.hidden) render(); }, 1000);   // the time that is left
 
 DocLock.events('/locks', event => {

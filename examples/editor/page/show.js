@@ -27,8 +27,8 @@ export function show(el, on) { if (el.hidden === on) el.hidden = !on; }
 export const clock = when => new Date(when).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
 
 export function ago(since) {
-  const min = Math.floor((Date.now() - since) / 60000);
-  return min < 1 ? 'just now' : min < 60 ? `${min} min ago` : min < 1440 ? `${Math.floor(min / 60)} h ago` : `${Math.floor(min / 1440)} d ago`;
+  const min = Math.floor((Date.now() - since) / 60000), h = Math.floor(min / 60);
+  return min < 1 ? 'just now' : h < 1 ? `${min} min ago` : h < 24 ? `${h} h ago` : `${Math.floor(h / 24)} d ago`;
 }
 
 /** 2:10 */

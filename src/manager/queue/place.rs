@@ -19,6 +19,7 @@ pub(in crate::manager) struct Place {
     pub(super) call: Arc<Notify>,
     pub(super) gift: Option<Receiver<Acquired>>,
     pub(super) granted: Option<Lock>,
+    pub(super) keeps_turn: bool,
 }
 
 /// What one who waits has to do.
@@ -140,15 +141,10 @@ impl Place {
         self.queues.state().queues.get(&self.key)?.holder.clone()
     }
 
-    /// Its time is over. Should its owner be back at once, it is this place that is gone on with.
-    pub(in crate::manager) fn keep_turn(&self) {
-        let mut state = self.queues.state();
-        let now = Instant::now();
-        state.turns.retain(|_, (_, until)| *until > now);
-        let waiter = state.queues.get(&self.key).and_then(|it| it.find(self.number));
-        if let Some(owner) = waiter.map(|it| it.owner.clone()) {
-            state.turns.insert((self.key.clone(), owner), (self.number, now + KEEP_TURN));
-        }
+    /// Its time is over. Should its owner be back at once, it is this place that is gone on with: once
+    /// it has been given up, so that there are no two with one number.
+    pub(in crate::manager) fn keep_turn(&mut self) {
+        self.keeps_turn = true;
     }
 
     /// It was granted: who comes next waits for this one.
@@ -184,6 +180,11 @@ impl Drop for Place {
         let Some(queue) = state.queues.get_mut(&self.key) else { return };
         let Some(at) = queue.waiting.iter().position(|it| it.number == self.number) else { return };
         let Some(gone) = queue.waiting.remove(at) else { return };
+        if self.keeps_turn && self.granted.is_none() {
+            let until = Instant::now() + KEEP_TURN;
+            state.keep_turn(&self.key, &gone.owner, self.number, until);
+        }
+        let Some(queue) = state.queues.get_mut(&self.key) else { return };
         if queue.waiting.is_empty() {
             state.queues.remove(&self.key);
             return;

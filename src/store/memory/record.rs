@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::{
-    Aid, FencingToken, Holder, Lock, LockKey, LockToken, MAX_READERS, Mode, TabId,
+    Aid, FencingToken, Holder, Lock, LockKey, LockToken, MAX_READERS, Mode, PageId, TabId,
     store::{Claim, TryAcquire},
 };
 
@@ -29,6 +29,10 @@ pub(super) struct Grant {
     pub(super) since: SystemTime,
     pub(super) holder: Holder,
     tab: Option<TabId>,
+    pub(super) page: Option<PageId>,
+    /// When it was granted, and how long it may be held: what a grace does not change.
+    pub(super) granted: Duration,
+    max_hold: Option<Duration>,
     fence: Option<FencingToken>,
     /// When it runs out at the latest.
     pub(super) until: Option<Duration>,
@@ -68,14 +72,13 @@ impl Record {
         TryAcquire::Granted(self.grant(key, claim, fenced, None, now))
     }
 
-    /// Whatever else is there: an exclusive lock goes. `since` is that of an earlier acquisition that
-    /// goes on.
+    /// Whatever else is there: an exclusive lock goes. `before` is an earlier acquisition that goes on.
     pub(super) fn grant(
         &mut self,
         key: &LockKey,
         claim: &Claim,
         fenced: bool,
-        since: Option<SystemTime>,
+        before: Option<Grant>,
         now: Duration,
     ) -> Lock {
         let is_same = |it: &&Grant| it.is_acquisition(&claim.aid, claim.token) && it.is_live(now);
@@ -94,7 +97,11 @@ impl Record {
         self.queue.retain(|place| place.token != claim.token);
         let fence = fenced.then(|| self.next_fence());
         let mut grant = Grant::new(claim, fence, now);
-        grant.since = since.unwrap_or(grant.since);
+        if let Some(before) = before {
+            (grant.since, grant.granted) = (before.since, before.granted);
+            grant.until = grant.max_hold.map(|max| grant.granted + max);
+            grant.renew(now, claim.ttl);
+        }
         let lock = grant.to_lock(key, now);
         self.grants.push(grant);
         lock
@@ -105,6 +112,11 @@ impl Record {
         let mine = self.grants.iter_mut().find(|grant| {
             grant.aid == claim.aid && grant.is_live(now) && grant.mode.covers(claim.mode)
         })?;
+        if mine.mode == Mode::Exclusive && mine.tab.zip(claim.tab).is_some_and(|(a, b)| a != b) {
+            return Some(TryAcquire::AlreadyMine(mine.to_lock(key, now)));
+        }
+        mine.until = mine.max_hold.map(|max| mine.granted + max);
+        mine.page = claim.page.or(mine.page);
         mine.renew(now, claim.ttl);
         mine.holder = claim.holder.clone();
         mine.again |= mine.token != claim.token;
@@ -180,6 +192,9 @@ impl Grant {
             since: SystemTime::now(),
             holder: claim.holder.clone(),
             tab: claim.tab,
+            page: claim.page,
+            granted: now,
+            max_hold: claim.max_hold,
             fence,
             until: claim.max_hold.map(|max| now + max),
             again: false,

@@ -107,26 +107,26 @@ pub(super) fn exclusive_of(aids: &[Aid]) -> Document {
     doc! { "aid": { "$in": aids } }
 }
 
-/// Has an exclusive lock run out after `grace` at the latest, as by `max_hold`.
+/// Has an exclusive lock run out after `grace` at the latest, as by `max_hold`. What that was stays, for
+/// a page that comes back.
 pub(super) fn run_out_in(grace: Duration) -> Vec<Document> {
     let by = doc! { "$add": ["$$NOW", millis(grace)] };
-    let until =
-        doc! { "$min": [{ "$cond": [Grant::Exclusive.has_max_hold(), "$until", by.clone()] }, by] };
-    run_out_by(until)
+    let until = "$until";
+    let known = doc! { "$cond": [Grant::Exclusive.has_max_hold(), until, by.clone()] };
+    let before = doc! { "$cond": [grant::is_leaving(), "$leaving", { "until": until }] };
+    run_out_by(doc! { "until": { "$min": [known, by] }, "leaving": before })
 }
 
 /// Has an exclusive lock run out now, and tells whoever watches by whom.
 pub(super) fn take_away(token: LockToken, by: &Taken) -> Vec<Document> {
-    let mut stages = run_out_by(doc! { "$toDate": "$$NOW" });
-    stages.push(doc! { "$set": { "taken": taken(token, by) } });
-    stages
+    run_out_by(doc! { "until": "$$NOW", "taken": taken(token, by) })
 }
 
 /// Only shortens the lease. `due`, because `ts` does not tell of it any more.
-fn run_out_by(until: Document) -> Vec<Document> {
+fn run_out_by(changed: Document) -> Vec<Document> {
     let left = doc! { "$subtract": ["$until", "$ts"] };
     vec![
-        doc! { "$set": { "until": until } },
+        doc! { "$set": changed },
         doc! { "$set": { "ttl": { "$min": ["$ttl", left] } } },
         doc! { "$set": { "due": { "$add": ["$ts", "$ttl"] } } },
     ]

@@ -82,17 +82,10 @@ impl Prepared {
         Ok(released(u64::from(gone)))
     }
 
-    /// Changes when this acquisition of an exclusive lock runs out.
-    pub(super) async fn shorten(
-        &self,
-        id: &LockId,
-        aid: &Aid,
-        token: LockToken,
-        by: Vec<Document>,
-    ) -> Result<Released> {
-        let it = Acquisition { id, aid, token, mode: Mode::Exclusive, unless_told: false };
+    /// Changes when an exclusive lock runs out, if it has not.
+    pub(super) async fn shorten(&self, lock: Document, by: Vec<Document>) -> Result<Released> {
         // What somebody else has made of these would be an error in a pipeline.
-        let mut filter = pipeline::and_live(it.filter(), self.rules.ttl);
+        let mut filter = pipeline::and_live(lock, self.rules.ttl);
         filter.insert("ts", doc! { "$type": "date" });
         filter.insert("ttl", doc! { "$type": "number" });
         Ok(released(self.locks.update_one(filter, by).await?.matched_count))

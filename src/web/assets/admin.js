@@ -11,12 +11,12 @@ let list = { locks: [], more: false };
 let isLive = false, timer = 0, loading = false, loadAgain = false, breaking = null;
 
 async function ask(method, path, body) {
+  const init = { method, cache: 'no-store', signal: AbortSignal.timeout(10_000) };
+  if (body) Object.assign(init, { headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
   try {
-    const headers = body && { 'Content-Type': 'application/json' };
-    const init = { method, headers, body: body && JSON.stringify(body), cache: 'no-store', signal: AbortSignal.timeout(10_000) };
     const answer = await fetch(new URL(path, import.meta.url), init);
-    const text = await answer.text();
-    return { ok: answer.ok, status: answer.status, at: Date.now(), date: Date.parse(answer.headers.get('Date')), body: text ? JSON.parse(text) : {} };
+    const text = await answer.text(), date = Date.parse(answer.headers.get('Date'));
+    return { ok: answer.ok, status: answer.status, at: Date.now(), date, body: text ? JSON.parse(text) : {} };
   } catch {
     return { ok: false, status: 0, body: {} };
   }
@@ -87,7 +87,8 @@ function render() {
   const names = new Set(shown.map(nameOf));
   for (const [name, { row }] of rows) {
     if (names.has(name)) continue;
-    if (row.contains(document.activeElement)) (row.nextElementSibling ?? row.previousElementSibling)?.querySelector('button:not([hidden])')?.focus();
+    const neighbour = row.nextElementSibling ?? row.previousElementSibling;
+    if (row.contains(document.activeElement)) neighbour?.querySelector('button:not([hidden])')?.focus();
     row.remove();
     rows.delete(name);
   }

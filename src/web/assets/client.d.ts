@@ -123,7 +123,8 @@ export class DocLock extends EventTarget {
   close(): Promise<void>;
   /**
    * `fetch` with the proof that this page holds the lock. A refusal because of the lock is `lost`
-   * when this resolves. `releases`: the server releases the lock with this request.
+   * when this resolves. Rejects if this page does not have the lock. `releases`: the server releases
+   * the lock with this request.
    */
   fetch(url: RequestInfo | URL, init?: RequestInit, options?: { releases?: boolean }): Promise<Response>;
 }

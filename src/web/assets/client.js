@@ -82,15 +82,20 @@ async function nameTab() {
 }
 
 let tab = nameTab();
+let page = uuid();   // this load: the beacon of an older one may come later than the first request of this
 addEventListener('pagehide', () => leaveTab());
-addEventListener('pageshow', event => { if (event.persisted) tab = nameTab(); });
+addEventListener('pageshow', event => {
+  if (!event.persisted) return;
+  tab = nameTab();
+  page = uuid();
+});
 
 let touched = Date.now();
 for (const event of ['pointerdown', 'pointermove', 'keydown', 'wheel', 'touchstart']) {
   addEventListener(event, () => { touched = Date.now(); }, { capture: true, passive: true });
 }
 
-const headers = async () => ({ 'Doclock-Tab': await tab, 'Doclock-Idle-Ms': String(Date.now() - touched) });
+const headers = async () => ({ 'Doclock-Tab': await tab, 'Doclock-Page': page, 'Doclock-Idle-Ms': String(Date.now() - touched) });
 
 // A visible page whose timers stood still has slept, or its clock was set.
 const everySecond = new Set();
@@ -275,12 +280,11 @@ export class DocLock extends EventTarget {
 
   static #apis = new Map();
   #api; #state = 'unknown'; #token = null; #until = null; #ttl = 0; #closed = false; #waitIdleMs;
-  #turn = 0;             // an answer is dropped if something newer was heard since it was asked for
+  #turn = 0;             // an answer is dropped if there was something newer since it was asked for
   #wanted = false;       // asked for, and no answer arrived: the lock may be here
   #releasing = false;    // a save that releases is under way
   #news = null;          // the latest event that may have ended the lock
-  #line = null; #poll = null; #nudge = () => {};
-  #looking = false; #lookAgain = false; #lookTimer;
+  #line = null; #poll = null; #nudge = () => {}; #lookTimer;
 
   /**
    * Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for it unless `acquire`
@@ -391,8 +395,10 @@ export class DocLock extends EventTarget {
    */
   async fetch(url, init = {}, { releases = false } = {}) {
     const token = this.#token, all = new Headers(init.headers);
+    // Without a token the server would look at the session only, which may hold it in another tab.
+    if (!token) throw new Error('This page does not have the lock.');
     for (const [name, value] of Object.entries(await headers())) all.set(name, value);
-    if (token) all.set('Lock-Token', `<urn:uuid:${token}>`);
+    all.set('Lock-Token', `<urn:uuid:${token}>`);
     this.#releasing = releases;
     let response;
     try {
@@ -400,7 +406,7 @@ export class DocLock extends EventTarget {
     } finally {
       this.#releasing = false;
     }
-    if (!token || token !== this.#token) return response;
+    if (token !== this.#token) return response;
     if (response.ok && releases) {
       this.#end('free');
       this.#tell('free');
@@ -438,7 +444,10 @@ export class DocLock extends EventTarget {
         await this.#pause(LOOK_MS[1]);
         continue;
       }
-      if (Date.now() - touched > this.#waitIdleMs) return this.stopWaiting();
+      if (Date.now() - touched > this.#waitIdleMs) {
+        this.stopWaiting();
+        return this.check();
+      }
       const poll = this.#poll = new AbortController(), began = Date.now();
       const answer = await this.#post({ wait_ms: waitMs }, { signal: poll.signal, timeout: waitMs + TIMEOUT_MS });
       if (this.#poll === poll) this.#poll = null;
@@ -460,7 +469,7 @@ export class DocLock extends EventTarget {
   }
 
   async #post(body, options) {
-    const turn = ++this.#turn;
+    const turn = this.#turn;
     this.#wanted = true;
     const answer = await request('POST', this.url, { body: { mode: this.mode, ...body }, ...options });
     if (answer.aborted) return answer;
@@ -485,16 +494,11 @@ export class DocLock extends EventTarget {
   // -- looking
 
   async #look() {
-    if (this.#looking) this.#lookAgain = true;
-    if (this.#looking || this.#closed || this.#token || this.busy || !visible()) return;
-    this.#looking = true;
-    this.#lookAgain = false;
-    const turn = this.#turn, answer = await request('GET', this.url);
-    this.#looking = false;
+    if (this.#closed || this.#token || this.busy || !visible()) return;
+    const turn = ++this.#turn, answer = await request('GET', this.url);
     DocLock.#noteTrouble(this.#api, answer);
-    if (this.#closed || this.#token) return;
-    if (this.#lookAgain || turn !== this.#turn) this.#lookIn(100);
-    else if (answer.ok) this.#saw(standing(answer));
+    if (this.#closed || this.busy || turn !== this.#turn) return;
+    if (answer.ok) this.#saw(standing(answer));
     else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
     else this.problem = answer.body;
     this.#changed();
@@ -507,7 +511,8 @@ export class DocLock extends EventTarget {
 
   #saw({ state, mode, ...facts }) {
     if (state === 'mine') {
-      // This tab's: granted without an answer arriving, or before a reload. It is there for the asking.
+      // This tab's: the answer that says so is on its way or was lost, or it was granted before a reload.
+      if (this.#poll) return this.#lookIn(1000);
       if (this.#wanted && visible()) return void this.acquire();
       state = 'free';
     }
@@ -535,6 +540,7 @@ export class DocLock extends EventTarget {
     clearTimeout(this.#lookTimer);
     const { key, token, expires_in_ms } = answer.body, { since } = standing(answer);
     Object.assign(this, { key, since, holder: null, mayTakeOver: false, lost: null, problem: null, waiting: false });
+    this.#turn++;
     this.#wanted = false;
     this.#news = this.#line = null;
     this.#token = token;
@@ -670,7 +676,7 @@ export class DocLock extends EventTarget {
     });
     // Not before: a hidden tab is still somebody's work.
     addEventListener('pagehide', () => DocLock.#each(lock => {
-      const body = JSON.stringify({ token: lock.#token, grace_ms: GRACE_MS });
+      const body = JSON.stringify({ token: lock.#token, page, grace_ms: GRACE_MS });
       if (lock.#token) navigator.sendBeacon(lock.url + '/release', body);
     }));
     addEventListener('pageshow', event => {   // back again, and the beacon has gone out

@@ -10,8 +10,8 @@ use tokio::time::timeout_at;
 
 use super::RequestLocks;
 use crate::{
-    Actor, Aid, Lock, LockError, LockKey, LockManager, LockToken, Mode, Wait,
-    manager::{Acquired, Acquisition, Provisional, Wanted, streams::Limits},
+    Actor, Aid, Lock, LockError, LockKey, LockManager, LockToken, Mode, PageId, Wait,
+    manager::{Acquired, Acquisition, Provisional, Wanted, can_be_taken_over, streams::Limits},
     web::problem::{Problem, misconfigured},
 };
 
@@ -40,19 +40,6 @@ impl Mine {
         let Lock { key, aid, mode, .. } = self.lock.clone();
         Acquisition { key, aid, token: self.token, mode }
     }
-}
-
-fn is_fresh(fresh: Provisional) -> (Mine, Option<Provisional>) {
-    let (lock, token) = (fresh.lock().clone(), fresh.token());
-    (Mine { lock, token, is_fresh: true }, Some(fresh))
-}
-
-/// Where the session has a lock.
-pub(in crate::web) enum Tab {
-    This,
-    Other,
-    /// The page does not say which it is, or the lock was taken by one that did not.
-    Unknown,
 }
 
 /// In which way a lock is asked for.
@@ -185,62 +172,58 @@ impl RequestLocks {
     ) -> Result<(Mine, Option<Provisional>), LockError> {
         let (actor, manager) = (self.actor(), self.manager());
         let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
-        let (holder, tab, ttl) = (actor.holder(), self.0.tab, manager.ttl());
-        let wanted = Wanted { key, aid, holder, tab, mode, ttl };
-        // A page that names its tab does not wait at first: what it finds then is from before this
-        // request, and what it has after it has waited, from another one of its own.
-        let mut has_waited = tab.is_none() && how.wait != Wait::no();
+        let (holder, ttl) = (actor.holder(), manager.ttl());
+        let (tab, page) = (self.0.tab, self.0.page);
+        let wanted = Wanted { key, aid, holder, tab, page, mode, ttl };
+        let (began, mut has_waited) = (Instant::now(), false);
         loop {
             self.begin();
-            let wait = if has_waited { how.wait } else { Wait::no() };
+            let wait = if has_waited { Wait::no() } else { how.wait.since(began) };
             let acquired = manager.acquire_waiting(&wanted, &wanted.aid, wait, &self.0.scope).await;
             let until = self.begin();
             let from = match acquired? {
-                Acquired::Fresh(fresh) => return Ok(is_fresh(fresh)),
-                Acquired::Held(lock) if how.take_over => {
+                Acquired::Fresh(fresh) => {
+                    let (lock, token) = (fresh.lock().clone(), fresh.token());
+                    return Ok((Mine { lock, token, is_fresh: true }, Some(fresh)));
+                }
+                // Another request of the session has got it while this one waited.
+                Acquired::Held(lock) if lock.aid == wanted.aid && !has_waited => {
+                    has_waited = true;
+                    continue;
+                }
+                Acquired::AlreadyMine(lock) => {
+                    if !self.is_of_another_tab(&lock) {
+                        return Ok((Mine::new(lock)?, None));
+                    }
+                    if !how.take_over {
+                        return Err(LockError::HeldByOtherTab(Box::new(lock)));
+                    }
+                    lock
+                }
+                Acquired::Held(lock) => {
+                    if !how.take_over || !can_be_taken_over(&lock) {
+                        return Err(LockError::Held(Box::new(lock)));
+                    }
                     if !manager.may_take_over(&actor, &lock) {
                         return Err(LockError::TakeOverRefused { key: lock.key });
                     }
                     lock
                 }
-                Acquired::Held(_) if !has_waited && how.wait != Wait::no() => {
-                    has_waited = true;
-                    continue;
-                }
-                Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
-                // Who reads may do so in all tabs.
-                Acquired::AlreadyMine(lock) if mode == Mode::Shared => {
-                    return Ok((Mine::new(lock)?, None));
-                }
-                Acquired::AlreadyMine(lock) => match self.tab_of(&lock) {
-                    Tab::Unknown => return Ok((Mine::new(lock)?, None)),
-                    Tab::This if has_waited => return Ok((Mine::new(lock)?, None)),
-                    Tab::Other if !how.take_over => {
-                        return Err(LockError::HeldByOtherTab(Box::new(lock)));
-                    }
-                    Tab::Other | Tab::This => lock,
-                },
             };
-            let is_same_tab = from.aid == wanted.aid && matches!(self.tab_of(&from), Tab::This);
             let taken = manager.take_over(&from, &wanted, &actor, &self.0.scope, until).await?;
-            if let Some(Acquired::Fresh(fresh)) = taken {
-                if is_same_tab {
-                    // A page that was loaded anew: it goes on with what it has had. By a new token,
-                    // so that what the old page sent when it went does not come after this.
-                    return Ok((Mine::new(fresh.confirm())?, None));
-                }
-                return Ok(is_fresh(fresh));
+            if let Some(fresh) = taken {
+                let (lock, token) = (fresh.lock().clone(), fresh.token());
+                return Ok((Mine { lock, token, is_fresh: true }, Some(fresh)));
             }
+            // It has gone in the meantime: it may be free now.
         }
     }
 
-    /// Whether the session's lock belongs to the tab that this request comes from.
-    pub(in crate::web) fn tab_of(&self, lock: &Lock) -> Tab {
-        match self.0.tab.zip(lock.tab) {
-            None => Tab::Unknown,
-            Some((this, of_lock)) if this == of_lock => Tab::This,
-            Some(_) => Tab::Other,
-        }
+    /// Whether the session has this lock for itself in another tab than that of this request. What is
+    /// shared, all its tabs have.
+    pub(in crate::web) fn is_of_another_tab(&self, lock: &Lock) -> bool {
+        let tabs = self.0.tab.zip(lock.tab);
+        lock.mode == Mode::Exclusive && tabs.is_some_and(|(this, of_lock)| this != of_lock)
     }
 
     /// As the lock API answers it: with whether this person could have the lock all the same.
@@ -255,6 +238,11 @@ impl RequestLocks {
             Some(may) => problem.with("may_take_over", may),
             None => problem,
         }
+    }
+
+    /// The load of the page that this request comes from.
+    pub(in crate::web) fn page(&self) -> Option<PageId> {
+        self.0.page
     }
 
     pub(in crate::web) fn streams(&self) -> Limits {
@@ -336,7 +324,7 @@ impl RequestLocks {
         };
         let mine = Mine::new(lock)?;
         let is_known = if offered.is_empty() {
-            !matches!(self.tab_of(&mine.lock), Tab::Other)
+            !self.is_of_another_tab(&mine.lock)
         } else {
             offered.contains(&mine.token)
         };

@@ -152,6 +152,9 @@ pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
         doc! { "$cond": [{ "$isArray": &field }, all, field] }
     };
     let mut aged = older(&["ts", "until", "due"], "$");
+    let leaving = doc! { "$mergeObjects": ["$leaving", older(&["until"], "$leaving.")] };
+    let is_leaving = doc! { "$eq": [{ "$type": "$leaving" }, "object"] };
+    aged.insert("leaving", doc! { "$cond": [is_leaving, leaving, "$leaving"] });
     aged.insert("readers", each("readers", &["ts", "until"]));
     aged.insert("queue", each("queue", &["until"]));
     let older = vec![doc! { "$set": aged }];

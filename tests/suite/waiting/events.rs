@@ -109,7 +109,7 @@ on_each_store! {
     async fn streams_end_when_they_are_closed_and_no_new_one_is_opened(cluster: Cluster) {
         let locks = cluster.server().await;
         let mut open = looks_on(&locks).await;
-        locks.close_event_streams();
+        locks.begin_shutdown();
         assert!(in_time("the end", open.next()).await.is_none());
         assert!(in_time("the end of a new one", locks.events().next()).await.is_none());
 

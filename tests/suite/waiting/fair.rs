@@ -54,6 +54,7 @@ async fn dies_while_waiting(cluster: &Cluster) {
         mode: Mode::Exclusive,
         ttl: TTL,
         tab: None,
+        page: None,
         taken: None,
         max_hold: None,
         place: Some(Duration::from_secs(15)),

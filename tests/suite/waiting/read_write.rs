@@ -127,7 +127,18 @@ async fn task(store: Arc<impl Store>, model: Arc<Model>, task: usize, mut random
 
 fn claim(aid: &Aid, mode: Mode, ttl: Duration) -> Claim {
     let (aid, token, holder) = (aid.clone(), LockToken::new(), Holder::new("alice"));
-    Claim { aid, token, holder, mode, ttl, tab: None, taken: None, max_hold: None, place: None }
+    Claim {
+        aid,
+        token,
+        holder,
+        mode,
+        ttl,
+        tab: None,
+        page: None,
+        taken: None,
+        max_hold: None,
+        place: None,
+    }
 }
 
 async fn random_schedule(store: impl Store) {

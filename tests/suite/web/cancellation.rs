@@ -3,8 +3,9 @@
 use std::{future::Future, pin::pin, task::Context, time::Instant};
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, MongoStore, Released, Rules,
-    Saved, SessionEnded, Store, StoreError, StoredDocument, Swept, Taken, TryAcquire, Watch,
+    Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, MongoStore, PageId,
+    Released, Rules, Saved, SessionEnded, Store, StoreError, StoredDocument, Swept, Taken,
+    TryAcquire, Watch,
 };
 use futures_util::task::noop_waker_ref;
 use tokio::task::yield_now;
@@ -73,9 +74,10 @@ impl Store for Pausing {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        page: Option<PageId>,
         grace: Duration,
     ) -> Result<Released, StoreError> {
-        self.paused(self.0.run_out_in(key, aid, token, grace)).await
+        self.paused(self.0.run_out_in(key, aid, token, page, grace)).await
     }
     async fn watch(
         &self,

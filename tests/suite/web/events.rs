@@ -133,7 +133,7 @@ async fn nobody_is_told_of_a_page_that_was_loaded_anew() {
     let mut stream = alice.listen("").await;
     let asks = || alice.request(Method::POST, "/locks/note/a").insert_header(("doclock-tab", ONE));
     let first = alice.send(asks()).await.token();
-    assert_ne!(alice.send(asks()).await.token(), first);
+    assert_eq!(alice.send(asks()).await.token(), first);
     alice.delete("/locks/note/a").await;
     assert_eq!(stream.event().await.0, "acquired");
     assert_eq!(stream.event().await.0, "released");
@@ -208,6 +208,22 @@ async fn a_silent_stream_shows_that_it_lives() {
 }
 
 #[actix_web::test]
+async fn a_stream_ends_with_its_session() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    alice.post("/locks/note/a").await.token();
+    let (mut hers, mut his) = (alice.listen("").await, open(&bob, "").await);
+    alice.post("/purge").await;
+    assert_eq!(hers.event().await.0, "session_ended");
+    assert!(hers.next().await.is_none());
+    assert_eq!(his.event().await.0, "session_ended");
+    bob.post("/locks/note/a").await.token();
+    assert_eq!(his.event().await.0, "acquired", "the others go on");
+}
+
+#[actix_web::test]
 async fn streams_end_at_once_when_the_server_is_to_stop() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
@@ -217,7 +233,7 @@ async fn streams_end_at_once_when_the_server_is_to_stop() {
         streams.push(open(&browser, "").await);
     }
     let began = Instant::now();
-    locks.close_event_streams();
+    locks.begin_shutdown();
     for stream in &mut streams {
         assert!(stream.next().await.is_none());
     }

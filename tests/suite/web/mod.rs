@@ -118,6 +118,13 @@ fn routes(config: &mut web::ServiceConfig) {
     async fn edit_and_answer(_: LockedDoc<Note>, path: web::Path<(String, u16)>) -> impl Responder {
         HttpResponse::build(StatusCode::from_u16(path.1).unwrap()).finish()
     }
+    async fn edit_slowly_and_answer(
+        _: LockedDoc<Note>,
+        path: web::Path<(String, u16)>,
+    ) -> impl Responder {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        HttpResponse::build(StatusCode::from_u16(path.1).unwrap()).finish()
+    }
     async fn edit_both(
         _: LockedDoc<Note>,
         locks: SessionLocks,
@@ -197,6 +204,7 @@ fn routes(config: &mut web::ServiceConfig) {
         .route("/both", web::post().to(take_both))
         .route("/note/{id}/view", web::get().to(view))
         .route("/nowhere/{other}", web::post().to(edit))
+        .route("/note/{id}/slow/{status}", web::post().to(edit_slowly_and_answer))
         .service(web::resource("/note/{id}/answer/{status}").post(edit_and_answer))
         .service(web::scope("/locks").configure(lock_api));
 }

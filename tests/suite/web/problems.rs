@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, Released, Rules, Saved,
-    SessionEnded, Store, StoreError, StoreErrorKind, StoredDocument, Swept, Taken, TryAcquire,
-    Watch,
+    Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, PageId, Released, Rules,
+    Saved, SessionEnded, Store, StoreError, StoreErrorKind, StoredDocument, Swept, Taken,
+    TryAcquire, Watch,
 };
 use uuid::Uuid;
 
@@ -203,6 +203,7 @@ impl Store for Down {
         _: &LockKey,
         _: &Aid,
         _: LockToken,
+        _: Option<PageId>,
         _: Duration,
     ) -> Result<Released, StoreError> {
         self.error()

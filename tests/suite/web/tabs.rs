@@ -8,10 +8,21 @@ use super::*;
 const ONE: &str = "11111111-1111-4111-8111-111111111111";
 const TWO: &str = "22222222-2222-4222-8222-222222222222";
 
+/// Two loads of a page.
+const BEFORE: &str = "aaaaaaaa-1111-4111-8111-111111111111";
+const AFTER: &str = "bbbbbbbb-1111-4111-8111-111111111111";
+
 impl<S> Browser<'_, S>
 where
     S: Service<Request, Response = ServiceResponse, Error = Error>,
 {
+    /// Tab one, in this load of its page.
+    async fn acquire_as(&self, page: &str) -> Answer {
+        let request = self.request(Method::POST, "/locks/note/a");
+        let request = request.insert_header(("doclock-tab", ONE));
+        self.send(request.insert_header(("doclock-page", page))).await
+    }
+
     async fn in_tab(&self, tab: &str, method: Method, uri: &str, body: Value) -> Answer {
         let request = self.request(method, uri).insert_header(("doclock-tab", tab));
         self.send(request.set_json(body)).await
@@ -43,7 +54,9 @@ async fn what_one_tab_has_is_not_another_ones_until_it_is_moved_over() {
     assert!(refused.get("token").is_none());
     assert_eq!(alice.state_in(ONE).await["state"], "mine");
     assert_eq!(alice.state_in(TWO).await["state"], "mine_elsewhere");
-    // Not by the routes of documents either.
+    // Nor to read by it, nor by the routes of documents.
+    let reads = json!({ "mode": "shared" });
+    alice.in_tab(TWO, Method::POST, "/locks/note/a", reads).await.problem(423);
     alice.in_tab(TWO, Method::POST, "/note/a", json!({})).await.problem(423);
     alice.in_tab(TWO, Method::PUT, "/note/a", json!({ "text": "two" })).await.problem(412);
     // A form that knows nothing of tabs gets what it always got.
@@ -70,16 +83,17 @@ async fn a_page_that_is_loaded_anew_goes_on_with_its_lock_and_its_old_beacon_com
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
-    let before = alice.acquire_in(ONE).await;
-    let beacon = json!({ "token": before.json()["token"], "grace_ms": 5_000 });
+    let before = alice.acquire_as(BEFORE).await;
+    let beacon = json!({ "token": before.json()["token"], "page": BEFORE, "grace_ms": 5_000 });
 
     // The beacon comes first, as it should.
     assert_eq!(alice.post_json("/locks/note/a/release", beacon.clone()).await.status, 204);
     let left = alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap();
     assert!(left <= 5_000, "{left}");
     bob.post("/locks/note/a").await.problem(423);
-    let after = alice.acquire_in(ONE).await;
-    assert_eq!((after.status.as_u16(), &after.json()["since"]), (200, &before.json()["since"]));
+    let after = alice.acquire_as(AFTER).await;
+    assert_eq!((after.status.as_u16(), after.token()), (200, before.token()));
+    assert_eq!(after.json()["since"], before.json()["since"]);
     assert!(after.json()["expires_in_ms"].as_u64().unwrap() > 50_000);
 
     // And once more, after the new page has asked.
@@ -165,4 +179,54 @@ async fn a_request_that_waits_does_not_take_from_its_own_tab_what_that_got_by_an
     assert_eq!((waited.status.as_u16(), took.status.as_u16()), (200, 201));
     assert_eq!(waited.token(), took.token());
     assert_eq!(alice.with_token(Method::PUT, "/note/a", &took.token()).await.status, 200);
+}
+
+/// What its handlers do is no reload.
+#[actix_web::test]
+async fn a_tab_keeps_its_token_whatever_else_it_asks_for() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.in_tab(ONE, Method::POST, "/locks/note/b", json!({})).await.token();
+    assert_eq!(alice.in_tab(ONE, Method::POST, "/note/a/both", json!({})).await.status, 204);
+    assert_eq!(alice.in_tab(ONE, Method::POST, "/note/b", json!({})).await.token(), token);
+    assert_eq!(alice.with_token(Method::PUT, "/note/b", &token).await.status, 200);
+}
+
+/// Else nobody would have it who knows of it, and everybody else be kept out.
+#[actix_web::test]
+async fn a_failed_request_gives_its_lock_back_although_another_tab_has_asked_for_it() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    // In the middle of the first request.
+    let asks = async {
+        while locks.inspect(&key("a")).await.unwrap().is_none() {
+            tokio::task::yield_now().await;
+        }
+        alice.acquire_in(TWO).await.problem(423)
+    };
+    let fails = alice.in_tab(ONE, Method::POST, "/note/a/slow/500", json!({}));
+    let (failed, _) = tokio::join!(fails, asks);
+    assert_eq!(failed.status, 500);
+    assert_eq!(holder_of(&locks, "a").await, None);
+}
+
+#[actix_web::test]
+async fn who_waits_in_one_tab_is_told_that_another_has_taken_it() {
+    let (locks, _) = embedded_with(|settings| settings.take_over_policy(|_, _| true)).await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    bob.post("/locks/note/a").await.token();
+    let waits = alice.in_tab(ONE, Method::POST, "/locks/note/a", json!({ "wait_ms": 30_000 }));
+    let takes = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        alice.in_tab(TWO, Method::POST, "/locks/note/a", json!({ "take_over": true })).await
+    };
+    let began = std::time::Instant::now();
+    let (waited, took) = tokio::join!(waits, takes);
+    assert_eq!(took.status, 201);
+    assert_eq!(waited.problem(423)["state"], "mine_elsewhere");
+    assert!(began.elapsed() < Duration::from_secs(29), "not when its time was over");
 }

@@ -75,7 +75,7 @@ async fn what_readers_hold_is_not_taken_over() {
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
     assert_eq!(alice.post("/note/a/read").await.status, 200);
     assert_eq!(bob.post("/locks/note/a").await.problem(423)["may_take_over"], false);
-    bob.post_json("/locks/note/a", take_over()).await.problem(403);
+    bob.post_json("/locks/note/a", take_over()).await.problem(423);
 }
 
 #[actix_web::test]

@@ -5,7 +5,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::{
     Acquisition, by_id,
     grant::{
-        Grant, is, is_live, is_live_reader, is_reader, is_shared, next_fence, readers,
+        Grant, is, is_leaving, is_live, is_live_reader, is_reader, is_shared, next_fence, readers,
         readers_that, some_reader,
     },
     literal, millis,
@@ -44,8 +44,10 @@ pub(in crate::store::mongo) fn acquire_unless_shared(
 ) -> Vec<Document> {
     let it = Acquire { claim, rules };
     let others_hold = doc! { "$and": [is_live(rules.ttl), { "$ne": ["$aid", it.aid()] }] };
+    let mut left_alone = vec![is_shared().into(), Bson::from(others_hold)];
+    left_alone.extend(it.is_of_another_tab().map(Bson::from));
     let branches = vec![
-        doc! { "case": { "$or": [is_shared(), others_hold] }, "then": "$$ROOT" },
+        doc! { "case": { "$or": left_alone }, "then": "$$ROOT" },
         doc! { "case": is_live(rules.ttl), "then": it.reentered() },
     ];
     let switch = doc! { "$switch": { "branches": branches, "default": it.granted() } };
@@ -75,7 +77,13 @@ pub(in crate::store::mongo) fn hand_over(
     let is_shared = claim.mode == Mode::Shared;
     let mut granted = if is_shared { it.joined() } else { it.granted() };
     if from.aid == &claim.aid && !is_shared {
+        let (ttl, until) = it.lease_that_goes_on();
         granted.insert("since", doc! { "$ifNull": ["$since", "$$NOW"] });
+        if claim.max_hold.is_some() {
+            granted.insert("due", doc! { "$add": ["$$NOW", ttl.clone()] });
+        }
+        granted.insert("ttl", ttl);
+        granted.insert("until", until);
     }
     if let Some(taken) = &claim.taken {
         granted.insert("taken", super::taken(from.token, taken));
@@ -107,7 +115,9 @@ impl Acquire<'_> {
             { "$or": [{ "$not": [is_shared()] }, other_reader] },
         ] };
         let mine = doc! { "$and": [is_live(), { "$eq": ["$aid", self.aid()] }] };
-        let mut branches = vec![(others_hold, self.refused()), (mine, self.reentered().into())];
+        let mut branches = vec![(others_hold, self.refused())];
+        branches.extend(self.is_of_another_tab().map(|other| (other, "$$ROOT".into())));
+        branches.push((mine, self.reentered().into()));
         if self.rules.fair {
             // An upgrade does not queue: those who wait, wait for its session.
             let must_wait = doc! { "$and": [self.is_behind(), { "$not": [self.is_reader()] }] };
@@ -119,11 +129,12 @@ impl Acquire<'_> {
     fn shared(&self) -> Vec<Branch> {
         let exclusive = doc! { "$and": [{ "$not": [is_shared()] }, is_live(self.rules.ttl)] };
         let others = doc! { "$and": [exclusive.clone(), { "$ne": ["$aid", self.aid()] }] };
-        let mut branches = vec![
-            (others, self.refused()),
+        let mut branches = vec![(others, self.refused())];
+        branches.extend(self.is_of_another_tab().map(|other| (other, "$$ROOT".into())));
+        branches.extend([
             (exclusive, self.reentered().into()),
             (self.is_reader(), self.read_on().into()),
-        ];
+        ]);
         if self.rules.fair {
             branches.push((self.is_behind(), self.refused()));
         }
@@ -132,6 +143,17 @@ impl Acquire<'_> {
         let full = doc! { "$and": [full(readers()), full(readers_that(is_live_reader()))] };
         branches.push((full, self.refused()));
         branches
+    }
+
+    /// Whether the session has the lock exclusively in another tab. `None` if the claim is of no tab.
+    fn is_of_another_tab(&self) -> Option<Document> {
+        let tab = self.claim.tab?;
+        Some(doc! { "$and": [
+            is_live(self.rules.ttl),
+            { "$eq": ["$aid", self.aid()] },
+            is("$tab", "string"),
+            { "$ne": ["$tab", tab.to_string()] },
+        ] })
     }
 
     fn aid(&self) -> Document {
@@ -214,6 +236,9 @@ impl Acquire<'_> {
         if let Some(tab) = self.claim.tab {
             grant.insert("tab", tab.to_string());
         }
+        if let Some(page) = self.claim.page {
+            grant.insert("page", page.to_string());
+        }
         if let Some(max_hold) = self.claim.max_hold {
             grant.insert("until", doc! { "$add": ["$$NOW", millis(max_hold)] });
         }
@@ -232,10 +257,46 @@ impl Acquire<'_> {
         let mut reentered = self.renewed(Grant::Exclusive);
         let ttl = Grant::Exclusive.capped(millis(self.claim.ttl));
         reentered.insert("due", due_again(ttl, self.rules));
+        if let Some(page) = self.claim.page {
+            reentered.insert("page", page.to_string());
+        }
         if self.rules.fair {
             reentered.insert("queue", without(self.claim.token));
         }
-        doc! { "$mergeObjects": ["$$ROOT", reentered, self.again(Grant::Exclusive)] }
+        let again = self.again(Grant::Exclusive);
+        let reentered = doc! { "$mergeObjects": ["$$ROOT", reentered, again.clone()] };
+        let comes_back = doc! { "$mergeObjects": ["$$ROOT", self.back_in_time(), again] };
+        doc! { "$cond": [is_leaving(), comes_back, reentered] }
+    }
+
+    /// Of what was to run out with a page that has gone.
+    fn back_in_time(&self) -> Document {
+        let mut back = self.renewed(Grant::Exclusive);
+        let (ttl, until) = self.lease_that_goes_on();
+        back.insert("due", due_again(ttl.clone(), self.rules));
+        back.insert("ttl", ttl);
+        back.insert("until", until);
+        back.insert("leaving", "$$REMOVE");
+        if let Some(page) = self.claim.page {
+            back.insert("page", page.to_string());
+        }
+        if self.rules.fair {
+            back.insert("queue", without(self.claim.token));
+        }
+        back
+    }
+
+    /// The ttl and the end of `max_hold` of an exclusive lock that goes on, without regard to a page
+    /// that has gone.
+    fn lease_that_goes_on(&self) -> (Document, Document) {
+        let until = doc! { "$cond": [is_leaving(), "$leaving.until", "$until"] };
+        let ends = doc! { "$eq": [{ "$type": until.clone() }, "date"] };
+        let ttl = millis(self.claim.ttl);
+        let left = doc! { "$subtract": [{ "$max": [until.clone(), "$$NOW"] }, "$$NOW"] };
+        (
+            doc! { "$cond": [ends.clone(), { "$min": [ttl, left] }, ttl] },
+            doc! { "$cond": [ends, until, "$$REMOVE"] },
+        )
     }
 
     /// The shared lock that the session has.
@@ -270,7 +331,8 @@ impl Acquire<'_> {
 
 /// When the sweep has to look at an exclusive lock that is renewed for `ttl`: where `ts` tells that,
 /// never, unless it was said before.
-pub(super) fn due_again(ttl: Document, rules: &Rules) -> Document {
+pub(super) fn due_again(ttl: impl Into<Bson>, rules: &Rules) -> Document {
+    let ttl = ttl.into();
     let is_shorter = doc! { "$lt": [ttl.clone(), millis(rules.ttl)] };
     doc! { "$cond": [
         { "$or": [is("$due", "date"), is_shorter] },

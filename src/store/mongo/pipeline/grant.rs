@@ -65,6 +65,11 @@ impl Grant {
     }
 }
 
+/// Whether an exclusive lock is to run out with a page that has gone.
+pub(super) fn is_leaving() -> Document {
+    is("$leaving", "object")
+}
+
 /// Whether `r` is a reader, and not something that somebody else has put there.
 pub(in crate::store::mongo) fn is_reader() -> Document {
     doc! { "$and": [
