@@ -200,6 +200,7 @@ mod hand_over;
 mod locks;
 mod pages;
 mod shared;
+mod status;
 mod watch;
 
 pub use ends::*;
@@ -209,6 +210,7 @@ pub use hand_over::*;
 pub use locks::*;
 pub use pages::*;
 pub use shared::*;
+pub use status::*;
 pub use watch::*;
 
 #[doc(hidden)]
@@ -222,6 +224,7 @@ pub fn cases() -> Vec<&'static str> {
         watch::CASES,
         hand_over::CASES,
         pages::CASES,
+        status::CASES,
     ]
     .concat()
 }
@@ -333,6 +336,7 @@ macro_rules! store_conformance {
             all_who_hold_a_document_are_named,
             how_a_session_ended_last_is_known,
             who_watches_all_is_told_of_grants_and_of_what_was_taken_by_whom,
+            a_prepared_store_takes_writes_and_lacks_no_index,
         );
     };
     (@each $subject:ty: $($case:ident,)*) => {

@@ -17,9 +17,12 @@ pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use event::LockEvent;
 pub use key::{InvalidKey, LockId, LockKey, Lockable, MAX_ID_BYTES, Named};
 pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode, PageId, TabId};
+#[cfg(feature = "metrics")]
+pub use manager::metrics;
 pub use manager::{
-    Actor, BuildError, Health, Job, LockEvents, LockGuard, LockGuards, LockManager,
-    LockManagerBuilder, MAX_REASON_BYTES, Wait, Wakeup,
+    Actor, BuildError, Health, HealthReport, HealthStatus, Job, LockEvents, LockGuard, LockGuards,
+    LockManager, LockManagerBuilder, MAX_REASON_BYTES, ReaperHealth, ReaperState, StoreHealth,
+    Wait, Wakeup,
 };
 #[cfg(feature = "_mongo")]
 pub use store::MongoStore;
@@ -27,7 +30,7 @@ pub use store::MongoStore;
 pub use store::StoredSession;
 pub use store::{
     Change, Claim, Format, Interest, LastEnd, MAX_READERS, MemoryStore, Released, Rules, Saved,
-    Store, StoredDocument, Swept, Taken, TryAcquire, Watch,
+    Store, StoreStatus, StoredDocument, Swept, Taken, Topology, TryAcquire, Watch,
 };
 pub use web::{
     Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,

@@ -28,6 +28,9 @@ mod job;
 mod keeper;
 mod listener;
 mod lost;
+#[cfg(feature = "metrics")]
+pub mod metrics;
+mod observe;
 mod operations;
 mod policy;
 mod provisional;
@@ -36,6 +39,7 @@ mod reaper;
 pub(crate) mod rhythm;
 mod run;
 pub(crate) mod streams;
+mod sweeps;
 mod take_over;
 mod wait;
 mod wakeups;
@@ -43,11 +47,12 @@ mod wakeups;
 pub use builder::{BuildError, LockManagerBuilder};
 pub use events::LockEvents;
 pub use guard::{LockGuard, LockGuards};
-pub use health::Health;
+pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
 pub use job::Job;
 pub(crate) use operations::{Acquired, Acquisition, LISTED, Wanted};
 pub use policy::Actor;
 pub(crate) use provisional::Provisional;
+pub use sweeps::{ReaperHealth, ReaperState};
 pub use take_over::MAX_REASON_BYTES;
 pub(crate) use take_over::can_be_taken_over;
 pub use wait::Wait;
@@ -119,6 +124,8 @@ struct Inner {
     register: Arc<Notify>,
     /// Has the listener called: some session has ended.
     announce: Arc<Notify>,
+    /// What came of looking for silent sessions.
+    sweeps: sweeps::Sweeps,
 }
 
 impl Inner {
@@ -227,6 +234,10 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`].
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.renew", skip_all,
+        fields(outcome = tracing::field::Empty),
+    ))]
     pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
         let until = self.until();
         let renewed = self.in_each_collection(|collection| {
@@ -234,7 +245,9 @@ impl LockManager {
                 store.renew(collection, std::slice::from_ref(aid))
             })
         });
-        let renewed = renewed.await?.into_iter().sum();
+        let renewed = renewed.await;
+        observe::renewed("session", &renewed);
+        let renewed = renewed?.into_iter().sum();
         if self.inner.watched.watches(aid) {
             // Which of them it was, for those who wait for a loss.
             self.list_by(Some(aid), until).await?;
@@ -281,6 +294,10 @@ impl LockManager {
         self.end_session(aid, EndReason::Revoked).await
     }
 
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.end_session", skip_all,
+        fields(outcome = tracing::field::Empty),
+    ))]
     pub(crate) async fn end_session(
         &self,
         aid: &Aid,
@@ -294,6 +311,7 @@ impl LockManager {
                 store.end_session(aid, *reason, names, *worker)
             });
         let ended = ended.await?;
+        observe::session_ended(reason);
         self.inner.gone_all_of(aid, &ended, asked);
         self.inner.announce.notify_one();
         Ok(ended)

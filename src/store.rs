@@ -16,6 +16,7 @@ mod erased;
 mod memory;
 #[cfg(feature = "_mongo")]
 pub(crate) mod mongo;
+mod status;
 mod watch;
 
 pub use document::{Format, StoredDocument};
@@ -25,6 +26,8 @@ pub use memory::MemoryStore;
 pub use mongo::MongoStore;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use mongo::sessions::StoredSession;
+pub use status::{StoreStatus, Topology};
+pub(crate) use status::{millis, millis_if_any};
 pub use watch::{Change, Watch};
 
 /// A place that keeps locks beside the documents they guard.
@@ -278,6 +281,13 @@ pub trait Store: Send + Sync + 'static {
         collection: &str,
         interest: Interest,
     ) -> impl Future<Output = Result<Option<Watch>, StoreError>> + Send;
+
+    /// How it is doing at the moment, with the indexes of these collections, which are prepared. Changes
+    /// nothing. That it takes no writes is an answer; `Err` if nobody says anything.
+    fn status(
+        &self,
+        collections: &[&str],
+    ) -> impl Future<Output = Result<StoreStatus, StoreError>> + Send;
 
     /// Removes exactly this lock for somebody who is not its holder, foreign locks included. Whoever
     /// watches is told by whom, unless it is a foreign or a shared one.

@@ -5,6 +5,7 @@
 //! login ends on all of them when its time is over.
 
 mod documents;
+mod operations;
 mod routes;
 
 use std::time::Duration;
@@ -55,6 +56,8 @@ struct Args {
 async fn main() -> Result<(), BoxError> {
     env_logger::init_from_env(env_logger::Env::default().default_filter_or("info"));
     let args = Args::parse();
+    #[cfg(feature = "metrics")]
+    operations::metrics::install()?;
 
     let documents = match &args.mongodb {
         Some(uri) => Documents::on_mongodb(uri, &args.database).await?,
@@ -115,6 +118,7 @@ async fn serve<S: SessionStore + 'static>(
         App::new()
             .app_data(web::Data::new(documents.clone()))
             .app_data(admins.clone())
+            .app_data(web::Data::new(locks.clone()))
             .app_data(Problem::json_config())
             .wrap(from_fn(routes::only_readers_need_no_login))
             .wrap(locks.session(session).identify(move |session| person(session, &known.0)))
@@ -124,6 +128,7 @@ async fn serve<S: SessionStore + 'static>(
                     .add((header::X_CONTENT_TYPE_OPTIONS, "nosniff")),
             )
             .configure(routes::configure)
+            .configure(operations::configure)
             .service(web::scope("/locks").configure(lock_api))
             .default_service(web::to(routes::not_found))
     })

@@ -260,9 +260,11 @@ impl LockManagerBuilder {
             waits,
             register: Default::default(),
             announce: Default::default(),
+            sweeps: Default::default(),
         });
         if let Some(interval) = reaper_interval {
-            tokio::spawn(reaper::run(Arc::downgrade(&inner), interval));
+            let reaper = tokio::spawn(reaper::run(Arc::downgrade(&inner), interval));
+            inner.sweeps.by(reaper.abort_handle());
         }
         if let Some(listener) = self.listener {
             tokio::spawn(listener::run(Arc::downgrade(&inner), listener, self.listener_timeout));

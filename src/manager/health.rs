@@ -1,22 +1,303 @@
 //! How a manager is doing.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
-use super::{LockManager, wakeups::Wakeup};
+use serde::Serialize;
+
+use super::{
+    LockManager,
+    sweeps::{ReaperHealth, ReaperState},
+    wait::is_outage,
+    wakeups::Wakeup,
+};
+use crate::{StoreStatus, Topology, store::millis};
 
 /// How a manager is doing, as far as it knows without asking anybody.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Health {
+    /// The collections that are registered.
+    pub collections: Vec<&'static str>,
     /// By collection, how those who wait learn that a lock is free. Where nobody has waited for half a
     /// minute there is no entry.
     pub wakeups: BTreeMap<&'static str, Wakeup>,
+    /// How many wait for a lock here.
+    pub waiting: usize,
+    /// How many locks guards of this process hold.
+    pub guards: usize,
+    /// How many streams of events are open over HTTP.
+    pub event_streams: usize,
+    /// The background task that ends silent sessions.
+    pub reaper: ReaperHealth,
+    /// [`shutdown`](LockManager::shutdown) was called.
+    pub stopping: bool,
+}
+
+/// How a manager and its store are doing. Made by [`LockManager::check_health`]; as JSON it is made
+/// for the route that a load balancer or an orchestrator asks.
+///
+/// ```json
+/// {
+///   "status": "degraded",
+///   "problems": ["workitem.lock has no index on aid: restart a server, or create it"],
+///   "store": { "reachable": true, "took_ms": 2, "error": null, "topology": "replica_set",
+///     "writable": true, "majority_lag_ms": 0, "missing_indexes": { "workitem.lock": ["aid"] } },
+///   "collections": ["workitem"], "wakeups": { "workitem": "told" }, "waiting": 3, "guards": 1,
+///   "event_streams": 12,
+///   "reaper": { "state": "running", "last_sweep_ms": 412, "overdue": false, "failures": 0, "last_error": null },
+///   "stopping": false
+/// }
+/// ```
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct HealthReport {
+    /// What it comes to. Alert on this.
+    pub status: HealthStatus,
+    /// What is wrong, for people. Names collections and what the store said, no sessions and no ids.
+    pub problems: Vec<String>,
+    /// The store.
+    pub store: StoreHealth,
+    /// This server.
+    #[serde(flatten)]
+    pub server: Health,
+}
+
+/// What a [`HealthReport`] comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum HealthStatus {
+    /// All is well.
+    Ok,
+    /// Requests are answered, and something should be looked after in working hours: an index is
+    /// missing, the reaper does not get through, those who wait have to ask, a majority lags behind.
+    Degraded,
+    /// Requests that lock are answered with 503: the store does not answer in time, refuses or takes no
+    /// writes, or this server is being stopped.
+    Unavailable,
+}
+
+/// How the store is doing, as part of a [`HealthReport`].
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct StoreHealth {
+    /// Whether it has answered.
+    pub reachable: bool,
+    /// How long the answer took, or how long it was waited for.
+    #[serde(rename = "took_ms", serialize_with = "millis")]
+    pub took: Duration,
+    /// Why there is no answer.
+    pub error: Option<String>,
+    /// What it said.
+    #[serde(flatten)]
+    pub status: Option<StoreStatus>,
+}
+
+impl HealthReport {
+    /// Whether requests that lock can be answered: for a readiness probe, which takes a server out of
+    /// the load balancer. Not for a liveness probe, since no restart brings a database back.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.status != HealthStatus::Unavailable
+    }
+
+    /// Whether nobody needs to look after anything.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        self.status == HealthStatus::Ok
+    }
+
+    fn new(store: StoreHealth, server: Health, deadline: Duration) -> Self {
+        let blocking = blocking(&store, &server);
+        let others = others(&store, &server, deadline);
+        let status = match (blocking.is_empty(), others.is_empty()) {
+            (false, _) => HealthStatus::Unavailable,
+            (true, false) => HealthStatus::Degraded,
+            (true, true) => HealthStatus::Ok,
+        };
+        let problems = blocking.into_iter().chain(others).collect();
+        Self { status, problems, store, server }
+    }
+}
+
+/// What keeps requests from being answered.
+fn blocking(store: &StoreHealth, server: &Health) -> Vec<String> {
+    let mut problems = Vec::new();
+    if server.stopping {
+        problems.push("this server is being stopped".to_owned());
+    }
+    if let Some(error) = &store.error {
+        problems.push(format!("the store gives no answer: {error}"));
+    }
+    if store.status.as_ref().is_some_and(|status| !status.writable) {
+        problems.push("the store takes no writes: there is no primary".to_owned());
+    }
+    problems
+}
+
+fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<String> {
+    let mut problems = Vec::new();
+    if let Some(status) = &store.status {
+        for (collection, indexes) in &status.missing_indexes {
+            let indexes = indexes.join(", ");
+            problems.push(format!(
+                "{collection} has no index on {indexes}: restart a server, or create it"
+            ));
+        }
+        if let Some(lag) = status.majority_lag.filter(|lag| *lag > deadline) {
+            problems.push(format!(
+                "what a majority has is {lag:?} old: every grant waits for it, look at the secondaries"
+            ));
+        }
+        if matches!(status.topology, Topology::ReplicaSet | Topology::Sharded) {
+            let polling = server.wakeups.iter().filter(|(_, wakeup)| **wakeup == Wakeup::Polling);
+            problems.extend(polling.map(|(collection, _)| {
+                format!("the change stream of {collection} is lost: who waits there has to ask")
+            }));
+        }
+    }
+    let ReaperHealth { state, failures, last_error, overdue, .. } = &server.reaper;
+    if *state == ReaperState::Stopped && !server.stopping {
+        problems.push("the reaper has ended: the runtime of the manager is gone".to_owned());
+    }
+    if let Some(error) = last_error {
+        problems.push(format!("the reaper has failed {failures} times in a row: {error}"));
+    } else if *overdue {
+        problems.push("the reaper does not get through: the runtime is busy".to_owned());
+    }
+    problems
 }
 
 impl LockManager {
-    /// How it is doing. Costs nothing.
+    /// How it is doing, as far as it knows by itself. Costs nothing.
     #[must_use]
     pub fn health(&self) -> Health {
-        Health { wakeups: self.inner.wakeups.all() }
+        Health {
+            collections: self.registered_names(),
+            wakeups: self.inner.wakeups.all(),
+            waiting: self.inner.queues.waiting(),
+            guards: self.inner.kept.len(),
+            event_streams: self.inner.event_streams.count(),
+            reaper: self.inner.sweeps.health(self.inner.settings.reaper_interval, self.deadline()),
+            stopping: self.inner.stop.token().is_cancelled(),
+        }
+    }
+
+    /// How it and its store are doing. For a readiness probe:
+    ///
+    /// ```
+    /// use actix_doclock::LockManager;
+    /// use actix_web::{HttpResponse, web::Data};
+    ///
+    /// async fn health(locks: Data<LockManager>) -> HttpResponse {
+    ///     let report = locks.check_health().await;
+    ///     if report.is_ready() { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() }
+    ///         .json(report)
+    /// }
+    /// ```
+    ///
+    /// It asks the store as a request would: again and again, for as long as the
+    /// [deadline](super::LockManagerBuilder::deadline), so give the probe a little more time than that.
+    /// On MongoDB one command, and one for each registered collection, all at the same time. Never an
+    /// error: an outage is in the answer. Nothing in it is secret, but who may ask it as often as they
+    /// like can keep the database busy.
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub async fn check_health(&self) -> HealthReport {
+        let asked = Instant::now();
+        let answer = self.run("status", self.until(), self.registered_names(), |store, names| {
+            store.status(names)
+        });
+        let (reachable, error, status) = match answer.await {
+            Ok(status) => (true, None, Some(status)),
+            Err(e) => (!is_outage(&e), Some(e.to_string()), None),
+        };
+        let store = StoreHealth { reachable, took: asked.elapsed(), error, status };
+        HealthReport::new(store, self.health(), self.deadline())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(5);
+
+    /// All is well but for what `breaks` does; what it comes to, and the only problem there is.
+    fn report(breaks: impl FnOnce(&mut StoreStatus, &mut Health)) -> (HealthStatus, String) {
+        let mut status = StoreStatus::new(Topology::ReplicaSet, true);
+        let reaper = ReaperHealth {
+            state: ReaperState::Running,
+            last_sweep: Some(Duration::from_secs(1)),
+            overdue: false,
+            failures: 0,
+            last_error: None,
+        };
+        let mut server = Health {
+            collections: vec!["page"],
+            wakeups: BTreeMap::from([("page", Wakeup::Told)]),
+            waiting: 1,
+            guards: 1,
+            event_streams: 0,
+            reaper,
+            stopping: false,
+        };
+        breaks(&mut status, &mut server);
+        let store =
+            StoreHealth { reachable: true, took: DEADLINE, error: None, status: Some(status) };
+        let report = HealthReport::new(store, server, DEADLINE);
+        assert!(report.problems.len() < 2, "{report:?}");
+        (report.status, report.problems.concat())
+    }
+
+    #[test]
+    fn of_each_problem_it_is_said_how_bad_it_is() {
+        use HealthStatus::{Degraded, Ok, Unavailable};
+        type Breaks = fn(&mut StoreStatus, &mut Health);
+        let cases: &[(HealthStatus, &str, Breaks)] = &[
+            (Ok, "", |_, _| {}),
+            (Unavailable, "there is no primary", |status, _| status.writable = false),
+            (Unavailable, "is being stopped", |_, server| {
+                server.stopping = true;
+                server.reaper.state = ReaperState::Stopped;
+            }),
+            (Degraded, "page.lock has no index on aid, due", |status, _| {
+                let missing = ["aid", "due"].map(str::to_owned).into();
+                status.missing_indexes.insert("page.lock".to_owned(), missing);
+            }),
+            (Ok, "", |status, _| status.majority_lag = Some(DEADLINE)),
+            (Degraded, "is 6s old", |status, _| {
+                status.majority_lag = Some(Duration::from_secs(6));
+            }),
+            (Ok, "", |_, server| {
+                server.wakeups.insert("page", Wakeup::Opening);
+            }),
+            (Degraded, "the change stream of page is lost", |_, server| {
+                server.wakeups.insert("page", Wakeup::Polling);
+            }),
+            (Ok, "", |status, server| {
+                status.topology = Topology::Standalone;
+                server.wakeups.insert("page", Wakeup::Polling);
+            }),
+            (Ok, "", |_, server| server.reaper.state = ReaperState::Off),
+            (Degraded, "the reaper has ended", |_, server| {
+                server.reaper.state = ReaperState::Stopped;
+            }),
+            (Degraded, "the reaper does not get through", |_, server| server.reaper.overdue = true),
+            (Degraded, "failed 3 times in a row: down", |_, server| {
+                server.reaper.overdue = true;
+                server.reaper.failures = 3;
+                server.reaper.last_error = Some("down".to_owned());
+            }),
+        ];
+        for (expected, text, breaks) in cases {
+            let (status, problem) = report(breaks);
+            assert!(status == *expected && problem.contains(text), "{text}: {status:?} {problem}");
+            assert_eq!(problem.is_empty(), text.is_empty(), "{problem}");
+        }
     }
 }

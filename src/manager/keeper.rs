@@ -10,7 +10,7 @@ use std::{
 use tokio::time::sleep_until;
 
 use super::{
-    Inner, LockManager,
+    Inner, LockManager, observe,
     operations::{Acquisition, Wanted},
     queue::Held,
     rhythm::jittered,
@@ -44,6 +44,10 @@ impl Kept {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.guards().of.len()
+    }
+
     /// Those with this ttl, by collection. Without any, their task is over.
     fn round(&self, ttl: Duration) -> BTreeMap<String, Vec<Entry>> {
         let mut guards = self.guards();
@@ -63,12 +67,15 @@ impl LockManager {
     pub(super) fn keep(&self, wanted: &Wanted, held: &Acquisition, owner: &Aid, taken: Instant) {
         let entry = Entry { held: held.clone(), ttl: wanted.ttl, taken };
         let mut guards = self.inner.kept.guards();
-        guards.of.insert(held.token, entry);
+        let is_new = guards.of.insert(held.token, entry).is_none();
         if guards.ttls.insert(wanted.ttl) {
             let renewing = run(Arc::downgrade(&self.inner), wanted.ttl, taken + wanted.ttl / 3);
             self.inner.runner.spawn_untracked(renewing);
         }
         drop(guards);
+        if is_new {
+            observe::guard(self, &held.key, true);
+        }
         let Acquisition { token, mode, .. } = *held;
         let (aid, owner) = (held.aid.clone(), owner.clone());
         self.inner.queues.holds(&held.key, Held { token, aid, owner, mode });
@@ -78,6 +85,9 @@ impl LockManager {
     pub(super) fn keep_no_more(&self, held: &Acquisition) -> bool {
         let kept = self.inner.kept.guards().of.remove(&held.token);
         self.inner.queues.dropped(&held.key, held.token);
+        if kept.is_some() {
+            observe::guard(self, &held.key, false);
+        }
         kept.is_some()
     }
 
@@ -92,7 +102,9 @@ impl LockManager {
             let aids: Vec<Aid> = entries.iter().map(|entry| entry.held.aid.clone()).collect();
             self.renew_all_of(collection, aids, entries, until)
         });
-        futures_util::future::join_all(renewals).await.into_iter().collect()
+        let renewed = futures_util::future::join_all(renewals).await.into_iter().collect();
+        observe::renewed("guards", &renewed);
+        renewed
     }
 
     async fn renew_all_of(
@@ -130,6 +142,7 @@ impl LockManager {
                 None if !self.keep_no_more(held) => {}
                 None => {
                     self.inner.gone(held);
+                    observe::lost(self, &held.key);
                     log::warn!(
                         target: "actix_doclock::manager",
                         "the lock on {:?} was lost: it ran out, or somebody broke it", held.key,

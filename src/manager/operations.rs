@@ -9,7 +9,7 @@ use std::{
 use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
-use super::{LockManager, Provisional, Registered, queue::Heir, run};
+use super::{LockManager, Provisional, Registered, observe, queue::Heir, run};
 use crate::{
     Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, PageId, StoreError,
     StoreErrorKind, TabId,
@@ -113,9 +113,15 @@ impl LockManager {
     ) -> Result<Acquired, LockError> {
         self.registered(wanted.key.collection())?;
         let claim = wanted.claim(self.inner.settings.max_hold, None);
-        self.claim(&wanted.key, claim, scope, until).await
+        let answer = self.claim(&wanted.key, claim, scope, until).await?;
+        observe::answered(self, wanted, &answer);
+        Ok(answer)
     }
 
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.acquire", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
     pub(super) async fn claim(
         &self,
         key: &LockKey,
@@ -123,6 +129,7 @@ impl LockManager {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired, LockError> {
+        let timer = observe::Timer::start(self, key, claim.mode);
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
             let answer = run::retry(until, run::FOREGROUND, || {
@@ -145,7 +152,9 @@ impl LockManager {
         };
         let asked = Instant::now();
         let outcome = self.inner.runner.spawn(scope, acquire);
-        let acquired = run::answer("try_acquire", until, outcome).await?;
+        let acquired = run::answer("try_acquire", until, outcome).await;
+        timer.acquired(&acquired);
+        let acquired = acquired?;
         self.inner.watched.saw(acquired.lock(), asked);
         Ok(acquired)
     }
@@ -210,6 +219,7 @@ impl LockManager {
             });
             match handed.await {
                 Ok(Some(lock)) => {
+                    observe::handed_over(&manager, key);
                     manager.inner.watched.ended(&held);
                     manager.inner.watched.saw(&lock, asked);
                     manager.inner.queues.was_handed(&lock);
@@ -242,7 +252,9 @@ impl LockManager {
         let (store, until) = (Arc::clone(&self.inner.store), Instant::now() + self.ttl());
         let manager = self.clone();
         self.inner.runner.spawn(scope, async move {
-            match run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await {
+            let released = run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await;
+            observe::released(&manager, &lock.key, &released);
+            match released {
                 Ok(_) => manager.inner.gone(&lock),
                 Err(e) => log::warn!(
                     target: "actix_doclock::manager",
@@ -266,6 +278,10 @@ impl LockManager {
         });
     }
 
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.release", skip_all,
+        fields(collection = held.key.collection(), outcome = tracing::field::Empty),
+    ))]
     pub(crate) async fn release_by(
         &self,
         held: &Acquisition,
@@ -278,7 +294,9 @@ impl LockManager {
         let released = self.run("release", until, held.clone(), |store, it| {
             store.release(&it.key, &it.aid, it.token, it.mode)
         });
-        let released = released.await?;
+        let released = released.await;
+        observe::released(self, &held.key, &released);
+        let released = released?;
         self.inner.gone(held);
         Ok(released)
     }
@@ -308,6 +326,10 @@ impl LockManager {
         Ok(())
     }
 
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.inspect", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
     pub(crate) async fn inspect_by(
         &self,
         key: &LockKey,
@@ -327,6 +349,10 @@ impl LockManager {
         Ok(lock)
     }
 
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.list", skip_all,
+        fields(outcome = tracing::field::Empty),
+    ))]
     pub(crate) async fn list_by(
         &self,
         aid: Option<&Aid>,
@@ -363,6 +389,10 @@ impl LockManager {
 
     /// # Errors
     /// [`LockError::NotFound`], [`LockError::Document`], and those of the store.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.load", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
     pub(crate) async fn load<T: Lockable>(
         &self,
         key: &LockKey,
@@ -378,6 +408,10 @@ impl LockManager {
 
     /// # Errors
     /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::Document`], and the store's.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.save", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
     pub(crate) async fn save<T: Lockable>(
         &self,
         key: &LockKey,
@@ -386,6 +420,7 @@ impl LockManager {
         document: &T,
         until: Instant,
     ) -> Result<(), LockError> {
+        let timer = observe::Timer::start(self, key, Mode::Exclusive);
         let document = StoredDocument::encode(self.inner.store.format(), document)
             .map_err(|source| LockError::Document { key: key.clone(), source })?;
         let args = (key.clone(), aid.clone(), token, document, until);
@@ -398,7 +433,7 @@ impl LockManager {
             let (key, aid) = (key.clone(), aid.clone());
             self.inner.gone(&Acquisition { key, aid, token, mode: Mode::Exclusive });
         }
-        match saved {
+        let saved = match saved {
             Ok(Saved::Saved) => Ok(()),
             Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
             Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
@@ -406,7 +441,9 @@ impl LockManager {
                 Err(LockError::Rejected { key, source })
             }
             Err(error) => Err(error),
-        }
+        };
+        timer.saved(&saved);
+        saved
     }
 
     /// Renews all locks of an active session, at most once in a third of the ttl and without

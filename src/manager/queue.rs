@@ -167,6 +167,11 @@ impl Queues {
         self.state().queues.keys().any(|key| key.collection() == collection)
     }
 
+    /// How many wait, for whatever.
+    pub(super) fn waiting(&self) -> usize {
+        self.state().queues.values().map(|queue| queue.waiting.len()).sum()
+    }
+
     /// The lock on this document is gone, or excludes less.
     pub(super) fn freed(&self, key: &LockKey) {
         if let Some(queue) = self.state().queues.get_mut(key) {

@@ -9,7 +9,7 @@ use std::{
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::{Inner, LockManager, rhythm::Rhythm};
+use super::{Inner, LockManager, observe, rhythm::Rhythm};
 use crate::{LockError, store::Swept};
 
 /// How many sessions are ended at once: few enough that nobody waits for a lock behind them, and that
@@ -40,16 +40,23 @@ impl LockManager {
         }
     }
 
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.sweep", skip_all,
+        fields(outcome = tracing::field::Empty),
+    ))]
     async fn sweep_some(&self) -> Result<Swept, LockError> {
         let collections = self.registered_names();
         if collections.is_empty() {
             return Ok(Swept::default());
         }
-        let args = (collections, Uuid::new_v4());
+        let (args, began) = ((collections, Uuid::new_v4()), Instant::now());
         let swept = self.run("sweep", self.until(), args, |store, (collections, worker)| {
             store.sweep(collections, *worker, AT_ONCE)
         });
-        let swept = swept.await?;
+        let swept = swept.await;
+        self.inner.sweeps.saw(&swept);
+        observe::swept(began, &swept);
+        let swept = swept?;
         if swept.sessions > 0 {
             log::debug!(
                 target: "actix_doclock::background",

@@ -8,7 +8,7 @@ use uuid::Uuid;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// How many intervals a pause is at most while there is nothing to do. Not for as long as that: a
 /// fail-over to a server whose clock is ahead, or a hand that edits records, changes it at any time.
-const IDLE_INTERVALS: u32 = 3;
+pub(super) const IDLE_INTERVALS: u32 = 3;
 
 /// The pauses of a background task: jittered, so that servers which were started together do not
 /// ask together, and doubled with each failure.

@@ -13,6 +13,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
+use super::observe;
 use crate::{StoreError, StoreErrorKind};
 
 /// The first pause before an operation is tried again; doubled each time.
@@ -102,6 +103,7 @@ where
     loop {
         match attempt().await {
             Err(e) if may_try_again(&e) && Instant::now() + pause < until => {
+                observe::tried_again(&e);
                 log::debug!(target: "actix_doclock::manager", "trying again after {pause:?}: {e}");
                 sleep(pause).await;
                 pause = (pause * 2).min(longest_pause);
@@ -116,18 +118,18 @@ fn may_try_again(error: &StoreError) -> bool {
 }
 
 /// What comes of a task, or that nothing has come in time. The task goes on either way.
-pub(super) async fn answer<T, E: From<StoreError>>(
+pub(super) async fn answer<T>(
     verb: &'static str,
     until: Instant,
-    outcome: Receiver<Result<T, E>>,
-) -> Result<T, E> {
-    let unknown =
-        |why| Err(StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}")).into());
-    match timeout_at(until.into(), outcome).await {
+    outcome: Receiver<Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let unknown = |why| Err(StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}")));
+    let outcome = match timeout_at(until.into(), outcome).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(_)) => unknown("the task of this operation has panicked"),
         Err(_) => unknown("no answer within the deadline, the outcome is unknown"),
-    }
+    };
+    outcome.inspect_err(|e| observe::failed(verb, e))
 }
 
 /// All outcomes, or the first error. All futures are polled together, none is dropped before its

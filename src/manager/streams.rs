@@ -22,6 +22,11 @@ impl Streams {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many are open.
+    pub(crate) fn count(&self) -> usize {
+        self.open().values().sum()
+    }
+
     /// One more, until it is dropped. `None` if there are too many.
     pub(crate) fn admit(&self, to: Option<IpAddr>, limits: Limits) -> Option<Admitted> {
         let mut open = self.open();

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tokio_util::task::TaskTracker;
 
-use super::{Acquisition, Actor, LockManager, Provisional, Wanted, run};
+use super::{Acquisition, Actor, LockManager, Provisional, Wanted, observe, run};
 use crate::{
     Lock, LockError, LockKey, Mode,
     store::{Released, Taken},
@@ -42,6 +42,10 @@ impl LockManager {
     ///
     /// # Errors
     /// As `break_lock`. That the lock had gone already is no error.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.break", skip_all,
+        fields(collection = lock.key.collection(), outcome = tracing::field::Empty),
+    ))]
     pub async fn break_seen(
         &self,
         lock: &Lock,
@@ -49,6 +53,7 @@ impl LockManager {
         reason: &str,
     ) -> Result<Released, LockError> {
         if !self.inner.settings.may_break(actor, lock) {
+            observe::broken(self, &lock.key, None);
             return Err(LockError::BreakRefused { key: lock.key.clone() });
         }
         let taken = taken_by(actor, reason);
@@ -57,6 +62,7 @@ impl LockManager {
             store.break_lock(lock, taken)
         });
         let broken = broken.await?;
+        observe::broken(self, &lock.key, Some(broken));
         if let Some(gone) = Acquisition::of(lock) {
             self.inner.gone(&gone);
         }
@@ -114,6 +120,7 @@ impl LockManager {
                     manager.inner.watched.saw(&lock, asked);
                     manager.inner.queues.was_handed(&lock);
                     if let Some(taken) = taken {
+                        observe::broken(&manager, &from.key, Some(Released::Released));
                         manager.inner.events.took(&from, &taken);
                         audit("taken over", &from, &taken);
                     }

@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     LockManager,
     deadlock::Edge,
+    observe,
     operations::{Acquired, Wanted},
     queue::{Place, Step},
     wakeups::poll_pause,
@@ -85,7 +86,24 @@ impl LockManager {
     ///
     /// # Cancel safety
     /// If the future is dropped, the place in the queue is given up, and a fresh grant given back.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.wait", skip_all,
+        fields(collection = wanted.key.collection(), outcome = tracing::field::Empty),
+    ))]
     pub(crate) async fn acquire_waiting(
+        &self,
+        wanted: &Wanted,
+        owner: &Aid,
+        wait: Wait,
+        scope: &TaskTracker,
+    ) -> Result<Acquired, LockError> {
+        let mut waiting = observe::Waiting::begins(self, wanted, wait);
+        let acquired = self.acquire_in_turn(wanted, owner, wait, scope).await;
+        waiting.ends(&acquired);
+        acquired
+    }
+
+    async fn acquire_in_turn(
         &self,
         wanted: &Wanted,
         owner: &Aid,
@@ -274,7 +292,11 @@ impl LockManager {
         scope: &TaskTracker,
     ) -> Result<Acquired, LockError> {
         match place.holder() {
-            Some(lock) => Ok(Acquired::Held(lock)),
+            Some(lock) => {
+                let refused = Acquired::Held(lock);
+                observe::answered(self, wanted, &refused);
+                Ok(refused)
+            }
             None => self.acquire_by(wanted, scope, self.until()).await,
         }
     }
@@ -310,7 +332,7 @@ fn granted(answer: Acquired, kept: &mut Kept<'_>, place: Place) -> Acquired {
     answer
 }
 
-fn is_outage(error: &LockError) -> bool {
+pub(super) fn is_outage(error: &LockError) -> bool {
     matches!(error, LockError::Store(e) if e.kind() == StoreErrorKind::Unavailable)
 }
 

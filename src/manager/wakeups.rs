@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::Serialize;
 use tokio::time::{sleep, timeout_at};
 use tokio_util::task::TaskTracker;
 
@@ -27,7 +28,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(500);
 
 /// How those who wait for a document of a collection learn that it is free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Wakeup {
     /// The store is being asked to tell.

@@ -11,8 +11,8 @@ use uuid::Uuid;
 use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
     store::{
-        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoredDocument, Swept,
-        Taken, TryAcquire, Watch,
+        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
+        StoredDocument, Swept, Taken, TryAcquire, Watch,
     },
 };
 
@@ -77,6 +77,7 @@ erase! {
     fn last_end(aid: &'a Aid) -> Option<LastEnd>;
     fn watch(collection: &'a str, interest: Interest) -> Option<Watch>;
     fn break_lock(seen: &'a Lock, taken: &'a Taken) -> Released;
+    fn status(collections: &'a [&'a str]) -> StoreStatus;
     fn exists(key: &'a LockKey) -> bool;
     fn load(key: &'a LockKey) -> Option<StoredDocument>;
     fn save(

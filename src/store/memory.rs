@@ -16,8 +16,8 @@ use crate::{
     Aid, BoxError, Change, EndReason, Lock, LockKey, LockToken, Lockable, Mode, PageId,
     SessionEnded, StoreError, StoreErrorKind,
     store::{
-        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoredDocument, Swept,
-        Taken, TryAcquire, Watch,
+        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
+        StoredDocument, Swept, Taken, Topology, TryAcquire, Watch,
     },
 };
 
@@ -334,6 +334,10 @@ impl Store for MemoryStore {
         let grants = state.locks.get(key).map_or(&[][..], |record| &record.grants);
         let live = grants.iter().filter(|grant| grant.is_live(now));
         Ok(live.map(|grant| grant.to_lock(key, now)).collect())
+    }
+
+    async fn status(&self, _collections: &[&str]) -> Result<StoreStatus, StoreError> {
+        Ok(StoreStatus::new(Topology::Embedded, true))
     }
 
     async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {

@@ -24,8 +24,8 @@ use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
     StoreErrorKind,
     store::{
-        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoredDocument, Swept,
-        Taken, TryAcquire, Watch,
+        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
+        StoredDocument, Swept, Taken, TryAcquire, Watch,
     },
 };
 
@@ -40,6 +40,7 @@ mod removal;
 mod save;
 #[cfg(feature = "mongo-session")]
 pub(crate) mod sessions;
+mod status;
 mod watch;
 
 /// The sessions that have ended, one record each, for a day.
@@ -465,6 +466,10 @@ impl Store for MongoStore {
         }
         let at = self.prepared(collection)?;
         watch::watch(&at.locks, collection, interest).await.map(Some)
+    }
+
+    async fn status(&self, collections: &[&str]) -> Result<StoreStatus, StoreError> {
+        self.ask_status(collections).await
     }
 
     // An exclusive lock first runs out, with the name of who broke it, for those who watch: a removal

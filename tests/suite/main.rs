@@ -12,6 +12,7 @@ mod examples;
 mod foreign;
 mod lost;
 mod lost_replies;
+mod operations;
 mod outage;
 mod register;
 mod rules;

@@ -23,6 +23,27 @@ const NAMESPACE_NOT_FOUND: i32 = 26;
 /// The server refuses an `expireAfterSeconds` beyond an `i32`.
 const LONGEST_INDEX: Duration = Duration::from_secs(i32::MAX as u64);
 
+/// What [`of_locks`] makes: the first one lets what it is on expire.
+pub(super) const OF_LOCKS: &[&str] = &["ts", "aid", "readers.aid", "due"];
+/// What [`of_ended`] makes.
+pub(super) const OF_ENDED: &[&str] = &["ts", "step"];
+
+/// Which of these are not there.
+pub(super) async fn missing(
+    database: &Database,
+    collection: &str,
+    expected: &[&str],
+) -> Result<Vec<String>, Error> {
+    let existing = list(database, collection).await?;
+    let is_there = |field: &str, expires: bool| {
+        existing.iter().any(|index| is_on(index, field) && (!expires || expiry(index).is_some()))
+    };
+    let missing = (expected.iter().enumerate()).filter(|(n, field)| !is_there(field, *n == 0));
+    Ok(missing
+        .map(|(n, field)| if n == 0 { format!("{field} (TTL)") } else { (*field).to_owned() })
+        .collect())
+}
+
 /// Creates the indexes that are missing and changes the expiry of the TTL index if it differs.
 ///
 /// Goes by what an index is on, not by its name: a hand-written protocol may have made some of
@@ -70,7 +91,7 @@ async fn ensure_of_locks(
     locks: &Collection<Document>,
     rules: &Rules,
 ) -> Result<(), Error> {
-    let existing = list(database, locks).await?;
+    let existing = list(database, locks.name()).await?;
     let wanted = if rules.fenced {
         // A record that has run out still has its fence, which must not be forgotten.
         LONGEST_INDEX
@@ -100,7 +121,7 @@ async fn forget_fences(locks: &Collection<Document>) -> Result<(), Error> {
 }
 
 async fn ensure_of_ended(database: &Database, ended: &Collection<Document>) -> Result<(), Error> {
-    let existing = list(database, ended).await?;
+    let existing = list(database, ended.name()).await?;
     ensure_ttl(database, ended, "ts", whole_seconds(super::REMEMBER_ENDED), &existing).await?;
     // Few records have something left to be done.
     ensure(ended, &["step"], true, &existing).await
@@ -112,7 +133,7 @@ async fn ensure_of_sessions(
     sessions: &Collection<Document>,
     remember: Duration,
 ) -> Result<(), Error> {
-    let existing = list(database, sessions).await?;
+    let existing = list(database, sessions.name()).await?;
     ensure_ttl(database, sessions, "expires", whole_seconds(remember), &existing).await?;
     ensure(sessions, &["due", "by", "aid", "user"], true, &existing).await
 }
@@ -189,11 +210,8 @@ async fn ensure_ttl(
 
 /// As the server describes them. Not as `IndexModel`: the old shell wrote every number as a double,
 /// which that type does not take.
-async fn list(
-    database: &Database,
-    collection: &Collection<Document>,
-) -> Result<Vec<Document>, Error> {
-    let command = doc! { "listIndexes": collection.name() };
+async fn list(database: &Database, collection: &str) -> Result<Vec<Document>, Error> {
+    let command = doc! { "listIndexes": collection };
     let mut cursor = match database.run_cursor_command(command).await {
         Ok(cursor) => cursor,
         Err(e) if code(&e) == Some(NAMESPACE_NOT_FOUND) => return Ok(Vec::new()),

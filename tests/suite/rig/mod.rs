@@ -167,8 +167,12 @@ pub(crate) fn example(name: &str) -> PathBuf {
     static BUILT: Once = Once::new();
     // `cargo test --test suite` builds no examples.
     BUILT.call_once(|| {
+        // As this binary, or they would be built anew each time.
+        let metrics = if cfg!(feature = "metrics") { ",metrics" } else { "" };
+        let tracing = if cfg!(feature = "tracing") { ",tracing" } else { "" };
         let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--examples", "--features", "test-util"])
+            .args(["build", "--quiet", "--examples", "--features"])
+            .arg(format!("test-util{metrics}{tracing}"))
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status();
         assert!(built.expect("cargo can be run").success());

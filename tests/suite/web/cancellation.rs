@@ -4,8 +4,8 @@ use std::{future::Future, pin::pin, task::Context, time::Instant};
 
 use actix_doclock::{
     Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, MongoStore, PageId,
-    Released, Rules, Saved, SessionEnded, Store, StoreError, StoredDocument, Swept, Taken,
-    TryAcquire, Watch,
+    Released, Rules, Saved, SessionEnded, Store, StoreError, StoreStatus, StoredDocument, Swept,
+    Taken, TryAcquire, Watch,
 };
 use futures_util::task::noop_waker_ref;
 use tokio::task::yield_now;
@@ -62,6 +62,9 @@ impl Store for Pausing {
         claim: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
         self.paused(self.0.hand_over(key, aid, token, claim)).await
+    }
+    async fn status(&self, names: &[&str]) -> Result<StoreStatus, StoreError> {
+        self.0.status(names).await
     }
     async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, StoreError> {
         self.paused(self.0.locks_on(key)).await

@@ -204,3 +204,40 @@ async fn the_page_is_served_with_what_it_needs_and_nothing_else_is_allowed() {
     let (status, problem) = Person::at(&editor).get("/nowhere").await;
     assert_eq!((status, &problem["code"]), (404, &json!("no_such_route")));
 }
+
+/// What a load balancer asks. It waits longer than the deadline of the server.
+#[actix_web::test]
+async fn it_says_that_it_is_ready_and_that_it_is_not_while_the_database_is_away() {
+    let server = rig::mongod::Mongod::start_replica_set().await;
+    let editor = Editor::on_mongodb(&rig::fresh_name(), &server.uri());
+    let patient = Client::builder().timeout(Duration::from_secs(60)).finish();
+    let ask = async || {
+        let mut answer = patient.get(format!("{}/health", editor.base)).send().await.unwrap();
+        let report: Value = answer.json().await.unwrap();
+        (answer.status().as_u16(), report["status"].clone())
+    };
+    assert_eq!(ask().await, (200, json!("ok")));
+    server.pause();
+    assert_eq!(ask().await, (503, json!("unavailable")));
+    server.resume();
+    crate::rig::app::eventually("it is ready again", async || ask().await.0 == 200).await;
+}
+
+#[cfg(feature = "metrics")]
+#[actix_web::test]
+async fn prometheus_gets_what_people_do() {
+    let editor = Editor::start(&[]);
+    let alice = Person::logged_in(&editor, "alice").await;
+    let document = alice.first_document().await;
+    assert_eq!(alice.post(&format!("{document}/edit")).await.0, 200);
+    let mut answer =
+        Client::default().get(format!("{}/metrics", editor.base)).send().await.unwrap();
+    let metrics = String::from_utf8(answer.body().await.unwrap().to_vec()).unwrap();
+    for line in [
+        "# TYPE doclock_acquire_seconds histogram",
+        r#"doclock_acquire_seconds_count{collection="workitem",mode="exclusive",outcome="granted"} 1"#,
+    ] {
+        assert!(metrics.lines().any(|it| it == line), "no {line} in\n{metrics}");
+    }
+    assert!(!metrics.contains("alice"));
+}

@@ -10,6 +10,8 @@ mod events;
 mod heard;
 mod identity;
 mod idle;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod problems;
 #[cfg(feature = "mongo-session")]
 mod session_store;

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use actix_doclock::{
     Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, PageId, Released, Rules,
-    Saved, SessionEnded, Store, StoreError, StoreErrorKind, StoredDocument, Swept, Taken,
-    TryAcquire, Watch,
+    Saved, SessionEnded, Store, StoreError, StoreErrorKind, StoreStatus, StoredDocument, Swept,
+    Taken, TryAcquire, Watch,
 };
 use uuid::Uuid;
 
@@ -190,6 +190,9 @@ impl Store for Down {
         _: LockToken,
         _: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
+        self.error()
+    }
+    async fn status(&self, _: &[&str]) -> Result<StoreStatus, StoreError> {
         self.error()
     }
     async fn locks_on(&self, _: &LockKey) -> Result<Vec<Lock>, StoreError> {

@@ -1,0 +1,268 @@
+//! What operations tell the crates `metrics` and `tracing` about themselves. Without these features
+//! nothing is left of a call.
+//!
+//! Spans are named `doclock.<verb>`, and say in which collection and what came of it; the metrics are in
+//! `manager/metrics.rs`. Neither carries an id, a session, a token or a name. A span is of the one who
+//! waits for the answer: the task of the operation is in none, because it may outlive the request by far,
+//! and the request's span would last as long.
+#![cfg_attr(not(feature = "metrics"), allow(unused_variables))]
+
+use std::time::Instant;
+
+#[cfg(feature = "metrics")]
+use ::metrics::{counter, gauge, histogram};
+
+#[cfg(feature = "metrics")]
+use super::metrics::*;
+use super::{
+    LockManager,
+    operations::{Acquired, Wanted},
+    wait::Wait,
+};
+use crate::{EndReason, LockError, LockKey, Mode, Released, StoreError, store::Swept};
+
+/// What somebody is timed for that takes one lock.
+pub(super) struct Timer {
+    #[cfg(feature = "metrics")]
+    collection: &'static str,
+    #[cfg(feature = "metrics")]
+    mode: &'static str,
+    #[cfg(feature = "metrics")]
+    began: Instant,
+}
+
+impl Timer {
+    pub(super) fn start(manager: &LockManager, key: &LockKey, mode: Mode) -> Self {
+        Self {
+            #[cfg(feature = "metrics")]
+            collection: label(manager, key),
+            #[cfg(feature = "metrics")]
+            mode: word(mode),
+            #[cfg(feature = "metrics")]
+            began: Instant::now(),
+        }
+    }
+
+    pub(super) fn acquired<E>(self, acquired: &Result<Acquired, E>) {
+        let outcome = acquired.as_ref().map_or("error", outcome);
+        into_span(outcome);
+        #[cfg(feature = "metrics")]
+        histogram!(
+            ACQUIRE_SECONDS,
+            "collection" => self.collection, "mode" => self.mode, "outcome" => outcome,
+        )
+        .record(self.began.elapsed());
+    }
+
+    pub(super) fn saved(self, saved: &Result<(), LockError>) {
+        let outcome = match saved {
+            Ok(()) => "saved",
+            Err(LockError::Lost { .. }) => "lost",
+            Err(LockError::NotFound { .. }) => "not_found",
+            Err(LockError::Rejected { .. }) => "rejected",
+            Err(_) => "error",
+        };
+        into_span(outcome);
+        #[cfg(feature = "metrics")]
+        {
+            histogram!(SAVE_SECONDS, "collection" => self.collection, "outcome" => outcome)
+                .record(self.began.elapsed());
+            if outcome == "lost" {
+                counter!(LOST, "collection" => self.collection, "noticed" => "save").increment(1);
+            }
+        }
+    }
+}
+
+/// One who may wait. Counted for as long as this lives.
+pub(super) struct Waiting {
+    #[cfg(feature = "metrics")]
+    timer: Option<Timer>,
+    #[cfg(feature = "metrics")]
+    outcome: &'static str,
+}
+
+impl Waiting {
+    pub(super) fn begins(manager: &LockManager, wanted: &Wanted, wait: Wait) -> Self {
+        #[cfg(feature = "metrics")]
+        {
+            let waits = wait != Wait::no();
+            let timer = waits.then(|| Timer::start(manager, &wanted.key, wanted.mode));
+            if let Some(timer) = &timer {
+                gauge!(WAITING, "collection" => timer.collection).increment(1);
+            }
+            Self { timer, outcome: "dropped" }
+        }
+        #[cfg(not(feature = "metrics"))]
+        Self {}
+    }
+
+    pub(super) fn ends(&mut self, acquired: &Result<Acquired, LockError>) {
+        let outcome = match acquired {
+            Ok(acquired) => outcome(acquired),
+            Err(LockError::WouldDeadlock { .. }) => "would_deadlock",
+            Err(LockError::ShutDown) => "shutting_down",
+            Err(_) => "error",
+        };
+        into_span(outcome);
+        #[cfg(feature = "metrics")]
+        {
+            self.outcome = outcome;
+        }
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let Some(Timer { collection, mode, began }) = self.timer.take() else { return };
+        gauge!(WAITING, "collection" => collection).decrement(1);
+        histogram!(
+            WAIT_SECONDS,
+            "collection" => collection, "mode" => mode, "outcome" => self.outcome,
+        )
+        .record(began.elapsed());
+    }
+}
+
+/// The answer to a call, and not to one of several attempts.
+pub(super) fn answered(manager: &LockManager, wanted: &Wanted, answer: &Acquired) {
+    #[cfg(feature = "metrics")]
+    if let Acquired::Held(_) = answer {
+        let (collection, mode) = (label(manager, &wanted.key), word(wanted.mode));
+        counter!(REFUSALS, "collection" => collection, "mode" => mode).increment(1);
+    }
+}
+
+pub(super) fn handed_over(manager: &LockManager, key: &LockKey) {
+    #[cfg(feature = "metrics")]
+    counter!(HAND_OVERS, "collection" => label(manager, key)).increment(1);
+}
+
+pub(super) fn released<E>(manager: &LockManager, key: &LockKey, released: &Result<Released, E>) {
+    let outcome = match released {
+        Ok(Released::Released) => "released",
+        Ok(Released::AlreadyGone) => "already_gone",
+        Err(_) => "error",
+    };
+    into_span(outcome);
+    #[cfg(feature = "metrics")]
+    counter!(RELEASES, "collection" => label(manager, key), "outcome" => outcome).increment(1);
+}
+
+/// `None` for a break that the policy refuses.
+pub(super) fn broken(manager: &LockManager, key: &LockKey, broken: Option<Released>) {
+    let outcome = match broken {
+        Some(Released::Released) => "broken",
+        Some(Released::AlreadyGone) => "already_gone",
+        None => "refused",
+    };
+    into_span(outcome);
+    #[cfg(feature = "metrics")]
+    counter!(BREAKS, "collection" => label(manager, key), "outcome" => outcome).increment(1);
+}
+
+/// Of a guard, at its renewal.
+pub(super) fn lost(manager: &LockManager, key: &LockKey) {
+    #[cfg(feature = "metrics")]
+    counter!(LOST, "collection" => label(manager, key), "noticed" => "renewal").increment(1);
+}
+
+pub(super) fn renewed<T>(of: &'static str, renewed: &Result<T, LockError>) {
+    let outcome = ok_or_error(renewed);
+    into_span(outcome);
+    #[cfg(feature = "metrics")]
+    counter!(RENEWALS, "of" => of, "outcome" => outcome).increment(1);
+}
+
+pub(super) fn session_ended(reason: EndReason) {
+    #[cfg(feature = "metrics")]
+    ended(reason, 1);
+}
+
+pub(super) fn swept(began: Instant, swept: &Result<Swept, LockError>) {
+    let outcome = ok_or_error(swept);
+    into_span(outcome);
+    #[cfg(feature = "metrics")]
+    {
+        histogram!(SWEEP_SECONDS, "outcome" => outcome).record(began.elapsed());
+        if let Ok(Swept { sessions: 1.., .. }) = swept {
+            ended(EndReason::Expired, swept.as_ref().map_or(0, |swept| swept.sessions as u64));
+        }
+    }
+}
+
+pub(super) fn failed(verb: &'static str, error: &StoreError) {
+    into_span("error");
+    #[cfg(feature = "metrics")]
+    counter!(STORE_ERRORS, "verb" => verb, "kind" => kind(error)).increment(1);
+}
+
+pub(super) fn tried_again(error: &StoreError) {
+    #[cfg(feature = "metrics")]
+    counter!(STORE_RETRIES, "kind" => kind(error)).increment(1);
+}
+
+/// A guard holds it from now on, or no more.
+pub(super) fn guard(manager: &LockManager, key: &LockKey, holds: bool) {
+    #[cfg(feature = "metrics")]
+    {
+        let guards = gauge!(GUARDS, "collection" => label(manager, key));
+        if holds { guards.increment(1) } else { guards.decrement(1) }
+    }
+}
+
+fn outcome(acquired: &Acquired) -> &'static str {
+    match acquired {
+        Acquired::Fresh(_) => "granted",
+        Acquired::AlreadyMine(_) => "already_mine",
+        Acquired::Held(_) => "held",
+    }
+}
+
+fn ok_or_error<T, E>(result: &Result<T, E>) -> &'static str {
+    if result.is_ok() { "ok" } else { "error" }
+}
+
+#[cfg(feature = "metrics")]
+fn ended(reason: EndReason, sessions: u64) {
+    let reason = match reason {
+        EndReason::LoggedOut => "logged_out",
+        EndReason::Expired => "expired",
+        EndReason::Revoked => "revoked",
+    };
+    counter!(SESSIONS_ENDED, "reason" => reason).increment(sessions);
+}
+
+/// What came of the verb whose span this is.
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+fn into_span(outcome: &'static str) {
+    #[cfg(feature = "tracing")]
+    tracing::Span::current().record("outcome", outcome);
+}
+
+/// Whatever a key may name, there are no more of these than registered types.
+#[cfg(feature = "metrics")]
+fn label(manager: &LockManager, key: &LockKey) -> &'static str {
+    manager.registered(key.collection()).map_or("other", |(collection, _)| collection)
+}
+
+#[cfg(feature = "metrics")]
+fn word(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn kind(error: &StoreError) -> &'static str {
+    use crate::StoreErrorKind;
+    match error.kind() {
+        StoreErrorKind::Unavailable => "unavailable",
+        StoreErrorKind::OutcomeUnknown => "outcome_unknown",
+        StoreErrorKind::Denied => "denied",
+        StoreErrorKind::Rejected => "rejected",
+        StoreErrorKind::Other => "other",
+    }
+}

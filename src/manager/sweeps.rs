@@ -1,0 +1,125 @@
+//! What is remembered of the reaper's work.
+
+use std::{
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+use tokio::task::AbortHandle;
+
+use super::rhythm::IDLE_INTERVALS;
+use crate::{LockError, store::millis_if_any};
+
+/// How the reaper is doing: the background task that ends silent sessions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ReaperHealth {
+    /// Whether it runs.
+    pub state: ReaperState,
+    /// How long ago silent sessions were last looked for with success, by the reaper or by
+    /// [`sweep`](crate::LockManager::sweep). `None` if never.
+    #[serde(rename = "last_sweep_ms", serialize_with = "millis_if_any")]
+    pub last_sweep: Option<Duration>,
+    /// It runs, and that is longer ago than it can be if all is well.
+    pub overdue: bool,
+    /// How often it has failed since then.
+    pub failures: u32,
+    /// Why it failed the last time, if it has since then.
+    pub last_error: Option<String>,
+}
+
+/// Whether the reaper runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ReaperState {
+    /// It does.
+    Running,
+    /// The application wants none on this server:
+    /// [`without_reaper`](crate::LockManagerBuilder::without_reaper).
+    Off,
+    /// It has ended: the manager was shut down, or its runtime is gone.
+    Stopped,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Sweeps {
+    past: Mutex<Past>,
+    reaper: OnceLock<AbortHandle>,
+}
+
+#[derive(Debug, Default)]
+struct Past {
+    succeeded: Option<Instant>,
+    failures: u32,
+    error: Option<String>,
+}
+
+impl Sweeps {
+    fn past(&self) -> MutexGuard<'_, Past> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This task does it from now on.
+    pub(super) fn by(&self, reaper: AbortHandle) {
+        // There is one for each manager.
+        let _ = self.reaper.set(reaper);
+    }
+
+    pub(super) fn saw<T>(&self, outcome: &Result<T, LockError>) {
+        let mut past = self.past();
+        *past = match outcome {
+            Ok(_) => Past { succeeded: Some(Instant::now()), ..Past::default() },
+            Err(e) => Past {
+                succeeded: past.succeeded,
+                failures: past.failures.saturating_add(1),
+                error: Some(e.to_string()),
+            },
+        };
+    }
+
+    /// Of a reaper that was set to this interval, or switched off, and may take so long.
+    pub(super) fn health(&self, interval: Option<Duration>, deadline: Duration) -> ReaperHealth {
+        let state = match (interval, self.reaper.get()) {
+            (None, _) => ReaperState::Off,
+            (Some(_), Some(reaper)) if !reaper.is_finished() => ReaperState::Running,
+            (Some(_), _) => ReaperState::Stopped,
+        };
+        let past = self.past();
+        let last_sweep = past.succeeded.map(|at| at.elapsed());
+        // Twice that, for a machine that is busy.
+        let late = 2 * (interval.unwrap_or_default() * IDLE_INTERVALS + deadline);
+        ReaperHealth {
+            state,
+            last_sweep,
+            overdue: state == ReaperState::Running && last_sweep.is_some_and(|ago| ago > late),
+            failures: past.failures,
+            last_error: past.error.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_reaper_is_overdue_when_it_could_have_swept_long_ago() {
+        let (sweeps, interval) = (Sweeps::default(), Some(Duration::from_secs(1)));
+        let overdue = || sweeps.health(interval, Duration::from_secs(5)).overdue;
+        sweeps.by(tokio::spawn(std::future::pending::<()>()).abort_handle());
+        assert!(!overdue(), "it has not begun");
+        sweeps.saw(&Ok(()));
+        assert!(!overdue());
+        let ago = |secs| Instant::now().checked_sub(Duration::from_secs(secs));
+        // Three intervals and a sweep, twice.
+        sweeps.past().succeeded = ago(15);
+        assert!(!overdue());
+        sweeps.past().succeeded = ago(17);
+        assert!(overdue());
+        sweeps.saw::<()>(&Err(LockError::ShutDown));
+        assert!(overdue(), "a failure is no sweep");
+        assert_eq!(sweeps.health(None, Duration::ZERO).state, ReaperState::Off);
+    }
+}

@@ -1,0 +1,92 @@
+//! How the servers are doing.
+
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use mongodb::{
+    bson::{DateTime, Document, doc},
+    options::{ReadPreference, SelectionCriteria},
+};
+
+use super::{ENDED, MongoStore, error::store_error, indexes};
+use crate::{StoreError, StoreStatus, Topology};
+
+impl MongoStore {
+    // hello comes back as: whoever is the primary, or else somebody who says that there is none.
+    // Nobody → unavailable.
+    pub(super) async fn ask_status(&self, collections: &[&str]) -> Result<StoreStatus, StoreError> {
+        let database = &self.inner.database;
+        // That there is no primary is an answer, too.
+        let anybody = ReadPreference::PrimaryPreferred { options: None };
+        let hello = database
+            .run_command(doc! { "hello": 1 })
+            .selection_criteria(SelectionCriteria::ReadPreference(anybody))
+            .await
+            .map_err(|e| store_error("asking the server how it is", e))?;
+        let mut status = said(&hello);
+        if status.writable {
+            let locks = collections.iter().map(|name| (format!("{name}.lock"), indexes::OF_LOCKS));
+            let all = locks.chain([(ENDED.to_owned(), indexes::OF_ENDED)]);
+            let missing = all.map(async |(collection, expected)| {
+                let missing = indexes::missing(database, &collection, expected).await;
+                let missing = missing
+                    .map_err(|e| store_error(format!("looking at the indexes of {collection}"), e));
+                Ok::<_, StoreError>((collection, missing?))
+            });
+            let missing = try_join_all(missing).await?.into_iter();
+            status.missing_indexes = missing.filter(|(_, missing)| !missing.is_empty()).collect();
+        }
+        Ok(status)
+    }
+}
+
+fn said(hello: &Document) -> StoreStatus {
+    let topology = if hello.contains_key("setName") {
+        Topology::ReplicaSet
+    } else if hello.get_str("msg").is_ok_and(|it| it == "isdbgrid") {
+        Topology::Sharded
+    } else {
+        Topology::Standalone
+    };
+    let writable = hello.get_bool("isWritablePrimary").unwrap_or(false);
+    StoreStatus { majority_lag: majority_lag(hello), ..StoreStatus::new(topology, writable) }
+}
+
+/// By the dates of the primary alone, in whole seconds; it writes something every 10 s by itself.
+fn majority_lag(hello: &Document) -> Option<Duration> {
+    let writes = hello.get_document("lastWrite").ok()?;
+    let millis = |name| writes.get_datetime(name).ok().copied().map(DateTime::timestamp_millis);
+    let behind = millis("lastWriteDate")?.saturating_sub(millis("majorityWriteDate")?);
+    Some(Duration::from_millis(behind.try_into().unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> DateTime {
+        DateTime::from_millis(1_700_000_000_000 + seconds * 1_000)
+    }
+
+    #[test]
+    fn what_servers_say_of_themselves_is_understood() {
+        let member = |writable, majority| {
+            let writes = doc! { "lastWriteDate": at(60), "majorityWriteDate": at(majority) };
+            doc! { "setName": "rs0", "isWritablePrimary": writable, "lastWrite": writes }
+        };
+        let lag = |seconds| Some(Duration::from_secs(seconds));
+        let cases = [
+            (doc! { "isWritablePrimary": true }, Topology::Standalone, true, None),
+            (doc! { "isWritablePrimary": true, "msg": "isdbgrid" }, Topology::Sharded, true, None),
+            (member(true, 60), Topology::ReplicaSet, true, lag(0)),
+            (member(true, 18), Topology::ReplicaSet, true, lag(42)),
+            (member(false, 60), Topology::ReplicaSet, false, lag(0)),
+            (doc! { "setName": "rs0" }, Topology::ReplicaSet, false, None),
+        ];
+        for (hello, topology, writable, majority_lag) in cases {
+            let status = said(&hello);
+            let expected = StoreStatus { majority_lag, ..StoreStatus::new(topology, writable) };
+            assert_eq!(status, expected, "{hello}");
+        }
+    }
+}

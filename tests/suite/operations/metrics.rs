@@ -1,0 +1,331 @@
+//! Each metric moves when its thing happens, and no label is anything that a client can choose.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ::metrics::{LocalRecorderGuard, Unit};
+use actix_doclock::{
+    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockManagerBuilder, MemoryStore,
+    TryAcquire, Wait, metrics as names,
+};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+
+use crate::rig::app::{App, WorkItem, eventually, key, with_deadline};
+use crate::rig::fresh_database;
+use crate::rig::mongod::Mongod;
+
+/// What this thread records, which is all that a test of one thread does.
+pub(crate) struct Recorded {
+    snapshotter: Snapshotter,
+    /// Metric and labels, and its sum; of a histogram, how many values.
+    seen: BTreeMap<String, f64>,
+    _guard: LocalRecorderGuard<'static>,
+}
+
+impl Recorded {
+    pub(crate) fn start() -> Self {
+        let recorder: &'static DebuggingRecorder = Box::leak(Box::default());
+        let guard = ::metrics::set_default_local_recorder(recorder);
+        Self { snapshotter: recorder.snapshotter(), seen: BTreeMap::new(), _guard: guard }
+    }
+
+    /// A snapshot takes away what it shows, of gauges too.
+    fn all(&mut self) -> &BTreeMap<String, f64> {
+        for (metric, _, _, value) in self.snapshotter.snapshot().into_vec() {
+            let key = metric.key();
+            let labels: Vec<_> =
+                key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+            let sum =
+                self.seen.entry(format!("{}{{{}}}", key.name(), labels.join(","))).or_default();
+            *sum += match value {
+                DebugValue::Counter(count) => count as f64,
+                DebugValue::Gauge(value) => value.into_inner(),
+                DebugValue::Histogram(values) => {
+                    assert!(values.iter().all(|value| (0.0..60.0).contains(&value.into_inner())));
+                    values.len() as f64
+                }
+            };
+        }
+        &self.seen
+    }
+
+    fn of(&mut self, metric: &str, labels: &str) -> f64 {
+        self.all().get(&format!("{metric}{{{labels}}}")).copied().unwrap_or(0.0)
+    }
+
+    /// That this and no other one of the metric has been seen so often.
+    pub(crate) fn assert_only(&mut self, metric: &str, expected: &[(&str, f64)]) {
+        let prefix = format!("{metric}{{");
+        let seen: BTreeMap<_, _> = (self.all().iter())
+            .filter_map(|(name, value)| {
+                Some((name.strip_prefix(&prefix)?.trim_end_matches('}'), *value))
+            })
+            .collect();
+        assert_eq!(seen, expected.iter().copied().collect(), "{metric}");
+    }
+}
+
+async fn embedded() -> (LockManager, MemoryStore) {
+    embedded_with(|settings| settings).await
+}
+
+async fn embedded_with(
+    settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder,
+) -> (LockManager, MemoryStore) {
+    let store = MemoryStore::new();
+    let builder = LockManager::builder(store.clone()).without_reaper();
+    let locks = settings(builder).build().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    (locks, store)
+}
+
+async fn granted(locks: &LockManager, id: &str, aid: &Aid) -> Lock {
+    match locks.try_acquire(&key(id), aid, &Holder::new("alice")).await.unwrap() {
+        TryAcquire::Granted(lock) => lock,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn attempts_are_timed_by_their_outcome_and_refusals_counted() {
+    let mut seen = Recorded::start();
+    let (locks, _) = embedded().await;
+    let (alice, holder) = (Aid::new(), Holder::new("alice"));
+    granted(&locks, "a", &alice).await;
+    for aid in [&alice, &Aid::new(), &Aid::new()] {
+        let _ = locks.try_acquire(&key("a"), aid, &holder).await.unwrap();
+    }
+    let reader = locks.acquire_shared(&key("a"), Wait::no()).await;
+    assert!(matches!(reader, Err(LockError::Held(_))));
+    seen.assert_only(
+        names::ACQUIRE_SECONDS,
+        &[
+            ("collection=workitem,mode=exclusive,outcome=granted", 1.0),
+            ("collection=workitem,mode=exclusive,outcome=already_mine", 1.0),
+            ("collection=workitem,mode=exclusive,outcome=held", 2.0),
+            ("collection=workitem,mode=shared,outcome=held", 1.0),
+        ],
+    );
+    seen.assert_only(
+        names::REFUSALS,
+        &[("collection=workitem,mode=exclusive", 2.0), ("collection=workitem,mode=shared", 1.0)],
+    );
+    seen.assert_only(names::WAIT_SECONDS, &[]);
+}
+
+#[tokio::test]
+async fn who_waits_is_counted_while_it_does_and_timed_by_how_it_ended() {
+    let mut seen = Recorded::start();
+    let (locks, _) = embedded().await;
+    let (exclusive, in_workitem) = ("collection=workitem,mode=exclusive", "collection=workitem");
+    let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let waits = || {
+        let (locks, key) = (locks.clone(), key("a"));
+        tokio::spawn(async move { locks.acquire(&key, Wait::until_acquired()).await })
+    };
+    let (next, dropped) = (waits(), waits());
+    eventually("both wait", async || seen.of(names::WAITING, in_workitem) == 2.0).await;
+    dropped.abort();
+    eventually("one waits", async || seen.of(names::WAITING, in_workitem) == 1.0).await;
+    assert_eq!(seen.of(names::WAIT_SECONDS, &format!("{exclusive},outcome=dropped")), 1.0);
+
+    held.release().await.unwrap();
+    let held = next.await.unwrap().unwrap();
+    let too_short = Wait::for_at_most(Duration::from_millis(50));
+    assert!(locks.acquire(&key("a"), too_short).await.is_err());
+    let last = waits();
+    eventually("one waits", async || seen.of(names::WAITING, in_workitem) == 1.0).await;
+    locks.shutdown().await;
+    assert!(matches!(last.await.unwrap(), Err(LockError::ShutDown)));
+    drop(held);
+    seen.assert_only(
+        names::WAIT_SECONDS,
+        &["dropped", "granted", "held", "shutting_down"]
+            .map(|outcome| (&*format!("{exclusive},outcome={outcome}").leak(), 1.0)),
+    );
+    seen.assert_only(names::REFUSALS, &[(exclusive, 1.0)]);
+    seen.assert_only(names::HAND_OVERS, &[(in_workitem, 1.0)]);
+    assert_eq!(seen.of(names::WAITING, in_workitem), 0.0);
+}
+
+#[tokio::test]
+async fn two_who_would_wait_for_each_other_are_one_deadlock() {
+    let mut seen = Recorded::start();
+    let (locks, _) = embedded().await;
+    let [one, two] = ["one", "two"].map(|name| locks.job(name));
+    let _a = one.acquire(&key("a"), Wait::no()).await.unwrap();
+    let _b = two.acquire(&key("b"), Wait::no()).await.unwrap();
+    let waits = tokio::spawn(async move { one.acquire(&key("b"), Wait::until_acquired()).await });
+    eventually("it waits", async || locks.health().waiting == 1).await;
+    let refused = two.acquire(&key("a"), Wait::until_acquired()).await;
+    assert!(matches!(refused, Err(LockError::WouldDeadlock { .. })), "{refused:?}");
+    let labels = "collection=workitem,mode=exclusive,outcome=would_deadlock";
+    assert_eq!(seen.of(names::WAIT_SECONDS, labels), 1.0);
+    waits.abort();
+}
+
+#[tokio::test]
+async fn guards_are_counted_while_they_hold() {
+    let mut seen = Recorded::start();
+    let (locks, _) = embedded().await;
+    let in_workitem = "collection=workitem";
+    let mut guards = Vec::new();
+    for id in ["a", "b"] {
+        guards.push(locks.acquire_shared(&key(id), Wait::no()).await.unwrap());
+    }
+    assert_eq!(seen.of(names::GUARDS, in_workitem), 2.0);
+    guards[0].upgrade().await.unwrap();
+    assert_eq!(seen.of(names::GUARDS, in_workitem), 2.0, "one for the other");
+    drop(guards);
+    assert_eq!(seen.of(names::GUARDS, in_workitem), 0.0);
+    assert_eq!(locks.health().guards, 0);
+}
+
+#[tokio::test]
+async fn what_is_given_back_and_what_is_broken_is_counted() {
+    let mut seen = Recorded::start();
+    let chief = |actor: &Actor, _: &Lock| actor.has_role("chief");
+    let (locks, _) = embedded_with(|settings| settings.break_policy(chief)).await;
+    let lock = granted(&locks, "a", &Aid::new()).await;
+    for _ in 0..2 {
+        locks.release(&lock).await.unwrap();
+    }
+    drop(locks.acquire(&key("a"), Wait::no()).await.unwrap());
+    eventually("the guard is released", async || {
+        seen.of(names::RELEASES, "collection=workitem,outcome=released") == 2.0
+    })
+    .await;
+    seen.assert_only(
+        names::RELEASES,
+        &[
+            ("collection=workitem,outcome=released", 2.0),
+            ("collection=workitem,outcome=already_gone", 1.0),
+        ],
+    );
+
+    granted(&locks, "b", &Aid::new()).await;
+    locks.break_lock(&key("b"), &Actor::new("bob")).await.unwrap_err();
+    locks.break_lock(&key("b"), &Actor::new("root").with_role("chief")).await.unwrap();
+    seen.assert_only(
+        names::BREAKS,
+        &[
+            ("collection=workitem,outcome=refused", 1.0),
+            ("collection=workitem,outcome=broken", 1.0),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn renewals_are_counted_and_a_guard_that_is_found_to_be_lost() {
+    let mut seen = Recorded::start();
+    let (locks, store) = embedded().await;
+    locks.renew(&Aid::new()).await.unwrap();
+    seen.assert_only(names::RENEWALS, &[("of=session,outcome=ok", 1.0)]);
+
+    // Renewed every third of a second.
+    let job = locks.job("import").ttl(Duration::from_secs(1));
+    let guard = job.acquire(&key("a"), Wait::no()).await.unwrap();
+    eventually("it is renewed", async || seen.of(names::RENEWALS, "of=guards,outcome=ok") > 0.0)
+        .await;
+    seen.assert_only(names::LOST, &[]);
+    // By another server.
+    let other = LockManager::builder(store).without_reaper().break_policy(|_, _| true);
+    let other = other.build().await.unwrap();
+    other.register::<WorkItem>().await.unwrap();
+    other.break_lock(&key("a"), &Actor::new("root")).await.unwrap().unwrap();
+    guard.lost().await;
+    eventually("its loss is noticed", async || {
+        seen.of(names::LOST, "collection=workitem,noticed=renewal") == 1.0
+    })
+    .await;
+    assert_eq!(seen.of(names::GUARDS, "collection=workitem"), 0.0);
+}
+
+#[tokio::test]
+async fn ends_of_sessions_are_counted_by_their_reason_and_sweeps_timed() {
+    let mut seen = Recorded::start();
+    let (locks, store) = embedded().await;
+    locks.release_session(&Aid::new()).await.unwrap();
+    locks.revoke_session(&Aid::new()).await.unwrap();
+    for id in ["a", "b"] {
+        granted(&locks, id, &Aid::new()).await;
+    }
+    store.advance(locks.ttl());
+    assert_eq!(locks.sweep().await.unwrap(), 2);
+    seen.assert_only(
+        names::SESSIONS_ENDED,
+        &[("reason=logged_out", 1.0), ("reason=revoked", 1.0), ("reason=expired", 2.0)],
+    );
+    seen.assert_only(names::SWEEP_SECONDS, &[("outcome=ok", 1.0)]);
+}
+
+#[tokio::test]
+async fn an_outage_is_counted_by_verb_and_kind_and_as_an_outcome() {
+    let mut seen = Recorded::start();
+    let server = Mongod::start_replica_set().await;
+    let database = fresh_database(&server.uri()).await;
+    let locks = App::with(&database, with_deadline(Duration::from_millis(500))).await.locks;
+    let lock = granted(&locks, "a", &Aid::new()).await;
+    server.pause();
+    locks.try_acquire(&key("b"), &Aid::new(), &Holder::new("bob")).await.unwrap_err();
+    locks.renew(&lock.aid).await.unwrap_err();
+    locks.release(&lock).await.unwrap_err();
+    locks.sweep().await.unwrap_err();
+    let labels = |verb: &str| format!("verb={verb},kind=unavailable");
+    for verb in ["try_acquire", "renew", "release", "sweep"] {
+        assert_eq!(seen.of(names::STORE_ERRORS, &labels(verb)), 1.0, "{verb}");
+    }
+    let acquire = "collection=workitem,mode=exclusive,outcome=error";
+    assert_eq!(seen.of(names::ACQUIRE_SECONDS, acquire), 1.0);
+    assert_eq!(seen.of(names::RENEWALS, "of=session,outcome=error"), 1.0);
+    assert_eq!(seen.of(names::RELEASES, "collection=workitem,outcome=error"), 1.0);
+    assert_eq!(seen.of(names::SWEEP_SECONDS, "outcome=error"), 1.0);
+    // Connections are refused, so that attempts fail instead of hanging.
+    server.kill9();
+    locks.inspect(&key("a")).await.unwrap_err();
+    eventually("what was left to be done is tried again", async || {
+        seen.of(names::STORE_RETRIES, "kind=unavailable") > 0.0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_not_registered_is_other_to_the_metrics() {
+    let mut seen = Recorded::start();
+    let (locks, _) = embedded().await;
+    let mut lock = granted(&locks, "a", &Aid::new()).await;
+    for n in 0..3 {
+        lock.key = LockKey::new(format!("of a client's choice {n}"), n).unwrap();
+        let _ = locks.release(&lock).await;
+        let _ = locks.acquire(&lock.key, Wait::until_acquired()).await;
+    }
+    for name in seen.all().keys() {
+        assert!(!name.contains("choice"), "{name}");
+    }
+    assert!(seen.all().keys().any(|name| name.contains("collection=other")));
+}
+
+#[tokio::test]
+async fn each_metric_is_described_with_its_unit() {
+    let recorder = DebuggingRecorder::new();
+    let described = ::metrics::with_local_recorder(&recorder, || {
+        names::describe();
+        for name in names::ALL {
+            // What is only described is not in a snapshot.
+            match name {
+                name if name.ends_with("_seconds") => ::metrics::histogram!(*name).record(1.0),
+                name if name.ends_with("_total") => ::metrics::counter!(*name).increment(1),
+                name => ::metrics::gauge!(*name).set(1.0),
+            }
+        }
+        recorder.snapshotter().snapshot().into_vec()
+    });
+    let all: BTreeSet<_> = described.iter().map(|(key, ..)| key.key().name().to_owned()).collect();
+    assert_eq!(all, names::ALL.iter().map(ToString::to_string).collect());
+    for (key, unit, description, _) in &described {
+        let name = key.key().name();
+        let expected = if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
+        assert_eq!(*unit, Some(expected), "{name}");
+        assert!(description.as_ref().is_some_and(|text| text.ends_with('.')), "{name}");
+    }
+}

@@ -1,0 +1,75 @@
+//! Spans say which verb, in which collection, and what came of it; and nothing that is secret.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use actix_doclock::{Actor, Aid, Holder, LockManager, MemoryStore, TryAcquire, Wait};
+use tracing_subscriber::fmt::format::FmtSpan;
+
+use crate::rig::app::{WorkItem, key};
+
+/// What a subscriber writes.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Lines {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn each_verb_is_a_span_with_its_collection_and_its_outcome() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::INFO)
+        .with_span_events(FmtSpan::CLOSE)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+
+    let locks = LockManager::builder(MemoryStore::new()).without_reaper().build().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    let (aid, holder) = (Aid::new(), Holder::new("alice"));
+    let Ok(TryAcquire::Granted(lock)) = locks.try_acquire(&key("secret"), &aid, &holder).await
+    else {
+        panic!("not granted");
+    };
+    locks.acquire(&key("secret"), Wait::no()).await.unwrap_err();
+    locks.renew(&aid).await.unwrap();
+    locks.break_lock(&key("secret"), &Actor::new("bob")).await.unwrap_err();
+    locks.release(&lock).await.unwrap();
+    locks.sweep().await.unwrap();
+    locks.release_session(&aid).await.unwrap();
+
+    let text = lines.text();
+    for span in [
+        r#"doclock.acquire{collection="workitem" outcome="granted"}"#,
+        r#"doclock.wait{collection="workitem"}:doclock.acquire{collection="workitem" outcome="held"}"#,
+        r#"doclock.wait{collection="workitem" outcome="held"}"#,
+        r#"doclock.renew{outcome="ok"}"#,
+        r#"doclock.break{collection="workitem"}:doclock.inspect{collection="workitem"}"#,
+        r#"doclock.break{collection="workitem" outcome="refused"}"#,
+        r#"doclock.release{collection="workitem" outcome="released"}"#,
+        r#"doclock.sweep{outcome="ok"}"#,
+        "doclock.end_session",
+    ] {
+        assert!(text.contains(span), "no {span} in\n{text}");
+    }
+    let token = lock.token.unwrap().to_string();
+    for secret in [aid.as_str(), &token, "secret", "alice", "bob"] {
+        assert!(!text.contains(secret), "{secret} in\n{text}");
+    }
+}

@@ -1,0 +1,38 @@
+//! What of a request moves the metrics that only requests do.
+
+use actix_doclock::metrics as names;
+
+use super::*;
+use crate::operations::metrics::Recorded;
+
+#[actix_web::test]
+async fn saves_are_timed_by_their_outcome_and_one_that_lost_its_lock_is_counted() {
+    let mut seen = Recorded::start();
+    let (locks, store) = embedded().await;
+    let breaker = locks.clone();
+    let save = move |mut note: HeldDoc<Note>| {
+        let breaker = breaker.clone();
+        async move {
+            breaker.break_lock(&key("a"), &Actor::new("root").with_role("chief")).await?;
+            note.text = "too late".to_owned();
+            note.save().await.map(|()| HttpResponse::Ok())
+        }
+    };
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new().wrap(locks.session(session)).route("/late/{id}", web::put().to(save));
+    let app = test::init_service(app.configure(routes)).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+
+    alice.post("/note/a").await;
+    assert_eq!(alice.put("/note/a", "new").await.status, 200);
+    alice.put("/late/a", "").await.problem(409);
+    alice.post("/note/a").await;
+    store.remove(&key("a"));
+    // It is not there to be loaded either, so this is no save.
+    alice.put("/note/a", "gone").await.problem(404);
+    seen.assert_only(
+        names::SAVE_SECONDS,
+        &[("collection=note,outcome=saved", 1.0), ("collection=note,outcome=lost", 1.0)],
+    );
+    seen.assert_only(names::LOST, &[("collection=note,noticed=save", 1.0)]);
+}
