@@ -24,14 +24,14 @@ pub use manager::{
     LockManager, LockManagerBuilder, MAX_REASON_BYTES, ReaperHealth, ReaperState, StoreHealth,
     Wait, Wakeup,
 };
-#[cfg(feature = "_mongo")]
-pub use store::MongoStore;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use store::StoredSession;
 pub use store::{
     Change, Claim, Format, Interest, LastEnd, MAX_READERS, MemoryStore, Released, Rules, Saved,
     Store, StoreStatus, StoredDocument, Swept, Taken, Topology, TryAcquire, Watch,
 };
+#[cfg(feature = "_mongo")]
+pub use store::{Finding, MongoStore, Severity};
 pub use web::{
     Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,
     Problem, SessionLocks, Share, SharedDoc, lock_api,

@@ -17,6 +17,8 @@ use crate::{
 };
 
 mod activity;
+#[cfg(feature = "_mongo")]
+mod attach;
 mod builder;
 mod deadlock;
 mod events;

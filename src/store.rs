@@ -22,10 +22,10 @@ mod watch;
 pub use document::{Format, StoredDocument};
 pub(crate) use erased::{Answer, DynStore};
 pub use memory::MemoryStore;
-#[cfg(feature = "_mongo")]
-pub use mongo::MongoStore;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use mongo::sessions::StoredSession;
+#[cfg(feature = "_mongo")]
+pub use mongo::{Finding, MongoStore, Severity};
 pub use status::{StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};
 pub use watch::{Change, Watch};

@@ -29,8 +29,10 @@ use crate::{
     },
 };
 
+mod attach;
 pub(super) mod codec;
 mod connect;
+mod doctor;
 mod ends;
 mod error;
 mod indexes;
@@ -42,6 +44,8 @@ mod save;
 pub(crate) mod sessions;
 mod status;
 mod watch;
+
+pub use doctor::{Finding, Severity};
 
 /// The sessions that have ended, one record each, for a day.
 const ENDED: &str = "doclock.ended";
@@ -116,6 +120,13 @@ impl MongoStore {
         self.inner.transactions.get_or_try_init(|| ask).await.copied()
     }
 
+    fn now_has(&self, collection: &str, locks: Collection<Record>, rules: Rules) {
+        let documents = majority(&self.inner.database, collection);
+        let prepared = Prepared { locks, documents, rules };
+        let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
+        all.insert(collection.to_owned(), prepared);
+    }
+
     fn prepared(&self, collection: &str) -> Result<Prepared, StoreError> {
         let collections = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
         collections.get(collection).cloned().ok_or_else(|| {
@@ -158,9 +169,7 @@ impl Store for MongoStore {
         let locks = majority(database, &format!("{collection}.lock"));
         indexes::of_locks(database, &locks, rules).await?;
         indexes::of_ended(database, &self.inner.ended).await?;
-        let prepared = Prepared { locks, documents: majority(database, collection), rules: *rules };
-        let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
-        all.insert(collection.to_owned(), prepared);
+        self.now_has(collection, locks, *rules);
         Ok(())
     }
 

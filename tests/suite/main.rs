@@ -4,6 +4,8 @@
 
 mod rig;
 
+#[cfg(feature = "cli")]
+mod cli;
 mod commands;
 mod conformance;
 mod contention;

@@ -28,7 +28,7 @@ const COLLECTION: &str = "workitem";
 const LEASE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-fn claim(mode: Mode) -> Claim {
+pub(crate) fn claim(mode: Mode) -> Claim {
     Claim {
         aid: Aid::new(),
         token: LockToken::new(),

@@ -80,6 +80,11 @@ fn kind(error: &Error) -> StoreErrorKind {
     }
 }
 
+/// Whether the database user may not do this.
+pub(super) fn is_denied(error: &Error) -> bool {
+    kind(error) == StoreErrorKind::Denied
+}
+
 /// The server's code, wherever the driver has put it.
 pub(super) fn code(error: &Error) -> Option<i32> {
     match error.kind.as_ref() {

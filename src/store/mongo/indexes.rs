@@ -21,27 +21,41 @@ const INDEX_CONFLICT: [i32; 2] = [85, 86];
 const NAMESPACE_NOT_FOUND: i32 = 26;
 
 /// The server refuses an `expireAfterSeconds` beyond an `i32`.
-const LONGEST_INDEX: Duration = Duration::from_secs(i32::MAX as u64);
+pub(super) const LONGEST_INDEX: Duration = Duration::from_secs(i32::MAX as u64);
 
-/// What [`of_locks`] makes: the first one lets what it is on expire.
-pub(super) const OF_LOCKS: &[&str] = &["ts", "aid", "readers.aid", "due"];
-/// What [`of_ended`] makes.
-pub(super) const OF_ENDED: &[&str] = &["ts", "step"];
+/// An index that only finds records.
+pub(super) struct Plain {
+    pub(super) field: &'static str,
+    pub(super) sparse: bool,
+}
 
-/// Which of these are not there.
+const fn full(field: &'static str) -> Plain {
+    Plain { field, sparse: false }
+}
+
+const fn sparse(field: &'static str) -> Plain {
+    Plain { field, sparse: true }
+}
+
+pub(super) const OF_LOCKS: &[Plain] = &[full("aid"), full("readers.aid"), sparse("due")];
+/// Few records have something left to be done.
+pub(super) const OF_ENDED: &[Plain] = &[sparse("step")];
+#[cfg(feature = "mongo-session")]
+const OF_SESSIONS: &[Plain] = &[sparse("due"), sparse("by"), sparse("aid"), sparse("user")];
+
+/// Which of these are not there, and of the one on `ts`, by which records expire.
 pub(super) async fn missing(
     database: &Database,
     collection: &str,
-    expected: &[&str],
+    expected: &[Plain],
 ) -> Result<Vec<String>, Error> {
     let existing = list(database, collection).await?;
-    let is_there = |field: &str, expires: bool| {
-        existing.iter().any(|index| is_on(index, field) && (!expires || expiry(index).is_some()))
-    };
-    let missing = (expected.iter().enumerate()).filter(|(n, field)| !is_there(field, *n == 0));
-    Ok(missing
-        .map(|(n, field)| if n == 0 { format!("{field} (TTL)") } else { (*field).to_owned() })
-        .collect())
+    let is_on_field = |field: &'static str| move |index: &&Document| is_on(index, field);
+    let expires = existing.iter().filter(is_on_field("ts")).any(|index| expiry(index).is_some());
+    let mut missing = if expires { vec![] } else { vec!["ts (TTL)".to_owned()] };
+    let absent = expected.iter().filter(|it| !existing.iter().any(|index| is_on(index, it.field)));
+    missing.extend(absent.map(|it| it.field.to_owned()));
+    Ok(missing)
 }
 
 /// Creates the indexes that are missing and changes the expiry of the TTL index if it differs.
@@ -102,12 +116,11 @@ async fn ensure_of_locks(
     if !rules.fenced && existing.iter().filter_map(expiry).any(is_of_fenced) {
         forget_fences(locks).await?;
     }
-    ensure(locks, &["aid", "readers.aid"], false, &existing).await?;
-    ensure(locks, &["due"], true, &existing).await
+    ensure(locks, OF_LOCKS, &existing).await
 }
 
 /// Whether the collection was fenced when its TTL index got this expiry.
-fn is_of_fenced(seconds: f64) -> bool {
+pub(super) fn is_of_fenced(seconds: f64) -> bool {
     seconds >= LONGEST_INDEX.as_secs_f64()
 }
 
@@ -123,8 +136,7 @@ async fn forget_fences(locks: &Collection<Document>) -> Result<(), Error> {
 async fn ensure_of_ended(database: &Database, ended: &Collection<Document>) -> Result<(), Error> {
     let existing = list(database, ended.name()).await?;
     ensure_ttl(database, ended, "ts", whole_seconds(super::REMEMBER_ENDED), &existing).await?;
-    // Few records have something left to be done.
-    ensure(ended, &["step"], true, &existing).await
+    ensure(ended, OF_ENDED, &existing).await
 }
 
 #[cfg(feature = "mongo-session")]
@@ -135,19 +147,18 @@ async fn ensure_of_sessions(
 ) -> Result<(), Error> {
     let existing = list(database, sessions.name()).await?;
     ensure_ttl(database, sessions, "expires", whole_seconds(remember), &existing).await?;
-    ensure(sessions, &["due", "by", "aid", "user"], true, &existing).await
+    ensure(sessions, OF_SESSIONS, &existing).await
 }
 
 async fn ensure(
     collection: &Collection<Document>,
-    fields: &[&str],
-    sparse: bool,
+    wanted: &[Plain],
     existing: &[Document],
 ) -> Result<(), Error> {
-    for field in fields {
+    for &Plain { field, sparse } in wanted {
         if !existing.iter().any(|index| is_on(index, field)) {
             let options = IndexOptions::builder().sparse(sparse.then_some(true)).build();
-            let index = IndexModel::builder().keys(doc! { *field: 1 }).options(options).build();
+            let index = IndexModel::builder().keys(doc! { field: 1 }).options(options).build();
             collection.create_index(index).await?;
         }
     }
@@ -210,7 +221,7 @@ async fn ensure_ttl(
 
 /// As the server describes them. Not as `IndexModel`: the old shell wrote every number as a double,
 /// which that type does not take.
-async fn list(database: &Database, collection: &str) -> Result<Vec<Document>, Error> {
+pub(super) async fn list(database: &Database, collection: &str) -> Result<Vec<Document>, Error> {
     let command = doc! { "listIndexes": collection };
     let mut cursor = match database.run_cursor_command(command).await {
         Ok(cursor) => cursor,
@@ -238,11 +249,7 @@ async fn longest_in_use(
     if !existing.iter().filter_map(expiry).any(|seconds| seconds > wanted) {
         return Ok(ttl);
     }
-    let longer = doc! { "ttl": { "$type": "number", "$gt": millis(ttl) } };
-    let longest = locks.find_one(and_live(longer, ttl)).sort(doc! { "ttl": -1 }).await?;
-    let longest = longest.as_ref().and_then(|record| record.get("ttl")).and_then(number);
-    // A foreign program may have written any number; the server takes no longer ttl than this.
-    let longest = Duration::from_millis(longest.unwrap_or(0.0) as u64).min(LONGEST_INDEX);
+    let longest = longest_live(locks, ttl, ttl).await?.unwrap_or(ttl);
     if longest > ttl {
         log::warn!(
             target: "actix_doclock::store",
@@ -251,21 +258,34 @@ async fn longest_in_use(
             locks.namespace(),
         );
     }
-    Ok(longest.max(ttl))
+    Ok(longest)
+}
+
+/// The longest ttl beyond this one that a live lock says it has.
+pub(super) async fn longest_live(
+    locks: &Collection<Document>,
+    foreign_ttl: Duration,
+    beyond: Duration,
+) -> Result<Option<Duration>, Error> {
+    let longer = doc! { "ttl": { "$type": "number", "$gt": millis(beyond) } };
+    let longest = locks.find_one(and_live(longer, foreign_ttl)).sort(doc! { "ttl": -1 }).await?;
+    let longest = longest.as_ref().and_then(|record| record.get("ttl")).and_then(number);
+    // A foreign program may have written any number; the server takes no longer ttl than this.
+    Ok(longest.map(|millis| Duration::from_millis(millis as u64).min(LONGEST_INDEX)))
 }
 
 /// Whether the index is on this field alone, ascending.
-fn is_on(index: &Document, field: &str) -> bool {
+pub(super) fn is_on(index: &Document, field: &str) -> bool {
     index.get_document("key").is_ok_and(|key| {
         key.len() == 1 && key.get(field).and_then(number).is_some_and(|direction| direction > 0.0)
     })
 }
 
-fn expiry(index: &Document) -> Option<f64> {
+pub(super) fn expiry(index: &Document) -> Option<f64> {
     index.get("expireAfterSeconds").and_then(number)
 }
 
 /// A TTL index counts in whole seconds, and must not be early.
-fn whole_seconds(ttl: Duration) -> u64 {
+pub(super) fn whole_seconds(ttl: Duration) -> u64 {
     ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)
 }

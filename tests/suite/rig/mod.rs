@@ -168,11 +168,16 @@ pub(crate) fn example(name: &str) -> PathBuf {
     // `cargo test --test suite` builds no examples.
     BUILT.call_once(|| {
         // As this binary, or they would be built anew each time.
-        let metrics = if cfg!(feature = "metrics") { ",metrics" } else { "" };
-        let tracing = if cfg!(feature = "tracing") { ",tracing" } else { "" };
+        let mut features = vec!["test-util"];
+        for (name, is_on) in [
+            ("cli", cfg!(feature = "cli")),
+            ("metrics", cfg!(feature = "metrics")),
+            ("tracing", cfg!(feature = "tracing")),
+        ] {
+            features.extend(is_on.then_some(name));
+        }
         let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--examples", "--features"])
-            .arg(format!("test-util{metrics}{tracing}"))
+            .args(["build", "--quiet", "--examples", "--features", &features.join(",")])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status();
         assert!(built.expect("cargo can be run").success());

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicI64, Ordering},
+};
 use std::thread;
 use std::time::Duration;
 
@@ -40,6 +43,8 @@ struct Network {
     fired: watch::Sender<usize>,
     faults: Mutex<Vec<Fault>>,
     passed: Mutex<HashMap<String, usize>>,
+    /// How much later it is at the server, for those who ask through here, in milliseconds.
+    ahead: AtomicI64,
 }
 
 /// The state of all connections at once.
@@ -91,6 +96,7 @@ impl Proxy {
             fired: watch::Sender::new(0),
             faults: Mutex::default(),
             passed: Mutex::default(),
+            ahead: AtomicI64::default(),
         });
         let (running, stopped) = oneshot::channel();
         let accepting = accept(listener, network.clone());
@@ -181,6 +187,16 @@ impl Proxy {
     /// How many commands of this name were passed on to the server.
     pub(crate) fn passed(&self, command: &str) -> usize {
         lock(&self.network.passed).get(command).copied().unwrap_or_default()
+    }
+
+    /// The port to reach the mongod on.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// From now on the server seems to have a clock that is so many milliseconds ahead.
+    pub(crate) fn set_clock_ahead(&self, millis: i64) {
+        self.network.ahead.store(millis, Ordering::Relaxed);
     }
 
     fn arm(&self, command: &str, side: Side, action: Action) {
@@ -318,7 +334,8 @@ async fn replies(
     network: &Network,
 ) -> io::Result<()> {
     while !lock(open).is_done() {
-        let frame = read_frame(&mut server).await?;
+        let mut frame = read_frame(&mut server).await?;
+        add_to_local_time(&mut frame, network.ahead.load(Ordering::Relaxed));
         // Replies that stream in without a further request are the monitor's.
         let request = lock(open).requests.remove(&int32(&frame, 8));
         let message = request.unwrap_or(Message { command: "hello".into(), fault: None });
@@ -355,6 +372,16 @@ fn command_name(frame: &[u8]) -> Option<String> {
     // The kind, the document's length and the first element's type come before its key.
     let key = section.get(6..)?.split(|&byte| byte == 0).next()?;
     String::from_utf8(key.to_vec()).ok()
+}
+
+/// In a greeting, the server's clock: a date's type, its name, and its milliseconds.
+fn add_to_local_time(frame: &mut [u8], millis: i64) {
+    const LOCAL_TIME: &[u8] = b"\x09localTime\0";
+    let at = frame.windows(LOCAL_TIME.len()).position(|bytes| bytes == LOCAL_TIME);
+    let date = at.and_then(|at| frame[at + LOCAL_TIME.len()..].first_chunk_mut());
+    if let Some(date) = date {
+        *date = (i64::from_le_bytes(*date) + millis).to_le_bytes();
+    }
 }
 
 fn int32(bytes: &[u8], at: usize) -> i32 {

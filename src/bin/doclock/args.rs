@@ -1,0 +1,151 @@
+//! What can be asked for.
+
+use std::time::Duration;
+
+use actix_doclock::LockToken;
+use clap::{Parser, Subcommand, builder::NonEmptyStringValueParser};
+
+/// Looks at the locks that actix-doclock keeps in a MongoDB database, breaks them, and finds what is
+/// wrong with the database.
+///
+/// The database is read only, but for `break` and `init`.
+#[derive(Debug, Parser)]
+#[command(name = "doclock", version, after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
+pub(crate) struct Args {
+    /// The database server. Better set in the environment, where others do not see the password
+    #[arg(long, env = "MONGODB_URI", hide_env_values = true, global = true)]
+    pub(crate) uri: Option<String>,
+    /// The database with the locks
+    #[arg(long, env = "MONGODB_DATABASE", global = true, value_name = "NAME")]
+    pub(crate) database: Option<String>,
+    /// Prints one JSON document instead of text for people; `watch` one a line
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done; `doctor` has found nothing that is wrong
+  1  `doctor` has found something; there is no such lock, or it was not broken
+  2  wrong use: an option, a name, or the form of the URI
+  3  the database was not reached, or has not answered in time
+  4  the database has refused, or the output could not be written";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Shows all live locks
+    List(List),
+    /// Shows the live locks on one document
+    Show(Which),
+    /// Takes a document's lock from its holder, whose unsaved work is refused from then on
+    ///
+    /// Breaks exactly the lock that was there when the command looked, never one that was taken since.
+    /// What was broken, by whom and why, goes to the log (standard error).
+    Break(Break),
+    /// Follows what happens to locks, until it is interrupted
+    ///
+    /// On a replica set within milliseconds, else by looking once a second. With `--json` one document
+    /// a line; after a `resync`, which carries all live locks, anything may have happened before it.
+    Watch(Collections),
+    /// Makes lock collections with their indexes, as an application does that registers its types
+    ///
+    /// May be repeated. An index on another ttl is changed, unless locks with a longer one are held.
+    Init(Init),
+    /// Looks for what endangers the locks, and says what to do
+    Doctor(Doctor),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Collections {
+    /// Only of this collection of documents; may be repeated. Default: all that have locks
+    #[arg(long = "collection", value_name = "NAME")]
+    pub(crate) collections: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    pub(crate) of: Collections,
+    /// Only those whose holder's name contains this, in whatever case
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) holder: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Which {
+    /// The document, as `list` shows it
+    ///
+    /// An id that could be of several types is tried as each of them. In JSON it is of one type only:
+    /// `workitem/"5"` is a string, `workitem/{"$oid":"…"}` an ObjectId, `workitem/{"$uuid":"…"}` a UUID.
+    #[arg(value_name = "COLLECTION/ID")]
+    pub(crate) key: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Break {
+    #[command(flatten)]
+    pub(crate) which: Which,
+    /// Why; goes to the log, and to those who have the document open
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+    /// Who breaks it; goes to the log, and to those who have the document open
+    #[arg(long, env = "USER", hide_env_values = true, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) actor: String,
+    /// Only this lock, of several readers for example; `show` tells its token
+    #[arg(long)]
+    pub(crate) token: Option<LockToken>,
+    /// Does not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Init {
+    /// The collections of the documents; the locks of `workitem` are kept in `workitem.lock`
+    #[arg(required = true, value_name = "COLLECTION")]
+    pub(crate) collections: Vec<String>,
+    /// How long a lock outlives the last sign of life of its session, from 1s to 30days
+    #[arg(long, default_value = "150s", value_parser = ttl)]
+    pub(crate) ttl: Duration,
+    /// The types are registered with `FENCED`: records are kept when their locks are gone
+    #[arg(long)]
+    pub(crate) fenced: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) of: Collections,
+    /// The ttl that the application is configured with. Default: it is not compared
+    #[arg(long, value_parser = ttl)]
+    pub(crate) ttl: Option<Duration>,
+}
+
+/// As the builder of a `LockManager` accepts it.
+fn ttl(text: &str) -> Result<Duration, String> {
+    let ttl = humantime::parse_duration(text).map_err(|e| format!("{e}; write `150s` or `5m`"))?;
+    let range = Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 60 * 60);
+    if range.contains(&ttl) { Ok(ttl) } else { Err("write a duration from 1s to 30days".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_fit_together() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_ttl_that_no_application_may_have_is_refused() {
+        assert_eq!(ttl("150s"), Ok(Duration::from_secs(150)));
+        for wrong in ["150", "0s", "999ms", "31days", "-5s", "soon"] {
+            assert!(ttl(wrong).unwrap_err().contains("write"), "{wrong}");
+        }
+    }
+}

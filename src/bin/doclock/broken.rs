@@ -1,0 +1,58 @@
+//! Takes a lock from its holder.
+
+use std::io::{self, IsTerminal, Write};
+
+use actix_doclock::{Actor, Lock, MongoStore, Released};
+use serde_json::json;
+
+use crate::{
+    Failure, Outcome,
+    args::Break,
+    locks::{self, as_json},
+    manager, output, tell,
+};
+
+pub(crate) async fn break_lock(
+    store: &MongoStore,
+    args: &Break,
+    json: bool,
+) -> Result<Outcome, Failure> {
+    let mut seen = locks::on(store, &args.which).await?;
+    if args.token.is_some() {
+        seen.retain(|lock| lock.token == args.token);
+    }
+    // What was asked about by the person is what is broken, however long they think.
+    let agreed = !seen.is_empty() && (args.yes || agreed(&seen)?);
+    let locks = manager(store).await?;
+    let actor = Actor::new(&args.actor);
+    let mut broken = Vec::new();
+    for lock in seen.iter().filter(|_| agreed) {
+        if locks.break_seen(lock, &actor, &args.reason).await? == Released::Released {
+            broken.push(lock);
+        }
+    }
+    if json {
+        let broken: Vec<_> = broken.iter().map(|lock| as_json(lock)).collect();
+        output::print_json(&json!({ "broken": broken }))?;
+    } else if !broken.is_empty() {
+        output::print(&format!("broken: {}", output::printable(&args.which.key)))?;
+    }
+    match (seen.len(), broken.len()) {
+        (0, _) => tell(&format!("{} is not locked", args.which.key)),
+        (_, 0) if agreed => tell("the lock was gone by then"),
+        (_, 0) => tell("nothing was broken"),
+        _ => return Ok(Outcome::Done),
+    }
+    Ok(Outcome::NotSo)
+}
+
+fn agreed(seen: &[Lock]) -> Result<bool, Failure> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::Usage("nobody is there to be asked: add --yes".to_owned()));
+    }
+    let question = "Break this? What the holder has not saved yet is refused then. [y/N]";
+    write!(io::stderr(), "{}\n{question} ", locks::table(seen))?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}

@@ -1,0 +1,51 @@
+//! Makes lock collections.
+
+use std::time::Duration;
+
+use actix_doclock::{LockKey, MongoStore, Rules, Store};
+use serde_json::json;
+
+use crate::{Failure, Outcome, answer, answer_within, args::Init, output};
+
+/// On a collection that is there already.
+const INDEX_WITHIN: Duration = Duration::from_secs(10 * 60);
+
+pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<Outcome, Failure> {
+    for collection in &args.collections {
+        LockKey::new(collection.as_str(), 0).map_err(|e| Failure::Usage(e.to_string()))?;
+        let before = answer(store.attach(collection)).await?;
+        if before.is_some_and(|rules| rules.fenced) && !args.fenced {
+            return Err(Failure::Usage(format!(
+                "`{collection}` is fenced, and its fencing tokens would be lost: add --fenced"
+            )));
+        }
+    }
+    let mut rules = Rules::new(args.ttl);
+    if args.fenced {
+        rules = rules.fenced();
+    }
+    let mut made = Vec::new();
+    for collection in &args.collections {
+        answer_within(INDEX_WITHIN, store.prepare(collection, &rules)).await?;
+        // Longer than asked for, while locks with a longer ttl are held.
+        let ttl = answer(store.attach(collection)).await?.map_or(args.ttl, |rules| rules.ttl);
+        made.push((collection, ttl));
+    }
+    if json {
+        let made = made.iter().map(|(collection, ttl)| {
+            json!({ "collection": collection, "expire_after_seconds": ttl.as_secs() })
+        });
+        output::print_json(&json!({ "collections": made.collect::<Vec<_>>() }))?;
+        return Ok(Outcome::Done);
+    }
+    for (collection, ttl) in made {
+        let expires = if args.fenced {
+            "records are kept".to_owned()
+        } else {
+            format!("the TTL index removes records after {}", humantime::format_duration(ttl))
+        };
+        let collection = output::printable(collection);
+        output::print(&format!("{collection}.lock is ready; {expires}"))?;
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,158 @@
+//! `doclock`: looks at the locks of a database, breaks them, and finds what is wrong with it.
+
+use std::{
+    error::Error,
+    future::Future,
+    io::{self, Write},
+    process::ExitCode,
+    time::Duration,
+};
+
+use actix_doclock::{LockError, LockManager, MongoStore, StoreError, StoreErrorKind};
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use tokio::time::timeout;
+
+use args::{Args, Command};
+
+mod args;
+mod broken;
+mod doctor;
+mod id;
+mod init;
+mod locks;
+mod output;
+mod watch;
+
+/// How a run ended, as the exit code tells it.
+enum Outcome {
+    Done = 0,
+    /// Findings, or no such lock.
+    NotSo = 1,
+}
+
+/// Why there is no outcome.
+enum Failure {
+    /// 2, as clap's own.
+    Usage(String),
+    /// 3 if the database was not reached, else 4.
+    Store(StoreError),
+    Output(io::Error),
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<LockError> for Failure {
+    fn from(error: LockError) -> Self {
+        match error {
+            LockError::Store(error) => Self::Store(error),
+            other => Self::Store(StoreError::new(StoreErrorKind::Other, other.to_string())),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// The longest wait for an answer. The driver itself has no limit for a server that falls silent.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let logged = env_logger::Env::default().default_filter_or("warn,actix_doclock::audit=info");
+    env_logger::Builder::from_env(logged).init();
+    match run(Args::parse()).await {
+        Ok(outcome) => ExitCode::from(outcome as u8),
+        Err(Failure::Usage(message)) => {
+            Args::command().error(ErrorKind::ValueValidation, message).exit()
+        }
+        Err(Failure::Store(error)) => {
+            tell(&with_causes(&error));
+            ExitCode::from(if error.kind() == StoreErrorKind::Unavailable { 3 } else { 4 })
+        }
+        // Whoever reads has seen enough.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
+        Err(Failure::Output(error)) => {
+            tell(&error.to_string());
+            ExitCode::from(4)
+        }
+    }
+}
+
+async fn run(args: Args) -> Result<Outcome, Failure> {
+    let store = connect(&args).await?;
+    let json = args.json;
+    match args.command {
+        Command::List(list) => locks::list(&store, &list, json).await,
+        Command::Show(which) => locks::show(&store, &which, json).await,
+        Command::Break(what) => broken::break_lock(&store, &what, json).await,
+        Command::Watch(of) => watch::watch(&store, &of, json).await,
+        Command::Init(what) => init::init(&store, &what, json).await,
+        Command::Doctor(what) => doctor::doctor(&store, &what, json).await,
+    }
+}
+
+async fn connect(args: &Args) -> Result<MongoStore, Failure> {
+    let needed = |value: &Option<String>, name| {
+        value.clone().ok_or_else(|| Failure::Usage(format!("which database? give {name}")))
+    };
+    let uri = needed(&args.uri, "--uri URI, or better MONGODB_URI in the environment")?;
+    let database =
+        needed(&args.database, "--database NAME, or MONGODB_DATABASE in the environment")?;
+    match answer(MongoStore::connect(&uri, &database)).await {
+        // It was not asked yet: what is wrong is the URI.
+        Err(Failure::Store(error)) if error.kind() == StoreErrorKind::Other => {
+            Err(Failure::Usage(error.to_string()))
+        }
+        connected => connected,
+    }
+}
+
+/// A manager that leaves everything to the servers of the application, but for what it is told to do.
+async fn manager(store: &MongoStore) -> Result<LockManager, Failure> {
+    let locks = LockManager::builder(store.clone()).without_reaper().break_policy(|_, _| true);
+    locks.build().await.map_err(|e| Failure::Usage(e.to_string()))
+}
+
+/// What the store says, unless it says nothing.
+async fn answer<T>(asked: impl Future<Output = Result<T, StoreError>>) -> Result<T, Failure> {
+    answer_within(ANSWER_WITHIN, asked).await
+}
+
+async fn answer_within<T>(
+    longest: Duration,
+    asked: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, Failure> {
+    match timeout(longest, asked).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => {
+            let message = format!("no answer from the database within {longest:?}");
+            Err(StoreError::new(StoreErrorKind::Unavailable, message).into())
+        }
+    }
+}
+
+/// To the person, not to the program that reads the output. Nobody is left to be told if it fails.
+fn tell(message: &str) {
+    let _ = writeln!(io::stderr(), "doclock: {}", output::printable(message));
+}
+
+fn with_causes(error: &StoreError) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        // What the driver adds from there on is for its own developers.
+        message += &format!(": {}", text.split(", labels: ").next().unwrap_or_default());
+        cause = error.source();
+    }
+    message
+}

@@ -1,0 +1,102 @@
+//! For the eye, and for programs.
+
+use std::io::{self, IsTerminal, Write};
+
+use comfy_table::{ColumnConstraint, ContentArrangement, Row, Table, Width, presets};
+use serde_json::Value;
+use terminal_size::{Width as Columns, terminal_size};
+
+/// Names are what people chose; nobody needs more of one to recognise it.
+const WIDEST: usize = 60;
+/// A line that is too long for the terminal is better than a column that says nothing.
+const NARROWEST: u16 = 10;
+
+/// Text that was written by anybody, without what a terminal would obey: what has no shape of its
+/// own is shown by its number.
+pub(crate) fn printable(text: &str) -> String {
+    // In a text without delimiters quotes mean nothing.
+    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+}
+
+/// The same, cut as in a table.
+pub(crate) fn short(text: &str) -> String {
+    let text = printable(text);
+    match text.char_indices().nth(WIDEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// One line for each row, cut to fit: in the column `shrinks`, as long as that is enough.
+pub(crate) fn table(
+    header: &[&str],
+    shrinks: usize,
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_truncation_indicator("…")
+        .set_header(header);
+    // In a file or a pipe there is room.
+    if io::stdout().is_terminal()
+        && let Some((Columns(columns), _)) = terminal_size()
+    {
+        table.set_width(columns);
+    }
+    for row in rows {
+        let mut row = Row::from(row.iter().map(|text| short(text)));
+        row.max_height(1);
+        table.add_row(row);
+    }
+    for (i, column) in table.column_iter_mut().enumerate() {
+        column.set_constraint(if i == shrinks {
+            ColumnConstraint::LowerBoundary(Width::Fixed(NARROWEST))
+        } else {
+            ColumnConstraint::ContentWidth
+        });
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt()
+}
+
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}")?;
+    stdout.flush()
+}
+
+pub(crate) fn print_json(value: &Value) -> io::Result<()> {
+    print(&value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_printed() {
+        for (written, shown) in [
+            ("O'Brien \"Bob\"", "O'Brien \"Bob\""),
+            ("日本 हिन्दी Ünal", "日本 हिन्दी Ünal"),
+            ("red\u{1b}[31m\u{7}", "red\\u{1b}[31m\\u{7}"),
+            ("\u{9b}2J", "\\u{9b}2J"),
+            ("two\r\nlines\t", "two\\r\\nlines\\t"),
+            ("exe\u{202e}txt\u{2066}\u{200f}", "exe\\u{202e}txt\\u{2066}\\u{200f}"),
+            ("back\\slash", "back\\\\slash"),
+        ] {
+            assert_eq!(printable(written), shown);
+        }
+    }
+
+    #[test]
+    fn a_row_is_one_line_and_a_column_no_wider_than_one_reads() {
+        let long = "ä".repeat(4_096);
+        let table = table(&["A", "B"], 0, [vec![long, "x\ny".into()]]);
+        let lines: Vec<_> = table.lines().collect();
+        assert_eq!(lines.len(), 2, "{table}");
+        assert!(lines[1].contains('…') && lines[1].ends_with("x\\ny"), "{table}");
+        assert!(lines[1].chars().count() < 80, "{table}");
+    }
+}

@@ -1,0 +1,81 @@
+//! What happens to locks, as it happens.
+
+use std::time::SystemTime;
+
+use actix_doclock::{Lock, LockEvent, LockToken, MongoStore};
+use serde_json::json;
+
+use crate::{
+    Failure, Outcome,
+    args::Collections,
+    id, locks, manager,
+    output::{self, printable, short},
+};
+
+pub(crate) async fn watch(
+    store: &MongoStore,
+    args: &Collections,
+    json: bool,
+) -> Result<Outcome, Failure> {
+    let collections = locks::collections(store, args).await?;
+    // Before anything is promised: whether they are there.
+    locks::all(store, &collections).await?;
+    let manager = manager(store).await?;
+    for collection in &collections {
+        // As long-lived as this process, which ends with the command.
+        manager.attach(collection.clone().leak());
+    }
+    let mut events = manager.events();
+    let mut shown: Option<Vec<Option<LockToken>>> = None;
+    while let Some(event) = events.next().await {
+        let now = humantime::format_rfc3339_millis(SystemTime::now());
+        if !matches!(*event, LockEvent::Resync) {
+            shown = None;
+        }
+        let line = match (&*event, json) {
+            (LockEvent::Resync, true) => {
+                let all = locks::all(store, &collections).await?;
+                let all: Vec<_> = all.iter().map(locks::as_json).collect();
+                json!({ "event": "resync", "at": now.to_string(), "locks": all }).to_string()
+            }
+            (LockEvent::Resync, false) => {
+                let all = locks::all(store, &collections).await?;
+                let held = Some(all.iter().map(|lock| lock.token).collect());
+                // Each collection begins with one of its own.
+                if shown == held {
+                    continue;
+                }
+                shown = held;
+                format!("{now}  {:13}  {} live locks", event.name(), all.len())
+            }
+            (event, true) => in_json(event, &now.to_string()),
+            (event, false) => format!("{now}  {}", text(event)),
+        };
+        output::print(&line)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn in_json(event: &LockEvent, now: &str) -> String {
+    let mut value = json!({
+        "event": event.name(), "at": now, "lock": event.lock().map(locks::as_json),
+    });
+    if let LockEvent::Broken(_, taken) = event {
+        value["by"] = json!(taken.by);
+        value["reason"] = json!(taken.reason);
+    }
+    value.to_string()
+}
+
+fn text(event: &LockEvent) -> String {
+    let key = |lock: &Lock| short(&id::text(&lock.key));
+    let holder = |lock: &Lock| short(locks::holder(lock));
+    let mut text = format!("{:13}", event.name());
+    if let Some(lock) = event.lock() {
+        text += &format!("  {}  {}", key(lock), holder(lock));
+    }
+    if let LockEvent::Broken(_, taken) = event {
+        text += &format!("  by {}: {}", short(&taken.by), printable(&taken.reason));
+    }
+    text
+}

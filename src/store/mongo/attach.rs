@@ -1,0 +1,59 @@
+//! Lock collections as they are found, for programs that do not know their types.
+
+use std::time::Duration;
+
+use mongodb::bson::Document;
+
+use super::{MongoStore, error::store_error, indexes, majority};
+use crate::{LockKey, StoreError, store::Rules};
+
+/// Where there is no TTL index to tell. That of a manager which is not told either.
+const FOREIGN_TTL: Duration = Duration::from_secs(150);
+
+impl MongoStore {
+    /// The collections of the database that have a lock collection, by name.
+    ///
+    /// # Errors
+    /// If the database is not reached.
+    pub async fn lock_collections(&self) -> Result<Vec<String>, StoreError> {
+        // So a user who may not list all collections is told of those that it may read.
+        let names = self.database().list_collection_names().authorized_collections(true).await;
+        let names = names.map_err(|e| store_error("looking for lock collections", e))?;
+        let mut collections: Vec<_> = names
+            .iter()
+            .filter_map(|name| name.strip_suffix(".lock"))
+            .filter(|name| LockKey::new(*name, 0).is_ok())
+            .map(ToOwned::to_owned)
+            .collect();
+        collections.sort();
+        Ok(collections)
+    }
+
+    /// Makes a lock collection ready for use as it is, and changes nothing about it. `None` if there is
+    /// none.
+    ///
+    /// For programs that look at the locks of others, or break them. Whoever takes locks has to
+    /// [register](crate::LockManager::register) their types.
+    ///
+    /// # Errors
+    /// If the database is not reached, or its user may not look at the indexes.
+    pub async fn attach(&self, collection: &str) -> Result<Option<Rules>, StoreError> {
+        let locks = majority::<Document>(self.database(), &format!("{collection}.lock"));
+        let existing = indexes::list(self.database(), locks.name()).await.map_err(|e| {
+            store_error(format!("looking at the indexes of {}", locks.namespace()), e)
+        })?;
+        if existing.is_empty() {
+            return Ok(None);
+        }
+        let expires =
+            (existing.iter().filter(|index| indexes::is_on(index, "ts"))).find_map(indexes::expiry);
+        let ttl = expires.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let mut rules = Rules::new(ttl.unwrap_or(FOREIGN_TTL));
+        rules.fenced = expires.is_some_and(indexes::is_of_fenced);
+        // That cannot be seen. In a fair collection a record may hold more than its lock, which a
+        // removal must leave; where it does not, it costs that one nothing.
+        rules.fair = true;
+        self.now_has(collection, locks, rules);
+        Ok(Some(rules))
+    }
+}

@@ -1,0 +1,112 @@
+//! Looks a database over: whether it keeps locks as they have to be kept.
+
+use std::{cmp::Reverse, time::Duration};
+
+use mongodb::{
+    bson::{Document, doc},
+    error::Result as MongoResult,
+};
+
+use super::{
+    ENDED, MongoStore,
+    error::{is_denied, store_error},
+    indexes, majority,
+};
+use crate::StoreError;
+
+mod clock;
+mod finding;
+mod index;
+mod privilege;
+mod sharding;
+mod topology;
+
+pub use finding::{Finding, Severity};
+
+/// What a lock lives for unless its application says otherwise.
+const USUAL_TTL: Duration = Duration::from_secs(150);
+
+impl MongoStore {
+    /// Looks for what endangers the locks of these collections: the kind of deployment, the write
+    /// concern of the URI, missing indexes, a TTL index that differs from `ttl` or from the locks that
+    /// are held, servers whose clocks differ, privileges that the database user lacks, and how lock
+    /// collections are sharded. The worst comes first; an empty list is a clean bill of health.
+    ///
+    /// It only reads, so an application may log what it finds when it starts:
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{MongoStore, StoreError};
+    /// # async fn start(store: &MongoStore) -> Result<(), StoreError> {
+    /// for finding in store.diagnose(&["workitem"], None).await? {
+    ///     log::warn!("{}: {}; {}", finding.about, finding.problem, finding.advice);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the database is not reached. What the database user may not look at is left out, and said to
+    /// be.
+    pub async fn diagnose(
+        &self,
+        collections: &[impl AsRef<str>],
+        ttl: Option<Duration>,
+    ) -> Result<Vec<Finding>, StoreError> {
+        let found = self.look_over(collections, ttl).await;
+        let mut findings = found.map_err(|e| store_error("looking the database over", e))?;
+        findings.sort_by_key(|finding| Reverse(finding.severity));
+        Ok(findings)
+    }
+
+    async fn look_over(
+        &self,
+        collections: &[impl AsRef<str>],
+        ttl: Option<Duration>,
+    ) -> MongoResult<Vec<Finding>> {
+        let database = &self.inner.database;
+        let hello = database.run_command(doc! { "hello": 1 }).await?;
+        let server = topology::Kind::of(&hello);
+        let mut findings = topology::findings(&hello, server);
+        findings.extend(topology::write_concern(server, database.write_concern()));
+
+        let status = doc! { "connectionStatus": 1, "showPrivileges": true };
+        let user = privilege::User::of(&database.run_command(status).await?);
+        let ended = database.collection::<Document>(ENDED);
+        let existing = allowed(indexes::list(database, ended.name()).await)?;
+        if existing.is_none() && user.is_unknown() {
+            findings.push(privilege::not_authenticated(database.name()));
+            return Ok(findings);
+        }
+        let collections: Vec<_> = collections.iter().map(AsRef::as_ref).collect();
+        findings.extend(user.findings(database.name(), &collections, server));
+        findings.extend(clock::findings(database, &hello, server, ttl.unwrap_or(USUAL_TTL)).await?);
+        if collections.is_empty() {
+            findings.push(index::no_collections(database.name()));
+            return Ok(findings);
+        }
+        let ended = ended.namespace();
+        findings.extend(existing.iter().flat_map(|existing| index::of_ended(&ended, existing)));
+        for collection in collections {
+            let locks = majority::<Document>(database, &format!("{collection}.lock"));
+            if let Some(existing) = allowed(indexes::list(database, locks.name()).await)? {
+                let foreign_ttl = ttl.unwrap_or(USUAL_TTL);
+                let held = indexes::longest_live(&locks, foreign_ttl, Duration::ZERO).await;
+                let held = allowed(held)?.flatten();
+                findings.extend(index::of_locks(&locks.namespace(), &existing, ttl, held));
+            }
+            if server == topology::Kind::Sharded {
+                let sharded = allowed(sharding::of(database.client(), &locks.namespace()).await)?;
+                findings.push(sharding::finding(&locks.namespace(), sharded.as_ref()));
+            }
+        }
+        Ok(findings)
+    }
+}
+
+/// `None` if the database user may not do this: the privileges say so anyhow.
+fn allowed<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if is_denied(&e) => Ok(None),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,231 @@
+//! Whether a collection has its indexes, and the TTL index its ttl.
+
+use std::time::Duration;
+
+use mongodb::{Namespace, bson::Document};
+
+use super::finding::{Finding, Severity, database_in_shell, in_shell, quoted};
+use crate::store::mongo::{
+    REMEMBER_ENDED,
+    indexes::{
+        LONGEST_INDEX, OF_ENDED, OF_LOCKS, Plain, expiry, is_of_fenced, is_on, whole_seconds,
+    },
+};
+
+pub(super) fn no_collections(database: &str) -> Finding {
+    Finding::new(
+        Severity::Info,
+        "no_lock_collections",
+        database,
+        "there is no lock collection in this database, so their indexes were not looked at",
+        "if there should be one: look at the name of the database; an application makes its lock \
+         collections when it starts",
+    )
+}
+
+/// `held` is the longest ttl of a lock that is held, `ttl` what it ought to be.
+pub(super) fn of_locks(
+    locks: &Namespace,
+    existing: &[Document],
+    ttl: Option<Duration>,
+    held: Option<Duration>,
+) -> Vec<Finding> {
+    if existing.is_empty() {
+        return vec![no_such_collection(locks)];
+    }
+    let mut findings = missing(locks, existing, OF_LOCKS);
+    let expires = existing.iter().filter(|index| is_on(index, "ts")).find_map(expiry);
+    match expires {
+        None => findings.push(no_ttl_index(locks, existing, ttl.max(held))),
+        // A fenced collection, whose records are to stay.
+        Some(seconds) if is_of_fenced(seconds) => {}
+        Some(seconds) => findings.extend(wrong_ttl(locks, seconds, ttl, held)),
+    }
+    findings
+}
+
+pub(super) fn of_ended(ended: &Namespace, existing: &[Document]) -> Vec<Finding> {
+    if existing.is_empty() {
+        return vec![no_such_collection(ended)];
+    }
+    let mut findings = missing(ended, existing, OF_ENDED);
+    if !existing.iter().any(|index| is_on(index, "ts") && expiry(index).is_some()) {
+        findings.push(no_ttl_index(ended, existing, Some(REMEMBER_ENDED)));
+    }
+    findings
+}
+
+fn no_such_collection(namespace: &Namespace) -> Finding {
+    Finding::new(
+        Severity::Error,
+        "missing_collection",
+        namespace,
+        "there is no such collection: no application with this database has registered its type",
+        "start the application, which registers its types, or run `doclock init`",
+    )
+}
+
+fn missing(namespace: &Namespace, existing: &[Document], wanted: &[Plain]) -> Vec<Finding> {
+    let is_missing = |index: &&Plain| !existing.iter().any(|it| is_on(it, index.field));
+    let finding = |index: &Plain| {
+        let Plain { field, sparse } = index;
+        let serves = match *field {
+            "due" => "each look for sessions that have fallen silent",
+            "step" => "each look for sessions whose end is half-done",
+            _ => "each renewal and each logout",
+        };
+        let options = if *sparse { ", {sparse: true}" } else { "" };
+        Finding::new(
+            Severity::Error,
+            "missing_index",
+            namespace,
+            format!("the index on `{field}` is missing: {serves} reads the whole collection"),
+            REGISTER,
+        )
+        .with_command(format!(
+            "{}.createIndex({{{}: 1}}{options})",
+            in_shell(namespace),
+            quoted(field)
+        ))
+    };
+    wanted.iter().filter(is_missing).map(finding).collect()
+}
+
+const REGISTER: &str =
+    "restart the application, which makes it when it registers its types, or run `doclock init`";
+
+/// There may be an ordinary index on the field, which is to become one.
+fn no_ttl_index(namespace: &Namespace, existing: &[Document], ttl: Option<Duration>) -> Finding {
+    let seconds = ttl.map_or(150, whole_seconds);
+    let command = if existing.iter().any(|index| is_on(index, "ts")) {
+        change_expiry(namespace, seconds)
+    } else {
+        format!("{}.createIndex({{ts: 1}}, {{expireAfterSeconds: {seconds}}})", in_shell(namespace))
+    };
+    Finding::new(
+        Severity::Error,
+        "missing_index",
+        namespace,
+        "the TTL index on `ts` is missing: what was left behind stays for good once no application \
+         server is there to remove it",
+        REGISTER,
+    )
+    .with_command(command)
+}
+
+fn wrong_ttl(
+    locks: &Namespace,
+    expires: f64,
+    ttl: Option<Duration>,
+    held: Option<Duration>,
+) -> Option<Finding> {
+    // As long as locks with a longer ttl are held, the index has to keep to theirs.
+    let wanted = whole_seconds(ttl.max(held)?);
+    let (severity, problem) = if expires < wanted as f64 {
+        let whose = if ttl < held { "a lock that is held has" } else { "the ttl should be" };
+        let problem = format!(
+            "the TTL index removes locks {expires} s after they were last renewed, but {whose} \
+             {wanted} s: locks are lost while they are held"
+        );
+        (Severity::Error, problem)
+    } else if ttl.is_some() && expires > wanted as f64 {
+        let problem = format!(
+            "the TTL index removes what was left behind after {expires} s, but the ttl should be \
+             {wanted} s: for a program that locks without this crate, documents stay locked for longer"
+        );
+        (Severity::Warning, problem)
+    } else {
+        return None;
+    };
+    let advice = "restart the application with the ttl that it should have, which changes the index, or \
+                  run `doclock init` with it";
+    let finding = Finding::new(severity, "wrong_ttl", locks, problem, advice);
+    Some(finding.with_command(change_expiry(locks, wanted.min(LONGEST_INDEX.as_secs()))))
+}
+
+fn change_expiry(namespace: &Namespace, seconds: u64) -> String {
+    format!(
+        "{}.runCommand({{collMod: {}, index: {{keyPattern: {{ts: 1}}, expireAfterSeconds: {seconds}}}}})",
+        database_in_shell(&namespace.db),
+        quoted(&namespace.coll),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mongodb::bson::doc;
+
+    const TTL: Duration = Duration::from_secs(150);
+
+    fn index(field: &str) -> Document {
+        doc! { "key": { field: 1 } }
+    }
+
+    fn complete(seconds: f64) -> Vec<Document> {
+        let mut ttl = index("ts");
+        ttl.insert("expireAfterSeconds", seconds);
+        vec![index("_id"), ttl, index("aid"), index("readers.aid"), index("due")]
+    }
+
+    fn locks() -> Namespace {
+        Namespace::new("shop", "it's.lock")
+    }
+
+    fn found(seconds: f64, ttl: Option<u64>, held: Option<u64>) -> Option<(Severity, String)> {
+        let [ttl, held] = [ttl, held].map(|it| it.map(Duration::from_secs));
+        let mut findings = of_locks(&locks(), &complete(seconds), ttl, held);
+        let finding = findings.pop()?;
+        assert_eq!((findings.len(), finding.code), (0, "wrong_ttl"));
+        Some((finding.severity, finding.command.unwrap()))
+    }
+
+    #[test]
+    fn each_index_that_is_missing_is_named_with_the_command_that_makes_it() {
+        for (missing, made) in [
+            ("aid", r#"createIndex({"aid": 1})"#),
+            ("readers.aid", r#"createIndex({"readers.aid": 1})"#),
+            ("due", r#"createIndex({"due": 1}, {sparse: true})"#),
+            ("ts", "createIndex({ts: 1}, {expireAfterSeconds: 150})"),
+        ] {
+            let mut existing = complete(150.0);
+            existing.retain(|index| !is_on(index, missing));
+            let findings = of_locks(&locks(), &existing, None, None);
+            let [finding] = &findings[..] else { panic!("{findings:?}") };
+            assert_eq!((finding.code, finding.severity), ("missing_index", Severity::Error));
+            assert!(finding.problem.contains(&format!("`{missing}`")), "{finding:?}");
+            let command = format!(r#"db.getSiblingDB("shop").getCollection("it's.lock").{made}"#);
+            assert_eq!(finding.command.as_ref(), Some(&command));
+        }
+        assert_eq!(of_locks(&locks(), &complete(150.0), Some(TTL), Some(TTL)), []);
+    }
+
+    #[test]
+    fn an_ordinary_index_on_ts_is_no_ttl_index() {
+        let mut existing = complete(0.0);
+        existing[1].remove("expireAfterSeconds");
+        let findings = of_locks(&locks(), &existing, None, None);
+        assert!(findings[0].command.as_ref().unwrap().contains("collMod"), "{findings:?}");
+    }
+
+    #[test]
+    fn the_ttl_index_follows_the_ttl_or_the_longest_that_is_held() {
+        use Severity::{Error, Warning};
+        let severity = |seconds, ttl, held| found(seconds, ttl, held).map(|(severity, _)| severity);
+        // Nobody says what it should be.
+        assert_eq!(severity(30.0, None, None), None);
+        assert_eq!(severity(30.0, Some(150), None), Some(Error));
+        assert_eq!(severity(300.0, Some(150), None), Some(Warning));
+        assert_eq!(severity(150.0, Some(150), None), None);
+        // A rolling change to a shorter ttl, before and after the restart of the last server.
+        assert_eq!(severity(300.0, Some(150), Some(300)), None);
+        assert_eq!(severity(150.0, Some(150), Some(300)), Some(Error));
+        assert_eq!(severity(150.0, None, Some(300)), Some(Error));
+        assert_eq!(severity(300.0, None, Some(150)), None);
+        // Fenced.
+        assert_eq!(severity(f64::from(i32::MAX), Some(150), Some(150)), None);
+
+        let (_, command) = found(30.0, Some(150), Some(300)).unwrap();
+        assert!(command.contains("expireAfterSeconds: 300"), "{command}");
+    }
+}

@@ -1,0 +1,244 @@
+//! What the database user may do, against what locks need.
+
+use std::collections::BTreeSet;
+
+use mongodb::{
+    Namespace,
+    bson::{Bson, Document},
+};
+
+use super::{
+    finding::{Finding, Severity, database_in_shell, quoted},
+    topology::Kind,
+};
+use crate::{Lockable, Named, store::mongo::ENDED};
+
+/// Needed where the crate keeps records of its own.
+const RECORDS: &[&str] =
+    &["find", "insert", "update", "remove", "listIndexes", CREATE_INDEX, COLL_MOD];
+const CREATE_INDEX: &str = "createIndex";
+const COLL_MOD: &str = "collMod";
+/// Needed on locks, where there is such a thing.
+const WATCH: &str = "changeStream";
+/// Needed on the documents themselves, which are loaded and saved.
+const DOCUMENTS: &[&str] = &["find", "update"];
+
+/// Who the database takes us for: its answer to `connectionStatus`.
+#[derive(Debug)]
+pub(super) struct User {
+    /// The name, and the database that keeps it. `None` where nobody is asked for one.
+    name: Option<(String, String)>,
+    privileges: Vec<Document>,
+}
+
+impl User {
+    pub(super) fn of(status: &Document) -> Self {
+        let info = status.get_document("authInfo").ok();
+        let listed = |field| {
+            let values = info.and_then(|info| info.get_array(field).ok());
+            values.into_iter().flatten().filter_map(Bson::as_document)
+        };
+        let name = listed("authenticatedUsers").next().and_then(|user| {
+            Some((user.get_str("user").ok()?.to_owned(), user.get_str("db").ok()?.to_owned()))
+        });
+        Self { name, privileges: listed("authenticatedUserPrivileges").cloned().collect() }
+    }
+
+    /// Nobody has logged in, and the server does not answer strangers.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.name.is_none()
+    }
+
+    /// One for each collection on which the user lacks something.
+    pub(super) fn findings(
+        &self,
+        database: &str,
+        collections: &[&str],
+        kind: Kind,
+    ) -> Vec<Finding> {
+        let Some(user) = &self.name else { return Vec::new() };
+        let mut needs = vec![(ENDED.to_owned(), RECORDS.to_vec())];
+        for collection in collections {
+            let mut locks = RECORDS.to_vec();
+            if kind != Kind::Standalone {
+                locks.push(WATCH);
+            }
+            needs.push((format!("{collection}.lock"), locks));
+            if *collection != Named::COLLECTION {
+                needs.push(((*collection).to_owned(), DOCUMENTS.to_vec()));
+            }
+        }
+        let lacking = needs.into_iter().filter_map(|(collection, mut needed)| {
+            let has = self.actions(database, &collection);
+            needed.retain(|action| !has.contains(action));
+            let namespace = Namespace::new(database, collection);
+            (!needed.is_empty()).then(|| lacking(user, &namespace, &needed))
+        });
+        lacking.collect()
+    }
+
+    fn actions(&self, database: &str, collection: &str) -> BTreeSet<&str> {
+        let applies = |privilege: &&Document| {
+            privilege.get_document("resource").is_ok_and(|it| covers(it, database, collection))
+        };
+        let granted = self.privileges.iter().filter(applies);
+        granted
+            .filter_map(|privilege| privilege.get_array("actions").ok())
+            .flatten()
+            .filter_map(Bson::as_str)
+            .collect()
+    }
+}
+
+/// An empty name in a resource stands for all that are not the system's.
+fn covers(resource: &Document, database: &str, collection: &str) -> bool {
+    let matches = |field, name: &str| {
+        resource.get_str(field).is_ok_and(|named| named.is_empty() || named == name)
+    };
+    resource.get_bool("anyResource").unwrap_or_default()
+        || matches("db", database) && matches("collection", collection)
+}
+
+pub(super) fn not_authenticated(database: &str) -> Finding {
+    Finding::new(
+        Severity::Error,
+        "not_authenticated",
+        database,
+        "the server asks for a user and a password, and the URI has none",
+        "write them into the URI: `mongodb://USER:PASSWORD@…`, percent-encoded",
+    )
+}
+
+/// The roles that MongoDB brings along do not name single collections, so they give more than this.
+fn lacking((user, home): &(String, String), namespace: &Namespace, lacks: &[&str]) -> Finding {
+    // A server that finds the indexes as they should be changes nothing about them.
+    let is_schema = |action: &&str| [CREATE_INDEX, COLL_MOD].contains(action);
+    let (severity, comes_of_it) = if lacks.iter().all(is_schema) {
+        (
+            Severity::Warning,
+            "a first start of the application, or one with another ttl, fails, unless another user \
+             has run `doclock init` before",
+        )
+    } else if lacks.iter().all(|action| is_schema(action) || *action == WATCH) {
+        (Severity::Warning, "who waits for a lock, or looks on, has to ask again and again")
+    } else {
+        (Severity::Error, "what needs it is refused")
+    };
+    let database = &namespace.db;
+    let mut roles = Vec::new();
+    if lacks != [COLL_MOD] {
+        roles.push("readWrite");
+    }
+    if lacks.contains(&COLL_MOD) {
+        roles.push("dbAdmin");
+    }
+    let grants: Vec<_> = roles
+        .iter()
+        .map(|role| format!("{{role: \"{role}\", db: {}}}", quoted(database)))
+        .collect();
+    Finding::new(
+        severity,
+        "missing_privilege",
+        namespace,
+        format!("the database user `{user}` lacks {}: {comes_of_it}", lacks.join(", ")),
+        format!(
+            "give it {} on the database `{database}`, or exactly these actions on {namespace} by a role \
+             of your own",
+            roles.join(" and "),
+        ),
+    )
+    .with_command(format!(
+        "{}.grantRolesToUser({}, [{}])",
+        database_in_shell(home),
+        quoted(user),
+        grants.join(", "),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mongodb::bson::doc;
+
+    const ALL: &[&str] = &[
+        "find",
+        "insert",
+        "update",
+        "remove",
+        "listIndexes",
+        "createIndex",
+        "collMod",
+        "changeStream",
+    ];
+
+    fn user(privileges: Vec<Document>) -> User {
+        User::of(&doc! { "authInfo": {
+            "authenticatedUsers": [{ "user": "app", "db": "admin" }],
+            "authenticatedUserPrivileges": privileges,
+        } })
+    }
+
+    fn on(db: &str, collection: &str, actions: &[&str]) -> Document {
+        doc! { "resource": { "db": db, "collection": collection }, "actions": actions }
+    }
+
+    fn lacking(privileges: Vec<Document>, kind: Kind) -> Vec<Finding> {
+        user(privileges).findings("shop", &["item"], kind)
+    }
+
+    #[test]
+    fn privileges_are_looked_for_in_every_form_in_which_they_are_granted() {
+        for sufficient in [
+            vec![on("shop", "", ALL)],
+            vec![on("", "", ALL)],
+            vec![doc! { "resource": { "anyResource": true }, "actions": ALL }],
+            vec![
+                on("shop", "item.lock", &ALL[..4]),
+                on("", "item.lock", &ALL[4..]),
+                on("shop", "doclock.ended", ALL),
+                on("shop", "item", &["find", "update"]),
+                doc! { "resource": { "cluster": true }, "actions": ["hostInfo"] },
+            ],
+        ] {
+            assert_eq!(lacking(sufficient, Kind::ReplicaSet), []);
+        }
+        let elsewhere = vec![on("shop2", "", ALL), on("shop", "doclock.ended", ALL)];
+        let about: Vec<_> =
+            lacking(elsewhere, Kind::ReplicaSet).into_iter().map(|it| it.about).collect();
+        assert_eq!(about, ["shop.item.lock", "shop.item"]);
+        assert_eq!(User::of(&doc! {}).findings("shop", &["item"], Kind::ReplicaSet), []);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_the_command_that_grants_it() {
+        let without = |action: &str| {
+            let some: Vec<_> = ALL.iter().copied().filter(|it| *it != action).collect();
+            vec![
+                on("shop", "item.lock", &some),
+                on("shop", "doclock.ended", ALL),
+                on("", "item", ALL),
+            ]
+        };
+        for action in ALL {
+            let findings = lacking(without(action), Kind::ReplicaSet);
+            let [finding] = &findings[..] else { panic!("{action}: {findings:?}") };
+            assert_eq!(finding.about, "shop.item.lock");
+            assert!(finding.problem.contains(&format!("`app` lacks {action}:")), "{finding:?}");
+            let is_needed_seldom = ["createIndex", "collMod", "changeStream"].contains(action);
+            assert_eq!(finding.severity == Severity::Warning, is_needed_seldom, "{finding:?}");
+            let role = if *action == "collMod" { "dbAdmin" } else { "readWrite" };
+            let command = format!(
+                r#"db.getSiblingDB("admin").grantRolesToUser("app", [{{role: "{role}", db: "shop"}}])"#
+            );
+            assert_eq!(finding.command.as_ref(), Some(&command));
+        }
+        assert_eq!(lacking(without("changeStream"), Kind::Standalone), []);
+    }
+
+    #[test]
+    fn locks_without_a_document_need_nothing_on_documents() {
+        let records =
+            ["doclock.ended", "doclock.named.lock"].map(|it| on("shop", it, ALL)).to_vec();
+        assert_eq!(user(records).findings("shop", &["doclock.named"], Kind::ReplicaSet), []);
+    }
+}

@@ -1,0 +1,134 @@
+//! What kind of deployment it is, and what the application's own writes wait for.
+
+use mongodb::{
+    bson::Document,
+    options::{Acknowledgment, WriteConcern},
+};
+
+use super::finding::{Finding, Severity};
+
+/// That of MongoDB 4.4.
+const OLDEST_WIRE_VERSION: i32 = 9;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Standalone,
+    ReplicaSet,
+    Sharded,
+}
+
+impl Kind {
+    /// By a server's answer to `hello`.
+    pub(super) fn of(hello: &Document) -> Self {
+        if hello.get_str("msg").is_ok_and(|it| it == "isdbgrid") {
+            Self::Sharded
+        } else if hello.contains_key("setName") {
+            Self::ReplicaSet
+        } else {
+            Self::Standalone
+        }
+    }
+}
+
+pub(super) fn findings(hello: &Document, kind: Kind) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let server = hello.get_str("me").unwrap_or("the server");
+    if kind == Kind::Standalone {
+        findings.push(
+            Finding::new(
+                Severity::Warning,
+                "standalone",
+                server,
+                "it is a standalone server: without transactions, a guarded save looks at the lock \
+                 just before it writes the document, and does not notice a lock that is lost between \
+                 the two; without change streams, who waits for a lock asks again and again, and \
+                 pages hear of the changes of their own server only",
+                "make it a replica set, of which one member is enough: start mongod with `--replSet \
+                 rs0`, initiate the set once, and write `replicaSet=rs0` into the URI",
+            )
+            .with_command("rs.initiate()"),
+        );
+    }
+    if kind == Kind::ReplicaSet && !hello.get_bool("isWritablePrimary").unwrap_or_default() {
+        findings.push(Finding::new(
+            Severity::Error,
+            "not_primary",
+            server,
+            "the URI leads to a member of the replica set that is not the primary: nothing can be \
+             locked there",
+            "name all members in the URI, with `replicaSet=…` and without `directConnection=true`",
+        ));
+    }
+    if hello.get_i32("maxWireVersion").is_ok_and(|version| version < OLDEST_WIRE_VERSION) {
+        findings.push(Finding::new(
+            Severity::Error,
+            "too_old",
+            server,
+            "this server is older than MongoDB 4.4",
+            "upgrade it: locks are taken with commands that it does not have",
+        ));
+    }
+    findings
+}
+
+/// `concern` is that of the URI.
+pub(super) fn write_concern(kind: Kind, concern: Option<&WriteConcern>) -> Option<Finding> {
+    let Acknowledgment::Nodes(nodes @ 0..=1) = concern?.w.as_ref()? else { return None };
+    if kind == Kind::Standalone {
+        // Nobody else could acknowledge anything.
+        return None;
+    }
+    Some(Finding::new(
+        Severity::Warning,
+        "weak_write_concern",
+        "the URI",
+        format!(
+            "it says `w={nodes}`: locks and guarded saves are written with `w=majority` all the same, \
+             but what the application itself writes by this URI can be undone by a fail-over, also \
+             while it holds the lock"
+        ),
+        "write `w=majority` into the URI, or leave `w` out",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mongodb::bson::doc;
+
+    fn codes(hello: Document) -> Vec<&'static str> {
+        findings(&hello, Kind::of(&hello)).into_iter().map(|finding| finding.code).collect()
+    }
+
+    #[test]
+    fn a_server_is_known_by_its_greeting() {
+        let fit = doc! { "isWritablePrimary": true, "maxWireVersion": 17 };
+        let with = |more: Document| {
+            let mut hello = fit.clone();
+            hello.extend(more);
+            hello
+        };
+        assert_eq!(codes(fit.clone()), ["standalone"]);
+        assert_eq!(codes(with(doc! { "setName": "rs0" })), [""; 0]);
+        assert_eq!(codes(with(doc! { "msg": "isdbgrid" })), [""; 0]);
+        let secondary = doc! { "setName": "rs0", "isWritablePrimary": false };
+        assert_eq!(codes(with(secondary)), ["not_primary"]);
+        assert_eq!(codes(with(doc! { "setName": "rs0", "maxWireVersion": 8 })), ["too_old"]);
+    }
+
+    #[test]
+    fn a_write_concern_is_weak_if_one_server_is_enough() {
+        let weak = |w: Option<Acknowledgment>| {
+            let mut concern = WriteConcern::builder().build();
+            concern.w = w;
+            write_concern(Kind::ReplicaSet, Some(&concern)).is_some()
+        };
+        assert!(weak(Some(Acknowledgment::Nodes(0))));
+        assert!(weak(Some(Acknowledgment::Nodes(1))));
+        assert!(!weak(Some(Acknowledgment::Majority)));
+        assert!(!weak(Some(Acknowledgment::Nodes(2))));
+        assert!(!weak(None));
+        let one = WriteConcern::nodes(1);
+        assert_eq!(write_concern(Kind::Standalone, Some(&one)), None);
+    }
+}

@@ -1,0 +1,423 @@
+//! The command `doclock`, as somebody on call uses it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+
+use actix_doclock::{Aid, Holder, LockKey, Lockable, MongoStore, Rules, Saved, Store, TryAcquire};
+use mongodb::Database;
+use mongodb::bson::{Document, doc, oid::ObjectId};
+use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, eventually, key, lock_records, record};
+use crate::rig::{self, fresh_name, mongod};
+
+mod doctor;
+
+/// Where the command is to look.
+#[derive(Clone, Debug)]
+struct Cli {
+    uri: String,
+    database: String,
+}
+
+/// How it ended, and what it wrote.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    /// It did what was asked.
+    #[track_caller]
+    fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self.out
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+}
+
+impl Cli {
+    async fn fresh() -> (Self, Database) {
+        let uri = mongod::shared_replica_set().await.uri().to_owned();
+        let database = rig::fresh_database(&uri).await;
+        (Self { uri, database: database.name().to_owned() }, database)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_doclock"));
+        command
+            .args(args)
+            .env("MONGODB_URI", &self.uri)
+            .env("MONGODB_DATABASE", &self.database)
+            .env("USER", "oncall")
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
+    async fn run(&self, args: &[&str]) -> Ran {
+        let mut command = self.command(args);
+        let output = spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let Output { status, stdout, stderr } = output;
+        let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        Ran { code: status.code(), out, err }
+    }
+
+    async fn json(&self, args: &[&str]) -> Value {
+        let ran = self.run(&[args, &["--json"]].concat()).await;
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.json()
+    }
+}
+
+async fn held_by(app: &App, key: &LockKey, label: &str) -> actix_doclock::Lock {
+    match app.locks.try_acquire(key, &Aid::new(), &Holder::new(label)).await.unwrap() {
+        TryAcquire::Granted(lock) => lock,
+        other => panic!("not granted anew: {other:?}"),
+    }
+}
+
+/// A lock of a program that does not use this crate.
+async fn foreign(database: &Database, collection: &str, mut record: Document) {
+    record.extend(doc! { "aid": "legacy" });
+    let locks = database.collection::<Document>(&format!("{collection}.lock"));
+    let filter = doc! { "_id": record.get("_id").cloned() };
+    let now = vec![doc! { "$replaceWith": { "$mergeObjects": [record, { "ts": "$$NOW" }] } }];
+    locks.update_one(filter, now).upsert(true).await.unwrap();
+}
+
+fn lines(out: &str, containing: &str) -> usize {
+    out.lines().filter(|line| line.contains(containing)).count()
+}
+
+#[tokio::test]
+async fn list_shows_every_live_lock_of_the_database() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    held_by(&app, &key("a"), "Alice").await;
+    held_by(&app, &key("5"), "Bob").await;
+    let gone = held_by(&app, &key("gone"), "Carol").await;
+    rig::age(&database, &gone.key, TTL).await;
+    foreign(&database, "counter", doc! { "_id": 5 }).await;
+
+    let out = cli.run(&["list"]).await.ok();
+    assert!(out.starts_with("DOCUMENT"), "{out}");
+    assert_eq!(out.lines().count(), 4, "{out}");
+    assert_eq!(lines(&out, "workitem/a "), 1, "{out}");
+    // A string that looks like a number is not to be taken for one.
+    assert_eq!(lines(&out, "workitem/\"5\" "), 1, "{out}");
+    assert_eq!(lines(&out, "counter/5 "), 1, "{out}");
+    assert_eq!(lines(&out, "another program"), 1, "{out}");
+
+    let out = cli.run(&["list", "--collection", "workitem", "--holder", "ali"]).await.ok();
+    assert_eq!((out.lines().count(), lines(&out, "Alice")), (2, 1), "{out}");
+    let out = cli.run(&["list", "--collection", "counter", "--collection", "workitem"]).await.ok();
+    assert_eq!(out.lines().count(), 4, "{out}");
+
+    let typo = cli.run(&["list", "--collection", "workitme"]).await;
+    assert_eq!(typo.code, Some(2), "{typo:?}");
+    assert!(typo.err.contains("no collection `workitme.lock`"), "{typo:?}");
+}
+
+#[tokio::test]
+async fn a_program_gets_one_json_document() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    let lock = held_by(&app, &key("5"), "Alice \"A\"").await;
+    let id = ObjectId::new();
+    foreign(&database, "zeta", doc! { "_id": id }).await;
+
+    let list = cli.json(&["list"]).await;
+    let [ours, theirs] = &list["locks"].as_array().unwrap()[..] else { panic!("{list}") };
+    assert_eq!(ours["key"], json!("workitem/\"5\""));
+    assert_eq!((&ours["collection"], &ours["id"]), (&json!("workitem"), &json!("5")));
+    assert_eq!(
+        (&ours["mode"], &ours["holder"]),
+        (&json!("exclusive"), &json!({ "label": "Alice \"A\"" }))
+    );
+    assert_eq!(ours["token"], json!(lock.token.unwrap().to_string()));
+    assert!(ours["expires_in_ms"].as_u64().unwrap() <= TTL.as_millis() as u64, "{ours}");
+    assert!(ours["since"].as_str().unwrap().ends_with('Z'), "{ours}");
+    assert_eq!(theirs["id"], json!({ "$oid": id.to_hex() }));
+    assert_eq!((&theirs["holder"], &theirs["token"]), (&Value::Null, &Value::Null));
+    // The session is nobody's business.
+    assert!(!list.to_string().contains(lock.aid.as_str()), "{list}");
+
+    let show = cli.json(&["show", ours["key"].as_str().unwrap()]).await;
+    assert_eq!(show["locks"].as_array().unwrap().len(), 1, "{show}");
+    let free = cli.run(&["show", "workitem/free", "--json"]).await;
+    assert_eq!((free.code, free.json()), (Some(1), json!({ "locks": [] })));
+}
+
+#[tokio::test]
+async fn show_finds_a_document_whatever_the_type_of_its_id() {
+    let (cli, database) = Cli::fresh().await;
+    let hex = ObjectId::new();
+    let uuid = uuid::Uuid::new_v4();
+    let binary = mongodb::bson::Binary {
+        subtype: mongodb::bson::spec::BinarySubtype::Uuid,
+        bytes: uuid.as_bytes().to_vec(),
+    };
+    for id in [hex.into(), binary.into(), 7.into(), 8_i64.into(), 9.0.into(), "a/b ?".into()] {
+        let id: mongodb::bson::Bson = id;
+        foreign(&database, "any", doc! { "_id": id }).await;
+    }
+    let (hex, uuid) = (hex.to_hex(), uuid.to_string());
+    for id in [&hex, &uuid, "7", "8", "9", "a/b ?", r#"{"$numberLong":"7"}"#, r#""a/b ?""#] {
+        let out = cli.run(&["show", &format!("any/{id}")]).await.ok();
+        assert_eq!(lines(&out, "document"), 1, "{id}: {out}");
+    }
+    // In JSON an id is of one type only.
+    for other in [format!("\"{hex}\""), r#""7""#.to_owned()] {
+        let ran = cli.run(&["show", &format!("any/{other}")]).await;
+        assert_eq!((ran.code, ran.out.contains("is not locked")), (Some(1), true), "{ran:?}");
+    }
+    // Two documents that the text may name.
+    foreign(&database, "any", doc! { "_id": "7" }).await;
+    let out = cli.run(&["show", "any/7"]).await.ok();
+    assert_eq!((lines(&out, "any/7"), lines(&out, "any/\"7\"")), (1, 1), "{out}");
+}
+
+#[tokio::test]
+async fn what_people_call_themselves_does_not_reach_the_terminal_as_commands() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    let evil = "\u{1b}[2J\u{9b}1m\u{202e}exe\u{2066}\r\nworkitem/fake\u{7}";
+    let lock = held_by(&app, &key("\u{1b}]0;x\u{7}"), evil).await;
+    held_by(&app, &key("b"), &"long".repeat(1_000)).await;
+    let id = lock.key.to_string();
+    let reason = ["--reason", "\u{1b}[31m\u{202e}", "--yes"];
+    for args in [vec!["list"], vec!["show", &id], [&["break", &id][..], &reason].concat()] {
+        let ran = cli.run(&args).await;
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let written = ran.out + &ran.err;
+        let obeyed = |c: char| (c.is_control() && c != '\n') || "\u{202e}\u{2066}".contains(c);
+        assert!(!written.contains(obeyed), "{args:?}: {written:?}");
+        assert_eq!(lines(&written, "workitem/fake"), lines(&written, "[2J"), "{written}");
+        assert!(written.lines().all(|line| line.chars().count() < 400), "{written}");
+    }
+}
+
+#[tokio::test]
+async fn break_takes_the_lock_away_and_says_so_in_the_log() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    rig::app::put(&database, "a", "before").await;
+    let lock = held_by(&app, &key("a"), "Alice").await;
+    let other = held_by(&app, &key("b"), "Bob").await;
+
+    // Nobody is there to be asked.
+    let unasked = cli.run(&["break", "workitem/a", "--reason", "on holiday"]).await;
+    assert_eq!(unasked.code, Some(2), "{unasked:?}");
+    assert!(unasked.err.contains("--yes"), "{unasked:?}");
+    let no_reason = cli.run(&["break", "workitem/a", "--yes"]).await;
+    assert_eq!(no_reason.code, Some(2), "{no_reason:?}");
+    let token = other.token.unwrap().to_string();
+    let wrong = ["break", "workitem/a", "--reason", "x", "--yes", "--token", &token];
+    assert_eq!(cli.run(&wrong).await.code, Some(1));
+    assert!(record(&database, &lock.key).await.is_some());
+
+    let broken = cli.run(&["break", "workitem/a", "--reason", "on holiday", "--yes"]).await;
+    assert_eq!(broken.code, Some(0), "{broken:?}");
+    for told in ["actix_doclock::audit", "\"oncall\"", "\"on holiday\"", "\"Alice\""] {
+        assert!(broken.err.contains(told), "{told}: {broken:?}");
+    }
+    assert_eq!(record(&database, &lock.key).await, None);
+    assert!(record(&database, &other.key).await.is_some());
+    assert_eq!(app.save(&lock, "after").await.unwrap(), Saved::Lost);
+
+    let again = cli.run(&["break", "workitem/a", "--reason", "x", "--yes", "--json"]).await;
+    assert_eq!((again.code, again.json()), (Some(1), json!({ "broken": [] })));
+}
+
+#[tokio::test]
+async fn of_several_readers_break_takes_all_or_the_one_that_is_named() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    let mut tokens = Vec::new();
+    for name in ["Ann", "Ben", "Cid"] {
+        let mut claim = crate::shared::claim(actix_doclock::Mode::Shared);
+        claim.holder = Holder::new(name);
+        tokens.push(claim.token);
+        assert!(matches!(
+            app.store.try_acquire(&key("a"), &claim).await.unwrap(),
+            TryAcquire::Granted(_)
+        ));
+    }
+    let readers = || async {
+        let show = cli.run(&["show", "workitem/a", "--json"]).await.json();
+        show["locks"].as_array().unwrap().len()
+    };
+    assert_eq!(readers().await, 3);
+    let token = tokens[1].to_string();
+    let args = ["break", "workitem/a", "--reason", "x", "--yes", "--json"];
+    let one = cli.json(&[&args[..5], &["--token", &token]].concat()).await;
+    assert_eq!(one["broken"][0]["holder"]["label"], "Ben");
+    assert_eq!(readers().await, 2);
+    let rest = cli.run(&args).await.json();
+    assert_eq!(rest["broken"].as_array().unwrap().len(), 2, "{rest}");
+    assert_eq!(readers().await, 0);
+}
+
+#[tokio::test]
+async fn break_leaves_those_who_wait_their_places() {
+    let (cli, database) = Cli::fresh().await;
+    let store = MongoStore::new(&database);
+    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fair()).await.unwrap();
+    let exclusive = || crate::shared::claim(actix_doclock::Mode::Exclusive);
+    assert!(matches!(
+        store.try_acquire(&key("a"), &exclusive()).await.unwrap(),
+        TryAcquire::Granted(_)
+    ));
+    let mut waits = exclusive();
+    waits.place = Some(TTL);
+    let late = exclusive();
+    for claim in [&waits, &late] {
+        let answer = store.try_acquire(&key("a"), claim).await.unwrap();
+        assert!(matches!(answer, TryAcquire::Held(_)), "{answer:?}");
+    }
+    cli.run(&["break", "workitem/a", "--reason", "x", "--yes"]).await.ok();
+    let jumped = store.try_acquire(&key("a"), &late).await.unwrap();
+    assert!(matches!(jumped, TryAcquire::Held(_)), "{jumped:?}");
+    let let_in = store.try_acquire(&key("a"), &waits).await.unwrap();
+    assert!(matches!(let_in, TryAcquire::Granted(_)), "{let_in:?}");
+}
+
+/// The indexes with their options, by name.
+async fn indexes(database: &Database) -> Vec<String> {
+    let mut cursor = lock_records(database).list_indexes().await.unwrap();
+    let mut indexes = Vec::new();
+    while cursor.advance().await.unwrap() {
+        let index = cursor.deserialize_current().unwrap();
+        let options = index.options.unwrap();
+        indexes.push(format!("{:?} {:?} {:?}", index.keys, options.expire_after, options.sparse));
+    }
+    indexes.sort();
+    indexes
+}
+
+#[tokio::test]
+async fn init_makes_what_registering_makes_and_looking_changes_nothing_about_it() {
+    let (cli, database) = Cli::fresh().await;
+    let (_, other) = Cli::fresh().await;
+    App::on(&other).await;
+    let ttl = format!("{}s", TTL.as_secs());
+    for _ in 0..2 {
+        cli.run(&["init", "workitem", "--ttl", &ttl]).await.ok();
+        assert_eq!(indexes(&database).await, indexes(&other).await);
+    }
+    for args in [&["list"][..], &["show", "workitem/a"], &["doctor"]] {
+        cli.run(args).await;
+        assert_eq!(indexes(&database).await, indexes(&other).await, "{args:?}");
+    }
+    let made = cli.json(&["init", "workitem", "--ttl", "5m"]).await;
+    let expected = json!({ "collection": "workitem", "expire_after_seconds": 300 });
+    assert_eq!(made, json!({ "collections": [expected] }));
+    for wrong in ["0s", "31days", "soon"] {
+        assert_eq!(cli.run(&["init", "workitem", "--ttl", wrong]).await.code, Some(2));
+    }
+}
+
+#[tokio::test]
+async fn init_does_not_forget_the_fences_of_a_fenced_collection() {
+    let (cli, database) = Cli::fresh().await;
+    let store = MongoStore::new(&database);
+    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fenced()).await.unwrap();
+    lock_records(&database).insert_one(doc! { "_id": "a", "fence": 5_i64 }).await.unwrap();
+    let refused = cli.run(&["init", "other", "workitem"]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.err.contains("--fenced"), "{refused:?}");
+    cli.run(&["init", "workitem", "--fenced"]).await.ok();
+    assert!(record(&database, &key("a")).await.is_some());
+}
+
+#[tokio::test]
+async fn the_exit_code_tells_wrong_use_from_an_outage() {
+    let nowhere = |uri: &str| Cli { uri: uri.to_owned(), database: fresh_name() };
+    for (cli, code) in [
+        (nowhere("mongodb://root:s3cret@127.0.0.1:1/?serverSelectionTimeoutMS=100"), 3),
+        (nowhere("mongodb://root:s3cret@127.0.0.1:1:1/"), 2),
+        (nowhere("s3cret"), 2),
+        (nowhere(""), 2),
+    ] {
+        let ran = cli.run(&["list"]).await;
+        assert_eq!(ran.code, Some(code), "{ran:?}");
+        assert!(!ran.err.is_empty() && !ran.err.contains("panicked"), "{ran:?}");
+        assert!(cli.uri == "s3cret" || !ran.err.contains("s3cret"), "{ran:?}");
+        let help = cli.run(&["list", "--help"]).await;
+        assert!(!help.out.contains("s3cret"), "{help:?}");
+        assert!(help.out.contains("MONGODB_URI"), "{help:?}");
+    }
+    let (cli, _) = Cli::fresh().await;
+    for args in [&["nothing"][..], &["show", "workitem"], &["show", "/a"], &["break"]] {
+        assert_eq!(cli.run(args).await.code, Some(2), "{args:?}");
+    }
+    let help = cli.run(&["--help"]).await.ok();
+    assert!(help.contains("Exit codes:"), "{help}");
+}
+
+#[tokio::test]
+async fn a_reader_that_has_seen_enough_is_no_error() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    held_by(&app, &key("a"), "Alice").await;
+    for args in [&["list"][..], &["list", "--json"], &["show", "workitem/a"], &["watch"]] {
+        let mut command = cli.command(args);
+        let ended = spawn_blocking(move || {
+            let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            drop(child.stdout.take());
+            child.wait_with_output().unwrap()
+        });
+        let ended = ended.await.unwrap();
+        let err = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!((ended.status.code(), &*err), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[tokio::test]
+async fn watch_tells_what_happens_as_it_happens() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    held_by(&app, &key("before"), "Alice").await;
+    let mut watch = cli.command(&["watch", "--json"]);
+    let mut child = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (lines, mut told) = tokio::sync::mpsc::unbounded_channel::<Value>();
+    let reading = spawn_blocking(move || {
+        while let Some(Ok(line)) = out.next() {
+            if lines.send(serde_json::from_str(&line).expect("JSON on each line")).is_err() {
+                break;
+            }
+        }
+    });
+    let mut next = async || timeout(NO_DEADLINE, told.recv()).await.expect("an event").unwrap();
+    let first = next().await;
+    assert_eq!(first["event"], "resync");
+    assert_eq!(first["locks"][0]["key"], "workitem/before");
+    // Its own, once it is told of the collection's changes.
+    assert_eq!(next().await["event"], "resync");
+
+    let lock = held_by(&app, &key("a"), "Bob").await;
+    let event = next().await;
+    assert_eq!(
+        (&event["event"], &event["lock"]["key"]),
+        (&json!("acquired"), &json!("workitem/a"))
+    );
+    assert_eq!(event["lock"]["holder"]["label"], "Bob");
+    app.locks.release(&lock).await.unwrap();
+    assert_eq!(next().await["event"], "released");
+    cli.run(&["break", "workitem/before", "--reason", "why not", "--yes"]).await.ok();
+    let event = next().await;
+    assert_eq!(event["event"], "broken");
+    assert_eq!((&event["by"], &event["reason"]), (&json!("oncall"), &json!("why not")));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    reading.await.unwrap();
+}

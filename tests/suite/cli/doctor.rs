@@ -1,0 +1,264 @@
+//! What `doclock doctor` finds, and that it says what to do.
+
+use super::*;
+use crate::rig::client;
+use crate::rig::mongod::Mongod;
+use crate::rig::proxy::Proxy;
+
+const TTL_SECS: i64 = TTL.as_secs() as i64;
+
+/// The findings, without what is only good to know.
+async fn faults(cli: &Cli, args: &[&str]) -> (Ran, Vec<Value>) {
+    let ran = cli.run(&[&["doctor", "--json"], args].concat()).await;
+    let mut findings = ran.json()["findings"].as_array().unwrap().clone();
+    findings.retain(|finding| finding["severity"] != "info");
+    assert_eq!(ran.code, Some(if findings.is_empty() { 0 } else { 1 }), "{ran:?}");
+    (ran, findings)
+}
+
+/// The only fault.
+async fn fault(cli: &Cli, args: &[&str]) -> Value {
+    let (ran, mut findings) = faults(cli, args).await;
+    assert_eq!(findings.len(), 1, "{ran:?}");
+    findings.remove(0)
+}
+
+/// What a person is told of this one.
+async fn is_told(cli: &Cli, finding: &Value) {
+    let ran = cli.run(&["doctor"]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for field in ["about", "problem", "advice"] {
+        assert!(ran.out.contains(finding[field].as_str().unwrap()), "{field}: {}", ran.out);
+    }
+    if let Some(command) = finding["command"].as_str() {
+        assert!(ran.out.lines().any(|line| line.ends_with(command)), "{}", ran.out);
+    }
+}
+
+fn says(finding: &Value, code: &str, field: &str, text: &str) {
+    assert_eq!(finding["code"], code, "{finding}");
+    assert!(finding[field].as_str().unwrap_or_default().contains(text), "{field}: {finding}");
+}
+
+#[tokio::test]
+async fn nothing_is_wrong_with_a_replica_set_on_which_an_application_runs() {
+    let (cli, database) = Cli::fresh().await;
+    let empty = cli.run(&["doctor"]).await;
+    assert_eq!(empty.code, Some(0), "{empty:?}");
+    let app = App::on(&database).await;
+    held_by(&app, &key("a"), "Alice").await;
+    let ttl = format!("{TTL_SECS}s");
+    for args in [&[][..], &["--ttl", &ttl], &["--collection", "workitem"]] {
+        let (ran, findings) = faults(&cli, args).await;
+        assert_eq!(findings, [Value::Null; 0], "{args:?}: {ran:?}");
+    }
+    assert!(cli.run(&["doctor"]).await.ok().contains("nothing is wrong"));
+}
+
+#[tokio::test]
+async fn a_missing_index_is_found() {
+    let (cli, database) = Cli::fresh().await;
+    App::on(&database).await;
+    for field in ["ts", "aid", "readers.aid", "due"] {
+        lock_records(&database).drop_index(format!("{field}_1")).await.unwrap();
+        let finding = fault(&cli, &[]).await;
+        says(&finding, "missing_index", "problem", &format!("`{field}`"));
+        says(&finding, "missing_index", "command", "createIndex(");
+        assert_eq!(finding["about"], format!("{}.workitem.lock", cli.database));
+        is_told(&cli, &finding).await;
+        // As it advises.
+        cli.run(&["init", "workitem", "--ttl", &format!("{TTL_SECS}s")]).await.ok();
+        assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+    }
+    // Nobody has registered this one.
+    let finding = fault(&cli, &["--collection", "workitme"]).await;
+    says(&finding, "missing_collection", "advice", "doclock init");
+}
+
+#[tokio::test]
+async fn a_wrong_ttl_is_found() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    let finding = fault(&cli, &["--ttl", "150s"]).await;
+    says(&finding, "wrong_ttl", "problem", &format!("after {TTL_SECS} s"));
+    assert_eq!(finding["severity"], "warning");
+    says(&finding, "wrong_ttl", "command", "expireAfterSeconds: 150");
+    let finding = fault(&cli, &["--ttl", "1h"]).await;
+    assert_eq!(finding["severity"], "error");
+    says(&finding, "wrong_ttl", "command", "expireAfterSeconds: 3600");
+
+    // An index that would remove locks while they are held is found without being told the ttl.
+    held_by(&app, &key("a"), "Alice").await;
+    let change = doc! { "keyPattern": { "ts": 1 }, "expireAfterSeconds": 30 };
+    let change = doc! { "collMod": "workitem.lock", "index": change };
+    database.run_command(change).await.unwrap();
+    let finding = fault(&cli, &[]).await;
+    says(&finding, "wrong_ttl", "problem", "locks are lost while they are held");
+    says(&finding, "wrong_ttl", "command", &format!("expireAfterSeconds: {TTL_SECS}"));
+    is_told(&cli, &finding).await;
+}
+
+#[tokio::test]
+async fn w_1_in_the_uri_is_found() {
+    let server = mongod::local_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    App::on(&database).await;
+    let uri = format!("{}&w=1", server.uri());
+    let cli = Cli { uri, database: database.name().to_owned() };
+    let finding = fault(&cli, &[]).await;
+    says(&finding, "weak_write_concern", "problem", "`w=1`");
+    says(&finding, "weak_write_concern", "advice", "`w=majority`");
+    is_told(&cli, &finding).await;
+}
+
+#[tokio::test]
+async fn a_standalone_server_is_found() {
+    let uri = mongod::shared_standalone().await.uri();
+    let database = rig::fresh_database(&uri).await;
+    App::on(&database).await;
+    let cli = Cli { uri, database: database.name().to_owned() };
+    let finding = fault(&cli, &[]).await;
+    says(&finding, "standalone", "advice", "--replSet");
+    says(&finding, "standalone", "command", "rs.initiate()");
+    is_told(&cli, &finding).await;
+}
+
+#[tokio::test]
+async fn a_skewed_clock_is_found() {
+    let [first, second] = [Mongod::start_member().await, Mongod::start_member().await];
+    let way = Proxy::start(second.port());
+    let member = |id: i32, port: u16, votes: i32| {
+        doc! { "_id": id, "host": format!("127.0.0.1:{port}"), "votes": votes, "priority": votes }
+    };
+    // Only the first one can be elected, and nobody need wait for another.
+    let members = vec![member(0, first.port(), 1), member(1, way.port(), 0)];
+    first.admin(doc! { "replSetInitiate": { "_id": "rs0", "members": members } }).await;
+    eventually("the second member follows", async || {
+        let hello = second.admin(doc! { "hello": 1 }).await;
+        hello.get_bool("secondary").unwrap_or_default()
+    })
+    .await;
+    let database = client(&first.uri()).await.database(&fresh_name());
+    App::on(&database).await;
+    // However long the driver takes to find the second one.
+    let uri = format!("{}&serverSelectionTimeoutMS=60000", first.uri());
+    let cli = Cli { uri, database: database.name().to_owned() };
+    assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+
+    for (millis, severity, direction) in [
+        (300_000, "error", "ahead of"),
+        (-300_000, "error", "behind"),
+        (20_000, "warning", "ahead of"),
+    ] {
+        way.set_clock_ahead(millis);
+        let finding = fault(&cli, &[]).await;
+        assert_eq!(
+            (&finding["about"], &finding["severity"]),
+            (&json!(format!("127.0.0.1:{}", way.port())), &json!(severity),)
+        );
+        says(&finding, "skewed_clock", "problem", direction);
+        says(&finding, "skewed_clock", "problem", &format!("127.0.0.1:{}", first.port()));
+        says(&finding, "skewed_clock", "advice", "NTP");
+    }
+    way.set_clock_ahead(0);
+    way.cut();
+    let cli = Cli { uri: first.uri(), ..cli };
+    let finding = fault(&cli, &[]).await;
+    says(&finding, "unreachable_member", "about", &way.port().to_string());
+    is_told(&cli, &finding).await;
+}
+
+#[tokio::test]
+async fn a_missing_privilege_is_found() {
+    let server = Mongod::start_with_auth().await;
+    let admin = client(&server.uri()).await;
+    let database = admin.database(&fresh_name());
+    App::on(&database).await;
+    let name = database.name();
+    let cli = |user: &str| {
+        let uri = server.uri().replace("root:secret", &format!("{user}:secret"));
+        Cli { uri: uri + "&authSource=admin", database: name.to_owned() }
+    };
+    let missing = async |user: &str| {
+        let (_, mut findings) = faults(&cli(user), &[]).await;
+        // A standalone server is the quickest to start with users.
+        findings.retain(|finding| finding["code"] != "standalone");
+        findings
+    };
+    let role = |role: &str| doc! { "role": role, "db": name };
+    for (user, roles) in [
+        ("reader", vec![role("read")]),
+        ("writer", vec![role("readWrite")]),
+        ("app", vec![role("readWrite"), role("dbAdmin")]),
+        ("stranger", vec![]),
+    ] {
+        let user = doc! { "createUser": user, "pwd": "secret", "roles": roles };
+        admin.database("admin").run_command(user).await.unwrap();
+    }
+    // As `docs/production.md` says.
+    let on = |collection: &str, actions: &[&str]| {
+        let mut all: Vec<_> = ["find", "update"].into();
+        all.extend(actions);
+        doc! { "resource": { "db": name, "collection": collection }, "actions": all }
+    };
+    let records = ["insert", "remove", "listIndexes", "createIndex", "collMod"];
+    let least = ["workitem.lock", "doclock.ended"].map(|collection| on(collection, &records));
+    let least = [least.as_slice(), &[on("workitem", &[])]].concat();
+    let role = doc! { "createRole": "doclock", "privileges": least, "roles": [] };
+    admin.database("admin").run_command(role).await.unwrap();
+    let user = doc! { "createUser": "least", "pwd": "secret", "roles": ["doclock"] };
+    admin.database("admin").run_command(user).await.unwrap();
+    for sufficient in ["app", "root", "least"] {
+        assert_eq!(missing(sufficient).await, [Value::Null; 0], "{sufficient}");
+    }
+
+    let findings = missing("reader").await;
+    let about: Vec<_> = findings.iter().map(|finding| finding["about"].clone()).collect();
+    for collection in ["doclock.ended", "workitem.lock", "workitem"] {
+        assert!(about.contains(&json!(format!("{name}.{collection}"))), "{about:?}");
+    }
+    for finding in &findings {
+        says(finding, "missing_privilege", "problem", "`reader`");
+        says(finding, "missing_privilege", "problem", "update");
+        says(finding, "missing_privilege", "command", "grantRolesToUser(\"reader\"");
+        is_told(&cli("reader"), finding).await;
+    }
+    for finding in missing("writer").await {
+        says(&finding, "missing_privilege", "problem", "lacks collMod");
+        says(&finding, "missing_privilege", "command", "dbAdmin");
+        assert_eq!(finding["severity"], "warning");
+    }
+    // Who may not look at anything is told so, and so is who is nobody at all.
+    let stranger = cli("stranger").run(&["doctor", "--collection", "workitem"]).await;
+    assert_eq!(stranger.code, Some(1), "{stranger:?}");
+    assert!(stranger.out.contains("`stranger` lacks find"), "{stranger:?}");
+    let nobody = server.uri().replace("root:secret@", "");
+    let nobody = Cli { uri: nobody, database: name.to_owned() };
+    let ran = nobody.run(&["doctor", "--collection", "workitem", "--json"]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.out.contains("not_authenticated"), "{ran:?}");
+    // Who may read a lock collection need not be allowed to list all others.
+    let resource = doc! { "db": name, "collection": "workitem.lock" };
+    let privilege = doc! { "resource": resource, "actions": ["find", "listIndexes"] };
+    let role = doc! { "createRole": "looker", "privileges": [privilege], "roles": [] };
+    admin.database("admin").run_command(role).await.unwrap();
+    let user = doc! { "createUser": "looker", "pwd": "secret", "roles": ["looker"] };
+    admin.database("admin").run_command(user).await.unwrap();
+    cli("looker").run(&["list"]).await.ok();
+    let list = cli("stranger").run(&["list", "--collection", "workitem"]).await;
+    assert_eq!(list.code, Some(4), "{list:?}");
+}
+
+#[tokio::test]
+async fn the_longest_ttl_that_is_held_counts_of_those_that_are_live() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    let lock = held_by(&app, &key("a"), "Alice").await;
+    lock_records(&database)
+        .update_one(doc! { "_id": "a" }, doc! { "$set": { "ttl": 2 * TTL_SECS * 1_000 } })
+        .await
+        .unwrap();
+    says(&fault(&cli, &[]).await, "wrong_ttl", "problem", "a lock that is held");
+    rig::age(&database, &lock.key, 2 * TTL).await;
+    assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+}
