@@ -331,6 +331,7 @@ macro_rules! store_conformance {
             a_lock_that_is_to_run_out_does_so_however_often_it_is_renewed,
             only_the_acquisition_that_is_named_runs_out_sooner,
             a_page_that_is_loaded_anew_has_its_lock_back_in_full,
+            who_came_back_in_time_may_renew_and_save_as_before,
             a_claim_of_another_tab_leaves_the_lock_as_it_is,
             a_session_that_moves_its_lock_to_another_tab_goes_on_with_it,
             all_who_hold_a_document_are_named,

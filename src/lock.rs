@@ -83,63 +83,49 @@ impl FromStr for LockToken {
     }
 }
 
-/// One tab of a browser, or whatever else within a session is to have locks of its own.
-///
-/// Chosen by the page and kept for as long as the tab lives. Like the aid it is never shown to
-/// another session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct TabId(Uuid);
+/// A name that a page chooses for itself.
+macro_rules! chosen_by_pages {
+    ($($(#[doc = $text:literal])+ $name:ident;)*) => {
+        $(
+            $(#[doc = $text])+
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+            #[serde(transparent)]
+            pub struct $name(Uuid);
 
-impl TabId {
-    /// A new random tab.
-    #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
-    #[must_use]
-    pub fn new() -> Self {
-        Self(Uuid::new_v4())
-    }
+            impl $name {
+                /// A new random one.
+                #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
+                #[must_use]
+                pub fn new() -> Self {
+                    Self(Uuid::new_v4())
+                }
+            }
+
+            impl fmt::Display for $name {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    self.0.fmt(f)
+                }
+            }
+
+            impl FromStr for $name {
+                type Err = uuid::Error;
+
+                fn from_str(s: &str) -> Result<Self, Self::Err> {
+                    Uuid::parse_str(s).map(Self)
+                }
+            }
+        )*
+    };
 }
 
-impl fmt::Display for TabId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for TabId {
-    type Err = uuid::Error;
-
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        Uuid::parse_str(s).map(Self)
-    }
-}
-
-/// One load of a page: new each time, also in the same tab.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct PageId(Uuid);
-
-impl PageId {
-    /// A new random page.
-    #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
-    #[must_use]
-    pub fn new() -> Self {
-        Self(Uuid::new_v4())
-    }
-}
-
-impl fmt::Display for PageId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for PageId {
-    type Err = uuid::Error;
-
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        Uuid::parse_str(s).map(Self)
-    }
+chosen_by_pages! {
+    /// One tab of a browser, or whatever else within a session is to have locks of its own.
+    ///
+    /// Chosen by the page and kept for as long as the tab lives. Like the aid it is never shown to
+    /// another session.
+    TabId;
+    /// One load of a page: new each time, also in the same tab.
+    PageId;
 }
 
 /// Who is shown to people as the one who holds a lock. For display; it gives no rights.

@@ -38,6 +38,7 @@ mod policy;
 mod provisional;
 mod queue;
 mod reaper;
+mod release;
 pub(crate) mod rhythm;
 mod run;
 pub(crate) mod streams;

@@ -109,6 +109,30 @@ cases! {
         assert!(left <= 36 * SECOND, "{left:?}");
     }
 
+    async fn who_came_back_in_time_may_renew_and_save_as_before<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let token = granted(store, &key("a"), &alice).await;
+        let left = || async { locks_on(store, "a").await[0].expires_in() };
+        for _ in 0..2 {
+            store.run_out_in(&key("a"), &alice, token, None, 5 * SECOND).await.unwrap();
+            assert!(left().await <= 5 * SECOND);
+            let back = store.try_acquire(&key("a"), &claim(&alice)).await.unwrap();
+            assert!(matches!(back, TryAcquire::AlreadyMine(_)), "{back:?}");
+            store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+            assert!(left().await > 50 * SECOND, "renewed");
+            let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
+            assert_eq!(saved, Saved::Saved);
+            assert!(left().await > 50 * SECOND, "saved");
+            let _ = store.try_acquire(&key("a"), &claim(&alice)).await.unwrap();
+            assert!(left().await > 50 * SECOND, "asked for again");
+        }
+        // Nor is it forgotten if nobody renews it then.
+        subject.age(&key("a"), TTL).await;
+        sweep(store, 100).await;
+        assert_eq!(announce_all(store).await.len(), 1);
+    }
+
     async fn a_claim_of_another_tab_leaves_the_lock_as_it_is<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         for mode in [Mode::Exclusive, Mode::Shared] {

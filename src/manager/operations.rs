@@ -9,11 +9,11 @@ use std::{
 use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
-use super::{LockManager, Provisional, Registered, observe, queue::Heir, run};
+use super::{LockManager, Provisional, Registered, observe, run};
 use crate::{
-    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, PageId, StoreError,
-    StoreErrorKind, TabId,
-    store::{Answer, Claim, DynStore, Released, Saved, StoredDocument, TryAcquire},
+    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, PageId, StoreErrorKind,
+    TabId,
+    store::{Answer, Claim, DynStore, Saved, StoredDocument, TryAcquire},
 };
 
 /// How many documents of a collection are listed with the locks of everybody.
@@ -159,112 +159,6 @@ impl LockManager {
         Ok(acquired)
     }
 
-    /// The claim may have been granted all the same, or be still on its way. Nobody knows of it.
-    pub(super) fn claim_is_unknown(&self, key: &LockKey, claim: Claim, scope: &TaskTracker) {
-        let Claim { aid, token, mode, .. } = claim;
-        let unknown = Acquisition { key: key.clone(), aid, token, mode };
-        self.give_back(unknown.clone(), scope);
-        self.give_back_later(unknown);
-    }
-
-    /// Gives a grant back that its request does not want. Nobody waits for it, and it is tried for
-    /// as long as the lock can live.
-    pub(crate) fn give_back(&self, unwanted: Acquisition, scope: &TaskTracker) {
-        self.in_background(scope, unwanted, |store, it| {
-            store.retract(&it.key, &it.aid, it.token, it.mode)
-        });
-    }
-
-    /// Once more, for an acquire that was stuck on its way while it was given back. Without this a
-    /// lock that nobody knows of would live as long as its session, which renews all it holds.
-    fn give_back_later(&self, unwanted: Acquisition) {
-        let manager = self.clone();
-        self.inner.runner.spawn_after(self.ttl() / 3, async move {
-            manager.give_back(unwanted, &TaskTracker::new());
-        });
-    }
-
-    /// Releases a lock without anybody waiting.
-    pub(crate) fn release_in_background(&self, held: Acquisition) {
-        if let Some(heir) = self.inner.queues.heir(&held) {
-            let until = Instant::now() + self.ttl();
-            drop(self.hand_over(held, heir, until, run::BACKGROUND));
-        } else {
-            self.release_alone_in_background(held);
-        }
-    }
-
-    fn release_alone_in_background(&self, held: Acquisition) {
-        self.in_background(&TaskTracker::new(), held, |store, it| {
-            store.release(&it.key, &it.aid, it.token, it.mode)
-        });
-    }
-
-    /// Releases a lock by giving it to the next one. One command where two would be needed, each of
-    /// which has to wait for a majority.
-    fn hand_over(
-        &self,
-        held: Acquisition,
-        heir: Heir,
-        until: Instant,
-        longest_pause: Duration,
-    ) -> Receiver<Result<Released, StoreError>> {
-        let claim = heir.wanted.claim(self.inner.settings.max_hold, None);
-        let manager = self.clone();
-        self.inner.runner.spawn(&TaskTracker::new(), async move {
-            let Acquisition { key, aid, token, .. } = &held;
-            let asked = Instant::now();
-            let handed = run::retry(until, longest_pause, || {
-                manager.inner.store.hand_over(key, aid, *token, &claim)
-            });
-            match handed.await {
-                Ok(Some(lock)) => {
-                    observe::handed_over(&manager, key);
-                    manager.inner.watched.ended(&held);
-                    manager.inner.watched.saw(&lock, asked);
-                    manager.inner.queues.was_handed(&lock);
-                    let (scope, token) = (heir.scope.clone(), claim.token);
-                    let fresh = Provisional::new(manager, lock, token, scope);
-                    heir.give(Acquired::Fresh(fresh));
-                    Ok(Released::Released)
-                }
-                Ok(None) => {
-                    manager.inner.gone(&held);
-                    Ok(Released::AlreadyGone)
-                }
-                Err(error) => {
-                    // It may have been carried out, or be still on its way: then it is the claim's.
-                    manager.claim_is_unknown(key, claim, &heir.scope);
-                    // Else it is still on record under its own name, and may be renewed there.
-                    manager.release_alone_in_background(held);
-                    Err(error)
-                }
-            }
-        })
-    }
-
-    fn in_background(
-        &self,
-        scope: &TaskTracker,
-        lock: Acquisition,
-        attempt: for<'a> fn(&'a dyn DynStore, &'a Acquisition) -> Answer<'a, Released>,
-    ) {
-        let (store, until) = (Arc::clone(&self.inner.store), Instant::now() + self.ttl());
-        let manager = self.clone();
-        self.inner.runner.spawn(scope, async move {
-            let released = run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await;
-            observe::released(&manager, &lock.key, &released);
-            match released {
-                Ok(_) => manager.inner.gone(&lock),
-                Err(e) => log::warn!(
-                    target: "actix_doclock::manager",
-                    "a lock on {:?} could not be given back, it has run out by now: {e}",
-                    lock.key,
-                ),
-            }
-        });
-    }
-
     /// Ends a session without anybody waiting.
     pub(crate) fn release_session_in_background(&self, aid: Aid) {
         let manager = self.clone();
@@ -276,54 +170,6 @@ impl LockManager {
                 );
             }
         });
-    }
-
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.release", skip_all,
-        fields(collection = held.key.collection(), outcome = tracing::field::Empty),
-    ))]
-    pub(crate) async fn release_by(
-        &self,
-        held: &Acquisition,
-        until: Instant,
-    ) -> Result<Released, LockError> {
-        if let Some(heir) = self.inner.queues.heir(held) {
-            let handed = self.hand_over(held.clone(), heir, until, run::FOREGROUND);
-            return Ok(run::answer("release", until, handed).await?);
-        }
-        let released = self.run("release", until, held.clone(), |store, it| {
-            store.release(&it.key, &it.aid, it.token, it.mode)
-        });
-        let released = released.await;
-        observe::released(self, &held.key, &released);
-        let released = released?;
-        self.inner.gone(held);
-        Ok(released)
-    }
-
-    /// Has the lock run out after `grace`, if it is an exclusive one. A shared one is released: nobody
-    /// is kept out by a reader that comes back.
-    pub(crate) async fn release_in(
-        &self,
-        held: &Acquisition,
-        page: Option<PageId>,
-        grace: Duration,
-        until: Instant,
-    ) -> Result<(), LockError> {
-        let args = (held.clone(), page, grace);
-        let shortened = self.run("run_out_in", until, args, |store, (it, page, grace)| {
-            store.run_out_in(&it.key, &it.aid, it.token, *page, *grace)
-        });
-        if shortened.await? == Released::AlreadyGone {
-            // Not an exclusive one of this page: then it may be of a newer page of this tab.
-            let reader = self.inspect_by(&held.key, Some(&held.aid), until).await?;
-            if reader.is_some_and(|it| it.token == Some(held.token) && it.mode == Mode::Shared) {
-                self.release_by(held, until).await?;
-            }
-        }
-        // They are to learn when it runs out now.
-        self.inner.queues.freed(&held.key);
-        Ok(())
     }
 
     #[cfg_attr(feature = "tracing", tracing::instrument(

@@ -14,12 +14,7 @@ use mongodb::{
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
-use self::{
-    error::{retry_duplicate_key, store_error},
-    pipeline::Acquisition,
-    record::{Fetched, presentable},
-    removal::Grants,
-};
+use self::{error::store_error, pipeline::Acquisition, record::Fetched, removal::Grants};
 use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
     StoreErrorKind,
@@ -35,6 +30,7 @@ mod connect;
 mod doctor;
 mod ends;
 mod error;
+mod grant;
 mod indexes;
 mod pipeline;
 mod record;
@@ -173,43 +169,8 @@ impl Store for MongoStore {
         Ok(())
     }
 
-    // findAndModify comes back as: our token → granted (also when this is a repetition whose first
-    // reply was lost); our aid with another token → already ours; anything else → held. Nothing →
-    // impossible, an upsert returns the document. 11000 → two first upserts met and the server did
-    // not retry by itself; tried again as unavailable. Write concern time-out, connection lost → not
-    // known; tried again with the same token. An exclusive claim that finds readers has changed
-    // nothing, and is made again in full.
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
-        let at = self.prepared(key.collection())?;
-        let doing = || format!("acquiring the lock on {key:?}");
-        let attempt = async |update, fields| {
-            let asked = Instant::now();
-            let record = (at.locks)
-                .find_one_and_update(pipeline::by_id(key.id()), update)
-                .upsert(true)
-                .return_document(ReturnDocument::After)
-                .projection(fields)
-                .await
-                .map_err(|e| retry_duplicate_key(store_error(doing(), e)))?;
-            record
-                .map(|record| (record, asked))
-                .ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))
-        };
-        let mut answer = None;
-        if claim.mode == Mode::Exclusive && !at.rules.fair {
-            let update = pipeline::acquire_unless_shared(claim, &at.rules);
-            let (record, asked) = attempt(update, pipeline::answer_fields_unless_shared()).await?;
-            if !record.get_bool(pipeline::SHARED).unwrap_or(false) {
-                answer = at.fetched(key, &record, asked).answer(claim);
-            }
-        }
-        if answer.is_none() {
-            let update = pipeline::acquire(claim, &at.rules);
-            let fields = pipeline::answer_fields(claim, &at.rules);
-            let (record, asked) = attempt(update, fields).await?;
-            answer = at.fetched(key, &record, asked).answer(claim);
-        }
-        answer.ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))
+        self.prepared(key.collection())?.acquire(key, claim).await
     }
 
     // updateMany comes back as: n matched → n live locks renewed, the rest of what the session
@@ -301,8 +262,6 @@ impl Store for MongoStore {
         shortened.map_err(|e| store_error(format!("shortening the lease on {key:?}"), e))
     }
 
-    // findAndModify comes back as: our token → granted, also by an earlier attempt whose reply was
-    // lost; nothing → the acquisition had gone, and so has what an earlier attempt granted.
     async fn hand_over(
         &self,
         key: &LockKey,
@@ -310,27 +269,7 @@ impl Store for MongoStore {
         token: LockToken,
         claim: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
-        let at = self.prepared(key.collection())?;
-        let from =
-            Acquisition { id: key.id(), aid, token, mode: Mode::Exclusive, unless_told: false };
-        let asked = Instant::now();
-        let record = (at.locks)
-            .find_one_and_update(
-                pipeline::handed(&from, claim),
-                pipeline::hand_over(&from, claim, &at.rules),
-            )
-            .return_document(ReturnDocument::After)
-            .projection(match claim.mode {
-                Mode::Exclusive => pipeline::answer_fields_unless_shared(),
-                Mode::Shared => pipeline::answer_fields(claim, &at.rules),
-            })
-            .await
-            .map_err(|e| store_error(format!("handing the lock on {key:?} over"), e))?;
-        let answer = record.and_then(|record| at.fetched(key, &record, asked).answer(claim));
-        Ok(match answer {
-            Some(TryAcquire::Granted(lock)) => Some(lock),
-            _ => None,
-        })
+        self.prepared(key.collection())?.hand_over(key, aid, token, claim).await
     }
 
     async fn end_session(
@@ -481,39 +420,9 @@ impl Store for MongoStore {
         self.ask_status(collections).await
     }
 
-    // An exclusive lock first runs out, with the name of who broke it, for those who watch: a removal
-    // tells them nothing. updateOne: 0 → it was gone, or this is the repetition of a break whose
-    // answer was lost. Who dies before the removal leaves it to the sweep. Then as `release`, which
-    // finds nothing if who waited was quicker.
-    //
-    // A foreign lock has no token; there the moment it was taken tells it from others, which has to be
-    // read again, because a lock that is shown does not carry every date there is.
     async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
-        let at = self.prepared(seen.key.collection())?;
-        let failed = |e| store_error(format!("breaking the lock on {:?}", seen.key), e);
-        if let Some(token) = seen.token {
-            let mut taken_away = Released::AlreadyGone;
-            let Lock { key, aid, mode, .. } = seen;
-            if *mode == Mode::Exclusive {
-                let it = Acquisition { id: key.id(), aid, token, mode: *mode, unless_told: false };
-                let away = pipeline::take_away(token, taken);
-                taken_away = at.shorten(it.filter(), away).await.map_err(failed)?;
-            }
-            let removed = self.release(key, aid, token, *mode).await?;
-            // Somebody may have got it between the two.
-            let both = [taken_away, removed];
-            return Ok(if both.contains(&Released::Released) {
-                Released::Released
-            } else {
-                removed
-            });
-        }
-        let record = at.locks.find_one(pipeline::by_id(seen.key.id())).await.map_err(failed)?;
-        let ts = record.and_then(|record| record.get_datetime("ts").ok().copied());
-        if presentable(ts) != seen.since {
-            return Ok(Released::AlreadyGone);
-        }
-        at.remove_foreign(seen.key.id(), ts.into()).await.map_err(failed)
+        let broken = self.prepared(seen.key.collection())?.take_away(seen, taken).await;
+        broken.map_err(|e| store_error(format!("breaking the lock on {:?}", seen.key), e))
     }
 
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {

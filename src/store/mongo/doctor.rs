@@ -38,7 +38,7 @@ impl MongoStore {
     /// # use actix_doclock::{MongoStore, StoreError};
     /// # async fn start(store: &MongoStore) -> Result<(), StoreError> {
     /// for finding in store.diagnose(&["workitem"], None).await? {
-    ///     log::warn!("{}: {}; {}", finding.about, finding.problem, finding.advice);
+    ///     println!("{}: {}; {}", finding.about, finding.problem, finding.advice);
     /// }
     /// # Ok(()) }
     /// ```

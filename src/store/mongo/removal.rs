@@ -9,10 +9,11 @@ use mongodb::{
 use super::{
     Prepared, ends,
     pipeline::{self, Acquisition, Grant, exclusive_of, has_run_out, is_of, of_sessions, take_out},
+    record::presentable,
 };
 use crate::{
-    Aid, LockId, LockToken, Mode,
-    store::{Released, Rules},
+    Aid, Lock, LockId, LockToken, Mode,
+    store::{Released, Rules, Taken},
 };
 
 /// Several grants of a collection.
@@ -80,6 +81,33 @@ impl Prepared {
         }
         let gone = self.change(it.filter(), take_out(|grant| it.is(grant), rules), it.id).await?;
         Ok(released(u64::from(gone)))
+    }
+
+    // An exclusive lock first runs out, with the name of who broke it, for those who watch: a removal
+    // tells them nothing. updateOne: 0 → it was gone, or this is the repetition of a break whose
+    // answer was lost. Who dies before the removal leaves it to the sweep. Then as `release`, which
+    // finds nothing if who waited was quicker.
+    //
+    // A foreign lock has no token; there the moment it was taken tells it from others, which has to be
+    // read again, because a lock that is shown does not carry every date there is.
+    pub(super) async fn take_away(&self, seen: &Lock, by: &Taken) -> Result<Released> {
+        let Lock { key, aid, mode, .. } = seen;
+        let Some(token) = seen.token else {
+            let record = self.locks.find_one(pipeline::by_id(key.id())).await?;
+            let ts = record.and_then(|record| record.get_datetime("ts").ok().copied());
+            if presentable(ts) != seen.since {
+                return Ok(Released::AlreadyGone);
+            }
+            return self.remove_foreign(key.id(), ts.into()).await;
+        };
+        let it = Acquisition { id: key.id(), aid, token, mode: *mode, unless_told: false };
+        let has_run_out = match mode {
+            Mode::Exclusive => self.shorten(it.filter(), pipeline::take_away(token, by)).await?,
+            Mode::Shared => Released::AlreadyGone,
+        };
+        let removed = self.remove(&it).await?;
+        // Somebody may have got it between the two.
+        Ok(if has_run_out == Released::Released { has_run_out } else { removed })
     }
 
     /// Changes when an exclusive lock runs out, if it has not.

@@ -60,7 +60,7 @@ async fn each_verb_is_a_span_with_its_collection_and_its_outcome() {
         r#"doclock.wait{collection="workitem"}:doclock.acquire{collection="workitem" outcome="held"}"#,
         r#"doclock.wait{collection="workitem" outcome="held"}"#,
         r#"doclock.renew{outcome="ok"}"#,
-        r#"doclock.break{collection="workitem"}:doclock.inspect{collection="workitem"}"#,
+        r#"doclock.inspect{collection="workitem"}"#,
         r#"doclock.break{collection="workitem" outcome="refused"}"#,
         r#"doclock.release{collection="workitem" outcome="released"}"#,
         r#"doclock.sweep{outcome="ok"}"#,

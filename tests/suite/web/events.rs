@@ -2,7 +2,6 @@
 
 use std::{future::poll_fn, pin::pin, time::Instant};
 
-use actix_doclock::LockingSession;
 use actix_web::body::{BoxBody, MessageBody};
 use serde_json::json;
 use tokio::time::timeout;
@@ -166,15 +165,6 @@ async fn a_take_over_is_told_to_the_one_who_loses_it() {
     );
     let (event, data) = stream.event().await;
     assert_eq!((event.as_str(), &data["state"]), ("acquired", &"held".into()));
-}
-
-async fn serve_with(
-    locks: &LockManager,
-    settings: impl FnOnce(LockingSession<CookieSessionStore>) -> LockingSession<CookieSessionStore>,
-) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
-    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
-    let session = locks.session(session.cookie_secure(false).build()).identify(person);
-    test::init_service(App::new().wrap(settings(session)).configure(routes)).await
 }
 
 #[actix_web::test]

@@ -25,7 +25,7 @@ use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
 use actix_doclock::{
     Actor, HeldDoc, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable, LockedDoc,
-    MemoryStore, Problem, SessionLocks, SharedDoc, Wait, lock_api,
+    LockingSession, MemoryStore, Problem, SessionLocks, SharedDoc, Wait, lock_api,
 };
 use actix_http::Request;
 use actix_session::{
@@ -226,6 +226,16 @@ async fn serve_with_cookies(
     locks: &LockManager,
 ) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
     serve(locks, CookieSessionStore::default()).await
+}
+
+/// The same with settings of its own for the wrap.
+async fn serve_with(
+    locks: &LockManager,
+    settings: impl FnOnce(LockingSession<CookieSessionStore>) -> LockingSession<CookieSessionStore>,
+) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let session = locks.session(session.cookie_secure(false).build()).identify(person);
+    test::init_service(App::new().wrap(settings(session)).configure(routes)).await
 }
 
 /// A client that keeps cookies.

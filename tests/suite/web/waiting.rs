@@ -2,7 +2,7 @@
 
 use std::{future::Future, net::TcpListener, time::Instant};
 
-use actix_doclock::{LockGuard, LockingSession, MongoStore, Wait, Wakeup};
+use actix_doclock::{LockGuard, MongoStore, Wait, Wakeup};
 use actix_web::HttpServer;
 use serde_json::json;
 use tokio::{
@@ -19,16 +19,6 @@ const A_WHILE: Duration = Duration::from_millis(150);
 
 async fn in_time<T>(future: impl Future<Output = T>) -> T {
     timeout(SOON, future).await.expect("nobody waits for so long")
-}
-
-/// The application, with settings of its own for those who wait.
-async fn serve_with(
-    locks: &LockManager,
-    settings: impl FnOnce(LockingSession<CookieSessionStore>) -> LockingSession<CookieSessionStore>,
-) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
-    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
-    let session = locks.session(session.cookie_secure(false).build()).identify(person);
-    test::init_service(App::new().wrap(settings(session)).configure(routes)).await
 }
 
 /// Holds the lock on a note outside of all requests.

@@ -275,8 +275,9 @@ impl Acquire<'_> {
         let (ttl, until) = self.lease_that_goes_on();
         back.insert("due", due_again(ttl.clone(), self.rules));
         back.insert("ttl", ttl);
-        back.insert("until", until);
-        back.insert("leaving", "$$REMOVE");
+        // Null, because what is merged cannot remove a field.
+        back.insert("until", doc! { "$ifNull": [until, Bson::Null] });
+        back.insert("leaving", Bson::Null);
         if let Some(page) = self.claim.page {
             back.insert("page", page.to_string());
         }
