@@ -197,7 +197,7 @@ async fn what_people_call_themselves_does_not_reach_the_terminal_as_commands() {
     for args in [vec!["list"], vec!["show", &id], [&["break", &id][..], &reason].concat()] {
         let ran = cli.run(&args).await;
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        let written = ran.out + &ran.err;
+        let written = ran.out + ran.err.as_str();
         let obeyed = |c: char| (c.is_control() && c != '\n') || "\u{202e}\u{2066}".contains(c);
         assert!(!written.contains(obeyed), "{args:?}: {written:?}");
         assert_eq!(lines(&written, "workitem/fake"), lines(&written, "[2J"), "{written}");

@@ -4,6 +4,7 @@
 
 mod rig;
 
+mod browser;
 #[cfg(feature = "cli")]
 mod cli;
 mod commands;

@@ -1,4 +1,4 @@
-//! Real servers, and faults between them and the driver.
+//! Real servers, faults between them and the driver, and real browsers.
 //!
 //! Every server listens on 127.0.0.1, keeps its files in a directory of its own, and ends with the
 //! process that started it, however that ends.
@@ -6,6 +6,8 @@
 #![allow(dead_code)]
 
 pub(crate) mod app;
+pub(crate) mod browser;
+pub(crate) mod editor;
 pub(crate) mod faulty;
 pub(crate) mod log;
 pub(crate) mod mongod;

@@ -30,14 +30,18 @@ const LOG: &str = "server.log";
 const GUARDIAN: &str = r#"
     trap '' HUP
     dir=$PWD
+    # For what the server would leave there.
+    export HOME="$dir" TMPDIR="$dir"
     while read -r verb; do
         case $verb in
             start) wait; : >server.log; "$@" >>server.log 2>&1 & server=$! ;;
+            group-*) kill -s "${verb#group-}" -- "-$server" ;;
             *) kill -s "$verb" "$server" ;;
         esac
         echo "$server"
     done
-    kill -s KILL "$server"
+    # The second is for a server that started as the leader of a group, with all that it has started.
+    kill -s KILL "$server" "-$server"
     wait
     cd / && rm -rf "$dir"
 "#;
@@ -65,7 +69,7 @@ impl Server {
     /// The log, and not a connection, since another process's server may answer on the port.
     pub(super) async fn start(
         program: PathBuf,
-        arguments: fn(u16) -> Vec<String>,
+        arguments: impl Fn(u16) -> Vec<String>,
         ready: &'static str,
     ) -> Self {
         for _ in 0..PORTS {
@@ -122,6 +126,11 @@ impl Server {
         self.tell(signal);
     }
 
+    /// As [`Self::signal`], to the group that the process leads: to what it has started as well.
+    pub(super) fn signal_group(&self, signal: &str) {
+        self.tell(&format!("group-{signal}"));
+    }
+
     /// Stops every thread of the process where it is. A signal is only on its way when `kill` returns,
     /// and a thread that it has not reached yet may still answer.
     pub(super) fn stop(&self) {
@@ -134,6 +143,11 @@ impl Server {
     /// The port that the server listens on.
     pub(super) fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The directory that the server runs in, which goes with it.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Returns the server's pid when the guardian has done it.

@@ -1,51 +1,12 @@
 //! The example, as a program over HTTP: what DESIGN.md promises of it, on both stores.
 
-use std::{
-    io::{BufRead, BufReader},
-    process::{Child, Command, Stdio},
-};
-
 use actix_web::http::header;
 use awc::Client;
 use mongodb::bson::{Bson, doc};
 use serde_json::json;
 
 use super::*;
-use crate::rig;
-
-/// One server; ends with the test.
-struct Editor {
-    process: Child,
-    base: String,
-}
-
-impl Editor {
-    fn start(args: &[&str]) -> Self {
-        let mut process = Command::new(rig::example("editor"))
-            .args(["--bind", "127.0.0.1:0"])
-            .args(args)
-            .env_remove("MONGODB_URI")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let base = line.trim().strip_prefix("listening on ").expect("it says where").to_owned();
-        Self { process, base }
-    }
-
-    fn on_mongodb(database: &str, uri: &str) -> Self {
-        Self::start(&["--mongodb", uri, "--database", database, "--ttl-secs", "60"])
-    }
-}
-
-impl Drop for Editor {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
+use crate::rig::{self, editor::Editor};
 
 /// A person with a browser.
 struct Person {
@@ -55,7 +16,7 @@ struct Person {
 
 impl Person {
     fn at(editor: &Editor) -> Self {
-        Self { base: editor.base.clone(), cookie: RefCell::default() }
+        Self { base: editor.url(""), cookie: RefCell::default() }
     }
 
     async fn logged_in(editor: &Editor, name: &str) -> Self {
@@ -67,7 +28,7 @@ impl Person {
 
     /// The same browser, whose next request the load balancer gives to another server.
     fn moved_to(self, editor: &Editor) -> Self {
-        Self { base: editor.base.clone(), ..self }
+        Self { base: editor.url(""), ..self }
     }
 
     async fn send(&self, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
@@ -194,8 +155,7 @@ async fn the_page_is_served_with_what_it_needs_and_nothing_else_is_allowed() {
         ("/page.css", "text/css; charset=utf-8"),
         ("/page.js", "text/javascript; charset=utf-8"),
     ] {
-        let response =
-            Client::default().get(format!("{}{path}", editor.base)).send().await.unwrap();
+        let response = Client::default().get(editor.url(path)).send().await.unwrap();
         assert_eq!(response.status(), 200);
         let header = |name| response.headers().get(name).unwrap().to_str().unwrap();
         assert_eq!(header(header::CONTENT_TYPE), content_type);
@@ -212,7 +172,7 @@ async fn it_says_that_it_is_ready_and_that_it_is_not_while_the_database_is_away(
     let editor = Editor::on_mongodb(&rig::fresh_name(), &server.uri());
     let patient = Client::builder().timeout(Duration::from_secs(60)).finish();
     let ask = async || {
-        let mut answer = patient.get(format!("{}/health", editor.base)).send().await.unwrap();
+        let mut answer = patient.get(editor.url("/health")).send().await.unwrap();
         let report: Value = answer.json().await.unwrap();
         (answer.status().as_u16(), report["status"].clone())
     };
@@ -230,8 +190,7 @@ async fn prometheus_gets_what_people_do() {
     let alice = Person::logged_in(&editor, "alice").await;
     let document = alice.first_document().await;
     assert_eq!(alice.post(&format!("{document}/edit")).await.0, 200);
-    let mut answer =
-        Client::default().get(format!("{}/metrics", editor.base)).send().await.unwrap();
+    let mut answer = Client::default().get(editor.url("/metrics")).send().await.unwrap();
     let metrics = String::from_utf8(answer.body().await.unwrap().to_vec()).unwrap();
     for line in [
         "# TYPE doclock_acquire_seconds histogram",

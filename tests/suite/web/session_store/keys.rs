@@ -50,7 +50,7 @@ fn base64(bytes: &[u8]) -> String {
             text.push(char::from(DIGITS[(bits >> (18 - 6 * i) & 63) as usize]));
         }
     }
-    text + &"=".repeat((3 - bytes.len() % 3) % 3)
+    text + "=".repeat((3 - bytes.len() % 3) % 3).as_str()
 }
 
 #[actix_web::test]

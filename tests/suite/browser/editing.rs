@@ -1,0 +1,207 @@
+//! Two people and one document.
+
+use super::*;
+
+async fn who_comes_second_waits_and_is_told_for_whom(stage: &Stage) {
+    let alice = stage.person("alice").await;
+    edit_first(&alice).await;
+    alice.write("body", "by alice").await;
+
+    let bob = stage.person("bob").await;
+    open_first(&bob).await;
+    bob.until_says("banner-title", "alice is editing this").await;
+    let told = bob.text("banner-title").await;
+    assert!(told.contains("since ") && told.contains(|c: char| c.is_ascii_digit()), "{told}");
+    assert!(!bob.shows("form").await, "read only");
+
+    alice.click("save-close").await;
+    until_editing(&bob).await;
+    assert_eq!(bob.value("body").await, "by alice", "not what it was when he came");
+    bob.write("body", "by bob").await;
+    bob.click("save").await;
+    bob.until_says("save-state", "Saved").await;
+    assert_eq!(stage.text().await, "by bob");
+}
+
+#[actix_web::test]
+async fn who_comes_second_reads_and_then_edits_without_a_click() {
+    embedded(&["--ttl-secs", "60"], who_comes_second_waits_and_is_told_for_whom).await;
+}
+
+#[actix_web::test]
+async fn who_comes_second_reads_and_then_edits_without_a_click_on_mongodb() {
+    on_mongodb(async |stage, _| who_comes_second_waits_and_is_told_for_whom(stage).await).await;
+}
+
+#[actix_web::test]
+async fn those_who_wait_edit_in_the_order_in_which_they_came() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        bob.until_says("kicker", "waiting").await;
+        let carol = stage.person("carol").await;
+        open_first(&carol).await;
+        carol.until_says("kicker", "waiting").await;
+
+        alice.click("close").await;
+        until_editing(&bob).await;
+        carol.until_says("banner-title", "bob is editing this").await;
+        bob.click("close").await;
+        until_editing(&carol).await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn who_does_not_want_to_edit_can_leave_the_line() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        bob.until_says("wait", "Only read").await;
+        bob.click("wait").await;
+        bob.until_says("wait", "Edit when it is free").await;
+
+        alice.click("close").await;
+        bob.until_says("banner-title", "free now").await;
+        assert!(!bob.shows("form").await);
+        assert_eq!(stage.lock().await["state"], "free");
+        bob.click("enter").await;
+        until_editing(&bob).await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn who_has_not_logged_in_reads_and_is_told_that_it_is_free_again() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let visitor = stage.visitor().await;
+        open_first(&visitor).await;
+        visitor.until_says("banner-title", "alice is editing this").await;
+        visitor.until("document.querySelector('#list .badge').textContent.includes('alice')").await;
+        alice.click("close").await;
+        visitor.until_says("banner-title", "Log in").await;
+        visitor.until("document.querySelector('#list .badge').textContent === 'Free'").await;
+        assert!(!visitor.shows("form").await);
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn who_is_taken_over_hears_it_and_keeps_the_text() {
+    embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        alice.write("title", "her title").await;
+        alice.write("body", "not saved yet").await;
+
+        let root = stage.person("root").await;
+        open_first(&root).await;
+        root.until_says("banner-title", "alice is editing this").await;
+        root.click("take-over").await;
+        root.until_says("holder-who", "alice").await;
+        for id in ["holder-since", "holder-until"] {
+            let told = root.text(id).await;
+            assert!(told.contains(|c: char| c.is_ascii_digit()), "{id}: {told}");
+        }
+        root.click("holder-take").await;
+        until_editing(&root).await;
+        assert!(!root.shows("holder").await);
+
+        alice.until_says("banner-title", "root is editing this").await;
+        alice.until_disabled("save").await;
+        assert_eq!(alice.value("body").await, "not saved yet");
+        alice.click("copy").await;
+        alice.until_says("toast", "clipboard").await;
+        assert_eq!(alice.clipboard().await, "her title\n\nnot saved yet");
+        root.write("body", "by root").await;
+        root.click("save-close").await;
+        root.until_hidden("doc").await;
+        assert_eq!(stage.text().await, "by root");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_loss_in_which_nothing_has_changed_costs_one_click() {
+    embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        alice.write("body", "not saved yet").await;
+        let root = stage.person("root").await;
+        open_first(&root).await;
+        root.click("take-over").await;
+        root.click("holder-take").await;
+        until_editing(&root).await;
+        alice.until_disabled("save").await;
+        root.click("close").await;
+
+        alice.click("enter").await;
+        until_editing(&alice).await;
+        assert_eq!(alice.value("body").await, "not saved yet");
+        assert!(!alice.shows("saved").await, "nothing to choose from");
+        alice.click("save").await;
+        alice.until_says("save-state", "Saved").await;
+        assert_eq!(stage.text().await, "not saved yet");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn who_may_not_take_over_is_told_who_it_is_and_not_offered_it() {
+    embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        bob.click("take-over").await;
+        bob.until_says("holder-who", "alice").await;
+        assert!(!bob.shows("holder-take").await);
+        bob.click("holder-close").await;
+        bob.until_hidden("holder").await;
+    })
+    .await;
+}
+
+/// With markup, marks that turn the direction of writing round, and the 200 bytes that the example allows.
+#[actix_web::test]
+async fn a_name_is_shown_as_text_whatever_is_in_it() {
+    let name = "<img src=x onerror=alert(1)>\u{202e}\u{5e9}\u{5dc}\u{200f}&amp;";
+    let name = format!("{name}{}", "m".repeat(200 - name.len()));
+    embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
+        let alice = stage.visitor().await;
+        let login = format!(
+            "const done = arguments[0]; const headers = {{ 'Content-Type': 'application/json' }}; \
+             fetch('/login', {{ method: 'POST', headers, body: JSON.stringify({{ name: {} }}) }}).then(r => done(r.status))",
+            Value::from(&*name)
+        );
+        assert_eq!(alice.run_async::<u16>(&login).await, 204);
+        alice.reload().await;
+        alice.until_says("me", &name).await;
+        edit_first(&alice).await;
+
+        let root = stage.person("root").await;
+        root.resize(390, 844).await;
+        open_first(&root).await;
+        root.until_says("banner-title", &name).await;
+        root.click("take-over").await;
+        root.until_says("holder-who", &name).await;
+        let admin = root.beside(&stage.editor.url("/locks/admin")).await;
+        admin.resize(390, 844).await;
+        admin.until(&format!("document.querySelector('#locks tbody').textContent.includes({})", Value::from(&*name))).await;
+        for page in [&root, &admin] {
+            assert_eq!(page.run::<u32>("return document.querySelectorAll('img').length").await, 0);
+            assert!(fits(page).await, "no scrolling sideways");
+            let stray = "const is = (e, t) => getComputedStyle(e).unicodeBidi.startsWith(t); \
+                 return [...document.querySelectorAll('main *, dialog *')].filter(e => e.checkVisibility() && \
+                 [...e.childNodes].some(n => n.nodeType === 3 && n.data.includes('\u{202e}')) && !is(e, 'isolate')).map(e => e.outerHTML)";
+            assert_eq!(page.run::<Vec<String>>(stray).await, [""; 0], "it turns round what stands beside it");
+        }
+    })
+    .await;
+}

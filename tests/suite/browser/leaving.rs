@@ -1,0 +1,243 @@
+//! Tabs that are reloaded, closed, opened twice, left alone.
+
+use std::time::{Duration, Instant};
+
+use mongodb::bson::Document;
+use tokio::time::sleep;
+
+use super::*;
+
+/// Longer than a lock is kept for a page that is being reloaded.
+const GRACE: Duration = Duration::from_secs(6);
+
+#[actix_web::test]
+async fn a_reload_keeps_the_lock() {
+    on_mongodb(async |stage, database| {
+        let records = database.collection::<Document>("workitem.lock");
+        let token = async || {
+            let record = records.find_one(Document::new()).await.unwrap().expect("a lock");
+            record.get("token").cloned().expect("ours")
+        };
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let before = token().await;
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        bob.until_says("kicker", "waiting").await;
+        for _ in 0..3 {
+            alice.reload().await;
+            until_editing(&alice).await;
+            assert_eq!(token().await, before, "the same acquisition");
+        }
+        alice.write("body", "after the reload").await;
+        alice.click("save").await;
+        alice.until_says("save-state", "Saved").await;
+        assert!(bob.text("banner-title").await.contains("alice is editing this"));
+
+        // The grace of the last reload must not end it.
+        sleep(GRACE).await;
+        assert_eq!(token().await, before);
+        alice.until_shown("save").await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_closed_tab_frees_the_document_within_6_s() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        alice.write("body", "not saved, and not asked").await;
+        let closed = Instant::now();
+        alice.close().await;
+        while stage.lock().await["state"] != "free" {
+            sleep(Duration::from_millis(20)).await;
+            assert!(closed.elapsed() < Duration::from_secs(6), "{}", stage.lock().await);
+        }
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn who_waits_edits_after_the_other_has_closed_the_tab() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        bob.until_says("kicker", "waiting").await;
+        alice.close().await;
+        until_editing(&bob).await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn who_has_closed_the_tab_while_waiting_gets_nothing() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        bob.until_says("kicker", "waiting").await;
+        bob.close().await;
+        let carol = stage.person("carol").await;
+        open_first(&carol).await;
+        carol.until_says("kicker", "waiting").await;
+        alice.click("close").await;
+        until_editing(&carol).await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn of_two_tabs_one_edits_and_the_lock_moves_with_one_click() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let first = stage.person("alice").await;
+        edit_first(&first).await;
+        first.write("body", "typed in the first").await;
+
+        let second = first.beside(&stage.first_document().await).await;
+        second.until_says("banner-title", "You are editing this in another tab").await;
+        assert!(!second.shows("form").await);
+        second.until_says("enter", "Edit here").await;
+        first.until_shown("save").await;
+
+        second.click("enter").await;
+        until_editing(&second).await;
+        first.until_says("banner-title", "You are editing this in another tab").await;
+        first.until_disabled("save").await;
+        assert_eq!(first.value("body").await, "typed in the first");
+        second.write("body", "typed in the second").await;
+        second.click("save").await;
+        second.until_says("save-state", "Saved").await;
+        assert_eq!(stage.text().await, "typed in the second");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_duplicated_tab_is_another_tab() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let first = stage.person("alice").await;
+        edit_first(&first).await;
+        let second = first.duplicate().await;
+        second.until_says("banner-title", "You are editing this in another tab").await;
+        first.write("body", "typed in the first").await;
+        first.click("save").await;
+        first.until_says("save-state", "Saved").await;
+        assert!(!second.shows("form").await);
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn who_goes_to_another_page_and_comes_back_edits_on() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let since = stage.lock().await["since"].take();
+        alice.go(&stage.editor.url("/page.css")).await;
+        alice.back().await;
+        until_editing(&alice).await;
+        alice.write("body", "after coming back").await;
+        alice.click("save").await;
+        alice.until_says("save-state", "Saved").await;
+        assert_eq!(
+            (stage.text().await.as_str(), &stage.lock().await["since"]),
+            ("after coming back", &since)
+        );
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn who_slept_longer_than_the_ttl_saves_nothing_and_keeps_the_text() {
+    embedded(&["--ttl-secs", "3"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        alice.write("body", "typed before the sleep").await;
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        bob.until_says("kicker", "waiting").await;
+
+        alice.browser().sleep();
+        until_editing(&bob).await;
+        bob.write("body", "by bob").await;
+        bob.click("save").await;
+        bob.until_says("save-state", "Saved").await;
+        alice.browser().wake();
+        // As soon as it hears the keyboard, which may be before it has heard of the loss.
+        alice.press_control('s').await;
+
+        alice.until_says("banner-title", "bob is editing this").await;
+        assert_eq!(alice.value("body").await, "typed before the sleep");
+        alice.until_disabled("save").await;
+        assert_eq!(stage.text().await, "by bob");
+        assert!(bob.shows("save").await);
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_short_time_without_a_network_costs_nothing() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        alice.set_offline(true).await;
+        alice.write("body", "typed offline").await;
+        alice.click("save").await;
+        alice.until_says("banner-title", "Not saved").await;
+        assert_eq!(alice.value("body").await, "typed offline");
+        alice.set_offline(false).await;
+        alice.click("save").await;
+        alice.until_says("save-state", "Saved").await;
+        assert_eq!(stage.text().await, "typed offline");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_logout_frees_the_document_and_keeps_what_was_typed() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        alice.write("body", "not saved yet").await;
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        bob.until_says("kicker", "waiting").await;
+        alice.click("logout").await;
+        until_editing(&bob).await;
+        alice.until_says("banner-title", "Your session ended").await;
+        assert_eq!(alice.value("body").await, "not saved yet");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_page_that_is_loaded_ahead_takes_no_lock_before_it_is_seen() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let mut alice = stage.person("alice").await;
+        let ahead = stage.first_document().await.replace("/#", "/?ahead#");
+        // Until it was indeed loaded ahead: nothing tells when that is done.
+        for patience in 1.. {
+            assert!(patience < 10, "Chromium loads nothing ahead");
+            alice.load_ahead(&ahead).await;
+            sleep(Duration::from_millis(500) * patience).await;
+            let since = alice.run::<f64>("return Date.now()").await;
+            alice = alice.follow(&ahead).await;
+            until_editing(&alice).await;
+            let lock = stage.lock().await;
+            let taken = format!("return Date.parse({}) - {since}", lock["since"]);
+            assert!(alice.run::<f64>(&taken).await >= 0.0, "taken before it was seen: {lock}");
+            let ran_before = "const seen = performance.getEntriesByType('navigation')[0].activationStart; \
+                 return performance.getEntriesByType('resource').some(r => r.name.endsWith('/api/workitem') && r.responseEnd < seen)";
+            if alice.run(ran_before).await {
+                break;
+            }
+            alice.click("close").await;
+            alice.go(&stage.editor.url("/")).await;
+        }
+    })
+    .await;
+}

@@ -1,0 +1,122 @@
+//! The example's page in real browsers: what people see and do.
+
+mod admin;
+mod editing;
+mod keyboard;
+mod leaving;
+mod looks;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use awc::Client;
+use mongodb::Database;
+use serde_json::Value;
+use thirtyfour::Key;
+use tokio::sync::Semaphore;
+
+use crate::rig;
+use crate::rig::browser::{Browser, Page};
+use crate::rig::editor::Editor;
+
+/// How many tests have browsers at a time: each browser is a dozen processes.
+static STAGES: Semaphore = Semaphore::const_new(3);
+
+/// A server, and the people who use it.
+struct Stage {
+    editor: Editor,
+    browsers: RefCell<Vec<Rc<Browser>>>,
+}
+
+/// Runs a test, and then looks whether any page has complained.
+async fn stage(editor: impl FnOnce() -> Editor, test: impl AsyncFnOnce(&Stage)) {
+    let _turn = STAGES.acquire().await.unwrap();
+    let stage = Stage { editor: editor(), browsers: RefCell::default() };
+    test(&stage).await;
+    for browser in stage.browsers.take() {
+        assert_eq!(browser.complaints().await, [""; 0], "what the pages complained about");
+    }
+}
+
+/// As [`stage`], on the embedded store.
+async fn embedded(args: &[&str], test: impl AsyncFnOnce(&Stage)) {
+    stage(|| Editor::start(args), test).await;
+}
+
+/// As [`stage`], on a database of the shared replica set.
+async fn on_mongodb(test: impl AsyncFnOnce(&Stage, &Database)) {
+    let shared = rig::mongod::shared_replica_set().await;
+    let database = rig::fresh_database(shared.uri()).await;
+    let editor = || Editor::on_mongodb(database.name(), shared.uri());
+    stage(editor, async |stage| test(stage, &database).await).await;
+}
+
+impl Stage {
+    /// The list, in a browser of somebody who has logged in.
+    async fn person(&self, name: &str) -> Page {
+        let page = self.visitor().await;
+        page.write("name", name).await;
+        page.press("\n").await;
+        page.until_shown("logged-in").await;
+        page
+    }
+
+    /// The list, in a browser of its own.
+    async fn visitor(&self) -> Page {
+        let browser = Browser::start().await;
+        self.browsers.borrow_mut().push(browser.clone());
+        let page = browser.open(&self.editor.url("/")).await;
+        page.until("document.querySelectorAll('#list li').length === 3").await;
+        page
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        let mut answer = Client::default().get(self.editor.url(path)).send().await.unwrap();
+        answer.json().await.unwrap()
+    }
+
+    async fn first(&self) -> Value {
+        self.get("/api/workitem").await[0].take()
+    }
+
+    async fn first_id(&self) -> String {
+        self.first().await["id"].as_str().unwrap().to_owned()
+    }
+
+    /// Where people open the first document.
+    async fn first_document(&self) -> String {
+        self.editor.url(&format!("/#/{}", self.first_id().await))
+    }
+
+    /// The text of the first document, as it is saved.
+    async fn text(&self) -> String {
+        self.first().await["body"].as_str().unwrap().to_owned()
+    }
+
+    /// What somebody who holds nothing is told of the lock of the first document.
+    async fn lock(&self) -> Value {
+        self.get(&format!("/locks/workitem/{}", self.first_id().await)).await
+    }
+}
+
+/// Opens the first document, from the list.
+async fn open_first(page: &Page) {
+    page.click_on("#list li a").await;
+}
+
+/// Opens it, and waits until it can be edited.
+async fn edit_first(page: &Page) {
+    open_first(page).await;
+    until_editing(page).await;
+}
+
+/// Waits until the open document can be edited.
+async fn until_editing(page: &Page) {
+    page.until("document.getElementById('doc').dataset.mode === 'edit'").await;
+    page.until_shown("save").await;
+}
+
+/// Whether nothing is cut off or to be scrolled to at the side.
+async fn fits(page: &Page) -> bool {
+    page.run("return document.documentElement.scrollWidth <= innerWidth").await
+}

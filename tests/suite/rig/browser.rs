@@ -1,0 +1,392 @@
+//! Chromium without a screen: one for each person, so that no two share cookies or processes.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use thirtyfour::prelude::*;
+use thirtyfour::{ChromeCapabilities, ChromiumLikeCapabilities, LoggingPrefsLogLevel};
+use tokio::time::sleep;
+
+use super::server::{self, Server};
+
+/// Generous: what a page does takes it some milliseconds, on a machine with nothing else to do.
+const WITHIN: Duration = Duration::from_secs(30);
+
+const FLAGS: [&str; 10] = [
+    "--headless=new",
+    // The tests may run as root, and open no page but ours.
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-breakpad",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    // Half of what it takes to start: pages that wait below the address bar.
+    "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup",
+];
+
+/// What Chromium notes by itself of an answer that a page is prepared for: not logged in, lost,
+/// stale, held. Nothing that a page could do about it.
+const ANSWERS: [&str; 6] = ["401", "403", "409", "412", "423", "503"];
+
+/// One person's browser; it ends when this is dropped, whatever it is doing.
+#[derive(Debug)]
+pub(crate) struct Browser {
+    driver: WebDriver,
+    // Its end is that of the browser, of everything that it has started, and of its files.
+    server: Server,
+}
+
+/// A tab.
+#[derive(Clone, Debug)]
+pub(crate) struct Page {
+    browser: Rc<Browser>,
+    window: WindowHandle,
+}
+
+/// What axe-core finds fault with.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Fault {
+    pub(crate) id: String,
+    pub(crate) impact: Option<String>,
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Node {
+    html: String,
+    failure_summary: Option<String>,
+}
+
+impl Browser {
+    /// With an empty profile of its own.
+    pub(crate) async fn start() -> Rc<Self> {
+        let chromium = server::program("CHROMIUM", "chromium").await;
+        let chromedriver = env::var("CHROMEDRIVER").ok().filter(|path| !path.is_empty());
+        let chromedriver = chromedriver.unwrap_or_else(|| "chromedriver".to_owned());
+        // The leader of a group, for the guardian to end it with its browser.
+        let arguments = |port| vec![chromedriver.clone(), format!("--port={port}")];
+        let server = Server::start("setsid".into(), arguments, "was started successfully").await;
+
+        let mut wanted = ChromeCapabilities::new();
+        let profile = format!("--user-data-dir={}", server.dir().join("profile").display());
+        for flag in FLAGS.into_iter().chain([&*profile]) {
+            wanted.add_arg(flag).expect("a flag");
+        }
+        wanted.set_binary(&chromium.to_string_lossy()).expect("a path");
+        wanted.set_browser_log_level(LoggingPrefsLogLevel::All).expect("a level");
+        let url = format!("http://127.0.0.1:{}", server.port());
+        let driver = WebDriver::new(url, wanted).await.expect("Chromium starts");
+        // It is not asked to quit: a page may be frozen, or want to be asked whether it may go.
+        driver.clone().leak().expect("a session that is open");
+        Rc::new(Self { driver, server })
+    }
+
+    /// Another tab, in the foreground.
+    pub(crate) async fn open(self: &Rc<Self>, url: &str) -> Page {
+        let window = self.driver.new_tab().await.expect("a new tab");
+        let page = Page { browser: self.clone(), window };
+        page.go(url).await;
+        page
+    }
+
+    /// Everything stops where it is, as when the lid of a laptop is closed; until [`Self::wake`], the
+    /// browser is not to be talked to. Chromium's own freezing of pages leaves one that is visible alone.
+    pub(crate) fn sleep(&self) {
+        self.server.signal_group("STOP");
+    }
+
+    pub(crate) fn wake(&self) {
+        self.server.signal_group("CONT");
+    }
+
+    /// What its pages have complained about since this was last asked: errors of scripts, and what
+    /// the content security policy forbade.
+    pub(crate) async fn complaints(&self) -> Vec<String> {
+        let entries = self.driver.browser_log().await.expect("a log");
+        entries
+            .into_iter()
+            .filter(|entry| entry.level == "SEVERE")
+            .filter(|entry| {
+                let answered = |status| entry.message.contains(&format!("a status of {status} "));
+                let is_answer =
+                    entry.source.as_deref() == Some("network") && ANSWERS.into_iter().any(answered);
+                !is_answer && !entry.message.contains("net::ERR_INTERNET_DISCONNECTED")
+            })
+            .map(|entry| format!("{}: {}", entry.source.unwrap_or_default(), entry.message))
+            .collect()
+    }
+}
+
+impl Page {
+    /// The browser whose tab it is.
+    pub(crate) fn browser(&self) -> &Rc<Browser> {
+        &self.browser
+    }
+
+    async fn driver(&self) -> &WebDriver {
+        let driver = &self.browser.driver;
+        driver.switch_to_window(self.window.clone()).await.expect("the tab is open");
+        driver
+    }
+
+    async fn devtools(&self, method: &str, parameters: Value) -> Value {
+        let devtools = self.driver().await.cdp();
+        devtools.send_raw(method, parameters).await.expect("Chromium obeys")
+    }
+
+    /// As a browser duplicates a tab: with what the page keeps for itself.
+    pub(crate) async fn duplicate(&self) -> Self {
+        let driver = self.driver().await;
+        let before = driver.windows().await.expect("tabs");
+        self.run::<()>("window.open(location.href)").await;
+        let began = Instant::now();
+        loop {
+            let mut windows = driver.windows().await.expect("tabs");
+            windows.retain(|window| !before.contains(window));
+            if let Some(window) = windows.pop() {
+                return Self { browser: self.browser.clone(), window };
+            }
+            assert!(began.elapsed() < WITHIN, "no other tab");
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Another tab of the same browser.
+    pub(crate) async fn beside(&self, url: &str) -> Self {
+        self.browser.open(url).await
+    }
+
+    pub(crate) async fn go(&self, url: &str) {
+        self.driver().await.goto(url).await.expect("the page loads");
+    }
+
+    /// As with F5.
+    pub(crate) async fn reload(&self) {
+        self.driver().await.refresh().await.expect("the page loads");
+    }
+
+    pub(crate) async fn back(&self) {
+        self.driver().await.back().await.expect("a page to go back to");
+    }
+
+    /// As with the mouse: what was typed and not saved goes.
+    pub(crate) async fn close(self) {
+        self.driver().await.close_window().await.expect("the tab closes");
+        // The next command must have a tab to go to.
+        let windows = self.browser.driver.windows().await.expect("the first tab stays");
+        let first = windows.into_iter().next().expect("the first tab stays");
+        self.browser.driver.switch_to_window(first).await.expect("the first tab stays");
+    }
+
+    /// Without a network, or with it again.
+    pub(crate) async fn set_offline(&self, offline: bool) {
+        self.devtools("Network.enable", json!({})).await;
+        let conditions = json!({ "offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1 });
+        self.devtools("Network.emulateNetworkConditions", conditions).await;
+    }
+
+    /// A window of this size, in CSS pixels.
+    pub(crate) async fn resize(&self, width: u32, height: u32) {
+        let metrics =
+            json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
+        self.devtools("Emulation.setDeviceMetricsOverride", metrics).await;
+    }
+
+    /// `light` or `dark`.
+    pub(crate) async fn prefers(&self, scheme: &str) {
+        let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        self.devtools("Emulation.setEmulatedMedia", scheme).await;
+    }
+
+    /// What the body of a function returns in the page.
+    pub(crate) async fn run<T: DeserializeOwned>(&self, body: &str) -> T {
+        let returned = self.driver().await.execute(body, vec![]).await;
+        let returned = returned.unwrap_or_else(|error| panic!("{body}: {error}"));
+        returned.convert().unwrap_or_else(|error| panic!("{body}: {error}"))
+    }
+
+    /// As [`Self::run`], for what calls its argument when it is done.
+    pub(crate) async fn run_async<T: DeserializeOwned>(&self, body: &str) -> T {
+        let returned = self.driver().await.execute_async(body, vec![]).await;
+        let returned = returned.unwrap_or_else(|error| panic!("{body}: {error}"));
+        returned.convert().unwrap_or_else(|error| panic!("{body}: {error}"))
+    }
+
+    /// Waits until `condition`, an expression in the page, is true.
+    pub(crate) async fn until(&self, condition: &str) {
+        let body = format!("return Boolean({condition})");
+        let began = Instant::now();
+        loop {
+            // A page that is just being loaded says nothing, or an error.
+            let answer = self.driver().await.execute(&*body, vec![]).await;
+            if matches!(&answer, Ok(answer) if answer.json() == true) {
+                return;
+            }
+            if began.elapsed() > WITHIN {
+                let shown: Value = self.run("return document.body.innerText").await;
+                panic!(
+                    "not within {WITHIN:?}: {condition}; {answer:?}; the page shows:\n{shown:#}"
+                );
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until the element with this id is there for people to see, and not disabled.
+    pub(crate) async fn until_shown(&self, id: &str) {
+        let id = quoted(id);
+        self.until(&format!(
+            "(e => e && e.checkVisibility() && !e.disabled)(document.getElementById({id}))"
+        ))
+        .await;
+    }
+
+    /// Waits until the element with this id can be used no more.
+    pub(crate) async fn until_disabled(&self, id: &str) {
+        self.until(&format!("document.getElementById({}).disabled", quoted(id))).await;
+    }
+
+    /// Waits until there is nothing to see of the element with this id.
+    pub(crate) async fn until_hidden(&self, id: &str) {
+        let id = quoted(id);
+        self.until(&format!("!document.getElementById({id})?.checkVisibility()")).await;
+    }
+
+    /// Waits until the element with this id has `part` in its text.
+    pub(crate) async fn until_says(&self, id: &str, part: &str) {
+        let (id, part) = (quoted(id), quoted(part));
+        self.until(&format!("document.getElementById({id})?.textContent.includes({part})")).await;
+    }
+
+    /// The text of the element with this id.
+    pub(crate) async fn text(&self, id: &str) -> String {
+        self.run(&format!("return document.getElementById({}).textContent", quoted(id))).await
+    }
+
+    /// What is in the field with this id.
+    pub(crate) async fn value(&self, id: &str) -> String {
+        self.run(&format!("return document.getElementById({}).value", quoted(id))).await
+    }
+
+    /// Whether people see the element with this id.
+    pub(crate) async fn shows(&self, id: &str) -> bool {
+        let id = quoted(id);
+        self.run(&format!("return Boolean(document.getElementById({id})?.checkVisibility())")).await
+    }
+
+    async fn element(&self, id: &str) -> WebElement {
+        self.until_shown(id).await;
+        self.driver().await.find(By::Id(id)).await.expect("it is shown")
+    }
+
+    /// As with the mouse, once the element with this id is shown.
+    pub(crate) async fn click(&self, id: &str) {
+        let element = self.element(id).await;
+        element.click().await.unwrap_or_else(|error| panic!("click on {id}: {error}"));
+    }
+
+    /// Clicks on the first element that a selector finds.
+    pub(crate) async fn click_on(&self, selector: &str) {
+        self.until(&format!("document.querySelector({})?.checkVisibility()", quoted(selector)))
+            .await;
+        let element = self.driver().await.find(By::Css(selector)).await.expect("it is shown");
+        element.click().await.unwrap_or_else(|error| panic!("click on {selector}: {error}"));
+    }
+
+    /// Replaces what is in the field with this id, by the keyboard.
+    pub(crate) async fn write(&self, id: &str, text: &str) {
+        let field = self.element(id).await;
+        field.send_keys(Key::Control + "a").await.expect("a field");
+        field.send_keys(text).await.expect("a field");
+    }
+
+    /// A letter with the control key.
+    pub(crate) async fn press_control(&self, letter: char) {
+        let keyboard = self.driver().await.action_chain().key_down(Key::Control).send_keys(letter);
+        keyboard.key_up(Key::Control).perform().await.expect("a keyboard");
+    }
+
+    /// Types where the focus is.
+    pub(crate) async fn press(&self, keys: impl Into<TypingData>) {
+        let typing: TypingData = keys.into();
+        let keyboard = self.driver().await.action_chain();
+        keyboard.send_keys(typing).perform().await.expect("a keyboard");
+    }
+
+    /// Which element has the focus: its id, or its text if it has none.
+    pub(crate) async fn focused(&self) -> String {
+        self.run("const e = document.activeElement; return e.id || e.textContent.trim()").await
+    }
+
+    /// What is in the clipboard.
+    pub(crate) async fn clipboard(&self) -> String {
+        let permissions = json!({ "permissions": ["clipboardReadWrite"] });
+        self.devtools("Browser.grantPermissions", permissions).await;
+        let read = "const done = arguments[0]; navigator.clipboard.readText().then(done, e => done(String(e)))";
+        self.run_async(read).await
+    }
+
+    /// What axe-core finds fault with in what is shown now.
+    pub(crate) async fn faults(&self) -> Vec<Fault> {
+        let axe = server::program("AXE_CORE", "axe-core").await;
+        let axe = fs::read_to_string(axe).expect("axe.min.js");
+        let driver = self.driver().await;
+        driver.execute(axe, vec![]).await.expect("axe-core loads");
+        let check = "const done = arguments[0]; \
+             axe.run(document, { resultTypes: ['violations'] }).then(r => done(r.violations), e => done(String(e)))";
+        self.run_async(check).await
+    }
+
+    /// Has the browser load a page before anybody asks for it, scripts and all.
+    pub(crate) async fn load_ahead(&self, url: &str) {
+        // The rules are an inline script, for which the page would have to ask its server.
+        self.devtools("Page.setBypassCSP", json!({ "enabled": true })).await;
+        self.reload().await;
+        let rules = json!({ "prerender": [{ "source": "list", "urls": [url] }] }).to_string();
+        self.run::<()>(&format!(
+            "const rules = document.createElement('script'); rules.type = 'speculationrules'; \
+             rules.textContent = {}; document.head.append(rules)",
+            Value::from(rules)
+        ))
+        .await;
+    }
+
+    /// As by a link, to a page that may be loaded already: that takes the place of this one.
+    pub(crate) async fn follow(self, url: &str) -> Self {
+        self.run::<()>(&format!("location.href = {}", quoted(url))).await;
+        let began = Instant::now();
+        loop {
+            for window in self.browser.driver.windows().await.expect("tabs") {
+                let page = Self { browser: self.browser.clone(), window };
+                let here = page.driver().await.current_url().await;
+                if here.is_ok_and(|here| here.as_str() == url) {
+                    return page;
+                }
+            }
+            assert!(began.elapsed() < WITHIN, "{url} does not open");
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// A picture of the page at this size, or higher if there is more to see.
+    pub(crate) async fn picture(&self, path: &Path, (width, height): (u32, u32)) {
+        self.devtools("Emulation.setScrollbarsHidden", json!({ "hidden": true })).await;
+        self.resize(width, height).await;
+        let all = self.run("return Math.ceil(document.documentElement.scrollHeight)").await;
+        self.resize(width, height.max(all)).await;
+        let png = self.driver().await.screenshot_as_png().await.expect("a picture");
+        fs::write(path, png).expect("a directory to write to");
+    }
+}
+
+fn quoted(text: &str) -> Value {
+    Value::from(text)
+}

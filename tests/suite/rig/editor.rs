@@ -1,0 +1,47 @@
+//! The example `editor`, as the program that it is.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// One server; ends with the test.
+#[derive(Debug)]
+pub(crate) struct Editor {
+    process: Child,
+    base: String,
+}
+
+impl Editor {
+    /// On the embedded store, unless `args` say otherwise.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        let mut process = Command::new(super::example("editor"))
+            .args(["--bind", "127.0.0.1:0"])
+            .args(args)
+            .env_remove("MONGODB_URI")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the example runs");
+        let mut line = String::new();
+        let stdout = process.stdout.take().expect("piped");
+        BufReader::new(stdout).read_line(&mut line).expect("a line");
+        let base = line.trim().strip_prefix("listening on ").expect("it says where").to_owned();
+        Self { process, base }
+    }
+
+    /// On a database.
+    pub(crate) fn on_mongodb(database: &str, uri: &str) -> Self {
+        Self::start(&["--mongodb", uri, "--database", database, "--ttl-secs", "60"])
+    }
+
+    /// Where something is that it serves, by its path.
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+}
+
+impl Drop for Editor {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
