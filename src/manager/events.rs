@@ -28,7 +28,7 @@ use crate::{
 
 /// How many events are kept for one who is slow to take them. More are a [`LockEvent::Resync`].
 const KEPT: usize = 1024;
-/// How long a watch is kept when nobody looks on any more.
+/// How long a watch in which nothing happens is kept when nobody looks on any more.
 const KEEP: Duration = Duration::from_secs(30);
 /// How often the locks are listed where the store does not tell.
 const POLL: Duration = Duration::from_secs(1);
@@ -304,8 +304,9 @@ async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool
             return false;
         }
         let looked = known.look_at_all(&now).await;
-        // Those who look on are told so when it begins, and again where not every change is seen.
-        let missed = !matches!(looked, Ok(Looked::AndTold));
+        // Those who look on are told so when it begins, and again where not every change is seen. Not
+        // during an outage, in which all of them would ask in vain.
+        let missed = matches!(looked, Ok(Looked::Anew));
         if std::mem::take(&mut is_first) || missed {
             now.inner.events.is_told(known.collection, Wakeup::Polling);
         }

@@ -14,7 +14,7 @@
 
 const TIMEOUT_MS = 10_000;
 const WAIT_MS = 25_000;          // one turn of waiting; proxies cut what is silent for longer
-const GRACE_MS = 5_000;          // for a reload
+const GRACE_MS = 4_000;          // for a reload; who waits is to be in within six seconds of a closed tab
 const POLL_MS = 4_000;           // without a stream
 const LOOK_MS = [5_000, 30_000]; // renewals by others are not announced
 const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync'];

@@ -16,6 +16,7 @@ use thirtyfour::Key;
 use tokio::sync::Semaphore;
 
 use crate::rig;
+use crate::rig::app::eventually;
 use crate::rig::browser::{Browser, Page};
 use crate::rig::editor::Editor;
 
