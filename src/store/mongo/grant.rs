@@ -19,8 +19,8 @@ impl Prepared {
     // reply was lost); our aid with another token → already ours; anything else → held. Nothing →
     // impossible, an upsert returns the document. 11000 → two first upserts met and the server did
     // not retry by itself; tried again as unavailable. Write concern time-out, connection lost → not
-    // known; tried again with the same token. An exclusive claim that finds readers has changed
-    // nothing, and is made again in full.
+    // known; tried again with the same token. A short claim that finds more to it
+    // has changed nothing, and is made again in full.
     pub(super) async fn acquire(
         &self,
         key: &LockKey,
@@ -42,9 +42,9 @@ impl Prepared {
         };
         let mut answer = None;
         if claim.mode == Mode::Exclusive && !self.rules.fair {
-            let update = pipeline::acquire_unless_shared(claim, &self.rules);
-            let (record, asked) = attempt(update, pipeline::answer_fields_unless_shared()).await?;
-            if !record.get_bool(pipeline::SHARED).unwrap_or(false) {
+            let update = pipeline::acquire_shortly(claim, &self.rules);
+            let (record, asked) = attempt(update, pipeline::short_answer_fields(claim)).await?;
+            if !record.get_bool(pipeline::MORE).unwrap_or(false) {
                 answer = self.fetched(key, &record, asked).answer(claim);
             }
         }
@@ -76,7 +76,7 @@ impl Prepared {
             )
             .return_document(ReturnDocument::After)
             .projection(match claim.mode {
-                Mode::Exclusive => pipeline::answer_fields_unless_shared(),
+                Mode::Exclusive => pipeline::short_answer_fields(claim),
                 Mode::Shared => pipeline::answer_fields(claim, &self.rules),
             })
             .await

@@ -20,14 +20,14 @@ mod settle;
 
 use grant::{is_live, readers};
 pub(super) use {
-    acquire::{acquire, acquire_unless_shared, hand_over, handed},
+    acquire::{acquire, acquire_shortly, hand_over, handed},
     grant::{Grant, is_live_reader, is_reader, is_shared, readers_that, runs_out, some_reader},
     queue::{count, keep, leave},
     settle::{no_live_place, nothing_held, nothing_in_it, take_out},
 };
 
-/// Whether there are readers, in an answer.
-pub(super) const SHARED: &str = "shared";
+/// In the answer to a short claim: it has to be made in full.
+pub(super) const MORE: &str = "more";
 
 /// The record with this `_id`. Nothing else may stand in the filter of an upsert: the server
 /// refuses `$expr` there, and only for plain equality on `_id` it retries a duplicate key itself.
@@ -270,10 +270,10 @@ fn exclusive_fields() -> Document {
     }
 }
 
-/// For the answer to a claim that leaves readers alone: whether there are any.
-pub(super) fn answer_fields_unless_shared() -> Document {
+/// For the answer to a short claim: whether there is more to it.
+pub(super) fn short_answer_fields(claim: &Claim) -> Document {
     let mut fields = exclusive_fields();
-    fields.insert(SHARED, is_shared());
+    fields.insert(MORE, acquire::more_to_it(claim));
     fields
 }
 

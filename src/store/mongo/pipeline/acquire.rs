@@ -36,15 +36,16 @@ pub(in crate::store::mongo) fn acquire(claim: &Claim, rules: &Rules) -> Vec<Docu
     stages
 }
 
-/// The same for an exclusive claim in a collection that is not fair, if no readers are there: then it
-/// does nothing. It is half as long, and nearly always enough.
-pub(in crate::store::mongo) fn acquire_unless_shared(
-    claim: &Claim,
-    rules: &Rules,
-) -> Vec<Document> {
+/// The same for an exclusive claim in a collection that is not fair, unless there is
+/// [more to it](more_to_it): then it does nothing. It is half as long, and nearly always enough.
+pub(in crate::store::mongo) fn acquire_shortly(claim: &Claim, rules: &Rules) -> Vec<Document> {
     let it = Acquire { claim, rules };
     let others_hold = doc! { "$and": [is_live(rules.ttl), { "$ne": ["$aid", it.aid()] }] };
-    let mut left_alone = vec![is_shared().into(), Bson::from(others_hold)];
+    let mut left_alone = vec![
+        is_shared().into(),
+        Bson::from(others_hold),
+        doc! { "$and": [is_leaving(), is_live(rules.ttl)] }.into(),
+    ];
     left_alone.extend(it.is_of_another_tab().map(Bson::from));
     let branches = vec![
         doc! { "case": { "$or": left_alone }, "then": "$$ROOT" },
@@ -52,6 +53,12 @@ pub(in crate::store::mongo) fn acquire_unless_shared(
     ];
     let switch = doc! { "$switch": { "branches": branches, "default": it.granted() } };
     vec![doc! { "$replaceWith": switch }]
+}
+
+/// Whether there are readers, or the session comes back to a lock that was to run out.
+pub(in crate::store::mongo) fn more_to_it(claim: &Claim) -> Document {
+    let comes_back = doc! { "$eq": ["$aid", literal(claim.aid.as_str())] };
+    doc! { "$or": [is_shared(), { "$and": [is_leaving(), comes_back] }] }
 }
 
 /// The record of the lock `from`, or what it is after it was handed over.
@@ -117,7 +124,7 @@ impl Acquire<'_> {
         let mine = doc! { "$and": [is_live(), { "$eq": ["$aid", self.aid()] }] };
         let mut branches = vec![(others_hold, self.refused())];
         branches.extend(self.is_of_another_tab().map(|other| (other, "$$ROOT".into())));
-        branches.push((mine, self.reentered().into()));
+        branches.push((mine, self.reentered_or_back().into()));
         if self.rules.fair {
             // An upgrade does not queue: those who wait, wait for its session.
             let must_wait = doc! { "$and": [self.is_behind(), { "$not": [self.is_reader()] }] };
@@ -132,7 +139,7 @@ impl Acquire<'_> {
         let mut branches = vec![(others, self.refused())];
         branches.extend(self.is_of_another_tab().map(|other| (other, "$$ROOT".into())));
         branches.extend([
-            (exclusive, self.reentered().into()),
+            (exclusive, self.reentered_or_back().into()),
             (self.is_reader(), self.read_on().into()),
         ]);
         if self.rules.fair {
@@ -263,10 +270,14 @@ impl Acquire<'_> {
         if self.rules.fair {
             reentered.insert("queue", without(self.claim.token));
         }
+        doc! { "$mergeObjects": ["$$ROOT", reentered, self.again(Grant::Exclusive)] }
+    }
+
+    /// The same, if it may have been to run out with a page that has gone.
+    fn reentered_or_back(&self) -> Document {
         let again = self.again(Grant::Exclusive);
-        let reentered = doc! { "$mergeObjects": ["$$ROOT", reentered, again.clone()] };
-        let comes_back = doc! { "$mergeObjects": ["$$ROOT", self.back_in_time(), again] };
-        doc! { "$cond": [is_leaving(), comes_back, reentered] }
+        let back = doc! { "$mergeObjects": ["$$ROOT", self.back_in_time(), again] };
+        doc! { "$cond": [is_leaving(), back, self.reentered()] }
     }
 
     /// Of what was to run out with a page that has gone.
