@@ -2,7 +2,7 @@
 //! long as somebody does.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
@@ -21,10 +21,13 @@ use super::{
     wakeups::Wakeup,
 };
 use crate::{
-    Change, EndReason, Lock, LockError, LockEvent, LockKey, LockToken, StoreError, StoreErrorKind,
-    Watch,
+    Change, Lock, LockError, LockEvent, LockToken, StoreError, StoreErrorKind, Watch,
     store::{Interest, Taken},
 };
+
+mod known;
+
+use known::{Known, Looked};
 
 /// How many events are kept for one who is slow to take them. More are a [`LockEvent::Resync`].
 const KEPT: usize = 1024;
@@ -35,11 +38,6 @@ const POLL: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// How long a watch has lasted when it counts as one that works: some can be opened, and fail at once.
 const PROVEN: Duration = Duration::from_secs(10);
-/// How often everybody is asked to look for themselves, at most, where there is more than is known.
-const RESYNC: Duration = Duration::from_secs(1);
-/// Of how many documents in a collection is known who holds them. Beyond, everybody is asked to look
-/// for themselves.
-const MOST: usize = 10_000;
 /// How long it is remembered by whom a lock was taken: until that is seen to have happened.
 const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
 
@@ -219,7 +217,7 @@ async fn follow(manager: Weak<Inner>, collection: &'static str) {
 async fn watch_and_tell(manager: &Weak<Inner>, collection: &'static str) {
     let mut rhythm =
         Rhythm::new(format!("watching all changes of the locks in {collection}"), FIRST_PAUSE);
-    let mut known = Known { asked: None, collection, locks: HashMap::new(), is_complete: false };
+    let mut known = Known::new(collection);
     loop {
         let Some(opened) = open(manager, collection).await else { return };
         let pause = match opened {
@@ -321,110 +319,4 @@ async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool
         sleep(jittered(POLL)).await;
     }
     true
-}
-
-/// What came of a look at all locks.
-enum Looked {
-    /// Whatever has changed since the last one was told.
-    AndTold,
-    /// There was none to compare it with, or there are too many.
-    Anew,
-}
-
-/// The locks of a collection as everybody was told of them, and since when that is so.
-struct Known {
-    /// When everybody was last asked to look for themselves.
-    asked: Option<Instant>,
-    collection: &'static str,
-    locks: HashMap<LockKey, Vec<(Lock, Instant)>>,
-    /// There are no more than could be listed.
-    is_complete: bool,
-}
-
-impl Known {
-    async fn look_at(&mut self, manager: &LockManager, key: &LockKey) -> Result<(), LockError> {
-        let locks =
-            manager.run("locks_on", manager.until(), key.clone(), |store, key| store.locks_on(key));
-        let locks = locks.await?;
-        let is_unknown = locks.is_empty() && !self.is_complete && !self.locks.contains_key(key);
-        if is_unknown && self.asked.is_none_or(|at| at.elapsed() >= RESYNC) {
-            self.asked = Some(Instant::now());
-            manager.inner.events.tell(LockEvent::Resync);
-        }
-        self.are_now(manager, key, locks).await;
-        Ok(())
-    }
-
-    async fn look_at_all(&mut self, manager: &LockManager) -> Result<Looked, LockError> {
-        let args = (self.collection, MOST);
-        let listed = manager.run("list", manager.until(), args, |store, (collection, most)| {
-            store.list(collection, None, *most)
-        });
-        let mut now: HashMap<LockKey, Vec<Lock>> = HashMap::new();
-        for lock in listed.await? {
-            now.entry(lock.key.clone()).or_default().push(lock);
-        }
-        let was_new = self.locks.is_empty() && !self.is_complete;
-        self.is_complete = now.len() < MOST;
-        if was_new || !self.is_complete {
-            let at = Instant::now();
-            let dated = |locks: Vec<Lock>| locks.into_iter().map(|lock| (lock, at)).collect();
-            self.locks = now.into_iter().map(|(key, locks)| (key, dated(locks))).collect();
-            return Ok(Looked::Anew);
-        }
-        let keys: HashSet<LockKey> = self.locks.keys().chain(now.keys()).cloned().collect();
-        for key in keys {
-            let locks = now.remove(&key).unwrap_or_default();
-            self.are_now(manager, &key, locks).await;
-        }
-        Ok(Looked::AndTold)
-    }
-
-    /// Tells in which way that differs from before.
-    async fn are_now(&mut self, manager: &LockManager, key: &LockKey, locks: Vec<Lock>) {
-        let before = self.locks.remove(key).unwrap_or_default();
-        let (stay, gone): (Vec<_>, Vec<_>) =
-            (before.into_iter()).partition(|(old, _)| locks.iter().any(|lock| is_same(old, lock)));
-        for (lock, seen) in gone {
-            let event = why_gone(manager, lock, seen).await;
-            manager.inner.events.tell(event);
-        }
-        let now = Instant::now();
-        let mut known = Vec::new();
-        for lock in locks {
-            let seen = stay.iter().find(|(old, _)| is_same(old, &lock)).map(|(_, seen)| *seen);
-            if seen.is_none() {
-                manager.inner.events.tell(LockEvent::Acquired(lock.clone()));
-            }
-            known.push((lock, seen.unwrap_or(now)));
-        }
-        if !known.is_empty() {
-            self.locks.insert(key.clone(), known);
-        }
-    }
-}
-
-/// A foreign lock has no token, and is told from others by when it was taken.
-fn is_same(old: &Lock, new: &Lock) -> bool {
-    old.token == new.token && (old.token.is_some() || old.since == new.since)
-}
-
-async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent {
-    if let Some(taken) = manager.inner.events.taken_by(&lock) {
-        return LockEvent::Broken(lock, taken);
-    }
-    let ended = manager
-        .run("last_end", manager.until(), lock.aid.clone(), |store, aid| store.last_end(aid));
-    // The end of a session is written down before its locks go.
-    match ended.await {
-        Ok(Some(end)) if end.reason == EndReason::Expired => {
-            if end.ago <= seen.elapsed() {
-                LockEvent::Expired(lock)
-            } else {
-                LockEvent::Released(lock)
-            }
-        }
-        Ok(Some(_)) => LockEvent::SessionEnded(lock),
-        _ => LockEvent::Released(lock),
-    }
 }

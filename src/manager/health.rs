@@ -190,12 +190,12 @@ impl LockManager {
     ///
     /// ```
     /// use actix_doclock::LockManager;
-    /// use actix_web::{HttpResponse, web::Data};
     ///
-    /// async fn health(locks: Data<LockManager>) -> HttpResponse {
+    /// /// The status to answer with, and the body.
+    /// async fn health(locks: &LockManager) -> (u16, String) {
     ///     let report = locks.check_health().await;
-    ///     if report.is_ready() { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() }
-    ///         .json(report)
+    ///     let status = if report.is_ready() { 200 } else { 503 };
+    ///     (status, serde_json::to_string(&report).unwrap_or_default())
     /// }
     /// ```
     ///

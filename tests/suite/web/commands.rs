@@ -49,3 +49,28 @@ async fn a_request_sends_no_more_commands_than_it_must() {
     let end = ["update", "find", "delete", "findAndModify"];
     assert_eq!(sent().await, end, "tombstone, names, locks; it may be announced");
 }
+
+/// Whatever a page does: a key that hangs, a timer gone wild.
+#[actix_web::test]
+async fn a_client_that_beats_a_thousand_times_costs_one_write_at_most() {
+    let server = rig::mongod::shared_replica_set().await;
+    let (database, commands) = rig::counted_database(server.uri()).await;
+    let note = Note { id: "a".to_owned(), text: "old".to_owned() };
+    database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
+    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+    // So that a third of it does not pass meanwhile.
+    let locks = locks.ttl(Duration::from_secs(3_600)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/locks/note/a").await.json()["token"].clone();
+    commands.take();
+    for _ in 0..1_000 {
+        let beat = serde_json::json!({ "locks": { "note/a": token } });
+        let beat = alice.post_json("/locks/heartbeat", beat).await.json();
+        assert_eq!(beat["held"][0]["token"], token);
+    }
+    locks.shutdown().await;
+    let writes: Vec<_> = commands.take().into_iter().filter(|it| it != "find").collect();
+    assert!(writes.len() <= 1, "{writes:?}");
+}
