@@ -4,7 +4,7 @@
 //! majority write concern; compare the ratios inside one run, not the figures of two.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
-#[path = "../tests/suite/rig/mod.rs"]
+#[path = "../tests/rig/mod.rs"]
 mod rig;
 
 use std::time::Duration;

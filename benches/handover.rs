@@ -7,7 +7,7 @@
 //! do that this crate comes from.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
-#[path = "../tests/suite/rig/mod.rs"]
+#[path = "../tests/rig/mod.rs"]
 mod rig;
 
 use std::{

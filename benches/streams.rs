@@ -6,7 +6,7 @@
 //! holds the other ends of the streams, and takes and releases locks past that server.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
-#[path = "../tests/suite/rig/mod.rs"]
+#[path = "../tests/rig/mod.rs"]
 mod rig;
 
 use std::{

@@ -6,7 +6,7 @@
 //! work in the foreground and the database share one machine; compare the figures of one run.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
-#[path = "../tests/suite/rig/mod.rs"]
+#[path = "../tests/rig/mod.rs"]
 mod rig;
 
 use std::{

@@ -2,6 +2,7 @@
 //! a binary for each file. The modules are the concerns.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+#[path = "../rig/mod.rs"]
 mod rig;
 
 mod browser;
