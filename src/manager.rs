@@ -28,6 +28,7 @@ mod guard;
 mod health;
 mod job;
 mod keeper;
+mod leases;
 mod listener;
 mod lost;
 #[cfg(feature = "metrics")]
@@ -117,6 +118,7 @@ struct Inner {
     queues: queue::Queues,
     wakeups: wakeups::Wakeups,
     kept: keeper::Kept,
+    leases: leases::Leases,
     /// Ends the waits, also when all of that ends.
     waits: CancellationToken,
     events: events::Events,

@@ -149,6 +149,16 @@ impl Watched {
     }
 }
 
+impl Watch {
+    /// When the lock runs out if nobody renews it; `None` once it is gone.
+    pub(super) fn live_until(&self) -> Option<Instant> {
+        match *self.news.borrow() {
+            Belief::Live { until, .. } => Some(until),
+            Belief::Gone => None,
+        }
+    }
+}
+
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut locks = self.watched.locks();

@@ -129,7 +129,11 @@ impl LockManager {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired, LockError> {
+        if let Some(lock) = self.inner.trusted(key, &claim) {
+            return Ok(Acquired::AlreadyMine(lock));
+        }
         let timer = observe::Timer::start(self, key, claim.mode);
+        let page = claim.page;
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
             let answer = run::retry(until, run::FOREGROUND, || {
@@ -139,7 +143,8 @@ impl LockManager {
             match answer {
                 // Dropped with the answer if nobody waits for it any more, and then given back.
                 Ok(TryAcquire::Granted(lock)) => {
-                    Ok(Acquired::Fresh(Provisional::new(manager, lock, claim.token, own_scope)))
+                    let fresh = Provisional::new(manager, lock, &claim, own_scope);
+                    Ok(Acquired::Fresh(fresh))
                 }
                 Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
                 Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
@@ -156,6 +161,9 @@ impl LockManager {
         timer.acquired(&acquired);
         let acquired = acquired?;
         self.inner.watched.saw(acquired.lock(), asked);
+        if let Acquired::AlreadyMine(lock) = &acquired {
+            self.inner.trusts(lock, page);
+        }
         Ok(acquired)
     }
 

@@ -3,7 +3,7 @@
 use tokio_util::task::TaskTracker;
 
 use super::{LockManager, operations::Acquisition};
-use crate::{Lock, LockToken};
+use crate::{Lock, LockToken, PageId, store::Claim};
 
 /// A fresh lock that is given back when this is dropped, unless it was confirmed before.
 ///
@@ -14,19 +14,16 @@ pub(crate) struct Provisional {
     manager: LockManager,
     lock: Lock,
     token: LockToken,
+    page: Option<PageId>,
     /// Sees the end of the release, so that a request can wait for it.
     scope: TaskTracker,
     confirmed: bool,
 }
 
 impl Provisional {
-    pub(super) fn new(
-        manager: LockManager,
-        lock: Lock,
-        token: LockToken,
-        scope: TaskTracker,
-    ) -> Self {
-        Self { manager, lock, token, scope, confirmed: false }
+    pub(super) fn new(manager: LockManager, lock: Lock, claim: &Claim, scope: TaskTracker) -> Self {
+        let (token, page) = (claim.token, claim.page);
+        Self { manager, lock, token, page, scope, confirmed: false }
     }
 
     pub(crate) fn lock(&self) -> &Lock {
@@ -40,6 +37,7 @@ impl Provisional {
     /// Keeps the lock.
     pub(crate) fn confirm(mut self) -> Lock {
         self.confirmed = true;
+        self.manager.inner.trusts(&self.lock, self.page);
         self.lock.clone()
     }
 }

@@ -42,6 +42,7 @@ impl LockManager {
 
     /// Releases a lock without anybody waiting.
     pub(crate) fn release_in_background(&self, held: Acquisition) {
+        self.inner.distrusts(&held.key);
         if let Some(heir) = self.inner.queues.heir(&held) {
             let until = Instant::now() + self.ttl();
             drop(self.hand_over(held, heir, until, run::BACKGROUND));
@@ -79,8 +80,7 @@ impl LockManager {
                     manager.inner.watched.ended(&held);
                     manager.inner.watched.saw(&lock, asked);
                     manager.inner.queues.was_handed(&lock);
-                    let (scope, token) = (heir.scope.clone(), claim.token);
-                    let fresh = Provisional::new(manager, lock, token, scope);
+                    let fresh = Provisional::new(manager, lock, &claim, heir.scope.clone());
                     heir.give(Acquired::Fresh(fresh));
                     Ok(Released::Released)
                 }
@@ -129,6 +129,7 @@ impl LockManager {
         held: &Acquisition,
         until: Instant,
     ) -> Result<Released, LockError> {
+        self.inner.distrusts(&held.key);
         if let Some(heir) = self.inner.queues.heir(held) {
             let handed = self.hand_over(held.clone(), heir, until, run::FOREGROUND);
             return Ok(run::answer("release", until, handed).await?);
@@ -152,6 +153,7 @@ impl LockManager {
         grace: Duration,
         until: Instant,
     ) -> Result<(), LockError> {
+        self.inner.distrusts(&held.key);
         let args = (held.clone(), page, grace);
         let shortened = self.run("run_out_in", until, args, |store, (it, page, grace)| {
             store.run_out_in(&it.key, &it.aid, it.token, *page, *grace)

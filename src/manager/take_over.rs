@@ -124,7 +124,7 @@ impl LockManager {
                         manager.inner.events.took(&from, &taken);
                         audit("taken over", &from, &taken);
                     }
-                    Ok(Some(Provisional::new(manager, lock, claim.token, own_scope)))
+                    Ok(Some(Provisional::new(manager, lock, &claim, own_scope)))
                 }
                 Ok(None) => Ok(None),
                 Err(error) => {

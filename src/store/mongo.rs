@@ -9,12 +9,14 @@ use std::{
 use mongodb::{
     Collection, Database,
     bson::{Document as Record, RawDocumentBuf, doc},
-    options::{CollectionOptions, ReadConcern, ReturnDocument, SelectionCriteria, WriteConcern},
+    options::{CollectionOptions, ReadConcern, SelectionCriteria, WriteConcern},
 };
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
-use self::{error::store_error, pipeline::Acquisition, record::Fetched, removal::Grants};
+use self::{
+    error::store_error, pipeline::Acquisition, record::Fetched, removal::Grants, seen::Seen,
+};
 use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
     StoreErrorKind,
@@ -32,10 +34,12 @@ mod ends;
 mod error;
 mod grant;
 mod indexes;
+mod modify;
 mod pipeline;
 mod record;
 mod removal;
 mod save;
+mod seen;
 #[cfg(feature = "mongo-session")]
 pub(crate) mod sessions;
 mod status;
@@ -80,6 +84,7 @@ struct Prepared {
     locks: Collection<Record>,
     documents: Collection<RawDocumentBuf>,
     rules: Rules,
+    seen: Arc<Seen>,
 }
 
 impl MongoStore {
@@ -118,7 +123,7 @@ impl MongoStore {
 
     fn now_has(&self, collection: &str, locks: Collection<Record>, rules: Rules) {
         let documents = majority(&self.inner.database, collection);
-        let prepared = Prepared { locks, documents, rules };
+        let prepared = Prepared { locks, documents, rules, seen: Arc::new(Seen::new()) };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
     }
@@ -198,12 +203,12 @@ impl Store for MongoStore {
         let named: Vec<_> = tokens.iter().map(ToString::to_string).collect();
         let mut filter = pipeline::by_id(key.id());
         filter.insert("queue.token", doc! { "$in": named });
-        let kept = (at.locks)
-            .find_one_and_update(filter, pipeline::keep(tokens, lease, &at.rules))
-            .return_document(ReturnDocument::After)
-            .projection(doc! { "_id": 0, "kept": pipeline::count(tokens) })
+        let kept = doc! { "_id": 0, "kept": pipeline::count(tokens) };
+        let kept = at
+            .modify(filter, pipeline::keep(tokens, lease, &at.rules), false, Some(kept))
             .await
-            .map_err(|e| store_error(format!("keeping places for {key:?}"), e))?;
+            .map_err(|e| store_error(format!("keeping places for {key:?}"), e))?
+            .record;
         let kept = kept.and_then(|record| record.get("kept").and_then(codec::number));
         Ok(kept.map_or(0, |kept| kept as u64))
     }

@@ -249,10 +249,19 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
             let locks = RequestLocks::of(&req)?;
             let key = key_of::<T>(&req, &locks)?;
             let until = locks.begin();
-            // One after the other: were the document loaded at the same time, a lock that another
-            // tab of the session takes in between would seem to cover an older document.
-            let mine = locks.confirm(&key, Mode::Exclusive, locks.offered()?, until).await?;
-            match locks.manager().load::<T>(&key, until).await {
+            let offered = locks.offered()?;
+            let confirm = locks.confirm(&key, Mode::Exclusive, offered, until);
+            let load = locks.manager().load::<T>(&key, until);
+            // At the same time if the client has been told of this very acquisition: then nobody else
+            // can have written in between. Else one after the other, or a lock that another tab of
+            // the session takes in between would seem to cover an older document.
+            let (mine, document) = if offered.is_empty() {
+                (confirm.await?, load.await)
+            } else {
+                let (confirmed, document) = tokio::join!(confirm, load);
+                (confirmed?, document)
+            };
+            match document {
                 Ok(document) => Ok(Self::new(mine, document, locks)),
                 Err(e) => {
                     if let LockError::NotFound { .. } = e {

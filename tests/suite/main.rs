@@ -14,6 +14,7 @@ mod contention;
 mod ends;
 mod examples;
 mod foreign;
+mod leases;
 mod lost;
 mod lost_replies;
 mod operations;

@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
-use mongodb::options::ReturnDocument;
+use mongodb::bson::Document;
 
 use super::{
     Prepared,
     error::{retry_duplicate_key, store_error},
+    modify::Modified,
     pipeline::{self, Acquisition},
 };
 use crate::{
@@ -19,42 +20,57 @@ impl Prepared {
     // reply was lost); our aid with another token → already ours; anything else → held. Nothing →
     // impossible, an upsert returns the document. 11000 → two first upserts met and the server did
     // not retry by itself; tried again as unavailable. Write concern time-out, connection lost → not
-    // known; tried again with the same token. A short claim that finds more to it
-    // has changed nothing, and is made again in full.
+    // known; tried again.
+    //
+    // There are three forms of it, because the length of the pipeline is what it costs beyond an
+    // insert. A shorter one that does not come to an answer has changed nothing, and is followed by
+    // the next.
     pub(super) async fn acquire(
         &self,
         key: &LockKey,
         claim: &Claim,
     ) -> Result<TryAcquire, StoreError> {
-        let doing = || format!("acquiring the lock on {key:?}");
-        let attempt = async |update, fields| {
-            let asked = Instant::now();
-            let record = (self.locks)
-                .find_one_and_update(pipeline::by_id(key.id()), update)
-                .upsert(true)
-                .return_document(ReturnDocument::After)
-                .projection(fields)
-                .await
-                .map_err(|e| retry_duplicate_key(store_error(doing(), e)))?;
-            record
-                .map(|record| (record, asked))
-                .ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))
-        };
-        let mut answer = None;
-        if claim.mode == Mode::Exclusive && !self.rules.fair {
-            let update = pipeline::acquire_shortly(claim, &self.rules);
-            let (record, asked) = attempt(update, pipeline::short_answer_fields(claim)).await?;
-            if !record.get_bool(pipeline::MORE).unwrap_or(false) {
-                answer = self.fetched(key, &record, asked).answer(claim);
+        let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
+        if is_exclusive && !rules.fair {
+            if !rules.fenced && !self.seen.is_there(key.id()) {
+                let update = pipeline::acquire_if_free(claim, rules);
+                let (it, asked) = self.attempt(key, update, None).await?;
+                self.seen.there(key.id());
+                if let (true, Some(mut record)) = (it.is_new, it.record) {
+                    record.insert("now", record.get("ts").cloned());
+                    if let Some(answer) = self.fetched(key, &record, asked).answer(claim) {
+                        return Ok(answer);
+                    }
+                }
+            }
+            let update = pipeline::acquire_shortly(claim, rules);
+            let fields = pipeline::short_answer_fields(claim);
+            let (it, asked) = self.attempt(key, update, Some(fields)).await?;
+            self.seen.there(key.id());
+            if let Some(record) = it.record
+                && !record.get_bool(pipeline::MORE).unwrap_or(false)
+                && let Some(answer) = self.fetched(key, &record, asked).answer(claim)
+            {
+                return Ok(answer);
             }
         }
-        if answer.is_none() {
-            let update = pipeline::acquire(claim, &self.rules);
-            let fields = pipeline::answer_fields(claim, &self.rules);
-            let (record, asked) = attempt(update, fields).await?;
-            answer = self.fetched(key, &record, asked).answer(claim);
-        }
-        answer.ok_or_else(|| StoreError::new(StoreErrorKind::Other, doing()))
+        let update = pipeline::acquire(claim, rules);
+        let fields = pipeline::answer_fields(claim, rules);
+        let (it, asked) = self.attempt(key, update, Some(fields)).await?;
+        let record = it.record;
+        let answer = record.and_then(|record| self.fetched(key, &record, asked).answer(claim));
+        answer.ok_or_else(|| StoreError::new(StoreErrorKind::Other, acquiring(key)))
+    }
+
+    async fn attempt(
+        &self,
+        key: &LockKey,
+        update: Vec<Document>,
+        fields: Option<Document>,
+    ) -> Result<(Modified, Instant), StoreError> {
+        let asked = Instant::now();
+        let done = self.modify(pipeline::by_id(key.id()), update, true, fields).await;
+        done.map(|it| (it, asked)).map_err(|e| retry_duplicate_key(store_error(acquiring(key), e)))
     }
 
     // findAndModify comes back as: our token → granted, also by an earlier attempt whose reply was
@@ -69,22 +85,22 @@ impl Prepared {
         let from =
             Acquisition { id: key.id(), aid, token, mode: Mode::Exclusive, unless_told: false };
         let asked = Instant::now();
-        let record = (self.locks)
-            .find_one_and_update(
-                pipeline::handed(&from, claim),
-                pipeline::hand_over(&from, claim, &self.rules),
-            )
-            .return_document(ReturnDocument::After)
-            .projection(match claim.mode {
-                Mode::Exclusive => pipeline::short_answer_fields(claim),
-                Mode::Shared => pipeline::answer_fields(claim, &self.rules),
-            })
-            .await
-            .map_err(|e| store_error(format!("handing the lock on {key:?} over"), e))?;
+        let fields = match claim.mode {
+            Mode::Exclusive => pipeline::short_answer_fields(claim),
+            Mode::Shared => pipeline::answer_fields(claim, &self.rules),
+        };
+        let update = pipeline::hand_over(&from, claim, &self.rules);
+        let done = self.modify(pipeline::handed(&from, claim), update, false, Some(fields)).await;
+        let record =
+            done.map_err(|e| store_error(format!("handing the lock on {key:?} over"), e))?.record;
         let answer = record.and_then(|record| self.fetched(key, &record, asked).answer(claim));
         Ok(match answer {
             Some(TryAcquire::Granted(lock)) => Some(lock),
             _ => None,
         })
     }
+}
+
+fn acquiring(key: &LockKey) -> String {
+    format!("acquiring the lock on {key:?}")
 }

@@ -37,7 +37,7 @@ const fn sparse(field: &'static str) -> Plain {
     Plain { field, sparse: true }
 }
 
-pub(super) const OF_LOCKS: &[Plain] = &[full("aid"), full("readers.aid"), sparse("due")];
+pub(super) const OF_LOCKS: &[Plain] = &[full("aid"), sparse("readers.aid"), sparse("due")];
 /// Few records have something left to be done.
 pub(super) const OF_ENDED: &[Plain] = &[sparse("step")];
 #[cfg(feature = "mongo-session")]

@@ -3,7 +3,6 @@
 use mongodb::{
     bson::{Bson, Document, doc},
     error::Result,
-    options::ReturnDocument,
 };
 
 use super::{
@@ -71,10 +70,14 @@ impl Prepared {
         // An exclusive lock is alone in its record, unless others wait there.
         let is_all = it.mode == Mode::Exclusive && !rules.fair;
         if !rules.fenced {
-            // deleteOne comes back as: 1 → released; 0 → somebody else is in the record, too, or it
-            // is gone: given back before, never granted, or this is the repetition of a delete whose
-            // reply was lost.
-            let deleted = self.locks.delete_one(it.alone(rules)).await?.deleted_count;
+            // deleteMany, of one at most, because the driver does not number it for a retry of its own:
+            // to repeat it does no harm, and unnumbered it costs the server less. 1 → released; 0 →
+            // somebody else is in the record, too, or it is gone: given back before, never granted, or
+            // this is the repetition of a delete whose reply was lost.
+            let deleted = self.locks.delete_many(it.alone(rules)).await?.deleted_count;
+            if is_all {
+                self.seen.gone(it.id);
+            }
             if deleted > 0 || is_all {
                 return Ok(released(deleted));
             }
@@ -147,14 +150,11 @@ impl Prepared {
             let is_there = doc! { "$ne": [{ "$type": field }, "missing"] };
             doc! { "$cond": [is_there, true, "$$REMOVE"] }
         };
-        let left = (self.locks)
-            .find_one_and_update(filter, by)
-            .return_document(ReturnDocument::After)
-            .projection(doc! {
-                "_id": 0, "ts": 1, "aid": 1, "fence": 1,
-                "readers": there("$readers"), "queue": there("$queue"),
-            })
-            .await?;
+        let fields = doc! {
+            "_id": 0, "ts": 1, "aid": 1, "fence": 1,
+            "readers": there("$readers"), "queue": there("$queue"),
+        };
+        let left = self.modify(filter, by, false, Some(fields)).await?.record;
         let Some(left) = left else { return Ok(false) };
         if left.is_empty() {
             let mut empty = pipeline::by_id(id);

@@ -127,13 +127,14 @@ impl RequestLocks {
         }
         if !how.offered.is_empty() && !how.take_over {
             let until = self.begin();
-            let mine =
-                self.confirm(key, how.mode, how.offered, until).await.map_err(|e| match e {
-                    LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
-                    LockError::Lost { key, .. } => LockError::StaleToken { key },
-                    other => other,
-                })?;
-            let worked = work(false, until).await;
+            // At the same time: who has been told of this acquisition had it before.
+            let confirm = self.confirm(key, how.mode, how.offered, until);
+            let (confirmed, worked) = tokio::join!(confirm, work(false, until));
+            let mine = confirmed.map_err(|e| match e {
+                LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
+                LockError::Lost { key, .. } => LockError::StaleToken { key },
+                other => other,
+            })?;
             return self.keep_if_found(mine, None, worked, until).await;
         }
         let mut aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();

@@ -36,6 +36,13 @@ pub(in crate::store::mongo) fn acquire(claim: &Claim, rules: &Rules) -> Vec<Docu
     stages
 }
 
+/// The least there is of it, for a document that is expected to be free: does nothing to a record with
+/// any `ts`. For an exclusive claim in a collection that is neither fair nor fenced.
+pub(in crate::store::mongo) fn acquire_if_free(claim: &Claim, rules: &Rules) -> Vec<Document> {
+    let granted = Acquire { claim, rules }.granted();
+    vec![doc! { "$replaceWith": { "$cond": ["$ts", "$$ROOT", granted] } }]
+}
+
 /// The same for an exclusive claim in a collection that is not fair, unless there is
 /// [more to it](more_to_it): then it does nothing. It is half as long, and nearly always enough.
 pub(in crate::store::mongo) fn acquire_shortly(claim: &Claim, rules: &Rules) -> Vec<Document> {
