@@ -297,6 +297,7 @@ macro_rules! store_conformance {
             a_reader_is_broken_and_the_others_stay,
             ending_a_session_takes_its_reader_out_and_leaves_the_others,
             releasing_a_session_takes_its_readers_out,
+            readers_that_ran_out_go_with_their_session_too,
             a_silent_reader_is_swept_although_another_renews,
             a_silent_reader_is_announced_although_others_come_and_go,
             a_session_that_still_reads_is_not_silent,

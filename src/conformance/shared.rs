@@ -281,6 +281,24 @@ cases! {
         assert_eq!(readers(store).await, [bob].into());
     }
 
+    async fn readers_that_ran_out_go_with_their_session_too<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        reads(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        assert_eq!(store.release_session(COLLECTION, &alice).await.unwrap(), []);
+        let swept = sweep(store, 100).await;
+        assert_eq!((swept.sessions, swept.announcements), (0, false), "nobody fell silent: {swept:?}");
+
+        // Its acquirer died before it could ask whether the session has ended.
+        end(store, &bob, EndReason::LoggedOut).await;
+        assert_eq!(announce_all(store).await.len(), 1);
+        reads(store, &key("b"), &bob).await;
+        subject.age(&key("b"), TTL).await;
+        sweep(store, 100).await;
+        let swept = sweep(store, 100).await;
+        assert_eq!((swept.sessions, swept.announcements), (0, false), "once is enough: {swept:?}");
+    }
+
     async fn a_silent_reader_is_swept_although_another_renews<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         for aid in [&alice, &bob] {

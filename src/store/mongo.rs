@@ -15,7 +15,8 @@ use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use self::{
-    error::store_error, pipeline::Acquisition, record::Fetched, removal::Grants, seen::Seen,
+    error::store_error, list::OfSession, pipeline::Acquisition, record::Fetched, removal::Grants,
+    seen::Seen,
 };
 use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
@@ -34,6 +35,7 @@ mod ends;
 mod error;
 mod grant;
 mod indexes;
+mod list;
 mod modify;
 mod pipeline;
 mod record;
@@ -311,13 +313,12 @@ impl Store for MongoStore {
         aid: &Aid,
     ) -> Result<Vec<LockKey>, StoreError> {
         let aids = std::slice::from_ref(aid);
-        let held = self.list(collection, Some(aids), usize::MAX).await?;
+        let OfSession { held, may_read } = self.of_session(collection, aid, usize::MAX).await?;
         let at = self.prepared(collection)?;
-        let shared = held.iter().any(|lock| lock.mode == Mode::Shared);
         let mut attempts = 3;
         loop {
             attempts -= 1;
-            match at.remove_many(&Grants::Of(aids), shared).await {
+            match at.remove_many(&Grants::Of(aids), may_read).await {
                 Ok(()) => return Ok(held.into_iter().map(|lock| lock.key).collect()),
                 Err(e) => {
                     let error = store_error(format!("releasing a session in {collection}"), e);
@@ -368,29 +369,7 @@ impl Store for MongoStore {
         aids: Option<&[Aid]>,
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
-        let at = self.prepared(collection)?;
-        let filter = match aids {
-            None => pipeline::and_live(doc! {}, at.rules.ttl),
-            Some(aids) => pipeline::held_by(aids, at.rules.ttl),
-        };
-        let failed = |e| store_error(format!("listing locks in {collection}"), e);
-        let asked = Instant::now();
-        let mut cursor = (at.locks)
-            .find(filter)
-            .projection(pipeline::list_fields(aids))
-            .limit(i64::try_from(limit).unwrap_or(0))
-            .await
-            .map_err(failed)?;
-        let mut locks = Vec::new();
-        while cursor.advance().await.map_err(failed)? {
-            let record = cursor.deserialize_current().map_err(failed)?;
-            // A foreign program may lock documents whose ids we cannot name, and so not lock.
-            let id = record.get("_id").and_then(codec::lock_id);
-            if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
-                locks.extend(at.fetched(&key, &record, asked).locks());
-            }
-        }
-        Ok(locks)
+        self.list_of(collection, aids, limit).await
     }
 
     async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, StoreError> {

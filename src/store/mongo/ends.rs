@@ -15,10 +15,7 @@ use super::{
     error::{DUPLICATE_KEY, retry_duplicate_key, store_error},
     removal::Grants,
 };
-use crate::{
-    Aid, EndReason, LockKey, Mode, StoreError, StoreErrorKind,
-    store::{LastEnd, Store},
-};
+use crate::{Aid, EndReason, LockKey, StoreError, StoreErrorKind, store::LastEnd};
 
 mod announce;
 mod overdue;
@@ -64,8 +61,10 @@ impl MongoStore {
     // find: how it ended last; or that some of its locks ran out, which is no end; or nothing.
     pub(super) async fn last_end_of(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
         let record = (self.inner.ended)
-            .find_one(doc! { "_id": { "$eq": aid.as_str() }, "ts": { "$type": "date" } })
-            .projection(doc! { "_id": 0, "reason": 1, "ago": { "$subtract": ["$$NOW", "$ts"] } })
+            .find_one(doc! { "_id": { "$eq": aid.as_str() } })
+            .projection(doc! { "_id": 0, "reason": 1, "ago": { "$cond": [
+                { "$eq": [{ "$type": "$ts" }, "date"] }, { "$subtract": ["$$NOW", "$ts"] }, "$$REMOVE",
+            ] } })
             .await
             .map_err(|e| store_error("asking how a session has ended", e))?;
         Ok(record.and_then(|record| {
@@ -81,22 +80,16 @@ impl MongoStore {
         aid: &Aid,
         collections: &[&str],
     ) -> Result<Vec<LockKey>, StoreError> {
-        let held = try_join_all(
-            collections
-                .iter()
-                .map(|c| self.list(c, Some(std::slice::from_ref(aid)), NAMES_AT_ONCE)),
-        );
-        let held: Vec<_> = held.await?.into_iter().flatten().collect();
-        // Not known of those beyond the limit.
-        let shared =
-            held.len() >= NAMES_AT_ONCE || held.iter().any(|lock| lock.mode == Mode::Shared);
-        let keys: Vec<_> = held.into_iter().map(|lock| lock.key).collect();
+        let held = try_join_all(collections.iter().map(|c| self.of_session(c, aid, NAMES_AT_ONCE)));
+        let held = held.await?;
+        let may_read = held.iter().any(|it| it.may_read);
+        let keys: Vec<_> = held.into_iter().flat_map(|it| it.held).map(|lock| lock.key).collect();
         if !keys.is_empty() {
             let named = (self.inner.ended)
                 .update_one(doc! { "_id": { "$eq": aid.as_str() } }, pipeline::name(&keys));
             named.await.map_err(|e| store_error("ending a session", e))?;
         }
-        self.remove_in(collections, &Grants::Of(std::slice::from_ref(aid)), shared).await?;
+        self.remove_in(collections, &Grants::Of(std::slice::from_ref(aid)), may_read).await?;
         Ok(keys)
     }
 

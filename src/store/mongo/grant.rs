@@ -33,9 +33,10 @@ impl Prepared {
         let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
         if is_exclusive && !rules.fair {
             if !rules.fenced && !self.seen.is_there(key.id()) {
+                // From here on: a repetition has to look closer.
+                self.seen.there(key.id());
                 let update = pipeline::acquire_if_free(claim, rules);
                 let (it, asked) = self.attempt(key, update, None).await?;
-                self.seen.there(key.id());
                 if let (true, Some(mut record)) = (it.is_new, it.record) {
                     record.insert("now", record.get("ts").cloned());
                     if let Some(answer) = self.fetched(key, &record, asked).answer(claim) {
