@@ -7,7 +7,9 @@
 
 pub(crate) mod app;
 pub(crate) mod browser;
+pub(crate) mod child;
 pub(crate) mod editor;
+pub(crate) mod faketime;
 pub(crate) mod faulty;
 pub(crate) mod log;
 pub(crate) mod mongod;
@@ -118,7 +120,7 @@ fn is_housekeeping(command: &str) -> bool {
 /// On a thread and a runtime of its own: the tests that wait here each have a runtime, and the one
 /// that comes first must not tie the others to a runtime that ends with it. A failure is kept as
 /// well, or each of the waiting tests would take its time to fail in the same way.
-async fn share<T, F>(cell: &'static OnceLock<Option<T>>, start: fn() -> F) -> &'static T
+pub(crate) async fn share<T, F>(cell: &'static OnceLock<Option<T>>, start: fn() -> F) -> &'static T
 where
     T: Send + Sync + 'static,
     F: Future<Output = T> + 'static,

@@ -3,11 +3,13 @@
 use std::env;
 use std::fmt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mongodb::bson::{Bson, Document, doc};
 use tokio::time::sleep;
 
+use super::faketime;
 use super::server::{self, Server};
 use super::{client, share};
 
@@ -21,6 +23,16 @@ const PRIMARY_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) struct Mongod {
     server: Server,
     kind: Kind,
+    paused: AtomicBool,
+}
+
+/// What is not as usual about a member of a replica set.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Unusual {
+    /// Removes what has run out every second; else never.
+    pub(crate) eager_ttl_monitor: bool,
+    /// So many seconds ahead of the others' clocks, or behind. Needs [`faketime::library`].
+    pub(crate) clock_ahead: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,18 +45,24 @@ enum Kind {
 impl Mongod {
     /// A server without an oplog: no transactions, no change streams.
     pub(crate) async fn start_standalone() -> Self {
-        Self::start(Kind::Standalone, |port| arguments(port, &[])).await
+        Self::start(Kind::Standalone, None, |port| arguments(port, &[])).await
     }
 
     /// As [`Self::start_standalone`], but what has run out is removed every second and not every
     /// minute. Not a parameter of the running server: that would count from the next minute on.
     pub(crate) async fn start_with_eager_ttl_monitor() -> Self {
-        Self::start(Kind::Standalone, |port| arguments(port, &["--setParameter", EAGER])).await
+        let eager = |port| arguments(port, &["--setParameter", EAGER]);
+        Self::start(Kind::Standalone, None, eager).await
     }
 
     /// A replica set of one member, already primary.
     pub(crate) async fn start_replica_set() -> Self {
-        let mongod = Self::start_member().await;
+        Self::start_replica_set_that_is(Unusual::default()).await
+    }
+
+    /// As [`Self::start_replica_set`].
+    pub(crate) async fn start_replica_set_that_is(unusual: Unusual) -> Self {
+        let mongod = Self::start_member_that_is(unusual).await;
         let host = format!("127.0.0.1:{}", mongod.port());
         let config = doc! { "_id": "rs0", "members": [{ "_id": 0, "host": host }] };
         mongod.admin(doc! { "replSetInitiate": config }).await;
@@ -54,12 +72,22 @@ impl Mongod {
 
     /// One that is to become a member of the replica set `rs0`.
     pub(crate) async fn start_member() -> Self {
-        Self::start(Kind::ReplicaSet, |port| arguments(port, &["--replSet", "rs0"])).await
+        Self::start_member_that_is(Unusual::default()).await
+    }
+
+    /// As [`Self::start_member`].
+    pub(crate) async fn start_member_that_is(unusual: Unusual) -> Self {
+        let clock = unusual.clock_ahead;
+        if unusual.eager_ttl_monitor {
+            let eager = |port| arguments(port, &["--replSet", "rs0", "--setParameter", EAGER]);
+            return Self::start(Kind::ReplicaSet, clock, eager).await;
+        }
+        Self::start(Kind::ReplicaSet, clock, |port| arguments(port, &["--replSet", "rs0"])).await
     }
 
     /// A standalone server that lets in only the user `root` of [`Self::uri`].
     pub(crate) async fn start_with_auth() -> Self {
-        let mongod = Self::start(Kind::Auth, |port| arguments(port, &["--auth"])).await;
+        let mongod = Self::start(Kind::Auth, None, |port| arguments(port, &["--auth"])).await;
         // The localhost exception: as long as there is no user, anybody here may create the first.
         let user = doc! { "createUser": "root", "pwd": "secret", "roles": ["root"] };
         let anybody = format!("mongodb://127.0.0.1:{}/?directConnection=true", mongod.port());
@@ -67,10 +95,25 @@ impl Mongod {
         mongod
     }
 
-    async fn start(kind: Kind, arguments: fn(u16) -> Vec<String>) -> Self {
+    async fn start(
+        kind: Kind,
+        clock_ahead: Option<i64>,
+        arguments: fn(u16) -> Vec<String>,
+    ) -> Self {
+        const READY: &str = "Waiting for connections";
         let program = server::program("MONGOD", "mongod").await;
-        let server = Server::start(program, arguments, "Waiting for connections").await;
-        Self { server, kind }
+        let server = match clock_ahead {
+            None => Server::start(program, arguments, READY).await,
+            Some(seconds) => {
+                let program = program.to_string_lossy().into_owned();
+                let with_clock = |port| {
+                    let clock = faketime::environment(seconds).into_iter();
+                    clock.chain([program.clone()]).chain(arguments(port)).collect()
+                };
+                Server::start("env".into(), with_clock, READY).await
+            }
+        };
+        Self { server, kind, paused: AtomicBool::new(false) }
     }
 
     /// What an application would be configured with: finds the primary of a replica set by itself.
@@ -98,12 +141,19 @@ impl Mongod {
 
     /// Stops the process where it is: connections stay open and nobody answers.
     pub(crate) fn pause(&self) {
+        self.paused.store(true, Ordering::Relaxed);
         self.server.stop();
     }
 
     /// Lets a paused process go on as if nothing had happened.
     pub(crate) fn resume(&self) {
         self.server.signal("CONT");
+        self.paused.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether [`Self::pause`] came last.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
     }
 
     /// Crashes the process; its files stay for [`Self::restart`].
@@ -113,12 +163,17 @@ impl Mongod {
 
     /// Starts it again on the same files and port, after a clean stop if it still runs.
     pub(crate) async fn restart(&self) {
-        self.server.signal("CONT");
-        self.server.signal("TERM");
-        assert!(self.server.begin().await, "port {} was taken meanwhile", self.port());
+        self.restart_member().await;
         if self.kind == Kind::ReplicaSet {
             self.primary().await;
         }
+    }
+
+    /// The same for one of several members, which need not become primary.
+    pub(crate) async fn restart_member(&self) {
+        self.resume();
+        self.server.signal("TERM");
+        assert!(self.server.begin().await, "port {} was taken meanwhile", self.port());
     }
 
     /// Runs a command on the database `admin`.

@@ -45,6 +45,8 @@ struct Network {
     passed: Mutex<HashMap<String, usize>>,
     /// How much later it is at the server, for those who ask through here, in milliseconds.
     ahead: AtomicI64,
+    /// The addresses that a greeting names, and what the client is told instead.
+    names: Mutex<Vec<[String; 2]>>,
 }
 
 /// The state of all connections at once.
@@ -97,6 +99,7 @@ impl Proxy {
             faults: Mutex::default(),
             passed: Mutex::default(),
             ahead: AtomicI64::default(),
+            names: Mutex::default(),
         });
         let (running, stopped) = oneshot::channel();
         let accepting = accept(listener, network.clone());
@@ -197,6 +200,18 @@ impl Proxy {
     /// From now on the server seems to have a clock that is so many milliseconds ahead.
     pub(crate) fn set_clock_ahead(&self, millis: i64) {
         self.network.ahead.store(millis, Ordering::Relaxed);
+    }
+
+    /// From now on the client is told that `proxies` are the members of the replica set. So it finds
+    /// the primary by itself and never goes past a proxy, while the members know nothing of them.
+    pub(crate) fn stands_for(&self, members: &[u16], proxies: &[Self]) {
+        let address = |port: u16| format!("127.0.0.1:{port}");
+        let names = members.iter().zip(proxies).map(|(&member, proxy)| {
+            let names = [address(member), address(proxy.port)];
+            assert_eq!(names[0].len(), names[1].len(), "replaced in place: {names:?}");
+            names
+        });
+        *lock(&self.network.names) = names.collect();
     }
 
     fn arm(&self, command: &str, side: Side, action: Action) {
@@ -339,6 +354,9 @@ async fn replies(
         // Replies that stream in without a further request are the monitor's.
         let request = lock(open).requests.remove(&int32(&frame, 8));
         let message = request.unwrap_or(Message { command: "hello".into(), fault: None });
+        if is_housekeeping(&message.command) {
+            replace_all(&mut frame, &lock(&network.names));
+        }
         if !network.carries(&message, Side::Reply).await {
             return Ok(());
         }
@@ -381,6 +399,16 @@ fn add_to_local_time(frame: &mut [u8], millis: i64) {
     let date = at.and_then(|at| frame[at + LOCAL_TIME.len()..].first_chunk_mut());
     if let Some(date) = date {
         *date = (i64::from_le_bytes(*date) + millis).to_le_bytes();
+    }
+}
+
+/// Each first by its second, which is as long.
+fn replace_all(frame: &mut [u8], names: &[[String; 2]]) {
+    for at in 0..frame.len() {
+        let name = names.iter().find(|[old, _]| frame[at..].starts_with(old.as_bytes()));
+        if let Some([_, new]) = name {
+            frame[at..at + new.len()].copy_from_slice(new.as_bytes());
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use super::client;
-use super::mongod::Mongod;
+use super::mongod::{Mongod, Unusual};
 
 /// Elections take a second or two with the settings below, more on a busy machine.
 const PRIMARY_WITHIN: Duration = Duration::from_secs(60);
@@ -23,7 +23,13 @@ pub(crate) struct ReplicaSet {
 impl ReplicaSet {
     /// With a primary, and two secondaries that can take over.
     pub(crate) async fn start() -> Self {
-        let members = join_all((0..3).map(|_| Mongod::start_member())).await;
+        Self::start_with(Unusual::default()).await
+    }
+
+    /// The first member, which becomes the primary, may be unusual.
+    pub(crate) async fn start_with(first: Unusual) -> Self {
+        let starting = [first, Unusual::default(), Unusual::default()];
+        let members = join_all(starting.map(Mongod::start_member_that_is)).await;
         let hosts = members.iter().zip(0..).map(|(member, id)| {
             doc! { "_id": id, "host": format!("127.0.0.1:{}", member.port()) }
         });
@@ -45,6 +51,11 @@ impl ReplicaSet {
         format!("mongodb://{}/?replicaSet=rs0&heartbeatFrequencyMS=500", hosts.join(","))
     }
 
+    /// All of them, by number.
+    pub(crate) fn members(&self) -> &[Mongod] {
+        &self.members
+    }
+
     /// The primary steps down, and another member is elected.
     pub(crate) async fn step_down(&self) {
         let primary = self.primary().await;
@@ -60,7 +71,8 @@ impl ReplicaSet {
         self.another_than(primary).await;
     }
 
-    async fn another_than(&self, old: usize) {
+    /// Waits until another member than this is primary.
+    pub(crate) async fn another_than(&self, old: usize) {
         let began = Instant::now();
         while self.primary().await == old {
             assert!(began.elapsed() < PRIMARY_WITHIN, "no other primary");
@@ -68,7 +80,8 @@ impl ReplicaSet {
         }
     }
 
-    async fn primary(&self) -> usize {
+    /// The number of the primary, once there is one.
+    pub(crate) async fn primary(&self) -> usize {
         let began = Instant::now();
         loop {
             for (n, member) in self.members.iter().enumerate() {
@@ -83,7 +96,8 @@ impl ReplicaSet {
         }
     }
 
-    async fn until_complete(&self) {
+    /// Waits until there is a primary, and all others can take over.
+    pub(crate) async fn until_complete(&self) {
         self.primary().await;
         let began = Instant::now();
         for member in &self.members {
@@ -99,8 +113,11 @@ impl ReplicaSet {
     }
 }
 
-/// `None` of one that was killed.
+/// `None` of one that was killed or is paused.
 async fn hello(member: &Mongod) -> Option<Document> {
+    if member.is_paused() {
+        return None;
+    }
     // The driver would look for it for a while.
     TcpStream::connect((Ipv4Addr::LOCALHOST, member.port())).await.ok()?;
     let client = client(&member.direct_uri()).await;

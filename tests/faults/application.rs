@@ -1,0 +1,179 @@
+//! An application server: a process of its own, made of this same executable, that the tests pause
+//! and kill. It does what an application does, and writes down what it saw.
+
+use std::env;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_doclock::{LockManager, Lockable, MongoStore, Named};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
+use tokio::time::sleep;
+
+use crate::history::History;
+
+pub(crate) mod desk;
+mod guards;
+mod load;
+mod script;
+
+/// Where a process finds its [`Config`].
+const CONFIG: &str = "DOCLOCK_APPLICATION_SERVER";
+/// What it writes when it begins.
+pub(crate) const READY: &str = "application server is ready";
+/// What its history says when it has ended by itself.
+pub(crate) const ENDED: &str = "ended";
+
+/// What an application server is told when it starts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Config {
+    pub(crate) uri: String,
+    pub(crate) database: String,
+    pub(crate) process: String,
+    /// Where it writes its history, and looks for the signals of the test.
+    pub(crate) dir: PathBuf,
+    pub(crate) settings: Settings,
+    pub(crate) role: Role,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) ttl: Duration,
+    pub(crate) deadline: Duration,
+    pub(crate) reaper: Option<Duration>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let ttl = Duration::from_millis(1_500);
+        let (deadline, reaper) = (Duration::from_secs(2), Some(Duration::from_millis(200)));
+        Self { ttl, deadline, reaper }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Role {
+    /// Many sessions and jobs at random, until it is told to stop.
+    Load { seed: u64, keys: usize, careless: bool },
+    /// One session that does this step by step; see [`script`].
+    Script { steps: Vec<String>, id: String },
+}
+
+/// What the documents of the load are: a number that counts up, and who has counted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counter {
+    #[serde(rename = "_id")]
+    pub(crate) id: String,
+    pub(crate) n: u64,
+    pub(crate) by: Vec<String>,
+}
+
+macro_rules! collections {
+    ($($name:ident: $collection:literal, fenced $fenced:literal, fair $fair:literal;)*) => {
+        $(
+            #[derive(Debug, Serialize, Deserialize)]
+            pub(crate) struct $name(Counter);
+
+            impl Lockable for $name {
+                type Id = String;
+                const COLLECTION: &'static str = $collection;
+                const FENCED: bool = $fenced;
+                const FAIR: bool = $fair;
+            }
+        )*
+    };
+}
+
+collections! {
+    Plain: "plain", fenced false, fair false;
+    Fenced: "fenced", fenced true, fair false;
+    Fair: "fair", fenced false, fair true;
+    FairFenced: "fairfenced", fenced true, fair true;
+}
+
+/// Those with documents.
+pub(crate) const DOCUMENTS: [&str; 2] = [Plain::COLLECTION, Fenced::COLLECTION];
+/// Those with names only, for jobs.
+pub(crate) const NAMES: [&str; 3] =
+    [Named::COLLECTION, Fair::COLLECTION, FairFenced::COLLECTION];
+
+/// A running application server, seen from inside.
+#[derive(Clone, Debug)]
+pub(crate) struct Server {
+    pub(crate) locks: LockManager,
+    pub(crate) store: MongoStore,
+    pub(crate) history: Arc<History>,
+    pub(crate) dir: PathBuf,
+    pub(crate) settings: Settings,
+}
+
+impl Server {
+    /// Connects as an application does, and registers everything.
+    pub(crate) async fn start(config: &Config) -> Self {
+        let path = config.dir.join(format!("{}.jsonl", config.process));
+        let history = Arc::new(History::create(&path, &config.process));
+        let store = loop {
+            match MongoStore::connect(&config.uri, &config.database).await {
+                Ok(store) => break store,
+                // It may be restarted in the midst of an outage.
+                Err(e) => history.say(format!("cannot connect: {e}")),
+            }
+            sleep(Duration::from_millis(200)).await;
+        };
+        let Settings { ttl, deadline, reaper } = config.settings;
+        let builder = LockManager::builder(store.clone()).ttl(ttl).deadline(deadline);
+        let builder = match reaper {
+            None => builder.without_reaper(),
+            Some(interval) => builder.reaper_interval(interval),
+        };
+        let locks = builder.build().await.unwrap();
+        while let Err(e) = register(&locks).await {
+            history.say(format!("cannot register: {e}"));
+            sleep(Duration::from_millis(200)).await;
+        }
+        let (dir, settings) = (config.dir.clone(), config.settings);
+        Self { locks, store, history, dir, settings }
+    }
+
+    /// Waits for a signal of the test, which is a file of this name.
+    pub(crate) async fn told(&self, name: &str) {
+        while !self.dir.join(name).exists() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+async fn register(locks: &LockManager) -> Result<(), actix_doclock::LockError> {
+    locks.register::<Plain>().await?;
+    locks.register::<Fenced>().await?;
+    locks.register::<Fair>().await?;
+    locks.register::<FairFenced>().await?;
+    locks.register::<Named>().await
+}
+
+/// The whole life of the process.
+#[test]
+#[ignore = "the other tests start it, as a process of its own"]
+fn application_server() {
+    let Ok(config) = env::var(CONFIG) else { return };
+    let config: Config = serde_json::from_str(&config).expect("a configuration");
+    Runtime::new().expect("a runtime").block_on(async {
+        println!("{READY}");
+        let server = Server::start(&config).await;
+        match config.role {
+            Role::Load { seed, keys, careless } => load::run(&server, seed, keys, careless).await,
+            Role::Script { steps, id } => script::run(&server, &steps, &id).await,
+        }
+        server.locks.shutdown().await;
+        server.history.say(ENDED);
+    });
+}
+
+/// How it is started.
+pub(crate) fn environment(config: &Config) -> String {
+    format!("{CONFIG}={}", serde_json::to_string(config).expect("plain data"))
+}
+
+pub(crate) const ARGUMENTS: &[&str] =
+    &["--exact", "application::application_server", "--ignored", "--nocapture", "--test-threads=1"];

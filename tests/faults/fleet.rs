@@ -1,0 +1,220 @@
+//! Several application servers on one database, as a test starts, pauses and kills them.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use actix_doclock::LockKey;
+use futures_util::TryStreamExt;
+use mongodb::Database;
+use mongodb::bson::{Document, doc};
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+use crate::application::{
+    ARGUMENTS, Config, Counter, DOCUMENTS, ENDED, NAMES, READY, Role, Settings, environment,
+};
+use crate::check::Stored;
+use crate::history::{self, Event, Line, Moment};
+use crate::rig::child::Child;
+use crate::rig::{client, fresh_name};
+
+/// For what usually takes a second or two, on however slow a machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One of them, from outside.
+#[derive(Debug)]
+pub(crate) struct Application {
+    pub(crate) child: Child,
+    pub(crate) process: String,
+}
+
+/// All of them, with what they have in common.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    pub(crate) database: Database,
+    pub(crate) applications: Vec<Application>,
+    dir: TempDir,
+    uri: String,
+    settings: Settings,
+    started: usize,
+}
+
+impl Fleet {
+    /// On a database of its own, by a way that does not fail.
+    pub(crate) async fn new(uri: &str) -> Self {
+        let database = client(uri).await.database(&fresh_name());
+        let dir = tempfile::Builder::new().prefix("histories-").tempdir().expect("a directory");
+        let (uri, settings) = (uri.to_owned(), Settings::default());
+        Self { database, applications: Vec::new(), dir, uri, settings, started: 0 }
+    }
+
+    pub(crate) fn with(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Starts one more, on the same way to the database; returns its number.
+    pub(crate) async fn start(&mut self, role: Role) -> usize {
+        let uri = self.uri.clone();
+        self.start_on(&uri, role, &[]).await
+    }
+
+    /// By another way, or in another environment.
+    pub(crate) async fn start_on(
+        &mut self,
+        uri: &str,
+        role: Role,
+        more_environment: &[String],
+    ) -> usize {
+        let application = self.launch(uri, role, more_environment).await;
+        self.applications.push(application);
+        self.applications.len() - 1
+    }
+
+    /// Starts one in the place of one that was killed.
+    pub(crate) async fn replace(&mut self, number: usize, role: Role) {
+        let uri = self.uri.clone();
+        self.applications[number] = self.launch(&uri, role, &[]).await;
+    }
+
+    async fn launch(&mut self, uri: &str, role: Role, more: &[String]) -> Application {
+        self.started += 1;
+        let process = format!("app{}", self.started);
+        let config = Config {
+            uri: uri.to_owned(),
+            database: self.database.name().to_owned(),
+            process: process.clone(),
+            dir: self.dir().to_owned(),
+            settings: self.settings,
+            role,
+        };
+        let mut settings = more.to_vec();
+        settings.push(environment(&config));
+        let this = env::current_exe().expect("a running binary");
+        let child = Child::start(this, &settings, ARGUMENTS, READY).await;
+        Application { child, process }
+    }
+
+    /// Lets those go on that wait for this word.
+    pub(crate) fn tell(&self, word: &str) {
+        fs::write(self.dir().join(word), "").expect("a file");
+    }
+
+    pub(crate) fn history_of(&self, number: usize) -> PathBuf {
+        self.dir().join(format!("{}.jsonl", self.applications[number].process))
+    }
+
+    pub(crate) fn lines(&self) -> Vec<Line> {
+        history::read_all(self.dir())
+    }
+
+    /// Waits until this one has written such a line.
+    pub(crate) async fn until(
+        &self,
+        number: usize,
+        what: &str,
+        is_it: impl Fn(&Event) -> bool,
+    ) -> Line {
+        let began = Instant::now();
+        loop {
+            let lines = history::read(&self.history_of(number));
+            if let Some(line) = lines.into_iter().find(|line| is_it(&line.event)) {
+                return line;
+            }
+            assert!(began.elapsed() < PATIENCE, "application server {number}: never {what}");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub(crate) async fn until_said(&self, number: usize, text: &str) -> Line {
+        let is_it = |event: &Event| matches!(event, Event::Said(said) if said == text);
+        self.until(number, text, is_it).await
+    }
+
+    /// Waits until somebody has taken a lock since then, as a sign that all is well again.
+    pub(crate) async fn until_granted_since(&self, since: Moment) {
+        let began = Instant::now();
+        let asked_since = |lines: &[Line]| {
+            lines.iter().any(|line| line.at > since && matches!(line.event, Event::Saved))
+        };
+        while !asked_since(&self.lines()) {
+            assert!(began.elapsed() < PATIENCE, "nobody can save any more");
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Fresh documents to work on.
+    pub(crate) async fn put_documents(&self, keys: usize) {
+        for collection in DOCUMENTS {
+            let fresh = (0..keys).map(|id| Counter { id: id.to_string(), ..Counter::default() });
+            let documents = self.database.collection::<Counter>(collection);
+            documents.insert_many(fresh).await.unwrap();
+        }
+    }
+
+    /// Has the load stop, and waits until all have ended.
+    pub(crate) async fn stop(&self) {
+        self.tell("stop");
+        for number in 0..self.applications.len() {
+            self.until_said(number, ENDED).await;
+        }
+    }
+
+    /// What has become of the documents.
+    pub(crate) async fn stored(&self) -> Stored {
+        let mut stored = BTreeMap::new();
+        for collection in DOCUMENTS {
+            let documents = self.database.collection::<Counter>(collection);
+            let all = documents.find(doc! {}).await.unwrap();
+            for document in all.try_collect::<Vec<_>>().await.unwrap() {
+                assert_eq!(document.n, document.by.len() as u64, "half a document: {document:?}");
+                let key = LockKey::new(collection, document.id.as_str()).unwrap();
+                stored.insert(history::name(&key), document.by);
+            }
+        }
+        stored
+    }
+
+    /// Waits until no lock is left that has not run out, and none that a server should have removed.
+    pub(crate) async fn until_nothing_is_left(&self) {
+        let began = Instant::now();
+        let mut left = Vec::new();
+        while began.elapsed() < PATIENCE {
+            left.clear();
+            for collection in DOCUMENTS.iter().chain(&NAMES) {
+                let locks = self.database.collection::<Document>(&format!("{collection}.lock"));
+                let held = doc! { "$or": [
+                    { "aid": { "$exists": true } }, { "readers": { "$ne": [], "$exists": true } },
+                ] };
+                left.extend(locks.find(held).await.unwrap().try_collect::<Vec<_>>().await.unwrap());
+            }
+            if left.is_empty() {
+                return;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        panic!("left behind: {left:#?}");
+    }
+
+    /// Keeps the histories for people to look at, and says where.
+    pub(crate) fn keep(self) -> PathBuf {
+        drop(self.applications);
+        self.dir.keep()
+    }
+
+    pub(crate) fn say(&self, text: &str) {
+        // Beside what the applications wrote, in their format.
+        history::History::create(&self.dir().join("nemesis.jsonl"), "nemesis").say(text);
+    }
+}

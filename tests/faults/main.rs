@@ -1,0 +1,22 @@
+//! Faults survived: application servers as processes, real servers, a recorded history, and a
+//! checker of it. See docs/faults.md.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+#[path = "../rig/mod.rs"]
+mod rig;
+
+mod application;
+mod check;
+mod clocks;
+mod fleet;
+mod history;
+mod killed;
+mod late;
+mod members;
+mod nemesis;
+mod partition;
+mod paused;
+mod round;
+mod soak;
+mod ttl_monitor;
+mod twins;

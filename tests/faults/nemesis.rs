@@ -1,0 +1,119 @@
+//! The faults, each injected for sure and healed again.
+
+use std::fmt;
+use std::time::Duration;
+
+use fastrand::Rng;
+use mongodb::bson::doc;
+use tokio::time::sleep;
+
+use crate::application::Role;
+use crate::fleet::Fleet;
+use crate::rig::replica_set::ReplicaSet;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    /// The primary crashes, and comes back as a secondary.
+    KillPrimary,
+    StepDown,
+    /// The primary stands still, is replaced, and goes on as if nothing had happened.
+    PausePrimary,
+    /// What the primary acknowledges by itself never leaves it, and then it crashes.
+    LagAndKill,
+    LoseMajority,
+    /// An application server stands still for longer than its locks live.
+    PauseApplication,
+    /// An application server crashes; another one is started.
+    KillApplication,
+}
+
+pub(crate) const ALL: [Fault; 7] = [
+    Fault::PauseApplication,
+    Fault::KillPrimary,
+    Fault::KillApplication,
+    Fault::StepDown,
+    Fault::PausePrimary,
+    Fault::LoseMajority,
+    Fault::LagAndKill,
+];
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::KillPrimary => "primary killed",
+            Self::StepDown => "primary stepped down",
+            Self::PausePrimary => "primary paused and replaced",
+            Self::LagAndKill => "replication stopped, then primary killed",
+            Self::LoseMajority => "majority lost and back",
+            Self::PauseApplication => "application server paused beyond the ttl",
+            Self::KillApplication => "application server killed",
+        })
+    }
+}
+
+/// Injects a fault and heals it; by then another primary is there, where that is what it is about.
+pub(crate) async fn inject(
+    fault: Fault,
+    set: &ReplicaSet,
+    fleet: &mut Fleet,
+    load: impl Fn(u64) -> Role,
+    rng: &mut Rng,
+) {
+    fleet.say(&fault.to_string());
+    match fault {
+        Fault::StepDown => set.step_down().await,
+        Fault::KillPrimary => {
+            let primary = set.primary().await;
+            set.members()[primary].kill9();
+            set.another_than(primary).await;
+            set.members()[primary].restart_member().await;
+        }
+        Fault::PausePrimary => {
+            let primary = set.primary().await;
+            set.members()[primary].pause();
+            set.another_than(primary).await;
+            sleep(Duration::from_millis(rng.u64(..1_000))).await;
+            set.members()[primary].resume();
+        }
+        Fault::LagAndKill => {
+            let primary = set.primary().await;
+            stop_replication(set, primary, true).await;
+            sleep(Duration::from_millis(rng.u64(300..1_500))).await;
+            set.members()[primary].kill9();
+            stop_replication(set, primary, false).await;
+            set.another_than(primary).await;
+            set.members()[primary].restart_member().await;
+        }
+        Fault::LoseMajority => {
+            let primary = set.primary().await;
+            let others = || (0..3).filter(|&n| n != primary).map(|n| &set.members()[n]);
+            others().for_each(|member| member.pause());
+            sleep(Duration::from_millis(rng.u64(1_500..3_000))).await;
+            others().for_each(|member| member.resume());
+        }
+        Fault::PauseApplication => {
+            let number = rng.usize(..fleet.applications.len());
+            fleet.applications[number].child.pause();
+            let more = Duration::from_millis(rng.u64(100..1_000));
+            sleep(fleet.settings().ttl + more).await;
+            fleet.applications[number].child.resume();
+        }
+        Fault::KillApplication => {
+            let number = rng.usize(..fleet.applications.len());
+            fleet.applications[number].child.kill9();
+            fleet.replace(number, load(rng.u64(..))).await;
+        }
+    }
+    set.until_complete().await;
+    fleet.say("healed");
+}
+
+/// Has all others than this one stop to fetch what it writes, or go on.
+pub(crate) async fn stop_replication(set: &ReplicaSet, primary: usize, stop: bool) {
+    let mode = if stop { "alwaysOn" } else { "off" };
+    for (n, member) in set.members().iter().enumerate() {
+        if n != primary {
+            member.admin(doc! { "configureFailPoint": "stopReplProducer", "mode": mode }).await;
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! One round: load, faults, and the checker.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::time::sleep;
+
+use crate::application::Role;
+use crate::check::{Clocks, Report, check};
+use crate::fleet::Fleet;
+use crate::history::now;
+use crate::nemesis::{Fault, inject};
+use crate::rig::replica_set::ReplicaSet;
+
+/// Few, so that all want the same.
+const KEYS: usize = 2;
+
+pub(crate) fn load(seed: u64) -> Role {
+    Role::Load { seed, keys: KEYS, careless: false }
+}
+
+/// What came of a round.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) report: Report,
+    pub(crate) faults: BTreeMap<Fault, usize>,
+}
+
+/// Application servers under load, and these faults in turn. Keeps the histories if they are not as
+/// they should be.
+pub(crate) async fn on(set: &ReplicaSet, faults: &[Fault], seed: u64, servers: usize) -> Outcome {
+    println!("seed {seed}");
+    let mut rng = Rng::with_seed(seed);
+    let mut fleet = Fleet::new(&set.uri()).await;
+    fleet.put_documents(KEYS).await;
+    for _ in 0..servers {
+        fleet.start(load(rng.u64(..))).await;
+    }
+    fleet.until_granted_since(now()).await;
+    let mut injected = BTreeMap::new();
+    for &fault in faults {
+        inject(fault, set, &mut fleet, load, &mut rng).await;
+        *injected.entry(fault).or_default() += 1;
+        fleet.until_granted_since(now()).await;
+        sleep(Duration::from_millis(rng.u64(..500))).await;
+    }
+    let report = finish(fleet, Clocks::Agree).await;
+    Outcome { report, faults: injected }
+}
+
+/// Stops the load, and checks what was recorded.
+pub(crate) async fn finish(mut fleet: Fleet, clocks: Clocks) -> Report {
+    fleet.stop().await;
+    // Their locks may be left; who removes them is one more, which does nothing else.
+    let idle = Role::Script { steps: vec!["idle".into()], id: "0".into() };
+    fleet.applications.clear();
+    fleet.start(idle).await;
+    fleet.until_nothing_is_left().await;
+    let report = check(&fleet.lines(), &fleet.stored().await, clocks);
+    println!(
+        "{} grants, {} saves, {} refused, {} releases, {} unknown",
+        report.grants, report.saves, report.refused_saves, report.releases, report.unknown
+    );
+    if !report.violations.is_empty() {
+        println!("histories: {}", fleet.keep().display());
+    }
+    report
+}
