@@ -4,7 +4,7 @@
 use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use actix_doclock::{LockManager, Lockable, MongoStore, Named};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use crate::history::History;
 
 pub(crate) mod desk;
-mod guards;
+pub(crate) mod guards;
 mod load;
 mod script;
 
@@ -24,6 +24,8 @@ const CONFIG: &str = "DOCLOCK_APPLICATION_SERVER";
 pub(crate) const READY: &str = "application server is ready";
 /// What its history says when it has ended by itself.
 pub(crate) const ENDED: &str = "ended";
+/// What its history says first, before the seconds that its clock on the wall shows.
+pub(crate) const WALL_CLOCK: &str = "wall clock ";
 
 /// What an application server is told when it starts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -113,6 +115,8 @@ impl Server {
     pub(crate) async fn start(config: &Config) -> Self {
         let path = config.dir.join(format!("{}.jsonl", config.process));
         let history = Arc::new(History::create(&path, &config.process));
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        history.say(format!("{WALL_CLOCK}{}", wall.as_secs()));
         let store = loop {
             match MongoStore::connect(&config.uri, &config.database).await {
                 Ok(store) => break store,

@@ -11,10 +11,10 @@ use futures_util::TryStreamExt;
 use mongodb::Database;
 use mongodb::bson::{Document, doc};
 use tempfile::TempDir;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::application::{
-    ARGUMENTS, Config, Counter, DOCUMENTS, ENDED, NAMES, READY, Role, Settings, environment,
+    ARGUMENTS, Config, Counter, DOCUMENTS, ENDED, NAMES, READY, Role, Server, Settings, environment,
 };
 use crate::check::Stored;
 use crate::history::{self, Event, Line, Moment};
@@ -22,7 +22,7 @@ use crate::rig::child::Child;
 use crate::rig::{client, fresh_name};
 
 /// For what usually takes a second or two, on however slow a machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One of them, from outside.
 #[derive(Debug)]
@@ -91,14 +91,7 @@ impl Fleet {
     async fn launch(&mut self, uri: &str, role: Role, more: &[String]) -> Application {
         self.started += 1;
         let process = format!("app{}", self.started);
-        let config = Config {
-            uri: uri.to_owned(),
-            database: self.database.name().to_owned(),
-            process: process.clone(),
-            dir: self.dir().to_owned(),
-            settings: self.settings,
-            role,
-        };
+        let config = self.config(uri, &process, role);
         let mut settings = more.to_vec();
         settings.push(environment(&config));
         let this = env::current_exe().expect("a running binary");
@@ -106,13 +99,31 @@ impl Fleet {
         Application { child, process }
     }
 
+    fn config(&self, uri: &str, process: &str, role: Role) -> Config {
+        Config {
+            uri: uri.to_owned(),
+            database: self.database.name().to_owned(),
+            process: process.to_owned(),
+            dir: self.dir().to_owned(),
+            settings: self.settings,
+            role,
+        }
+    }
+
+    /// One within this process, to be told by the test itself what to do.
+    pub(crate) async fn inside(&self, process: &str) -> Server {
+        self.inside_on(&self.uri, process).await
+    }
+
+    /// The same by another way to the database.
+    pub(crate) async fn inside_on(&self, uri: &str, process: &str) -> Server {
+        let nothing = Role::Script { steps: Vec::new(), id: String::new() };
+        Server::start(&self.config(uri, process, nothing)).await
+    }
+
     /// Lets those go on that wait for this word.
     pub(crate) fn tell(&self, word: &str) {
         fs::write(self.dir().join(word), "").expect("a file");
-    }
-
-    pub(crate) fn history_of(&self, number: usize) -> PathBuf {
-        self.dir().join(format!("{}.jsonl", self.applications[number].process))
     }
 
     pub(crate) fn lines(&self) -> Vec<Line> {
@@ -126,15 +137,25 @@ impl Fleet {
         what: &str,
         is_it: impl Fn(&Event) -> bool,
     ) -> Line {
+        let process = &self.applications[number].process;
+        let found = timeout(PATIENCE, self.until_written(process, is_it)).await;
+        found.unwrap_or_else(|_| panic!("{process}: never {what}"))
+    }
+
+    /// The same of one within this process.
+    pub(crate) async fn until_written(&self, process: &str, is_it: impl Fn(&Event) -> bool) -> Line {
         let began = Instant::now();
         loop {
-            let lines = history::read(&self.history_of(number));
-            if let Some(line) = lines.into_iter().find(|line| is_it(&line.event)) {
+            if let Some(line) = self.lines_of(process).into_iter().find(|line| is_it(&line.event)) {
                 return line;
             }
-            assert!(began.elapsed() < PATIENCE, "application server {number}: never {what}");
+            assert!(began.elapsed() < 2 * PATIENCE, "{process}: no such line");
             sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    pub(crate) fn lines_of(&self, process: &str) -> Vec<Line> {
+        history::read(&self.dir().join(format!("{process}.jsonl")))
     }
 
     pub(crate) async fn until_said(&self, number: usize, text: &str) -> Line {

@@ -1,1 +1,149 @@
-//! To come.
+//! Answers that come late, and connections that are all in use. What else gets lost on the way:
+//! tests/suite/lost_replies.rs and tests/suite/outage.rs.
+
+use std::time::{Duration, Instant};
+
+use actix_doclock::{LockKey, Lockable};
+use tokio::time::sleep;
+
+use crate::application::desk::Desk;
+use crate::application::{Fenced, Plain, Server, Settings};
+use crate::check::{Clocks, check};
+use crate::fleet::Fleet;
+use crate::history::Event;
+use crate::paused::acquired;
+use crate::rig::mongod::local_replica_set;
+use crate::rig::proxy::Proxy;
+
+struct Late {
+    proxy: Proxy,
+    fleet: Fleet,
+    app: Server,
+    other: Server,
+}
+
+impl Late {
+    async fn new(options: &str, settings: Settings) -> Self {
+        let server = local_replica_set().await;
+        let proxy = Proxy::start(server.port());
+        let fleet = Fleet::new(&server.uri()).await.with(settings);
+        fleet.put_documents(1).await;
+        let app = fleet.inside_on(&format!("{}{options}", proxy.uri()), "app").await;
+        let other = fleet.inside("other").await;
+        Self { proxy, fleet, app, other }
+    }
+
+    async fn is_good(&self) {
+        let report = check(&self.fleet.lines(), &self.fleet.stored().await, Clocks::Agree);
+        assert_eq!(report.violations, [""; 0]);
+    }
+}
+
+fn settings(deadline: Duration) -> Settings {
+    Settings { deadline, reaper: None, ..Settings::default() }
+}
+
+fn document() -> LockKey {
+    LockKey::new(Fenced::COLLECTION, "0").unwrap()
+}
+
+/// The time on the way counts: the holder believes from before it asked, not from the answer on.
+#[tokio::test]
+async fn a_grant_that_arrives_late_is_believed_the_shorter() {
+    let late = Late::new("", settings(Duration::from_secs(10))).await;
+    late.proxy.hold_reply_to("findAndModify");
+    let desk = Desk::new(&late.app);
+    let (held, on_its_way) = (document(), Duration::from_millis(1_000));
+    let (lock, ()) = tokio::join!(desk.acquire(&held), async {
+        late.proxy.until_fired(1).await;
+        sleep(on_its_way).await;
+        late.proxy.let_go();
+    });
+    let lock = lock.expect("granted");
+    assert!(lock.expires_in() + on_its_way <= late.app.settings.ttl, "{:?}", lock.expires_in());
+    // Whoever comes next is let in after that.
+    let next = acquired(&Desk::new(&late.other), &held).await;
+    assert!(lock.expires_at <= Instant::now(), "{next:?}");
+    late.is_good().await;
+}
+
+/// Nobody waits for it any more: it is given back, long before it runs out.
+#[tokio::test]
+async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
+    let ttl = Duration::from_secs(600);
+    let late = Late::new("", Settings { ttl, ..settings(Duration::from_millis(300)) }).await;
+    late.proxy.hold_reply_to("findAndModify");
+    let desk = Desk::new(&late.app);
+    assert!(desk.acquire(&document()).await.is_none());
+    assert!(!desk.is_certain(), "an outage is not an answer");
+    assert_eq!(late.proxy.fired(), 1);
+    late.proxy.let_go();
+    acquired(&Desk::new(&late.other), &document()).await;
+    late.is_good().await;
+}
+
+/// A save, a renewal and a release that are answered too late have happened once, or not at all.
+#[tokio::test]
+async fn what_is_answered_after_the_deadline_is_unknown_and_no_more() {
+    let ttl = Duration::from_secs(600);
+    let late = Late::new("", Settings { ttl, ..settings(Duration::from_millis(500)) }).await;
+    let (desk, key) = (Desk::new(&late.app), LockKey::new(Plain::COLLECTION, "0").unwrap());
+    let lock = desk.acquire(&key).await.expect("a free document");
+    let loaded = desk.load(&key).await.unwrap();
+
+    late.proxy.hold_reply_to("commitTransaction");
+    let (saved, ()) = tokio::join!(desk.save(&lock, loaded), async {
+        late.proxy.until_fired(1).await;
+        sleep(2 * late.app.settings.deadline).await;
+        late.proxy.let_go();
+    });
+    assert!(saved, "the store itself waits for the commit; the manager would not have");
+    late.proxy.hold_reply_to("update");
+    desk.renew(&lock).await;
+    assert!(!desk.is_certain(), "in time");
+    late.proxy.let_go();
+    late.proxy.hold_reply_to("delete");
+    desk.release(&lock).await;
+    assert_eq!(late.proxy.fired(), 3);
+    late.proxy.let_go();
+
+    let next = Desk::new(&late.other);
+    let lock = acquired(&next, &key).await;
+    let loaded = next.load(&key).await.unwrap();
+    assert_eq!(loaded.n, 1);
+    assert!(next.save(&lock, loaded).await);
+    late.is_good().await;
+}
+
+/// The only connection waits for an answer that does not come.
+#[tokio::test]
+async fn without_a_free_connection_all_answer_in_time_and_leave_nothing_behind() {
+    let ttl = Duration::from_secs(600);
+    let settings = Settings { ttl, ..settings(Duration::from_millis(500)) };
+    let late = Late::new("&maxPoolSize=1", settings).await;
+    let (key, free) = (document(), LockKey::new(Fenced::COLLECTION, "free").unwrap());
+    let first = Desk::new(&late.app);
+    let lock = first.acquire(&key).await.expect("a free document");
+    late.proxy.hold_reply_to("find");
+    let holds_the_connection = {
+        let (app, key) = (late.app.clone(), key.clone());
+        tokio::spawn(async move { app.locks.inspect(&key).await })
+    };
+    late.proxy.until_fired(1).await;
+    let began = Instant::now();
+    let desk = Desk::new(&late.app);
+    assert!(desk.acquire(&free).await.is_none());
+    assert!(!desk.is_certain(), "an outage is not an answer");
+    assert!(late.app.locks.renew(&lock.aid).await.is_err());
+    first.release(&lock).await;
+    assert!(!first.is_certain(), "in time");
+    assert!(began.elapsed() < Duration::from_secs(8), "answered after {:?}", began.elapsed());
+    assert!(holds_the_connection.await.unwrap().is_err(), "in time");
+    late.proxy.let_go();
+    // The acquire that got its turn late is given back, the release comes through.
+    for key in [&key, &free] {
+        acquired(&Desk::new(&late.other), key).await;
+    }
+    assert!(late.fleet.lines().iter().any(|line| matches!(line.event, Event::Unknown { .. })));
+    late.is_good().await;
+}

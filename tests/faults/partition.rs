@@ -1,1 +1,161 @@
-//! To come.
+//! One application server is cut off, from the primary only or from all members, while another one
+//! is not. Each has its own way to each member: a proxy that stands for it.
+
+use std::time::{Duration, Instant};
+
+use actix_doclock::{LockKey, Lockable};
+use futures_util::future::join_all;
+
+use crate::application::desk::Desk;
+use crate::application::{Fair, Fenced, Server, guards};
+use crate::check::{Clocks, check};
+use crate::fleet::Fleet;
+use crate::history::{Event, Line};
+use crate::paused::acquired;
+use crate::rig::proxy::Proxy;
+use crate::rig::replica_set::ReplicaSet;
+
+/// Far less than the 10 s for which a driver alone would wait.
+const GENEROUS: Duration = Duration::from_secs(5);
+const LONG: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug)]
+enum From {
+    Primary,
+    Everything,
+}
+
+type Break = fn(&Proxy);
+
+/// An application server's own ways to the members.
+struct Ways {
+    proxies: Vec<Proxy>,
+}
+
+impl Ways {
+    fn to(set: &ReplicaSet) -> Self {
+        let ports: Vec<_> = set.members().iter().map(|member| member.port()).collect();
+        let proxies: Vec<_> = ports.iter().map(|&port| Proxy::start(port)).collect();
+        proxies.iter().for_each(|proxy| proxy.stands_for(&ports, &proxies));
+        Self { proxies }
+    }
+
+    fn uri(&self) -> String {
+        let hosts: Vec<_> =
+            self.proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
+        format!("mongodb://{}/?replicaSet=rs0&heartbeatFrequencyMS=500", hosts.join(","))
+    }
+
+    fn cut_from(&self, from: From, primary: usize, cut: Break) {
+        match from {
+            From::Primary => cut(&self.proxies[primary]),
+            From::Everything => self.proxies.iter().for_each(cut),
+        }
+    }
+
+    fn heal(&self) {
+        self.proxies.iter().for_each(Proxy::heal);
+    }
+
+    fn fired(&self) -> usize {
+        self.proxies.iter().map(Proxy::fired).sum()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_cut_off_knows_it_before_another_is_let_in() {
+    println!(
+        "by a proxy for each application server and member; not by network namespaces: the \
+         servers listen on the loopback of this one only"
+    );
+    let set = ReplicaSet::start().await;
+    let primary = set.primary().await;
+    let cuts: [(From, Break); 4] = [
+        (From::Primary, Proxy::blackhole),
+        (From::Primary, Proxy::cut),
+        (From::Everything, Proxy::blackhole),
+        (From::Everything, Proxy::cut),
+    ];
+    join_all(cuts.map(|(from, cut)| cut_off(&set, primary, from, cut))).await;
+    assert_eq!(set.primary().await, primary, "the members have noticed nothing");
+}
+
+async fn cut_off(set: &ReplicaSet, primary: usize, from: From, cut: Break) {
+    let fleet = Fleet::new(&set.uri()).await;
+    fleet.put_documents(1).await;
+    let ways = Ways::to(set);
+    let alone = fleet.inside_on(&ways.uri(), "alone").await;
+    let other = fleet.inside("other").await;
+    let document = LockKey::new(Fenced::COLLECTION, "0").unwrap();
+    let name = LockKey::new(Fair::COLLECTION, "a").unwrap();
+
+    // It edits a document, and a job of it holds a name, which is renewed.
+    let desk = Desk::new(&alone);
+    let lock = desk.acquire(&document).await.expect("a free document");
+    let loaded = desk.load(&document).await.unwrap();
+    let job = {
+        let (alone, name) = (alone.clone(), name.clone());
+        tokio::spawn(async move { guards::hold(&alone, &name, false, LONG).await })
+    };
+    fleet.until_written("alone", |event| matches!(event, Event::Believed { .. })).await;
+    assert_eq!(ways.fired(), 0);
+    ways.cut_from(from, primary, cut);
+
+    answers_in_time(&alone, &document, &desk, &lock).await;
+    assert!(ways.fired() > 0, "nothing was in its way");
+
+    // The other one gets both, and works on.
+    let waiting = async {
+        let wanted = || fleet.lines_of("other").iter().any(is_granted(&name));
+        while !wanted() {
+            guards::hold(&other, &name, false, Duration::from_millis(100)).await;
+        }
+    };
+    let editing = async {
+        let successor = Desk::new(&other);
+        let lock = acquired(&successor, &document).await;
+        let loaded = successor.load(&document).await.unwrap();
+        assert!(successor.save(&lock, loaded).await, "nothing is in its way");
+    };
+    tokio::join!(waiting, editing);
+    job.await.unwrap();
+
+    ways.heal();
+    let healed = Instant::now();
+    let refused = || fleet.lines_of("alone").iter().any(|line| line.event == Event::NotSaved);
+    while !refused() {
+        assert!(healed.elapsed() < LONG, "no answer after it was healed");
+        assert!(!desk.save(&lock, loaded.clone()).await, "{from:?}: a stale save");
+    }
+    let told = fleet.until_written("alone", |event| matches!(event, Event::Lost { .. })).await;
+    let let_in = fleet.lines_of("other").into_iter().find(is_granted(&name)).unwrap();
+    assert!(told.at < let_in.at, "{from:?}: let in before the holder knew");
+    let report = check(&fleet.lines(), &fleet.stored().await, Clocks::Agree);
+    assert_eq!(report.violations, [""; 0], "{from:?}");
+}
+
+fn is_granted(key: &LockKey) -> impl Fn(&Line) -> bool {
+    let wanted = crate::history::name(key);
+    move |line| matches!(&line.event, Event::Granted { key, .. } if *key == wanted)
+}
+
+/// Each verb says by its deadline that it does not know.
+async fn answers_in_time(
+    alone: &Server,
+    document: &LockKey,
+    desk: &Desk,
+    lock: &actix_doclock::Lock,
+) {
+    let began = Instant::now();
+    let free = LockKey::new(Fenced::COLLECTION, "free").unwrap();
+    let stranger = Desk::new(alone);
+    tokio::join!(
+        async { assert!(stranger.acquire(&free).await.is_none()) },
+        async { assert!(alone.locks.renew(&lock.aid).await.is_err()) },
+        async { assert!(alone.locks.inspect(document).await.is_err()) },
+    );
+    assert!(!stranger.is_certain(), "an outage is not an answer");
+    assert!(desk.is_certain());
+    let most = alone.settings.deadline + GENEROUS;
+    assert!(began.elapsed() < most, "an answer after {:?}", began.elapsed());
+}

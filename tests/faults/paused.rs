@@ -1,1 +1,71 @@
-//! To come.
+//! An application server stands still with a lock until somebody else has it, and then saves.
+
+use actix_doclock::{Lock, LockKey, Lockable};
+
+use crate::application::desk::Desk;
+use crate::application::{Fenced, Role};
+use crate::check::{Clocks, check};
+use crate::fleet::Fleet;
+use crate::history::Event;
+use crate::rig::mongod::local_replica_set;
+
+/// The lock, as soon as it can be had.
+pub(crate) async fn acquired(desk: &Desk, key: &LockKey) -> Lock {
+    let began = std::time::Instant::now();
+    loop {
+        if let Some(lock) = desk.acquire(key).await {
+            return lock;
+        }
+        assert!(began.elapsed() < crate::fleet::PATIENCE, "{key} does not get free");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) fn script(steps: &[&str], id: &str) -> Role {
+    Role::Script { steps: steps.iter().map(ToString::to_string).collect(), id: id.to_owned() }
+}
+
+async fn resumed_with_a_stale_lock(successor_has_saved: bool) {
+    let mut fleet = Fleet::new(&local_replica_set().await.uri()).await;
+    fleet.put_documents(1).await;
+    let paused =
+        fleet.start(script(&["acquire", "wait:go", "save", "release"], "0")).await;
+    let held = |event: &Event| matches!(event, Event::Granted { .. });
+    fleet.until(paused, "granted", held).await;
+    fleet.until_said(paused, "acquire").await;
+    fleet.applications[paused].child.pause();
+    fleet.tell("go");
+
+    let successor = fleet.inside("successor").await;
+    let desk = Desk::new(&successor);
+    let key = LockKey::new(Fenced::COLLECTION, "0").unwrap();
+    let lock = acquired(&desk, &key).await;
+    let loaded = desk.load(&key).await.unwrap();
+    if successor_has_saved {
+        desk.save(&lock, loaded.clone()).await;
+    }
+
+    fleet.applications[paused].child.resume();
+    let answer = |event: &Event| matches!(event, Event::Saved | Event::NotSaved);
+    let line = fleet.until(paused, "answered to its save", answer).await;
+    assert_eq!(line.event, Event::NotSaved);
+    fleet.until(paused, "told that its lock is gone", |event| *event == Event::AlreadyGone).await;
+    if !successor_has_saved {
+        desk.save(&lock, loaded).await;
+    }
+    let stored = fleet.stored().await;
+    assert_eq!(stored["fenced/0"].len(), 1, "the successor's work stands: {stored:?}");
+    let report = check(&fleet.lines(), &stored, Clocks::Agree);
+    assert_eq!(report.violations, [""; 0]);
+    assert_eq!((report.grants, report.saves, report.refused_saves), (2, 1, 1));
+}
+
+#[tokio::test]
+async fn a_paused_holder_does_not_overwrite_what_its_successor_has_saved() {
+    resumed_with_a_stale_lock(true).await;
+}
+
+#[tokio::test]
+async fn a_paused_holder_does_not_save_while_its_successor_is_editing() {
+    resumed_with_a_stale_lock(false).await;
+}

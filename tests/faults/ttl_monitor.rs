@@ -1,1 +1,83 @@
-//! To come.
+//! The server's own removal of what has run out: never, and every second.
+
+use std::time::Duration;
+
+use actix_doclock::{LockKey, Lockable, Named};
+use mongodb::bson::{Document, doc};
+use tokio::time::sleep;
+
+use crate::application::desk::Desk;
+use crate::application::{Plain, Settings, guards};
+use crate::check::{Clocks, check};
+use crate::fleet::{Fleet, PATIENCE};
+use crate::history::Event;
+use crate::paused::{acquired, script};
+use crate::rig::mongod::{Mongod, Unusual, local_replica_set};
+
+fn no_reaper() -> Settings {
+    Settings { reaper: None, ..Settings::default() }
+}
+
+/// Without anybody who removes anything: whether a lock has run out is decided by who asks.
+#[tokio::test]
+async fn without_the_monitor_a_lock_runs_out_all_the_same() {
+    let server = local_replica_set().await;
+    let parameter = doc! { "getParameter": 1, "ttlMonitorEnabled": 1 };
+    assert!(!server.admin(parameter).await.get_bool("ttlMonitorEnabled").unwrap());
+    let mut fleet = Fleet::new(&server.uri()).await.with(no_reaper());
+    fleet.put_documents(2).await;
+    for id in ["0", "1"] {
+        let holder = fleet.start(script(&["acquire", "wait:end"], id)).await;
+        fleet.until_said(holder, "acquire").await;
+        fleet.applications[holder].child.kill9();
+    }
+    let desk = Desk::new(&fleet.inside("next").await);
+    acquired(&desk, &LockKey::new("fenced", "0").unwrap()).await;
+    // The other one has run out as well by now, or soon; its record stays.
+    sleep(no_reaper().ttl).await;
+    let records = fleet.database.collection::<Document>("fenced.lock");
+    assert_eq!(records.count_documents(doc! { "_id": "1" }).await.unwrap(), 1);
+    let report = check(&fleet.lines(), &fleet.stored().await, Clocks::Agree);
+    assert_eq!((report.violations, report.grants), (vec![], 3));
+}
+
+/// What is alive because it is renewed is never purged; what is not, is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_eager_monitor_purges_no_lock_that_is_renewed() {
+    let eager = Unusual { eager_ttl_monitor: true, ..Unusual::default() };
+    let server = Mongod::start_replica_set_that_is(eager).await;
+    let fleet = Fleet::new(&server.uri()).await.with(no_reaper());
+    fleet.put_documents(2).await;
+    let app = fleet.inside("holder").await;
+    let [edited, abandoned] = ["0", "1"].map(|id| LockKey::new(Plain::COLLECTION, id).unwrap());
+    let name = LockKey::new(Named::COLLECTION, "a").unwrap();
+    Desk::new(&app).acquire(&abandoned).await.expect("a free document");
+
+    let held_for = 5 * app.settings.ttl;
+    let session = async {
+        let desk = Desk::new(&app);
+        let lock = desk.acquire(&edited).await.expect("a free document");
+        let loaded = desk.load(&edited).await.unwrap();
+        let began = std::time::Instant::now();
+        while began.elapsed() < held_for {
+            sleep(app.settings.ttl / 6).await;
+            desk.renew(&lock).await;
+        }
+        assert!(desk.save(&lock, loaded).await, "it was renewed all the time");
+        desk.release(&lock).await;
+    };
+    tokio::join!(session, guards::hold(&app, &name, false, held_for));
+
+    let lines = fleet.lines();
+    assert!(!lines.iter().any(|line| matches!(line.event, Event::Lost { .. })), "lost");
+    let released = lines.iter().filter(|line| line.event == Event::Released).count();
+    assert_eq!(released, 2, "both were there to the end");
+    let records = fleet.database.collection::<Document>("plain.lock");
+    let began = std::time::Instant::now();
+    while records.count_documents(doc! { "_id": "1" }).await.unwrap() > 0 {
+        assert!(began.elapsed() < PATIENCE, "the monitor does not run");
+        sleep(Duration::from_millis(100)).await;
+    }
+    let report = check(&fleet.lines(), &fleet.stored().await, Clocks::Agree);
+    assert_eq!(report.violations, [""; 0]);
+}

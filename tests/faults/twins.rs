@@ -9,7 +9,7 @@ use mongodb::{Client, Database};
 use tokio::time::sleep;
 
 use crate::application::desk::Desk;
-use crate::application::{Config, Fenced, Plain, Role, Server};
+use crate::application::{Fenced, Plain, Role, Settings};
 use crate::check::{Clocks, Stored, check};
 use crate::fleet::Fleet;
 use crate::history::{Event, History, moment, name};
@@ -88,20 +88,12 @@ async fn patient(uri: &str, name: &str) -> Database {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_acknowledged_by_one_member_is_seen_to_be_granted_twice() {
     let (set, _turn) = shared_set().await;
-    let fleet = Fleet::new(&set.uri()).await;
+    let fleet = Fleet::new(&set.uri()).await.with(Settings { ttl: TTL, ..Settings::default() });
     let name = fresh_name();
     let (twin, again) = (patient(&set.uri(), &name).await, patient(&set.uri(), &name).await);
     let twin_history = tempfile::tempdir().unwrap();
     let history = History::create(&twin_history.path().join("twin.jsonl"), "twin");
-    let config = |process: &str| Config {
-        uri: set.uri(),
-        database: fleet.database.name().to_owned(),
-        process: process.to_owned(),
-        dir: fleet.dir().to_owned(),
-        settings: crate::application::Settings { ttl: TTL, ..fleet.settings() },
-        role: round::load(0),
-    };
-    let (ours, after) = (Server::start(&config("ours")).await, Server::start(&config("after")).await);
+    let (ours, after) = (fleet.inside("ours").await, fleet.inside("after").await);
 
     let primary = set.primary().await;
     stop_replication(set, primary, true).await;

@@ -77,13 +77,14 @@ impl Desk {
         self.server.store.load(key).await.ok()?.map(|it| it.decode().expect("a counter"))
     }
 
-    /// Counts one up from what was loaded.
-    pub(crate) async fn save(&self, lock: &Lock, loaded: Counter) {
+    /// Counts one up from what was loaded; says whether that is known to be saved.
+    pub(crate) async fn save(&self, lock: &Lock, loaded: Counter) -> bool {
         let (op, counted) = self.begin_save(lock, loaded);
         let document = StoredDocument::encode(self.server.store.format(), &counted).unwrap();
         let until = Instant::now() + self.server.settings.deadline;
         let (store, token) = (&self.server.store, lock.token.expect("our own"));
         let saved = store.save(&lock.key, &self.aid, token, &document, until).await;
+        let is_saved = matches!(saved, Ok(Saved::Saved));
         self.server.history.write(
             op,
             match saved {
@@ -92,6 +93,7 @@ impl Desk {
                 Err(e) => self.unknown(e),
             },
         );
+        is_saved
     }
 
     /// The same past the crate: what a broken application does.

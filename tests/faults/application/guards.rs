@@ -12,7 +12,7 @@ use crate::history::{Event, name, now};
 const ASK: Duration = Duration::from_millis(20);
 
 /// Waits for the lock, holds it for so long or until it is lost, and gives it back.
-pub(super) async fn hold(server: &Server, key: &LockKey, shared: bool, hold: Duration) {
+pub(crate) async fn hold(server: &Server, key: &LockKey, shared: bool, hold: Duration) {
     let history = &server.history;
     let op = history.next_op();
     history.write(op, Event::AcquireBegan { key: name(key) });

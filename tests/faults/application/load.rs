@@ -77,8 +77,8 @@ impl Worker {
             };
             if let Some(loaded) = desk.load(&key).await {
                 match self.rng.u8(..100) {
-                    0..5 => self.longer_than_the_ttl().await,
-                    5..15 => {
+                    0..4 => self.longer_than_the_ttl().await,
+                    4..10 => {
                         self.millis(0..600).await;
                         desk.renew(&lock).await;
                         self.millis(0..1200).await;
@@ -88,13 +88,13 @@ impl Worker {
                 if self.careless {
                     desk.save_unguarded(&lock, loaded).await;
                 } else {
-                    desk.save(&lock, loaded).await;
+                    let _ = desk.save(&lock, loaded).await;
                 }
             }
             match self.rng.u8(..100) {
                 // Closed without a word.
-                0..5 => desk = Desk::new(&self.server),
-                5..15 => {
+                0..2 => desk = Desk::new(&self.server),
+                2..10 => {
                     desk.log_out(&lock).await;
                     desk = Desk::new(&self.server);
                 }

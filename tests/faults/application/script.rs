@@ -27,13 +27,15 @@ pub(super) async fn run(server: &Server, steps: &[String], id: &str) {
                     };
                 }
                 "renew" => desk.renew(held()).await,
-                "save" => desk.save(held(), loaded.clone().expect("loaded before")).await,
+                "save" => {
+                    let _ = desk.save(held(), loaded.clone().expect("loaded before")).await;
+                }
                 "release" => desk.release(held()).await,
                 "sweep" => match server.locks.sweep().await {
                     Ok(_) => server.history.say("swept"),
                     Err(e) => server.history.say(format!("not swept: {e}")),
                 },
-                "idle" => {}
+                "begin" | "idle" => {}
                 other => panic!("no such step: {other}"),
             },
         }
