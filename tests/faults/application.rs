@@ -97,8 +97,7 @@ collections! {
 /// Those with documents.
 pub(crate) const DOCUMENTS: [&str; 2] = [Plain::COLLECTION, Fenced::COLLECTION];
 /// Those with names only, for jobs.
-pub(crate) const NAMES: [&str; 3] =
-    [Named::COLLECTION, Fair::COLLECTION, FairFenced::COLLECTION];
+pub(crate) const NAMES: [&str; 3] = [Named::COLLECTION, Fair::COLLECTION, FairFenced::COLLECTION];
 
 /// A running application server, seen from inside.
 #[derive(Clone, Debug)]

@@ -130,7 +130,16 @@ impl<'a> Parsed<'a> {
                     by_token.insert(token, it.grants.len());
                     let (answered, believed) = (line.at, *until);
                     let (shared, fence, over) = (*shared, *fence, None);
-                    it.grants.push(Grant { key, token, shared, fence, asked, answered, believed, over });
+                    it.grants.push(Grant {
+                        key,
+                        token,
+                        shared,
+                        fence,
+                        asked,
+                        answered,
+                        believed,
+                        over,
+                    });
                 }
                 Event::Believed { token } => {
                     it.believe(&by_token, token, |grant| grant.believes(line.at));
@@ -192,7 +201,8 @@ impl<'a> Parsed<'a> {
             *freed.entry(token).or_default() += 1;
         }
         let twice = freed.iter().filter(|(_, times)| **times > 1);
-        violations.extend(twice.map(|(token, times)| format!("{token} was released {times} times")));
+        violations
+            .extend(twice.map(|(token, times)| format!("{token} was released {times} times")));
         let keys = self.by_key();
         let grants: HashMap<&str, &Grant<'_>> = self.grants.iter().map(|g| (g.token, g)).collect();
         for (token, began) in &self.releases {

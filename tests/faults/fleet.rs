@@ -143,7 +143,11 @@ impl Fleet {
     }
 
     /// The same of one within this process.
-    pub(crate) async fn until_written(&self, process: &str, is_it: impl Fn(&Event) -> bool) -> Line {
+    pub(crate) async fn until_written(
+        &self,
+        process: &str,
+        is_it: impl Fn(&Event) -> bool,
+    ) -> Line {
         let began = Instant::now();
         loop {
             if let Some(line) = self.lines_of(process).into_iter().find(|line| is_it(&line.event)) {

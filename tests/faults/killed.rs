@@ -100,8 +100,7 @@ async fn a_server_killed_in_the_midst_of_a_verb_blocks_nobody_for_long_and_tears
     ];
     let all = cases.iter().flat_map(|&(steps, command, skip)| {
         let server = &server;
-        [Lost::Request, Lost::Reply]
-            .map(|lost| killed(server, steps, command, skip, lost))
+        [Lost::Request, Lost::Reply].map(|lost| killed(server, steps, command, skip, lost))
     });
     join_all(all).await;
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{LockKey, Lockable};
+use actix_doclock::{Aid, Holder, LockKey, Lockable, TryAcquire};
 use tokio::time::sleep;
 
 use crate::application::desk::Desk;
@@ -79,6 +79,41 @@ async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
     assert_eq!(late.proxy.fired(), 1);
     late.proxy.let_go();
     acquired(&Desk::new(&late.other), &document()).await;
+    late.is_good().await;
+}
+
+/// The driver does not help here: the second attempt is the crate's own.
+#[tokio::test]
+async fn a_grant_whose_answer_is_lost_is_found_by_the_next_attempt() {
+    let late = Late::new("&retryWrites=false", settings(Duration::from_secs(10))).await;
+    late.proxy.drop_reply_to("findAndModify");
+    let (aid, holder) = (Aid::new(), Holder::new("alice"));
+    let answer = late.app.locks.try_acquire(&document(), &aid, &holder).await.unwrap();
+    assert!(matches!(answer, TryAcquire::Granted(_)), "its own grant is not news: {answer:?}");
+    assert_eq!((late.proxy.fired(), late.proxy.passed("findAndModify")), (1, 2));
+}
+
+/// By then the session has released it elsewhere, and has taken it again.
+#[tokio::test]
+async fn a_release_that_arrives_late_frees_no_newer_lock() {
+    let ttl = Duration::from_secs(600);
+    let late = Late::new("", Settings { ttl, ..settings(Duration::from_millis(300)) }).await;
+    let key = LockKey::new(Plain::COLLECTION, "0").unwrap();
+    let desk = Desk::new(&late.app);
+    let old = desk.acquire(&key).await.expect("a free document");
+    late.proxy.hold_request("delete");
+    desk.release(&old).await;
+    assert!(!desk.is_certain(), "in time");
+    let moved = desk.moved_to(&late.other);
+    moved.release(&old).await;
+    let new = moved.acquire(&key).await.expect("free again");
+    assert_ne!(new.token, old.token);
+    assert_eq!(late.proxy.passed("delete"), 0);
+    late.proxy.let_go();
+    late.app.locks.shutdown().await;
+    assert_eq!((late.proxy.fired(), late.proxy.passed("delete")), (1, 1));
+    let lock = late.other.locks.inspect(&key).await.unwrap().expect("still locked");
+    assert_eq!(lock.token, new.token);
     late.is_good().await;
 }
 

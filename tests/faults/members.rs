@@ -1,9 +1,16 @@
 //! Faults of the replica set, and of application servers, under load.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
+use actix_doclock::{LockKey, Lockable};
 use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::sleep;
 
+use crate::application::desk::Desk;
+use crate::application::{Plain, Settings};
+use crate::check::{Clocks, check};
+use crate::fleet::Fleet;
 use crate::nemesis::{self, ALL};
 use crate::rig::replica_set::ReplicaSet;
 use crate::rig::share;
@@ -28,4 +35,33 @@ async fn every_fault_in_turn_under_load() {
     assert!(report.unknown > 0, "no operation was disturbed");
     assert!(report.refused_saves > 0, "nobody was too late");
     assert!(report.saves > 20, "only {} saves", report.saves);
+}
+
+/// The primary has written it, nobody else has, and the primary is gone for good.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_save_that_has_not_left_the_primary_is_not_acknowledged() {
+    let (set, _turn) = shared_set().await;
+    let ttl = Duration::from_secs(60);
+    let settings = Settings { ttl, deadline: ttl, ..Settings::default() };
+    let fleet = Fleet::new(&set.uri()).await.with(settings);
+    fleet.put_documents(1).await;
+    let app = fleet.inside("app").await;
+    let (desk, key) = (Desk::new(&app), LockKey::new(Plain::COLLECTION, "0").unwrap());
+    let lock = desk.acquire(&key).await.expect("a free document");
+    let loaded = desk.load(&key).await.unwrap();
+
+    let primary = set.primary().await;
+    nemesis::stop_replication(set, primary, true).await;
+    let saving = desk.save(&lock, loaded);
+    let failing = async {
+        sleep(Duration::from_millis(1_000)).await;
+        set.members()[primary].kill9();
+        nemesis::stop_replication(set, primary, false).await;
+        set.another_than(primary).await;
+    };
+    tokio::join!(saving, failing);
+    set.members()[primary].restart_member().await;
+    set.until_complete().await;
+    let report = check(&fleet.lines(), &fleet.stored().await, Clocks::Agree);
+    assert_eq!(report.violations, [""; 0]);
 }

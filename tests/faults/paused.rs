@@ -1,23 +1,27 @@
 //! An application server stands still with a lock until somebody else has it, and then saves.
 
+use std::time::{Duration, Instant};
+
 use actix_doclock::{Lock, LockKey, Lockable};
+use mongodb::bson::{Document, doc};
+use tokio::time::sleep;
 
 use crate::application::desk::Desk;
-use crate::application::{Fenced, Role};
+use crate::application::{Fenced, Role, Settings};
 use crate::check::{Clocks, check};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, PATIENCE};
 use crate::history::Event;
 use crate::rig::mongod::local_replica_set;
 
 /// The lock, as soon as it can be had.
 pub(crate) async fn acquired(desk: &Desk, key: &LockKey) -> Lock {
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     loop {
         if let Some(lock) = desk.acquire(key).await {
             return lock;
         }
-        assert!(began.elapsed() < crate::fleet::PATIENCE, "{key} does not get free");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        assert!(began.elapsed() < PATIENCE, "{key} does not get free");
+        sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -28,8 +32,7 @@ pub(crate) fn script(steps: &[&str], id: &str) -> Role {
 async fn resumed_with_a_stale_lock(successor_has_saved: bool) {
     let mut fleet = Fleet::new(&local_replica_set().await.uri()).await;
     fleet.put_documents(1).await;
-    let paused =
-        fleet.start(script(&["acquire", "wait:go", "save", "release"], "0")).await;
+    let paused = fleet.start(script(&["acquire", "wait:go", "save", "release"], "0")).await;
     let held = |event: &Event| matches!(event, Event::Granted { .. });
     fleet.until(paused, "granted", held).await;
     fleet.until_said(paused, "acquire").await;
@@ -68,4 +71,26 @@ async fn a_paused_holder_does_not_overwrite_what_its_successor_has_saved() {
 #[tokio::test]
 async fn a_paused_holder_does_not_save_while_its_successor_is_editing() {
     resumed_with_a_stale_lock(false).await;
+}
+
+/// Nobody else has come, and its record is still there: it is gone for its holder all the same.
+#[tokio::test]
+async fn a_paused_holder_does_not_revive_what_has_run_out() {
+    let settings = Settings { reaper: None, ..Settings::default() };
+    let mut fleet = Fleet::new(&local_replica_set().await.uri()).await.with(settings);
+    fleet.put_documents(1).await;
+    let steps = ["acquire", "wait:go", "renew", "save", "release"];
+    let paused = fleet.start(script(&steps, "0")).await;
+    fleet.until_said(paused, "acquire").await;
+    fleet.applications[paused].child.pause();
+    fleet.tell("go");
+    sleep(settings.ttl).await;
+    fleet.applications[paused].child.resume();
+    let answer = |event: &Event| matches!(event, Event::Renewed { .. } | Event::Lost { .. });
+    let line = fleet.until(paused, "answered to its renewal", answer).await;
+    assert!(matches!(line.event, Event::Lost { .. }), "{line:?}");
+    let answer = |event: &Event| matches!(event, Event::Saved | Event::NotSaved);
+    assert_eq!(fleet.until(paused, "answered to its save", answer).await.event, Event::NotSaved);
+    let record = fleet.database.collection::<Document>("fenced.lock").find_one(doc! {}).await;
+    assert!(record.unwrap().is_some(), "somebody has removed it");
 }

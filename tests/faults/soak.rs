@@ -28,8 +28,7 @@ async fn soak() {
     let mut violations = Vec::new();
     while Instant::now() < ends {
         rounds += 1;
-        let faults: Vec<_> =
-            (0..FAULTS_OF_A_ROUND).map(|_| ALL[rng.usize(..ALL.len())]).collect();
+        let faults: Vec<_> = (0..FAULTS_OF_A_ROUND).map(|_| ALL[rng.usize(..ALL.len())]).collect();
         let servers = rng.usize(2..4);
         print!("round {rounds}, {servers} application servers: ");
         let outcome = round::on(&set, &faults, rng.u64(..), servers).await;

@@ -115,7 +115,8 @@ async fn a_lock_acknowledged_by_one_member_is_seen_to_be_granted_twice() {
     set.members()[primary].restart_member().await;
     set.until_complete().await;
 
-    let broken = check(&crate::history::read_all(twin_history.path()), &Stored::new(), Clocks::Agree);
+    let broken =
+        check(&crate::history::read_all(twin_history.path()), &Stored::new(), Clocks::Agree);
     assert_eq!(broken.violations.len(), 1, "the checker is blind: {broken:?}");
     let report = check(&fleet.lines(), &Stored::new(), Clocks::Agree);
     assert!(report.unknown > 0);

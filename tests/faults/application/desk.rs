@@ -27,6 +27,11 @@ impl Desk {
         Self { server: server.clone(), aid: Aid::new(), uncertain: AtomicBool::new(false) }
     }
 
+    /// The same session at another server.
+    pub(crate) fn moved_to(&self, server: &Server) -> Self {
+        Self { aid: self.aid.clone(), ..Self::new(server) }
+    }
+
     /// Whether all outcomes were known until now.
     pub(crate) fn is_certain(&self) -> bool {
         !self.uncertain.load(Ordering::Relaxed)
