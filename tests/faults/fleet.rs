@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use actix_doclock::LockKey;
@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use crate::application::{
     ARGUMENTS, Config, Counter, DOCUMENTS, ENDED, NAMES, READY, Role, Server, Settings, environment,
 };
-use crate::check::Stored;
+use crate::check::{Clocks, Report, Stored, check};
 use crate::history::{self, Event, Line, Moment};
 use crate::rig::child::Child;
 use crate::rig::{client, fresh_name};
@@ -232,10 +232,32 @@ impl Fleet {
         panic!("left behind: {left:#?}");
     }
 
-    /// Keeps the histories for people to look at, and says where.
-    pub(crate) fn keep(self) -> PathBuf {
-        drop(self.applications);
-        self.dir.keep()
+    /// Checks what was recorded. Keeps it for people to look at if it is not as it should be.
+    pub(crate) async fn check(&self, clocks: Clocks) -> Report {
+        let stored = self.stored().await;
+        let report = check(&self.lines(), &stored, clocks);
+        if !report.violations.is_empty() {
+            let kept = tempfile::Builder::new().prefix("violation-").tempdir();
+            let kept = kept.expect("a directory").keep();
+            for file in fs::read_dir(self.dir()).expect("a directory").flatten() {
+                fs::copy(file.path(), kept.join(file.file_name())).expect("disk space");
+            }
+            fs::write(kept.join("stored"), format!("{stored:#?}")).expect("disk space");
+            fs::write(kept.join("oplog"), self.written().await.join("\n")).expect("disk space");
+            println!("the histories are kept in {}", kept.display());
+        }
+        report
+    }
+
+    /// What the server has written, as far back as it remembers.
+    async fn written(&self) -> Vec<String> {
+        let oplog = self.database.client().database("local").collection::<Document>("oplog.rs");
+        let here = doc! { "$or": [
+            { "ns": { "$regex": format!("^{}\\.", self.database.name()) } },
+            { "o.applyOps.ns": { "$regex": format!("^{}\\.", self.database.name()) } },
+        ] };
+        let all = oplog.find(here).await.unwrap().try_collect::<Vec<_>>().await.unwrap();
+        all.iter().map(ToString::to_string).collect()
     }
 
     pub(crate) fn say(&self, text: &str) {

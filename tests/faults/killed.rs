@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use crate::application::desk::Desk;
 use crate::application::{Fenced, Settings};
-use crate::check::{Clocks, check};
+use crate::check::Clocks;
 use crate::fleet::{Fleet, PATIENCE};
 use crate::history::now;
 use crate::paused::{acquired, script};
@@ -73,7 +73,7 @@ async fn killed(server: &Mongod, steps: &[&str], command: &str, skip: usize, los
         lock = acquired(&desk, &key).await;
     }
     desk.release(&lock).await;
-    let report = check(&fleet.lines(), &fleet.stored().await, Clocks::Agree);
+    let report = fleet.check(Clocks::Agree).await;
     assert_eq!(report.violations, [""; 0], "{case}");
     assert_eq!(report.saves, 1, "{case}");
     let saved = Duration::from_nanos(now() - killed);

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::application::desk::Desk;
 use crate::application::{Fenced, Plain, Server, Settings};
-use crate::check::{Clocks, check};
+use crate::check::Clocks;
 use crate::fleet::Fleet;
 use crate::history::Event;
 use crate::paused::acquired;
@@ -34,7 +34,7 @@ impl Late {
     }
 
     async fn is_good(&self) {
-        let report = check(&self.fleet.lines(), &self.fleet.stored().await, Clocks::Agree);
+        let report = self.fleet.check(Clocks::Agree).await;
         assert_eq!(report.violations, [""; 0]);
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::application::desk::Desk;
 use crate::application::{Plain, Settings};
-use crate::check::{Clocks, check};
+use crate::check::Clocks;
 use crate::fleet::Fleet;
 use crate::nemesis::{self, ALL};
 use crate::rig::replica_set::ReplicaSet;
@@ -62,6 +62,6 @@ async fn a_save_that_has_not_left_the_primary_is_not_acknowledged() {
     tokio::join!(saving, failing);
     set.members()[primary].restart_member().await;
     set.until_complete().await;
-    let report = check(&fleet.lines(), &fleet.stored().await, Clocks::Agree);
+    let report = fleet.check(Clocks::Agree).await;
     assert_eq!(report.violations, [""; 0]);
 }

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use crate::application::desk::Desk;
 use crate::application::{Fair, Fenced, Server, guards};
-use crate::check::{Clocks, check};
+use crate::check::Clocks;
 use crate::fleet::Fleet;
 use crate::history::{Event, Line};
 use crate::paused::acquired;
@@ -130,7 +130,7 @@ async fn cut_off(set: &ReplicaSet, primary: usize, from: From, cut: Break) {
     let told = fleet.until_written("alone", |event| matches!(event, Event::Lost { .. })).await;
     let let_in = fleet.lines_of("other").into_iter().find(is_granted(&name)).unwrap();
     assert!(told.at < let_in.at, "{from:?}: let in before the holder knew");
-    let report = check(&fleet.lines(), &fleet.stored().await, Clocks::Agree);
+    let report = fleet.check(Clocks::Agree).await;
     assert_eq!(report.violations, [""; 0], "{from:?}");
 }
 

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::application::desk::Desk;
 use crate::application::{Fenced, Role, Settings};
-use crate::check::{Clocks, check};
+use crate::check::Clocks;
 use crate::fleet::{Fleet, PATIENCE};
 use crate::history::Event;
 use crate::rig::mongod::local_replica_set;
@@ -58,7 +58,7 @@ async fn resumed_with_a_stale_lock(successor_has_saved: bool) {
     }
     let stored = fleet.stored().await;
     assert_eq!(stored["fenced/0"].len(), 1, "the successor's work stands: {stored:?}");
-    let report = check(&fleet.lines(), &stored, Clocks::Agree);
+    let report = fleet.check(Clocks::Agree).await;
     assert_eq!(report.violations, [""; 0]);
     assert_eq!((report.grants, report.saves, report.refused_saves), (2, 1, 1));
 }

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use tokio::time::sleep;
 
 use crate::application::Role;
-use crate::check::{Clocks, Report, check};
+use crate::check::{Clocks, Report};
 use crate::fleet::Fleet;
 use crate::history::now;
 use crate::nemesis::{Fault, inject};
@@ -62,13 +62,10 @@ pub(crate) async fn finish(mut fleet: Fleet, clocks: Clocks) -> Report {
     if clocks == Clocks::Agree {
         fleet.until_nothing_is_left().await;
     }
-    let report = check(&fleet.lines(), &fleet.stored().await, clocks);
+    let report = fleet.check(clocks).await;
     println!(
         "{} grants, {} saves, {} refused, {} releases, {} unknown",
         report.grants, report.saves, report.refused_saves, report.releases, report.unknown
     );
-    if !report.violations.is_empty() {
-        println!("histories: {}", fleet.keep().display());
-    }
     report
 }

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::application::desk::Desk;
 use crate::application::{Plain, Settings, guards};
-use crate::check::{Clocks, check};
+use crate::check::Clocks;
 use crate::fleet::{Fleet, PATIENCE};
 use crate::history::Event;
 use crate::paused::{acquired, script};
@@ -37,7 +37,7 @@ async fn without_the_monitor_a_lock_runs_out_all_the_same() {
     sleep(no_reaper().ttl).await;
     let records = fleet.database.collection::<Document>("fenced.lock");
     assert_eq!(records.count_documents(doc! { "_id": "1" }).await.unwrap(), 1);
-    let report = check(&fleet.lines(), &fleet.stored().await, Clocks::Agree);
+    let report = fleet.check(Clocks::Agree).await;
     assert_eq!((report.violations, report.grants), (vec![], 3));
 }
 
@@ -78,6 +78,6 @@ async fn an_eager_monitor_purges_no_lock_that_is_renewed() {
         assert!(began.elapsed() < PATIENCE, "the monitor does not run");
         sleep(Duration::from_millis(100)).await;
     }
-    let report = check(&fleet.lines(), &fleet.stored().await, Clocks::Agree);
+    let report = fleet.check(Clocks::Agree).await;
     assert_eq!(report.violations, [""; 0]);
 }
