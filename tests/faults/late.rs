@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use actix_doclock::{Aid, Holder, LockKey, Lockable, TryAcquire};
+use mongodb::bson::{Document, doc};
 use tokio::time::sleep;
 
 use crate::application::desk::Desk;
@@ -12,7 +13,7 @@ use crate::check::Clocks;
 use crate::fleet::Fleet;
 use crate::history::Event;
 use crate::paused::acquired;
-use crate::rig::mongod::local_replica_set;
+use crate::rig::mongod::{Mongod, local_replica_set};
 use crate::rig::proxy::Proxy;
 
 struct Late {
@@ -181,4 +182,41 @@ async fn without_a_free_connection_all_answer_in_time_and_leave_nothing_behind()
     }
     assert!(late.fleet.lines().iter().any(|line| matches!(line.event, Event::Unknown { .. })));
     late.is_good().await;
+}
+
+/// The server fixes the time of a command when it begins. One that has to wait there must not shorten a
+/// lease that was renewed meanwhile.
+#[tokio::test]
+#[ignore = "a bug: the lease goes back to when the held-up command began"]
+async fn a_command_that_was_held_up_takes_no_later_renewal_back() {
+    // Where a command waits that has met an open transaction.
+    const FAIL_POINT: &str = "setYieldAllLocksHang";
+    let server = Mongod::start_replica_set().await;
+    let ttl = Duration::from_secs(4);
+    let settings = Settings { ttl, ..settings(Duration::from_secs(30)) };
+    let fleet = Fleet::new(&server.uri()).await.with(settings);
+    fleet.put_documents(1).await;
+    let (desk, key) = (Desk::new(&fleet.inside("app").await), document());
+    let lock = desk.acquire(&key).await.expect("a free document");
+
+    let locks = fleet.database.collection::<Document>("fenced.lock");
+    let mut in_the_way = fleet.database.client().start_session().await.unwrap();
+    in_the_way.start_transaction().await.unwrap();
+    let touch = doc! { "$set": { "touched": true } };
+    locks.update_one(doc! { "_id": "0" }, touch).session(&mut in_the_way).await.unwrap();
+    let data = doc! { "namespace": format!("{}.fenced.lock", fleet.database.name()) };
+    let fail = doc! { "configureFailPoint": FAIL_POINT, "mode": "alwaysOn", "data": data };
+    server.admin(fail).await;
+    let (again, ()) = tokio::join!(desk.acquire(&key), async {
+        let wait = doc! { "waitForFailPoint": FAIL_POINT, "timesEntered": 1, "maxTimeMS": 30_000 };
+        server.admin(wait).await;
+        in_the_way.abort_transaction().await.unwrap();
+        sleep(ttl / 2).await;
+        desk.renew(&lock).await;
+        server.admin(doc! { "configureFailPoint": FAIL_POINT, "mode": "off" }).await;
+    });
+    assert_eq!(again.expect("its own").token, lock.token);
+    acquired(&Desk::new(&fleet.inside("other").await), &key).await;
+    let report = fleet.check(Clocks::Agree).await;
+    assert_eq!(report.violations, [""; 0]);
 }
