@@ -1,0 +1,82 @@
+//! The speed proof of actix-doclock: see `scripts/bench`.
+//!
+//! ```text
+//! doclock-bench [--quick] [--only MEASURE,…]   starts all servers, measures, writes JSON and the page
+//! doclock-bench --render                       writes the page again from the JSON of the last run
+//! ```
+
+mod about;
+mod count;
+mod floors;
+mod load;
+mod measures;
+mod ours;
+mod page;
+mod peers;
+mod plot;
+mod report;
+mod servers;
+mod stats;
+mod table;
+
+use std::{env, path::Path, time::Instant};
+
+use crate::{
+    measures::{Bench, Effort},
+    report::Report,
+    servers::Servers,
+};
+
+#[global_allocator]
+static COUNTED: count::Counted = count::Counted;
+
+#[tokio::main]
+async fn main() {
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
+    let only = arguments.iter().position(|argument| argument == "--only");
+    let only = only.and_then(|at| arguments.get(at + 1)).map(String::as_str);
+
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("beside the crate");
+    let raw = repository.join("bench/target/results.json");
+    if !has("--render") {
+        let effort = if has("--quick") { Effort::Quick } else { Effort::Full };
+        let mut report = Report::default();
+        measure(&mut report, effort, only, &raw).await;
+    }
+    let report = Report::read(&raw).expect("the results of an earlier run");
+    // Parts of it, or hasty ones, are not for others to read.
+    let docs = if report.about["run"] == "full" || has("--force") {
+        repository.join("docs")
+    } else {
+        repository.join("bench/target/docs")
+    };
+    page::write(&report, &docs);
+    eprintln!("{} and its plots", docs.join("benchmarks.md").display());
+}
+
+async fn measure(report: &mut Report, effort: Effort, only: Option<&str>, raw: &Path) {
+    let began = Instant::now();
+    let servers = Servers::start().await;
+    about::machine(report, &servers);
+    let run = match (effort, only) {
+        (_, Some(only)) => only,
+        (Effort::Quick, _) => "quick",
+        (Effort::Full, _) => "full",
+    };
+    report.about.insert("run".into(), run.into());
+    let mut bench = Bench { servers: &servers, report, effort };
+    for (name, measure) in measures::ALL {
+        if only.is_some_and(|only| !only.split(',').any(|part| part == *name)) {
+            continue;
+        }
+        let started = Instant::now();
+        measure(&mut bench).await;
+        eprintln!("— {name}: {:.0} s", started.elapsed().as_secs_f64());
+        // Should a later one fail.
+        bench.report.write(raw).expect("a file can be written");
+    }
+    let minutes = format!("{:.0}", began.elapsed().as_secs_f64() / 60.0);
+    report.about.insert("minutes".into(), minutes);
+    report.write(raw).expect("a file can be written");
+}

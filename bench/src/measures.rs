@@ -1,0 +1,69 @@
+//! What is measured, in the order in which it is.
+
+pub mod cycle;
+pub mod hand_over;
+mod many;
+mod memory;
+pub mod settings;
+pub mod verbs;
+pub mod web;
+
+use std::{pin::Pin, time::Duration};
+
+use mongodb::Database;
+use uuid::Uuid;
+
+use crate::{
+    report::Report,
+    servers::{Mongo, Servers},
+};
+
+pub struct Bench<'a> {
+    pub servers: &'a Servers,
+    pub report: &'a mut Report,
+    pub effort: Effort,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// For trying whether all of it works.
+    Quick,
+    /// For the page.
+    Full,
+}
+
+impl Effort {
+    pub fn pick<T>(self, quick: T, full: T) -> T {
+        if self == Self::Quick { quick } else { full }
+    }
+
+    /// How long a slice of load lasts, and how many there are of each, in turn with the others.
+    pub fn slices(self) -> (Duration, usize) {
+        self.pick((Duration::from_millis(120), 1), (Duration::from_millis(500), 3))
+    }
+}
+
+impl<'a> Bench<'a> {
+    /// The replica sets, by the names that rows say `at` with.
+    pub fn sets(&self) -> [(&'static str, &'a Mongo); 2] {
+        [("one", &self.servers.one), ("three", &self.servers.three)]
+    }
+}
+
+type Measure = for<'a> fn(&'a mut Bench<'_>) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+pub const ALL: &[(&str, Measure)] = &[
+    ("cycle", |bench| Box::pin(cycle::measure(bench))),
+    ("settings", |bench| Box::pin(settings::measure(bench))),
+    ("verbs", |bench| Box::pin(verbs::measure(bench))),
+    ("hand-over", |bench| Box::pin(hand_over::measure(bench))),
+    ("waiters", |bench| Box::pin(hand_over::waiters(bench))),
+    ("web", |bench| Box::pin(web::measure(bench))),
+    ("memory", |bench| Box::pin(memory::measure(bench))),
+    ("many", |bench| Box::pin(many::measure(bench))),
+];
+
+/// A database of its own, on a client of its own with the options by default.
+pub async fn fresh(mongo: &Mongo) -> Database {
+    mongo.client().await.database(&format!("bench_{}", Uuid::new_v4().simple()))
+}

@@ -1,0 +1,257 @@
+//! What the wrap costs a request that locks nothing, and the extractor one that does.
+
+use std::{
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use actix_doclock::{LockKey, LockManager, Lockable, LockedDoc, MemoryStore, MongoStore, Store};
+use actix_session::{Session, SessionMiddleware, storage::CookieSessionStore};
+use actix_web::{
+    App, HttpResponse, HttpServer, Responder,
+    cookie::Key,
+    dev::{ServerHandle, Service, ServiceResponse},
+    rt, test, web,
+};
+use futures_util::future::join_all;
+use tokio::{sync::oneshot, task::spawn_blocking};
+
+use super::{Bench, Effort};
+use crate::{
+    count, ours,
+    ours::Page,
+    report::{Role, Row},
+    stats::Samples,
+};
+
+pub const BARE: &str = "no middleware";
+pub const SESSION: &str = "SessionMiddleware";
+pub const WRAP: &str = "locks.session(SessionMiddleware)";
+pub const LOGGED_IN: &str = ", logged in";
+pub const PLAIN: &str = "handler that loads the document";
+pub const LOCKED: &str = "the same with LockedDoc";
+pub const TAKEN: &str = "the same with LockedDoc, taken and given back";
+
+pub async fn measure(bench: &mut Bench<'_>) {
+    let effort = bench.effort;
+    let rows = spawn_blocking(move || rt::System::new().block_on(wrap(effort))).await.unwrap();
+    rows.into_iter().for_each(|row| bench.report.add(row));
+
+    let rows = documents("memory", in_memory(), effort).await;
+    rows.into_iter().for_each(|row| bench.report.add(row));
+    let sets = bench.sets().map(|(at, mongo)| (at, mongo.uri()));
+    for (at, uri) in sets {
+        let rows = documents(at, on(&uri).await, effort).await;
+        rows.into_iter().for_each(|row| bench.report.add(row));
+    }
+}
+
+fn pages() -> Vec<Page> {
+    let names =
+        ["plain", "locked", "taken"].map(|path| (0..16).map(move |n| format!("{path}-{n}")));
+    names.into_iter().flatten().map(|id| Page { id, text: "x".repeat(500) }).collect()
+}
+
+fn in_memory() -> MemoryStore {
+    let store = MemoryStore::new();
+    for page in pages() {
+        store.put(page.id.clone(), &page).unwrap();
+    }
+    store
+}
+
+async fn on(uri: &str) -> MongoStore {
+    let store = MongoStore::connect(uri, "bench_web").await.unwrap();
+    store.database().collection(Page::COLLECTION).insert_many(pages()).await.unwrap();
+    store
+}
+
+// The wrap
+
+async fn wrap(effort: Effort) -> Vec<Row> {
+    let locks = ours::manager(MemoryStore::new()).await;
+    let session = || SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = || {
+        App::new().route("/", web::get().to(HttpResponse::Ok)).route(
+            "/login",
+            web::get().to(async |session: Session| {
+                session.insert("name", "alice").unwrap();
+                HttpResponse::Ok()
+            }),
+        )
+    };
+    let bare = test::init_service(app()).await;
+    let with_session = test::init_service(app().wrap(session())).await;
+    let with_locks = test::init_service(app().wrap(locks.session(session()))).await;
+    let cookies = [login(&with_session).await, login(&with_locks).await];
+
+    let (batch, rounds) = effort.pick((500, 4), (5_000, 60));
+    let mut took = vec![Vec::new(); 5];
+    for _ in 0..rounds {
+        took[0].push(requests(&bare, None, batch).await);
+        took[1].push(requests(&with_session, None, batch).await);
+        took[2].push(requests(&with_locks, None, batch).await);
+        took[3].push(requests(&with_session, Some(&cookies[0]), batch).await);
+        took[4].push(requests(&with_locks, Some(&cookies[1]), batch).await);
+    }
+    let names = [
+        (BARE.to_owned(), Role::Floor),
+        (SESSION.to_owned(), Role::Floor),
+        (WRAP.to_owned(), Role::Ours),
+        (format!("{SESSION}{LOGGED_IN}"), Role::Floor),
+        (format!("{WRAP}{LOGGED_IN}"), Role::Ours),
+    ];
+    let mut rows = Vec::new();
+    for ((who, role), took) in names.into_iter().zip(took) {
+        let samples = Samples::of(took.iter().map(|(time, _)| *time));
+        // Of the last: by then all is warm.
+        let (_, allocations) = took.last().expect("a round");
+        let row = Row::new("wrap", "memory", &who, role).samples(&samples);
+        rows.push(row.value("allocations", *allocations));
+    }
+    rows
+}
+
+async fn login<S, B>(app: &S) -> String
+where
+    S: Service<actix_http::Request, Response = ServiceResponse<B>, Error = actix_web::Error>,
+{
+    let answer = test::TestRequest::get().uri("/login").to_request();
+    let answer = app.call(answer).await.unwrap();
+    let cookie = answer.response().cookies().next().expect("a session");
+    cookie.stripped().to_string()
+}
+
+/// The time of one of so many requests, and its allocations.
+async fn requests<S, B>(app: &S, cookie: Option<&str>, batch: u32) -> (Duration, f64)
+where
+    S: Service<actix_http::Request, Response = ServiceResponse<B>, Error = actix_web::Error>,
+{
+    let request = || {
+        let request = test::TestRequest::get().uri("/");
+        cookie.iter().fold(request, |request, cookie| request.insert_header(("cookie", *cookie)))
+    };
+    // Made beforehand: they are not what is measured.
+    let all: Vec<_> = (0..batch).map(|_| request().to_request()).collect();
+    let mut calls = 0;
+    let began = Instant::now();
+    for (n, request) in all.into_iter().enumerate() {
+        if n == 0 {
+            count::start();
+        }
+        let answer = app.call(request).await.unwrap();
+        debug_assert!(answer.status().is_success());
+        drop(answer);
+        if n == 99 {
+            (_, calls) = count::stop();
+        }
+    }
+    (began.elapsed() / batch, calls as f64 / 100.0)
+}
+
+// The extractor
+
+const CONNECTIONS: [usize; 2] = [1, 16];
+
+/// Over real HTTP: each client has a session and a document of its own.
+async fn documents<S: Store + Clone>(at: &'static str, store: S, effort: Effort) -> Vec<Row> {
+    let locks = ours::manager(store.clone()).await;
+    let (sender, started) = oneshot::channel();
+    let serving = thread::spawn(move || rt::System::new().block_on(serve(store, locks, sender)));
+    let (address, handle) = started.await.expect("a server that starts");
+
+    let (time, rounds) = effort.slices();
+    let mut rows = Vec::new();
+    for clients in CONNECTIONS {
+        let paths = [(PLAIN, "plain"), (LOCKED, "locked"), (TAKEN, "taken")];
+        let mut all = paths.map(|_| Samples::default());
+        for round in 0..=rounds {
+            for ((_, path), all) in paths.into_iter().zip(&mut all) {
+                let ask = move || rt::System::new().block_on(ask(address, path, clients, time));
+                let samples = spawn_blocking(ask).await.unwrap();
+                // The first is for what is done once.
+                if round > 0 {
+                    all.add(samples);
+                }
+            }
+        }
+        for ((who, _), samples) in paths.iter().zip(&all) {
+            let role = if *who == PLAIN { Role::Floor } else { Role::Ours };
+            rows.push(Row::new("web", at, who, role).load(clients, clients).samples(samples));
+        }
+    }
+    handle.stop(true).await;
+    let _ = spawn_blocking(move || serving.join()).await;
+    rows
+}
+
+async fn serve<S: Store + Clone>(
+    store: S,
+    locks: LockManager,
+    started: oneshot::Sender<(SocketAddr, ServerHandle)>,
+) {
+    let server = HttpServer::new(move || {
+        let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+        App::new()
+            .app_data(web::Data::new(store.clone()))
+            .wrap(locks.session(session))
+            .route("/plain/{id}", web::post().to(plain::<S>))
+            .route("/locked/{id}", web::post().to(locked))
+            .route("/taken/{id}", web::post().to(taken))
+    });
+    let server = server.workers(2).disable_signals().bind(("127.0.0.1", 0)).expect("a free port");
+    let address = server.addrs()[0];
+    let server = server.run();
+    let _ = started.send((address, server.handle()));
+    server.await.expect("a server that ends well");
+}
+
+async fn plain<S: Store>(store: web::Data<S>, id: web::Path<String>) -> impl Responder {
+    let key = LockKey::of::<Page>(id.into_inner()).unwrap();
+    let page: Page = store.load(&key).await.unwrap().expect("it is there").decode().unwrap();
+    web::Json(page)
+}
+
+async fn locked(page: LockedDoc<Page>) -> impl Responder {
+    HttpResponse::Ok().json(&*page)
+}
+
+async fn taken(page: LockedDoc<Page>) -> impl Responder {
+    let answer = HttpResponse::Ok().json(&*page);
+    page.release().await.unwrap();
+    answer
+}
+
+async fn ask(address: SocketAddr, path: &str, clients: usize, time: Duration) -> Samples {
+    let began = Instant::now();
+    let until = began + time;
+    let clients = (0..clients).map(async |n| {
+        let client = awc::Client::builder().disable_redirects().finish();
+        let url = format!("http://{address}/{path}/{path}-{n}");
+        let mut cookie = None;
+        let mut samples = Samples::default();
+        loop {
+            let from = Instant::now();
+            if from >= until {
+                return samples;
+            }
+            let mut request = client.post(&url);
+            if let Some(cookie) = &cookie {
+                request = request.insert_header(("cookie", String::clone(cookie)));
+            }
+            let mut answer = request.send().await.unwrap();
+            answer.body().await.unwrap();
+            assert!(answer.status().is_success(), "{}", answer.status());
+            let set = answer.headers().get("set-cookie").and_then(|it| it.to_str().ok());
+            if let Some(set) = set.and_then(|set| set.split(';').next()) {
+                cookie = Some(set.to_owned());
+            }
+            samples.took.push(from.elapsed().as_secs_f32() * 1e6);
+        }
+    });
+    let mut all = Samples::default();
+    join_all(clients).await.into_iter().for_each(|samples| all.add(samples));
+    all.elapsed = began.elapsed();
+    all
+}

@@ -1,0 +1,7 @@
+//! What people would pick instead, each with the client library and the settings that it comes with.
+
+pub mod mongo_lock;
+pub mod npm;
+pub mod postgres;
+pub mod redis;
+pub mod seeds;

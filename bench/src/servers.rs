@@ -1,0 +1,210 @@
+//! The servers that are compared, each started anew with what it takes to survive a crash stated.
+
+#[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../../tests/rig/server.rs"]
+mod server;
+
+use std::{env, process::Command, time::Duration};
+
+use futures_util::future::join_all;
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+    options::ClientOptions,
+};
+use server::Server;
+use tokio::time::sleep;
+
+/// As whom PostgreSQL runs where this runs as root, which it refuses.
+const NOBODY: &str = "nobody";
+
+/// Prepares a cluster of databases in the current directory and becomes its server.
+const POSTGRES: &str = r#"
+    set -e
+    bin=$1 port=$2 user=$3
+    as() { "$@"; }
+    if [ "$(id -u)" = 0 ]; then
+        chmod 755 .
+        as() { setpriv --reuid "$user" --regid "$(id -g "$user")" --clear-groups -- "$@"; }
+    fi
+    mkdir data
+    if [ "$(id -u)" = 0 ]; then chown "$user" data; fi
+    as "$bin/initdb" --pgdata data --username bench --auth trust --encoding UTF8 --no-locale >initdb.log
+    set -- "$bin/postgres" -D data -p "$port" -h 127.0.0.1 -k '' -N 400
+    if [ "$(id -u)" = 0 ]; then
+        exec setpriv --reuid "$user" --regid "$(id -g "$user")" --clear-groups -- "$@"
+    fi
+    exec "$@"
+"#;
+
+/// Everything that runs for the benchmark; it ends with this.
+pub struct Servers {
+    pub one: Mongo,
+    pub three: Mongo,
+    pub redis: Option<Redis>,
+    pub redis_aof: Option<Redis>,
+    pub postgres: Option<Postgres>,
+}
+
+impl Servers {
+    pub async fn start() -> Self {
+        let (one, three) = (Mongo::start(1).await, Mongo::start(3).await);
+        let redis = Redis::start(&["--appendonly", "no"]).await;
+        let redis_aof = Redis::start(&["--appendonly", "yes", "--appendfsync", "always"]).await;
+        Self { one, three, redis, redis_aof, postgres: Postgres::start().await }
+    }
+}
+
+/// A replica set of so many members.
+pub struct Mongo {
+    members: Vec<Server>,
+    pub version: String,
+}
+
+impl Mongo {
+    async fn start(members: usize) -> Self {
+        let program = server::program("MONGOD", "mongod").await;
+        let start = || Server::start(program.clone(), mongod, "Waiting for connections");
+        let members: Vec<_> = join_all((0..members).map(|_| start())).await;
+        let hosts = members.iter().zip(0..).map(|(member, id)| {
+            doc! { "_id": id, "host": format!("127.0.0.1:{}", member.port()) }
+        });
+        let config = doc! { "_id": "rs0", "members": hosts.collect::<Vec<_>>() };
+        admin(&members[0], doc! { "replSetInitiate": config }).await;
+        // Not after the ten seconds in which nobody stands for election.
+        let _ = try_admin(&members[0], doc! { "replSetStepUp": 1 }).await;
+        for member in &members {
+            let ready = |hello: &Document| {
+                hello.get_bool("isWritablePrimary") == Ok(true)
+                    || hello.get_bool("secondary") == Ok(true) && hello.contains_key("primary")
+            };
+            while !ready(&admin(member, doc! { "hello": 1 }).await) {
+                let _ = try_admin(&members[0], doc! { "replSetStepUp": 1 }).await;
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+        let info = admin(&members[0], doc! { "buildInfo": 1 }).await;
+        Self { members, version: info.get_str("version").unwrap_or_default().to_owned() }
+    }
+
+    /// What an application would be configured with, and nothing more.
+    pub fn uri(&self) -> String {
+        self.uri_of("")
+    }
+
+    /// The same with a default database, for those that lock in that.
+    pub fn uri_of(&self, database: &str) -> String {
+        let hosts: Vec<_> =
+            self.members.iter().map(|member| format!("127.0.0.1:{}", member.port())).collect();
+        format!("mongodb://{}/{database}?replicaSet=rs0", hosts.join(","))
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::with_uri_str(self.uri()).await.expect("a valid URI")
+    }
+
+    /// A client with other options than those by default.
+    pub async fn client_with(&self, change: impl FnOnce(&mut ClientOptions)) -> Client {
+        let mut options = ClientOptions::parse(self.uri()).await.expect("a valid URI");
+        change(&mut options);
+        Client::with_options(options).expect("valid options")
+    }
+
+    /// Sets a parameter of each member, if it lets itself be set.
+    pub async fn parameter(&self, name: &str, value: i32) -> bool {
+        let set = |member| try_admin(member, doc! { "setParameter": 1, name: value });
+        join_all(self.members.iter().map(set)).await.into_iter().all(|set| set.is_ok())
+    }
+}
+
+async fn admin(member: &Server, command: Document) -> Document {
+    try_admin(member, command).await.expect("mongod obeys")
+}
+
+async fn try_admin(member: &Server, command: Document) -> mongodb::error::Result<Document> {
+    let uri = format!("mongodb://127.0.0.1:{}/?directConnection=true", member.port());
+    let client = Client::with_uri_str(uri).await?;
+    let reply = client.database("admin").run_command(command).await;
+    client.shutdown().immediate(true).await;
+    reply
+}
+
+fn mongod(port: u16) -> Vec<String> {
+    let port = port.to_string();
+    let arguments = [
+        ["--bind_ip", "127.0.0.1"],
+        ["--port", &port],
+        ["--dbpath", "."],
+        ["--replSet", "rs0"],
+        // What is measured fits in; without it each member takes half of the machine's memory.
+        ["--wiredTigerCacheSizeGB", "1"],
+        ["--oplogSize", "512"],
+        // Noise once a second.
+        ["--setParameter", "diagnosticDataCollectionEnabled=false"],
+    ];
+    let flags = ["--nounixsocket", "--quiet"];
+    arguments.iter().flatten().chain(&flags).map(ToString::to_string).collect()
+}
+
+pub struct Redis {
+    server: Server,
+    pub version: String,
+}
+
+impl Redis {
+    async fn start(durability: &'static [&'static str]) -> Option<Self> {
+        let program = server::program("REDIS_SERVER", "redis-server").await;
+        let version = first_line(Command::new(&program).arg("--version"))?;
+        let arguments = move |port: u16| {
+            let port = port.to_string();
+            let common = ["--bind", "127.0.0.1", "--port", &port, "--save", ""];
+            common.iter().chain(durability).map(ToString::to_string).collect()
+        };
+        let server = Server::start(program, arguments, "Ready to accept connections").await;
+        let version = version.split_whitespace().find_map(|word| word.strip_prefix("v="));
+        Some(Self { version: version.unwrap_or("?").to_owned(), server })
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.server.port())
+    }
+}
+
+/// PostgreSQL as it is by default: every commit waits for the disk.
+pub struct Postgres {
+    server: Server,
+    pub version: String,
+}
+
+impl Postgres {
+    /// `None` without the variable `POSTGRES_BIN`, which `scripts/bench` sets.
+    async fn start() -> Option<Self> {
+        let bin = env::var("POSTGRES_BIN").ok().filter(|bin| !bin.is_empty())?;
+        let version = first_line(Command::new(format!("{bin}/postgres")).arg("--version"))?;
+        let arguments = |port: u16| {
+            let user = env::var("POSTGRES_USER").unwrap_or(NOBODY.into());
+            ["-c", POSTGRES, "postgres", &bin, &port.to_string(), &user].map(String::from).to_vec()
+        };
+        let ready = "database system is ready to accept connections";
+        let server = Server::start("sh".into(), arguments, ready).await;
+        let version = version.split_whitespace().nth(2).unwrap_or("?").to_owned();
+        Some(Self { server, version })
+    }
+
+    pub fn url(&self) -> String {
+        format!("host=127.0.0.1 port={} user=bench dbname=postgres", self.server.port())
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        // Killed, it would leave its shared memory behind.
+        self.server.signal("INT");
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn first_line(command: &mut Command) -> Option<String> {
+    let output = command.output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).lines().next()?.to_owned())
+}
