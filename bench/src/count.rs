@@ -18,11 +18,6 @@ pub fn start() {
     ON.store(true, Relaxed);
 }
 
-/// The bytes that are still held, so far.
-pub fn bytes() -> i64 {
-    BYTES.load(Relaxed)
-}
-
 /// Ends counting: how many bytes are still held of what was allocated, and how often something was.
 pub fn stop() -> (i64, u64) {
     ON.store(false, Relaxed);

@@ -4,6 +4,7 @@ pub mod cycle;
 pub mod hand_over;
 mod many;
 mod memory;
+pub mod parts;
 pub mod settings;
 pub mod verbs;
 pub mod web;
@@ -54,6 +55,7 @@ type Measure = for<'a> fn(&'a mut Bench<'_>) -> Pin<Box<dyn Future<Output = ()> 
 
 pub const ALL: &[(&str, Measure)] = &[
     ("cycle", |bench| Box::pin(cycle::measure(bench))),
+    ("parts", |bench| Box::pin(parts::measure(bench))),
     ("settings", |bench| Box::pin(settings::measure(bench))),
     ("verbs", |bench| Box::pin(verbs::measure(bench))),
     ("hand-over", |bench| Box::pin(hand_over::measure(bench))),

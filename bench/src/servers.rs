@@ -110,6 +110,17 @@ impl Mongo {
         Client::with_options(options).expect("valid options")
     }
 
+    /// The processor time that all members have taken.
+    pub async fn processor_time(&self) -> Duration {
+        let status = join_all(self.members.iter().map(|it| admin(it, doc! { "serverStatus": 1 })));
+        let of = |status: &Document| {
+            let times = status.get_document("extra_info").expect("on Linux");
+            let time = |name| times.get_i64(name).unwrap_or_default() as u64;
+            Duration::from_micros(time("user_time_us") + time("system_time_us"))
+        };
+        status.await.iter().map(of).sum()
+    }
+
     /// Sets a parameter of each member, if it lets itself be set.
     pub async fn parameter(&self, name: &str, value: i32) -> bool {
         let set = |member| try_admin(member, doc! { "setParameter": 1, name: value });

@@ -29,7 +29,11 @@ pub async fn measure(bench: &mut Bench<'_>) {
             }
             let taking_part = contenders.iter().filter(|it| !it.waits || keys < 10_000);
             let taking_part: Vec<_> = taking_part.collect();
-            let (time, rounds) = bench.effort.slices();
+            let (mut time, mut rounds) = bench.effort.slices();
+            if tasks == 256 {
+                // A slice must last for many turns of each.
+                (time, rounds) = (time * 2, rounds.min(2));
+            }
             let mut all = in_turn(&taking_part, tasks, keys, time, rounds).await;
             if keys == 10_000 && tasks < 256 {
                 // What a goal is set for, once more and longer.

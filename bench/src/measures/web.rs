@@ -163,13 +163,18 @@ async fn documents<S: Store + Clone>(at: &'static str, store: S, effort: Effort)
 
     let (time, rounds) = effort.slices();
     let mut rows = Vec::new();
+    let paths = [(PLAIN, "plain"), (LOCKED, "locked"), (TAKEN, "taken")];
+    let mut cookies = paths.map(|_| vec![None; CONNECTIONS[1]]);
     for clients in CONNECTIONS {
-        let paths = [(PLAIN, "plain"), (LOCKED, "locked"), (TAKEN, "taken")];
         let mut all = paths.map(|_| Samples::default());
         for round in 0..=rounds {
-            for ((_, path), all) in paths.into_iter().zip(&mut all) {
-                let ask = move || rt::System::new().block_on(ask(address, path, clients, time));
-                let samples = spawn_blocking(ask).await.unwrap();
+            for ((_, path), (all, cookies)) in
+                paths.into_iter().zip(all.iter_mut().zip(&mut cookies))
+            {
+                let mine = cookies[..clients].to_vec();
+                let ask = move || rt::System::new().block_on(ask(address, path, mine, time));
+                let (samples, mine) = spawn_blocking(ask).await.unwrap();
+                cookies[..clients].clone_from_slice(&mine);
                 // The first is for what is done once.
                 if round > 0 {
                     all.add(samples);
@@ -223,35 +228,58 @@ async fn taken(page: LockedDoc<Page>) -> impl Responder {
     answer
 }
 
-async fn ask(address: SocketAddr, path: &str, clients: usize, time: Duration) -> Samples {
+/// What a client has between its requests.
+struct Client {
+    http: awc::Client,
+    url: String,
+    cookie: Option<String>,
+    samples: Samples,
+}
+
+/// With the sessions of the slices before, which hold their documents.
+async fn ask(
+    address: SocketAddr,
+    path: &str,
+    cookies: Vec<Option<String>>,
+    time: Duration,
+) -> (Samples, Vec<Option<String>>) {
     let began = Instant::now();
     let until = began + time;
-    let clients = (0..clients).map(async |n| {
-        let client = awc::Client::builder().disable_redirects().finish();
-        let url = format!("http://{address}/{path}/{path}-{n}");
-        let mut cookie = None;
-        let mut samples = Samples::default();
-        loop {
-            let from = Instant::now();
-            if from >= until {
-                return samples;
-            }
-            let mut request = client.post(&url);
-            if let Some(cookie) = &cookie {
-                request = request.insert_header(("cookie", String::clone(cookie)));
-            }
-            let mut answer = request.send().await.unwrap();
-            answer.body().await.unwrap();
-            assert!(answer.status().is_success(), "{}", answer.status());
-            let set = answer.headers().get("set-cookie").and_then(|it| it.to_str().ok());
-            if let Some(set) = set.and_then(|set| set.split(';').next()) {
-                cookie = Some(set.to_owned());
-            }
-            samples.took.push(from.elapsed().as_secs_f32() * 1e6);
-        }
+    let clients = cookies.into_iter().enumerate().map(|(n, cookie)| Client {
+        http: awc::Client::builder().disable_redirects().finish(),
+        url: format!("http://{address}/{path}/{path}-{n}"),
+        cookie,
+        samples: Samples::default(),
     });
-    let mut all = Samples::default();
-    join_all(clients).await.into_iter().for_each(|samples| all.add(samples));
+    let clients = join_all(clients.map(async |mut client| {
+        while Instant::now() < until {
+            client.asks().await;
+        }
+        client
+    }));
+    let (mut all, mut cookies) = (Samples::default(), Vec::new());
+    for client in clients.await {
+        all.add(client.samples);
+        cookies.push(client.cookie);
+    }
     all.elapsed = began.elapsed();
-    all
+    (all, cookies)
+}
+
+impl Client {
+    async fn asks(&mut self) {
+        let from = Instant::now();
+        let mut request = self.http.post(&self.url);
+        if let Some(cookie) = &self.cookie {
+            request = request.insert_header(("cookie", cookie.as_str()));
+        }
+        let mut answer = request.send().await.unwrap();
+        answer.body().await.unwrap();
+        assert!(answer.status().is_success(), "{} says {}", self.url, answer.status());
+        let set = answer.headers().get("set-cookie").and_then(|it| it.to_str().ok());
+        if let Some(set) = set.and_then(|set| set.split(';').next()) {
+            self.cookie = Some(set.to_owned());
+        }
+        self.samples.took.push(from.elapsed().as_secs_f32() * 1e6);
+    }
 }
