@@ -1,0 +1,136 @@
+//! The protocol of the locks, as a model small enough to look at everything that can happen.
+//!
+//! With all rules nothing breaks, and from everywhere there is a way back to a free document. With any
+//! one of them taken out the search finds a story in which something breaks: it must, or the model
+//! sees nothing. The stories are told in `docs/model.md`; to print them:
+//! `cargo test --test model -- --nocapture --test-threads 1`.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+mod protocol;
+mod rules;
+mod search;
+mod words;
+mod world;
+
+use std::time::Instant;
+
+use protocol::{Broken, Protocol};
+use rules::Rules;
+use search::Explored;
+use world::World;
+
+/// Nobody does anything.
+const NOBODY: Protocol = Protocol {
+    rules: Rules::ALL,
+    asks: [0, 0],
+    logout: false,
+    clock: true,
+    failovers: 0,
+    repetitions: 0,
+    only: None,
+};
+/// Alice asks once.
+const ALICE: Protocol = Protocol { asks: [1, 0], ..NOBODY };
+/// Alice asks twice, so that there is an earlier acquisition of the same session.
+const ALICE_TWICE: Protocol = Protocol { asks: [2, 0], ..NOBODY };
+const ALICE_AND_BOB: Protocol = Protocol { asks: [1, 1], ..NOBODY };
+const ALICE_TWICE_AND_BOB: Protocol = Protocol { asks: [2, 1], ..NOBODY };
+
+fn explore(what: &str, model: &Protocol) -> Explored<Protocol> {
+    let began = Instant::now();
+    let explored = Explored::new(model);
+    let (states, steps, depth) = (explored.states.len(), explored.steps, explored.depth);
+    let story = explored.story.as_ref().map_or(String::new(), |story| format!("\n{story}"));
+    println!(
+        "{what}: {states} states, {steps} steps, depth {depth}, {:.1?}{story}",
+        began.elapsed()
+    );
+    explored
+}
+
+fn holds(what: &str, model: &Protocol) {
+    let explored = explore(what, model);
+    if let Some(story) = explored.story {
+        panic!("the protocol breaks:\n{story}");
+    }
+    if let Some(at) = explored.dead_end(World::is_free) {
+        for step in explored.path_to(at) {
+            println!("{step}");
+        }
+        panic!("no way back to a free document from {:?}", explored.states[at]);
+    }
+    assert!(explored.states.len() > 10_000, "the model does next to nothing");
+}
+
+#[test]
+fn two_sessions_whose_requests_are_late_and_repeated() {
+    holds("contention", &Protocol { repetitions: 1, ..ALICE_TWICE_AND_BOB });
+}
+
+#[test]
+fn a_session_that_ends_while_another_waits_for_its_lock() {
+    holds("logout beside another", &Protocol { logout: true, ..ALICE_AND_BOB });
+}
+
+#[test]
+fn a_session_that_ends_while_it_acquires_more_than_once() {
+    holds("logout alone", &Protocol { logout: true, repetitions: 1, ..ALICE_TWICE });
+}
+
+#[test]
+fn two_sessions_and_a_failover() {
+    holds("fail-over", &Protocol { failovers: 1, ..ALICE_AND_BOB });
+}
+
+#[test]
+fn a_session_that_ends_at_a_failover() {
+    holds("logout and fail-over", &Protocol { logout: true, failovers: 1, ..ALICE_TWICE });
+}
+
+#[test]
+#[ignore = "minutes, and gigabytes of memory; in a release build"]
+fn everything_at_once() {
+    let all = Protocol { logout: true, failovers: 1, repetitions: 1, ..ALICE_TWICE_AND_BOB };
+    holds("everything", &all);
+}
+
+/// What breaks in each model with this rule taken out, and in how many steps.
+macro_rules! without {
+    ($($rule:ident: $test:ident, $in:expr => $broken:ident in $steps:expr;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                let rules = Rules { $rule: false, ..Rules::ALL };
+                let model = Protocol { rules, only: Some(Broken::$broken), ..$in };
+                let explored = explore(stringify!($test), &model);
+                let story = explored.story.expect("the model does not see that a rule is gone");
+                assert_eq!((story.broken, story.steps.len()), (Broken::$broken, $steps));
+            }
+        )*
+    };
+}
+
+without! {
+    release_by_token: a_release_that_names_no_acquisition,
+        ALICE_TWICE => AReleaseRemovedAnotherLock in 8;
+    token_before_first_send: a_token_for_each_attempt,
+        Protocol { repetitions: 1, ..ALICE } => ALockWasLeftBehind in 8;
+    retract_unless_told: a_grant_taken_back_that_another_request_was_told_of,
+        ALICE_TWICE_AND_BOB => TwoBelieveAtOnce in 15;
+    look_for_tombstone: an_acquire_that_does_not_look_for_the_tombstone,
+        Protocol { logout: true, ..ALICE } => AnEndedSessionHasALock in 8;
+    tombstone_first: an_end_that_removes_before_it_is_written_down,
+        Protocol { logout: true, ..ALICE } => AnEndedSessionHasALock in 10;
+    count_from_the_send: a_lease_counted_from_the_reply,
+        ALICE_AND_BOB => TwoBelieveAtOnce in 10;
+    majority: replies_before_a_majority_has_the_write,
+        Protocol { failovers: 1, ..ALICE_AND_BOB } => TwoBelieveAtOnce in 9;
+    majority: saves_acknowledged_before_a_majority_has_them,
+        Protocol { failovers: 1, ..ALICE_AND_BOB } => AnAcknowledgedSaveIsGone in 7;
+    guarded_save: a_save_that_does_not_look_at_the_lock,
+        ALICE_AND_BOB => AStaleSaveOverwrote in 14;
+    answered_is_over: an_attempt_that_comes_after_a_later_one_was_answered,
+        Protocol { clock: false, logout: true, repetitions: 1, ..ALICE_AND_BOB } => AStaleSaveOverwrote in 21;
+    releases_are_not_overtaken: a_release_that_is_overtaken_by_the_next_acquire,
+        ALICE_TWICE_AND_BOB => TwoBelieveAtOnce in 17;
+}
