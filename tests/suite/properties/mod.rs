@@ -1,0 +1,40 @@
+//! Hostile bytes, and whatever else is tried with values that nobody has thought of.
+//!
+//! Each run has another seed and prints it if it fails; `PROPERTY_SEED` repeats that one, and
+//! `PROPERTY_CASES` is how many times as many cases are tried.
+
+use std::{env, fmt::Debug};
+
+use proptest::{
+    strategy::Strategy,
+    test_runner::{Config, TestCaseError, TestRng, TestRunner},
+};
+
+/// Tries so many values, and panics with the smallest that fails. In `holds` a panic is a failure.
+pub(crate) fn check<S>(what: &str, cases: u32, values: &S, mut holds: impl FnMut(S::Value))
+where
+    S: Strategy<Value: Debug>,
+{
+    let seed = env::var("PROPERTY_SEED").ok().and_then(|seed| u128::from_str_radix(&seed, 16).ok());
+    let seed = seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u128());
+    let more = env::var("PROPERTY_CASES").ok().and_then(|more| more.parse().ok()).unwrap_or(1);
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(&seed.to_be_bytes());
+    let algorithm = Config::default().rng_algorithm;
+    let config = Config {
+        cases: cases * more,
+        failure_persistence: None,
+        max_shrink_time: 60_000,
+        ..Config::default()
+    };
+    println!("{what}: PROPERTY_SEED={seed:032x}, {} cases", config.cases);
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(algorithm, &bytes));
+    let holds = std::cell::RefCell::new(&mut holds);
+    let outcome = runner.run(values, |value| {
+        (holds.borrow_mut())(value);
+        Ok::<_, TestCaseError>(())
+    });
+    if let Err(e) = outcome {
+        panic!("{what}: PROPERTY_SEED={seed:032x}: {e}");
+    }
+}

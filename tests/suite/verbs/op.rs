@@ -1,0 +1,111 @@
+//! What is done, in any order. Numbers stand for sessions, documents and what was claimed before, so
+//! that every sequence has a meaning, also a shrunk one.
+
+use std::time::Duration;
+
+use proptest::{collection::vec, prelude::*};
+
+pub(super) const TTL: u64 = 60;
+pub(super) const SESSIONS: usize = 3;
+pub(super) const DOCUMENTS: usize = 2;
+
+/// How the collection was registered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind {
+    pub(super) fair: bool,
+    pub(super) fenced: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Ask {
+    pub(super) who: usize,
+    pub(super) document: usize,
+    pub(super) shared: bool,
+    /// Waits in the queue if it has to.
+    pub(super) waits: bool,
+    pub(super) tab: Option<usize>,
+    pub(super) page: Option<usize>,
+    pub(super) ttl: u64,
+    pub(super) max_hold: Option<u64>,
+}
+
+/// `usize`s that are not sessions or documents count back what was claimed: 0 is the latest.
+#[derive(Debug, Clone)]
+pub(super) enum Op {
+    Acquire(Ask),
+    /// The same claim once more, as after a lost reply, or long after.
+    AcquireAgain(usize),
+    Renew(Vec<usize>),
+    KeepPlace(usize),
+    Leave(usize),
+    /// And whether its mode is known.
+    Release(usize, bool),
+    Retract(usize),
+    RunOutIn(usize, Option<usize>, u64),
+    /// To this session; whoever of the session has it, goes on with it.
+    HandOver(usize, usize, bool),
+    ReleaseSession(usize),
+    End(usize, bool),
+    Sweep,
+    Announce,
+    Break(usize),
+    Save(usize),
+    /// The locks on this document, and who waits for them, get older.
+    Age(usize, u64),
+}
+
+/// All times are tens of seconds, and no case takes ten: what the clock does meanwhile matters to
+/// nobody.
+fn tens(of: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = u64> {
+    of.prop_map(|n| n * 10)
+}
+
+fn ask() -> impl Strategy<Value = Ask> {
+    let who = (0..SESSIONS, 0..DOCUMENTS, any::<bool>(), any::<bool>());
+    let named = || prop_oneof![2 => Just(None), 1 => (0..2_usize).prop_map(Some)];
+    let times = (tens(2..=6), prop_oneof![3 => Just(None), 1 => tens(2..=9).prop_map(Some)]);
+    (who, named(), named(), times).prop_map(
+        |((who, document, shared, waits), tab, page, (ttl, max_hold))| Ask {
+            who,
+            document,
+            shared,
+            waits,
+            tab,
+            page,
+            ttl,
+            max_hold,
+        },
+    )
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let back = || 0..4_usize;
+    prop_oneof![
+        8 => ask().prop_map(Op::Acquire),
+        3 => back().prop_map(Op::AcquireAgain),
+        2 => vec(0..SESSIONS, 1..3).prop_map(Op::Renew),
+        1 => back().prop_map(Op::KeepPlace),
+        1 => back().prop_map(Op::Leave),
+        3 => (back(), any::<bool>()).prop_map(|(nth, known)| Op::Release(nth, known)),
+        2 => back().prop_map(Op::Retract),
+        2 => (back(), proptest::option::of(0..2_usize), tens(1..=3))
+            .prop_map(|(nth, page, grace)| Op::RunOutIn(nth, page, grace)),
+        2 => (back(), 0..SESSIONS, any::<bool>()).prop_map(|(nth, to, shared)| Op::HandOver(nth, to, shared)),
+        1 => (0..SESSIONS).prop_map(Op::ReleaseSession),
+        1 => (0..SESSIONS, any::<bool>()).prop_map(|(who, revoked)| Op::End(who, revoked)),
+        2 => Just(Op::Sweep),
+        1 => Just(Op::Announce),
+        1 => (0..DOCUMENTS).prop_map(Op::Break),
+        2 => back().prop_map(Op::Save),
+        4 => (0..DOCUMENTS, tens(1..=6)).prop_map(|(document, by)| Op::Age(document, by)),
+    ]
+}
+
+pub(super) fn sequences(longest: usize) -> impl Strategy<Value = (Kind, Vec<Op>)> {
+    let kind = (any::<bool>(), any::<bool>()).prop_map(|(fair, fenced)| Kind { fair, fenced });
+    (kind, vec(op(), 1..longest))
+}
+
+pub(super) fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}

@@ -1,0 +1,372 @@
+//! What a store does, said once more and as plainly as can be: lists, and whole seconds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::op::{DOCUMENTS, Kind};
+
+/// How long a place is kept.
+pub(super) const PLACE: u64 = 30;
+
+/// A claim, with its number for a token.
+#[derive(Debug, Clone)]
+pub(super) struct Asked {
+    pub(super) token: usize,
+    pub(super) who: usize,
+    pub(super) document: usize,
+    pub(super) shared: bool,
+    pub(super) waits: bool,
+    pub(super) tab: Option<usize>,
+    pub(super) page: Option<usize>,
+    pub(super) ttl: u64,
+    pub(super) max_hold: Option<u64>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Grant {
+    pub(super) token: usize,
+    pub(super) who: usize,
+    pub(super) shared: bool,
+    pub(super) tab: Option<usize>,
+    page: Option<usize>,
+    granted: u64,
+    renewed: u64,
+    ttl: u64,
+    max_hold: Option<u64>,
+    /// By a page that has gone.
+    grace: Option<u64>,
+    /// Somebody else was told, or has saved.
+    told: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Place {
+    token: usize,
+    who: usize,
+    shared: bool,
+    until: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Document {
+    /// Each document has a clock of its own: making its locks older sets it forward.
+    now: u64,
+    grants: Vec<Grant>,
+    queue: Vec<Place>,
+    saved: Option<usize>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct End {
+    pub(super) for_good: bool,
+    pub(super) reason: &'static str,
+    pub(super) documents: BTreeSet<usize>,
+    announced: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Answer {
+    Granted(usize),
+    Already(usize),
+    /// By one of these: who runs out last, or who is next. With their tokens if they hold it.
+    Held(Vec<(usize, Option<usize>)>),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Reference {
+    fair: bool,
+    lazy: bool,
+    documents: Vec<Document>,
+    /// What ran out while its session had other locks.
+    noted: BTreeMap<usize, BTreeSet<usize>>,
+    ends: BTreeMap<usize, End>,
+}
+
+impl Grant {
+    fn limit(&self) -> Option<u64> {
+        let most = self.max_hold.map(|most| self.granted + most);
+        most.into_iter().chain(self.grace).min()
+    }
+
+    pub(super) fn runs_out(&self) -> u64 {
+        let silent = self.renewed + self.ttl;
+        self.limit().map_or(silent, |limit| limit.min(silent))
+    }
+
+    fn is_acquisition(&self, asked: &Asked) -> bool {
+        (self.token, self.who) == (asked.token, asked.who)
+    }
+}
+
+impl Document {
+    fn is_live(&self, grant: &Grant) -> bool {
+        grant.runs_out() > self.now
+    }
+
+    fn live(&self) -> impl Iterator<Item = &Grant> {
+        self.grants.iter().filter(|grant| self.is_live(grant))
+    }
+
+    fn live_mut(&mut self, is_it: impl Fn(&Grant) -> bool) -> Option<&mut Grant> {
+        let now = self.now;
+        self.grants.iter_mut().find(|grant| grant.runs_out() > now && is_it(grant))
+    }
+
+    fn grant(&mut self, asked: &Asked) -> &mut Grant {
+        let now = self.now;
+        // A reader joins those who are there; whoever else is in comes in alone.
+        self.grants.retain(|it| asked.shared && it.shared && it.who != asked.who);
+        self.queue.retain(|place| place.token != asked.token);
+        self.grants.push(Grant {
+            token: asked.token,
+            who: asked.who,
+            shared: asked.shared,
+            tab: asked.tab,
+            page: asked.page,
+            granted: now,
+            renewed: now,
+            ttl: asked.ttl,
+            max_hold: asked.max_hold,
+            grace: None,
+            told: false,
+        });
+        self.grants.last_mut().expect("it is there")
+    }
+
+    fn remove(&mut self, goes: impl Fn(&Grant) -> bool) -> bool {
+        let before = self.grants.len();
+        self.grants.retain(|grant| !goes(grant));
+        self.grants.len() < before
+    }
+}
+
+impl Reference {
+    /// A lazy store leaves readers that have run out to the sweep where a session without a live one
+    /// goes: looking for them would cost it a command.
+    pub(super) fn new(kind: Kind, lazy: bool) -> Self {
+        let documents = vec![Document::default(); DOCUMENTS];
+        Self { fair: kind.fair, lazy, documents, noted: BTreeMap::new(), ends: BTreeMap::new() }
+    }
+
+    pub(super) fn age(&mut self, document: usize, by: u64) {
+        self.documents[document].now += by;
+    }
+
+    pub(super) fn acquire(&mut self, asked: &Asked) -> Answer {
+        let fair = self.fair;
+        let document = &mut self.documents[asked.document];
+        let now = document.now;
+        document.queue.retain(|place| place.until > now);
+        let covers = |it: &Grant| it.who == asked.who && (!it.shared || asked.shared);
+        if let Some(mine) = document.live_mut(covers) {
+            let elsewhere = !mine.shared && mine.tab.zip(asked.tab).is_some_and(|(a, b)| a != b);
+            if !elsewhere {
+                (mine.renewed, mine.ttl, mine.grace) = (now, asked.ttl, None);
+                mine.page = asked.page.or(mine.page);
+                mine.told |= mine.token != asked.token;
+            }
+            let token = mine.token;
+            document.queue.retain(|place| place.token != asked.token);
+            let same = token == asked.token && !elsewhere;
+            return if same { Answer::Granted(token) } else { Answer::Already(token) };
+        }
+        if let Some(held) = document.in_the_way(asked) {
+            if fair && asked.waits {
+                match document.queue.iter_mut().find(|place| place.token == asked.token) {
+                    Some(place) => place.until = now + PLACE,
+                    None => document.queue.push(Place {
+                        token: asked.token,
+                        who: asked.who,
+                        shared: asked.shared,
+                        until: now + PLACE,
+                    }),
+                }
+            }
+            return Answer::Held(held);
+        }
+        document.grant(asked);
+        Answer::Granted(asked.token)
+    }
+
+    pub(super) fn renew(&mut self, who: &[usize]) -> u64 {
+        let mut renewed = 0;
+        for document in &mut self.documents {
+            let now = document.now;
+            let mut live: Vec<_> = (document.grants.iter_mut())
+                .filter(|grant| grant.runs_out() > now && who.contains(&grant.who))
+                .collect();
+            live.iter_mut().for_each(|grant| grant.renewed = now);
+            renewed += u64::from(!live.is_empty());
+        }
+        renewed
+    }
+
+    pub(super) fn keep_place(&mut self, asked: &Asked) -> u64 {
+        let document = &mut self.documents[asked.document];
+        let now = document.now;
+        let mine = |place: &&mut Place| place.token == asked.token && place.until > now;
+        let place = document.queue.iter_mut().find(mine);
+        place.map(|place| place.until = now + PLACE).map_or(0, |()| 1)
+    }
+
+    pub(super) fn leave(&mut self, asked: &Asked) {
+        self.documents[asked.document].queue.retain(|place| place.token != asked.token);
+    }
+
+    pub(super) fn release(&mut self, asked: &Asked) -> bool {
+        self.documents[asked.document].remove(|grant| grant.is_acquisition(asked))
+    }
+
+    pub(super) fn retract(&mut self, asked: &Asked) -> bool {
+        self.documents[asked.document].remove(|grant| grant.is_acquisition(asked) && !grant.told)
+    }
+
+    pub(super) fn run_out_in(&mut self, asked: &Asked, page: Option<usize>, grace: u64) -> bool {
+        let document = &mut self.documents[asked.document];
+        let at = document.now + grace;
+        let is_it = |it: &Grant| {
+            it.is_acquisition(asked) && !it.shared && (page.is_none() || it.page == page)
+        };
+        let grant = document.live_mut(is_it);
+        grant.map(|it| it.grace = Some(it.grace.map_or(at, |before| before.min(at)))).is_some()
+    }
+
+    /// Whether it was handed over.
+    pub(super) fn hand_over(&mut self, from: &Asked, to: &Asked) -> bool {
+        let document = &mut self.documents[from.document];
+        let is_from = |grant: &Grant| grant.is_acquisition(from) && !grant.shared;
+        let Some(at) = document.grants.iter().position(is_from) else { return false };
+        let before = document.grants.remove(at);
+        let grant = document.grant(to);
+        if before.who == to.who {
+            grant.granted = before.granted;
+        }
+        true
+    }
+
+    pub(super) fn save(&mut self, asked: &Asked) -> &'static str {
+        let document = &mut self.documents[asked.document];
+        let now = document.now;
+        let is_it = |grant: &Grant| grant.is_acquisition(asked) && !grant.shared;
+        let Some(grant) = document.live_mut(is_it) else { return "lost" };
+        if asked.document > 0 {
+            return "gone";
+        }
+        (grant.renewed, grant.told) = (now, true);
+        document.saved = Some(asked.token);
+        "saved"
+    }
+
+    pub(super) fn break_seen(&mut self, document: usize, (who, token): (usize, usize)) -> bool {
+        self.documents[document].remove(|grant| (grant.who, grant.token) == (who, token))
+    }
+
+    /// Names the documents on which it had a live lock.
+    pub(super) fn release_session(&mut self, who: usize) -> BTreeSet<usize> {
+        let reads = |it: &Document| it.live().any(|grant| grant.who == who && grant.shared);
+        let leaves = self.lazy && !self.documents.iter().any(reads);
+        let mut named = BTreeSet::new();
+        for (at, document) in self.documents.iter_mut().enumerate() {
+            if document.live().any(|grant| grant.who == who) {
+                named.insert(at);
+            }
+            document.remove(|grant| grant.who == who && !(leaves && grant.shared));
+        }
+        named
+    }
+
+    pub(super) fn end(&mut self, who: usize, reason: &'static str) -> BTreeSet<usize> {
+        let released = self.release_session(who);
+        if self.ends.get(&who).is_some_and(|end| end.for_good) {
+            return released;
+        }
+        let mut documents = self.noted.remove(&who).unwrap_or_default();
+        // With what it lost by a silence of which nobody has heard.
+        let silence = self.ends.remove(&who).filter(|end| !end.announced);
+        documents.extend(silence.map_or(BTreeSet::new(), |end| end.documents));
+        documents.extend(released);
+        let end = End { for_good: true, reason, documents: documents.clone(), announced: false };
+        self.ends.insert(who, end);
+        documents
+    }
+
+    /// How many sessions have fallen silent.
+    pub(super) fn sweep(&mut self) -> usize {
+        let mut run_out: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        let mut awake = BTreeSet::new();
+        for (at, document) in self.documents.iter_mut().enumerate() {
+            awake.extend(document.live().map(|grant| grant.who));
+            let now = document.now;
+            document.queue.retain(|place| place.until > now);
+            for grant in document.grants.extract_if(.., |grant| grant.runs_out() <= now) {
+                // One that was not to last longer says nothing.
+                if grant.limit().is_none_or(|limit| grant.renewed + grant.ttl < limit) {
+                    run_out.entry(grant.who).or_default().insert(at);
+                }
+            }
+        }
+        let mut silent = 0;
+        for (who, documents) in run_out {
+            if awake.contains(&who) {
+                self.noted.entry(who).or_default().extend(documents);
+                continue;
+            }
+            silent += 1;
+            let mut all = self.noted.remove(&who).unwrap_or_default();
+            all.extend(documents);
+            match self.ends.get_mut(&who) {
+                Some(end) if end.for_good => {}
+                Some(end) if !end.announced => end.documents.extend(all),
+                _ => {
+                    let (for_good, reason, announced) = (false, "expired", false);
+                    self.ends.insert(who, End { for_good, reason, documents: all, announced });
+                }
+            }
+        }
+        silent
+    }
+
+    /// What nobody has announced; now somebody has.
+    pub(super) fn announce(&mut self) -> BTreeMap<usize, End> {
+        let mut told = BTreeMap::new();
+        for (who, end) in self.ends.iter_mut().filter(|(_, end)| !end.announced) {
+            told.insert(*who, end.clone());
+            end.announced = true;
+        }
+        told
+    }
+
+    pub(super) fn last_end(&self, who: usize) -> Option<&End> {
+        self.ends.get(&who)
+    }
+
+    /// The live locks on a document, each with how long it lasts.
+    pub(super) fn locks_on(&self, document: usize) -> BTreeMap<(usize, usize), (Grant, u64)> {
+        let document = &self.documents[document];
+        let left = |grant: &Grant| (grant.clone(), grant.runs_out() - document.now);
+        document.live().map(|grant| ((grant.who, grant.token), left(grant))).collect()
+    }
+
+    /// Under which claim the document was saved last.
+    pub(super) fn saved(&self, document: usize) -> Option<usize> {
+        self.documents[document].saved
+    }
+}
+
+impl Document {
+    fn in_the_way(&self, asked: &Asked) -> Option<Vec<(usize, Option<usize>)>> {
+        let excludes = |shared: bool| !shared || !asked.shared;
+        let others: Vec<_> =
+            self.live().filter(|it| it.who != asked.who && excludes(it.shared)).collect();
+        if let Some(last) = others.iter().map(|it| it.runs_out()).max() {
+            let last = others.iter().filter(|it| it.runs_out() == last);
+            return Some(last.map(|it| (it.who, Some(it.token))).collect());
+        }
+        // Who reads already does not queue for an upgrade: those who wait, wait for it.
+        if self.live().any(|it| it.who == asked.who) {
+            return None;
+        }
+        let before = self.queue.iter().take_while(|place| place.token != asked.token);
+        let first = before.filter(|it| excludes(it.shared)).find(|it| it.who != asked.who);
+        first.map(|it| vec![(it.who, None)])
+    }
+}

@@ -1,0 +1,378 @@
+//! One sequence, step by step on a store and on the reference.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use actix_doclock::{
+    Aid, Claim, EndReason, FencingToken, Holder, Lock, LockKey, LockToken, Mode, PageId, Released,
+    Saved, Store, StoredDocument, TabId, Taken, TryAcquire,
+};
+use uuid::Uuid;
+
+use super::{
+    op::{Ask, DOCUMENTS, Kind, Op, SESSIONS, seconds},
+    reference::{Answer, Asked, PLACE, Reference},
+};
+use crate::rig::app::{WorkItem, key};
+
+const COLLECTIONS: &[&str] = &["workitem"];
+
+/// A store, and what must be done past its verbs.
+pub(super) trait Subject {
+    type Store: Store;
+
+    /// See [`Reference::new`].
+    const LAZY: bool;
+
+    fn store(&self) -> &Self::Store;
+
+    /// Makes the locks and places on this document older, if there are any.
+    async fn age(&self, key: &LockKey, by: Duration);
+
+    /// How many records of locks there are, live or not. `None` if that cannot be seen.
+    async fn records(&self) -> Option<u64>;
+}
+
+pub(super) struct Run<'a, S> {
+    on: &'a S,
+    kind: Kind,
+    reference: Reference,
+    aids: Vec<Aid>,
+    tabs: [TabId; 2],
+    pages: [PageId; 2],
+    /// All claims, the latest last; their places are the reference's tokens.
+    claims: Vec<(Asked, Claim)>,
+    fences: BTreeMap<usize, FencingToken>,
+}
+
+pub(super) fn document(n: usize) -> LockKey {
+    key(["a", "b"][n])
+}
+
+impl<'a, S: Subject> Run<'a, S> {
+    pub(super) fn new(on: &'a S, kind: Kind) -> Self {
+        Self {
+            on,
+            kind,
+            reference: Reference::new(kind, S::LAZY),
+            aids: (0..SESSIONS).map(|_| Aid::new()).collect(),
+            tabs: [TabId::new(), TabId::new()],
+            pages: [PageId::new(), PageId::new()],
+            claims: Vec::new(),
+            fences: BTreeMap::new(),
+        }
+    }
+
+    pub(super) async fn all(mut self, ops: &[Op]) {
+        for op in ops {
+            self.step(op).await;
+            self.compare().await;
+        }
+        self.compare_in_detail().await;
+        self.clear().await;
+    }
+
+    async fn step(&mut self, op: &Op) {
+        let store = self.on.store();
+        match op {
+            Op::Acquire(ask) => {
+                let token = self.claim(ask);
+                self.acquire(token).await;
+            }
+            Op::AcquireAgain(back) => {
+                if let Some((asked, _)) = self.back(*back) {
+                    self.acquire(asked.token).await;
+                }
+            }
+            Op::Renew(who) => {
+                let aids: Vec<_> = who.iter().map(|who| self.aids[*who].clone()).collect();
+                let renewed = store.renew(COLLECTIONS[0], &aids).await.unwrap();
+                assert_eq!(renewed, self.reference.renew(who), "renewed");
+            }
+            Op::Sweep => {
+                let swept = store.sweep(COLLECTIONS, Uuid::new_v4(), 1_000).await.unwrap();
+                assert_eq!(swept.sessions, self.reference.sweep(), "fell silent");
+                assert!(!swept.more);
+            }
+            Op::Announce => self.announce().await,
+            Op::ReleaseSession(who) => {
+                let named = store.release_session(COLLECTIONS[0], &self.aids[*who]).await.unwrap();
+                assert_eq!(numbers(&named), self.reference.release_session(*who), "released");
+            }
+            Op::End(who, revoked) => {
+                let (reason, name) = if *revoked {
+                    (EndReason::Revoked, "revoked")
+                } else {
+                    (EndReason::LoggedOut, "logged_out")
+                };
+                let ended =
+                    store.end_session(&self.aids[*who], reason, COLLECTIONS, Uuid::new_v4());
+                let named = ended.await.unwrap();
+                assert_eq!(numbers(&named), self.reference.end(*who, name), "ended with");
+            }
+            Op::Break(n) => {
+                let Some(seen) = store.inspect(&document(*n), None).await.unwrap() else { return };
+                let by = Taken { by: "root".to_owned(), reason: "$$ROOT".to_owned() };
+                let broken = store.break_lock(&seen, &by).await.unwrap() == Released::Released;
+                let seen = (self.who(&seen.aid), self.token(&seen).expect("its own"));
+                assert_eq!(broken, self.reference.break_seen(*n, seen), "broken");
+            }
+            Op::Age(n, by) => {
+                self.on.age(&document(*n), seconds(*by)).await;
+                self.reference.age(*n, *by);
+            }
+            Op::KeepPlace(back)
+            | Op::Leave(back)
+            | Op::Release(back, _)
+            | Op::Retract(back)
+            | Op::RunOutIn(back, ..)
+            | Op::HandOver(back, ..)
+            | Op::Save(back) => {
+                if let Some((asked, claim)) = self.back(*back) {
+                    self.step_of_claim(op, &asked, &claim).await;
+                }
+            }
+        }
+    }
+
+    /// What is about one acquisition.
+    async fn step_of_claim(&mut self, op: &Op, asked: &Asked, claim: &Claim) {
+        let (store, key) = (self.on.store(), document(asked.document));
+        let (aid, token) = (&claim.aid, claim.token);
+        let released = |it: Released| it == Released::Released;
+        match op {
+            Op::KeepPlace(_) => {
+                let kept = store.keep_places(&key, &[token], seconds(PLACE)).await.unwrap();
+                assert_eq!(kept, self.reference.keep_place(asked), "places kept");
+            }
+            Op::Leave(_) => {
+                store.leave(&key, token).await.unwrap();
+                self.reference.leave(asked);
+            }
+            Op::Release(_, known) => {
+                let mode = if *known { claim.mode } else { Mode::Shared };
+                let answer = store.release(&key, aid, token, mode).await.unwrap();
+                assert_eq!(released(answer), self.reference.release(asked), "released");
+            }
+            Op::Retract(_) => {
+                let answer = store.retract(&key, aid, token, claim.mode).await.unwrap();
+                assert_eq!(released(answer), self.reference.retract(asked), "retracted");
+            }
+            Op::RunOutIn(_, page, grace) => {
+                let of = page.map(|page| self.pages[page]);
+                let answer = store.run_out_in(&key, aid, token, of, seconds(*grace)).await.unwrap();
+                let expected = self.reference.run_out_in(asked, *page, *grace);
+                assert_eq!(released(answer), expected, "has a grace");
+            }
+            Op::HandOver(_, to, shared) => {
+                let (tab, page) = (asked.tab, asked.page);
+                let to = self.claim(&Ask {
+                    who: *to,
+                    document: asked.document,
+                    shared: *shared,
+                    waits: false,
+                    tab,
+                    page,
+                    ttl: 60,
+                    max_hold: asked.max_hold,
+                });
+                let (to, mut claim) = self.claims[to].clone();
+                // Where others wait, it is only taken.
+                let by = Taken { by: "root".to_owned(), reason: String::new() };
+                claim.taken = self.kind.fair.then_some(by);
+                let lock = store.hand_over(&key, aid, token, &claim).await.unwrap();
+                assert_eq!(lock.is_some(), self.reference.hand_over(asked, &to), "handed over");
+                if let Some(lock) = lock {
+                    assert_eq!(self.token(&lock), Some(to.token));
+                    self.rises(to.document, &lock);
+                }
+            }
+            _ => {
+                let item = WorkItem { id: key.id().to_string(), title: asked.token.to_string() };
+                let item = StoredDocument::encode(store.format(), &item).unwrap();
+                let until = Instant::now() + seconds(60);
+                let saved = match store.save(&key, aid, token, &item, until).await.unwrap() {
+                    Saved::Saved => "saved",
+                    Saved::Lost => "lost",
+                    Saved::DocumentGone => "gone",
+                };
+                assert_eq!(saved, self.reference.save(asked));
+            }
+        }
+    }
+
+    async fn acquire(&mut self, token: usize) {
+        let (asked, claim) = self.claims[token].clone();
+        let key = document(asked.document);
+        let answer = self.on.store().try_acquire(&key, &claim).await.unwrap();
+        match (self.reference.acquire(&asked), &answer) {
+            (Answer::Granted(token), TryAcquire::Granted(lock)) => {
+                assert_eq!(self.token(lock), Some(token), "granted");
+                assert_eq!((&lock.aid, lock.mode), (&claim.aid, claim.mode));
+                self.rises(asked.document, lock);
+            }
+            (Answer::Already(token), TryAcquire::AlreadyMine(lock)) => {
+                assert_eq!(
+                    (self.token(lock), &lock.aid),
+                    (Some(token), &claim.aid),
+                    "already mine"
+                );
+            }
+            (Answer::Held(by), TryAcquire::Held(lock)) => {
+                let held = (self.who(&lock.aid), self.token(lock));
+                assert!(by.contains(&held), "held by {held:?}, not by any of {by:?}");
+            }
+            (expected, _) => panic!("{answer:?}, not {expected:?}"),
+        }
+    }
+
+    async fn announce(&mut self) {
+        let (store, worker) = (self.on.store(), Uuid::new_v4());
+        let ended = store.take_announcements(worker, seconds(60), 1_000).await.unwrap();
+        store.announced(worker, &ended).await.unwrap();
+        let expected = self.reference.announce();
+        assert_eq!(ended.len(), expected.len(), "{ended:?}, not {expected:?}");
+        for ended in ended {
+            let it = &expected[&self.who(&ended.aid)];
+            let told = (ended.for_good, name(ended.reason), numbers(&ended.locks));
+            assert_eq!(told, (it.for_good, it.reason, it.documents.clone()), "announced");
+            assert!(!ended.repeated);
+        }
+    }
+
+    /// The locks that are live, and how long for.
+    async fn compare(&self) {
+        let listed = self.on.store().list(COLLECTIONS[0], None, 100).await.unwrap();
+        let mut seen = BTreeMap::new();
+        for lock in &listed {
+            let n = numbers(std::slice::from_ref(&lock.key));
+            let token = self.token(lock).expect("its own");
+            seen.insert((n, self.who(&lock.aid), token), lock);
+        }
+        let expected: Vec<_> = (0..DOCUMENTS)
+            .flat_map(|n| self.reference.locks_on(n).into_iter().map(move |it| (n, it)))
+            .collect();
+        assert_eq!(listed.len(), expected.len(), "live: {listed:#?}, not {expected:#?}");
+        for (n, ((who, token), (grant, left))) in expected {
+            let lock = seen.get(&(BTreeSet::from([n]), who, token));
+            let lock = lock.unwrap_or_else(|| panic!("{grant:?} on {n} is not there: {listed:#?}"));
+            let (left, told) = (seconds(left), lock.expires_in());
+            assert!(told <= left && told > left - seconds(9), "{told:?}, not {left:?}: {grant:?}");
+            assert_eq!(lock.mode == Mode::Shared, grant.shared);
+            assert_eq!(lock.tab, grant.tab.map(|tab| self.tabs[tab]));
+            assert_eq!(lock.fence, self.fences.get(&token).copied(), "the fence stays");
+        }
+    }
+
+    /// Everything that can be asked for.
+    async fn compare_in_detail(&self) {
+        let store = self.on.store();
+        for n in 0..DOCUMENTS {
+            let (key, expected) = (document(n), self.reference.locks_on(n));
+            let locks = store.locks_on(&key).await.unwrap();
+            let named: BTreeSet<_> = locks
+                .iter()
+                .map(|it| (self.who(&it.aid), self.token(it).expect("its own")))
+                .collect();
+            assert_eq!(named, expected.keys().copied().collect(), "locks on {key}");
+            for (who, aid) in self.aids.iter().enumerate() {
+                let lock = store.inspect(&key, Some(aid)).await.unwrap();
+                let seen =
+                    lock.as_ref().map(|it| (self.who(&it.aid), self.token(it).expect("its own")));
+                let mine = expected.keys().find(|(it, _)| *it == who);
+                assert!(mine.map_or(seen.is_some() != expected.is_empty(), |it| seen == Some(*it)));
+            }
+            assert_eq!(store.exists(&key).await.unwrap(), n == 0);
+        }
+        let title = store.load(&document(0)).await.unwrap().unwrap();
+        let title = title.decode::<WorkItem>().unwrap().title;
+        assert_eq!(title, self.reference.saved(0).map_or("old".to_owned(), |it| it.to_string()));
+        for (who, aid) in self.aids.iter().enumerate() {
+            let last = store.last_end(aid).await.unwrap().map(|last| name(last.reason));
+            assert_eq!(
+                last,
+                self.reference.last_end(who).map(|end| end.reason),
+                "last end of {who}"
+            );
+            let for_good = self.reference.last_end(who).is_some_and(|end| end.for_good);
+            assert_eq!(store.session_ended(aid).await.unwrap().is_some(), for_good);
+        }
+    }
+
+    /// When everybody has gone nothing is left.
+    async fn clear(self) {
+        let store = self.on.store();
+        for (asked, claim) in &self.claims {
+            store.leave(&document(asked.document), claim.token).await.unwrap();
+        }
+        for aid in &self.aids {
+            store.release_session(COLLECTIONS[0], aid).await.unwrap();
+        }
+        store.sweep(COLLECTIONS, Uuid::new_v4(), 1_000).await.unwrap();
+        if let (Some(records), false) = (self.on.records().await, self.kind.fenced) {
+            assert_eq!(records, 0, "left behind");
+        }
+    }
+
+    fn claim(&mut self, ask: &Ask) -> usize {
+        let Ask { who, document, shared, waits, tab, page, ttl, max_hold } = ask.clone();
+        let token = self.claims.len();
+        let claim = Claim {
+            aid: self.aids[who].clone(),
+            token: LockToken::new(),
+            holder: Holder::new("$alice"),
+            mode: if shared { Mode::Shared } else { Mode::Exclusive },
+            ttl: seconds(ttl),
+            tab: tab.map(|tab| self.tabs[tab]),
+            page: page.map(|page| self.pages[page]),
+            taken: None,
+            max_hold: max_hold.map(seconds),
+            place: waits.then(|| seconds(PLACE)),
+        };
+        let asked = Asked { token, who, document, shared, waits, tab, page, ttl, max_hold };
+        self.claims.push((asked, claim));
+        token
+    }
+
+    fn back(&self, back: usize) -> Option<(Asked, Claim)> {
+        self.claims.iter().rev().nth(back).cloned()
+    }
+
+    fn who(&self, aid: &Aid) -> usize {
+        self.aids.iter().position(|it| it == aid).expect("one of ours")
+    }
+
+    fn token(&self, lock: &Lock) -> Option<usize> {
+        let token = lock.token?;
+        let of = |(_, claim): &(Asked, Claim)| claim.token == token;
+        Some(self.claims.iter().position(of).expect("one of ours"))
+    }
+
+    /// A new grant has a higher fence than all before it; the same one has its own.
+    fn rises(&mut self, n: usize, lock: &Lock) {
+        assert_eq!(lock.fence.is_some(), self.kind.fenced);
+        let (Some(fence), Some(token)) = (lock.fence, self.token(lock)) else { return };
+        let before = |it: &&usize| self.claims[**it].0.document == n && **it != token;
+        let highest = self.fences.keys().filter(before).map(|it| self.fences[it]).max();
+        // One that was granted again after it had run out, or another time, has a new one.
+        if self.fences.get(&token) != Some(&fence) {
+            assert!(highest.is_none_or(|highest| fence > highest), "{fence} after {highest:?}");
+        }
+        self.fences.insert(token, fence);
+    }
+}
+
+fn numbers(keys: &[LockKey]) -> BTreeSet<usize> {
+    let number = |key: &LockKey| (0..DOCUMENTS).find(|n| document(*n) == *key);
+    keys.iter().map(|key| number(key).expect("one of ours")).collect()
+}
+
+fn name(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::Expired => "expired",
+        EndReason::Revoked => "revoked",
+        _ => "logged_out",
+    }
+}
