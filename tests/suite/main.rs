@@ -6,6 +6,7 @@
 mod rig;
 
 mod browser;
+mod cancel;
 #[cfg(feature = "cli")]
 mod cli;
 mod commands;

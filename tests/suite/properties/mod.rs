@@ -3,6 +3,10 @@
 //! Each run has another seed and prints it if it fails; `PROPERTY_SEED` repeats that one, and
 //! `PROPERTY_CASES` is how many times as many cases are tried.
 
+mod hostile;
+mod records;
+mod requests;
+
 use std::{env, fmt::Debug};
 
 use proptest::{

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*};
 
-pub(super) const TTL: u64 = 60;
+pub(super) const TTL: u64 = 600;
 pub(super) const SESSIONS: usize = 3;
 pub(super) const DOCUMENTS: usize = 2;
 
@@ -54,16 +54,22 @@ pub(super) enum Op {
     Age(usize, u64),
 }
 
-/// All times are tens of seconds, and no case takes ten: what the clock does meanwhile matters to
-/// nobody.
-fn tens(of: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = u64> {
-    of.prop_map(|n| n * 10)
+/// All times are hundreds of seconds, and no case takes that long: what the clock does meanwhile
+/// matters to nobody.
+fn hundreds(of: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = u64> {
+    of.prop_map(|n| n * 100)
+}
+
+/// Never at the same moment as a lease: which of the two it was would be a matter of milliseconds.
+fn graces() -> impl Strategy<Value = u64> {
+    hundreds(0..=2).prop_map(|n| n + 50)
 }
 
 fn ask() -> impl Strategy<Value = Ask> {
     let who = (0..SESSIONS, 0..DOCUMENTS, any::<bool>(), any::<bool>());
     let named = || prop_oneof![2 => Just(None), 1 => (0..2_usize).prop_map(Some)];
-    let times = (tens(2..=6), prop_oneof![3 => Just(None), 1 => tens(2..=9).prop_map(Some)]);
+    let times =
+        (hundreds(2..=6), prop_oneof![3 => Just(None), 1 => hundreds(2..=9).prop_map(Some)]);
     (who, named(), named(), times).prop_map(
         |((who, document, shared, waits), tab, page, (ttl, max_hold))| Ask {
             who,
@@ -88,7 +94,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => back().prop_map(Op::Leave),
         3 => (back(), any::<bool>()).prop_map(|(nth, known)| Op::Release(nth, known)),
         2 => back().prop_map(Op::Retract),
-        2 => (back(), proptest::option::of(0..2_usize), tens(1..=3))
+        2 => (back(), proptest::option::of(0..2_usize), graces())
             .prop_map(|(nth, page, grace)| Op::RunOutIn(nth, page, grace)),
         2 => (back(), 0..SESSIONS, any::<bool>()).prop_map(|(nth, to, shared)| Op::HandOver(nth, to, shared)),
         1 => (0..SESSIONS).prop_map(Op::ReleaseSession),
@@ -97,7 +103,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Announce),
         1 => (0..DOCUMENTS).prop_map(Op::Break),
         2 => back().prop_map(Op::Save),
-        4 => (0..DOCUMENTS, tens(1..=6)).prop_map(|(document, by)| Op::Age(document, by)),
+        4 => (0..DOCUMENTS, hundreds(1..=6)).prop_map(|(document, by)| Op::Age(document, by)),
     ]
 }
 

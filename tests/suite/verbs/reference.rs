@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::op::{DOCUMENTS, Kind};
 
 /// How long a place is kept.
-pub(super) const PLACE: u64 = 30;
+pub(super) const PLACE: u64 = 300;
 
 /// A claim, with its number for a token.
 #[derive(Debug, Clone)]
@@ -74,7 +74,6 @@ pub(super) enum Answer {
 #[derive(Debug, Clone)]
 pub(super) struct Reference {
     fair: bool,
-    lazy: bool,
     documents: Vec<Document>,
     /// What ran out while its session had other locks.
     noted: BTreeMap<usize, BTreeSet<usize>>,
@@ -140,11 +139,9 @@ impl Document {
 }
 
 impl Reference {
-    /// A lazy store leaves readers that have run out to the sweep where a session without a live one
-    /// goes: looking for them would cost it a command.
-    pub(super) fn new(kind: Kind, lazy: bool) -> Self {
+    pub(super) fn new(kind: Kind) -> Self {
         let documents = vec![Document::default(); DOCUMENTS];
-        Self { fair: kind.fair, lazy, documents, noted: BTreeMap::new(), ends: BTreeMap::new() }
+        Self { fair: kind.fair, documents, noted: BTreeMap::new(), ends: BTreeMap::new() }
     }
 
     pub(super) fn age(&mut self, document: usize, by: u64) {
@@ -262,14 +259,12 @@ impl Reference {
 
     /// Names the documents on which it had a live lock.
     pub(super) fn release_session(&mut self, who: usize) -> BTreeSet<usize> {
-        let reads = |it: &Document| it.live().any(|grant| grant.who == who && grant.shared);
-        let leaves = self.lazy && !self.documents.iter().any(reads);
         let mut named = BTreeSet::new();
         for (at, document) in self.documents.iter_mut().enumerate() {
             if document.live().any(|grant| grant.who == who) {
                 named.insert(at);
             }
-            document.remove(|grant| grant.who == who && !(leaves && grant.shared));
+            document.remove(|grant| grant.who == who);
         }
         named
     }

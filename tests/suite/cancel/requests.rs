@@ -1,0 +1,108 @@
+//! What handlers call, dropped with their request.
+
+use std::rc::Rc;
+
+use actix_doclock::{HeldDoc, LockError, LockKey, LockedDoc, SessionLocks, Wait};
+use actix_session::{SessionMiddleware, storage::CookieSessionStore};
+use actix_web::{
+    App, HttpResponse,
+    cookie::{Cookie, Key},
+    dev::Service,
+    test::{self, TestRequest},
+    web,
+};
+
+use super::{
+    scene::{Paper, Scene},
+    table::{After, Case, Pending},
+};
+
+fn key(id: &str) -> LockKey {
+    LockKey::of::<Paper>(id.to_owned()).unwrap()
+}
+
+/// A handler that calls one function, and answers with an error: what was freshly taken is not kept.
+async fn call(
+    locks: SessionLocks,
+    path: web::Path<(String, String)>,
+) -> Result<HttpResponse, LockError> {
+    let (what, id) = path.into_inner();
+    match &*what {
+        "list" => drop(locks.list().await?),
+        "try_acquire" => drop(locks.try_acquire::<Paper>(id).await?),
+        "acquire_all" => {
+            drop(locks.acquire_all([key(&format!("{id} other")), key(&id)], Wait::no()).await?);
+        }
+        "load" => drop(locks.load::<Paper>(id).await?),
+        "release" => locks.release::<Paper>(id).await?,
+        _ => drop(locks.release_all().await?),
+    }
+    Ok(HttpResponse::NotFound().finish())
+}
+
+async fn edit(_: LockedDoc<Paper>) -> HttpResponse {
+    HttpResponse::NoContent().finish()
+}
+
+async fn held(
+    mut paper: HeldDoc<Paper>,
+    path: web::Path<(String, String)>,
+) -> Result<HttpResponse, LockError> {
+    match &*path.0 {
+        "save" => paper.save().await?,
+        "save_and_release" => paper.save_and_release().await?,
+        _ => paper.release().await?,
+    }
+    Ok(HttpResponse::NoContent().finish())
+}
+
+/// A request to `uri`, of somebody who has the lock already or of somebody who has not.
+async fn request(scene: Rc<Scene>, uri: &str, has_it: bool) -> Pending {
+    let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .wrap(scene.locks.session(session.cookie_secure(false).build()))
+        .route("/call/{what}/{id}", web::post().to(call))
+        .route("/edit/{id}", web::post().to(edit))
+        .route("/held/{what}/{id}", web::post().to(held));
+    let app = test::init_service(app).await;
+    let id = scene.key.id();
+    let mut request = TestRequest::post().uri(&format!("{uri}/{id}"));
+    if has_it {
+        let edit = TestRequest::post().uri(&format!("/edit/{id}")).to_request();
+        let answer = app.call(edit).await.unwrap();
+        let cookies: Vec<Cookie<'static>> =
+            answer.response().cookies().map(Cookie::into_owned).collect();
+        assert!(!cookies.is_empty() && answer.status().is_success());
+        request = cookies.into_iter().fold(request, TestRequest::cookie);
+    }
+    Box::pin(async move {
+        let _ = app.call(request.to_request()).await;
+        drop(scene);
+    })
+}
+
+macro_rules! requests {
+    ($($name:literal => $after:ident, $has_it:literal, $uri:literal;)*) => {
+        vec![$(Case {
+            name: $name,
+            after: After::$after,
+            at_least: 0,
+            begin: |scene| Box::pin(async move { request(scene, $uri, $has_it).await }),
+        }),*]
+    };
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    requests! {
+        "web/session_locks.rs::list" => Free, false, "/call/list";
+        "web/session_locks.rs::try_acquire" => Free, false, "/call/try_acquire";
+        "web/session_locks.rs::acquire_all" => Free, false, "/call/acquire_all";
+        "web/session_locks.rs::load" => Free, false, "/call/load";
+        "web/session_locks.rs::release" => SomebodysOrFree, true, "/call/release";
+        "web/session_locks.rs::release_all" => SomebodysOrFree, true, "/call/release_all";
+        "web/extract.rs::save" => Somebodys, true, "/held/save";
+        "web/extract.rs::save_and_release" => SomebodysOrFree, true, "/held/save_and_release";
+        "web/extract.rs::release" => SomebodysOrFree, true, "/held/release";
+        "LockedDoc (the extractor)" => Free, false, "/edit";
+    }
+}

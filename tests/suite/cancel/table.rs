@@ -1,0 +1,198 @@
+//! The functions, each in a scene, and what must be so after it was dropped half-way.
+
+use std::{future::Future, pin::Pin, rc::Rc};
+
+use actix_doclock::{Holder, LockManager, MemoryStore, Wait};
+
+use super::{
+    requests,
+    scene::{Paper, Scene},
+};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum After {
+    Free,
+    FreeOnceBegun,
+    /// As before.
+    Hers,
+    HersOrFree,
+    /// One lock, of the session of the request.
+    Somebodys,
+    SomebodysOrFree,
+}
+
+use After::{Free, FreeOnceBegun, Hers, HersOrFree};
+
+pub(super) type Pending = Pin<Box<dyn Future<Output = ()>>>;
+
+pub(super) struct Case {
+    /// File and function, and in brackets what is special.
+    pub(super) name: &'static str,
+    pub(super) after: After,
+    pub(super) at_least: usize,
+    /// Sets the scene, and returns what is to be dropped.
+    pub(super) begin: fn(Rc<Scene>) -> Pin<Box<dyn Future<Output = Pending>>>,
+}
+
+/// Without a lock, on no store, or for the life of the process.
+pub(super) const EXEMPT: &[(&str, &str)] = &[
+    ("web/serve.rs::serve", "for the life of the process"),
+    ("store/mongo/connect.rs::connect", "before there is a lock"),
+    ("store/mongo/doctor.rs::diagnose", "reads"),
+    ("store/mongo/attach.rs::lock_collections", "reads"),
+    ("store/mongo/attach.rs::attach", "reads"),
+    ("store/watch.rs::next", "reads; what next of LockEvents is made of"),
+];
+
+macro_rules! table {
+    ($($name:literal => $after:ident, $least:literal, |$s:ident| { $($before:tt)* } $what:block)*) => {
+        vec![$(Case {
+            name: $name,
+            after: $after,
+            at_least: $least,
+            begin: |$s| Box::pin(async move {
+                $($before)*
+                Box::pin(async move { let _ = $what; }) as Pending
+            }),
+        }),*]
+    };
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut all = manager();
+    all.extend(jobs());
+    all.extend(sessions());
+    all.extend(requests::cases());
+    all
+}
+
+fn manager() -> Vec<Case> {
+    table! {
+        "manager.rs::register" => Hers, 0, |s| { s.hers().await; } { s.locks.register::<Paper>().await }
+        "manager.rs::try_acquire" => Free, 0, |s| {} {
+            s.locks.try_acquire(&s.key, &s.alice, &Holder::new("alice")).await
+        }
+        "manager.rs::renew" => Hers, 0, |s| { s.hers().await; } { s.locks.renew(&s.alice).await }
+        "manager.rs::release" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
+            s.locks.release(&lock).await
+        }
+        "manager.rs::release_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+            s.locks.release_session(&s.alice).await
+        }
+        "manager.rs::revoke_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+            s.locks.revoke_session(&s.alice).await
+        }
+        "manager.rs::release_all" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+            s.locks.release_all(&s.alice).await
+        }
+        "manager.rs::inspect" => Hers, 0, |s| { s.hers().await; } { s.locks.inspect(&s.key).await }
+        "manager.rs::locks_on" => Hers, 0, |s| { s.hers().await; } { s.locks.locks_on(&s.key).await }
+        "manager.rs::list" => Hers, 0, |s| { s.hers().await; } { s.locks.list().await }
+        "manager.rs::list_of" => Hers, 0, |s| { s.hers().await; } { s.locks.list_of(&s.alice).await }
+        "manager.rs::shutdown" => Free, 0, |s| {
+            drop(s.locks.acquire(&s.key, Wait::no()).await.unwrap());
+        } { s.locks.shutdown().await }
+        "manager/health.rs::check_health" => Hers, 0, |s| { s.hers().await; } {
+            s.locks.check_health().await
+        }
+        "manager/take_over.rs::break_lock" => HersOrFree, 1, |s| { s.hers().await; } {
+            s.locks.break_lock(&s.key, &s.actor()).await
+        }
+        "manager/take_over.rs::break_seen" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
+            s.locks.break_seen(&lock, &s.actor(), "").await
+        }
+        "manager/reaper.rs::sweep" => Hers, 0, |s| { s.hers().await; } { s.locks.sweep().await }
+        "manager/events.rs::next" => Hers, 1, |s| {
+            s.hers().await;
+            let mut events = s.locks.events();
+        } { while events.next().await.is_some() {} }
+        "manager/builder.rs::build" => Free, 0, |s| { drop(s); } {
+            LockManager::builder(MemoryStore::new()).build().await
+        }
+    }
+}
+
+fn jobs() -> Vec<Case> {
+    table! {
+        "manager/job.rs::acquire" => Free, 0, |s| { let job = s.locks.job("it"); } {
+            job.acquire(&s.key, Wait::no()).await
+        }
+        "manager/job.rs::acquire_shared" => Free, 0, |s| { let job = s.locks.job("it"); } {
+            job.acquire_shared(&s.key, Wait::no()).await
+        }
+        "manager/job.rs::acquire_all" => Free, 1, |s| { let job = s.locks.job("it"); } {
+            job.acquire_all([s.other.clone(), s.key.clone()], Wait::no()).await
+        }
+        "manager/job.rs::with_lock" => Free, 2, |s| { let job = s.locks.job("it"); } {
+            job.with_lock(&s.key, Wait::no(), tokio::task::yield_now()).await
+        }
+        "manager/job.rs::acquire" => Free, 0, |s| {} { s.locks.acquire(&s.key, s.patience()).await }
+        "manager/job.rs::acquire_shared" => Free, 0, |s| {} {
+            s.locks.acquire_shared(&s.key, s.patience()).await
+        }
+        "manager/job.rs::acquire_all" => Free, 1, |s| {} {
+            s.locks.acquire_all([s.other.clone(), s.key.clone()], s.patience()).await
+        }
+        "manager/job.rs::with_lock" => Free, 2, |s| {} {
+            s.locks.with_lock(&s.key, s.patience(), tokio::task::yield_now()).await
+        }
+        "manager/job.rs::acquire (waits)" => Hers, 1, |s| { s.hers().await; } {
+            s.locks.acquire(&s.key, s.patience()).await
+        }
+        "manager/job.rs::acquire_shared (waits)" => Hers, 1, |s| { s.hers().await; } {
+            s.locks.acquire_shared(&s.key, s.patience()).await
+        }
+        "manager/job.rs::acquire (let in by a release)" => Free, 1, |s| { let lock = s.hers().await; } {
+            tokio::join!(s.locks.acquire(&s.key, s.patience()), s.locks.release(&lock))
+        }
+        "manager/guard.rs::upgrade" => Free, 0, |s| {
+            let mut guard = s.locks.acquire_shared(&s.key, Wait::no()).await.unwrap();
+        } { guard.upgrade().await }
+        "manager/guard.rs::release" => Free, 0, |s| {
+            let guard = s.locks.acquire(&s.key, Wait::no()).await.unwrap();
+        } { guard.release().await }
+        "manager/guard.rs::lost" => Free, 0, |s| {
+            let keys = [s.key.clone(), s.other.clone()];
+            let guards = s.locks.acquire_all(keys, Wait::no()).await.unwrap();
+        } { guards.lost().await }
+        "manager/guard.rs::release" => Free, 0, |s| {
+            let keys = [s.key.clone(), s.other.clone()];
+            let guards = s.locks.acquire_all(keys, Wait::no()).await.unwrap();
+        } { guards.release().await }
+    }
+}
+
+/// Only where sessions are kept; elsewhere they end at once.
+fn sessions() -> Vec<Case> {
+    table! {
+        "web/session_store.rs::list_of" => Hers, 0, |s| { s.hers().await; } {
+            match &s.sessions {
+                Some(sessions) => drop(sessions.list_of("alice").await),
+                None => tokio::task::yield_now().await,
+            }
+        }
+        "web/session_store.rs::revoke" => HersOrFree, 0, |s| { s.hers().await; } {
+            match &s.sessions {
+                Some(sessions) => drop(sessions.revoke(&s.alice).await),
+                None => tokio::task::yield_now().await,
+            }
+        }
+        "web/session_store.rs::revoke_all_of" => Hers, 0, |s| { s.hers().await; } {
+            match &s.sessions {
+                Some(sessions) => drop(sessions.revoke_all_of("bob").await),
+                None => tokio::task::yield_now().await,
+            }
+        }
+        "web/session_store/sweep.rs::sweep" => Hers, 0, |s| { s.hers().await; } {
+            match &s.sessions {
+                Some(sessions) => drop(sessions.sweep().await),
+                None => tokio::task::yield_now().await,
+            }
+        }
+        "web/session_store/builder.rs::build" => Free, 0, |s| {} {
+            // Built with each scene; the last one has been dropped by then.
+            drop(s);
+            tokio::task::yield_now().await
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Records that no program of ours has written, in every field: of locks, of ended sessions, of web
+//! sessions.
+
+use std::time::Duration;
+
+use actix_doclock::{
+    Aid, Claim, EndReason, Holder, LockToken, Mode, MongoStore, Rules, Store, Taken, TryAcquire,
+};
+use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId};
+use mongodb::bson::{Regex, spec::BinarySubtype};
+use proptest::{collection::vec, prelude::*};
+use tokio::runtime::Runtime;
+use uuid::Uuid;
+
+use super::check;
+use crate::rig::{
+    self,
+    app::{TTL, key, lock_records, record},
+    mongod,
+};
+
+/// Any BSON, often of a type that would be right.
+pub(super) fn values() -> impl Strategy<Value = Bson> {
+    let now = DateTime::now().timestamp_millis();
+    let leaf = prop_oneof![
+        3 => prop_oneof![
+            Just(now), Just(now - 1_000), Just(now + 3_600_000), Just(0), Just(i64::MAX), Just(i64::MIN),
+            any::<i64>(),
+        ].prop_map(|millis| Bson::DateTime(DateTime::from_millis(millis))),
+        2 => prop_oneof![Just(0), Just(60_000), Just(-1), any::<i64>()].prop_map(Bson::Int64),
+        2 => prop_oneof![
+            Just("alice".to_owned()), Just("$aid".to_owned()), Just("$$ROOT".to_owned()),
+            Just(Uuid::from_u128(7).to_string()), any::<String>(),
+        ].prop_map(Bson::String),
+        1 => any::<f64>().prop_map(Bson::Double),
+        1 => any::<i32>().prop_map(Bson::Int32),
+        1 => any::<bool>().prop_map(Bson::Boolean),
+        1 => Just(Bson::Null),
+        1 => Just(Bson::MinKey),
+        1 => Just(Bson::MaxKey),
+        1 => Just(Bson::Decimal128("NaN".parse::<Decimal128>().expect("a number"))),
+        1 => any::<(u32, u32)>()
+            .prop_map(|(time, increment)| Bson::Timestamp(Timestamp { time, increment })),
+        1 => any::<[u8; 12]>().prop_map(|it| ObjectId::from_bytes(it).into()),
+        1 => vec(any::<u8>(), 0..20)
+            .prop_map(|bytes| Binary { subtype: BinarySubtype::Uuid, bytes }.into()),
+        1 => Just(Bson::JavaScriptCode("sleep(1)".to_owned())),
+        1 => Just(Bson::RegularExpression(Regex { pattern: ".*".try_into().expect("no NUL"), options: "".try_into().expect("no NUL") })),
+    ];
+    leaf.prop_recursive(3, 16, 4, |inner| {
+        let name = proptest::sample::select(FIELDS);
+        prop_oneof![
+            vec(inner.clone(), 0..4).prop_map(Bson::Array),
+            vec((name, inner), 0..5).prop_map(|fields| {
+                Bson::Document(fields.into_iter().map(|(name, it)| (name.to_owned(), it)).collect())
+            }),
+        ]
+    })
+}
+
+/// All that the records of locks have, and some more.
+const FIELDS: &[&str] = &[
+    "ts", "ttl", "aid", "token", "since", "holder", "label", "user", "readers", "until", "due",
+    "leaving", "queue", "fence", "tab", "page", "again", "mode", "taken", "by", "reason",
+    "max_hold", "x", "$ne",
+];
+
+fn fields(names: &'static [&'static str]) -> impl Strategy<Value = Document> {
+    let field = (proptest::sample::select(names), values());
+    vec(field, 0..8)
+        .prop_map(|fields| fields.into_iter().map(|(n, it)| (n.to_owned(), it)).collect())
+}
+
+/// Fields that a record of a lock may not have at its top, because no program can insert it so.
+fn lock_fields() -> impl Strategy<Value = Document> {
+    fields(&FIELDS[..FIELDS.len() - 1])
+}
+
+struct Server {
+    store: MongoStore,
+    other: LockToken,
+}
+
+const COLLECTIONS: &[&str] = &["workitem"];
+
+fn claim(aid: &Aid, mode: Mode) -> Claim {
+    Claim {
+        aid: aid.clone(),
+        token: LockToken::new(),
+        holder: Holder::new("bob"),
+        mode,
+        ttl: TTL,
+        tab: None,
+        page: None,
+        taken: None,
+        max_hold: None,
+        place: None,
+    }
+}
+
+impl Server {
+    async fn new(rules: Rules) -> Self {
+        let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+        let store = MongoStore::new(&database);
+        store.prepare(COLLECTIONS[0], &rules).await.unwrap();
+        let it = claim(&Aid::new(), Mode::Exclusive);
+        let other = it.token;
+        let granted = store.try_acquire(&key("other"), &it).await.unwrap();
+        assert!(matches!(granted, TryAcquire::Granted(_)));
+        Self { store, other }
+    }
+
+    /// No verb fails, and the document can be had: at once, or after what is shown has been broken.
+    async fn survives(&self, mut stored: Document) {
+        let (store, locks) = (&self.store, lock_records(self.store.database()));
+        let before = record(store.database(), &key("other")).await;
+        locks.delete_many(doc! { "_id": "a" }).await.unwrap();
+        stored.insert("_id", "a");
+        if locks.insert_one(&stored).await.is_err() {
+            return;
+        }
+        let (bob, a) = (Aid::new(), key("a"));
+        let seen = store.inspect(&a, None).await.expect("inspect");
+        store.inspect(&a, Some(&bob)).await.expect("inspect");
+        store.list(COLLECTIONS[0], None, 100).await.expect("list");
+        let on_it = store.locks_on(&a).await.expect("locks_on");
+        assert_eq!(seen.is_some(), !on_it.is_empty(), "{seen:?}, {on_it:?}");
+        for lock in &on_it {
+            let _ = (format!("{lock:?}"), lock.expires_in());
+        }
+        store
+            .renew(COLLECTIONS[0], &[bob.clone(), Aid::from("alice".to_owned())])
+            .await
+            .expect("renew");
+        store.release_session(COLLECTIONS[0], &bob).await.expect("release_session");
+        let by = LockToken::new();
+        store.release(&a, &bob, by, Mode::Shared).await.expect("release");
+        store.retract(&a, &bob, by, Mode::Exclusive).await.expect("retract");
+        store.run_out_in(&a, &bob, by, None, Duration::ZERO).await.expect("run_out_in");
+        store.keep_places(&a, &[by], TTL).await.expect("keep_places");
+        store.leave(&a, by).await.expect("leave");
+        let to = claim(&bob, Mode::Exclusive);
+        assert!(store.hand_over(&a, &bob, by, &to).await.expect("hand_over").is_none());
+        for mode in [Mode::Shared, Mode::Exclusive] {
+            let answer = store.try_acquire(&a, &claim(&bob, mode)).await.expect("try_acquire");
+            if let TryAcquire::Held(lock) = answer {
+                assert_ne!(lock.aid, bob);
+            }
+            store.release_session(COLLECTIONS[0], &bob).await.expect("release_session");
+        }
+        store.sweep(COLLECTIONS, Uuid::new_v4(), 100).await.expect("sweep");
+        self.can_be_had(&bob).await;
+        assert_eq!(
+            record(store.database(), &key("other")).await,
+            before,
+            "another document's lock"
+        );
+        let other = store.inspect(&key("other"), None).await.unwrap().and_then(|lock| lock.token);
+        assert_eq!(other, Some(self.other));
+    }
+
+    async fn can_be_had(&self, bob: &Aid) {
+        let (store, a) = (&self.store, key("a"));
+        let taken = Taken { by: "root".to_owned(), reason: String::new() };
+        for _ in 0..20 {
+            match store.try_acquire(&a, &claim(bob, Mode::Exclusive)).await.expect("try_acquire") {
+                TryAcquire::Held(lock) => {
+                    let on_it = store.locks_on(&a).await.expect("locks_on");
+                    // Who waits has a place, and shows no token.
+                    assert!(!on_it.is_empty(), "held by {lock:?}, and nobody is there");
+                    for lock in on_it {
+                        store.break_lock(&lock, &taken).await.expect("break_lock");
+                    }
+                }
+                _ => {
+                    store.release_session(COLLECTIONS[0], bob).await.expect("release_session");
+                    return;
+                }
+            }
+        }
+        panic!("not to be had: {:?}", record(store.database(), &a).await);
+    }
+}
+
+#[test]
+fn no_record_of_a_lock_makes_a_verb_fail_or_locks_for_good() {
+    let runtime = Runtime::new().unwrap();
+    for rules in [Rules::new(TTL), Rules::new(TTL).fenced()] {
+        let server = runtime.block_on(Server::new(rules));
+        let what = format!("lock records, {rules:?}");
+        check(&what, 100, &lock_fields(), |stored: Document| {
+            runtime.block_on(server.survives(stored));
+        });
+    }
+}
+
+/// All that the records of ended sessions have.
+const ENDED: &[&str] = &[
+    "ts", "reason", "for_good", "silent", "event", "locks", "step", "due", "by", "lease", "taken",
+    "until", "noted", "told", "announce", "release", "ended", "gone", "left", "x",
+];
+
+#[test]
+fn no_record_of_an_ended_session_makes_a_verb_fail_or_hides_another_end() {
+    let runtime = Runtime::new().unwrap();
+    let server = runtime.block_on(Server::new(Rules::new(TTL)));
+    let store = &server.store;
+    check("ended sessions", 100, &fields(ENDED), |mut stored: Document| {
+        runtime.block_on(async {
+            let ended = store.database().collection::<Document>("doclock.ended");
+            ended.delete_many(doc! {}).await.unwrap();
+            let (alice, bob) = (Aid::new(), Aid::new());
+            stored.insert("_id", alice.as_str());
+            if ended.insert_one(&stored).await.is_err() {
+                return;
+            }
+            store.session_ended(&alice).await.expect("session_ended");
+            // M4: an array of dates makes it fail.
+            if !matches!(stored.get("ts"), Some(Bson::Array(_))) {
+                store.last_end(&alice).await.expect("last_end");
+            }
+            store.sweep(COLLECTIONS, Uuid::new_v4(), 100).await.expect("sweep");
+            let bobs = store.end_session(&bob, EndReason::LoggedOut, COLLECTIONS, Uuid::new_v4());
+            bobs.await.expect("end_session");
+            let worker = Uuid::new_v4();
+            let taken =
+                store.take_announcements(worker, TTL, 100).await.expect("take_announcements");
+            assert!(taken.iter().any(|it| it.aid == bob), "bob's end is hidden: {taken:?}");
+            store.announced(worker, &taken).await.expect("announced");
+            let ends = store.end_session(&alice, EndReason::Revoked, COLLECTIONS, Uuid::new_v4());
+            ends.await.expect("end_session");
+            assert!(store.session_ended(&alice).await.expect("session_ended").is_some());
+        });
+    });
+}
