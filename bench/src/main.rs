@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! doclock-bench [--quick] [--only MEASURE,…]   starts all servers, measures, writes JSON and the page
-//! doclock-bench --render                       writes the page again from the JSON of the last run
+//! doclock-bench --render [--quick]             writes the page again from the JSON of the last such run
 //! ```
 
 mod about;
@@ -38,20 +38,20 @@ async fn main() {
     let only = only.and_then(|at| arguments.get(at + 1)).map(String::as_str);
 
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("beside the crate");
-    let raw = repository.join("bench/target/results.json");
+    let target = repository.join("bench/target");
+    let is_whole = only.is_none() && !has("--quick");
+    // Parts, or hasty ones, are not for others to read.
+    let (raw, docs) = if is_whole {
+        (target.join("results.json"), repository.join("docs"))
+    } else {
+        (target.join("results-in-part.json"), target.join("docs"))
+    };
     if !has("--render") {
         let effort = if has("--quick") { Effort::Quick } else { Effort::Full };
-        let mut report = Report::default();
-        measure(&mut report, effort, only, &raw).await;
+        measure(&mut Report::default(), effort, only, &raw).await;
     }
     let report = Report::read(&raw).expect("the results of an earlier run");
-    // Parts of it, or hasty ones, are not for others to read.
-    let docs = if report.about["run"] == "full" || has("--force") {
-        repository.join("docs")
-    } else {
-        repository.join("bench/target/docs")
-    };
-    page::write(&report, &docs);
+    page::write(&report, &repository.join("bench/page.md"), &docs);
     eprintln!("{} and its plots", docs.join("benchmarks.md").display());
 }
 
@@ -59,12 +59,6 @@ async fn measure(report: &mut Report, effort: Effort, only: Option<&str>, raw: &
     let began = Instant::now();
     let servers = Servers::start().await;
     about::machine(report, &servers);
-    let run = match (effort, only) {
-        (_, Some(only)) => only,
-        (Effort::Quick, _) => "quick",
-        (Effort::Full, _) => "full",
-    };
-    report.about.insert("run".into(), run.into());
     let mut bench = Bench { servers: &servers, report, effort };
     for (name, measure) in measures::ALL {
         if only.is_some_and(|only| !only.split(',').any(|part| part == *name)) {

@@ -3,18 +3,18 @@
 use std::{fs, path::Path};
 
 use crate::{
+    measures::web,
     plot::{self, Bar, Line},
     report::{Report, Row},
     table::{self, place},
 };
 
-const TEMPLATE: &str = include_str!("../page.md");
-
 /// Placeholders are `{{table NAME}}` and `{{about NAME}}`.
-pub fn write(report: &Report, docs: &Path) {
+pub fn write(report: &Report, template: &Path, docs: &Path) {
+    let template = fs::read_to_string(template).expect("the text of the page");
     fs::create_dir_all(docs).expect("a directory");
     let mut page = String::new();
-    for (n, part) in TEMPLATE.split("{{").enumerate() {
+    for (n, part) in template.split("{{").enumerate() {
         if n == 0 {
             page.push_str(part);
             continue;
@@ -32,6 +32,13 @@ pub fn write(report: &Report, docs: &Path) {
 fn filled(report: &Report, placeholder: &str) -> String {
     match placeholder.split_once(' ') {
         Some(("table", name)) => table::table(report, name).trim_end().to_owned(),
+        Some(("wrap", sessions)) => {
+            let who = match sessions {
+                "logged in" => format!("{}{}", web::WRAP, web::LOGGED_IN),
+                _ => web::WRAP.to_owned(),
+            };
+            table::added_by_wrap(report, &who).map_or("?".into(), plot::number)
+        }
         Some(("about", name)) => report.about.get(name).map_or("not there", |it| it).to_owned(),
         _ => panic!("what is {{{{{placeholder}}}}}?"),
     }

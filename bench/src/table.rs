@@ -8,7 +8,7 @@ use crate::{
         cycle::{KEYS, TASKS},
         hand_over, verbs, web,
     },
-    ours::{MANAGER, STORE},
+    ours::{MANAGER, STORE, WAITING},
     plot::number,
     report::{Report, Role, Row},
 };
@@ -43,6 +43,8 @@ pub fn table(report: &Report, name: &str) -> String {
         "web" => latency(report, "web", &[(1, 1), (16, 16)]),
         "many" => many(report),
         "memory" => memory(report),
+        "parts" => parts(report),
+        "processor" => processor(report),
         "write concern" => latency(report, "write concern", &[(1, 10_000), (16, 10_000)]),
         "pool" => latency(report, "pool", &[(256, 10_000)]),
         "journal" => latency(report, "journal", &[(1, 10_000), (16, 10_000)]),
@@ -72,9 +74,7 @@ impl Subject {
     fn best<'a>(&self, report: &'a Report, value: &str, on_mongodb: bool) -> Option<&'a Row> {
         let (tasks, keys) = self.load;
         let peers = report.of(self.measure).filter(|row| {
-            let elsewhere = !matches!(&*row.at, "one" | "three")
-                || row.who.ends_with("SQL)")
-                || row.who.ends_with("(Redis)");
+            let elsewhere = !matches!(&*row.at, "one" | "three");
             row.role == Role::Peer
                 && (row.at == self.at || elsewhere)
                 && elsewhere != on_mongodb
@@ -121,48 +121,22 @@ fn latencies() -> Vec<Subject> {
 
 fn throughputs() -> Vec<Subject> {
     let mut all = Vec::new();
+    let mut add = |what: String, (measure, at), load, (ours, floor)| {
+        all.push(Subject { what, measure, at, load, ours, floor });
+    };
     for at in ["one", "three"] {
         for tasks in [16, 64, 256] {
             let what = format!("acquire + release, {tasks} tasks, {}", nodes(at));
-            let load = (tasks, 10_000);
-            all.push(Subject {
-                what,
-                measure: "cycle",
-                at,
-                load,
-                ours: MANAGER,
-                floor: INSERT_DELETE,
-            });
+            add(what, ("cycle", at), (tasks, 10_000), (MANAGER, INSERT_DELETE));
         }
-        let what = format!("the same, 64 tasks on 16 keys, {}", nodes(at));
-        all.push(Subject {
-            what,
-            measure: "cycle",
-            at,
-            load: (64, 16),
-            ours: MANAGER,
-            floor: INSERT_DELETE,
-        });
-        let what = format!("the same, 64 tasks on 1 key, {}", nodes(at));
-        all.push(Subject {
-            what,
-            measure: "cycle",
-            at,
-            load: (64, 1),
-            ours: MANAGER,
-            floor: INSERT_DELETE,
-        });
+        for (keys, named) in [(16, "16 keys"), (1, "1 key")] {
+            let what = format!("the same, 64 tasks wait for {named}, {}", nodes(at));
+            add(what, ("cycle", at), (64, keys), (WAITING, INSERT_DELETE));
+        }
     }
     for at in ["memory", "one", "three"] {
         let what = format!("HTTP requests with `LockedDoc`, 16 clients, {}", place(at));
-        all.push(Subject {
-            what,
-            measure: "web",
-            at,
-            load: (16, 16),
-            ours: web::LOCKED,
-            floor: web::PLAIN,
-        });
+        add(what, ("web", at), (16, 16), (web::LOCKED, web::PLAIN));
     }
     all
 }
@@ -187,8 +161,7 @@ fn summary(report: &Report, subjects: &[Subject], value: &str, unit: &str) -> St
         let peer = |on_mongodb| match subject.best(report, value, on_mongodb) {
             Some(row) => {
                 let it = row.get(value);
-                let at = if on_mongodb || row.who.ends_with(')') { "" } else { place(&row.at) };
-                let at = if at.is_empty() { String::new() } else { format!(" ({at})") };
+                let at = if on_mongodb { String::new() } else { format!(" ({})", place(&row.at)) };
                 format!("{} {}{at} | {}", shown(it), row.who, against(it))
             }
             None => "– | –".into(),
@@ -239,6 +212,33 @@ fn uncontended(report: &Report) -> String {
             let to_floor = floor.map_or("–".into(), |floor| ratio(per_second, floor));
             write!(table, " {} | {} | {to_floor} |", milliseconds(row), number(per_second))
                 .expect("a string");
+        }
+    });
+    table
+}
+
+/// Acquire and release by themselves, one after the other.
+fn parts(report: &Report) -> String {
+    let mut table = String::from("| p50 / p99 ms | acquire | release |\n|---|---:|---:|\n");
+    each(report, "acquire", &mut table, 2, |at, who, table| {
+        let release = if who == "insert_one" { "delete_one" } else { who };
+        for (measure, who) in [("acquire", who), ("release", release)] {
+            let row = report.find(measure, at, who);
+            table.push_str(&row.map_or(" – |".into(), |row| format!(" {} |", milliseconds(row))));
+        }
+    });
+    table
+}
+
+fn processor(report: &Report) -> String {
+    let mut table = String::from(
+        "| µs a cycle, 16 tasks | application | `mongod`, all nodes |\n|---|---:|---:|\n",
+    );
+    each(report, "processor", &mut table, 2, |at, who, table| {
+        let row = report.find("processor", at, who);
+        for name in ["client", "servers"] {
+            let value = row.and_then(|row| row.get(name)).map_or("–".into(), number);
+            write!(table, " {value} |").expect("a string");
         }
     });
     table
@@ -385,19 +385,23 @@ fn waiters(report: &Report) -> String {
 
 fn wrap(report: &Report) -> String {
     let mut table = String::from(
-        "| | ns a request, p50 | allocations | ours minus without |\n|---|---:|---:|---:|\n",
+        "| | ns a request, p50 | allocations | more than without, ns |\n|---|---:|---:|---:|\n",
     );
-    let of = |who: &str| report.find("wrap", "memory", who).and_then(|row| row.get("p50"));
     for row in report.of("wrap") {
-        let ns = row.get("p50").unwrap_or(f64::NAN) * 1e3;
-        let without = row.who.replace(web::WRAP, web::SESSION);
-        let more = of(&without).filter(|_| row.role == Role::Ours);
-        let more = more.map_or("–".into(), |without| number(ns - without * 1e3));
         let who = shown(report, "wrap", "memory", &row.who);
+        let ns = row.get("p50").map_or("–".into(), |us| number(us * 1e3));
         let allocations = row.get("allocations").map_or("–".into(), number);
-        writeln!(table, "| {who} | {} | {allocations} | {more} |", number(ns)).expect("a string");
+        let more = added_by_wrap(report, &row.who).map_or("–".into(), number);
+        writeln!(table, "| {who} | {ns} | {allocations} | {more} |").expect("a string");
     }
     table
+}
+
+/// By how many ns the wrap slows down the requests that are so named.
+pub fn added_by_wrap(report: &Report, who: &str) -> Option<f64> {
+    let of = |who: &str| report.find("wrap", "memory", who)?.get("p50");
+    let without = who.replace(web::WRAP, web::SESSION);
+    (without != who).then_some((of(who)? - of(&without)?) * 1e3)
 }
 
 fn many(report: &Report) -> String {

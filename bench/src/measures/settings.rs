@@ -79,6 +79,8 @@ async fn run(bench: &mut Bench<'_>, measure: &str, contenders: &[Contender], tas
     let (time, rounds) =
         bench.effort.pick((Duration::from_millis(120), 1), (Duration::from_millis(500), 2));
     for &tasks in tasks {
+        // A slice must last for many turns of each.
+        let time = if tasks > 16 { time * 2 } else { time };
         let samples = in_turn(&all, tasks, 10_000, time, rounds).await;
         for (it, samples) in all.iter().zip(samples) {
             let row = Row::new(measure, it.at, &it.who, it.role);

@@ -101,12 +101,9 @@ impl Postgres {
         const HOLDER: usize = usize::MAX;
         let held = self.connection(HOLDER).await;
         held.get().expect("connected").lock(Turn { task: HOLDER, key: 0 }).await;
-        let mut refused = self
-            .contender(&format!("{ADVISORY} (PostgreSQL)"), async |cell, turn| {
-                !cell.get().expect("connected").try_lock(turn).await
-            });
-        refused.at = "one";
-        refused
+        self.contender(ADVISORY, async |cell, turn| {
+            !cell.get().expect("connected").try_lock(turn).await
+        })
     }
 }
 

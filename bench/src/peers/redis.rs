@@ -72,10 +72,9 @@ pub async fn refused(redis: &Redis) -> Contender {
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
     let held = format!("refused-{}", Uuid::new_v4());
     let _: () = redis::cmd("SET").arg(&held).arg("x").query_async(&mut connection).await.unwrap();
-    let who = format!("{BY_HAND} (Redis)");
     Contender::new(
-        "one",
-        &who,
+        "redis",
+        BY_HAND,
         Role::Peer,
         cycle(move |_| {
             let (mut connection, held) = (connection.clone(), held.clone());
