@@ -187,7 +187,6 @@ async fn without_a_free_connection_all_answer_in_time_and_leave_nothing_behind()
 /// The server fixes the time of a command when it begins. One that has to wait there must not shorten a
 /// lease that was renewed meanwhile.
 #[tokio::test]
-#[ignore = "a bug: the lease goes back to when the held-up command began"]
 async fn a_command_that_was_held_up_takes_no_later_renewal_back() {
     // Where a command waits that has met an open transaction.
     const FAIL_POINT: &str = "setYieldAllLocksHang";

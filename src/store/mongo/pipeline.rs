@@ -182,7 +182,7 @@ pub(super) fn has_run_out(grant: Grant, foreign_ttl: Duration) -> Document {
 pub(super) fn renew(aids: &[Aid], rules: &Rules) -> Vec<Document> {
     let mine = doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] };
     let renewed = doc! { "$mergeObjects": [
-        "$$r", { "ts": "$$NOW", "ttl": Grant::Reader.capped("$$r.ttl") },
+        "$$r", { "ts": Grant::Reader.not_before(), "ttl": Grant::Reader.capped("$$r.ttl") },
     ] };
     let each = doc! { "$cond": [mine, renewed, "$$r"] };
     let shared = doc! { "readers": { "$map": { "input": readers(), "as": "r", "in": each } } };
@@ -204,7 +204,7 @@ fn renewed_exclusive(rules: &Rules) -> Document {
     let capped = Grant::Exclusive.capped("$ttl");
     let ttl = doc! { "$cond": [{ "$isNumber": "$ttl" }, capped.clone(), millis(rules.ttl)] };
     doc! {
-        "ts": "$$NOW",
+        "ts": Grant::Exclusive.not_before(),
         "ttl": { "$cond": [
             Grant::Exclusive.has_max_hold(), capped, { "$ifNull": ["$ttl", "$$REMOVE"] },
         ] },

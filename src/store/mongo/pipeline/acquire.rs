@@ -335,7 +335,7 @@ impl Acquire<'_> {
 
     fn renewed(&self, grant: Grant) -> Document {
         doc! {
-            "ts": "$$NOW",
+            "ts": grant.not_before(),
             "ttl": grant.capped(millis(self.claim.ttl)),
             "holder": self.holder(),
         }
@@ -355,7 +355,7 @@ pub(super) fn due_again(ttl: impl Into<Bson>, rules: &Rules) -> Document {
     let is_shorter = doc! { "$lt": [ttl.clone(), millis(rules.ttl)] };
     doc! { "$cond": [
         { "$or": [is("$due", "date"), is_shorter] },
-        { "$add": ["$$NOW", { "$min": [ttl, millis(rules.ttl)] }] },
+        { "$add": [Grant::Exclusive.not_before(), { "$min": [ttl, millis(rules.ttl)] }] },
         "$$REMOVE",
     ] }
 }

@@ -30,6 +30,12 @@ impl Grant {
         }
     }
 
+    /// The `ts` of a renewal. The server fixes the time of a command when it begins: one that had to wait
+    /// must not take back what was renewed meanwhile.
+    pub(super) fn not_before(self) -> Document {
+        doc! { "$max": [self.field("ts"), "$$NOW"] }
+    }
+
     /// `ttl`, or what is left until the end of `max_hold` if that is less.
     pub(super) fn capped(self, ttl: impl Into<Bson>) -> Document {
         let (ttl, until) = (ttl.into(), self.field("until"));
