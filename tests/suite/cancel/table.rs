@@ -142,7 +142,7 @@ fn jobs() -> Vec<Case> {
         "manager/job.rs::acquire_shared (waits)" => Hers, 1, |s| { s.hers().await; } {
             s.locks.acquire_shared(&s.key, s.patience()).await
         }
-        "manager/job.rs::acquire (let in by a release)" => Free, 1, |s| { let lock = s.hers().await; } {
+        "manager/job.rs::acquire (let in by a release)" => FreeOnceBegun, 1, |s| { let lock = s.hers().await; } {
             tokio::join!(s.locks.acquire(&s.key, s.patience()), s.locks.release(&lock))
         }
         "manager/guard.rs::upgrade" => Free, 0, |s| {

@@ -23,8 +23,9 @@ const COLLECTIONS: &[&str] = &["workitem"];
 pub(super) trait Subject {
     type Store: Store;
 
-    /// Whether readers that have run out are left to the sweep where a session without a live one goes:
-    /// looking for them would cost a command. Then it is swept first, and all is as elsewhere.
+    /// Whether readers that have run out are left to the sweep where a session without a live one goes,
+    /// and by the sweep if their session has ended. Then it is swept before, and who has ended does not
+    /// read; else all is as elsewhere.
     const LAZY: bool;
 
     fn store(&self) -> &Self::Store;
@@ -178,6 +179,9 @@ impl<'a, S: Subject> Run<'a, S> {
                     max_hold: asked.max_hold,
                 });
                 let (to, mut claim) = self.claims[to].clone();
+                if self.is_left_out(&to) {
+                    return;
+                }
                 // Where others wait, it is only taken.
                 let by = Taken { by: "root".to_owned(), reason: String::new() };
                 claim.taken = self.kind.fair.then_some(by);
@@ -202,7 +206,15 @@ impl<'a, S: Subject> Run<'a, S> {
         }
     }
 
+    fn is_left_out(&self, asked: &Asked) -> bool {
+        let has_ended = self.reference.last_end(asked.who).is_some_and(|end| end.for_good);
+        S::LAZY && asked.shared && has_ended
+    }
+
     async fn acquire(&mut self, token: usize) {
+        if self.is_left_out(&self.claims[token].0) {
+            return;
+        }
         let (asked, claim) = self.claims[token].clone();
         let key = document(asked.document);
         let answer = self.on.store().try_acquire(&key, &claim).await.unwrap();
