@@ -37,7 +37,6 @@ struct Memory(MemoryStore);
 
 impl Subject for Memory {
     type Store = MemoryStore;
-    const LAZY: bool = false;
 
     fn store(&self) -> &MemoryStore {
         &self.0
@@ -69,7 +68,6 @@ struct Mongo(MongoStore);
 
 impl Subject for Mongo {
     type Store = MongoStore;
-    const LAZY: bool = true;
 
     fn store(&self) -> &MongoStore {
         &self.0

@@ -23,11 +23,6 @@ const COLLECTIONS: &[&str] = &["workitem"];
 pub(super) trait Subject {
     type Store: Store;
 
-    /// Whether readers that have run out are left to the sweep where a session without a live one goes,
-    /// and by the sweep if their session has ended. Then it is swept before, and who has ended does not
-    /// read; else all is as elsewhere.
-    const LAZY: bool;
-
     fn store(&self) -> &Self::Store;
 
     /// Makes the locks and places on this document older, if there are any.
@@ -96,12 +91,10 @@ impl<'a, S: Subject> Run<'a, S> {
             Op::Sweep => self.sweep().await,
             Op::Announce => self.announce().await,
             Op::ReleaseSession(who) => {
-                self.sweep_if_lazy().await;
                 let named = store.release_session(COLLECTIONS[0], &self.aids[*who]).await.unwrap();
                 assert_eq!(numbers(&named), self.reference.release_session(*who), "released");
             }
             Op::End(who, revoked) => {
-                self.sweep_if_lazy().await;
                 let (reason, name) = if *revoked {
                     (EndReason::Revoked, "revoked")
                 } else {
@@ -179,9 +172,6 @@ impl<'a, S: Subject> Run<'a, S> {
                     max_hold: asked.max_hold,
                 });
                 let (to, mut claim) = self.claims[to].clone();
-                if self.is_left_out(&to) {
-                    return;
-                }
                 // Where others wait, it is only taken.
                 let by = Taken { by: "root".to_owned(), reason: String::new() };
                 claim.taken = self.kind.fair.then_some(by);
@@ -206,15 +196,7 @@ impl<'a, S: Subject> Run<'a, S> {
         }
     }
 
-    fn is_left_out(&self, asked: &Asked) -> bool {
-        let has_ended = self.reference.last_end(asked.who).is_some_and(|end| end.for_good);
-        S::LAZY && asked.shared && has_ended
-    }
-
     async fn acquire(&mut self, token: usize) {
-        if self.is_left_out(&self.claims[token].0) {
-            return;
-        }
         let (asked, claim) = self.claims[token].clone();
         let key = document(asked.document);
         let answer = self.on.store().try_acquire(&key, &claim).await.unwrap();
@@ -243,12 +225,6 @@ impl<'a, S: Subject> Run<'a, S> {
         let swept = self.on.store().sweep(COLLECTIONS, Uuid::new_v4(), 1_000).await.unwrap();
         assert_eq!(swept.sessions, self.reference.sweep(), "fell silent");
         assert!(!swept.more);
-    }
-
-    async fn sweep_if_lazy(&mut self) {
-        if S::LAZY {
-            self.sweep().await;
-        }
     }
 
     async fn announce(&mut self) {
@@ -325,8 +301,7 @@ impl<'a, S: Subject> Run<'a, S> {
     }
 
     /// When everybody has gone nothing is left.
-    async fn clear(mut self) {
-        self.sweep_if_lazy().await;
+    async fn clear(self) {
         let store = self.on.store();
         for (asked, claim) in &self.claims {
             store.leave(&document(asked.document), claim.token).await.unwrap();
