@@ -66,6 +66,25 @@ impl Axis {
     fn ticks(&self) -> impl Iterator<Item = f64> {
         (self.from as i32..=self.to as i32).map(|power| 10_f64.powi(power))
     }
+
+    /// As [`Self::over`], but only as long as it has to be.
+    fn around(values: impl Iterator<Item = f64>, at: [f64; 2]) -> Self {
+        let values: Vec<_> = values.filter(|value| *value > 0.0).map(f64::log10).collect();
+        let (from, to) = values
+            .iter()
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(from, to), it| (it.min(from), it.max(to)));
+        if values.is_empty() {
+            return Self { from: 0.0, to: 1.0, at };
+        }
+        Self { from: from - 0.1, to: to + 0.1, at }
+    }
+
+    /// Those of 1, 2 and 5 and their tenfolds that are on it.
+    fn fine_ticks(&self) -> impl Iterator<Item = f64> {
+        let powers = self.from.floor() as i32..=self.to.floor() as i32;
+        let all = powers.flat_map(|power| [1.0, 2.0, 5.0].map(|it| it * 10_f64.powi(power)));
+        all.filter(|tick| (self.from..=self.to).contains(&tick.log10()))
+    }
 }
 
 /// Horizontal bars in groups, on one logarithmic axis.
@@ -107,7 +126,7 @@ pub fn bars(title: &str, unit: &str, groups: &[(&str, Vec<Bar>)]) -> String {
     for tick in axis.ticks() {
         let x = axis.place(tick);
         line(&mut grid, "grid", [x, top], [x, y]);
-        text(&mut grid, [x, y + 18.0], "middle", "small", &number(tick));
+        text(&mut grid, [x, y + 18.0], "middle", "small", &on_axis(tick));
     }
     text(&mut grid, [LEFT.midpoint(WIDTH - 90.0), y + 38.0], "middle", "", unit);
     document(title, y + 50.0, &(grid + &body))
@@ -118,7 +137,7 @@ pub fn lines(title: &str, [along, up]: [&str; 2], panels: &[(&str, Vec<Line>)]) 
     const TOP: f64 = 84.0;
     const HEIGHT: f64 = 330.0;
     let points = || panels.iter().flat_map(|(_, lines)| lines).flat_map(|line| &line.points);
-    let y_axis = Axis::over(points().map(|(_, y)| *y), [TOP + HEIGHT, TOP]);
+    let y_axis = Axis::around(points().map(|(_, y)| *y), [TOP + HEIGHT, TOP]);
     let ticks: Vec<f64> = {
         let mut all: Vec<_> = points().map(|(x, _)| *x).collect();
         all.sort_by(f64::total_cmp);
@@ -136,15 +155,21 @@ pub fn lines(title: &str, [along, up]: [&str; 2], panels: &[(&str, Vec<Line>)]) 
             left + 14.0 + n / (ticks.len().max(2) - 1) as f64 * (right - left - 28.0)
         };
         text(&mut body, [left.midpoint(right), TOP - 12.0], "middle", "title", name);
-        for tick in y_axis.ticks() {
+        for tick in y_axis.fine_ticks() {
             let y = y_axis.place(tick);
             line(&mut body, "grid", [left, y], [right, y]);
             if n == 0 {
-                text(&mut body, [left - 8.0, y + 4.0], "end", "small", &number(tick));
+                text(&mut body, [left - 8.0, y + 4.0], "end", "small", &on_axis(tick));
             }
         }
         for tick in &ticks {
-            text(&mut body, [place(*tick), TOP + HEIGHT + 18.0], "middle", "small", &number(*tick));
+            text(
+                &mut body,
+                [place(*tick), TOP + HEIGHT + 18.0],
+                "middle",
+                "small",
+                &on_axis(*tick),
+            );
         }
         text(&mut body, [left.midpoint(right), TOP + HEIGHT + 36.0], "middle", "", along);
         let mut y = TOP + HEIGHT + 62.0;
@@ -180,7 +205,7 @@ pub fn lines(title: &str, [along, up]: [&str; 2], panels: &[(&str, Vec<Line>)]) 
 }
 
 /// So that lines of one colour can be told apart.
-const DASHES: [&str; 8] = ["none", "none", "8 4", "none", "8 4", "2 4", "12 4 2 4", "4 2"];
+const DASHES: [&str; 8] = ["none", "6 4", "6 4", "none", "none", "2 4", "12 4 2 4", "8 4"];
 
 fn document(title: &str, height: f64, body: &str) -> String {
     let mut svg = format!(
@@ -251,13 +276,20 @@ pub fn number(value: f64) -> String {
             grouped
         }
         v if v >= 99.5 => format!("{value:.0}"),
-        v if v >= 9.95 => trimmed(format!("{value:.1}")),
-        v if v >= 0.1 => trimmed(format!("{value:.2}")),
-        _ => trimmed(format!("{value:.3}")),
+        v if v >= 9.95 => format!("{value:.1}"),
+        v if v >= 0.1 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
     }
 }
 
-fn trimmed(text: String) -> String {
-    // Whole numbers are ticks.
-    text.strip_suffix(".00").or(text.strip_suffix(".0")).map_or(text.clone(), str::to_owned)
+/// Of a tick, which has few digits.
+fn on_axis(value: f64) -> String {
+    if value >= 1.0 && value.fract() == 0.0 && value < 1e3 {
+        format!("{value:.0}")
+    } else if value < 1.0 {
+        let text = format!("{value:.6}");
+        text.trim_end_matches('0').to_owned()
+    } else {
+        number(value)
+    }
 }

@@ -354,7 +354,7 @@ fn latency(report: &Report, measure: &str, loads: &[(usize, usize)]) -> String {
 fn sizes(report: &Report, measure: &str) -> String {
     let mut table = String::from("| p50 / p99 ms |");
     for size in verbs::SIZES {
-        write!(table, " {} {} |", number(size as f64), if size == 1 { "lock" } else { "locks" })
+        write!(table, " {} {} |", size, if size == 1 { "lock" } else { "locks" })
             .expect("a string");
     }
     write!(table, "\n|---|{}\n", "---:|".repeat(verbs::SIZES.len())).expect("a string");
@@ -376,8 +376,8 @@ fn waiters(report: &Report) -> String {
         let Some(row) = report.find("waiters", at, who) else { return };
         let value = |name| row.get(name).unwrap_or(f64::NAN);
         let (ms, each) = (number(value("ms")), number(value("each") / 1e3));
-        let (p50, max) = (number(value("moved_p50")), number(value("moved_max")));
-        let (crowd, got) = (number(row.tasks as f64), number(value("in")));
+        let (p50, max) = (value("moved_p50"), value("moved_max"));
+        let (crowd, got) = (row.tasks, value("in"));
         write!(table, " {crowd} | {got} | {ms} | {each} | {p50} / {max} |").expect("a string");
     });
     table
@@ -390,7 +390,7 @@ fn wrap(report: &Report) -> String {
     for row in report.of("wrap") {
         let who = shown(report, "wrap", "memory", &row.who);
         let ns = row.get("p50").map_or("–".into(), |us| number(us * 1e3));
-        let allocations = row.get("allocations").map_or("–".into(), number);
+        let allocations = row.get("allocations").map_or("–".into(), |it| format!("{it:.0}"));
         let more = added_by_wrap(report, &row.who).map_or("–".into(), number);
         writeln!(table, "| {who} | {ns} | {allocations} | {more} |").expect("a string");
     }
