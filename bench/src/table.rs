@@ -294,9 +294,13 @@ fn each(
         }
         writeln!(table, "| **{}** |{}", place(at), " |".repeat(columns)).expect("a string");
         for who in names {
-            write!(table, "| {} |", shown(report, measure, at, who)).expect("a string");
-            cells(at, who, table);
-            table.push('\n');
+            let mut row = String::new();
+            cells(at, who, &mut row);
+            // Not everybody takes part in everything.
+            if row.contains(|c: char| c.is_ascii_digit()) {
+                let who = shown(report, measure, at, who);
+                writeln!(table, "| {who} |{row}").expect("a string");
+            }
         }
     }
 }
