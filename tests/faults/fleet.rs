@@ -167,16 +167,19 @@ impl Fleet {
         self.until(number, text, is_it).await
     }
 
-    /// Waits until somebody has taken a lock since then, as a sign that all is well again.
-    pub(crate) async fn until_granted_since(&self, since: Moment) {
+    /// Waits until this holds of what was recorded.
+    pub(crate) async fn until_recorded(&self, what: &str, holds: impl Fn(&[Line]) -> bool) {
         let began = Instant::now();
-        let asked_since = |lines: &[Line]| {
-            lines.iter().any(|line| line.at > since && matches!(line.event, Event::Saved))
-        };
-        while !asked_since(&self.lines()) {
-            assert!(began.elapsed() < PATIENCE, "nobody can save any more");
+        while !holds(&self.lines()) {
+            assert!(began.elapsed() < PATIENCE, "{what}: never");
             sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Waits until somebody has saved since then, as a sign that all is well again.
+    pub(crate) async fn until_saved_since(&self, since: Moment) {
+        let is_saved = |line: &Line| line.at > since && line.event == Event::Saved;
+        self.until_recorded("somebody can save", |lines| lines.iter().any(is_saved)).await;
     }
 
     /// Fresh documents to work on.

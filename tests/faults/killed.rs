@@ -34,7 +34,8 @@ enum Lost {
 async fn killed(server: &Mongod, steps: &[&str], command: &str, skip: usize, lost: Lost) {
     let case = format!("{steps:?}, {command}, {lost:?}");
     let proxy = Proxy::start(server.port());
-    let settings = Settings { reaper: None, ..Settings::default() };
+    // In no hurry: past its deadline, a save does not even try to commit.
+    let settings = Settings { reaper: None, deadline: PATIENCE, ..Settings::default() };
     let mut fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(1).await;
     let (before, verb) = steps.split_at(steps.len() - 1);

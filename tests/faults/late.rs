@@ -16,6 +16,9 @@ use crate::paused::acquired;
 use crate::rig::mongod::{Mongod, local_replica_set};
 use crate::rig::proxy::Proxy;
 
+/// Enough for what is not held up, on however slow a machine.
+const DEADLINE: Duration = Duration::from_secs(2);
+
 struct Late {
     proxy: Proxy,
     fleet: Fleet,
@@ -72,12 +75,12 @@ async fn a_grant_that_arrives_late_is_believed_the_shorter() {
 #[tokio::test]
 async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
     let ttl = Duration::from_secs(600);
-    let late = Late::new("", Settings { ttl, ..settings(Duration::from_millis(300)) }).await;
+    let late = Late::new("", Settings { ttl, ..settings(DEADLINE) }).await;
     late.proxy.hold_reply_to("findAndModify");
     let desk = Desk::new(&late.app);
     assert!(desk.acquire(&document()).await.is_none());
     assert!(!desk.is_certain(), "an outage is not an answer");
-    assert_eq!(late.proxy.fired(), 1);
+    late.proxy.until_fired(1).await;
     late.proxy.let_go();
     acquired(&Desk::new(&late.other), &document()).await;
     late.is_good().await;
@@ -98,7 +101,7 @@ async fn a_grant_whose_answer_is_lost_is_found_by_the_next_attempt() {
 #[tokio::test]
 async fn a_release_that_arrives_late_frees_no_newer_lock() {
     let ttl = Duration::from_secs(600);
-    let late = Late::new("", Settings { ttl, ..settings(Duration::from_millis(300)) }).await;
+    let late = Late::new("", Settings { ttl, ..settings(DEADLINE) }).await;
     let key = LockKey::new(Plain::COLLECTION, "0").unwrap();
     let desk = Desk::new(&late.app);
     let old = desk.acquire(&key).await.expect("a free document");
@@ -122,7 +125,7 @@ async fn a_release_that_arrives_late_frees_no_newer_lock() {
 #[tokio::test]
 async fn what_is_answered_after_the_deadline_is_unknown_and_no_more() {
     let ttl = Duration::from_secs(600);
-    let late = Late::new("", Settings { ttl, ..settings(Duration::from_millis(500)) }).await;
+    let late = Late::new("", Settings { ttl, ..settings(DEADLINE) }).await;
     let (desk, key) = (Desk::new(&late.app), LockKey::new(Plain::COLLECTION, "0").unwrap());
     let lock = desk.acquire(&key).await.expect("a free document");
     let loaded = desk.load(&key).await.unwrap();
@@ -155,7 +158,7 @@ async fn what_is_answered_after_the_deadline_is_unknown_and_no_more() {
 #[tokio::test]
 async fn without_a_free_connection_all_answer_in_time_and_leave_nothing_behind() {
     let ttl = Duration::from_secs(600);
-    let settings = Settings { ttl, ..settings(Duration::from_millis(500)) };
+    let settings = Settings { ttl, ..settings(DEADLINE) };
     let late = Late::new("&maxPoolSize=1", settings).await;
     let (key, free) = (document(), LockKey::new(Fenced::COLLECTION, "free").unwrap());
     let first = Desk::new(&late.app);
@@ -173,7 +176,8 @@ async fn without_a_free_connection_all_answer_in_time_and_leave_nothing_behind()
     assert!(late.app.locks.renew(&lock.aid).await.is_err());
     first.release(&lock).await;
     assert!(!first.is_certain(), "in time");
-    assert!(began.elapsed() < Duration::from_secs(8), "answered after {:?}", began.elapsed());
+    let most = 3 * DEADLINE + Duration::from_secs(15);
+    assert!(began.elapsed() < most, "answered after {:?}", began.elapsed());
     assert!(holds_the_connection.await.unwrap().is_err(), "in time");
     late.proxy.let_go();
     // The acquire that got its turn late is given back, the release comes through.

@@ -7,7 +7,7 @@ use actix_doclock::{LockKey, Lockable};
 use futures_util::future::join_all;
 
 use crate::application::desk::Desk;
-use crate::application::{Fair, Fenced, Server, guards};
+use crate::application::{Fair, Fenced, Server, Settings, guards};
 use crate::check::Clocks;
 use crate::fleet::Fleet;
 use crate::history::{Event, Line};
@@ -15,8 +15,9 @@ use crate::paused::acquired;
 use crate::rig::proxy::Proxy;
 use crate::rig::replica_set::ReplicaSet;
 
-/// Far less than the 10 s for which a driver alone would wait.
-const GENEROUS: Duration = Duration::from_secs(5);
+const TTL: Duration = Duration::from_secs(3);
+const DEADLINE: Duration = Duration::from_secs(4);
+const GENEROUS: Duration = Duration::from_secs(15);
 const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +82,8 @@ async fn who_is_cut_off_knows_it_before_another_is_let_in() {
 }
 
 async fn cut_off(set: &ReplicaSet, primary: usize, from: From, cut: Break) {
-    let fleet = Fleet::new(&set.uri()).await;
+    let settings = Settings { ttl: TTL, deadline: DEADLINE, ..Settings::default() };
+    let fleet = Fleet::new(&set.uri()).await.with(settings);
     fleet.put_documents(1).await;
     let ways = Ways::to(set);
     let alone = fleet.inside_on(&ways.uri(), "alone").await;
@@ -97,7 +99,17 @@ async fn cut_off(set: &ReplicaSet, primary: usize, from: From, cut: Break) {
         let (alone, name) = (alone.clone(), name.clone());
         tokio::spawn(async move { guards::hold(&alone, &name, false, LONG).await })
     };
-    fleet.until_written("alone", |event| matches!(event, Event::Believed { .. })).await;
+    // What it was told by a renewal is to run out in time, too.
+    fleet
+        .until_recorded("the name is renewed", |lines| {
+            let granted = lines.iter().find(|&line| is_granted(&name)(line));
+            let Some(Event::Granted { token, until, .. }) = granted.map(|line| &line.event) else {
+                return false;
+            };
+            let believed = Event::Believed { token: token.clone() };
+            lines.iter().any(|line| line.event == believed && line.at > *until)
+        })
+        .await;
     assert_eq!(ways.fired(), 0);
     ways.cut_from(from, primary, cut);
 
@@ -156,6 +168,6 @@ async fn answers_in_time(
     );
     assert!(!stranger.is_certain(), "an outage is not an answer");
     assert!(desk.is_certain());
-    let most = alone.settings.deadline + GENEROUS;
+    let most = DEADLINE + GENEROUS;
     assert!(began.elapsed() < most, "an answer after {:?}", began.elapsed());
 }

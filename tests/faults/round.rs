@@ -39,12 +39,12 @@ pub(crate) async fn on(set: &ReplicaSet, faults: &[Fault], seed: u64, servers: u
     for _ in 0..servers {
         fleet.start(load(rng.u64(..))).await;
     }
-    fleet.until_granted_since(now()).await;
+    fleet.until_saved_since(now()).await;
     let mut injected = BTreeMap::new();
     for &fault in faults {
         inject(fault, set, &mut fleet, load, &mut rng).await;
         *injected.entry(fault).or_default() += 1;
-        fleet.until_granted_since(now()).await;
+        fleet.until_saved_since(now()).await;
         sleep(Duration::from_millis(rng.u64(..500))).await;
     }
     let report = finish(fleet, Clocks::Agree).await;

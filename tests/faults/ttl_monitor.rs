@@ -46,14 +46,15 @@ async fn without_the_monitor_a_lock_runs_out_all_the_same() {
 async fn an_eager_monitor_purges_no_lock_that_is_renewed() {
     let eager = Unusual { eager_ttl_monitor: true, ..Unusual::default() };
     let server = Mongod::start_replica_set_that_is(eager).await;
-    let fleet = Fleet::new(&server.uri()).await.with(no_reaper());
+    let settings = Settings { ttl: Duration::from_secs(3), ..no_reaper() };
+    let fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(2).await;
     let app = fleet.inside("holder").await;
     let [edited, abandoned] = ["0", "1"].map(|id| LockKey::new(Plain::COLLECTION, id).unwrap());
     let name = LockKey::new(Named::COLLECTION, "a").unwrap();
     Desk::new(&app).acquire(&abandoned).await.expect("a free document");
 
-    let held_for = 5 * app.settings.ttl;
+    let held_for = 3 * app.settings.ttl;
     let session = async {
         let desk = Desk::new(&app);
         let lock = desk.acquire(&edited).await.expect("a free document");

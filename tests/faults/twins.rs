@@ -31,7 +31,12 @@ async fn saves_without_the_guard_are_seen_to_lose_updates() {
     for seed in [1, 2] {
         fleet.start(Role::Load { seed, keys: 1, careless: true }).await;
     }
-    sleep(Duration::from_secs(8)).await;
+    fleet
+        .until_recorded("some have overwritten what others had saved", |lines| {
+            let seen = check(lines, &Stored::new(), Clocks::Agree).violations;
+            seen.iter().filter(|it| it.contains("had the lock by then")).count() >= 3
+        })
+        .await;
     let report = round::finish(fleet, Clocks::Agree).await;
     assert!(!report.violations.is_empty(), "the checker is blind: {report:?}");
     let text = report.violations.join("\n");

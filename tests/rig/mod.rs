@@ -17,6 +17,7 @@ pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod replica_set;
 mod server;
+mod wire;
 
 use std::env;
 use std::mem;
