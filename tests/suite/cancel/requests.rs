@@ -1,5 +1,7 @@
 //! What handlers call, dropped with their request.
 
+#![allow(clippy::async_yields_async, reason = "what is begun is dropped half-way, not awaited")]
+
 use std::rc::Rc;
 
 use actix_doclock::{HeldDoc, LockError, LockKey, LockedDoc, SessionLocks, Wait};

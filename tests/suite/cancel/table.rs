@@ -1,5 +1,7 @@
 //! The functions, each in a scene, and what must be so after it was dropped half-way.
 
+#![allow(clippy::async_yields_async, reason = "what is begun is dropped half-way, not awaited")]
+
 use std::{future::Future, pin::Pin, rc::Rc};
 
 use actix_doclock::{Holder, LockManager, MemoryStore, Wait};
@@ -24,6 +26,7 @@ pub(super) enum After {
 use After::{Free, FreeOnceBegun, Hers, HersOrFree};
 
 pub(super) type Pending = Pin<Box<dyn Future<Output = ()>>>;
+type Begun = Pin<Box<dyn Future<Output = Pending>>>;
 
 pub(super) struct Case {
     /// File and function, and in brackets what is special.
@@ -31,7 +34,7 @@ pub(super) struct Case {
     pub(super) after: After,
     pub(super) at_least: usize,
     /// Sets the scene, and returns what is to be dropped.
-    pub(super) begin: fn(Rc<Scene>) -> Pin<Box<dyn Future<Output = Pending>>>,
+    pub(super) begin: fn(Rc<Scene>) -> Begun,
 }
 
 /// Without a lock, on no store, or for the life of the process.

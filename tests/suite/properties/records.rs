@@ -20,6 +20,7 @@ use crate::rig::{
 };
 
 /// Any BSON, often of a type that would be right.
+#[allow(clippy::unnecessary_fallible_conversions, reason = "can fail with bson 3")]
 pub(super) fn values() -> impl Strategy<Value = Bson> {
     let now = DateTime::now().timestamp_millis();
     let leaf = prop_oneof![
