@@ -88,7 +88,7 @@ fn a_session_that_ends_at_a_failover() {
 }
 
 #[test]
-#[ignore = "minutes, and gigabytes of memory; in a release build"]
+#[ignore = "many minutes and gigabytes of memory, also in a release build"]
 fn everything_at_once() {
     let all = Protocol { logout: true, failovers: 1, repetitions: 1, ..ALICE_TWICE_AND_BOB };
     holds("everything", &all);
