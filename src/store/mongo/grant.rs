@@ -31,19 +31,23 @@ impl Prepared {
         claim: &Claim,
     ) -> Result<TryAcquire, StoreError> {
         let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
-        if is_exclusive && !rules.fair {
-            if !rules.fenced && !self.seen.is_there(key.id()) {
-                // From here on: a repetition has to look closer.
-                self.seen.there(key.id());
-                let update = pipeline::acquire_if_free(claim, rules);
-                let (it, asked) = self.attempt(key, update, None).await?;
-                if let (true, Some(mut record)) = (it.is_new, it.record) {
+        let mut has_readers = false;
+        if is_exclusive && !rules.fair && !rules.fenced && !self.seen.is_there(key.id()) {
+            // From here on: a repetition has to look closer.
+            self.seen.there(key.id());
+            let update = pipeline::acquire_if_free(claim, rules);
+            let (it, asked) = self.attempt(key, update, None).await?;
+            if let Some(mut record) = it.record {
+                if it.is_new {
                     record.insert("now", record.get("ts").cloned());
                     if let Some(answer) = self.fetched(key, &record, asked).answer(claim) {
                         return Ok(answer);
                     }
                 }
+                has_readers = record.contains_key("readers");
             }
+        }
+        if is_exclusive && !rules.fair && !has_readers {
             let update = pipeline::acquire_shortly(claim, rules);
             let fields = pipeline::short_answer_fields(claim);
             let (it, asked) = self.attempt(key, update, Some(fields)).await?;

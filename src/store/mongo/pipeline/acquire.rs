@@ -25,7 +25,8 @@ use crate::{
 pub(in crate::store::mongo) fn acquire(claim: &Claim, rules: &Rules) -> Vec<Document> {
     let it = Acquire { claim, rules };
     let branches = if claim.mode == Mode::Shared { it.shared() } else { it.exclusive() };
-    let granted = if claim.mode == Mode::Shared { it.joined() } else { it.granted() };
+    let grant = it.grant();
+    let granted = if claim.mode == Mode::Shared { it.joined(grant) } else { it.granted(grant) };
     let branches: Vec<_> =
         (branches.into_iter()).map(|(case, then)| doc! { "case": case, "then": then }).collect();
     let mut stages =
@@ -39,7 +40,8 @@ pub(in crate::store::mongo) fn acquire(claim: &Claim, rules: &Rules) -> Vec<Docu
 /// The least there is of it, for a document that is expected to be free: does nothing to a record with
 /// any `ts`. For an exclusive claim in a collection that is neither fair nor fenced.
 pub(in crate::store::mongo) fn acquire_if_free(claim: &Claim, rules: &Rules) -> Vec<Document> {
-    let granted = Acquire { claim, rules }.granted();
+    let it = Acquire { claim, rules };
+    let granted = it.granted(it.grant());
     vec![doc! { "$replaceWith": { "$cond": ["$ts", "$$ROOT", granted] } }]
 }
 
@@ -58,7 +60,7 @@ pub(in crate::store::mongo) fn acquire_shortly(claim: &Claim, rules: &Rules) -> 
         doc! { "case": { "$or": left_alone }, "then": "$$ROOT" },
         doc! { "case": is_live(rules.ttl), "then": it.reentered() },
     ];
-    let switch = doc! { "$switch": { "branches": branches, "default": it.granted() } };
+    let switch = doc! { "$switch": { "branches": branches, "default": it.granted(it.grant()) } };
     vec![doc! { "$replaceWith": switch }]
 }
 
@@ -89,15 +91,14 @@ pub(in crate::store::mongo) fn hand_over(
 ) -> Vec<Document> {
     let it = Acquire { claim, rules };
     let is_shared = claim.mode == Mode::Shared;
-    let mut granted = if is_shared { it.joined() } else { it.granted() };
-    if from.aid == &claim.aid && !is_shared {
+    let goes_on = (from.aid == &claim.aid).then(|| {
         let (ttl, until) = it.lease_that_goes_on();
-        granted.insert("since", doc! { "$ifNull": ["$since", "$$NOW"] });
-        if claim.max_hold.is_some() {
-            granted.insert("due", doc! { "$add": ["$$NOW", ttl.clone()] });
-        }
-        granted.insert("ttl", ttl);
-        granted.insert("until", until);
+        doc! { "since": { "$ifNull": ["$since", "$$NOW"] }, "ttl": ttl, "until": until }
+    });
+    let grant = it.grant().into_iter().chain(goes_on.clone().unwrap_or_default()).collect();
+    let mut granted = if is_shared { it.joined(grant) } else { it.granted(grant) };
+    if let (Some(goes_on), Some(_), false) = (&goes_on, claim.max_hold, is_shared) {
+        granted.insert("due", doc! { "$add": ["$$NOW", goes_on.get("ttl").cloned()] });
     }
     if let Some(taken) = &claim.taken {
         granted.insert("taken", super::taken(from.token, taken));
@@ -203,9 +204,9 @@ impl Acquire<'_> {
     }
 
     /// A new document and not a merge: nothing of an earlier holder stays.
-    fn granted(&self) -> Document {
+    fn granted(&self, grant: Document) -> Document {
         let mut granted = doc! { "_id": "$_id" };
-        granted.extend(self.grant());
+        granted.extend(grant);
         let ttl = self.first_ttl();
         if ttl < millis(self.rules.ttl) {
             granted.insert("due", doc! { "$add": ["$$NOW", ttl] });
@@ -218,7 +219,7 @@ impl Acquire<'_> {
 
     /// One reader more. Those that have run out are left to the sweep, which announces their
     /// sessions, unless there are too many.
-    fn joined(&self) -> Document {
+    fn joined(&self, grant: Document) -> Document {
         let few = doc! { "$lt": [{ "$size": readers() }, MAX_READERS as i64] };
         let stays = doc! { "$and": [
             is_reader(),
@@ -227,7 +228,7 @@ impl Acquire<'_> {
         ] };
         let mut joined = doc! {
             "_id": "$_id",
-            "readers": { "$concatArrays": [readers_that(stays), [self.grant()]] },
+            "readers": { "$concatArrays": [readers_that(stays), [grant]] },
         };
         if self.rules.fenced {
             joined.insert("fence", next_fence());
