@@ -72,7 +72,13 @@ impl Ends {
         self.forget_old(now);
         let earlier = self.of.remove(aid);
         let (end, named) = match earlier {
-            Some(end) if end.for_good => (end, locks),
+            Some(mut end) if end.for_good => {
+                // What it took after it had ended, if nobody has heard of the end yet.
+                if !end.announced {
+                    end.add(locks.clone());
+                }
+                (end, locks)
+            }
             earlier => {
                 let mut end = End::new(reason, true, now);
                 // Of a silence that nobody has heard of yet.

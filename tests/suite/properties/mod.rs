@@ -1,6 +1,7 @@
 //! Hostile bytes, and whatever else is tried with values that nobody has thought of.
 //!
-//! Each run has another seed and prints it if it fails; `PROPERTY_SEED` repeats that one, and
+//! Each run tries the same values, so that a change is never refused for what it has not done. To look
+//! for new ones: `PROPERTY_SEED=random`, or a seed in hexadecimal digits, as it is printed; and
 //! `PROPERTY_CASES` is how many times as many cases are tried.
 
 mod hostile;
@@ -19,8 +20,11 @@ pub(crate) fn check<S>(what: &str, cases: u32, values: &S, mut holds: impl FnMut
 where
     S: Strategy<Value: Debug>,
 {
-    let seed = env::var("PROPERTY_SEED").ok().and_then(|seed| u128::from_str_radix(&seed, 16).ok());
-    let seed = seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u128());
+    let seed = match env::var("PROPERTY_SEED").as_deref() {
+        Err(_) => 0,
+        Ok("random") => uuid::Uuid::new_v4().as_u128(),
+        Ok(seed) => u128::from_str_radix(seed, 16).expect("hexadecimal digits, or `random`"),
+    };
     let more = env::var("PROPERTY_CASES").ok().and_then(|more| more.parse().ok()).unwrap_or(1);
     let mut bytes = [0; 32];
     bytes[..16].copy_from_slice(&seed.to_be_bytes());

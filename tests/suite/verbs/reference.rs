@@ -271,7 +271,11 @@ impl Reference {
 
     pub(super) fn end(&mut self, who: usize, reason: &'static str) -> BTreeSet<usize> {
         let released = self.release_session(who);
-        if self.ends.get(&who).is_some_and(|end| end.for_good) {
+        if let Some(end) = self.ends.get_mut(&who).filter(|end| end.for_good) {
+            // What it took after it had ended, if nobody has heard of the end yet.
+            if !end.announced {
+                end.documents.extend(&released);
+            }
             return released;
         }
         let mut documents = self.noted.remove(&who).unwrap_or_default();
