@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use actix_doclock::LockKey;
@@ -266,5 +267,15 @@ impl Fleet {
     pub(crate) fn say(&self, text: &str) {
         // Beside what the applications wrote, in their format.
         history::History::create(&self.dir().join("nemesis.jsonl"), "nemesis").say(text);
+    }
+}
+
+/// A test that fails in whatever way leaves its histories.
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.dir.disable_cleanup(true);
+            println!("the histories are left in {}", self.dir().display());
+        }
     }
 }
