@@ -40,6 +40,9 @@ async fn soak() {
         saves += outcome.report.saves;
         refused += outcome.report.refused_saves;
         unknown += outcome.report.unknown;
+        for violation in &outcome.report.violations {
+            println!("  {violation}");
+        }
         violations.extend(outcome.report.violations);
     }
     println!("\nrounds: {rounds}");

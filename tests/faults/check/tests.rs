@@ -134,6 +134,13 @@ fn two_at_once_are_seen() {
 }
 
 #[test]
+fn what_had_run_out_when_its_answer_came_was_in_nobodys_way() {
+    let late = |until| story().granted("b", [20, 60, until]).granted("a", [40, 50, 100]);
+    late(60).is_good();
+    late(61).is_bad("was over");
+}
+
+#[test]
 fn a_belief_ends_with_a_loss_and_grows_with_a_renewal() {
     let token = || "a".to_owned();
     let lost = story().granted("a", [0, 10, 1_000]).at(500, 7, Event::Lost { token: token() });
