@@ -17,6 +17,7 @@ use crate::{
 pub const STORE: &str = "MongoStore";
 pub const MANAGER: &str = "LockManager";
 pub const WAITING: &str = "LockManager, waiting";
+pub const TRUSTING: &str = "LockManager, `trust_leases`";
 
 /// What is locked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -62,6 +63,14 @@ pub async fn manager(store: impl Store) -> LockManager {
 
 pub async fn on(database: &Database) -> LockManager {
     manager(MongoStore::new(database)).await
+}
+
+/// Asks nobody again while a lease lasts.
+pub async fn trusting(database: &Database) -> LockManager {
+    let locks = LockManager::builder(MongoStore::new(database)).trust_leases();
+    let locks = locks.build().await.unwrap();
+    locks.register::<Page>().await.unwrap();
+    locks
 }
 
 pub fn claim(aid: &Aid) -> Claim {

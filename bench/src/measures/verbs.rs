@@ -12,7 +12,7 @@ use super::{Bench, cycle::in_turn, fresh};
 use crate::{
     floors::{self, majority},
     load::{Contender, Turn, cycle},
-    ours::{self, MANAGER, STORE, key},
+    ours::{self, MANAGER, STORE, TRUSTING, key},
     peers::{mongo_lock, postgres::Postgres, redis, seeds},
     report::{Role, Row},
     servers::Mongo,
@@ -155,17 +155,23 @@ async fn re_entries(at: &'static str, mongo: &Mongo) -> Vec<Contender> {
             matches!(answer, TryAcquire::AlreadyMine(_))
         }
     });
-    let manager = cycle(move |turn| {
-        let (locks, aid) = (locks.clone(), aid.clone());
-        async move {
-            let answer = locks.try_acquire(&key(turn), &aid, &Holder::new("alice")).await.unwrap();
-            matches!(answer, TryAcquire::AlreadyMine(_))
-        }
-    });
+    let again = |locks: LockManager| {
+        let aid = aid.clone();
+        cycle(move |turn| {
+            let (locks, aid) = (locks.clone(), aid.clone());
+            async move {
+                let (key, holder) = (key(turn), Holder::new("alice"));
+                let answer = locks.try_acquire(&key, &aid, &holder).await.unwrap();
+                matches!(answer, TryAcquire::AlreadyMine(_))
+            }
+        })
+    };
+    let trusting = ours::trusting(&database).await;
     vec![
         Contender::new(at, UPDATE, Role::Floor, update),
         Contender::new(at, STORE, Role::Ours, store),
-        Contender::new(at, MANAGER, Role::Ours, manager),
+        Contender::new(at, MANAGER, Role::Ours, again(locks)),
+        Contender::new(at, TRUSTING, Role::Ours, again(trusting)),
     ]
 }
 
