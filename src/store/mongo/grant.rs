@@ -23,8 +23,8 @@ impl Prepared {
     // known; tried again.
     //
     // There are three forms of it, because the length of the pipeline is what it costs beyond an
-    // insert. A shorter one that does not come to an answer has changed nothing, and is followed by
-    // the next.
+    // insert. A shorter one that does not come to an answer has changed nothing that matters, and is
+    // followed by the next.
     pub(super) async fn acquire(
         &self,
         key: &LockKey,
