@@ -161,6 +161,11 @@ fn majority<T: Send + Sync>(database: &Database, name: &str) -> Collection<T> {
     database.collection_with_options(name, options)
 }
 
+/// The same write concern, for a command that is run as such.
+fn majority_acknowledges() -> Record {
+    doc! { "w": "majority", "wtimeout": pipeline::millis(WRITE_CONCERN_TIMEOUT) }
+}
+
 impl Store for MongoStore {
     fn format(&self) -> Format {
         Format::Bson

@@ -11,8 +11,9 @@ use mongodb::{
 use uuid::Uuid;
 
 use super::{
-    ENDED, MongoStore, WRITE_CONCERN_TIMEOUT, codec,
+    ENDED, MongoStore, codec,
     error::{DUPLICATE_KEY, retry_duplicate_key, store_error},
+    majority_acknowledges,
     removal::Grants,
 };
 use crate::{Aid, EndReason, LockKey, StoreError, StoreErrorKind, store::LastEnd};
@@ -116,12 +117,11 @@ impl MongoStore {
         if updates.is_empty() {
             return Ok(());
         }
-        let timeout = i64::try_from(WRITE_CONCERN_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
         let command = doc! {
             "update": ENDED,
             "updates": updates,
             "ordered": false,
-            "writeConcern": { "w": "majority", "wtimeout": timeout },
+            "writeConcern": majority_acknowledges(),
         };
         let doing = "noting the ends of sessions";
         let reply = self.inner.database.run_command(command).await;

@@ -5,7 +5,7 @@ use mongodb::{
     error::{Error, Result},
 };
 
-use super::{Prepared, WRITE_CONCERN_TIMEOUT, pipeline::millis};
+use super::{Prepared, majority_acknowledges};
 
 /// What came of it.
 pub(super) struct Modified {
@@ -35,7 +35,7 @@ impl Prepared {
             "update": by,
             "new": true,
             "upsert": upsert,
-            "writeConcern": { "w": "majority", "wtimeout": millis(WRITE_CONCERN_TIMEOUT) },
+            "writeConcern": majority_acknowledges(),
         };
         if let Some(fields) = fields {
             command.insert("fields", fields);
