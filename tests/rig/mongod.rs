@@ -91,7 +91,7 @@ impl Mongod {
         // The localhost exception: as long as there is no user, anybody here may create the first.
         let user = doc! { "createUser": "root", "pwd": "secret", "roles": ["root"] };
         let anybody = format!("mongodb://127.0.0.1:{}/?directConnection=true", mongod.port());
-        run_admin(&anybody, user).await;
+        run_admin(&anybody, user).await.expect("mongod obeys");
         mongod
     }
 
@@ -178,6 +178,10 @@ impl Mongod {
 
     /// Runs a command on the database `admin`.
     pub(crate) async fn admin(&self, command: Document) -> Document {
+        self.try_admin(command).await.expect("mongod obeys")
+    }
+
+    pub(super) async fn try_admin(&self, command: Document) -> mongodb::error::Result<Document> {
         run_admin(&self.direct_uri(), command).await
     }
 
@@ -253,9 +257,9 @@ impl fmt::Display for SharedUri {
 }
 
 /// On a client for this once: a server outlives the runtimes of the tests that use it.
-async fn run_admin(uri: &str, command: Document) -> Document {
+async fn run_admin(uri: &str, command: Document) -> mongodb::error::Result<Document> {
     let client = client(uri).await;
-    let reply = client.database("admin").run_command(command).await.expect("mongod obeys");
+    let reply = client.database("admin").run_command(command).await;
     client.shutdown().immediate(true).await;
     reply
 }
