@@ -3,7 +3,7 @@
 use actix_doclock::MongoStore;
 
 use super::*;
-use crate::rig;
+use crate::rig::{self, app::eventually, proxy::Proxy};
 
 #[actix_web::test]
 async fn a_request_sends_no_more_commands_than_it_must() {
@@ -48,6 +48,33 @@ async fn a_request_sends_no_more_commands_than_it_must() {
     alice.post("/purge").await;
     let end = ["update", "find", "delete", "findAndModify"];
     assert_eq!(sent().await, end, "tombstone, names, locks; it may be announced");
+}
+
+/// Who has been told of an acquisition had it before, so nobody else can have written in between.
+#[actix_web::test]
+async fn who_names_its_acquisition_has_it_confirmed_and_loaded_at_the_same_time() {
+    let server = rig::mongod::local_replica_set().await;
+    let proxy = Proxy::start(server.port());
+    let database = rig::fresh_database(&proxy.uri()).await;
+    let note = Note { id: "a".to_owned(), text: "old".to_owned() };
+    database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
+    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+    let locks = locks.deadline(Duration::from_secs(60)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/note/a").await.token();
+    for method in [Method::POST, Method::PUT] {
+        let before = proxy.passed("find");
+        proxy.hold_request("find");
+        let answer = alice.with_token(method.clone(), "/note/a", &token);
+        let (answer, ()) = tokio::join!(answer, async {
+            eventually("the other question", async || proxy.passed("find") > before).await;
+            proxy.let_go();
+        });
+        assert_eq!(answer.token(), token, "{method}");
+        assert_eq!(proxy.passed("find"), before + 2, "{method}");
+    }
 }
 
 /// Whatever a page does: a key that hangs, a timer gone wild.
