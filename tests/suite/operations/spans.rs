@@ -1,6 +1,8 @@
 //! Spans say which verb, in which collection, and what came of it; and nothing that is secret.
 
+use std::env;
 use std::io::{self, Write};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use actix_doclock::{Actor, Aid, Holder, LockManager, MemoryStore, TryAcquire, Wait};
@@ -46,11 +48,19 @@ async fn one_of_each() -> (Aid, String) {
     (aid, lock.token.unwrap().to_string())
 }
 
+/// In a process of its own: `tracing` notes for the whole process whether anybody wants to hear of a
+/// place in the code, and asks only the thread that comes there first.
+#[test]
+fn each_verb_is_a_span_with_its_collection_and_its_outcome() {
+    let mut alone = Command::new(env::current_exe().unwrap());
+    let alone = alone.args(["--exact", "operations::spans::alone", "--ignored"]).output().unwrap();
+    let said = String::from_utf8_lossy(&alone.stdout);
+    assert!(alone.status.success() && said.contains("1 passed"), "{said}");
+}
+
 #[tokio::test]
-async fn each_verb_is_a_span_with_its_collection_and_its_outcome() {
-    // Once before anybody listens: a place in the code that is reached for the first time while tests
-    // in other threads come and go may be noted there as one that nobody wants to hear of.
-    one_of_each().await;
+#[ignore = "started by the test above"]
+async fn alone() {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()

@@ -184,7 +184,7 @@ mod tests {
     fn each_index_that_is_missing_is_named_with_the_command_that_makes_it() {
         for (missing, made) in [
             ("aid", r#"createIndex({"aid": 1})"#),
-            ("readers.aid", r#"createIndex({"readers.aid": 1})"#),
+            ("readers.aid", r#"createIndex({"readers.aid": 1}, {sparse: true})"#),
             ("due", r#"createIndex({"due": 1}, {sparse: true})"#),
             ("ts", "createIndex({ts: 1}, {expireAfterSeconds: 150})"),
         ] {
