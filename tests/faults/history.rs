@@ -19,10 +19,11 @@ pub(crate) fn now() -> Moment {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Never later than it is.
+/// Never later than it is; also one that has passed.
 pub(crate) fn moment(instant: Instant) -> Moment {
-    let now = now();
-    now + nanos(instant.saturating_duration_since(Instant::now()))
+    let (now, as_instant) = (now(), Instant::now());
+    let to_come = instant.saturating_duration_since(as_instant);
+    (now + nanos(to_come)).saturating_sub(nanos(as_instant.saturating_duration_since(instant)))
 }
 
 pub(crate) fn nanos(duration: Duration) -> u64 {
@@ -154,4 +155,12 @@ pub(crate) fn read(path: &Path) -> Vec<Line> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.lines().map(|line| serde_json::from_str(line).expect("a line of a history")).collect()
+}
+
+#[cfg(test)]
+#[test]
+fn a_moment_that_has_passed_is_in_the_past() {
+    let second = Duration::from_secs(1);
+    let passed = Instant::now().checked_sub(second).expect("the machine runs for longer");
+    assert!(moment(passed) <= now() - nanos(second));
 }
