@@ -195,7 +195,7 @@ async fn a_command_that_was_held_up_takes_no_later_renewal_back() {
     // Where a command waits that has met an open transaction.
     const FAIL_POINT: &str = "setYieldAllLocksHang";
     let server = Mongod::start_replica_set().await;
-    let ttl = Duration::from_secs(4);
+    let ttl = Duration::from_secs(10);
     let settings = Settings { ttl, ..settings(Duration::from_secs(30)) };
     let fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(1).await;
@@ -215,8 +215,11 @@ async fn a_command_that_was_held_up_takes_no_later_renewal_back() {
         server.admin(wait).await;
         in_the_way.abort_transaction().await.unwrap();
         sleep(ttl / 2).await;
-        desk.renew(&lock).await;
-        server.admin(doc! { "configureFailPoint": FAIL_POINT, "mode": "off" }).await;
+        // On a slow machine the renewal, too, yields, and waits there until it is let go.
+        tokio::join!(desk.renew(&lock), async {
+            sleep(ttl / 8).await;
+            server.admin(doc! { "configureFailPoint": FAIL_POINT, "mode": "off" }).await;
+        });
     });
     assert_eq!(again.expect("its own").token, lock.token);
     acquired(&Desk::new(&fleet.inside("other").await), &key).await;
