@@ -48,7 +48,8 @@ impl Leases {
         let belief = watched.watch(lock, token);
         let mut known = self.known();
         if known.locks.len() >= FEW.max(2 * known.tidied) {
-            known.locks.retain(|_, lease| lease.belief.live_until().is_some());
+            let now = Instant::now();
+            known.locks.retain(|_, lease| lease.belief.live_until().is_some_and(|it| it > now));
             known.tidied = known.locks.len();
         }
         known.locks.insert(lock.key.clone(), Lease { lock: lock.clone(), page, belief });

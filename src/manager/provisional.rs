@@ -40,6 +40,11 @@ impl Provisional {
         self.manager.inner.trusts(&self.lock, self.page);
         self.lock.clone()
     }
+
+    /// It has gone by other means, and need not be given back.
+    pub(crate) fn forget(mut self) {
+        self.confirmed = true;
+    }
 }
 
 impl Drop for Provisional {

@@ -153,7 +153,7 @@ impl RequestLocks {
                     // Outright, and before anything else is tried: whatever other request of the
                     // ended session was told that it has the lock, it has not.
                     self.release(&mine, until).await?;
-                    fresh.map(Provisional::confirm);
+                    fresh.map(Provisional::forget);
                     if ago <= LOGOUT_IS_NEWS_FOR {
                         return Err(LockError::SessionEnded { ago });
                     }
@@ -271,7 +271,7 @@ impl RequestLocks {
                 if let LockError::NotFound { .. } = e {
                     // Nobody needs a lock on what is not there, not even one held before.
                     self.release(&mine, until).await?;
-                    fresh.map(Provisional::confirm);
+                    fresh.map(Provisional::forget);
                 }
                 Err(e)
             }
@@ -351,7 +351,7 @@ impl RequestLocks {
     pub(in crate::web) fn forget(&self, token: LockToken) {
         self.0.held.borrow_mut().retain(|held| *held != token);
         for gone in self.0.fresh.borrow_mut().extract_if(.., |fresh| fresh.token() == token) {
-            gone.confirm();
+            gone.forget();
         }
     }
 
@@ -359,7 +359,7 @@ impl RequestLocks {
     pub(in crate::web) fn forget_all(&self) {
         self.0.held.take();
         for gone in self.0.fresh.take() {
-            gone.confirm();
+            gone.forget();
         }
     }
 

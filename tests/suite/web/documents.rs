@@ -343,3 +343,19 @@ async fn an_answer_that_says_lost_or_not_found_announces_no_lock() {
     assert_eq!(gone.header("lock-token"), None);
     assert_eq!(holder_of(&locks, "a").await, None, "also where the client sent its token");
 }
+
+/// What is given back because there is no such document must not be trusted to be held.
+#[actix_web::test]
+async fn a_lock_on_what_is_not_there_is_not_trusted_either() {
+    let (locks, store) = embedded_with(|settings| settings.trust_leases()).await;
+    let other = LockManager::builder(store.clone()).without_reaper().build().await.unwrap();
+    other.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/new").await.problem(404);
+    store.put("new".to_owned(), &Note { id: "new".to_owned(), text: "old".to_owned() }).unwrap();
+    let elsewhere = other.job("a job on another server");
+    let guard = elsewhere.acquire(&key("new"), Wait::no()).await.unwrap();
+    alice.post("/note/new").await.problem(423);
+    guard.release().await.unwrap();
+}
