@@ -153,7 +153,9 @@ impl RequestLocks {
                     // Outright, and before anything else is tried: whatever other request of the
                     // ended session was told that it has the lock, it has not.
                     self.release(&mine, until).await?;
-                    fresh.map(Provisional::forget);
+                    if let Some(fresh) = fresh {
+                        fresh.forget();
+                    }
                     if ago <= LOGOUT_IS_NEWS_FOR {
                         return Err(LockError::SessionEnded { ago });
                     }
@@ -271,7 +273,9 @@ impl RequestLocks {
                 if let LockError::NotFound { .. } = e {
                     // Nobody needs a lock on what is not there, not even one held before.
                     self.release(&mine, until).await?;
-                    fresh.map(Provisional::forget);
+                    if let Some(fresh) = fresh {
+                        fresh.forget();
+                    }
                 }
                 Err(e)
             }
