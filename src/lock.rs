@@ -54,16 +54,68 @@ impl fmt::Debug for Aid {
 /// Tells one acquisition of a lock from every other, also from those of the same session.
 ///
 /// New for each acquisition, kept by renewal and re-entry. Clients see it as `Lock-Token`.
+///
+/// A claim whose outcome is not known is sent again under the [next attempt's](Self::next_attempt) token,
+/// which only differs in its last bytes. So a claim recognises what an earlier attempt of it was granted;
+/// and an attempt that the store carries out long after another one was answered does not bring to life
+/// what was released since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LockToken(Uuid);
 
 impl LockToken {
-    /// A new random token.
+    /// A new random token: that of the first attempt of a claim.
     #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
     #[must_use]
     pub fn new() -> Self {
-        Self(Uuid::new_v4())
+        Self(Uuid::new_v4()).of_claim()
+    }
+
+    /// The same claim, sent again because nobody knows what became of it.
+    #[must_use]
+    pub fn next_attempt(self) -> Self {
+        self.with(|number| number.wrapping_add(1))
+    }
+
+    /// The same claim, made again after an answer: by one who waits, and was refused.
+    #[must_use]
+    pub(crate) fn next_try(self) -> Self {
+        // Nobody has the time for as many attempts in between.
+        self.with(|number| (number | 0xff).wrapping_add(1))
+    }
+
+    /// Of all attempts of a claim the first: the name of the claim, and of its place in a queue.
+    #[must_use]
+    pub fn of_claim(self) -> Self {
+        self.with(|_| 0)
+    }
+
+    /// Of all attempts that a claim can make the last.
+    pub(crate) fn last_of_claim(self) -> Self {
+        self.with(|_| u16::MAX)
+    }
+
+    /// Whether they are attempts of the same claim.
+    #[must_use]
+    pub fn is_of_same_claim(self, other: Self) -> bool {
+        self.of_claim() == other.of_claim()
+    }
+
+    /// This attempt and all before it, back to the last answer.
+    pub(crate) fn attempts(self) -> impl Iterator<Item = Self> {
+        let last = self.number();
+        (last & !0xff..=last).map(move |number| self.with(|_| number))
+    }
+
+    fn number(self) -> u16 {
+        let bytes = self.0.as_bytes();
+        u16::from_be_bytes([bytes[14], bytes[15]])
+    }
+
+    fn with(self, number: impl FnOnce(u16) -> u16) -> Self {
+        let mut bytes = self.0.into_bytes();
+        bytes[14..].copy_from_slice(&number(self.number()).to_be_bytes());
+        Self(Uuid::from_bytes(bytes))
     }
 }
 

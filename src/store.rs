@@ -82,6 +82,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Takes the lock, renews it if the session already holds it, or says who does.
     ///
+    /// What an earlier attempt of the [same claim](LockToken::is_of_same_claim) was granted is `Granted`
+    /// again, under that attempt's token.
+    ///
     /// An exclusive lock excludes everybody else; shared ones exclude exclusive ones. So a claim of
     /// the mode [`Shared`](Mode::Shared) joins the readers, of whom each has its own token and runs
     /// out for itself; or is answered [`AlreadyMine`](TryAcquire::AlreadyMine) with the exclusive lock
@@ -117,8 +120,8 @@ pub trait Store: Send + Sync + 'static {
         aids: &[Aid],
     ) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
-    /// Keeps the places of these claims in the queue of a fair collection for so long from now, and
-    /// counts those that were still there. It is one of one document that is waited for.
+    /// Keeps the places of these [claims](LockToken::of_claim) in the queue of a fair collection for so long
+    /// from now, and counts those that were still there. It is one of one document that is waited for.
     fn keep_places(
         &self,
         key: &LockKey,
@@ -171,7 +174,8 @@ pub trait Store: Send + Sync + 'static {
         grace: Duration,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
-    /// Removes this acquisition of the lock if nobody but its first claim was told that it is held.
+    /// Removes the acquisition of the lock by any of these attempts of a claim, if nobody but that claim was
+    /// told that it is held.
     ///
     /// For a grant that its request does not want after all. Another request of the same session may
     /// have been answered [`AlreadyMine`](TryAcquire::AlreadyMine) in the meantime, or have saved:
@@ -180,7 +184,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         key: &LockKey,
         aid: &Aid,
-        token: LockToken,
+        tokens: &[LockToken],
         mode: Mode,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
@@ -326,7 +330,9 @@ pub trait Store: Send + Sync + 'static {
 pub struct Claim {
     /// The session that is to hold it.
     pub aid: Aid,
-    /// The name of this acquisition, chosen before the first attempt and kept for its repetitions.
+    /// The name of this acquisition, chosen before the first attempt. Each repetition has the
+    /// [next one](LockToken::next_attempt), so that the store knows it for the same claim, and a late one
+    /// from what was granted. A [place](Self::place) is named by the [claim](LockToken::of_claim).
     pub token: LockToken,
     /// The tab of the session that wants it, to be kept with the lock.
     pub tab: Option<TabId>,

@@ -120,6 +120,25 @@ cases! {
         gets(store, &waiting[0]).await;
     }
 
+    async fn all_attempts_of_a_claim_have_one_place<S: Subject>(subject: &S) {
+        for mode in [X, R] {
+            let store = subject.store();
+            let (holder, waiting) = queue::<S>(store, &[mode]).await;
+            let first = &waiting[0];
+            let next = Claim { token: first.token.next_attempt(), ..first.clone() };
+            let later = Claim { token: next.token.next_try(), ..first.clone() };
+            for attempt in [&next, &later] {
+                assert_eq!(refused(store, attempt).await.aid, holder.aid);
+            }
+            leaves(store, &holder).await;
+            assert_eq!(refused(store, &claim(&Aid::new())).await.aid, first.aid);
+            gets(store, &later).await;
+            let places = store.keep_places(&key("a"), &[first.token], LEASE).await.unwrap();
+            assert_eq!(places, 0, "{mode:?}");
+            leaves(store, &later).await;
+        }
+    }
+
     async fn a_place_that_is_not_kept_is_passed_over<S: Subject>(subject: &S) {
         let store = subject.store();
         let (holder, waiting) = queue::<S>(store, &[X, X]).await;

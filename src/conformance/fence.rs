@@ -54,7 +54,7 @@ cases! {
         assert_eq!(store.break_lock(&seen().await, &taken()).await.unwrap(), Released::Released);
         rises("broken", &alice).await;
         let token = seen().await.token.unwrap();
-        assert_eq!(store.retract(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::Released);
+        assert_eq!(store.retract(&key("a"), &alice, &[token], Mode::Exclusive).await.unwrap(), Released::Released);
         rises("retracted", &alice).await;
         store.release_session(COLLECTION, &alice).await.unwrap();
         rises("all released", &alice).await;

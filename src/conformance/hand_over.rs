@@ -31,7 +31,7 @@ cases! {
             assert_eq!((again.token, again.since, again.mode), (Some(to.token), since, mode));
             assert_eq!(store.list(COLLECTION, None, 10).await.unwrap().len(), 1);
             // Only one was told of it, so it can be taken back.
-            let taken = store.retract(&key("a"), &to.aid, to.token, mode).await.unwrap();
+            let taken = store.retract(&key("a"), &to.aid, &[to.token], mode).await.unwrap();
             assert_eq!(taken, Released::Released);
         }
     }

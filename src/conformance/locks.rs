@@ -153,20 +153,58 @@ cases! {
             let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
         }
         store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
-        assert_eq!(store.retract(&key("a"), &alice, claim.token, Mode::Exclusive).await.unwrap(), Released::Released);
+        assert_eq!(store.retract(&key("a"), &alice, &[claim.token], Mode::Exclusive).await.unwrap(), Released::Released);
         assert_eq!(token_on(store, &key("a")).await, None);
 
         let token = granted(store, &key("a"), &alice).await;
         let _ = store.try_acquire(&key("a"), &self::claim(&alice)).await.unwrap();
-        assert_eq!(store.retract(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.retract(&key("a"), &alice, &[token], Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
         assert_eq!(token_on(store, &key("a")).await, Some(token), "re-entered");
         store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap();
 
         let token = granted(store, &key("a"), &alice).await;
         let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
         assert_eq!(saved, Saved::Saved);
-        assert_eq!(store.retract(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.retract(&key("a"), &alice, &[token], Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
         assert_eq!(token_on(store, &key("a")).await, Some(token), "saved under");
+    }
+
+    async fn the_next_attempt_of_a_claim_knows_what_an_earlier_one_was_granted<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let first = Claim { mode, ..claim(&alice) };
+            let next = Claim { token: first.token.next_attempt(), ..first.clone() };
+            for attempt in [&first, &next, &first] {
+                match store.try_acquire(&key("a"), attempt).await.unwrap() {
+                    TryAcquire::Granted(lock) => assert_eq!(lock.token, Some(first.token), "{mode:?}"),
+                    other => panic!("{mode:?}: {other:?}"),
+                }
+            }
+            let retract = async |tokens: &[LockToken]| {
+                store.retract(&key("a"), &alice, tokens, mode).await.unwrap()
+            };
+            assert_eq!(retract(&[next.token]).await, Released::AlreadyGone, "{mode:?}");
+            assert_eq!(retract(&[]).await, Released::AlreadyGone, "{mode:?}");
+            // So no attempt counts as another request.
+            assert_eq!(retract(&[next.token, first.token]).await, Released::Released, "{mode:?}");
+            assert!(store.inspect(&key("a"), None).await.unwrap().is_none(), "{mode:?}");
+        }
+    }
+
+    async fn an_attempt_that_comes_after_the_release_does_not_bring_it_back<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "old").await;
+        let late = claim(&alice);
+        let answered = Claim { token: late.token.next_attempt(), ..late.clone() };
+        let granted = store.try_acquire(&key("a"), &answered).await.unwrap();
+        assert!(matches!(granted, TryAcquire::Granted(lock) if lock.token == Some(answered.token)));
+        store.release(&key("a"), &alice, answered.token, Mode::Exclusive).await.unwrap();
+
+        let _ = store.try_acquire(&key("a"), &late).await.unwrap();
+        assert_eq!(token_on(store, &key("a")).await, Some(late.token));
+        let saved = save(store, &key("a"), &alice, answered.token, &encoded(store, "a", "stale")).await;
+        assert_eq!(saved, Saved::Lost);
+        assert_eq!(store.retract(&key("a"), &alice, &[late.token], Mode::Exclusive).await.unwrap(), Released::Released);
     }
 
     async fn releasing_a_session_removes_and_names_its_locks_only<S: Subject>(subject: &S) {

@@ -144,7 +144,7 @@ cases! {
             assert!(matches!(answer, TryAcquire::AlreadyMine(lock) if lock.tab == first.tab));
             assert!(locks_on(store, "a").await[0].expires_in() <= 30 * SECOND, "not renewed");
             // Nobody else was told that the session has it.
-            let back = store.retract(&key("a"), &alice, first.token, Mode::Exclusive).await.unwrap();
+            let back = store.retract(&key("a"), &alice, &[first.token], Mode::Exclusive).await.unwrap();
             assert_eq!(back, Released::Released);
         }
     }

@@ -71,7 +71,7 @@ cases! {
         let TryAcquire::AlreadyMine(lock) = answer else { panic!("not mine: {answer:?}") };
         assert_eq!((lock.mode, lock.token), (Mode::Exclusive, Some(token)));
         assert!(lock.expires_in() > TTL - 30 * SECOND, "renewed");
-        assert_eq!(store.retract(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.retract(&key("a"), &alice, &[token], Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
     }
 
     async fn reading_again_renews_and_keeps_the_token<S: Subject>(subject: &S) {
@@ -184,7 +184,7 @@ cases! {
             if others {
                 reads(store, &key("a"), &bob).await;
             }
-            let retract = async |token| store.retract(&key("a"), &alice, token, Mode::Shared).await.unwrap();
+            let retract = async |token| store.retract(&key("a"), &alice, &[token], Mode::Shared).await.unwrap();
             let claim = reading(&alice);
             for _ in 0..2 {
                 let _ = store.try_acquire(&key("a"), &claim).await.unwrap();

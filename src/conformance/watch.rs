@@ -32,7 +32,7 @@ cases! {
             store.release(&key("released"), &alice, token, Mode::Exclusive).await.unwrap();
             told_of(&mut watch, &key("released"), "released").await;
             let token = granted(store, &key("retracted"), &alice).await;
-            store.retract(&key("retracted"), &alice, token, Mode::Exclusive).await.unwrap();
+            store.retract(&key("retracted"), &alice, &[token], Mode::Exclusive).await.unwrap();
             told_of(&mut watch, &key("retracted"), "retracted").await;
             granted(store, &key("broken"), &alice).await;
             let seen = store.inspect(&key("broken"), None).await.unwrap().unwrap();

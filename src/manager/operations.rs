@@ -55,7 +55,7 @@ impl Wanted {
     pub(super) fn claim(&self, max_hold: Option<Duration>, place: Option<Duration>) -> Claim {
         Claim {
             aid: self.aid.clone(),
-            // Chosen here, before the first attempt, so that a repetition finds its own.
+            // Chosen here, before the first attempt, so that a repetition knows it for the same claim.
             token: LockToken::new(),
             holder: self.holder.clone(),
             tab: self.tab,
@@ -136,10 +136,16 @@ impl LockManager {
         let page = claim.page;
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
-            let answer = run::retry(until, run::FOREGROUND, || {
-                manager.inner.store.try_acquire(&key, &claim)
-            })
-            .await;
+            let (mut claim, mut attempts) = (claim, run::Attempts::new(until, run::FOREGROUND));
+            let answer = loop {
+                let answer = manager.inner.store.try_acquire(&key, &claim).await;
+                let Some(pause) = attempts.pause_after(&answer) else { break answer };
+                tokio::time::sleep(pause).await;
+                claim.token = claim.token.next_attempt();
+            };
+            if let Ok(answer) = &answer {
+                manager.earlier_may_be_late(&key, &claim, answer);
+            }
             match answer {
                 // Dropped with the answer if nobody waits for it any more, and then given back.
                 Ok(TryAcquire::Granted(lock)) => {
@@ -150,7 +156,7 @@ impl LockManager {
                 Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
                 Err(error) => {
                     // An attempt may have been carried out all the same, or be still on its way.
-                    manager.claim_is_unknown(&key, claim, &own_scope);
+                    manager.claim_is_unknown(&key, &claim, &own_scope);
                     Err(error)
                 }
             }

@@ -2,7 +2,7 @@
 
 use tokio_util::task::TaskTracker;
 
-use super::{LockManager, operations::Acquisition};
+use super::{LockManager, release::Unwanted};
 use crate::{Lock, LockToken, PageId, store::Claim};
 
 /// A fresh lock that is given back when this is dropped, unless it was confirmed before.
@@ -22,7 +22,8 @@ pub(crate) struct Provisional {
 
 impl Provisional {
     pub(super) fn new(manager: LockManager, lock: Lock, claim: &Claim, scope: TaskTracker) -> Self {
-        let (token, page) = (claim.token, claim.page);
+        // Perhaps that of an earlier attempt.
+        let (token, page) = (lock.token.unwrap_or(claim.token), claim.page);
         Self { manager, lock, token, page, scope, confirmed: false }
     }
 
@@ -51,7 +52,7 @@ impl Drop for Provisional {
     fn drop(&mut self) {
         if !self.confirmed {
             let Lock { key, aid, mode, .. } = self.lock.clone();
-            let unwanted = Acquisition { key, aid, token: self.token, mode };
+            let unwanted = Unwanted { key, aid, tokens: vec![self.token], mode };
             self.manager.give_back(unwanted, &self.scope);
         }
     }

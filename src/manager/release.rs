@@ -1,39 +1,77 @@
 //! Giving locks back: to the next one who waits, to nobody, or when a page that went is not back in time.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
 use super::{Acquired, Acquisition, LockManager, Provisional, observe, queue::Heir, run};
 use crate::{
-    LockError, LockKey, Mode, PageId, StoreError,
-    store::{Answer, Claim, DynStore, Released},
+    Aid, LockError, LockKey, LockToken, Mode, PageId, StoreError,
+    store::{Claim, Released, TryAcquire},
 };
+
+/// What nobody wants to have been granted to these attempts of a claim.
+#[derive(Debug, Clone)]
+pub(super) struct Unwanted {
+    pub(super) key: LockKey,
+    pub(super) aid: Aid,
+    pub(super) tokens: Vec<LockToken>,
+    pub(super) mode: Mode,
+}
+
+impl Unwanted {
+    fn attempts_of(key: &LockKey, claim: &Claim) -> Self {
+        let tokens = claim.token.attempts().collect();
+        Self { key: key.clone(), aid: claim.aid.clone(), tokens, mode: claim.mode }
+    }
+}
 
 impl LockManager {
     /// The claim may have been granted all the same, or be still on its way. Nobody knows of it.
-    pub(super) fn claim_is_unknown(&self, key: &LockKey, claim: Claim, scope: &TaskTracker) {
-        let Claim { aid, token, mode, .. } = claim;
-        let unknown = Acquisition { key: key.clone(), aid, token, mode };
+    pub(super) fn claim_is_unknown(&self, key: &LockKey, claim: &Claim, scope: &TaskTracker) {
+        let unknown = Unwanted::attempts_of(key, claim);
         self.give_back(unknown.clone(), scope);
         self.give_back_later(unknown);
     }
 
+    /// One attempt of the claim was answered. Those before it, of which nobody has heard, may be still
+    /// on their way, and be granted what was released by then.
+    pub(super) fn earlier_may_be_late(&self, key: &LockKey, claim: &Claim, answer: &TryAcquire) {
+        let mut late = Unwanted::attempts_of(key, claim);
+        let answered = match answer {
+            TryAcquire::Granted(lock) => lock.token,
+            TryAcquire::AlreadyMine(_) | TryAcquire::Held(_) => Some(claim.token),
+        };
+        late.tokens.retain(|token| Some(*token) != answered);
+        if !late.tokens.is_empty() {
+            self.give_back_later(late);
+        }
+    }
+
     /// Gives a grant back that its request does not want. Nobody waits for it, and it is tried for
     /// as long as the lock can live.
-    pub(crate) fn give_back(&self, unwanted: Acquisition, scope: &TaskTracker) {
-        self.in_background(scope, unwanted, |store, it| {
-            store.retract(&it.key, &it.aid, it.token, it.mode)
+    pub(super) fn give_back(&self, unwanted: Unwanted, scope: &TaskTracker) {
+        let (manager, until) = (self.clone(), Instant::now() + self.ttl());
+        self.inner.runner.spawn(scope, async move {
+            let Unwanted { key, aid, tokens, mode } = unwanted;
+            let retracted = run::retry(until, run::BACKGROUND, || {
+                manager.inner.store.retract(&key, &aid, &tokens, mode)
+            });
+            let retracted = retracted.await;
+            let all = tokens.iter().map(|&token| Acquisition {
+                key: key.clone(),
+                aid: aid.clone(),
+                token,
+                mode,
+            });
+            manager.released_in_background(&key, retracted, all);
         });
     }
 
     /// Once more, for an acquire that was stuck on its way while it was given back. Without this a
     /// lock that nobody knows of would live as long as its session, which renews all it holds.
-    fn give_back_later(&self, unwanted: Acquisition) {
+    fn give_back_later(&self, unwanted: Unwanted) {
         let manager = self.clone();
         self.inner.runner.spawn_after(self.ttl() / 3, async move {
             manager.give_back(unwanted, &TaskTracker::new());
@@ -52,8 +90,13 @@ impl LockManager {
     }
 
     fn release_alone_in_background(&self, held: Acquisition) {
-        self.in_background(&TaskTracker::new(), held, |store, it| {
-            store.release(&it.key, &it.aid, it.token, it.mode)
+        let (manager, until) = (self.clone(), Instant::now() + self.ttl());
+        self.inner.runner.spawn(&TaskTracker::new(), async move {
+            let Acquisition { key, aid, token, mode } = &held;
+            let released = run::retry(until, run::BACKGROUND, || {
+                manager.inner.store.release(key, aid, *token, *mode)
+            });
+            manager.released_in_background(key, released.await, [held.clone()]);
         });
     }
 
@@ -90,7 +133,7 @@ impl LockManager {
                 }
                 Err(error) => {
                     // It may have been carried out, or be still on its way: then it is the claim's.
-                    manager.claim_is_unknown(key, claim, &heir.scope);
+                    manager.claim_is_unknown(key, &claim, &heir.scope);
                     // Else it is still on record under its own name, and may be renewed there.
                     manager.release_alone_in_background(held);
                     Err(error)
@@ -99,27 +142,22 @@ impl LockManager {
         })
     }
 
-    fn in_background(
+    fn released_in_background(
         &self,
-        scope: &TaskTracker,
-        lock: Acquisition,
-        attempt: for<'a> fn(&'a dyn DynStore, &'a Acquisition) -> Answer<'a, Released>,
+        key: &LockKey,
+        released: Result<Released, StoreError>,
+        these: impl IntoIterator<Item = Acquisition>,
     ) {
-        let (store, until) = (Arc::clone(&self.inner.store), Instant::now() + self.ttl());
-        let manager = self.clone();
-        self.inner.runner.spawn(scope, async move {
-            let released = run::retry(until, run::BACKGROUND, || attempt(&*store, &lock)).await;
-            observe::released(&manager, &lock.key, &released);
-            match released {
-                Ok(_) => manager.inner.gone(&lock),
-                Err(e) => log::warn!(
-                    target: "actix_doclock::manager",
-                    "a lock on {:?} could not be given back, it has run out by now: {e}",
-                    lock.key,
-                ),
-            }
-        });
+        observe::released(self, key, &released);
+        match released {
+            Ok(_) => these.into_iter().for_each(|it| self.inner.gone(&it)),
+            Err(e) => log::warn!(
+                target: "actix_doclock::manager",
+                "a lock on {key:?} could not be given back, it has run out by now: {e}",
+            ),
+        }
     }
+
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.release", skip_all,
         fields(collection = held.key.collection(), outcome = tracing::field::Empty),

@@ -99,17 +99,36 @@ pub(super) async fn retry<T, F>(
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    let mut pause = FIRST_PAUSE;
+    let mut attempts = Attempts::new(until, longest_pause);
     loop {
-        match attempt().await {
-            Err(e) if may_try_again(&e) && Instant::now() + pause < until => {
-                observe::tried_again(&e);
-                log::debug!(target: "actix_doclock::manager", "trying again after {pause:?}: {e}");
-                sleep(pause).await;
-                pause = (pause * 2).min(longest_pause);
-            }
-            outcome => return outcome,
+        let outcome = attempt().await;
+        let Some(pause) = attempts.pause_after(&outcome) else { return outcome };
+        sleep(pause).await;
+    }
+}
+
+/// When to try again, for who has to do something in between.
+pub(super) struct Attempts {
+    until: Instant,
+    pause: Duration,
+    longest_pause: Duration,
+}
+
+impl Attempts {
+    pub(super) fn new(until: Instant, longest_pause: Duration) -> Self {
+        Self { until, pause: FIRST_PAUSE, longest_pause }
+    }
+
+    /// `None` if this is the outcome.
+    pub(super) fn pause_after<T>(&mut self, outcome: &Result<T, StoreError>) -> Option<Duration> {
+        let (error, pause) = (outcome.as_ref().err()?, self.pause);
+        if !may_try_again(error) || Instant::now() + pause >= self.until {
+            return None;
         }
+        observe::tried_again(error);
+        log::debug!(target: "actix_doclock::manager", "trying again after {pause:?}: {error}");
+        self.pause = (pause * 2).min(self.longest_pause);
+        Some(pause)
     }
 }
 

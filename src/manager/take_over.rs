@@ -129,7 +129,7 @@ impl LockManager {
                 Ok(None) => Ok(None),
                 Err(error) => {
                     // It may have been carried out, or be still on its way: then it is the claim's.
-                    manager.claim_is_unknown(&held.key, claim, &own_scope);
+                    manager.claim_is_unknown(&held.key, &claim, &own_scope);
                     Err(error)
                 }
             }

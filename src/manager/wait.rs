@@ -69,13 +69,14 @@ impl Wait {
 struct Kept<'a> {
     manager: &'a LockManager,
     key: &'a LockKey,
+    /// Of the last try.
     token: Option<LockToken>,
 }
 
 impl Drop for Kept<'_> {
     fn drop(&mut self) {
         if let Some(token) = self.token {
-            self.manager.leave_in_background(self.key.clone(), token);
+            self.manager.leave_in_background(self.key.clone(), token.of_claim());
         }
     }
 }
@@ -208,10 +209,12 @@ impl LockManager {
     ) -> Result<Option<Acquired>, LockError> {
         let mut claim = wanted.claim(self.inner.settings.max_hold, fair.then_some(PLACE));
         if let Some(token) = kept.token {
-            claim.token = token;
+            claim.token = token.next_try();
         } else if fair {
-            kept.token = Some(claim.token);
             place.keep(claim.token);
+        }
+        if fair {
+            kept.token = Some(claim.token);
         }
         match self.claim(&wanted.key, claim, scope, self.until()).await {
             Ok(Acquired::Held(lock)) => {
@@ -220,9 +223,9 @@ impl LockManager {
             }
             Ok(granted) => Ok(Some(granted)),
             Err(e) => {
-                // That token is being given back, and must not be granted after all.
+                // That claim is being given back, and must not be granted after all.
                 if let Some(token) = kept.token.take() {
-                    self.leave_in_background(wanted.key.clone(), token);
+                    self.leave_in_background(wanted.key.clone(), token.of_claim());
                 }
                 Err(e)
             }

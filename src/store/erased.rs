@@ -53,7 +53,7 @@ erase! {
         page: Option<PageId>,
         grace: Duration
     ) -> Released;
-    fn retract(key: &'a LockKey, aid: &'a Aid, token: LockToken, mode: Mode) -> Released;
+    fn retract(key: &'a LockKey, aid: &'a Aid, tokens: &'a [LockToken], mode: Mode) -> Released;
     fn release_session(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
     fn end_session(
         aid: &'a Aid,

@@ -217,10 +217,11 @@ impl Store for MemoryStore {
         &self,
         key: &LockKey,
         aid: &Aid,
-        token: LockToken,
+        tokens: &[LockToken],
         _mode: Mode,
     ) -> Result<Released, StoreError> {
-        let untold = |grant: &Grant| grant.is_acquisition(aid, token) && !grant.again;
+        let untold =
+            |grant: &Grant| grant.aid == *aid && tokens.contains(&grant.token) && !grant.again;
         Ok(self.state().remove_if(key, untold))
     }
 

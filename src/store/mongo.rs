@@ -237,7 +237,7 @@ impl Store for MongoStore {
         mode: Mode,
     ) -> Result<Released, StoreError> {
         let at = self.prepared(key.collection())?;
-        let it = Acquisition { id: key.id(), aid, token, mode, unless_told: false };
+        let it = Acquisition::new(key.id(), aid, token, mode);
         let released = at.remove(&it).await;
         released.map_err(|e| store_error(format!("releasing the lock on {key:?}"), e))
     }
@@ -246,11 +246,18 @@ impl Store for MongoStore {
         &self,
         key: &LockKey,
         aid: &Aid,
-        token: LockToken,
+        tokens: &[LockToken],
         mode: Mode,
     ) -> Result<Released, StoreError> {
         let at = self.prepared(key.collection())?;
-        let it = Acquisition { id: key.id(), aid, token, mode, unless_told: true };
+        let Some((&token, others)) = tokens.split_first() else {
+            return Ok(Released::AlreadyGone);
+        };
+        let it = Acquisition {
+            others,
+            unless_told: true,
+            ..Acquisition::new(key.id(), aid, token, mode)
+        };
         at.remove(&it).await.map_err(|e| store_error(format!("giving {key:?} back"), e))
     }
 
@@ -264,8 +271,7 @@ impl Store for MongoStore {
         grace: Duration,
     ) -> Result<Released, StoreError> {
         let at = self.prepared(key.collection())?;
-        let it =
-            Acquisition { id: key.id(), aid, token, mode: Mode::Exclusive, unless_told: false };
+        let it = Acquisition::new(key.id(), aid, token, Mode::Exclusive);
         let mut filter = it.filter();
         if let Some(page) = page {
             filter.insert("page", doc! { "$eq": page.to_string() });
@@ -441,8 +447,7 @@ impl Store for MongoStore {
                 StoreError::new(StoreErrorKind::Other, format!("saving {key}: this is not BSON"))
                     .because(e)
             })?;
-        let acquisition =
-            Acquisition { id: key.id(), aid, token, mode: Mode::Exclusive, unless_told: false };
+        let acquisition = Acquisition::new(key.id(), aid, token, Mode::Exclusive);
         let save = save::Save {
             locks: &at.locks,
             documents: &at.documents,

@@ -6,15 +6,18 @@
 
 use std::time::Duration;
 
-use actix_doclock::{Aid, HeldDoc, LockError, LockedDoc, Saved, Store, StoreError, StoreErrorKind};
+use actix_doclock::{
+    Aid, Claim, HeldDoc, Holder, LockError, LockedDoc, Mode, Saved, Store, StoreError,
+    StoreErrorKind,
+};
 use actix_session::{SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{HttpResponse, cookie::Key, http::StatusCode, test, web};
 use mongodb::bson::doc;
 use tokio::time::sleep;
 
 use crate::rig::app::{
-    NO_DEADLINE, WorkItem, count, eventually, key, lock_records, put, record, store_error_kind,
-    title,
+    App, NO_DEADLINE, WorkItem, count, eventually, key, lock_records, put, record,
+    store_error_kind, title,
 };
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod;
@@ -45,6 +48,41 @@ async fn an_acquire_whose_reply_is_lost_finds_its_own_grant() {
         assert_eq!(faulty.proxy.passed("findAndModify"), losses + 1);
         faulty.assert_fired(losses);
     }
+}
+
+/// The first attempt is carried out at last when another one was answered, the lock released, and the
+/// document saved by somebody else.
+#[tokio::test]
+async fn an_acquire_that_comes_after_its_own_repetition_overwrites_nothing_and_goes_by_itself() {
+    const SHORT: Duration = Duration::from_secs(15);
+    let faulty = Faulty::new().await;
+    put(&faulty.database, "a", "old").await;
+    let app = App::with(faulty.app.store.database(), |settings| settings.ttl(SHORT)).await;
+    faulty.proxy.drop_request("findAndModify");
+    let stale = app.granted(&key("a"), &Aid::new()).await;
+    app.locks.release(&stale).await.unwrap();
+    let other = faulty.other.granted(&key("a"), &Aid::new()).await;
+    faulty.other.save(&other, "new").await.unwrap();
+    faulty.other.locks.release(&other).await.unwrap();
+
+    let late = Claim {
+        aid: stale.aid.clone(),
+        token: stale.token.unwrap().of_claim(),
+        tab: None,
+        page: None,
+        holder: Holder::new("alice"),
+        taken: None,
+        mode: Mode::Exclusive,
+        ttl: Duration::from_secs(600),
+        max_hold: None,
+        place: None,
+    };
+    assert_ne!(Some(late.token), stale.token, "the attempt that was answered is another one");
+    let _ = faulty.other.store.try_acquire(&key("a"), &late).await.unwrap();
+    assert_eq!(app.save(&stale, "stale").await.unwrap(), Saved::Lost);
+    assert_eq!(title(&faulty.database, "a").await, "new");
+    eventually("it goes long before its ttl", async || count(&faulty.database).await == 0).await;
+    faulty.assert_fired(1);
 }
 
 /// Every attempt is the crate's own here, also the second one.

@@ -579,7 +579,7 @@ async fn every_verb(
             store.leave(&a, claim.token).await.unwrap_or_else(|e| failed("leave", &e));
             let released = store.release(&a, &alice, claim.token, mode).await;
             released.unwrap_or_else(|e| failed("release", &e));
-            let released = store.retract(&a, &alice, claim.token, mode).await;
+            let released = store.retract(&a, &alice, &[claim.token], mode).await;
             released.unwrap_or_else(|e| failed("retract", &e));
         }
     }

@@ -60,7 +60,7 @@ impl Record {
     ) -> TryAcquire {
         self.queue.retain(|place| place.until > now);
         if let Some(answer) = self.reenter(key, claim, now) {
-            self.queue.retain(|place| place.token != claim.token);
+            self.queue.retain(|place| place.token != claim.token.of_claim());
             return answer;
         }
         if let Some(held) = self.in_the_way(key, claim, now) {
@@ -94,7 +94,7 @@ impl Record {
                 });
             }
         }
-        self.queue.retain(|place| place.token != claim.token);
+        self.queue.retain(|place| place.token != claim.token.of_claim());
         let fence = fenced.then(|| self.next_fence());
         let mut grant = Grant::new(claim, fence, now);
         if let Some(before) = before {
@@ -119,13 +119,10 @@ impl Record {
         mine.page = claim.page.or(mine.page);
         mine.renew(now, claim.ttl);
         mine.holder = claim.holder.clone();
-        mine.again |= mine.token != claim.token;
+        let is_same = mine.token.is_of_same_claim(claim.token);
+        mine.again |= !is_same;
         let lock = mine.to_lock(key, now);
-        Some(if mine.token == claim.token {
-            TryAcquire::Granted(lock)
-        } else {
-            TryAcquire::AlreadyMine(lock)
-        })
+        Some(if is_same { TryAcquire::Granted(lock) } else { TryAcquire::AlreadyMine(lock) })
     }
 
     fn in_the_way(&self, key: &LockKey, claim: &Claim, now: Duration) -> Option<Lock> {
@@ -145,18 +142,20 @@ impl Record {
 
     /// The first who waits and would be let in before this claim.
     fn before(&self, claim: &Claim) -> Option<&Place> {
-        let before = self.queue.iter().take_while(|place| place.token != claim.token);
+        let before = self.queue.iter().take_while(|place| place.token != claim.token.of_claim());
         let excludes = |it: &&Place| it.mode == Mode::Exclusive || claim.mode == Mode::Exclusive;
         // Its own session is not in its way.
         before.filter(excludes).find(|place| place.aid != claim.aid)
     }
 
     fn keep_place(&mut self, claim: &Claim, until: Duration) {
-        if let Some(place) = self.queue.iter_mut().find(|place| place.token == claim.token) {
+        if let Some(place) =
+            self.queue.iter_mut().find(|place| place.token == claim.token.of_claim())
+        {
             place.until = until;
         } else if self.queue.len() < MAX_READERS {
             self.queue.push(Place {
-                token: claim.token,
+                token: claim.token.of_claim(),
                 until,
                 aid: claim.aid.clone(),
                 holder: claim.holder.clone(),

@@ -87,8 +87,7 @@ impl Prepared {
         token: LockToken,
         claim: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
-        let from =
-            Acquisition { id: key.id(), aid, token, mode: Mode::Exclusive, unless_told: false };
+        let from = Acquisition::new(key.id(), aid, token, Mode::Exclusive);
         let asked = Instant::now();
         let fields = match claim.mode {
             Mode::Exclusive => pipeline::short_answer_fields(claim),

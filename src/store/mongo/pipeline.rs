@@ -44,13 +44,19 @@ pub(super) struct Acquisition<'a> {
     pub(super) id: &'a LockId,
     pub(super) aid: &'a Aid,
     pub(super) token: LockToken,
+    /// Or by one of these attempts of the same claim.
+    pub(super) others: &'a [LockToken],
     /// Shared if that is not known.
     pub(super) mode: Mode,
     /// Unless another request was told that the session has it.
     pub(super) unless_told: bool,
 }
 
-impl Acquisition<'_> {
+impl<'a> Acquisition<'a> {
+    pub(super) fn new(id: &'a LockId, aid: &'a Aid, token: LockToken, mode: Mode) -> Self {
+        Self { id, aid, token, others: &[], mode, unless_told: false }
+    }
+
     /// The record of the lock.
     pub(super) fn filter(&self) -> Document {
         self.filter_with(&doc! {})
@@ -68,7 +74,10 @@ impl Acquisition<'_> {
     fn filter_with(&self, readers: &Document) -> Document {
         let mut grant = doc! {
             "aid": { "$eq": self.aid.as_str() },
-            "token": { "$eq": self.token.to_string() },
+            "token": match self.others {
+                [] => doc! { "$eq": self.token.to_string() },
+                _ => doc! { "$in": self.tokens() },
+            },
         };
         if self.unless_told {
             grant.insert("again", doc! { "$exists": false });
@@ -84,11 +93,15 @@ impl Acquisition<'_> {
         filter
     }
 
+    fn tokens(&self) -> Vec<String> {
+        [&self.token].into_iter().chain(self.others).map(ToString::to_string).collect()
+    }
+
     /// Whether it is this grant.
     pub(super) fn is(&self, grant: Grant) -> Document {
         let mut all = vec![
             doc! { "$eq": [grant.field("aid"), literal(self.aid.as_str())] },
-            doc! { "$eq": [grant.field("token"), self.token.to_string()] },
+            doc! { "$in": [grant.field("token"), self.tokens()] },
         ];
         if self.unless_told {
             all.push(doc! { "$eq": [{ "$type": grant.field("again") }, "missing"] });

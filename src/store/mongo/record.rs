@@ -40,13 +40,12 @@ impl Fetched<'_> {
     /// What a claim was answered: what its session has, or else what is in its way.
     pub(super) fn answer(self, claim: &Claim) -> Option<TryAcquire> {
         let place = self.record.get_document("place").ok().map(|place| self.place(place));
+        let is_of = |lock: &Lock| lock.token.is_some_and(|it| it.is_of_same_claim(claim.token));
         let holds = |lock: &Lock| lock.aid == claim.aid && lock.mode.covers(claim.mode);
         // Where there is a place, the lock before it may have run out.
         let lock = self.lock().filter(|lock| place.is_none() || !lock.expires_in().is_zero());
         Some(match (lock, place) {
-            (Some(lock), _) if holds(&lock) && lock.token == Some(claim.token) => {
-                TryAcquire::Granted(lock)
-            }
+            (Some(lock), _) if holds(&lock) && is_of(&lock) => TryAcquire::Granted(lock),
             (Some(lock), _) if holds(&lock) => TryAcquire::AlreadyMine(lock),
             // Readers are in nobody's way who wants to read.
             (Some(lock), Some(place)) if lock.mode == claim.mode && claim.mode == Mode::Shared => {

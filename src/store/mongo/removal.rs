@@ -103,7 +103,7 @@ impl Prepared {
             }
             return self.remove_foreign(key.id(), ts.into()).await;
         };
-        let it = Acquisition { id: key.id(), aid, token, mode: *mode, unless_told: false };
+        let it = Acquisition::new(key.id(), aid, token, *mode);
         let has_run_out = match mode {
             Mode::Exclusive => self.shorten(it.filter(), pipeline::take_away(token, by)).await?,
             Mode::Shared => Released::AlreadyGone,

@@ -136,7 +136,7 @@ impl Server {
         store.release_session(COLLECTIONS[0], &bob).await.expect("release_session");
         let by = LockToken::new();
         store.release(&a, &bob, by, Mode::Shared).await.expect("release");
-        store.retract(&a, &bob, by, Mode::Exclusive).await.expect("retract");
+        store.retract(&a, &bob, &[by], Mode::Exclusive).await.expect("retract");
         store.run_out_in(&a, &bob, by, None, Duration::ZERO).await.expect("run_out_in");
         store.keep_places(&a, &[by], TTL).await.expect("keep_places");
         store.leave(&a, by).await.expect("leave");

@@ -150,7 +150,7 @@ impl<'a, S: Subject> Run<'a, S> {
                 assert_eq!(released(answer), self.reference.release(asked), "released");
             }
             Op::Retract(_) => {
-                let answer = store.retract(&key, aid, token, claim.mode).await.unwrap();
+                let answer = store.retract(&key, aid, &[token], claim.mode).await.unwrap();
                 assert_eq!(released(answer), self.reference.retract(asked), "retracted");
             }
             Op::RunOutIn(_, page, grace) => {

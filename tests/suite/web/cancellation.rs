@@ -102,10 +102,10 @@ impl Store for Pausing {
         &self,
         key: &LockKey,
         aid: &Aid,
-        token: LockToken,
+        tokens: &[LockToken],
         mode: Mode,
     ) -> Result<Released, StoreError> {
-        self.paused(self.0.retract(key, aid, token, mode)).await
+        self.paused(self.0.retract(key, aid, tokens, mode)).await
     }
     async fn end_session(
         &self,

@@ -227,7 +227,7 @@ impl Store for Down {
         &self,
         _: &LockKey,
         _: &Aid,
-        _: LockToken,
+        _: &[LockToken],
         _: Mode,
     ) -> Result<Released, StoreError> {
         self.error()

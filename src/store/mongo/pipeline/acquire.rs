@@ -344,7 +344,11 @@ impl Acquire<'_> {
 
     /// Not for a repetition whose first reply was lost.
     fn again(&self, grant: Grant) -> Document {
-        let same = doc! { "$eq": [grant.field("token"), self.claim.token.to_string()] };
+        let (token, claim) = (grant.field("token"), self.claim.token);
+        let same = doc! { "$and": [
+            { "$gte": [&token, claim.of_claim().to_string()] },
+            { "$lte": [&token, claim.last_of_claim().to_string()] },
+        ] };
         doc! { "$cond": [same, {}, { "again": true }] }
     }
 }
