@@ -316,6 +316,26 @@ mod tests {
     }
 
     #[test]
+    fn attempts_and_tries_are_of_one_claim_and_each_has_a_token_of_its_own() {
+        let first = LockToken::new();
+        assert!(!first.is_of_same_claim(LockToken::new()));
+        let (mut token, mut seen) = (first, Vec::new());
+        for _ in 0..3 {
+            let attempts = [token, token.next_attempt(), token.next_attempt().next_attempt()];
+            assert_eq!(attempts[2].attempts().collect::<Vec<_>>(), attempts);
+            seen.extend(attempts);
+            token = attempts[2].next_try();
+        }
+        for (nth, token) in seen.iter().enumerate() {
+            assert!(first.is_of_same_claim(*token) && token.of_claim() == first);
+            assert!(!seen[..nth].contains(token), "{token} twice");
+            // As the store in MongoDB compares them.
+            let (token, last) = (token.to_string(), first.last_of_claim().to_string());
+            assert!(first.to_string() <= token && token <= last);
+        }
+    }
+
+    #[test]
     fn a_label_is_cut_between_characters() {
         assert_eq!(Holder::new("alice").label, "alice");
         let long = Holder::new("ä".repeat(MAX_LABEL_BYTES)).label;

@@ -21,8 +21,7 @@ pub(super) struct Unwanted {
 }
 
 impl Unwanted {
-    fn attempts_of(key: &LockKey, claim: &Claim) -> Self {
-        let tokens = claim.token.attempts().collect();
+    fn new(key: &LockKey, claim: &Claim, tokens: Vec<LockToken>) -> Self {
         Self { key: key.clone(), aid: claim.aid.clone(), tokens, mode: claim.mode }
     }
 }
@@ -30,7 +29,7 @@ impl Unwanted {
 impl LockManager {
     /// The claim may have been granted all the same, or be still on its way. Nobody knows of it.
     pub(super) fn claim_is_unknown(&self, key: &LockKey, claim: &Claim, scope: &TaskTracker) {
-        let unknown = Unwanted::attempts_of(key, claim);
+        let unknown = Unwanted::new(key, claim, claim.token.attempts().collect());
         self.give_back(unknown.clone(), scope);
         self.give_back_later(unknown);
     }
@@ -38,14 +37,14 @@ impl LockManager {
     /// One attempt of the claim was answered. Those before it, of which nobody has heard, may be still
     /// on their way, and be granted what was released by then.
     pub(super) fn earlier_may_be_late(&self, key: &LockKey, claim: &Claim, answer: &TryAcquire) {
-        let mut late = Unwanted::attempts_of(key, claim);
         let answered = match answer {
             TryAcquire::Granted(lock) => lock.token,
             TryAcquire::AlreadyMine(_) | TryAcquire::Held(_) => Some(claim.token),
         };
-        late.tokens.retain(|token| Some(*token) != answered);
-        if !late.tokens.is_empty() {
-            self.give_back_later(late);
+        let late: Vec<_> =
+            claim.token.attempts().filter(|token| Some(*token) != answered).collect();
+        if !late.is_empty() {
+            self.give_back_later(Unwanted::new(key, claim, late));
         }
     }
 
@@ -59,7 +58,9 @@ impl LockManager {
                 manager.inner.store.retract(&key, &aid, &tokens, mode)
             });
             let retracted = retracted.await;
-            let all = tokens.iter().map(|&token| Acquisition {
+            // Else it may still be there, with another request that was told of it.
+            let is_gone = matches!(retracted, Ok(Released::Released));
+            let all = tokens.iter().filter(|_| is_gone).map(|&token| Acquisition {
                 key: key.clone(),
                 aid: aid.clone(),
                 token,

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, Holder, LockKey, Lockable, TryAcquire};
+use actix_doclock::{Aid, Claim, Holder, LockKey, Lockable, Mode, Store, TryAcquire};
 use mongodb::bson::{Document, doc};
 use tokio::time::sleep;
 
@@ -95,6 +95,42 @@ async fn a_grant_whose_answer_is_lost_is_found_by_the_next_attempt() {
     let answer = late.app.locks.try_acquire(&document(), &aid, &holder).await.unwrap();
     assert!(matches!(answer, TryAcquire::Granted(_)), "its own grant is not news: {answer:?}");
     assert_eq!((late.proxy.fired(), late.proxy.passed("findAndModify")), (1, 2));
+}
+
+/// By then the lock has been released, and somebody else has saved.
+#[tokio::test]
+async fn an_attempt_that_arrives_after_the_next_one_was_answered_overwrites_nothing() {
+    let ttl = Duration::from_secs(15);
+    let late = Late::new("&retryWrites=false", Settings { ttl, ..settings(ttl) }).await;
+    let key = LockKey::new(Plain::COLLECTION, "0").unwrap();
+    let (desk, other) = (Desk::new(&late.app), Desk::new(&late.other));
+    late.proxy.drop_request("findAndModify");
+    let stale = desk.acquire(&key).await.expect("a free document");
+    let loaded = desk.load(&key).await.unwrap();
+    desk.release(&stale).await;
+    let lock = other.acquire(&key).await.expect("free again");
+    assert!(other.save(&lock, other.load(&key).await.unwrap()).await);
+    other.release(&lock).await;
+
+    // As if it had only been held up on its way.
+    let first = Claim {
+        aid: stale.aid.clone(),
+        token: stale.token.unwrap().of_claim(),
+        tab: None,
+        page: None,
+        holder: Holder::new("late"),
+        taken: None,
+        mode: Mode::Exclusive,
+        ttl: Duration::from_secs(600),
+        max_hold: None,
+        place: None,
+    };
+    let _ = late.other.store.try_acquire(&key, &first).await.unwrap();
+    assert!(!desk.save(&stale, loaded).await, "overwritten");
+    assert_eq!(late.proxy.fired(), 1);
+    // What was granted to nobody goes long before it runs out.
+    acquired(&other, &key).await;
+    assert_eq!(other.load(&key).await.unwrap().n, 1);
 }
 
 /// By then the session has released it elsewhere, and has taken it again.

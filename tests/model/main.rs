@@ -113,7 +113,7 @@ macro_rules! without {
 without! {
     release_by_token: a_release_that_names_no_acquisition,
         ALICE_TWICE => AReleaseRemovedAnotherLock in 8;
-    token_before_first_send: a_token_for_each_attempt,
+    attempts_are_one_claim: attempts_that_do_not_know_each_other,
         Protocol { repetitions: 1, ..ALICE } => ALockWasLeftBehind in 8;
     retract_unless_told: a_grant_taken_back_that_another_request_was_told_of,
         ALICE_TWICE_AND_BOB => TwoBelieveAtOnce in 15;
@@ -129,7 +129,7 @@ without! {
         Protocol { failovers: 1, ..ALICE_AND_BOB } => AnAcknowledgedSaveIsGone in 7;
     guarded_save: a_save_that_does_not_look_at_the_lock,
         ALICE_AND_BOB => AStaleSaveOverwrote in 14;
-    answered_is_over: an_attempt_that_comes_after_a_later_one_was_answered,
+    token_for_each_attempt: an_attempt_that_comes_after_a_later_one_was_answered,
         Protocol { clock: false, logout: true, repetitions: 1, ..ALICE_AND_BOB } => AStaleSaveOverwrote in 21;
     releases_are_not_overtaken: a_release_that_is_overtaken_by_the_next_acquire,
         ALICE_TWICE_AND_BOB => TwoBelieveAtOnce in 17;

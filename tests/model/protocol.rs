@@ -186,7 +186,7 @@ impl Protocol {
             world.repetitions -= 1;
             let again = world.client(who);
             again.reply = None;
-            if client.phase == Phase::Asking && !self.rules.token_before_first_send {
+            if client.phase == Phase::Asking && self.rules.token_for_each_attempt {
                 again.token.send = client.sends;
                 again.sends += 1;
             }
@@ -218,10 +218,6 @@ impl Protocol {
                     client.if_answered = TTL;
                 }
                 (client.belief, client.if_answered) = (client.if_answered, 0);
-                if self.rules.answered_is_over {
-                    world.cancel(Verb::Acquire(token));
-                }
-                let client = world.client(who);
                 if looks {
                     (client.phase, client.patience) = (Phase::Looking, DEADLINE);
                     let request = client.request();
@@ -232,7 +228,13 @@ impl Protocol {
                 }
             }
             (Phase::Looking, Answer::Goes(version)) => client.edits(version),
-            (Phase::Looking, _) => self.give_back(world, who),
+            // Outright, whatever other request of the ended session was told.
+            (Phase::Looking, _) => {
+                (client.phase, client.patience) = (Phase::Releasing, DEADLINE);
+                (client.belief, client.if_answered, client.seen) = (0, 0, 0);
+                let request = client.request();
+                let _ = world.send(request);
+            }
             (Phase::Renewing, Answer::Renewed) => {
                 client.belief = client.if_answered;
                 client.edits(client.seen);
@@ -379,12 +381,14 @@ impl Protocol {
         let mut broken = None;
         let answer = match verb {
             Verb::Acquire(token) => {
-                let waits = (world.clients[token.who as usize]).phase == Phase::Asking
-                    && world.clients[token.who as usize].asked == token.nth;
+                // Not after another attempt was answered.
+                let client = &world.clients[token.who as usize];
+                let waits = (client.phase, client.asked) == (Phase::Asking, token.nth)
+                    && client.reply.is_none();
                 match &mut database.lock {
-                    Some(lock) if lock.token == token => {
+                    Some(lock) if self.is_same_claim(lock.token, token) => {
                         lock.left = TTL;
-                        Answer::Granted(token)
+                        Answer::Granted(lock.token)
                     }
                     Some(lock) if lock.token.who == token.who => {
                         (lock.left, lock.again) = (TTL, true);
@@ -426,12 +430,16 @@ impl Protocol {
             }
             Verb::Release(token) | Verb::Retract(token) => {
                 let spares_told = verb == Verb::Retract(token) && self.rules.retract_unless_told;
+                let is_this = |it: &Lock| match verb {
+                    Verb::Retract(_) => self.is_same_claim(it.token, token),
+                    _ => it.token == token,
+                };
                 let is_meant = |it: &Lock| match self.rules.release_by_token {
-                    true => it.token == token && !(it.again && spares_told),
+                    true => is_this(it) && !(it.again && spares_told),
                     false => it.token.who == token.who,
                 };
                 if let Some(lock) = database.lock.take_if(|it| is_meant(it))
-                    && lock.token != token
+                    && !is_this(&lock)
                 {
                     broken = Some(Broken::AReleaseRemovedAnotherLock);
                 }
@@ -449,6 +457,11 @@ impl Protocol {
             }
         };
         (self.reply(world, verb, answer), broken)
+    }
+
+    fn is_same_claim(&self, one: Token, other: Token) -> bool {
+        let claim = |token: Token| (token.who, token.nth);
+        one == other || self.rules.attempts_are_one_claim && claim(one) == claim(other)
     }
 
     /// Sends the answer to whoever still waits for it.

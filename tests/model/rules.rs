@@ -5,8 +5,11 @@
 pub(crate) struct Rules {
     /// A release names the acquisition: late, it removes nothing newer.
     pub(crate) release_by_token: bool,
-    /// The token is chosen before the first send, so that a repetition finds its own grant.
-    pub(crate) token_before_first_send: bool,
+    /// All attempts at an acquire are known for one claim: each finds what another was granted, and they
+    /// are given back together.
+    pub(crate) attempts_are_one_claim: bool,
+    /// Each attempt has a token of its own: a late one does not bring back what was released.
+    pub(crate) token_for_each_attempt: bool,
     /// What nobody waits for any more is given back only if no other request was told of it.
     pub(crate) retract_unless_told: bool,
     /// Who acquires looks afterwards whether the session has ended.
@@ -19,8 +22,6 @@ pub(crate) struct Rules {
     pub(crate) majority: bool,
     /// A save is written only while its acquisition is on record.
     pub(crate) guarded_save: bool,
-    /// Assumed: when a request has been answered, an earlier attempt at it is not carried out any more.
-    pub(crate) answered_is_over: bool,
     /// Assumed: who has asked for a release does not acquire again before that is through or gone.
     pub(crate) releases_are_not_overtaken: bool,
 }
@@ -28,14 +29,14 @@ pub(crate) struct Rules {
 impl Rules {
     pub(crate) const ALL: Self = Self {
         release_by_token: true,
-        token_before_first_send: true,
+        attempts_are_one_claim: true,
+        token_for_each_attempt: true,
         retract_unless_told: true,
         look_for_tombstone: true,
         tombstone_first: true,
         count_from_the_send: true,
         majority: true,
         guarded_save: true,
-        answered_is_over: true,
         releases_are_not_overtaken: true,
     };
 }

@@ -18,7 +18,7 @@ pub(crate) enum Who {
     Bob,
 }
 
-/// One acquisition: of whom, which in order, and (where a rule is taken out) by which attempt.
+/// One acquisition: of whom, which in order, and by which attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Token {
     pub(crate) who: Who,
@@ -30,8 +30,9 @@ pub(crate) struct Token {
 pub(crate) struct Lock {
     pub(crate) token: Token,
     pub(crate) left: u8,
-    /// Granted by a request that nobody waited for any more, or given back without an answer. Its
-    /// holder is not to be blamed for it, but it goes with its ttl.
+    /// Granted to an attempt that nobody waited for any more, or given back without an answer. Its
+    /// holder is not to be blamed for it, but it goes with its ttl (in the code a bit earlier: it is
+    /// given back once more after a third of it).
     pub(crate) orphan: bool,
     /// A second request of the session was told of it.
     pub(crate) again: bool,

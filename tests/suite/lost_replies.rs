@@ -6,18 +6,15 @@
 
 use std::time::Duration;
 
-use actix_doclock::{
-    Aid, Claim, HeldDoc, Holder, LockError, LockedDoc, Mode, Saved, Store, StoreError,
-    StoreErrorKind,
-};
+use actix_doclock::{Aid, HeldDoc, LockError, LockedDoc, Saved, Store, StoreError, StoreErrorKind};
 use actix_session::{SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{HttpResponse, cookie::Key, http::StatusCode, test, web};
 use mongodb::bson::doc;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::rig::app::{
-    App, NO_DEADLINE, WorkItem, count, eventually, key, lock_records, put, record,
-    store_error_kind, title,
+    NO_DEADLINE, WorkItem, count, eventually, key, lock_records, put, record, store_error_kind,
+    title,
 };
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod;
@@ -48,41 +45,6 @@ async fn an_acquire_whose_reply_is_lost_finds_its_own_grant() {
         assert_eq!(faulty.proxy.passed("findAndModify"), losses + 1);
         faulty.assert_fired(losses);
     }
-}
-
-/// The first attempt is carried out at last when another one was answered, the lock released, and the
-/// document saved by somebody else.
-#[tokio::test]
-async fn an_acquire_that_comes_after_its_own_repetition_overwrites_nothing_and_goes_by_itself() {
-    const SHORT: Duration = Duration::from_secs(15);
-    let faulty = Faulty::new().await;
-    put(&faulty.database, "a", "old").await;
-    let app = App::with(faulty.app.store.database(), |settings| settings.ttl(SHORT)).await;
-    faulty.proxy.drop_request("findAndModify");
-    let stale = app.granted(&key("a"), &Aid::new()).await;
-    app.locks.release(&stale).await.unwrap();
-    let other = faulty.other.granted(&key("a"), &Aid::new()).await;
-    faulty.other.save(&other, "new").await.unwrap();
-    faulty.other.locks.release(&other).await.unwrap();
-
-    let late = Claim {
-        aid: stale.aid.clone(),
-        token: stale.token.unwrap().of_claim(),
-        tab: None,
-        page: None,
-        holder: Holder::new("alice"),
-        taken: None,
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(600),
-        max_hold: None,
-        place: None,
-    };
-    assert_ne!(Some(late.token), stale.token, "the attempt that was answered is another one");
-    let _ = faulty.other.store.try_acquire(&key("a"), &late).await.unwrap();
-    assert_eq!(app.save(&stale, "stale").await.unwrap(), Saved::Lost);
-    assert_eq!(title(&faulty.database, "a").await, "new");
-    eventually("it goes long before its ttl", async || count(&faulty.database).await == 0).await;
-    faulty.assert_fired(1);
 }
 
 /// Every attempt is the crate's own here, also the second one.
@@ -439,6 +401,26 @@ async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
 
     faulty.proxy.let_go();
     eventually("nothing is left", async || count(&faulty.database).await == 0).await;
+    faulty.assert_fired(1);
+}
+
+/// Another request of the session was told of it meanwhile, and works under it.
+#[tokio::test]
+async fn a_grant_that_is_kept_for_another_request_is_not_called_lost() {
+    let faulty = Faulty::with_deadline(Duration::from_secs(3)).await;
+    let alice = Aid::new();
+    faulty.proxy.hold_reply_to("findAndModify");
+    let unknown = faulty.app.try_acquire(&key("a"), &alice).await;
+    assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
+    faulty.proxy.until_fired(1).await;
+    let lock = faulty.app.already_mine(&key("a"), &alice).await;
+    let mut lost = Box::pin(faulty.app.locks.lost(&lock));
+    faulty.proxy.let_go();
+    eventually("it is to be given back", async || faulty.proxy.passed("delete") == 1).await;
+    assert!(timeout(Duration::from_millis(150), &mut lost).await.is_err(), "it is still there");
+    assert_eq!(faulty.app.already_mine(&key("a"), &alice).await.token, lock.token);
+    faulty.app.locks.release(&lock).await.unwrap();
+    lost.await;
     faulty.assert_fired(1);
 }
 

@@ -33,8 +33,8 @@ pub(super) struct Ask {
 #[derive(Debug, Clone)]
 pub(super) enum Op {
     Acquire(Ask),
-    /// The same claim once more, as after a lost reply, or long after.
-    AcquireAgain(usize),
+    /// The same claim once more, as after a lost reply, or long after; or its next attempt.
+    AcquireAgain(usize, bool),
     Renew(Vec<usize>),
     KeepPlace(usize),
     Leave(usize),
@@ -88,7 +88,7 @@ fn op() -> impl Strategy<Value = Op> {
     let back = || 0..4_usize;
     prop_oneof![
         8 => ask().prop_map(Op::Acquire),
-        3 => back().prop_map(Op::AcquireAgain),
+        4 => (back(), any::<bool>()).prop_map(|(nth, next)| Op::AcquireAgain(nth, next)),
         2 => vec(0..SESSIONS, 1..3).prop_map(Op::Renew),
         1 => back().prop_map(Op::KeepPlace),
         1 => back().prop_map(Op::Leave),

@@ -11,6 +11,8 @@ pub(super) const PLACE: u64 = 300;
 #[derive(Debug, Clone)]
 pub(super) struct Asked {
     pub(super) token: usize,
+    /// The first attempt of it.
+    pub(super) claim: usize,
     pub(super) who: usize,
     pub(super) document: usize,
     pub(super) shared: bool,
@@ -24,6 +26,7 @@ pub(super) struct Asked {
 #[derive(Debug, Clone)]
 pub(super) struct Grant {
     pub(super) token: usize,
+    claim: usize,
     pub(super) who: usize,
     pub(super) shared: bool,
     pub(super) tab: Option<usize>,
@@ -40,7 +43,7 @@ pub(super) struct Grant {
 
 #[derive(Debug, Clone)]
 struct Place {
-    token: usize,
+    claim: usize,
     who: usize,
     shared: bool,
     until: u64,
@@ -114,9 +117,10 @@ impl Document {
         let now = self.now;
         // A reader joins those who are there; whoever else is in comes in alone.
         self.grants.retain(|it| asked.shared && it.shared && it.who != asked.who);
-        self.queue.retain(|place| place.token != asked.token);
+        self.queue.retain(|place| place.claim != asked.claim);
         self.grants.push(Grant {
             token: asked.token,
+            claim: asked.claim,
             who: asked.who,
             shared: asked.shared,
             tab: asked.tab,
@@ -159,19 +163,18 @@ impl Reference {
             if !elsewhere {
                 (mine.renewed, mine.ttl, mine.grace) = (now, asked.ttl, None);
                 mine.page = asked.page.or(mine.page);
-                mine.told |= mine.token != asked.token;
+                mine.told |= mine.claim != asked.claim;
             }
-            let token = mine.token;
-            document.queue.retain(|place| place.token != asked.token);
-            let same = token == asked.token && !elsewhere;
+            let (token, same) = (mine.token, mine.claim == asked.claim && !elsewhere);
+            document.queue.retain(|place| place.claim != asked.claim);
             return if same { Answer::Granted(token) } else { Answer::Already(token) };
         }
         if let Some(held) = document.in_the_way(asked) {
             if fair && asked.waits {
-                match document.queue.iter_mut().find(|place| place.token == asked.token) {
+                match document.queue.iter_mut().find(|place| place.claim == asked.claim) {
                     Some(place) => place.until = now + PLACE,
                     None => document.queue.push(Place {
-                        token: asked.token,
+                        claim: asked.claim,
                         who: asked.who,
                         shared: asked.shared,
                         until: now + PLACE,
@@ -200,13 +203,13 @@ impl Reference {
     pub(super) fn keep_place(&mut self, asked: &Asked) -> u64 {
         let document = &mut self.documents[asked.document];
         let now = document.now;
-        let mine = |place: &&mut Place| place.token == asked.token && place.until > now;
+        let mine = |place: &&mut Place| place.claim == asked.claim && place.until > now;
         let place = document.queue.iter_mut().find(mine);
         place.map(|place| place.until = now + PLACE).map_or(0, |()| 1)
     }
 
     pub(super) fn leave(&mut self, asked: &Asked) {
-        self.documents[asked.document].queue.retain(|place| place.token != asked.token);
+        self.documents[asked.document].queue.retain(|place| place.claim != asked.claim);
     }
 
     pub(super) fn release(&mut self, asked: &Asked) -> bool {
@@ -364,7 +367,7 @@ impl Document {
         if self.live().any(|it| it.who == asked.who) {
             return None;
         }
-        let before = self.queue.iter().take_while(|place| place.token != asked.token);
+        let before = self.queue.iter().take_while(|place| place.claim != asked.claim);
         let first = before.filter(|it| excludes(it.shared)).find(|it| it.who != asked.who);
         first.map(|it| vec![(it.who, None)])
     }

@@ -78,9 +78,10 @@ impl<'a, S: Subject> Run<'a, S> {
                 let token = self.claim(ask);
                 self.acquire(token).await;
             }
-            Op::AcquireAgain(back) => {
-                if let Some((asked, _)) = self.back(*back) {
-                    self.acquire(asked.token).await;
+            Op::AcquireAgain(back, next) => {
+                if let Some((asked, claim)) = self.back(*back) {
+                    let token = if *next { self.next_attempt(asked, claim) } else { asked.token };
+                    self.acquire(token).await;
                 }
             }
             Op::Renew(who) => {
@@ -137,11 +138,12 @@ impl<'a, S: Subject> Run<'a, S> {
         let released = |it: Released| it == Released::Released;
         match op {
             Op::KeepPlace(_) => {
-                let kept = store.keep_places(&key, &[token], seconds(PLACE)).await.unwrap();
+                let kept =
+                    store.keep_places(&key, &[token.of_claim()], seconds(PLACE)).await.unwrap();
                 assert_eq!(kept, self.reference.keep_place(asked), "places kept");
             }
             Op::Leave(_) => {
-                store.leave(&key, token).await.unwrap();
+                store.leave(&key, token.of_claim()).await.unwrap();
                 self.reference.leave(asked);
             }
             Op::Release(_, known) => {
@@ -304,7 +306,7 @@ impl<'a, S: Subject> Run<'a, S> {
     async fn clear(self) {
         let store = self.on.store();
         for (asked, claim) in &self.claims {
-            store.leave(&document(asked.document), claim.token).await.unwrap();
+            store.leave(&document(asked.document), claim.token.of_claim()).await.unwrap();
         }
         for aid in &self.aids {
             store.release_session(COLLECTIONS[0], aid).await.unwrap();
@@ -330,9 +332,19 @@ impl<'a, S: Subject> Run<'a, S> {
             max_hold: max_hold.map(seconds),
             place: waits.then(|| seconds(PLACE)),
         };
-        let asked = Asked { token, who, document, shared, waits, tab, page, ttl, max_hold };
+        let asked =
+            Asked { token, claim: token, who, document, shared, waits, tab, page, ttl, max_hold };
         self.claims.push((asked, claim));
         token
+    }
+
+    fn next_attempt(&mut self, asked: Asked, claim: Claim) -> usize {
+        let (number, mut token) = (self.claims.len(), claim.token.of_claim());
+        for _ in self.claims.iter().filter(|(it, _)| it.claim == asked.claim) {
+            token = token.next_attempt();
+        }
+        self.claims.push((Asked { token: number, ..asked }, Claim { token, ..claim }));
+        number
     }
 
     fn back(&self, back: usize) -> Option<(Asked, Claim)> {
