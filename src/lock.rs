@@ -90,8 +90,10 @@ impl LockToken {
         self.with(|_| 0)
     }
 
-    /// Of all attempts that a claim can make the last.
-    pub(crate) fn last_of_claim(self) -> Self {
+    /// Of all attempts that a claim can make the last. In between, in the order of their text, are those of
+    /// this claim alone.
+    #[must_use]
+    pub fn last_of_claim(self) -> Self {
         self.with(|_| u16::MAX)
     }
 
