@@ -5,7 +5,7 @@
 //! `PROPERTY_CASES` is how many times as many cases are tried.
 
 mod hostile;
-mod records;
+pub(crate) mod records;
 mod requests;
 
 use std::{env, fmt::Debug};

@@ -1,5 +1,5 @@
-//! Records that no program of ours has written, in every field: of locks, of ended sessions, of web
-//! sessions.
+//! Records that no program of ours has written, in every field: of locks, of ended sessions. Of web sessions:
+//! tests/suite/web/session_store/records.rs.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ const FIELDS: &[&str] = &[
     "max_hold", "x", "$ne",
 ];
 
-fn fields(names: &'static [&'static str]) -> impl Strategy<Value = Document> {
+pub(crate) fn fields(names: &'static [&'static str]) -> impl Strategy<Value = Document> {
     let field = (proptest::sample::select(names), values());
     vec(field, 0..8)
         .prop_map(|fields| fields.into_iter().map(|(n, it)| (n.to_owned(), it)).collect())

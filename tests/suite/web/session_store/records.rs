@@ -3,7 +3,10 @@
 use mongodb::bson::{Bson, DateTime};
 
 use super::*;
-use crate::rig::log::log_lines;
+use crate::{
+    properties::{check, records::fields},
+    rig::log::log_lines,
+};
 
 /// A state that no session has.
 fn broken_states() -> Vec<Bson> {
@@ -107,6 +110,49 @@ async fn foreign_records_are_done_with_once_and_leave_the_others_alone() {
     assert_eq!(server.sessions.list_of("alice").await.unwrap().len(), 1);
     server.sessions.revoke_all_of("alice").await.unwrap();
     assert_eq!(alice.get("/state").await.json(), json!({}));
+}
+
+/// All that the records of web sessions have.
+const FIELDS: &[&str] =
+    &["aid", "user", "state", "created", "seen", "until", "expires", "due", "by", "ended", "x"];
+
+#[test]
+fn no_record_of_a_web_session_makes_a_verb_fail_or_hides_another_session() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(async { Server::on(&database().await).await });
+    check("web sessions", 60, &fields(FIELDS), |stored: Document| {
+        runtime.block_on(async {
+            let (sessions, records) = (&server.sessions, records(&server.database));
+            records.delete_many(doc! {}).await.unwrap();
+            let (alice, eve) = (Aid::new(), Aid::new());
+            let of_eve = sessions.save(state_of("eve", &eve), &DAY).await.unwrap();
+            let strange = records.find_one(doc! {}).await.unwrap().expect("eve's");
+            let id = doc! { "_id": strange.get("_id").cloned() };
+            if records.replace_one(id, stored).await.is_err() {
+                return;
+            }
+            let of_alice = sessions.save(state_of("alice", &alice), &DAY).await.unwrap();
+
+            let sweep = async || timeout(NO_DEADLINE, sessions.sweep()).await.expect("it ends");
+            sessions.update_ttl(&of_eve, &DAY).await.expect("update_ttl");
+            server.load(&of_eve).await;
+            sessions.list_of("eve").await.expect("list_of");
+            sweep().await.expect("sweep");
+            let changed = sessions.update(of_eve, state_of("eve", &eve), &DAY).await;
+            let of_eve = changed.map_err(|_| "update").unwrap();
+            server.load(&of_eve).await;
+            sessions.revoke_all_of("eve").await.expect("revoke_all_of");
+            sessions.delete(&of_eve).await.expect("delete");
+            assert_eq!(server.load(&of_eve).await, None, "what was deleted lets nobody in");
+            sweep().await.expect("sweep");
+
+            assert_eq!(server.load(&of_alice).await, Some(state_of("alice", &alice)));
+            let listed = sessions.list_of("alice").await.expect("list_of");
+            assert!(listed.iter().any(|it| it.aid == alice), "alice's is hidden: {listed:?}");
+            sessions.revoke_all_of("alice").await.expect("revoke_all_of");
+            assert_eq!(server.load(&of_alice).await, None);
+        });
+    });
 }
 
 /// An operator has touched it, or a server with a clock that was ahead is primary no more.
