@@ -316,7 +316,7 @@ macro_rules! store_conformance {
             a_reserved_document_names_the_first_who_waits,
             nobody_overtakes_the_queue,
             who_asks_again_keeps_its_place,
-            all_attempts_of_a_claim_have_one_place,
+            all_claims_of_one_who_waits_have_one_place,
             a_place_that_is_not_kept_is_passed_over,
             who_gives_its_place_up_is_not_waited_for,
             readers_at_the_front_of_the_queue_go_together,

@@ -68,58 +68,68 @@ impl LockToken {
     #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
     #[must_use]
     pub fn new() -> Self {
-        Self(Uuid::new_v4()).of_claim()
+        Self(Uuid::new_v4()).of_place()
     }
 
     /// The same claim, sent again because nobody knows what became of it.
     #[must_use]
     pub fn next_attempt(self) -> Self {
-        self.with(|number| number.wrapping_add(1))
+        // Nobody has the time for as many as there are.
+        let number = self.number();
+        self.with(number & !ATTEMPT | number.wrapping_add(1) & ATTEMPT)
     }
 
-    /// The same claim, made again after an answer: by one who waits, and was refused.
+    /// Of all attempts of a claim the first.
     #[must_use]
-    pub(crate) fn next_try(self) -> Self {
-        // Nobody has the time for as many attempts in between.
-        self.with(|number| (number | 0xff).wrapping_add(1))
-    }
-
-    /// Of all attempts of a claim the first: the name of the claim, and of its place in a queue.
-    #[must_use]
-    pub fn of_claim(self) -> Self {
-        self.with(|_| 0)
+    pub fn first_attempt(self) -> Self {
+        self.with(self.number() & !ATTEMPT)
     }
 
     /// Of all attempts that a claim can make the last. In between, in the order of their text, are those of
     /// this claim alone.
     #[must_use]
-    pub fn last_of_claim(self) -> Self {
-        self.with(|_| u16::MAX)
+    pub fn last_attempt(self) -> Self {
+        self.with(self.number() | ATTEMPT)
     }
 
     /// Whether they are attempts of the same claim.
     #[must_use]
     pub fn is_of_same_claim(self, other: Self) -> bool {
-        self.of_claim() == other.of_claim()
+        self.first_attempt() == other.first_attempt()
     }
 
-    /// This attempt and all before it, back to the last answer.
+    /// The name of the place in a queue that this claim keeps, and that of who waits there keeps on
+    /// keeping by claim after claim.
+    #[must_use]
+    pub fn of_place(self) -> Self {
+        self.with(0)
+    }
+
+    /// Another claim of one who waits, and was refused. It keeps the same place.
+    pub(crate) fn next_claim(self) -> Self {
+        self.with(self.last_attempt().number().wrapping_add(1))
+    }
+
+    /// This attempt and all before it.
     pub(crate) fn attempts(self) -> impl Iterator<Item = Self> {
-        let last = self.number();
-        (last & !0xff..=last).map(move |number| self.with(|_| number))
+        (self.first_attempt().number()..=self.number()).map(move |number| self.with(number))
     }
 
-    fn number(self) -> u16 {
-        let bytes = self.0.as_bytes();
-        u16::from_be_bytes([bytes[14], bytes[15]])
+    /// Which claim of its place, and which attempt of that.
+    fn number(self) -> u32 {
+        let [.., a, b, c, d] = self.0.into_bytes();
+        u32::from_be_bytes([a, b, c, d])
     }
 
-    fn with(self, number: impl FnOnce(u16) -> u16) -> Self {
+    fn with(self, number: u32) -> Self {
         let mut bytes = self.0.into_bytes();
-        bytes[14..].copy_from_slice(&number(self.number()).to_be_bytes());
+        bytes[12..].copy_from_slice(&number.to_be_bytes());
         Self(Uuid::from_bytes(bytes))
     }
 }
+
+/// The bits of a token's number that count the attempts.
+const ATTEMPT: u32 = 0xff;
 
 impl fmt::Display for LockToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -318,23 +328,27 @@ mod tests {
     }
 
     #[test]
-    fn attempts_and_tries_are_of_one_claim_and_each_has_a_token_of_its_own() {
-        let first = LockToken::new();
-        assert!(!first.is_of_same_claim(LockToken::new()));
-        let (mut token, mut seen) = (first, Vec::new());
-        for _ in 0..3 {
+    fn all_claims_of_a_place_and_all_their_attempts_have_tokens_of_their_own() {
+        let place = LockToken::new();
+        let (mut token, mut seen) = (place, Vec::new());
+        for _ in 0..300 {
             let attempts = [token, token.next_attempt(), token.next_attempt().next_attempt()];
+            let (first, last) = (token.to_string(), token.last_attempt().to_string());
+            for attempt in attempts {
+                assert_eq!((attempt.of_place(), attempt.first_attempt()), (place, token));
+                assert!(attempt.is_of_same_claim(token));
+                assert!(!attempt.is_of_same_claim(token.next_claim()));
+                // As the store in MongoDB compares them.
+                assert!(first <= attempt.to_string() && attempt.to_string() <= last);
+            }
             assert_eq!(attempts[2].attempts().collect::<Vec<_>>(), attempts);
             seen.extend(attempts);
-            token = attempts[2].next_try();
+            token = attempts[2].next_claim();
         }
-        for (nth, token) in seen.iter().enumerate() {
-            assert!(first.is_of_same_claim(*token) && token.of_claim() == first);
-            assert!(!seen[..nth].contains(token), "{token} twice");
-            // As the store in MongoDB compares them.
-            let (token, last) = (token.to_string(), first.last_of_claim().to_string());
-            assert!(first.to_string() <= token && token <= last);
-        }
+        let different: std::collections::HashSet<_> = seen.iter().collect();
+        assert_eq!(different.len(), seen.len());
+        let wraps = (0..256).fold(token, |token, _| token.next_attempt());
+        assert_eq!(wraps, token, "an attempt never becomes another claim");
     }
 
     #[test]

@@ -43,10 +43,11 @@ pub use watch::{Change, Watch};
 ///    has been removed yet.
 /// 3. **Contention is an answer, outage is an error.** `Err` says only that the store could not
 ///    tell. [`Unavailable`](crate::StoreErrorKind::Unavailable) means that the verb may have been
-///    carried out; the manager then calls it again with the same arguments.
+///    carried out; the manager then calls it again with the same arguments, but for the token of a claim,
+///    which is that of its [next attempt](LockToken::next_attempt).
 /// 4. **Every verb is idempotent.** [`try_acquire`](Store::try_acquire) is, because its token was
-///    chosen before the first call: a second call finds its own token and says
-///    [`Granted`](TryAcquire::Granted) again. Only [`save`](Store::save) is not, should the lock be
+///    chosen before the first call: a second one finds what an attempt of the
+///    [same claim](LockToken::is_of_same_claim) was granted, and says [`Granted`](TryAcquire::Granted) again. Only [`save`](Store::save) is not, should the lock be
 ///    lost in between; where its outcome is in doubt it says
 ///    [`OutcomeUnknown`](crate::StoreErrorKind::OutcomeUnknown) and is not repeated.
 /// 5. **A removal names the acquisition.** A late or repeated [`release`](Store::release) never
@@ -100,8 +101,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// In a [fair](Rules::fair) collection nobody is granted what others wait for: while places are
     /// kept in the queue, only the first of them is let in, or several if they are readers. A claim
-    /// with [`place`](Claim::place) that is not granted has a place from then on, under its token, in
-    /// the order of the first attempts; a repetition keeps it. It lasts for that duration, or longer
+    /// with [`place`](Claim::place) that is not granted has a place from then on, by its
+    /// [name](LockToken::of_place), in the order of the first attempts; a repetition keeps it. It lasts for that duration, or longer
     /// by [`keep_places`](Store::keep_places). With a grant it is gone. Where nobody holds the lock
     /// but others are before the claim, `Held` names the first of them, without a token, and as
     /// running out when the place does. Re-entry and upgrades do not queue.
@@ -120,7 +121,7 @@ pub trait Store: Send + Sync + 'static {
         aids: &[Aid],
     ) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
-    /// Keeps the places of these [claims](LockToken::of_claim) in the queue of a fair collection for so long
+    /// Keeps the [places](LockToken::of_place) of these names in the queue of a fair collection for so long
     /// from now, and counts those that were still there. It is one of one document that is waited for.
     fn keep_places(
         &self,
@@ -129,7 +130,7 @@ pub trait Store: Send + Sync + 'static {
         lease: Duration,
     ) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
-    /// Gives a place in the queue of a fair collection up.
+    /// Gives the [place](LockToken::of_place) of this name in the queue of a fair collection up.
     fn leave(
         &self,
         key: &LockKey,
@@ -332,7 +333,7 @@ pub struct Claim {
     pub aid: Aid,
     /// The name of this acquisition, chosen before the first attempt. Each repetition has the
     /// [next one](LockToken::next_attempt), so that the store knows it for the same claim, and a late one
-    /// from what was granted. A [place](Self::place) is named by the [claim](LockToken::of_claim).
+    /// from what was granted.
     pub token: LockToken,
     /// The tab of the session that wants it, to be kept with the lock.
     pub tab: Option<TabId>,
@@ -425,7 +426,8 @@ impl Rules {
 #[derive(Debug, Clone)]
 #[must_use = "a lock may have been granted, and must then be released"]
 pub enum TryAcquire {
-    /// Granted anew: the document was free, or the lock on it had run out. Carries the claim's token.
+    /// Granted anew: the document was free, or the lock on it had run out. Carries the claim's token, or
+    /// that of an earlier attempt of it.
     Granted(Lock),
     /// The session holds it already; renewed, with the token it has had.
     AlreadyMine(Lock),

@@ -1,11 +1,16 @@
 //! Giving locks back: to the next one who waits, to nobody, or when a page that went is not back in time.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
-use super::{Acquired, Acquisition, LockManager, Provisional, observe, queue::Heir, run};
+use super::{
+    Acquired, Acquisition, LockManager, Provisional, observe, queue::Heir, rhythm::jittered, run,
+};
 use crate::{
     Aid, LockError, LockKey, LockToken, Mode, PageId, StoreError,
     store::{Claim, Released, TryAcquire},
@@ -58,24 +63,29 @@ impl LockManager {
                 manager.inner.store.retract(&key, &aid, &tokens, mode)
             });
             let retracted = retracted.await;
-            // Else it may still be there, with another request that was told of it.
-            let is_gone = matches!(retracted, Ok(Released::Released));
-            let all = tokens.iter().filter(|_| is_gone).map(|&token| Acquisition {
+            let all = tokens.iter().map(|&token| Acquisition {
                 key: key.clone(),
                 aid: aid.clone(),
                 token,
                 mode,
             });
-            manager.released_in_background(&key, retracted, all);
+            match retracted {
+                // Never granted, or given back before; or it is still there, for another request that
+                // was told of it. Who waits asks.
+                Ok(Released::AlreadyGone) => all.for_each(|it| manager.inner.queues.ended(&it)),
+                _ => manager.released_in_background(&key, retracted, all),
+            }
         });
     }
 
     /// Once more, for an acquire that was stuck on its way while it was given back. Without this a
     /// lock that nobody knows of would live as long as its session, which renews all it holds.
     fn give_back_later(&self, unwanted: Unwanted) {
-        let manager = self.clone();
-        self.inner.runner.spawn_after(self.ttl() / 3, async move {
-            manager.give_back(unwanted, &TaskTracker::new());
+        let manager = Arc::downgrade(&self.inner);
+        self.inner.runner.spawn_after(jittered(self.ttl() / 3), async move {
+            if let Some(inner) = manager.upgrade() {
+                Self { inner }.give_back(unwanted, &TaskTracker::new());
+            }
         });
     }
 

@@ -69,14 +69,14 @@ impl Wait {
 struct Kept<'a> {
     manager: &'a LockManager,
     key: &'a LockKey,
-    /// Of the last try.
+    /// Of the last claim.
     token: Option<LockToken>,
 }
 
 impl Drop for Kept<'_> {
     fn drop(&mut self) {
         if let Some(token) = self.token {
-            self.manager.leave_in_background(self.key.clone(), token.of_claim());
+            self.manager.leave_in_background(self.key.clone(), token.of_place());
         }
     }
 }
@@ -209,7 +209,7 @@ impl LockManager {
     ) -> Result<Option<Acquired>, LockError> {
         let mut claim = wanted.claim(self.inner.settings.max_hold, fair.then_some(PLACE));
         if let Some(token) = kept.token {
-            claim.token = token.next_try();
+            claim.token = token.next_claim();
         } else if fair {
             place.keep(claim.token);
         }
@@ -225,7 +225,7 @@ impl LockManager {
             Err(e) => {
                 // That claim is being given back, and must not be granted after all.
                 if let Some(token) = kept.token.take() {
-                    self.leave_in_background(wanted.key.clone(), token.of_claim());
+                    self.leave_in_background(wanted.key.clone(), token.of_place());
                 }
                 Err(e)
             }

@@ -115,7 +115,7 @@ async fn an_attempt_that_arrives_after_the_next_one_was_answered_overwrites_noth
     // As if it had only been held up on its way.
     let first = Claim {
         aid: stale.aid.clone(),
-        token: stale.token.unwrap().of_claim(),
+        token: stale.token.unwrap().first_attempt(),
         tab: None,
         page: None,
         holder: Holder::new("late"),

@@ -39,6 +39,18 @@ async fn a_free_document_is_acquired_by_one_command() {
     }
 }
 
+/// A second write of the same attempt, late, would bring back what was released by then.
+#[tokio::test]
+async fn what_is_left_of_a_record_is_taken_by_one_write() {
+    for (app, commands, database) in [on_replica_set().await, on_standalone().await] {
+        lock_records(&database).insert_one(doc! { "_id": "a" }).await.unwrap();
+        commands.take();
+        let lock = app.granted(&key("a"), &Aid::new()).await;
+        assert_eq!(commands.take(), ["findAndModify", "find"]);
+        assert!(lock.expires_in() > TTL / 2 && lock.expires_in() <= TTL, "{lock:?}");
+    }
+}
+
 #[tokio::test]
 async fn reentry_is_one_command() {
     for (app, commands, _) in [on_replica_set().await, on_standalone().await] {

@@ -60,7 +60,7 @@ impl Record {
     ) -> TryAcquire {
         self.queue.retain(|place| place.until > now);
         if let Some(answer) = self.reenter(key, claim, now) {
-            self.queue.retain(|place| place.token != claim.token.of_claim());
+            self.queue.retain(|place| place.token != claim.token.of_place());
             return answer;
         }
         if let Some(held) = self.in_the_way(key, claim, now) {
@@ -94,7 +94,7 @@ impl Record {
                 });
             }
         }
-        self.queue.retain(|place| place.token != claim.token.of_claim());
+        self.queue.retain(|place| place.token != claim.token.of_place());
         let fence = fenced.then(|| self.next_fence());
         let mut grant = Grant::new(claim, fence, now);
         if let Some(before) = before {
@@ -142,7 +142,7 @@ impl Record {
 
     /// The first who waits and would be let in before this claim.
     fn before(&self, claim: &Claim) -> Option<&Place> {
-        let before = self.queue.iter().take_while(|place| place.token != claim.token.of_claim());
+        let before = self.queue.iter().take_while(|place| place.token != claim.token.of_place());
         let excludes = |it: &&Place| it.mode == Mode::Exclusive || claim.mode == Mode::Exclusive;
         // Its own session is not in its way.
         before.filter(excludes).find(|place| place.aid != claim.aid)
@@ -150,12 +150,12 @@ impl Record {
 
     fn keep_place(&mut self, claim: &Claim, until: Duration) {
         if let Some(place) =
-            self.queue.iter_mut().find(|place| place.token == claim.token.of_claim())
+            self.queue.iter_mut().find(|place| place.token == claim.token.of_place())
         {
             place.until = until;
         } else if self.queue.len() < MAX_READERS {
             self.queue.push(Place {
-                token: claim.token.of_claim(),
+                token: claim.token.of_place(),
                 until,
                 aid: claim.aid.clone(),
                 holder: claim.holder.clone(),

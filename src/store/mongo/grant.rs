@@ -16,15 +16,15 @@ use crate::{
 };
 
 impl Prepared {
-    // findAndModify comes back as: our token → granted (also when this is a repetition whose first
-    // reply was lost); our aid with another token → already ours; anything else → held. Nothing →
+    // findAndModify comes back as: the token of this attempt or of an earlier one of our claim, whose reply
+    // was lost → granted; our aid with another token → already ours; anything else → held. Nothing →
     // impossible, an upsert returns the document. 11000 → two first upserts met and the server did
     // not retry by itself; tried again as unavailable. Write concern time-out, connection lost → not
     // known; tried again.
     //
     // There are three forms of it, because the length of the pipeline is what it costs beyond an
     // insert. A shorter one that does not come to an answer has changed nothing that matters, and is
-    // followed by the next.
+    // followed by the next. No two of them can grant: late, the second would bring back what was released.
     pub(super) async fn acquire(
         &self,
         key: &LockKey,
@@ -43,6 +43,9 @@ impl Prepared {
                     if let Some(answer) = self.fetched(key, &record, asked).answer(claim) {
                         return Ok(answer);
                     }
+                } else if record.get_str("token").is_ok_and(|it| it == claim.token.to_string()) {
+                    // What was left of a record had no `ts`.
+                    return self.granted_before(key, claim).await;
                 }
                 has_readers = record.contains_key("readers");
             }
@@ -65,6 +68,21 @@ impl Prepared {
         let record = it.record;
         let answer = record.and_then(|record| self.fetched(key, &record, asked).answer(claim));
         answer.ok_or_else(|| StoreError::new(StoreErrorKind::Other, acquiring(key)))
+    }
+
+    /// Reads what this claim was granted, because who changes a record is not told the time.
+    async fn granted_before(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
+        let asked = Instant::now();
+        let found = self.locks.find_one(pipeline::by_id(key.id()));
+        let found = found.projection(pipeline::lock_fields(Some(&claim.aid))).await;
+        let record = found.map_err(|e| store_error(acquiring(key), e))?;
+        match record.and_then(|record| self.fetched(key, &record, asked).answer(claim)) {
+            Some(granted @ TryAcquire::Granted(_)) => Ok(granted),
+            _ => Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                format!("{}: it was granted, and has gone again at once", acquiring(key)),
+            )),
+        }
     }
 
     async fn attempt(

@@ -139,11 +139,11 @@ impl<'a, S: Subject> Run<'a, S> {
         match op {
             Op::KeepPlace(_) => {
                 let kept =
-                    store.keep_places(&key, &[token.of_claim()], seconds(PLACE)).await.unwrap();
+                    store.keep_places(&key, &[token.of_place()], seconds(PLACE)).await.unwrap();
                 assert_eq!(kept, self.reference.keep_place(asked), "places kept");
             }
             Op::Leave(_) => {
-                store.leave(&key, token.of_claim()).await.unwrap();
+                store.leave(&key, token.of_place()).await.unwrap();
                 self.reference.leave(asked);
             }
             Op::Release(_, known) => {
@@ -306,7 +306,7 @@ impl<'a, S: Subject> Run<'a, S> {
     async fn clear(self) {
         let store = self.on.store();
         for (asked, claim) in &self.claims {
-            store.leave(&document(asked.document), claim.token.of_claim()).await.unwrap();
+            store.leave(&document(asked.document), claim.token.of_place()).await.unwrap();
         }
         for aid in &self.aids {
             store.release_session(COLLECTIONS[0], aid).await.unwrap();
@@ -339,7 +339,7 @@ impl<'a, S: Subject> Run<'a, S> {
     }
 
     fn next_attempt(&mut self, asked: Asked, claim: Claim) -> usize {
-        let (number, mut token) = (self.claims.len(), claim.token.of_claim());
+        let (number, mut token) = (self.claims.len(), claim.token.of_place());
         for _ in self.claims.iter().filter(|(it, _)| it.claim == asked.claim) {
             token = token.next_attempt();
         }

@@ -346,8 +346,8 @@ impl Acquire<'_> {
     fn again(&self, grant: Grant) -> Document {
         let (token, claim) = (grant.field("token"), self.claim.token);
         let same = doc! { "$and": [
-            { "$gte": [&token, claim.of_claim().to_string()] },
-            { "$lte": [&token, claim.last_of_claim().to_string()] },
+            { "$gte": [&token, claim.first_attempt().to_string()] },
+            { "$lte": [&token, claim.last_attempt().to_string()] },
         ] };
         doc! { "$cond": [same, {}, { "again": true }] }
     }

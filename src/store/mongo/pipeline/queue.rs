@@ -28,7 +28,7 @@ pub(super) fn live_places() -> Document {
 
 /// The places before which this claim would be let in. Its own session is not in its way.
 pub(super) fn in_the_way_of(claim: &Claim) -> Document {
-    let mine = doc! { "$indexOfArray": ["$$queue.token", claim.token.of_claim().to_string()] };
+    let mine = doc! { "$indexOfArray": ["$$queue.token", claim.token.of_place().to_string()] };
     let before = doc! { "$switch": {
         "branches": [
             { "case": { "$lt": ["$$mine", 0] }, "then": "$$queue" },
@@ -50,7 +50,7 @@ pub(super) fn in_the_way_of(claim: &Claim) -> Document {
 /// The places with one for this claim: where it is, or at the end. As many as there can be readers;
 /// who comes after that has to try again and again.
 pub(super) fn with_place(claim: &Claim, lease: Duration) -> Document {
-    let token = claim.token.of_claim().to_string();
+    let token = claim.token.of_place().to_string();
     let until = doc! { "$add": ["$$NOW", millis(lease.min(LONGEST_LEASE))] };
     let kept = doc! { "$map": { "input": "$$queue", "as": "p", "in": { "$cond": [
         { "$eq": ["$$p.token", &token] },
@@ -77,7 +77,7 @@ pub(super) fn with_place(claim: &Claim, lease: Duration) -> Document {
 
 /// The places without that of this claim.
 pub(super) fn without(token: LockToken) -> Document {
-    let others = doc! { "$ne": ["$$p.token", token.of_claim().to_string()] };
+    let others = doc! { "$ne": ["$$p.token", token.of_place().to_string()] };
     doc! { "$filter": { "input": live_places(), "as": "p", "cond": others } }
 }
 
