@@ -13,7 +13,7 @@ use mongodb::{
     options::ClientOptions,
 };
 use server::Server;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// As whom PostgreSQL runs where this runs as root, which it refuses.
 const NOBODY: &str = "nobody";
@@ -136,7 +136,8 @@ async fn try_admin(member: &Server, command: Document) -> mongodb::error::Result
     let uri = format!("mongodb://127.0.0.1:{}/?directConnection=true", member.port());
     let client = Client::with_uri_str(uri).await?;
     let reply = client.database("admin").run_command(command).await;
-    client.shutdown().immediate(true).await;
+    // Not for longer: the driver's own wait has been seen to last for good, after a step-down.
+    let _ = timeout(Duration::from_secs(2), client.shutdown().immediate(true)).await;
     reply
 }
 

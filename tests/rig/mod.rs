@@ -37,6 +37,7 @@ use mongodb::options::ClientOptions;
 use mongodb::{Client, Database};
 use tokio::runtime::Runtime;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 /// A short name that no other test uses.
 pub(crate) fn fresh_name() -> String {
@@ -100,6 +101,12 @@ impl Commands {
 /// A client on the current runtime that gives up after 5 s without a server.
 pub(crate) async fn client(uri: &str) -> Client {
     Client::with_options(options(uri).await).expect("valid options")
+}
+
+/// Ends what a client does in the background. Not for longer than this, because the driver's own wait for
+/// that has been seen to last for good, after a step-down.
+pub(crate) async fn close(client: Client) {
+    let _ = timeout(Duration::from_secs(2), client.shutdown().immediate(true)).await;
 }
 
 async fn options(uri: &str) -> ClientOptions {

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::faketime;
 use super::server::{self, Server};
-use super::{client, share};
+use super::{client, close, share};
 
 const EAGER: &str = "ttlMonitorSleepSecs=1";
 
@@ -260,7 +260,7 @@ impl fmt::Display for SharedUri {
 async fn run_admin(uri: &str, command: Document) -> mongodb::error::Result<Document> {
     let client = client(uri).await;
     let reply = client.database("admin").run_command(command).await;
-    client.shutdown().immediate(true).await;
+    close(client).await;
     reply
 }
 

@@ -8,8 +8,8 @@ use mongodb::bson::{Document, doc};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use super::client;
 use super::mongod::{Mongod, Unusual};
+use super::{client, close};
 
 /// Elections take a second or two with the settings below, more on a busy machine.
 const PRIMARY_WITHIN: Duration = Duration::from_secs(60);
@@ -130,6 +130,6 @@ async fn hello(member: &Mongod) -> Option<Document> {
     TcpStream::connect((Ipv4Addr::LOCALHOST, member.port())).await.ok()?;
     let client = client(&member.direct_uri()).await;
     let hello = client.database("admin").run_command(doc! { "hello": 1 }).await;
-    client.shutdown().immediate(true).await;
+    close(client).await;
     hello.ok()
 }
