@@ -17,6 +17,7 @@ use crate::paused::script;
 use crate::rig::mongod::Mongod;
 use crate::rig::proxy::Proxy;
 
+const TTL: Duration = Duration::from_secs(15);
 /// How long the server keeps a transaction that nobody goes on with; 60 s by default.
 const TRANSACTIONS: Duration = Duration::from_secs(3);
 /// For everything that takes time but is not what is measured.
@@ -34,8 +35,9 @@ enum Lost {
 async fn killed(server: &Mongod, steps: &[&str], command: &str, skip: usize, lost: Lost) {
     let case = format!("{steps:?}, {command}, {lost:?}");
     let proxy = Proxy::start(server.port());
-    // In no hurry: past its deadline, a save does not even try to commit.
-    let settings = Settings { reaper: None, deadline: PATIENCE, ..Settings::default() };
+    // In no hurry: past its deadline, a save does not even try to commit; nor without its lock, which has to
+    // outlive the way to the verb.
+    let settings = Settings { reaper: None, deadline: PATIENCE, ttl: TTL };
     let mut fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(1).await;
     let (before, verb) = steps.split_at(steps.len() - 1);
@@ -136,7 +138,7 @@ async fn a_server_killed_while_it_sweeps_leaves_the_rest_to_the_others() {
 /// Returns whether the sweep has such a command.
 async fn killed_while_sweeping(server: &Mongod, command: &str, lost: Lost) -> usize {
     let proxy = Proxy::start(server.port());
-    let settings = Settings { reaper: None, ..Settings::default() };
+    let settings = Settings { reaper: None, deadline: PATIENCE, ..Settings::default() };
     let mut fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(1).await;
     let silent = fleet.inside("silent").await;
