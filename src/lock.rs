@@ -98,8 +98,8 @@ impl LockToken {
         self.first_attempt() == other.first_attempt()
     }
 
-    /// The name of the place in a queue that this claim keeps, and that of who waits there keeps on
-    /// keeping by claim after claim.
+    /// The name of the place that this claim has in a queue. All claims of one who waits there, try after try,
+    /// have the same one.
     #[must_use]
     pub fn of_place(self) -> Self {
         self.with(0)
