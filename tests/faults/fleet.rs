@@ -217,9 +217,11 @@ impl Fleet {
 
     /// Waits until no lock is left that has not run out, and none that a server should have removed.
     pub(crate) async fn until_nothing_is_left(&self) {
+        // A server that was killed in the midst of a save may have left a transaction open, which MongoDB
+        // ends after a minute, or half a minute later.
         let began = Instant::now();
         let mut left = Vec::new();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < 3 * PATIENCE {
             left.clear();
             for collection in DOCUMENTS.iter().chain(&NAMES) {
                 let locks = self.database.collection::<Document>(&format!("{collection}.lock"));
