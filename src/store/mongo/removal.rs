@@ -75,7 +75,7 @@ impl Prepared {
             // somebody else is in the record, too, or it is gone: given back before, never granted, or
             // this is the repetition of a delete whose reply was lost.
             let deleted = self.locks.delete_many(it.alone(rules)).await?.deleted_count;
-            if is_all && (deleted > 0 || !it.unless_told) {
+            if is_all {
                 self.seen.gone(it.id);
             }
             if deleted > 0 || is_all {
