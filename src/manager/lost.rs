@@ -215,6 +215,10 @@ impl LockManager {
             loop {
                 let Belief::Live { until, .. } = *watch.news.borrow_and_update() else { return };
                 let left = until.saturating_duration_since(Instant::now());
+                // Not by a timer: after a pause of the process those are late.
+                if left.is_zero() {
+                    return;
+                }
                 let runs_out = async {
                     sleep_until((until - (left / 4).min(ASK_BEFORE)).into()).await;
                     // The answer comes by the watch, as all others do.

@@ -124,7 +124,7 @@ impl MongoStore {
     }
 
     fn now_has(&self, collection: &str, locks: Collection<Record>, rules: Rules) {
-        let documents = majority(&self.inner.database, collection);
+        let documents = on_primary(&self.inner.database, collection, ReadConcern::local());
         let prepared = Prepared { locks, documents, rules, seen: Arc::new(Seen::new()) };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
@@ -147,13 +147,23 @@ impl Prepared {
     }
 }
 
-/// A collection whose concerns do not depend on the URI.
+/// A collection of our own. What nobody but the primary has may be undone by a fail-over, and must not
+/// be believed: not even a renewal by who sent it.
 fn majority<T: Send + Sync>(database: &Database, name: &str) -> Collection<T> {
+    on_primary(database, name, ReadConcern::majority())
+}
+
+/// A collection whose concerns do not depend on the URI.
+fn on_primary<T: Send + Sync>(
+    database: &Database,
+    name: &str,
+    reads: ReadConcern,
+) -> Collection<T> {
     let mut concern = WriteConcern::majority();
     concern.w_timeout = Some(WRITE_CONCERN_TIMEOUT);
     let options = CollectionOptions::builder()
         .write_concern(concern)
-        .read_concern(ReadConcern::local())
+        .read_concern(reads)
         .selection_criteria(SelectionCriteria::ReadPreference(
             mongodb::options::ReadPreference::Primary,
         ))

@@ -3,14 +3,16 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use actix_doclock::{LockKey, Lockable};
+use actix_doclock::{LockKey, Lockable, Store};
+use mongodb::bson::{Document, doc};
+use mongodb::options::{Acknowledgment, WriteConcern};
 use tokio::sync::{Mutex, MutexGuard};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::application::desk::Desk;
 use crate::application::{Plain, Settings};
 use crate::check::Clocks;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, PATIENCE};
 use crate::nemesis::{self, ALL};
 use crate::rig::replica_set::ReplicaSet;
 use crate::rig::share;
@@ -64,4 +66,32 @@ async fn a_save_that_has_not_left_the_primary_is_not_acknowledged() {
     set.until_complete().await;
     let report = fleet.check(Clocks::Agree).await;
     assert_eq!(report.violations, [""; 0]);
+}
+
+/// The primary has written it, and nobody else has: its holder sees what is left after a fail-over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_has_not_left_the_primary_is_not_believed() {
+    let (set, _turn) = shared_set().await;
+    let settings = Settings { ttl: Duration::from_secs(3), reaper: None, ..Settings::default() };
+    let fleet = Fleet::new(&set.uri()).await.with(settings);
+    fleet.put_documents(1).await;
+    let app = fleet.inside("app").await;
+    let key = LockKey::new(Plain::COLLECTION, "0").unwrap();
+    let primary = set.primary().await;
+    let lock = Desk::new(&app).acquire(&key).await.expect("a free document");
+    nemesis::stop_replication(set, primary, true).await;
+    let alone = WriteConcern::builder().w(Acknowledgment::Nodes(1)).build();
+    let locks = fleet.database.collection::<Document>("plain.lock");
+    let longer = doc! { "$set": { "ttl": 3_600_000_i64 } };
+    let written = locks.update_one(doc! { "_id": "0" }, longer).write_concern(alone).await.unwrap();
+
+    let lost = timeout(PATIENCE, app.locks.lost(&lock)).await;
+    let (seen, all) = (app.store.inspect(&key, None).await, app.store.locks_on(&key).await);
+    let listed = app.store.list(Plain::COLLECTION, None, 9).await;
+    nemesis::stop_replication(set, primary, false).await;
+    set.until_complete().await;
+    assert_eq!(written.modified_count, 1);
+    assert!(lost.is_ok(), "it is still believed");
+    let seen = (seen.unwrap().into_iter()).chain(all.unwrap()).chain(listed.unwrap());
+    assert!(seen.count() == 0, "it is still shown");
 }

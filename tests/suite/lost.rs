@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use actix_doclock::{Aid, Holder, Lock, LockManager, MemoryStore, TryAcquire};
+use futures_util::FutureExt;
 use tokio::time::{sleep, timeout};
 
 use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, key};
@@ -121,6 +122,18 @@ async fn a_holder_gives_up_before_another_one_is_let_in() {
     let taken_over = taken_over.await;
     assert!(lock.expires_at <= taken_over, "by its local deadline");
     timeout(SOON, lost).await.unwrap();
+}
+
+/// Timers are late by then, and say nothing yet.
+#[tokio::test]
+async fn after_a_pause_of_the_process_the_first_look_says_that_it_has_run_out() {
+    const SHORT: Duration = Duration::from_secs(1);
+    let locks = LockManager::builder(MemoryStore::new()).ttl(SHORT).build().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    let granted = locks.try_acquire(&key("a"), &Aid::new(), &Holder::new("alice")).await.unwrap();
+    let TryAcquire::Granted(lock) = granted else { panic!("{granted:?}") };
+    std::thread::sleep(SHORT);
+    assert!(locks.lost(&lock).now_or_never().is_some());
 }
 
 /// In a rolling change of the ttl, another server has renewed for less than this one believed in.
