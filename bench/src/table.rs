@@ -6,7 +6,7 @@ use crate::{
     floors::INSERT_DELETE,
     measures::{
         cycle::{KEYS, TASKS},
-        hand_over, verbs, web,
+        hand_over, settings, verbs, web,
     },
     ours::{MANAGER, STORE, TRUSTING, WAITING},
     plot::number,
@@ -48,6 +48,7 @@ pub fn table(report: &Report, name: &str) -> String {
         "write concern" => latency(report, "write concern", &[(1, 10_000), (16, 10_000)]),
         "pool" => latency(report, "pool", &[(256, 10_000)]),
         "journal" => latency(report, "journal", &[(1, 10_000), (16, 10_000)]),
+        "history" => latency(report, "history", &settings::NAMES.map(|names| (16, names))),
         _ => panic!("there is no table {name}"),
     }
 }
@@ -334,9 +335,14 @@ fn milliseconds(row: &Row) -> String {
 
 fn latency(report: &Report, measure: &str, loads: &[(usize, usize)]) -> String {
     let throughput = loads.iter().any(|(tasks, _)| *tasks > 0);
+    let only_keys_differ = loads.len() > 1 && loads.iter().all(|load| load.0 == loads[0].0);
     let mut table = String::from("| |");
-    for (tasks, _) in loads {
+    for (tasks, keys) in loads {
         match tasks {
+            _ if only_keys_differ => {
+                write!(table, " {} names: p50 / p99 ms | 1/s |", number(*keys as f64))
+                    .expect("a string");
+            }
             0 => table.push_str(" p50 / p99 ms |"),
             _ => write!(table, " {tasks} at once: p50 / p99 ms | 1/s |").expect("a string"),
         }

@@ -14,11 +14,18 @@ pub const DEFAULT_POOL: u32 = 10;
 pub const POOLS: [u32; 4] = [DEFAULT_POOL, 32, 100, 256];
 /// In ms; the first is the server's default.
 pub const JOURNAL_INTERVALS: [i32; 3] = [100, 10, 1];
+/// In s; the first is the server's default.
+pub const HISTORY_WINDOWS: [i32; 2] = [300, 0];
+/// The same names again and again, and hardly any twice.
+pub const NAMES: [usize; 2] = [10_000, 10_000_000];
+/// Long enough for ten thousand cycles.
+const SOME_NAMES: Duration = Duration::from_secs(6);
 
 pub async fn measure(bench: &mut Bench<'_>) {
     write_concerns(bench).await;
     pools(bench).await;
     journal(bench).await;
+    history(bench).await;
 }
 
 /// The same floor, acknowledged sooner or later.
@@ -72,6 +79,34 @@ async fn journal(bench: &mut Bench<'_>) {
         }
         mongo.parameter("journalCommitInterval", JOURNAL_INTERVALS[0]).await;
     }
+}
+
+/// For how long the server keeps what was deleted, which searches step over.
+async fn history(bench: &mut Bench<'_>) {
+    let ("one", mongo) = bench.sets()[0] else { unreachable!("the first set is of one") };
+    let (time, rounds) = bench.effort.pick((Duration::from_millis(120), 1), (SOME_NAMES, 2));
+    for window in HISTORY_WINDOWS {
+        if !mongo.parameter("minSnapshotHistoryWindowInSeconds", window).await {
+            eprintln!("minSnapshotHistoryWindowInSeconds cannot be set at run time; left out");
+            break;
+        }
+        for names in NAMES {
+            let raw = floors::insert_delete("one", majority(&fresh(mongo).await, "raw"));
+            let upsert = floors::upsert_delete("one", majority(&fresh(mongo).await, "raw"));
+            let ours = ours::locks("one", ours::on(&fresh(mongo).await).await);
+            let mut contenders = [raw, upsert, ours];
+            for it in &mut contenders {
+                it.who = format!("{}, {window} s", it.who);
+            }
+            let all: Vec<_> = contenders.iter().collect();
+            let samples = in_turn(&all, 16, names, time, rounds).await;
+            for (it, samples) in all.iter().zip(samples) {
+                let row = Row::new("history", it.at, &it.who, it.role);
+                bench.report.add(row.load(16, names).samples(&samples));
+            }
+        }
+    }
+    mongo.parameter("minSnapshotHistoryWindowInSeconds", HISTORY_WINDOWS[0]).await;
 }
 
 async fn run(bench: &mut Bench<'_>, measure: &str, contenders: &[Contender], tasks: &[usize]) {
