@@ -2,7 +2,9 @@
 
 use std::{
     collections::HashMap,
+    future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -215,11 +217,10 @@ impl LockManager {
             loop {
                 let Belief::Live { until, .. } = *watch.news.borrow_and_update() else { return };
                 let left = until.saturating_duration_since(Instant::now());
-                // Not by a timer: after a pause of the process those are late.
                 if left.is_zero() {
                     return;
                 }
-                let runs_out = async {
+                let ask = async {
                     sleep_until((until - (left / 4).min(ASK_BEFORE)).into()).await;
                     // The answer comes by the watch, as all others do.
                     let _ = timeout_at(
@@ -229,9 +230,14 @@ impl LockManager {
                     .await;
                     sleep_until(until.into()).await;
                 };
+                // Timers are late when the process has been paused.
+                let has_run_out = poll_fn(|_| {
+                    if Instant::now() < until { Poll::Pending } else { Poll::Ready(()) }
+                });
                 tokio::select! {
                     _ = watch.news.changed() => {}
-                    () = runs_out => return,
+                    () = has_run_out => {}
+                    () = ask => {}
                 }
             }
         }

@@ -132,7 +132,10 @@ async fn after_a_pause_of_the_process_the_first_look_says_that_it_has_run_out() 
     locks.register::<WorkItem>().await.unwrap();
     let granted = locks.try_acquire(&key("a"), &Aid::new(), &Holder::new("alice")).await.unwrap();
     let TryAcquire::Granted(lock) = granted else { panic!("{granted:?}") };
+    let mut watched = Box::pin(locks.lost(&lock));
+    assert!((&mut watched).now_or_never().is_none());
     std::thread::sleep(SHORT);
+    assert!(watched.now_or_never().is_some());
     assert!(locks.lost(&lock).now_or_never().is_some());
 }
 
