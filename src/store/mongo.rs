@@ -84,6 +84,9 @@ struct Inner {
 #[derive(Debug, Clone)]
 struct Prepared {
     locks: Collection<Record>,
+    /// The same records, as a majority has them: what the primary alone has may be undone by a
+    /// fail-over, so no lease is believed by that, not even by who has sent the renewal.
+    leases: Collection<Record>,
     documents: Collection<RawDocumentBuf>,
     rules: Rules,
     seen: Arc<Seen>,
@@ -124,8 +127,10 @@ impl MongoStore {
     }
 
     fn now_has(&self, collection: &str, locks: Collection<Record>, rules: Rules) {
-        let documents = on_primary(&self.inner.database, collection, ReadConcern::local());
-        let prepared = Prepared { locks, documents, rules, seen: Arc::new(Seen::new()) };
+        let database = &self.inner.database;
+        let leases = with_reads(database, locks.name(), ReadConcern::majority());
+        let documents = majority(database, collection);
+        let prepared = Prepared { locks, leases, documents, rules, seen: Arc::new(Seen::new()) };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
     }
@@ -147,23 +152,21 @@ impl Prepared {
     }
 }
 
-/// A collection of our own. What nobody but the primary has may be undone by a fail-over, and must not
-/// be believed: not even a renewal by who sent it.
+/// A collection whose concerns do not depend on the URI.
 fn majority<T: Send + Sync>(database: &Database, name: &str) -> Collection<T> {
-    on_primary(database, name, ReadConcern::majority())
+    with_reads(database, name, ReadConcern::local())
 }
 
-/// A collection whose concerns do not depend on the URI.
-fn on_primary<T: Send + Sync>(
+fn with_reads<T: Send + Sync>(
     database: &Database,
     name: &str,
-    reads: ReadConcern,
+    concern: ReadConcern,
 ) -> Collection<T> {
-    let mut concern = WriteConcern::majority();
-    concern.w_timeout = Some(WRITE_CONCERN_TIMEOUT);
+    let mut acknowledged = WriteConcern::majority();
+    acknowledged.w_timeout = Some(WRITE_CONCERN_TIMEOUT);
     let options = CollectionOptions::builder()
-        .write_concern(concern)
-        .read_concern(reads)
+        .write_concern(acknowledged)
+        .read_concern(concern)
         .selection_criteria(SelectionCriteria::ReadPreference(
             mongodb::options::ReadPreference::Primary,
         ))
@@ -376,11 +379,7 @@ impl Store for MongoStore {
     async fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
         let at = self.prepared(key.collection())?;
         let asked = Instant::now();
-        let record = (at.locks)
-            .find_one(pipeline::and_live(pipeline::by_id(key.id()), at.rules.ttl))
-            .projection(pipeline::lock_fields(aid))
-            .await
-            .map_err(|e| store_error(format!("inspecting the lock on {key:?}"), e))?;
+        let record = at.live(key, pipeline::lock_fields(aid)).await?;
         Ok(record.and_then(|record| at.fetched(key, &record, asked).lock()))
     }
 
@@ -396,11 +395,7 @@ impl Store for MongoStore {
     async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, StoreError> {
         let at = self.prepared(key.collection())?;
         let asked = Instant::now();
-        let record = (at.locks)
-            .find_one(pipeline::and_live(pipeline::by_id(key.id()), at.rules.ttl))
-            .projection(pipeline::list_fields(None))
-            .await
-            .map_err(|e| store_error(format!("inspecting the locks on {key:?}"), e))?;
+        let record = at.live(key, pipeline::list_fields(None)).await?;
         Ok(record.map_or(Vec::new(), |record| at.fetched(key, &record, asked).locks()))
     }
 

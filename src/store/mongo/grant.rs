@@ -73,7 +73,7 @@ impl Prepared {
     /// Reads what this claim was granted, because who changes a record is not told the time.
     async fn granted_before(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         let asked = Instant::now();
-        let found = self.locks.find_one(pipeline::by_id(key.id()));
+        let found = self.leases.find_one(pipeline::by_id(key.id()));
         let found = found.projection(pipeline::lock_fields(Some(&claim.aid))).await;
         let record = found.map_err(|e| store_error(acquiring(key), e))?;
         match record.and_then(|record| self.fetched(key, &record, asked).answer(claim)) {

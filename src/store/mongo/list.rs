@@ -1,11 +1,14 @@
-//! Several locks at once.
+//! Locks are looked at, one or several.
 
-use std::{slice, time::Instant};
+use std::{collections::HashSet, slice, time::Instant};
 
-use mongodb::bson::{Bson, Document};
+use mongodb::{
+    Collection,
+    bson::{Bson, Document, doc},
+};
 
-use super::{MongoStore, codec, error::store_error, pipeline};
-use crate::{Aid, Lock, LockKey, StoreError};
+use super::{MongoStore, Prepared, WRITE_CONCERN_TIMEOUT, codec, error::store_error, pipeline};
+use crate::{Aid, Lock, LockKey, StoreError, StoreErrorKind};
 
 /// What a session has in a collection.
 pub(super) struct OfSession {
@@ -15,21 +18,66 @@ pub(super) struct OfSession {
     pub(super) may_read: bool,
 }
 
+/// What only the primary has is neither live nor gone.
+fn unknown_yet(doing: String) -> StoreError {
+    let what = format!("{doing}: the primary has one that no majority has acknowledged");
+    StoreError::new(StoreErrorKind::Unavailable, what)
+}
+
+impl Prepared {
+    // find comes back as: the record as a majority has it → live, at least until then. Nothing → asked
+    // again, of what the primary has: nothing → not locked; a record → nobody knows yet, tried again
+    // as unavailable: it is being taken or renewed at this moment, the primary is a new one and has
+    // not heard what a majority has, or replication stands still.
+    pub(super) async fn live(
+        &self,
+        key: &LockKey,
+        fields: Document,
+    ) -> Result<Option<Document>, StoreError> {
+        let looking = || format!("inspecting the lock on {key:?}");
+        let live = pipeline::and_live(pipeline::by_id(key.id()), self.rules.ttl);
+        let find = async |of: &Collection<Document>, fields| {
+            let found = of.find_one(live.clone()).projection(fields);
+            let found = found.max_time(WRITE_CONCERN_TIMEOUT).await;
+            found.map_err(|e| store_error(looking(), e))
+        };
+        if let Some(record) = find(&self.leases, fields).await? {
+            return Ok(Some(record));
+        }
+        match find(&self.locks, doc! { "_id": 1 }).await? {
+            None => Ok(None),
+            Some(_) => Err(unknown_yet(looking())),
+        }
+    }
+}
+
 impl MongoStore {
-    /// Live locks, of these sessions only if any are named.
+    /// Live locks as a majority has them, of these sessions only if any are named.
     pub(super) async fn list_of(
         &self,
         collection: &str,
         aids: Option<&[Aid]>,
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
-        let rules = self.prepared(collection)?.rules;
+        let at = self.prepared(collection)?;
         let live = match aids {
-            None => pipeline::and_live(Document::new(), rules.ttl),
-            Some(aids) => pipeline::held_by(aids, rules.ttl),
+            None => pipeline::and_live(Document::new(), at.rules.ttl),
+            Some(aids) => pipeline::held_by(aids, at.rules.ttl),
         };
-        let mut locks = Vec::new();
-        self.each_record(collection, live, aids, limit, |_, found| locks.extend(found)).await?;
+        let mut locks: Vec<Lock> = Vec::new();
+        at.each_of(&at.leases, live.clone(), aids, limit, |_, found| locks.extend(found)).await?;
+        if aids.is_some() {
+            // Whoever asks for these takes those that are not among them for lost.
+            let known: HashSet<_> = locks.iter().map(|lock| lock.token).collect();
+            let mut is_unknown = false;
+            at.each_of(&at.locks, live, aids, limit, |_, found| {
+                is_unknown |= found.iter().any(|lock| !known.contains(&lock.token));
+            })
+            .await?;
+            if is_unknown {
+                return Err(unknown_yet(format!("listing locks in {collection}")));
+            }
+        }
         Ok(locks)
     }
 
@@ -40,10 +88,10 @@ impl MongoStore {
         aid: &Aid,
         limit: usize,
     ) -> Result<OfSession, StoreError> {
-        let aids = slice::from_ref(aid);
+        let (at, aids) = (self.prepared(collection)?, slice::from_ref(aid));
         let (mut of_session, mut seen) = (OfSession { held: Vec::new(), may_read: false }, 0);
         let records = pipeline::of_sessions(aids);
-        self.each_record(collection, records, Some(aids), limit, |record, found| {
+        at.each_of(&at.locks, records, Some(aids), limit, |record, found| {
             seen += 1;
             of_session.may_read |= matches!(record.get("readers"), Some(Bson::Array(_)));
             of_session.held.extend(found.into_iter().filter(|lock| !lock.expires_in().is_zero()));
@@ -53,22 +101,25 @@ impl MongoStore {
         of_session.may_read |= seen >= limit;
         Ok(of_session)
     }
+}
 
-    async fn each_record(
+impl Prepared {
+    async fn each_of(
         &self,
-        collection: &str,
+        records: &Collection<Document>,
         filter: Document,
         aids: Option<&[Aid]>,
         limit: usize,
         mut take: impl FnMut(&Document, Vec<Lock>),
     ) -> Result<(), StoreError> {
-        let at = self.prepared(collection)?;
+        let collection = self.documents.name();
         let failed = |e| store_error(format!("listing locks in {collection}"), e);
         let asked = Instant::now();
-        let mut cursor = (at.locks)
+        let mut cursor = records
             .find(filter)
             .projection(pipeline::list_fields(aids))
             .limit(i64::try_from(limit).unwrap_or(0))
+            .max_time(WRITE_CONCERN_TIMEOUT)
             .await
             .map_err(failed)?;
         while cursor.advance().await.map_err(failed)? {
@@ -76,7 +127,7 @@ impl MongoStore {
             // A foreign program may lock documents whose ids we cannot name, and so not lock.
             let id = record.get("_id").and_then(codec::lock_id);
             if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
-                take(&record, at.fetched(&key, &record, asked).locks());
+                take(&record, self.fetched(&key, &record, asked).locks());
             }
         }
         Ok(())
