@@ -250,7 +250,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// The live lock on this document, if there is one: of several readers that of `aid`, else of the
-    /// one who runs out last.
+    /// one who runs out last. As what can be relied upon: a lock or a lease that a fail-over may undo is
+    /// [unavailable](crate::StoreErrorKind::Unavailable), neither live nor gone.
     fn inspect(
         &self,
         key: &LockKey,
@@ -258,7 +259,7 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
 
     /// The live locks on at most `limit` documents of the collection, only those of these sessions if
-    /// `aids` are given. Each reader's is one.
+    /// `aids` are given; those as what can be relied upon, too. Each reader's is one.
     fn list(
         &self,
         collection: &str,

@@ -173,6 +173,11 @@ impl Drop for Watch {
     }
 }
 
+/// A look at the clock with each poll, because timers are late after a pause of the process.
+async fn has_passed(until: Instant) {
+    poll_fn(|_| if Instant::now() < until { Poll::Pending } else { Poll::Ready(()) }).await;
+}
+
 impl LockManager {
     /// Waits until this acquisition of a lock is gone, as far as this process can know.
     ///
@@ -230,13 +235,9 @@ impl LockManager {
                     .await;
                     sleep_until(until.into()).await;
                 };
-                // Timers are late when the process has been paused.
-                let has_run_out = poll_fn(|_| {
-                    if Instant::now() < until { Poll::Pending } else { Poll::Ready(()) }
-                });
                 tokio::select! {
                     _ = watch.news.changed() => {}
-                    () = has_run_out => {}
+                    () = has_passed(until) => {}
                     () = ask => {}
                 }
             }

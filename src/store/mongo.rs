@@ -59,8 +59,9 @@ const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The store on MongoDB 4.4 or later.
 ///
 /// Locks of the collection `workitem` live in `workitem.lock` of the same database, ended sessions
-/// in `doclock.ended`. All writes are acknowledged by a majority and all reads go to the primary,
-/// whatever the URI says: with `w:1` a paused or lagging primary grants one lock twice.
+/// in `doclock.ended`. All writes are acknowledged by a majority, all reads go to the primary, and a lease
+/// is believed as a majority has it, whatever the URI says: with `w:1` a paused or lagging primary grants
+/// one lock twice.
 ///
 /// On a replica set or a sharded cluster a guarded save is a transaction. A standalone server has
 /// none: there the lock is checked and renewed immediately before the document is written, and a lock

@@ -20,7 +20,10 @@ pub(super) struct OfSession {
 
 /// What only the primary has is neither live nor gone.
 fn unknown_yet(doing: String) -> StoreError {
-    let what = format!("{doing}: the primary has one that no majority has acknowledged");
+    let what = format!(
+        "{doing}: the primary has one that a majority has not acknowledged yet; if that lasts, \
+         look after the secondaries"
+    );
     StoreError::new(StoreErrorKind::Unavailable, what)
 }
 
