@@ -67,6 +67,8 @@ pub(super) struct Queue {
 pub(super) struct Waiter {
     number: u64,
     pub(super) owner: Aid,
+    /// Under which it asks: that of a guard is its own.
+    aid: Aid,
     pub(super) mode: Mode,
     /// How to hand it the lock. Taken by one who does.
     will: Option<Will>,
@@ -142,6 +144,7 @@ impl Queues {
             Waiter {
                 number,
                 owner: owner.clone(),
+                aid: wanted.aid.clone(),
                 mode: wanted.mode,
                 will: may_inherit.then_some(will),
                 is_heir: false,
@@ -326,10 +329,13 @@ impl Queue {
         }
     }
 
-    /// Other requests of the session that has it now.
+    /// Other requests of the session that has it now. In a fair collection also the one that the store
+    /// shows as the next: that may be another than the first here, who is in line again, at its end,
+    /// after its place had run out.
     fn ask_own(&mut self) {
         let Some(holder) = &self.holder else { return };
-        for waiter in self.waiting.iter_mut().filter(|waiter| waiter.owner == holder.aid) {
+        let is_own = |waiter: &&mut Waiter| [&waiter.owner, &waiter.aid].contains(&&holder.aid);
+        for waiter in self.waiting.iter_mut().filter(is_own) {
             waiter.ask();
         }
     }
@@ -339,14 +345,15 @@ impl Queue {
         self.holder.as_ref().is_some_and(|holder| holder.aid == *owner)
     }
 
-    /// Whether it is the turn of this one: the first, a reader behind readers only, or one whose
-    /// session has the lock already.
+    /// Whether it is the turn of this one: the first, a reader behind readers only, one whose session has
+    /// the lock already, or who is the next in the store.
     fn may_try(&self, number: u64) -> bool {
         let mut ahead = self.waiting.iter().take_while(|waiter| waiter.number != number).peekable();
         let Some(it) = self.find(number) else { return false };
         ahead.peek().is_none()
             || it.mode == Mode::Shared && ahead.all(|waiter| waiter.mode == Mode::Shared)
             || self.is_held_by(&it.owner)
+            || self.is_held_by(&it.aid)
     }
 }
 

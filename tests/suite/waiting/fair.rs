@@ -119,3 +119,23 @@ on_each_store! {
         in_time("the third one is let in", third).await.unwrap().release().await.unwrap();
     }
 }
+
+/// Its place has run out, say, because the store did not answer: so it is in line again, at the end. It
+/// asks for all who wait here, and must not keep those out who are before it.
+#[tokio::test]
+async fn who_has_lost_its_place_lets_those_in_who_wait_behind_it_in_the_same_process() {
+    let cluster = Cluster::mongo().await;
+    let Cluster::Mongo(database) = &cluster else { unreachable!("asked for") };
+    let [locks, _] = servers(&cluster).await;
+    let held = locks.acquire(&counter(), Wait::no()).await.unwrap();
+    let first = queues(&cluster, &locks, 1).await;
+    let second = queues(&cluster, &locks, 2).await;
+    let third = queues(&cluster, &locks, 3).await;
+    let records = database.collection::<Document>("counter.lock");
+    let gone = doc! { "$pop": { "queue": -1 } };
+    assert_eq!(records.update_one(doc! { "_id": "one" }, gone).await.unwrap().modified_count, 1);
+    held.release().await.unwrap();
+    for waiting in [second, third, first] {
+        in_time("in the store's order", waiting).await.unwrap().release().await.unwrap();
+    }
+}
