@@ -16,7 +16,7 @@ pub const POOLS: [u32; 4] = [DEFAULT_POOL, 32, 100, 256];
 pub const JOURNAL_INTERVALS: [i32; 3] = [100, 10, 1];
 /// In s; the first is the server's default.
 pub const HISTORY_WINDOWS: [i32; 2] = [300, 0];
-/// The same names again and again, and hardly any twice.
+/// The same names again and again, and so many that each comes once in a slice.
 pub const NAMES: [usize; 2] = [10_000, 10_000_000];
 /// Long enough for ten thousand cycles.
 const SOME_NAMES: Duration = Duration::from_secs(6);
