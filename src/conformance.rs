@@ -167,7 +167,7 @@ async fn save(
     token: LockToken,
     document: &StoredDocument,
 ) -> Saved {
-    store.save(key, aid, token, document, Instant::now() + TTL).await.unwrap()
+    store.save(key, aid, token, &document.clone().into(), Instant::now() + TTL).await.unwrap()
 }
 
 async fn text_of(store: &impl Store, key: &LockKey) -> String {
@@ -273,6 +273,11 @@ macro_rules! store_conformance {
             a_session_with_a_live_lock_is_not_silent,
             what_ran_out_a_little_earlier_than_the_rest_is_named_too,
             a_silent_session_may_come_back_and_fall_silent_again,
+            who_takes_an_expired_lock_over_leaves_its_holder_to_the_sweep,
+            a_holder_that_lost_an_expired_lock_and_has_others_is_not_idle,
+            a_holder_that_logs_out_after_a_takeover_is_announced_once,
+            who_comes_back_to_its_own_expired_lock_is_not_idle,
+            a_holder_whose_lock_reached_max_hold_is_not_idle_after_a_takeover,
             a_logout_takes_a_silence_along_that_nobody_has_heard_of,
             a_lock_of_an_ended_session_is_swept_without_another_announcement,
             a_sweep_is_bounded_and_says_that_there_is_more,
@@ -329,6 +334,7 @@ macro_rules! store_conformance {
             who_watches_is_told_of_whatever_becomes_free,
             a_lock_that_is_handed_over_is_the_next_ones_with_a_lease_of_its_own,
             handing_over_again_is_the_same_grant,
+            handing_over_again_revives_nothing,
             what_has_gone_is_not_handed_over,
             a_lock_that_is_handed_to_a_reader_is_shared,
             a_lock_says_for_which_tab_and_which_user_it_was_granted,

@@ -39,6 +39,30 @@ pub enum LockError {
         holder: Option<Box<Lock>>,
     },
 
+    /// The session holds as many locks as one session may:
+    /// [`max_locks_per_session`](crate::LockManagerBuilder::max_locks_per_session). No lock was taken. (429)
+    #[error(
+        "this session holds {limit} locks, and may not hold more; close a document and try again"
+    )]
+    TooManyLocks {
+        /// How many it may hold.
+        limit: usize,
+    },
+
+    /// Too many wait for locks already, in this web session or on this server. Try again when one of them does
+    /// not wait any more; see
+    /// [`max_waiters_per_session`](crate::LockManagerBuilder::max_waiters_per_session) and
+    /// [`max_waiters`](crate::LockManagerBuilder::max_waiters). (503)
+    #[error("{}", too_many_waiters(*.limit, *.per_session))]
+    TooManyWaiters {
+        /// What was asked for.
+        key: LockKey,
+        /// How many may wait.
+        limit: usize,
+        /// Whether that is the limit of one session, or that of the server.
+        per_session: bool,
+    },
+
     /// The server is being stopped, so nobody waits for locks here any more. (503)
     #[error("this server is being stopped; try again with the next one")]
     ShutDown,
@@ -117,6 +141,18 @@ pub enum LockError {
     /// The application does not use the crate as it must. The text says what to add. (500)
     #[error("{0}")]
     Misconfigured(String),
+}
+
+fn too_many_waiters(limit: usize, per_session: bool) -> String {
+    if per_session {
+        format!(
+            "this session waits for {limit} locks already; end one of these requests, and try again"
+        )
+    } else {
+        format!(
+            "{limit} requests wait for locks on this server already; try again in a few seconds"
+        )
+    }
 }
 
 fn label_of(lock: &Lock) -> &str {

@@ -30,8 +30,8 @@ const MAX_COLLECTION_BYTES: usize = 120;
 /// }
 /// ```
 ///
-/// A guarded save replaces the whole document, so fields that the type does not name are lost.
-/// Where documents have such fields, keep them with `#[serde(flatten)] rest: Document`.
+/// A type may name a part of the fields only: a guarded save writes what has changed, and leaves the
+/// others as they are.
 pub trait Lockable: Serialize + DeserializeOwned + 'static {
     /// The type of `_id`. Anything that parses from a path segment and becomes a [`LockId`]:
     /// `ObjectId`, `String`, `i32`, `i64`, `Uuid`, or a newtype of your own around one of them.
@@ -99,6 +99,16 @@ enum Canonical<'a> {
 }
 
 impl LockId {
+    /// Whether ids of this type may be strings. Told by what the type parses; if it parses none of these
+    /// texts, it may.
+    pub(crate) fn may_be_text<I: FromStr + Into<Self>>() -> bool {
+        const TEXTS: [&str; 4] =
+            ["5", "home", "64b7f0c2a1d3e4f5a6b7c8d9", "9a3f4e52-31c8-4d2b-8f57-0c6e1b2a7d94"];
+        let ids: Vec<Self> =
+            TEXTS.iter().filter_map(|text| text.parse::<I>().ok()).map(Into::into).collect();
+        ids.is_empty() || ids.iter().any(|id| matches!(id, Self::String(_)))
+    }
+
     fn canonical(&self) -> Canonical<'_> {
         match self {
             Self::Int32(n) => Canonical::Number((*n).into()),

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod clock;
 #[cfg(feature = "test-util")]
 pub mod conformance;
 mod ended;
@@ -9,6 +10,7 @@ mod event;
 mod key;
 mod lock;
 mod manager;
+mod random;
 mod store;
 mod web;
 
@@ -22,13 +24,17 @@ pub use manager::metrics;
 pub use manager::{
     Actor, BuildError, Health, HealthReport, HealthStatus, Job, LockEvents, LockGuard, LockGuards,
     LockManager, LockManagerBuilder, MAX_REASON_BYTES, ReaperHealth, ReaperState, StoreHealth,
-    Wait, Wakeup,
+    TaskPanics, Wait, Wakeup,
 };
+#[cfg(feature = "test-util")]
+pub use random::seed_randomness;
+#[cfg(feature = "test-util")]
+pub use store::OnRecord;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use store::StoredSession;
 pub use store::{
-    Change, Claim, Format, Interest, LastEnd, MAX_READERS, MemoryStore, Released, Rules, Saved,
-    Store, StoreStatus, StoredDocument, Swept, Taken, Topology, TryAcquire, Watch,
+    Change, Claim, Edit, Format, Interest, LastEnd, MAX_READERS, MemoryStore, Released, Rules,
+    Saved, Store, StoreStatus, StoredDocument, Swept, Taken, Topology, TryAcquire, Watch,
 };
 #[cfg(feature = "_mongo")]
 pub use store::{Finding, MongoStore, Severity};

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::LockKey;
+use crate::{LockKey, clock, random};
 
 /// The longest label of a [`Holder`], in bytes. A longer one is cut.
 pub const MAX_LABEL_BYTES: usize = 4096;
@@ -27,7 +27,7 @@ impl Aid {
     #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
     #[must_use]
     pub fn new() -> Self {
-        Self(Uuid::new_v4().to_string())
+        Self(random::uuid().to_string())
     }
 
     /// The aid as it is stored.
@@ -68,7 +68,7 @@ impl LockToken {
     #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
     #[must_use]
     pub fn new() -> Self {
-        Self(Uuid::new_v4()).of_place()
+        Self(random::uuid()).of_place()
     }
 
     /// The same claim, sent again because nobody knows what became of it.
@@ -161,7 +161,7 @@ macro_rules! chosen_by_pages {
                 #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
                 #[must_use]
                 pub fn new() -> Self {
-                    Self(Uuid::new_v4())
+                    Self(random::uuid())
                 }
             }
 
@@ -208,19 +208,20 @@ impl Holder {
     /// A holder of this name, cut to [`MAX_LABEL_BYTES`].
     #[must_use]
     pub fn new(label: impl Into<String>) -> Self {
-        Self { label: cut(label.into()), user: None }
+        Self { label: cut(label.into(), MAX_LABEL_BYTES), user: None }
     }
 
     /// The same with the person's id, cut alike.
     #[must_use]
     pub fn of_user(mut self, id: impl Into<String>) -> Self {
-        self.user = Some(cut(id.into()));
+        self.user = Some(cut(id.into(), MAX_LABEL_BYTES));
         self
     }
 }
 
-fn cut(mut text: String) -> String {
-    let end = (0..=MAX_LABEL_BYTES.min(text.len())).rfind(|&i| text.is_char_boundary(i));
+/// At most so many bytes of it, and no half character.
+pub(crate) fn cut(mut text: String, bytes: usize) -> String {
+    let end = (0..=bytes.min(text.len())).rfind(|&i| text.is_char_boundary(i));
     text.truncate(end.unwrap_or(0));
     text
 }
@@ -303,7 +304,7 @@ impl Lock {
     /// How long it still lives unless it is renewed; zero if it has run out.
     #[must_use]
     pub fn expires_in(&self) -> Duration {
-        self.expires_at.saturating_duration_since(Instant::now())
+        self.expires_at.saturating_duration_since(clock::now())
     }
 }
 

@@ -9,10 +9,10 @@ use std::{
 
 use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use uuid::Uuid;
 
 use crate::{
-    Aid, EndReason, Holder, InvalidKey, Lock, LockError, LockId, LockKey, Lockable, Mode,
+    Aid, EndReason, Holder, InvalidKey, Lock, LockError, LockId, LockKey, Lockable, Mode, clock,
+    random,
     store::{DynStore, Released, Rules, TryAcquire},
 };
 
@@ -43,6 +43,7 @@ mod release;
 pub(crate) mod rhythm;
 mod run;
 pub(crate) mod streams;
+mod supervisor;
 mod sweeps;
 mod take_over;
 mod wait;
@@ -56,6 +57,7 @@ pub use job::Job;
 pub(crate) use operations::{Acquired, Acquisition, LISTED, Wanted};
 pub use policy::Actor;
 pub(crate) use provisional::Provisional;
+pub use supervisor::TaskPanics;
 pub use sweeps::{ReaperHealth, ReaperState};
 pub use take_over::MAX_REASON_BYTES;
 pub(crate) use take_over::can_be_taken_over;
@@ -127,10 +129,13 @@ struct Inner {
     stop: Stop,
     /// Has the reaper wait for other types to be registered.
     register: Arc<Notify>,
+    /// Has the reaper look soon: whoever is granted a lock may have taken it over from an idle session.
+    granted: Arc<Notify>,
     /// Has the listener called: some session has ended.
     announce: Arc<Notify>,
     /// What came of looking for silent sessions.
     sweeps: sweeps::Sweeps,
+    panics: supervisor::Panics,
 }
 
 impl Inner {
@@ -179,18 +184,19 @@ impl LockManager {
 
     /// Makes the documents of `T` lockable: creates the lock collection and its indexes.
     ///
-    /// Call it once for each type when the server starts. Idempotent; a changed ttl is carried over
-    /// to the index. While locks with a longer ttl are held (a rolling change), the index keeps to
-    /// theirs.
+    /// Call it once for each type when the server starts. Idempotent. A longer ttl raises the TTL index;
+    /// a shorter one never lowers it, because servers with the longer ttl may hold locks.
     ///
     /// # Errors
     /// [`LockError::Store`] if the store is not reached, or the database user lacks a privilege;
-    /// the message names it. [`LockError::InvalidKey`] for an impossible collection name.
+    /// the message names it; or if `T::Id` may be a string and the collection has a collation by which
+    /// different strings are equal. [`LockError::InvalidKey`] for an impossible collection name.
     pub async fn register<T: Lockable>(&self) -> Result<(), LockError> {
         LockKey::new(T::COLLECTION, 0)?;
         // Building an index may take longer than a request is allowed to.
-        let until = Instant::now() + self.deadline().max(Duration::from_secs(60));
-        let rules = Rules { ttl: self.ttl(), fenced: T::FENCED, fair: T::FAIR };
+        let until = clock::now() + self.deadline().max(Duration::from_secs(60));
+        let text_ids = LockId::may_be_text::<T::Id>();
+        let rules = Rules { ttl: self.ttl(), fenced: T::FENCED, fair: T::FAIR, text_ids };
         self.run("register", until, (T::COLLECTION, rules), |store, (collection, rules)| {
             store.prepare(collection, rules)
         })
@@ -309,8 +315,8 @@ impl LockManager {
         reason: EndReason,
     ) -> Result<Vec<LockKey>, LockError> {
         // A name of its own for each operation: two of one server are as far apart as those of two.
-        let args = (aid.clone(), reason, self.registered_names(), Uuid::new_v4());
-        let asked = Instant::now();
+        let args = (aid.clone(), reason, self.registered_names(), random::uuid());
+        let asked = clock::now();
         let ended =
             self.run("end_session", self.until(), args, |store, (aid, reason, names, worker)| {
                 store.end_session(aid, *reason, names, *worker)
@@ -328,7 +334,7 @@ impl LockManager {
     /// See [`LockManager`].
     pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
         let until = self.until();
-        let asked = Instant::now();
+        let asked = clock::now();
         let released = self.in_each_collection(|collection| {
             let args = (collection, aid.clone());
             self.run("release_session", until, args, |store, (collection, aid)| {
@@ -353,8 +359,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, LockError> {
-        self.registered(key.collection())?;
-        self.run("locks_on", self.until(), key.clone(), |store, key| store.locks_on(key)).await
+        self.locks_on_all(key.collection(), vec![key.clone()]).await
     }
 
     /// All live locks, at most 1 000 in each registered collection.

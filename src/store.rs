@@ -11,6 +11,8 @@ use crate::{
     Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError, TabId,
 };
 
+mod deadline;
+mod diff;
 mod document;
 mod erased;
 mod memory;
@@ -19,9 +21,13 @@ pub(crate) mod mongo;
 mod status;
 mod watch;
 
-pub use document::{Format, StoredDocument};
+pub(crate) use deadline::with_deadline;
+pub(crate) use document::misnamed_id;
+pub use document::{Edit, Format, StoredDocument};
 pub(crate) use erased::{Answer, DynStore};
 pub use memory::MemoryStore;
+#[cfg(feature = "test-util")]
+pub use memory::OnRecord;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use mongo::sessions::StoredSession;
 #[cfg(feature = "_mongo")]
@@ -151,6 +157,9 @@ pub trait Store: Send + Sync + 'static {
     /// Releases this acquisition of an exclusive lock by granting the claim in the same step. `None`, and
     /// nothing is changed, if the acquisition is not on record any more.
     ///
+    /// A lock that is [taken over](Claim::taken) must be live: an expired one is acquired instead, which leaves
+    /// its holder to the [sweep](Self::sweep).
+    ///
     /// Only for a claim that nobody has come before: not in a [fair](Rules::fair) collection, unless it
     /// takes the lock over. A claim of the same session goes on with the lock: `since` stays.
     fn hand_over(
@@ -225,6 +234,8 @@ pub trait Store: Send + Sync + 'static {
     /// A lock that ran into its `max_hold` says nothing about its session; nor does one that was
     /// written by a foreign program, which stays.
     ///
+    /// A session whose expired lock somebody else has taken over counts as if the lock were still there.
+    ///
     /// Also brings to its end what another worker left half-done.
     fn sweep(
         &self,
@@ -267,9 +278,13 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
 
-    /// All live locks on this document: one that is exclusive, or those of its readers.
-    fn locks_on(&self, key: &LockKey)
-    -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
+    /// All live locks on these documents of a collection: of each document the exclusive one, or those of
+    /// its readers.
+    fn locks_on(
+        &self,
+        collection: &str,
+        keys: &[LockKey],
+    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
 
     /// How the session last ended, or fell silent, as far as that is remembered.
     fn last_end(
@@ -312,7 +327,8 @@ pub trait Store: Send + Sync + 'static {
         key: &LockKey,
     ) -> impl Future<Output = Result<Option<StoredDocument>, StoreError>> + Send;
 
-    /// Replaces the document if this acquisition of its lock is live, and renews the lock.
+    /// Edits the document if this acquisition of its lock is live, and renews the lock. An edit without
+    /// changes only renews the lock.
     ///
     /// After `until` the caller has been told that the outcome is unknown, and may have saved
     /// something newer. So a save that is held up on its way gives up by then; if it can be overtaken
@@ -322,7 +338,7 @@ pub trait Store: Send + Sync + 'static {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        document: &StoredDocument,
+        edit: &Edit,
         until: Instant,
     ) -> impl Future<Output = Result<Saved, StoreError>> + Send;
 }
@@ -398,13 +414,22 @@ pub struct Rules {
     pub fenced: bool,
     /// Who waits is let in in the order of arrival, over all servers.
     pub fair: bool,
+    /// The ids may be strings. Then a store refuses a collection that takes different strings for one.
+    pub text_ids: bool,
 }
 
 impl Rules {
-    /// Neither fenced nor fair.
+    /// Neither fenced nor fair, and with ids that are no strings.
     #[must_use]
     pub fn new(ttl: Duration) -> Self {
-        Self { ttl, fenced: false, fair: false }
+        Self { ttl, fenced: false, fair: false, text_ids: false }
+    }
+
+    /// With ids that may be strings.
+    #[must_use]
+    pub fn with_text_ids(mut self) -> Self {
+        self.text_ids = true;
+        self
     }
 
     /// With fencing tokens.

@@ -119,6 +119,82 @@ cases! {
         assert_ne!(events[0], events[1]);
     }
 
+    async fn who_takes_an_expired_lock_over_leaves_its_holder_to_the_sweep<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        for (id, mode, next) in [
+            ("a", Mode::Exclusive, Mode::Exclusive),
+            ("b", Mode::Exclusive, Mode::Shared),
+            ("c", Mode::Shared, Mode::Exclusive),
+        ] {
+            let _ = store.try_acquire(&key(id), &Claim { mode, ..claim(&alice) }).await.unwrap();
+            subject.age(&key(id), TTL).await;
+            let claim = Claim { mode: next, ..claim(&bob) };
+            for _ in 0..2 {
+                // A repetition, as after a lost reply, is no second takeover.
+                let answer = store.try_acquire(&key(id), &claim).await.unwrap();
+                assert!(matches!(answer, TryAcquire::Granted(_)), "{answer:?}");
+            }
+            // The trace does not go with the lock.
+            store.release(&key(id), &bob, claim.token, next).await.unwrap();
+        }
+        let swept = sweep(store, 100).await;
+        assert_eq!((swept.sessions, swept.announcements), (1, true), "{swept:?}");
+        let ended = announce_all(store).await;
+        assert_eq!(ended.len(), 1, "{ended:?}");
+        assert_eq!((&ended[0].aid, ended[0].reason), (&alice, EndReason::Expired));
+        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("b"), key("c")]);
+        let swept = sweep(store, 100).await;
+        assert_eq!((swept.sessions, swept.announcements, swept.more), (0, false, false));
+        assert_eq!(announce_all(store).await, []);
+    }
+
+    async fn a_holder_that_lost_an_expired_lock_and_has_others_is_not_idle<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        granted(store, &key("a"), &alice).await;
+        granted(store, &key("other"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        granted(store, &key("a"), &bob).await;
+        assert_eq!(sweep(store, 100).await.sessions, 0);
+        assert_eq!(announce_all(store).await, []);
+        subject.age(&key("other"), TTL).await;
+        assert_eq!(sweep(store, 100).await.sessions, 1);
+        let ended = announce_all(store).await;
+        assert_eq!((ended.len(), &ended[0].aid), (1, &alice));
+        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("other")], "both, if close");
+    }
+
+    async fn a_holder_that_logs_out_after_a_takeover_is_announced_once<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        granted(store, &key("a"), &bob).await;
+        end(store, &alice, EndReason::LoggedOut).await;
+        let ended = announce_all(store).await;
+        assert_eq!((ended.len(), &ended[0].aid, ended[0].for_good), (1, &alice, true));
+        sweep(store, 100).await;
+        assert_eq!(sweep(store, 100).await.sessions, 0, "nothing is left to look at");
+        assert_eq!(announce_all(store).await, []);
+    }
+
+    async fn who_comes_back_to_its_own_expired_lock_is_not_idle<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), TTL).await;
+        assert_ne!(granted(store, &key("a"), &alice).await, token);
+        assert_eq!(sweep(store, 100).await.sessions, 0);
+        assert_eq!(announce_all(store).await, []);
+    }
+
+    async fn a_holder_whose_lock_reached_max_hold_is_not_idle_after_a_takeover<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let claim = Claim { max_hold: Some(TTL), ..claim(&alice) };
+        let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
+        subject.age(&key("a"), TTL).await;
+        granted(store, &key("a"), &bob).await;
+        assert_eq!(sweep(store, 100).await.sessions, 0);
+        assert_eq!(announce_all(store).await, []);
+    }
+
     async fn a_logout_takes_a_silence_along_that_nobody_has_heard_of<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         granted(store, &key("a"), &alice).await;

@@ -36,6 +36,17 @@ cases! {
         }
     }
 
+    async fn handing_over_again_revives_nothing<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let token = granted(store, &key("a"), &alice).await;
+        let to = claim(&Aid::new());
+        handed(store, (&alice, token), &to).await.expect("handed over");
+        subject.age(&key("a"), TTL + SECOND).await;
+        let again = handed(store, (&alice, token), &to).await;
+        assert!(again.is_none_or(|lock| lock.expires_in().is_zero()));
+        assert!(store.inspect(&key("a"), None).await.unwrap().is_none(), "it has expired");
+    }
+
     async fn what_has_gone_is_not_handed_over<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         let to = claim(&Aid::new());

@@ -307,7 +307,7 @@ cases! {
         put(subject, "a", "old").await;
         let token = granted(store, &key("a"), &alice).await;
         let document = encoded(store, "a", "new");
-        let late = store.save(&key("a"), &alice, token, &document, Instant::now()).await;
+        let late = store.save(&key("a"), &alice, token, &document.into(), Instant::now()).await;
         assert_eq!(late.unwrap_err().kind(), crate::StoreErrorKind::Unavailable);
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
@@ -329,7 +329,7 @@ cases! {
         let token = granted(store, &key("a"), &alice).await;
         let renamed = encoded(store, "b", "new");
         let until = Instant::now() + TTL;
-        assert!(store.save(&key("a"), &alice, token, &renamed, until).await.is_err());
+        assert!(store.save(&key("a"), &alice, token, &renamed.into(), until).await.is_err());
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
 

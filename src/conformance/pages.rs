@@ -4,7 +4,7 @@ use super::*;
 use crate::{Change, Interest, LastEnd, Watch};
 
 async fn locks_on(store: &impl Store, id: &str) -> Vec<Lock> {
-    store.locks_on(&key(id)).await.unwrap()
+    store.locks_on(COLLECTION, &[key(id)]).await.unwrap()
 }
 
 /// Waits for the change of this document that `is_it` wants.

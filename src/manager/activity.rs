@@ -1,4 +1,4 @@
-//! When the locks of a session are due for renewal.
+//! When the locks of a session are due for renewal, and about how many those are.
 
 use std::{
     collections::HashMap,
@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::Aid;
+use crate::{Aid, clock};
 
 /// The last renewal of each session that was active here lately.
 ///
@@ -19,34 +19,74 @@ pub(super) struct Activity {
 
 #[derive(Debug, Default)]
 struct Sessions {
-    renewed: HashMap<Aid, Instant>,
+    of: HashMap<Aid, Session>,
     /// The size at which silent sessions are looked for, so that this costs nothing on average.
     sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Session {
+    renewed: Instant,
+    /// How many locks it had when they were counted last, and how many it was granted here since. Other
+    /// servers may have granted more.
+    counted: usize,
+    granted: usize,
+}
+
+impl Session {
+    fn new(renewed: Instant) -> Self {
+        Self { renewed, counted: 0, granted: 0 }
+    }
+}
+
+impl Sessions {
+    fn begins(&mut self, aid: &Aid, now: Instant, interval: Duration) -> &mut Session {
+        if self.of.len() >= self.sweep_at {
+            self.of.retain(|_, session| now.duration_since(session.renewed) < interval);
+            self.sweep_at = (self.of.len() * 2).max(1024);
+        }
+        self.of.entry(aid.clone()).or_insert_with(|| Session::new(now))
+    }
 }
 
 impl Activity {
     /// Whether the last renewal is longer ago than `interval`; if so, this moment counts as one.
     pub(super) fn is_due(&self, aid: &Aid, interval: Duration) -> bool {
-        let now = Instant::now();
+        let now = clock::now();
         let mut sessions = self.sessions();
-        if let Some(last) = sessions.renewed.get_mut(aid) {
-            let due = now.duration_since(*last) >= interval;
+        if let Some(session) = sessions.of.get_mut(aid) {
+            let due = now.duration_since(session.renewed) >= interval;
             if due {
-                *last = now;
+                session.renewed = now;
             }
             return due;
         }
-        if sessions.renewed.len() >= sessions.sweep_at {
-            sessions.renewed.retain(|_, last| now.duration_since(*last) < interval);
-            sessions.sweep_at = (sessions.renewed.len() * 2).max(1024);
-        }
-        sessions.renewed.insert(aid.clone(), now);
+        sessions.begins(aid, now, interval);
         true
+    }
+
+    /// The session was granted a lock more. Whether its locks have to be counted: once it may have come
+    /// a quarter of the way closer to `most`, so that a session with few locks is never counted.
+    pub(super) fn granted(&self, aid: &Aid, most: usize, interval: Duration) -> bool {
+        let mut sessions = self.sessions();
+        let session = match sessions.of.get_mut(aid) {
+            Some(session) => session,
+            None => sessions.begins(aid, clock::now(), interval),
+        };
+        session.granted += 1;
+        session.granted > most.saturating_sub(session.counted) / 4
+    }
+
+    /// The session has so many locks, on whatever server it got them.
+    pub(super) fn counted(&self, aid: &Aid, locks: usize) {
+        if let Some(session) = self.sessions().of.get_mut(aid) {
+            (session.counted, session.granted) = (locks, 0);
+        }
     }
 
     /// The renewal did not succeed: the next request shall try again.
     pub(super) fn forget(&self, aid: &Aid) {
-        self.sessions().renewed.remove(aid);
+        self.sessions().of.remove(aid);
     }
 
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
@@ -71,11 +111,27 @@ mod tests {
     }
 
     #[test]
+    fn locks_are_counted_ever_more_often_the_closer_their_number_is_to_the_limit() {
+        let (activity, aid) = (Activity::default(), Aid::new());
+        activity.is_due(&aid, HOUR);
+        let mut counted_at = Vec::new();
+        for locks in 1..=101 {
+            if activity.granted(&aid, 100, HOUR) {
+                activity.counted(&aid, locks);
+                counted_at.push(locks);
+            }
+        }
+        assert_eq!(counted_at[0], 26, "{counted_at:?}");
+        assert!(counted_at.ends_with(&[98, 99, 100, 101]), "{counted_at:?}");
+        assert!(counted_at.len() < 25, "{counted_at:?}");
+    }
+
+    #[test]
     fn silent_sessions_are_forgotten() {
         let activity = Activity::default();
         for _ in 0..10_000 {
             activity.is_due(&Aid::new(), Duration::ZERO);
         }
-        assert!(activity.sessions().renewed.len() <= 1024);
+        assert!(activity.sessions().of.len() <= 1024);
     }
 }

@@ -3,7 +3,11 @@
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use super::{
-    Actor, Inner, LockManager, Stop, leases, listener, listener::Listener, reaper, run::Runner,
+    Actor, Inner, LockManager, Stop, leases, listener,
+    listener::Listener,
+    queue::{Limits, Queues},
+    reaper,
+    run::Runner,
 };
 use crate::{BoxError, Holder, Lock, SessionEnded, store::DynStore};
 
@@ -21,10 +25,20 @@ const DEADLINE_RANGE: [Duration; 2] = [Duration::from_millis(100), Duration::fro
 /// Often enough for a listener that tells people; a query of an index that finds nothing costs the
 /// server less than a millisecond.
 const REAPER_INTERVAL: Duration = Duration::from_secs(1);
+/// More than anybody edits at once, and fewer than would block a team.
+const MAX_LOCKS_PER_SESSION: usize = 100;
+const LOCKS_RANGE: [usize; 2] = [1, 1_000_000];
 const REAPER_RANGE: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(60)];
 
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
 const LISTENER_RANGE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10 * 60)];
+
+/// More than the tabs that a person keeps open for documents which others hold.
+const WAITERS_PER_SESSION: usize = 16;
+/// As many as the requests that a server can keep open for people who wait; a few megabytes.
+const WAITERS: usize = 4_096;
+/// A waiter takes about a kilobyte, without its request.
+const WAITERS_RANGE: [usize; 2] = [1, 1_000_000];
 
 /// Settings of a [`LockManager`], each with a safe default.
 #[must_use = "a builder does nothing until `build` is called"]
@@ -42,7 +56,9 @@ pub(super) struct Settings {
     pub(super) deadline: Duration,
     pub(super) holder: Holder,
     pub(super) reaper_interval: Option<Duration>,
+    pub(super) max_locks_per_session: usize,
     pub(super) trust_leases: bool,
+    waiters: Limits,
     break_policy: LockPolicy,
     take_over_policy: LockPolicy,
     admin_policy: Option<AdminPolicy>,
@@ -74,7 +90,9 @@ impl LockManagerBuilder {
             deadline: DEADLINE,
             holder: Holder::new("another session"),
             reaper_interval: Some(REAPER_INTERVAL),
+            max_locks_per_session: MAX_LOCKS_PER_SESSION,
             trust_leases: false,
+            waiters: Limits { per_session: WAITERS_PER_SESSION, all: WAITERS },
             break_policy: Arc::new(|_, _| false),
             take_over_policy: Arc::new(Actor::is_holder_of),
             admin_policy: None,
@@ -101,6 +119,18 @@ impl LockManagerBuilder {
     /// or no session will ever be seen to fall silent.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.settings.max_hold = Some(max_hold);
+        self
+    }
+
+    /// How many locks one web session may hold at a time, in all collections together. Default 100, from
+    /// 1 to 1 000 000. One more is refused with [`LockError::TooManyLocks`](crate::LockError::TooManyLocks).
+    ///
+    /// So that nobody locks all documents of a collection. A session with few locks costs nothing for it:
+    /// its locks are counted, by one query for each collection, only when it may have come a quarter of
+    /// the way closer to the limit. Several servers that grant locks to one session at the same moment
+    /// may let it have some more, until its next renewal counts them. Jobs and guards are not limited.
+    pub fn max_locks_per_session(mut self, most: usize) -> Self {
+        self.settings.max_locks_per_session = most;
         self
     }
 
@@ -134,6 +164,34 @@ impl LockManagerBuilder {
     /// load of the page and a shared lock are always asked for.
     pub fn trust_leases(mut self) -> Self {
         self.settings.trust_leases = true;
+        self
+    }
+
+    /// How many locks one web session may wait for on this server at the same time. Default 16, from 1 to
+    /// 1 000 000.
+    ///
+    /// The next request that would have to wait is refused with [`LockError::TooManyWaiters`], over HTTP
+    /// 503 `too_many_waiters`. So no session fills the queue of a [fair](crate::Lockable::FAIR) collection,
+    /// which has [`MAX_READERS`](crate::MAX_READERS) places: on each server it gets as many as this. A
+    /// request that gets its lock at once, or does not want to wait, does not count.
+    ///
+    /// Does not hold for [jobs](LockManager::job): how many locks a job wants at the same time is up to the
+    /// application, not to a visitor.
+    ///
+    /// [`LockError::TooManyWaiters`]: crate::LockError::TooManyWaiters
+    pub fn max_waiters_per_session(mut self, waiters: usize) -> Self {
+        self.settings.waiters.per_session = waiters;
+        self
+    }
+
+    /// How many may wait for locks on this server at the same time, sessions and jobs together. Default
+    /// 4 096, from 1 to 1 000 000.
+    ///
+    /// Whoever would have to wait beyond that is refused as by
+    /// [`max_waiters_per_session`](Self::max_waiters_per_session). Raise it where more jobs wait in one
+    /// process.
+    pub fn max_waiters(mut self, waiters: usize) -> Self {
+        self.settings.waiters.all = waiters;
         self
     }
 
@@ -255,26 +313,32 @@ impl LockManagerBuilder {
     /// # Panics
     /// Outside a Tokio runtime.
     pub async fn build(self) -> Result<LockManager, BuildError> {
-        in_range("ttl", self.settings.ttl, TTL_RANGE)?;
-        in_range("deadline", self.settings.deadline, DEADLINE_RANGE)?;
-        in_range("listener_timeout", self.listener_timeout, LISTENER_RANGE)?;
+        let (a_duration, a_number) = ("a duration", "a number");
+        in_range("ttl", a_duration, self.settings.ttl, TTL_RANGE)?;
+        in_range("deadline", a_duration, self.settings.deadline, DEADLINE_RANGE)?;
+        in_range("listener_timeout", a_duration, self.listener_timeout, LISTENER_RANGE)?;
+        let most = self.settings.max_locks_per_session;
+        in_range("max_locks_per_session", a_number, most, LOCKS_RANGE)?;
         if let Some(max_hold) = self.settings.max_hold {
-            in_range("max_hold", max_hold, TTL_RANGE)?;
+            in_range("max_hold", a_duration, max_hold, TTL_RANGE)?;
         }
         if let Some(interval) = self.settings.reaper_interval {
-            in_range("reaper_interval", interval, REAPER_RANGE)?;
+            in_range("reaper_interval", a_duration, interval, REAPER_RANGE)?;
         }
+        let Limits { per_session, all } = self.settings.waiters;
+        in_range("max_waiters_per_session", a_number, per_session, WAITERS_RANGE)?;
+        in_range("max_waiters", a_number, all, WAITERS_RANGE)?;
         let reaper_interval = self.settings.reaper_interval;
         let stop = Stop::default();
         let waits = stop.token().child_token();
         let inner = Arc::new(Inner {
             store: self.store,
             collections: Default::default(),
-            settings: self.settings,
             runner: Runner::on_current_runtime(),
             activity: Default::default(),
             watched: Default::default(),
-            queues: Default::default(),
+            queues: Queues::new(self.settings.waiters),
+            settings: self.settings,
             wakeups: Default::default(),
             kept: Default::default(),
             leases: Default::default(),
@@ -283,40 +347,46 @@ impl LockManagerBuilder {
             stop,
             waits,
             register: Default::default(),
+            granted: Default::default(),
             announce: Default::default(),
             sweeps: Default::default(),
+            panics: Default::default(),
         });
+        leases::follow(&inner);
+        let manager = LockManager { inner };
         if let Some(interval) = reaper_interval {
-            let reaper = tokio::spawn(reaper::run(Arc::downgrade(&inner), interval));
-            inner.sweeps.by(reaper.abort_handle());
+            let run = move |inner| reaper::run(inner, interval);
+            manager.inner.sweeps.by(manager.supervise("reaper", |_| {}, run));
         }
         if let Some(listener) = self.listener {
-            tokio::spawn(listener::run(Arc::downgrade(&inner), listener, self.listener_timeout));
+            let limit = self.listener_timeout;
+            let run = move |inner| listener::run(inner, listener.clone(), limit);
+            manager.supervise("listener", |_| {}, run);
         }
-        leases::follow(&inner);
-        Ok(LockManager { inner })
+        Ok(manager)
     }
 }
 
-fn in_range(
+fn in_range<T: PartialOrd + fmt::Debug>(
     setting: &'static str,
-    value: Duration,
-    [least, most]: [Duration; 2],
+    what: &'static str,
+    value: T,
+    [least, most]: [T; 2],
 ) -> Result<(), BuildError> {
-    if (least..=most).contains(&value) {
+    if (&least..=&most).contains(&&value) {
         return Ok(());
     }
-    Err(BuildError { setting, value, least, most })
+    let range = format!("{what} from {least:?} to {most:?}");
+    Err(BuildError { setting, value: format!("{value:?}"), range })
 }
 
 /// A setting is out of its range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the {setting} of {value:?} is out of range: write a duration from {least:?} to {most:?}")]
+#[error("the {setting} of {value} is out of range: write {range}")]
 pub struct BuildError {
     setting: &'static str,
-    value: Duration,
-    least: Duration,
-    most: Duration,
+    value: String,
+    range: String,
 }
 
 impl fmt::Debug for Settings {
@@ -360,6 +430,17 @@ mod tests {
                 let refused = builder.build().await.unwrap_err().to_string();
                 assert!(refused.contains(setting), "{refused}");
                 assert!(refused.contains("write a duration from"), "{refused}");
+            }
+        }
+        for value in [0, usize::MAX] {
+            let cases = [
+                ("max_waiters", settings().max_waiters(value)),
+                ("max_waiters_per_session", settings().max_waiters_per_session(value)),
+            ];
+            for (setting, builder) in cases {
+                let refused = builder.build().await.unwrap_err().to_string();
+                assert!(refused.contains(&format!("the {setting} of")), "{refused}");
+                assert!(refused.contains("write a number from 1 to"), "{refused}");
             }
         }
         settings().build().await.unwrap();

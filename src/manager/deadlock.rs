@@ -1,12 +1,43 @@
 //! Finding those who would wait for each other for good.
 //!
-//! A depth-first search in the graph of who waits for whom (the wait-for graph of transaction
-//! processing), begun only by one who holds something that others wait for.
+//! A breadth-first search in the graph of who waits for whom (the wait-for graph of transaction
+//! processing). It begins when a waiter joins a queue or a lock has a new holder, for only then can a circle
+//! close. It refuses only waiters that hold something others wait for: without such a lock a circle is not a
+//! deadlock yet.
+//!
+//! # Whom a waiter waits for
+//! A waiter waits for the holders of the document and for the waiters ahead of it, unless both want to share
+//! the lock. The search reaches all of them, but looks at few:
+//!
+//! - *Of the waiters ahead of a writer: the linked ones*, which also wait elsewhere, or hold something that
+//!   others wait for. A waiter that is not linked closes no circle, because nobody waits for it elsewhere.
+//!   And it leads to nobody new: it waits in this queue only, for the holders and for the waiters ahead of it,
+//!   and the writer behind it waits for all of these too.
+//! - *Of the waiters ahead of a reader: the nearest writer*, which waits for all who are ahead of itself.
+//! - *Each part of a queue once.* Whoever is ahead of one writer is ahead of every writer behind that one, so
+//!   the second walk along a queue ends where the first began.
+//!
+//! # What is found
+//! One search looks at [`BUDGET`] places, guards and linked waiters, the nearest ones first, by turns. If
+//! that is not enough, the search gives up and refuses nobody: a deadlock then lasts until one of its waits
+//! ends. The search finds every circle for which no more than that is as near as its last owner. The length
+//! of the queues does not matter, as long as their waiters wait for one document each and hold nothing that
+//! others wait for. It may miss a circle of more than half as many owners.
 
-use std::collections::HashSet;
+use std::{
+    collections::{HashMap, HashSet, VecDeque, btree_set},
+    iter::Rev,
+    slice,
+};
 
-use super::queue::{Queue, State, Waiter};
+use super::{
+    observe,
+    queue::{Held, Queue, State, Waiter},
+};
 use crate::{Aid, LockKey, Mode};
+
+/// How much is looked at by one search. While it lasts, nobody else can join or leave a queue: some 50 µs.
+pub(super) const BUDGET: usize = 256;
 
 /// One waits for a document because of another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,76 +48,326 @@ pub(super) struct Edge {
     pub(super) seen: Option<Aid>,
 }
 
-/// The documents over which `start` waits for itself, if it does.
-///
-/// Sees who waits in this process, for whomever.
-pub(super) fn cycle(state: &State, start: &Aid) -> Option<Vec<Edge>> {
-    let mut path = Vec::new();
-    let is_found = waited_for(state).contains(start)
-        && search(state, start, start, &mut HashSet::new(), &mut path);
-    is_found.then_some(path)
+/// What a search has come to.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Who waits for itself, by its number in the queue, and over which documents.
+    pub(super) circles: Vec<(u64, Vec<Edge>)>,
+    pub(super) looked_at: usize,
 }
 
-/// Those who hold something that others wait for. Nobody else can be in a circle.
-pub(super) fn waited_for(state: &State) -> HashSet<&Aid> {
-    let seen = state.queues.values().filter_map(|queue| queue.holder.as_ref()).map(|it| &it.aid);
-    let here = state.queues.keys().filter_map(|key| state.held.get(key)).flatten();
-    seen.chain(here.map(|held| &held.owner)).collect()
-}
-
-fn search(
-    state: &State,
-    from: &Aid,
-    goal: &Aid,
-    visited: &mut HashSet<Aid>,
-    path: &mut Vec<Edge>,
-) -> bool {
-    if !visited.insert(from.clone()) {
-        return false;
+/// Whether this waiter waits for itself.
+pub(super) fn of_waiter(state: &State, key: &LockKey, number: u64) -> Found {
+    let Some(queue) = state.queues.get(key) else { return Found::default() };
+    let Some(waiter) = queue.waiting.get(&number) else { return Found::default() };
+    if !waits(queue, waiter) || !state.owners.is_in_the_way(&waiter.owner) {
+        return Found::default();
     }
-    for (key, queue) in &state.queues {
-        for (at, waiter) in queue.waiting.iter().enumerate() {
-            if waiter.owner != *from || waiter.deadlock.is_some() {
-                continue;
-            }
-            for (blocker, seen) in blockers(state, key, queue, at, waiter) {
-                path.push(Edge { key: key.clone(), seen });
-                if blocker == *goal || search(state, &blocker, goal, visited, path) {
-                    return true;
-                }
-                path.pop();
+    let mut search = Search::new(state, &waiter.owner, None, Goal::Start(None));
+    // Its other places come later: it may have many.
+    search.goes_on_from(0, key, number);
+    search.run();
+    let circle = if let Goal::Start(circle) = search.goal { circle } else { None };
+    let circles = circle.map(|circle| (number, circle)).into_iter().collect();
+    Found { circles, looked_at: search.looked_at }
+}
+
+/// One for whom others wait from now on.
+#[derive(Clone, Copy)]
+pub(super) struct Obstacle<'a> {
+    pub(super) owner: &'a Aid,
+    pub(super) mode: Mode,
+    /// In the store. Else it is sure.
+    pub(super) is_seen: bool,
+    /// The number of one that has come in between. Zero for one that holds the lock.
+    pub(super) number: u64,
+}
+
+/// Those who wait for this document, and so for themselves since this one is in their way.
+pub(super) fn by_obstacle(state: &State, key: &LockKey, obstacle: Obstacle<'_>) -> Found {
+    let Some(queue) = state.queues.get(key) else { return Found::default() };
+    let is_in_the_way = |number: &u64| {
+        let waiter = queue.waiting.get(number);
+        waiter.is_some_and(|waiter| state.owners.is_in_the_way(&waiter.owner))
+    };
+    if !queue.linked.iter().take(BUDGET).any(is_in_the_way) {
+        return Found { circles: Vec::new(), looked_at: queue.linked.len().min(BUDGET) };
+    }
+    let edge = (key, obstacle.is_seen.then_some(obstacle.owner));
+    let first_writer = first_writer(queue, obstacle.number, &[]);
+    let wanted = Wanted { key, obstacle, first_writer, circles: Vec::new() };
+    let mut search = Search::new(state, obstacle.owner, Some(edge), Goal::Waiters(wanted));
+    search.run();
+    let mut found = Found { circles: Vec::new(), looked_at: search.looked_at };
+    if let Goal::Waiters(mut wanted) = search.goal {
+        // A reader that waited for a writer which is refused does not any more.
+        wanted.first_writer = self::first_writer(queue, obstacle.number, &wanted.circles);
+        found.circles = std::mem::take(&mut wanted.circles);
+        found.circles.retain(|(number, _)| wanted.waits(queue, *number));
+    }
+    found
+}
+
+/// The first one behind this number that waits, and is not refused.
+fn first_writer(queue: &Queue, behind: u64, refused: &[(u64, Vec<Edge>)]) -> Option<u64> {
+    let refused: HashSet<_> = refused.iter().map(|(number, _)| number).collect();
+    let waits = |number: &&u64| queue.waiting.get(number).is_some_and(|it| waits(queue, it));
+    let mut writers = queue.writers.range(behind + 1..).take(2 * BUDGET);
+    writers.find(|number| waits(number) && !refused.contains(number)).copied()
+}
+
+struct Search<'a> {
+    state: &'a State,
+    goal: Goal<'a>,
+    /// The owners, in the order in which they were found. The first one is where the search begins.
+    reached: Vec<Reached<'a>>,
+    known: HashSet<&'a Aid>,
+    queues: HashMap<&'a LockKey, Covered>,
+    /// What is left to be looked at, and who waits for that.
+    looks: VecDeque<(usize, Look<'a>)>,
+    looked_at: usize,
+}
+
+/// What is searched for, and was found.
+enum Goal<'a> {
+    /// Where the search began.
+    Start(Option<Vec<Edge>>),
+    Waiters(Wanted<'a>),
+}
+
+/// Those who wait for an obstacle.
+struct Wanted<'a> {
+    key: &'a LockKey,
+    obstacle: Obstacle<'a>,
+    first_writer: Option<u64>,
+    circles: Vec<(u64, Vec<Edge>)>,
+}
+
+impl Wanted<'_> {
+    /// A reader waits for another one because of a writer in between. Nobody waits for a place of its own.
+    fn waits(&self, queue: &Queue, number: u64) -> bool {
+        let Some(waiter) = queue.waiting.get(&number) else { return false };
+        let Obstacle { owner, mode, number: obstacle, .. } = self.obstacle;
+        number > obstacle
+            && (obstacle == 0 || waiter.owner != *owner)
+            && (excludes(mode, waiter.mode) || self.first_writer.is_some_and(|it| it < number))
+    }
+}
+
+struct Reached<'a> {
+    owner: &'a Aid,
+    /// Who waits for it, and for which document.
+    by: usize,
+    edge: Option<(&'a LockKey, Option<&'a Aid>)>,
+}
+
+/// What of a queue need not be gone through again.
+#[derive(Default)]
+struct Covered {
+    /// The holders who exclude a reader, or a writer, which is all of them.
+    holders: Option<Mode>,
+    /// Those with a lower number.
+    ahead: u64,
+}
+
+enum Look<'a> {
+    Places(btree_set::Iter<'a, (LockKey, u64)>),
+    Guards(&'a LockKey, Mode, slice::Iter<'a, Held>),
+    /// To the nearest writer.
+    Writers(&'a LockKey, &'a Queue, Rev<btree_set::Range<'a, u64>>),
+    Ahead(&'a LockKey, &'a Queue, Rev<btree_set::Range<'a, u64>>),
+}
+
+impl Look<'_> {
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Places(places) => places.len() == 0,
+            Self::Guards(_, _, guards) => guards.len() == 0,
+            Self::Writers(_, _, numbers) | Self::Ahead(_, _, numbers) => {
+                numbers.clone().next().is_none()
             }
         }
     }
-    false
 }
 
-/// Whom this one waits for.
-fn blockers(
-    state: &State,
-    key: &LockKey,
-    queue: &Queue,
-    at: usize,
-    waiter: &Waiter,
-) -> Vec<(Aid, Option<Aid>)> {
-    if queue.is_held_by(&waiter.owner) {
-        // It is let in at once, or refused at once.
-        return Vec::new();
+impl<'a> Search<'a> {
+    fn new(
+        state: &'a State,
+        start: &'a Aid,
+        edge: Option<(&'a LockKey, Option<&'a Aid>)>,
+        goal: Goal<'a>,
+    ) -> Self {
+        let places = state.owners.places(start).map(|places| (0, Look::Places(places)));
+        Self {
+            state,
+            goal,
+            reached: vec![Reached { owner: start, by: 0, edge }],
+            known: HashSet::from([start]),
+            queues: HashMap::new(),
+            looks: places.into_iter().collect(),
+            looked_at: 0,
+        }
     }
-    let in_the_way = |mode| mode == Mode::Exclusive || waiter.mode == Mode::Exclusive;
-    let here = state.held.get(key).map_or(&[][..], |held| held);
-    let mut blockers: Vec<_> = (here.iter())
-        .filter(|held| in_the_way(held.mode))
-        .map(|held| (held.owner.clone(), None))
-        .collect();
-    if let Some(lock) = &queue.holder
-        && in_the_way(lock.mode)
-        && !here.iter().any(|held| held.aid == lock.aid)
-    {
-        blockers.push((lock.aid.clone(), Some(lock.aid.clone())));
+
+    fn run(&mut self) {
+        while !matches!(self.goal, Goal::Start(Some(_)))
+            && let Some((from, look)) = self.looks.pop_front()
+        {
+            if self.looked_at >= BUDGET {
+                observe::search_gave_up(self.looked_at);
+                return;
+            }
+            self.looked_at += 1;
+            if let Some(rest) = self.look(from, look) {
+                self.later(from, rest);
+            }
+        }
     }
-    let ahead =
-        (queue.waiting.iter().take(at)).filter(|it| it.deadlock.is_none() && in_the_way(it.mode));
-    blockers.extend(ahead.map(|it| (it.owner.clone(), None)));
-    blockers
+
+    fn later(&mut self, from: usize, look: Look<'a>) {
+        if !look.is_over() {
+            self.looks.push_back((from, look));
+        }
+    }
+
+    /// At one thing. Returns where the next one is.
+    fn look(&mut self, from: usize, mut look: Look<'a>) -> Option<Look<'a>> {
+        match &mut look {
+            Look::Places(places) => {
+                let (key, number) = places.next()?;
+                self.goes_on_from(from, key, *number);
+            }
+            Look::Guards(key, mode, guards) => {
+                let held = guards.next()?;
+                if excludes(held.mode, *mode) {
+                    self.reach(from, &held.owner, key, None);
+                }
+            }
+            Look::Writers(key, queue, writers) => {
+                let number = *writers.next()?;
+                if self.reach_ahead(from, key, queue, number) {
+                    return None;
+                }
+            }
+            Look::Ahead(key, queue, linked) => {
+                let number = *linked.next()?;
+                self.reach_ahead(from, key, queue, number);
+            }
+        }
+        Some(look)
+    }
+
+    /// Finds whom an owner waits for at this place.
+    fn goes_on_from(&mut self, from: usize, key: &'a LockKey, number: u64) {
+        let Some(queue) = self.state.queues.get(key) else { return };
+        let Some(waiter) = queue.waiting.get(&number).filter(|it| waits(queue, it)) else { return };
+        if let Goal::Waiters(wanted) = &mut self.goal
+            && wanted.key == key
+            && self.state.owners.is_in_the_way(&waiter.owner)
+            && wanted.waits(queue, number)
+        {
+            let path = path(&self.reached, from);
+            // That takes its time, too.
+            self.looked_at += path.len();
+            wanted.circles.push((number, path));
+            return;
+        }
+        match waiter.mode {
+            Mode::Exclusive => self.goes_on_from_writer(from, key, queue, number),
+            Mode::Shared => {
+                self.goes_on_to_holders(from, key, queue, Mode::Shared);
+                let writers = queue.writers.range(..number).rev();
+                self.later(from, Look::Writers(key, queue, writers));
+            }
+        }
+    }
+
+    fn goes_on_from_writer(
+        &mut self,
+        from: usize,
+        key: &'a LockKey,
+        queue: &'a Queue,
+        number: u64,
+    ) {
+        self.goes_on_to_holders(from, key, queue, Mode::Exclusive);
+        let covered = &mut self.queues.entry(key).or_default().ahead;
+        if *covered < number {
+            let linked = queue.linked.range(*covered..number).rev();
+            *covered = number;
+            self.later(from, Look::Ahead(key, queue, linked));
+        }
+    }
+
+    fn goes_on_to_holders(&mut self, from: usize, key: &'a LockKey, queue: &'a Queue, mode: Mode) {
+        let covered = &mut self.queues.entry(key).or_default().holders;
+        if matches!(*covered, Some(done) if done == Mode::Exclusive || done == mode) {
+            return;
+        }
+        *covered = Some(mode);
+        if let Some(lock) = queue.holder.as_ref().filter(|lock| excludes(lock.mode, mode)) {
+            self.reach(from, &lock.aid, key, Some(&lock.aid));
+        }
+        if let Some(held) = self.state.held.get(key) {
+            self.later(from, Look::Guards(key, mode, held.iter()));
+        }
+    }
+
+    /// Says whether the one ahead waits.
+    fn reach_ahead(
+        &mut self,
+        from: usize,
+        key: &'a LockKey,
+        queue: &'a Queue,
+        number: u64,
+    ) -> bool {
+        let Some(waiter) = queue.waiting.get(&number) else { return false };
+        let waits = waits(queue, waiter);
+        // One that waits twice for a document is not in its own way before it holds it.
+        if waiter.deadlock.is_none() && waiter.owner != *self.reached[from].owner {
+            self.reach(from, &waiter.owner, key, None);
+        }
+        waits
+    }
+
+    fn reach(&mut self, from: usize, owner: &'a Aid, key: &'a LockKey, seen: Option<&'a Aid>) {
+        let reached = Reached { owner, by: from, edge: Some((key, seen)) };
+        if let Goal::Start(None) = self.goal
+            && owner == self.reached[0].owner
+        {
+            let mut circle = path(&self.reached, from);
+            circle.extend(reached.edge());
+            self.goal = Goal::Start(Some(circle));
+        } else if self.known.insert(owner)
+            && let Some(places) = self.state.owners.places(owner)
+        {
+            self.later(self.reached.len(), Look::Places(places));
+            self.reached.push(reached);
+        }
+    }
+}
+
+/// From where the search began.
+fn path(reached: &[Reached<'_>], mut to: usize) -> Vec<Edge> {
+    let mut path: Vec<_> = reached[to].edge().into_iter().collect();
+    while to > 0 {
+        to = reached[to].by;
+        path.extend(reached[to].edge());
+    }
+    path.reverse();
+    path
+}
+
+impl Reached<'_> {
+    fn edge(&self) -> Option<Edge> {
+        self.edge.map(|(key, seen)| Edge { key: key.clone(), seen: seen.cloned() })
+    }
+}
+
+/// Not one that will go, nor one whose session has the lock: that is let in at once, or refused at once.
+fn waits(queue: &Queue, waiter: &Waiter) -> bool {
+    waiter.deadlock.is_none() && !queue.is_held_by(&waiter.owner)
+}
+
+fn excludes(held: Mode, wanted: Mode) -> bool {
+    held == Mode::Exclusive || wanted == Mode::Exclusive
 }

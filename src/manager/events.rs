@@ -2,11 +2,12 @@
 //! long as somebody does.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
+use futures_util::FutureExt;
 use tokio::{
     sync::broadcast::{self, Receiver, error::RecvError},
     time::{sleep, timeout},
@@ -21,7 +22,7 @@ use super::{
     wakeups::Wakeup,
 };
 use crate::{
-    Change, Lock, LockError, LockEvent, LockToken, StoreError, StoreErrorKind, Watch,
+    Change, Lock, LockError, LockEvent, LockToken, StoreError, StoreErrorKind, Watch, clock,
     store::{Interest, Taken},
 };
 
@@ -31,6 +32,8 @@ use known::{Known, Looked};
 
 /// How many events are kept for one who is slow to take them. More are a [`LockEvent::Resync`].
 const KEPT: usize = 1024;
+/// At how many changed documents of a collection is looked together.
+const AT_ONCE: usize = 200;
 /// How long a watch in which nothing happens is kept when nobody looks on any more.
 const KEEP: Duration = Duration::from_secs(30);
 /// How often the locks are listed where the store does not tell.
@@ -74,8 +77,8 @@ impl Events {
 
     fn was_taken(&self, token: LockToken, taken: Taken) {
         let taken_by = &mut self.state().taken;
-        taken_by.retain(|_, (_, at)| at.elapsed() < REMEMBER_TAKEN);
-        taken_by.insert(token, (taken, Instant::now()));
+        taken_by.retain(|_, (_, at)| clock::since(*at) < REMEMBER_TAKEN);
+        taken_by.insert(token, (taken, clock::now()));
     }
 
     fn taken_by(&self, lock: &Lock) -> Option<Taken> {
@@ -172,8 +175,9 @@ impl LockManager {
         for collection in names {
             if !state.told.contains_key(collection) {
                 state.told.insert(collection, Wakeup::Opening);
-                let follow = follow(Arc::downgrade(&self.inner), collection);
-                self.inner.runner.spawn_untracked(follow);
+                let panicked =
+                    move |now: &Self| now.inner.events.is_told(collection, Wakeup::Polling);
+                self.supervise("events", panicked, move |inner| follow(inner, collection));
             }
         }
     }
@@ -257,30 +261,40 @@ async fn tell(
         return Some(lost(why));
     }
     manager.upgrade()?.events.is_told(known.collection, Wakeup::Told);
-    let opened = Instant::now();
+    let opened = clock::now();
     loop {
         let change = timeout(KEEP, watch.next()).await;
         let now = LockManager { inner: manager.upgrade()? };
-        if matches!(change, Ok(Some(Ok(_))) | Err(_)) && opened.elapsed() >= PROVEN {
+        if matches!(change, Ok(Some(Ok(_))) | Err(_)) && clock::since(opened) >= PROVEN {
             rhythm.works();
         }
-        let looked = match change {
-            Ok(Some(Ok(Change::Changed(key)))) => known.look_at(&now, &key).await,
-            Ok(Some(Ok(Change::Taken(key, token, taken)))) => {
-                now.inner.events.was_taken(token, taken);
-                known.look_at(&now, &key).await
+        // What has happened since is looked at together: by one read, however many changes there are.
+        let (mut changed, mut has_missed) = (BTreeSet::new(), false);
+        let mut next = change.ok();
+        while let Some(change) = next {
+            match change {
+                Some(Ok(Change::Changed(key))) => drop(changed.insert(key)),
+                Some(Ok(Change::Taken(key, token, taken))) => {
+                    now.inner.events.was_taken(token, taken);
+                    changed.insert(key);
+                }
+                Some(Ok(Change::Missed)) => has_missed = true,
+                Some(Err(why)) => return Some(why),
+                None => {
+                    let message = "the store does not tell any more";
+                    return Some(StoreError::new(StoreErrorKind::Unavailable, message));
+                }
             }
-            Ok(Some(Ok(Change::Missed))) => {
-                let looked = known.look_at_all(&now).await;
-                now.inner.events.tell(LockEvent::Resync);
-                looked.map(drop)
-            }
-            Ok(Some(Err(why))) => return Some(why),
-            Ok(None) => {
-                let message = "the store does not tell any more";
-                return Some(StoreError::new(StoreErrorKind::Unavailable, message));
-            }
-            Err(_) => Ok(()),
+            next = (changed.len() < AT_ONCE).then(|| watch.next().now_or_never()).flatten();
+        }
+        let looked = if has_missed {
+            let looked = known.look_at_all(&now).await.map(drop);
+            now.inner.events.tell(LockEvent::Resync);
+            looked
+        } else if changed.is_empty() {
+            Ok(())
+        } else {
+            known.look_at(&now, changed).await
         };
         if let Err(why) = looked {
             return Some(lost(why));
@@ -293,9 +307,9 @@ async fn tell(
 
 /// Lists the locks again and again, for so long. Says whether somebody still looks on.
 async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool {
-    let began = Instant::now();
+    let began = clock::now();
     let mut is_first = true;
-    while is_first || began.elapsed() < pause {
+    while is_first || clock::since(began) < pause {
         let Some(inner) = manager.upgrade() else { return false };
         let now = LockManager { inner };
         if now.inner.events.ends_watch(known.collection) {

@@ -1,19 +1,20 @@
 //! How a manager is doing.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
 use super::{
     LockManager,
+    supervisor::TaskPanics,
     sweeps::{ReaperHealth, ReaperState},
     wait::is_outage,
     wakeups::Wakeup,
 };
-use crate::{StoreStatus, Topology, store::millis};
+use crate::{StoreStatus, Topology, clock, store::millis};
+
+/// How long a panic of a background task counts as a problem.
+const PANIC_IS_NEWS_FOR: Duration = Duration::from_secs(10 * 60);
 
 /// How a manager is doing, as far as it knows without asking anybody.
 #[derive(Debug, Clone, Serialize)]
@@ -32,6 +33,8 @@ pub struct Health {
     pub event_streams: usize,
     /// The background task that ends silent sessions.
     pub reaper: ReaperHealth,
+    /// Background tasks that have panicked since the start of this server, by their kind.
+    pub panics: BTreeMap<&'static str, TaskPanics>,
     /// [`shutdown`](LockManager::shutdown) was called.
     pub stopping: bool,
 }
@@ -47,6 +50,7 @@ pub struct Health {
 ///     "writable": true, "majority_lag_ms": 0, "missing_indexes": { "workitem.lock": ["aid"] } },
 ///   "collections": ["workitem"], "wakeups": { "workitem": "told" }, "waiting": 3, "guards": 1,
 ///   "event_streams": 12,
+///   "panics": {},
 ///   "reaper": { "state": "running", "last_sweep_ms": 412, "overdue": false, "failures": 0, "last_error": null },
 ///   "stopping": false
 /// }
@@ -168,6 +172,10 @@ fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Strin
     } else if *overdue {
         problems.push("the reaper does not get through: the runtime is busy".to_owned());
     }
+    let recent = server.panics.iter().filter(|(_, panics)| panics.last < PANIC_IS_NEWS_FOR);
+    problems.extend(recent.map(|(task, TaskPanics { count, message, .. })| {
+        format!("the background task `{task}` has panicked {count} times and was started again: {message}")
+    }));
     problems
 }
 
@@ -182,6 +190,7 @@ impl LockManager {
             guards: self.inner.kept.len(),
             event_streams: self.inner.event_streams.count(),
             reaper: self.inner.sweeps.health(self.inner.settings.reaper_interval, self.deadline()),
+            panics: self.inner.panics.all(),
             stopping: self.inner.stop.token().is_cancelled(),
         }
     }
@@ -208,7 +217,7 @@ impl LockManager {
     /// # Cancel safety
     /// May be dropped.
     pub async fn check_health(&self) -> HealthReport {
-        let asked = Instant::now();
+        let asked = clock::now();
         let answer = self.run("status", self.until(), self.registered_names(), |store, names| {
             store.status(names)
         });
@@ -216,7 +225,7 @@ impl LockManager {
             Ok(status) => (true, None, Some(status)),
             Err(e) => (!is_outage(&e), Some(e.to_string()), None),
         };
-        let store = StoreHealth { reachable, took: asked.elapsed(), error, status };
+        let store = StoreHealth { reachable, took: clock::since(asked), error, status };
         HealthReport::new(store, self.health(), self.deadline())
     }
 }
@@ -244,6 +253,7 @@ mod tests {
             guards: 1,
             event_streams: 0,
             reaper,
+            panics: BTreeMap::new(),
             stopping: false,
         };
         breaks(&mut status, &mut server);
@@ -288,6 +298,11 @@ mod tests {
                 server.reaper.state = ReaperState::Stopped;
             }),
             (Degraded, "the reaper does not get through", |_, server| server.reaper.overdue = true),
+            (Degraded, "`events` has panicked 2 times and was started again: oh", |_, server| {
+                let last = Duration::from_secs(1);
+                let panics = TaskPanics { count: 2, last, message: "oh".to_owned() };
+                server.panics.insert("events", panics);
+            }),
             (Degraded, "failed 3 times in a row: down", |_, server| {
                 server.reaper.overdue = true;
                 server.reaper.failures = 3;

@@ -1,10 +1,6 @@
 //! Locks outside requests: for jobs, workers, and whatever runs at night.
 
-use std::{
-    collections::BTreeSet,
-    future::Future,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, future::Future, time::Duration};
 
 use tokio_util::task::TaskTracker;
 
@@ -14,7 +10,7 @@ use super::{
     operations::{Acquired, Wanted},
     wait::Wait,
 };
-use crate::{Aid, Holder, LockError, LockKey, Mode};
+use crate::{Aid, Holder, LockError, LockKey, Mode, clock};
 
 /// One who takes locks outside a web session: a job, a worker, a command. Made by
 /// [`LockManager::job`].
@@ -105,7 +101,7 @@ impl Job {
         keys: impl IntoIterator<Item = LockKey>,
         wait: Wait,
     ) -> Result<LockGuards, LockError> {
-        let began = Instant::now();
+        let began = clock::now();
         let keys: BTreeSet<LockKey> = keys.into_iter().collect();
         let mut guards = LockGuards::default();
         for key in keys {

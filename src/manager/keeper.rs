@@ -2,11 +2,12 @@
 //! and interval, however many guards there are.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use tokio::time::sleep_until;
 
 use super::{
@@ -15,7 +16,14 @@ use super::{
     queue::Held,
     rhythm::jittered,
 };
-use crate::{Aid, LockError, LockKey, LockToken};
+use crate::{Aid, LockError, LockKey, LockToken, clock, random::HashMap};
+
+/// How many guards one command renews. Each guard is a session of its own, and names of sessions make up
+/// the command.
+const AT_ONCE: usize = 1_000;
+/// How many such commands are on their way at once for a collection, so that requests have connections
+/// too.
+const COMMANDS: usize = 4;
 
 /// The longest pause before a renewal that failed is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -69,16 +77,16 @@ impl LockManager {
         let mut guards = self.inner.kept.guards();
         let is_new = guards.of.insert(held.token, entry).is_none();
         if guards.ttls.insert(wanted.ttl) {
-            let renewing = run(Arc::downgrade(&self.inner), wanted.ttl, taken + wanted.ttl / 3);
-            self.inner.runner.spawn_untracked(renewing);
+            let (ttl, first) = (wanted.ttl, taken + wanted.ttl / 3);
+            // After a panic at once: leases may be about to end.
+            self.supervise("renewal of guards", |_| {}, move |inner| run(inner, ttl, first));
         }
         drop(guards);
         if is_new {
             observe::guard(self, &held.key, true);
         }
         let Acquisition { token, mode, .. } = *held;
-        let (aid, owner) = (held.aid.clone(), owner.clone());
-        self.inner.queues.holds(&held.key, Held { token, aid, owner, mode });
+        self.inner.queues.holds(&held.key, Held { token, owner: owner.clone(), mode });
     }
 
     /// Says whether it was kept until now.
@@ -97,13 +105,29 @@ impl LockManager {
         ttl: Duration,
         due: &BTreeMap<String, Vec<Entry>>,
     ) -> Result<(), LockError> {
-        let until = Instant::now() + self.deadline().min(ttl / 3);
-        let renewals = due.iter().map(|(collection, entries)| {
-            let aids: Vec<Aid> = entries.iter().map(|entry| entry.held.aid.clone()).collect();
-            self.renew_all_of(collection, aids, entries, until)
-        });
-        let renewed = futures_util::future::join_all(renewals).await.into_iter().collect();
+        let until = clock::now() + self.deadline().min(ttl / 3);
+        // A collection that does not answer holds up no other.
+        let renewals = due.iter().map(|(name, entries)| self.renew_in(name, entries, until));
+        let renewed = join_all(renewals).await.into_iter().collect();
         observe::renewed("guards", &renewed);
+        renewed
+    }
+
+    /// All of them in pieces, also if one piece fails.
+    async fn renew_in(
+        &self,
+        collection: &str,
+        entries: &[Entry],
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let mut renewed = Ok(());
+        for some in entries.chunks(AT_ONCE * COMMANDS) {
+            let pieces = some.chunks(AT_ONCE).map(|piece| {
+                let aids = piece.iter().map(|entry| entry.held.aid.clone()).collect();
+                self.renew_all_of(collection, aids, piece, until)
+            });
+            renewed = join_all(pieces).await.into_iter().fold(renewed, Result::and);
+        }
         renewed
     }
 
@@ -114,7 +138,7 @@ impl LockManager {
         entries: &[Entry],
         until: Instant,
     ) -> Result<(), LockError> {
-        let asked = Instant::now();
+        let asked = clock::now();
         let args = (collection.to_owned(), aids);
         let renewed = self.run("renew", until, args.clone(), |store, (collection, aids)| {
             store.renew(collection, aids)
@@ -169,7 +193,7 @@ async fn run(manager: Weak<Inner>, ttl: Duration, first: Instant) {
         if due.is_empty() {
             return;
         }
-        let began = Instant::now();
+        let began = clock::now();
         next = match (LockManager { inner }).renew_round(ttl, &due).await {
             Ok(()) => began + ttl / 3,
             Err(e) => {
@@ -178,7 +202,7 @@ async fn run(manager: Weak<Inner>, ttl: Duration, first: Instant) {
                     target: "actix_doclock::background",
                     "guards were not renewed, trying again in {pause:?}: {e}",
                 );
-                Instant::now() + pause
+                clock::now() + pause
             }
         };
     }

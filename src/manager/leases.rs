@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
     lost::{Watch, Watched},
     operations::Acquisition,
 };
-use crate::{Lock, LockEvent, LockKey, Mode, PageId, store::Claim};
+use crate::{Lock, LockEvent, LockKey, Mode, PageId, clock, store::Claim};
 
 /// What is left of a lease that is still trusted, at least: enough to answer before it is over.
 const MARGIN: Duration = Duration::from_millis(100);
@@ -48,7 +48,7 @@ impl Leases {
         let belief = watched.watch(lock, token);
         let mut known = self.known();
         if known.locks.len() >= FEW.max(2 * known.tidied) {
-            let now = Instant::now();
+            let now = clock::now();
             known.locks.retain(|_, lease| lease.belief.live_until().is_some_and(|it| it > now));
             known.tidied = known.locks.len();
         }
@@ -63,7 +63,7 @@ impl Leases {
         let same = (&lease.lock.aid, lease.lock.tab, lease.page, Mode::Exclusive)
             == (&claim.aid, claim.tab, claim.page, claim.mode);
         let until = lease.belief.live_until().filter(|_| same)?;
-        (until > Instant::now() + MARGIN).then(|| Lock { expires_at: until, ..lease.lock.clone() })
+        (until > clock::now() + MARGIN).then(|| Lock { expires_at: until, ..lease.lock.clone() })
     }
 
     fn forget(&self, key: &LockKey) {

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::{Inner, LockManager, rhythm::Rhythm};
-use crate::{BoxError, LockError, SessionEnded};
+use crate::{BoxError, LockError, SessionEnded, random};
 
 /// How many sessions are announced at the same time.
 const AT_ONCE: usize = 16;
@@ -116,7 +116,7 @@ impl LockManager {
 /// Calls the listener until the manager is gone or shut down.
 pub(super) async fn run(manager: Weak<Inner>, listener: Listener, limit: Duration) {
     // Not the manager's own name: what is just being announced is not to be swept by it.
-    let worker = Uuid::new_v4();
+    let worker = random::uuid();
     let mut rhythm = Rhythm::new("announcing the ends of sessions", FIRST_PAUSE);
     let mut told = Vec::new();
     while let Some(inner) = manager.upgrade() {

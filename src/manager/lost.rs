@@ -1,8 +1,8 @@
 //! Learning that a lock is gone.
 
 use std::{
-    collections::HashMap,
     future::poll_fn,
+    hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Poll,
     time::{Duration, Instant},
@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{LockManager, operations::Acquisition};
-use crate::{Aid, Lock, LockKey, LockToken, Mode};
+use crate::{Aid, Lock, LockKey, LockToken, Mode, clock, random::HashMap};
 
 /// How long before the deadline the server is asked, at most: another server may have renewed.
 const ASK_BEFORE: Duration = Duration::from_secs(5);
@@ -22,7 +22,48 @@ const ASK_BEFORE: Duration = Duration::from_secs(5);
 /// The locks that somebody watches, and what the operations of this process have learnt of them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Watched {
-    locks: Arc<Mutex<HashMap<LockToken, Entry>>>,
+    locks: Arc<Mutex<Locks>>,
+}
+
+/// Found by their acquisition, their document and their session, because each answer of the store is
+/// about one of these, however many locks are watched.
+#[derive(Debug, Default)]
+struct Locks {
+    of: HashMap<LockToken, Entry>,
+    by_key: HashMap<LockKey, Vec<LockToken>>,
+    by_aid: HashMap<Aid, Vec<LockToken>>,
+}
+
+impl Locks {
+    fn watch(&mut self, lock: &Lock, token: LockToken) -> &mut Entry {
+        if !self.of.contains_key(&token) {
+            self.by_key.entry(lock.key.clone()).or_default().push(token);
+            self.by_aid.entry(lock.aid.clone()).or_default().push(token);
+        }
+        let live = Belief::Live { until: lock.expires_at, known: clock::now() };
+        self.of.entry(token).or_insert_with(|| Entry {
+            key: lock.key.clone(),
+            aid: lock.aid.clone(),
+            mode: lock.mode,
+            news: watch::Sender::new(live),
+            watchers: 0,
+        })
+    }
+
+    fn forget(&mut self, token: LockToken) {
+        let Some(Entry { key, aid, .. }) = self.of.remove(&token) else { return };
+        remove(&mut self.by_key, &key, token);
+        remove(&mut self.by_aid, &aid, token);
+    }
+}
+
+fn remove<K: Eq + Hash>(index: &mut HashMap<K, Vec<LockToken>>, of: &K, token: LockToken) {
+    if let Some(tokens) = index.get_mut(of) {
+        tokens.retain(|other| *other != token);
+        if tokens.is_empty() {
+            index.remove(of);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -54,34 +95,27 @@ pub(super) struct Watch {
 }
 
 impl Watched {
-    fn locks(&self) -> MutexGuard<'_, HashMap<LockToken, Entry>> {
+    fn locks(&self) -> MutexGuard<'_, Locks> {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn watch(&self, lock: &Lock, token: LockToken) -> Watch {
-        let live = Belief::Live { until: lock.expires_at, known: Instant::now() };
         let mut locks = self.locks();
-        let entry = locks.entry(token).or_insert_with(|| Entry {
-            key: lock.key.clone(),
-            aid: lock.aid.clone(),
-            mode: lock.mode,
-            news: watch::Sender::new(live),
-            watchers: 0,
-        });
+        let entry = locks.watch(lock, token);
         entry.watchers += 1;
         Watch { watched: self.clone(), token, news: entry.news.subscribe() }
     }
 
     pub(super) fn watches(&self, aid: &Aid) -> bool {
-        self.locks().values().any(|entry| entry.aid == *aid)
+        self.locks().by_aid.contains_key(aid)
     }
 
     /// The answer to a question asked at that moment: this is the live lock on its document.
     pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
-        self.learn(asked, |entry, token| {
-            let live = Belief::Live { until: lock.expires_at, known: Instant::now() };
+        let locks = self.locks();
+        locks.learn(locks.by_key.get(&lock.key), asked, |entry, token| {
+            let live = Belief::Live { until: lock.expires_at, known: clock::now() };
             match lock.token {
-                _ if entry.key != lock.key => None,
                 Some(seen) if seen == token => Some(live),
                 // There may be other readers beside the one that was seen.
                 _ if lock.mode == Mode::Shared && entry.mode == Mode::Shared => None,
@@ -92,15 +126,17 @@ impl Watched {
 
     /// The answer to a question asked at that moment: no lock on this document is live.
     pub(super) fn saw_free(&self, key: &LockKey, asked: Instant) {
-        self.learn(asked, |entry, _| (entry.key == *key).then_some(Belief::Gone));
+        let locks = self.locks();
+        locks.learn(locks.by_key.get(key), asked, |_, _| Some(Belief::Gone));
     }
 
     /// The answer to a question asked at that moment: the session holds these and no others.
     pub(super) fn saw_all_of(&self, aid: &Aid, held: &[Lock], asked: Instant) {
-        self.learn(asked, |entry, token| {
-            let lock = held.iter().find(|lock| lock.token == Some(token));
-            (entry.aid == *aid).then_some(match lock {
-                Some(lock) => Belief::Live { until: lock.expires_at, known: Instant::now() },
+        let until: HashMap<_, _> = held.iter().map(|lock| (lock.token, lock.expires_at)).collect();
+        let locks = self.locks();
+        locks.learn(locks.by_aid.get(aid), asked, |_, token| {
+            Some(match until.get(&Some(token)) {
+                Some(&until) => Belief::Live { until, known: clock::now() },
                 None => Belief::Gone,
             })
         });
@@ -108,11 +144,11 @@ impl Watched {
 
     /// This acquisition lives until then.
     pub(super) fn renewed(&self, lock: &Acquisition, until: Instant) {
-        if let Some(entry) = self.locks().get(&lock.token) {
+        if let Some(entry) = self.locks().of.get(&lock.token) {
             entry.news.send_if_modified(|belief| {
                 let is_live = matches!(belief, Belief::Live { .. });
                 if is_live {
-                    *belief = Belief::Live { until, known: Instant::now() };
+                    *belief = Belief::Live { until, known: clock::now() };
                 }
                 is_live
             });
@@ -121,15 +157,24 @@ impl Watched {
 
     /// This acquisition was ended, by whomever.
     pub(super) fn ended(&self, lock: &Acquisition) {
-        if let Some(entry) = self.locks().get(&lock.token)
+        if let Some(entry) = self.locks().of.get(&lock.token)
             && (&entry.key, &entry.aid) == (&lock.key, &lock.aid)
         {
             entry.news.send_replace(Belief::Gone);
         }
     }
+}
 
-    fn learn(&self, asked: Instant, belief: impl Fn(&Entry, LockToken) -> Option<Belief>) {
-        for (token, entry) in &*self.locks() {
+impl Locks {
+    /// What is new about these locks.
+    fn learn(
+        &self,
+        about: Option<&Vec<LockToken>>,
+        asked: Instant,
+        belief: impl Fn(&Entry, LockToken) -> Option<Belief>,
+    ) {
+        for token in about.into_iter().flatten() {
+            let Some(entry) = self.of.get(token) else { continue };
             let Some(new) = belief(entry, *token) else { continue };
             entry.news.send_if_modified(|old| {
                 let is_news = match (&*old, new) {
@@ -164,10 +209,10 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut locks = self.watched.locks();
-        if let Some(entry) = locks.get_mut(&self.token) {
+        if let Some(entry) = locks.of.get_mut(&self.token) {
             entry.watchers -= 1;
             if entry.watchers == 0 {
-                locks.remove(&self.token);
+                locks.forget(self.token);
             }
         }
     }
@@ -175,7 +220,7 @@ impl Drop for Watch {
 
 /// A look at the clock with each poll, because timers are late after a pause of the process.
 async fn has_passed(until: Instant) {
-    poll_fn(|_| if Instant::now() < until { Poll::Pending } else { Poll::Ready(()) }).await;
+    poll_fn(|_| if clock::now() < until { Poll::Pending } else { Poll::Ready(()) }).await;
 }
 
 impl LockManager {
@@ -221,7 +266,7 @@ impl LockManager {
             let Some(mut watch) = watch else { return };
             loop {
                 let Belief::Live { until, .. } = *watch.news.borrow_and_update() else { return };
-                let left = until.saturating_duration_since(Instant::now());
+                let left = until.saturating_duration_since(clock::now());
                 if left.is_zero() {
                     return;
                 }
@@ -236,6 +281,7 @@ impl LockManager {
                     sleep_until(until.into()).await;
                 };
                 tokio::select! {
+                    biased;
                     _ = watch.news.changed() => {}
                     () = has_passed(until) => {}
                     () = ask => {}

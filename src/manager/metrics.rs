@@ -13,7 +13,7 @@
 //! | metric | labels |
 //! |---|---|
 //! | [`ACQUIRE_SECONDS`] | `collection`, `mode` = exclusive, shared, `outcome` = granted, already_mine, held, error |
-//! | [`WAIT_SECONDS`] | `collection`, `mode`, `outcome` = granted, already_mine, held, would_deadlock, shutting_down, error, dropped |
+//! | [`WAIT_SECONDS`] | `collection`, `mode`, `outcome` = granted, already_mine, held, would_deadlock, too_many_waiters, shutting_down, error, dropped |
 //! | [`SAVE_SECONDS`] | `collection`, `outcome` = saved, lost, not_found, rejected, error |
 //! | [`SWEEP_SECONDS`] | `outcome` = ok, error |
 //! | [`REFUSALS`] | `collection`, `mode` |
@@ -25,6 +25,10 @@
 //! | [`SESSIONS_ENDED`] | `reason` = logged_out, expired, revoked |
 //! | [`STORE_ERRORS`] | `verb`, `kind` = unavailable, outcome_unknown, denied, rejected, other |
 //! | [`STORE_RETRIES`] | `kind` |
+//! | [`LOCKS_REFUSED`] | |
+//! | [`TASK_PANICS`] | `task` = reaper, listener, renewal of guards, wake-ups, events |
+//! | [`WAITERS_REFUSED`] | `collection`, `limit` = session, server |
+//! | [`DEADLOCK_SEARCHES_GIVEN_UP`] | |
 //! | [`WAITING`] | `collection` |
 //! | [`GUARDS`] | `collection` |
 
@@ -75,6 +79,14 @@ names! {
     counter Count STORE_ERRORS = "doclock_store_errors_total";
     /// Attempts that failed and were made again.
     counter Count STORE_RETRIES = "doclock_store_retries_total";
+    /// Locks that a session was refused because it holds as many as it may.
+    counter Count LOCKS_REFUSED = "doclock_locks_refused_total";
+    /// Panics of background tasks, each of which was started again.
+    counter Count TASK_PANICS = "doclock_task_panics_total";
+    /// Calls that would have had to wait, where too many did already: of their session or on this server.
+    counter Count WAITERS_REFUSED = "doclock_waiters_refused_total";
+    /// Searches for a deadlock that were too long: one may last until the first of its waits is over.
+    counter Count DEADLOCK_SEARCHES_GIVEN_UP = "doclock_deadlock_searches_given_up_total";
     /// Calls under way that may wait for a lock.
     gauge Count WAITING = "doclock_waiting";
     /// Locks held by guards of this process. Not those of web sessions, which belong to no server.

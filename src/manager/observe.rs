@@ -19,6 +19,8 @@ use super::{
     operations::{Acquired, Wanted},
     wait::Wait,
 };
+#[cfg(feature = "metrics")]
+use crate::clock;
 use crate::{EndReason, LockError, LockKey, Mode, Released, StoreError, store::Swept};
 
 /// What somebody is timed for that takes one lock.
@@ -39,7 +41,7 @@ impl Timer {
             #[cfg(feature = "metrics")]
             mode: word(mode),
             #[cfg(feature = "metrics")]
-            began: Instant::now(),
+            began: clock::now(),
         }
     }
 
@@ -51,12 +53,12 @@ impl Timer {
             ACQUIRE_SECONDS,
             "collection" => self.collection, "mode" => self.mode, "outcome" => outcome,
         )
-        .record(self.began.elapsed());
+        .record(clock::since(self.began));
     }
 
-    pub(super) fn saved(self, saved: &Result<(), LockError>) {
+    pub(super) fn saved<T>(self, saved: &Result<T, LockError>) {
         let outcome = match saved {
-            Ok(()) => "saved",
+            Ok(_) => "saved",
             Err(LockError::Lost { .. }) => "lost",
             Err(LockError::NotFound { .. }) => "not_found",
             Err(LockError::Rejected { .. }) => "rejected",
@@ -66,7 +68,7 @@ impl Timer {
         #[cfg(feature = "metrics")]
         {
             histogram!(SAVE_SECONDS, "collection" => self.collection, "outcome" => outcome)
-                .record(self.began.elapsed());
+                .record(clock::since(self.began));
             if outcome == "lost" {
                 counter!(LOST, "collection" => self.collection, "noticed" => "save").increment(1);
             }
@@ -102,6 +104,7 @@ impl Waiting {
             Ok(acquired) => outcome(acquired),
             Err(LockError::WouldDeadlock { .. }) => "would_deadlock",
             Err(LockError::ShutDown) => "shutting_down",
+            Err(LockError::TooManyWaiters { .. }) => "too_many_waiters",
             Err(_) => "error",
         };
         into_span(outcome);
@@ -121,7 +124,7 @@ impl Drop for Waiting {
             WAIT_SECONDS,
             "collection" => collection, "mode" => mode, "outcome" => self.outcome,
         )
-        .record(began.elapsed());
+        .record(clock::since(began));
     }
 }
 
@@ -132,6 +135,26 @@ pub(super) fn answered(manager: &LockManager, wanted: &Wanted, answer: &Acquired
         let (collection, mode) = (label(manager, &wanted.key), word(wanted.mode));
         counter!(REFUSALS, "collection" => collection, "mode" => mode).increment(1);
     }
+}
+
+pub(super) fn waiter_refused(manager: &LockManager, key: &LockKey, per_session: bool) {
+    #[cfg(feature = "metrics")]
+    {
+        let limit = if per_session { "session" } else { "server" };
+        let collection = label(manager, key);
+        counter!(WAITERS_REFUSED, "collection" => collection, "limit" => limit).increment(1);
+    }
+}
+
+/// Those who wait for each other may not have been found.
+pub(super) fn search_gave_up(looked_at: usize) {
+    log::debug!(
+        target: "actix_doclock::manager",
+        "a search for deadlocks has given up after {looked_at} waits: a deadlock may last until one of its \
+         waits is over",
+    );
+    #[cfg(feature = "metrics")]
+    counter!(DEADLOCK_SEARCHES_GIVEN_UP).increment(1);
 }
 
 pub(super) fn handed_over(manager: &LockManager, key: &LockKey) {
@@ -185,7 +208,7 @@ pub(super) fn swept(began: Instant, swept: &Result<Swept, LockError>) {
     into_span(outcome);
     #[cfg(feature = "metrics")]
     {
-        histogram!(SWEEP_SECONDS, "outcome" => outcome).record(began.elapsed());
+        histogram!(SWEEP_SECONDS, "outcome" => outcome).record(clock::since(began));
         if let Ok(Swept { sessions: 1.., .. }) = swept {
             ended(EndReason::Expired, swept.as_ref().map_or(0, |swept| swept.sessions as u64));
         }
@@ -196,6 +219,19 @@ pub(super) fn failed(verb: &'static str, error: &StoreError) {
     into_span("error");
     #[cfg(feature = "metrics")]
     counter!(STORE_ERRORS, "verb" => verb, "kind" => kind(error)).increment(1);
+}
+
+/// A session wanted more locks than it may have.
+pub(super) fn locks_refused() {
+    #[cfg(feature = "metrics")]
+    counter!(LOCKS_REFUSED).increment(1);
+}
+
+pub(super) fn panicked(task: &'static str) {
+    #[cfg(feature = "metrics")]
+    counter!(TASK_PANICS, "task" => task).increment(1);
+    #[cfg(not(feature = "metrics"))]
+    let _ = task;
 }
 
 pub(super) fn tried_again(error: &StoreError) {

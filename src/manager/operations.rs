@@ -1,6 +1,7 @@
 //! The manager's verbs for the layer above, which has a deadline for a whole request.
 
 use std::{
+    any::type_name,
     slice,
     sync::{Arc, PoisonError},
     time::{Duration, Instant},
@@ -11,9 +12,12 @@ use tokio_util::task::TaskTracker;
 
 use super::{LockManager, Provisional, Registered, observe, run};
 use crate::{
-    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, PageId, StoreErrorKind,
-    TabId,
-    store::{Answer, Claim, DynStore, Saved, StoredDocument, TryAcquire},
+    Aid, BoxError, Holder, Lock, LockError, LockKey, LockToken, Lockable, Mode, PageId,
+    StoreErrorKind, TabId, clock,
+    store::{
+        Answer, Claim, DynStore, Edit, Saved, StoredDocument, TryAcquire, misnamed_id,
+        with_deadline,
+    },
 };
 
 /// How many documents of a collection are listed with the locks of everybody.
@@ -97,7 +101,7 @@ impl LockManager {
 
     /// The deadline of an operation that begins now.
     pub(crate) fn until(&self) -> Instant {
-        Instant::now() + self.deadline()
+        clock::now() + self.deadline()
     }
 
     pub(crate) fn is_registered(&self, collection: &str) -> bool {
@@ -138,7 +142,8 @@ impl LockManager {
         let acquire = async move {
             let (mut claim, mut attempts) = (claim, run::Attempts::new(until, run::FOREGROUND));
             let answer = loop {
-                let answer = manager.inner.store.try_acquire(&key, &claim).await;
+                let attempt = manager.inner.store.try_acquire(&key, &claim);
+                let answer = with_deadline(until, attempt).await;
                 let Some(pause) = attempts.pause_after(&answer) else { break answer };
                 tokio::time::sleep(pause).await;
                 claim.token = claim.token.next_attempt();
@@ -161,11 +166,14 @@ impl LockManager {
                 }
             }
         };
-        let asked = Instant::now();
+        let asked = clock::now();
         let outcome = self.inner.runner.spawn(scope, acquire);
         let acquired = run::answer("try_acquire", until, outcome).await;
         timer.acquired(&acquired);
         let acquired = acquired?;
+        if let Acquired::Fresh(_) = acquired {
+            self.inner.granted.notify_one();
+        }
         self.inner.watched.saw(acquired.lock(), asked);
         if let Acquired::AlreadyMine(lock) = &acquired {
             self.inner.trusts(lock, page);
@@ -197,7 +205,7 @@ impl LockManager {
         until: Instant,
     ) -> Result<Option<Lock>, LockError> {
         self.registered(key.collection())?;
-        let asked = Instant::now();
+        let asked = clock::now();
         let args = (key.clone(), aid.cloned());
         let lock =
             self.run("inspect", until, args, |store, (key, aid)| store.inspect(key, aid.as_ref()));
@@ -226,12 +234,51 @@ impl LockManager {
                 store.list(collection, aid.as_ref().map(slice::from_ref), *limit)
             })
         });
-        let asked = Instant::now();
+        let asked = clock::now();
         let locks: Vec<_> = lists.await?.into_iter().flatten().collect();
         if let Some(aid) = aid {
             self.inner.watched.saw_all_of(aid, &locks, asked);
         }
         Ok(locks)
+    }
+
+    /// All live locks on these documents of a collection, by one read.
+    pub(crate) async fn locks_on_all(
+        &self,
+        collection: &str,
+        keys: Vec<LockKey>,
+    ) -> Result<Vec<Lock>, LockError> {
+        let (collection, _) = self.registered(collection)?;
+        self.run("locks_on", self.until(), (collection, keys), |store, (collection, keys)| {
+            store.locks_on(collection, keys)
+        })
+        .await
+    }
+
+    /// Whether a web session that was just granted a lock may keep it. Asks nobody unless the session may
+    /// be close to the limit.
+    pub(crate) async fn may_hold_another(
+        &self,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let limit = self.inner.settings.max_locks_per_session;
+        if !self.inner.activity.granted(aid, limit, self.ttl() / 3) {
+            return Ok(());
+        }
+        let lists = self.in_each_collection(|collection| {
+            let args = (collection, aid.clone(), limit + 1);
+            self.run("list", until, args, |store, (collection, aid, limit)| {
+                store.list(collection, Some(slice::from_ref(aid)), *limit)
+            })
+        });
+        let locks = lists.await?.iter().map(Vec::len).sum();
+        self.inner.activity.counted(aid, locks);
+        if locks <= limit {
+            return Ok(());
+        }
+        observe::locks_refused();
+        Err(LockError::TooManyLocks { limit })
     }
 
     /// How long ago the session ended, if it has.
@@ -266,8 +313,19 @@ impl LockManager {
         }
     }
 
+    /// A document as the store keeps it.
+    ///
     /// # Errors
-    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::Document`], and the store's.
+    /// What serde says if `document` has no such form.
+    pub(crate) fn encode<T: Lockable>(&self, document: &T) -> Result<StoredDocument, BoxError> {
+        StoredDocument::encode(self.inner.store.format(), document)
+    }
+
+    /// Writes under the lock what differs from `before`, or the whole document without that.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::Document`],
+    /// [`LockError::Misconfigured`] and the store's.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.save", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
@@ -277,15 +335,30 @@ impl LockManager {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
+        before: Option<StoredDocument>,
         document: &T,
         until: Instant,
-    ) -> Result<(), LockError> {
+    ) -> Result<StoredDocument, LockError> {
         let timer = observe::Timer::start(self, key, Mode::Exclusive);
-        let document = StoredDocument::encode(self.inner.store.format(), document)
+        let after = self
+            .encode(document)
             .map_err(|source| LockError::Document { key: key.clone(), source })?;
-        let args = (key.clone(), aid.clone(), token, document, until);
-        let saved = self.run("save", until, args, |store, (key, aid, token, document, until)| {
-            store.save(key, aid, *token, document, *until)
+        if let Some(name) = misnamed_id::<T>(&after) {
+            let what_to_do = format!(
+                "`{}` reads its id from `_id` and writes it to `{name}`: give the field \
+                 `#[serde(rename = \"_id\")]`, and answers over HTTP a type of their own",
+                type_name::<T>(),
+            );
+            log::error!(target: "actix_doclock::manager", "{what_to_do}");
+            return Err(LockError::Misconfigured(what_to_do));
+        }
+        let edit = match before {
+            Some(before) => Edit::Changes { before, after: after.clone() },
+            None => Edit::Replacement(after.clone()),
+        };
+        let args = (key.clone(), aid.clone(), token, edit, until);
+        let saved = self.run("save", until, args, |store, (key, aid, token, edit, until)| {
+            store.save(key, aid, *token, edit, *until)
         });
         let saved = saved.await;
         let key = key.clone();
@@ -294,7 +367,7 @@ impl LockManager {
             self.inner.gone(&Acquisition { key, aid, token, mode: Mode::Exclusive });
         }
         let saved = match saved {
-            Ok(Saved::Saved) => Ok(()),
+            Ok(Saved::Saved) => Ok(after),
             Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
             Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
             Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
@@ -314,12 +387,15 @@ impl LockManager {
         }
         let (manager, aid) = (self.clone(), aid.clone());
         Some(self.inner.runner.spawn(&TaskTracker::new(), async move {
-            if let Err(e) = manager.renew(&aid).await {
-                manager.inner.activity.forget(&aid);
-                log::warn!(
-                    target: "actix_doclock::manager",
-                    "the locks of {aid:?} were not renewed, the next request tries again: {e}",
-                );
+            match manager.renew(&aid).await {
+                Ok(locks) => manager.inner.activity.counted(&aid, locks.try_into().unwrap_or(0)),
+                Err(e) => {
+                    manager.inner.activity.forget(&aid);
+                    log::warn!(
+                        target: "actix_doclock::manager",
+                        "the locks of {aid:?} were not renewed, the next request tries again: {e}",
+                    );
+                }
             }
         }))
     }

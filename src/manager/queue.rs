@@ -4,7 +4,8 @@
 //! wait. Readers at the front follow the first of them together.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -16,14 +17,18 @@ use tokio::sync::{
 use tokio_util::task::TaskTracker;
 
 use super::{
-    deadlock::{self, Edge},
+    deadlock::{self, Edge, Found, Obstacle},
     operations::{Acquired, Acquisition, Wanted},
 };
-use crate::{Aid, Lock, LockKey, LockToken, Mode};
+use crate::{Aid, Lock, LockKey, LockToken, Mode, clock, random::HashMap};
 
+mod owners;
 mod place;
+mod turns;
 
+use owners::Owners;
 pub(super) use place::{Place, Step};
+use turns::Turns;
 
 /// After the bound on local hand-overs in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough
 /// to win what there is to win, few enough not to starve the others.
@@ -32,44 +37,83 @@ const IN_A_ROW: u32 = 64;
 /// for one of them to ask.
 const STAND_BACK: Duration = Duration::from_millis(10);
 
-/// How long the turn of one whose time is over is kept: over HTTP nobody can wait for as long as a
-/// person does, so they ask again and again.
-const KEEP_TURN: Duration = Duration::from_secs(3);
+/// How long after a doubtful grant the next waiter looks whether it still stands.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// How many readers go in at the same time; the others follow them.
+const READERS_AT_ONCE: usize = 64;
+/// How many queues are gone through before others have their chance at them.
+const QUEUES_AT_ONCE: usize = 64;
+
+/// How many may wait.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) per_session: usize,
+    pub(super) all: usize,
+}
+
+/// A limit is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TooMany {
+    pub(super) limit: usize,
+    pub(super) per_session: bool,
+}
 
 /// The queues of a manager, and what is known about who holds what they wait for.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Queues(Arc<Mutex<State>>);
 
-#[derive(Debug, Default)]
+/// All requests of a server meet at this lock, so each change takes time that grows with the logarithm of the
+/// number of waiters at most.
+#[derive(Debug)]
 pub(super) struct State {
+    limits: Limits,
     pub(super) queues: HashMap<LockKey, Queue>,
+    /// The documents that have a queue, by their collection.
+    waited_for: HashMap<String, BTreeSet<LockKey>>,
     /// The guards of this process: for whom, and of which job each is.
     pub(super) held: HashMap<LockKey, Vec<Held>>,
+    pub(super) owners: Owners,
+    /// How many wait, for whatever, and for how many of them that has turned out to be so.
+    waiting: usize,
+    counted: usize,
     next: u64,
-    /// Who has waited in vain and may be back at once: the number they had, and until when it counts.
-    turns: HashMap<(LockKey, Aid), (u64, Instant)>,
+    turns: Turns,
+    /// How much searches for deadlocks have looked at.
+    looked_at: usize,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    pub(super) waiting: VecDeque<Waiter>,
+    /// In the order of their numbers, which is that of arrival.
+    pub(super) waiting: BTreeMap<u64, Waiter>,
+    /// Those that want it for themselves.
+    pub(super) writers: BTreeSet<u64>,
+    /// Those from which a search for deadlocks learns more than from their place here.
+    pub(super) linked: BTreeSet<u64>,
+    /// In a fair collection, under which session who asks: that of a guard is its own.
+    sessions: HashMap<Aid, u64>,
     /// Who was last seen to hold it.
     pub(super) holder: Option<Lock>,
     /// How often in a row the lock went from hand to hand in this process.
     handed: u32,
     /// Until when those elsewhere have the first chance.
     stands_back: Option<Instant>,
+    /// When the first waiter asks the store even if it hears nothing.
+    looks_again: Option<Instant>,
     /// In a fair collection the first attempts are made one after the other, as they arrive.
     arrivals: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
 pub(super) struct Waiter {
-    number: u64,
     pub(super) owner: Aid,
     /// Under which it asks: that of a guard is its own.
     aid: Aid,
     pub(super) mode: Mode,
+    /// The limits take it into account: somebody is ahead of it, or the store has not let it in. Before that
+    /// it does no more than one who does not want to wait.
+    is_counted: bool,
     /// How to hand it the lock. Taken by one who does.
     will: Option<Will>,
     /// Somebody is about to.
@@ -113,53 +157,60 @@ impl Heir {
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) token: LockToken,
-    pub(super) aid: Aid,
     pub(super) owner: Aid,
     pub(super) mode: Mode,
 }
 
 impl Queues {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self(Arc::new(Mutex::new(State::new(limits))))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// In a fair collection nobody `may_inherit`: others may have come first.
+    ///
+    /// # Errors
+    /// Others wait for this document, so this one would too, and it is one too many.
     pub(super) fn join(
         &self,
         wanted: &Wanted,
         owner: &Aid,
         scope: &TaskTracker,
         may_inherit: bool,
-    ) -> Place {
+    ) -> Result<Place, TooMany> {
         let (key, call) = (&wanted.key, Arc::new(Notify::new()));
         let (gift, receiver) = oneshot::channel();
         let will = Will { wanted: wanted.clone(), scope: scope.clone(), gift };
+        let waiter = Waiter {
+            owner: owner.clone(),
+            aid: wanted.aid.clone(),
+            mode: wanted.mode,
+            is_counted: false,
+            will: may_inherit.then_some(will),
+            is_heir: false,
+            is_asking: false,
+            token: None,
+            asked: false,
+            deadlock: None,
+            call: Arc::clone(&call),
+        };
         let mut state = self.state();
-        let number = state.turn_of(key, owner);
-        let queue = state.queues.entry(key.clone()).or_default();
-        let at = queue.waiting.partition_point(|waiter| waiter.number < number);
-        let asked = at == 0 || queue.is_held_by(owner);
-        queue.waiting.insert(
-            at,
-            Waiter {
-                number,
-                owner: owner.clone(),
-                aid: wanted.aid.clone(),
-                mode: wanted.mode,
-                will: may_inherit.then_some(will),
-                is_heir: false,
-                is_asking: false,
-                token: None,
-                asked,
-                deadlock: None,
-                call: Arc::clone(&call),
-            },
-        );
+        let is_first = !state.queues.contains_key(key);
+        if !is_first {
+            state.has_room_for(&waiter)?;
+        }
+        let number = state.enter(key, waiter);
+        if !is_first {
+            state.counts(key, number);
+        }
         // One at the end of a queue has been passed by the news that let others see the holder.
-        state.refuse_if_deadlocked(key, number);
+        state.refuse_deadlocks(key, number);
         drop(state);
         let (queues, key, gift) = (self.clone(), key.clone(), may_inherit.then_some(receiver));
-        Place { queues, key, number, call, gift, granted: None, keeps_turn: false }
+        Ok(Place { queues, key, number, call, gift, granted: None, keeps_turn: false })
     }
 
     pub(super) fn somebody_waits_for(&self, key: &LockKey) -> bool {
@@ -167,42 +218,33 @@ impl Queues {
     }
 
     pub(super) fn somebody_waits_in(&self, collection: &str) -> bool {
-        self.state().queues.keys().any(|key| key.collection() == collection)
+        self.state().waited_for.contains_key(collection)
     }
 
     /// How many wait, for whatever.
     pub(super) fn waiting(&self) -> usize {
-        self.state().queues.values().map(|queue| queue.waiting.len()).sum()
+        self.state().waiting
     }
 
     /// The lock on this document is gone, or excludes less.
     pub(super) fn freed(&self, key: &LockKey) {
-        if let Some(queue) = self.state().queues.get_mut(key) {
-            queue.holder = None;
-            queue.ask_first();
-        }
+        self.state().freed(key);
     }
 
     /// As [`freed`](Self::freed), for this acquisition. Old news once somebody else is known to have it.
     pub(super) fn ended(&self, lock: &Acquisition) {
-        if let Some(queue) = self.state().queues.get_mut(&lock.key) {
-            let is_old_news = queue.holder.as_ref().is_some_and(|holder| {
-                holder.mode == Mode::Exclusive && holder.token != Some(lock.token)
-            });
-            if !is_old_news {
-                queue.holder = None;
-                queue.ask_first();
-            }
+        let mut state = self.state();
+        let is_old_news = (state.queues.get(&lock.key))
+            .and_then(|queue| queue.holder.as_ref())
+            .is_some_and(|it| it.mode == Mode::Exclusive && it.token != Some(lock.token));
+        if !is_old_news {
+            state.freed(&lock.key);
         }
     }
 
     /// It went from hand to hand, to one who may not wait any more.
     pub(super) fn was_handed(&self, lock: &Lock) {
-        let mut state = self.state();
-        if let Some(queue) = state.queues.get_mut(&lock.key) {
-            queue.holder = Some(lock.clone());
-            state.has_new_holder(&lock.key);
-        }
+        self.state().has_holder(lock);
     }
 
     /// Who is to be handed this lock, instead of its being released. Not more often in a row than
@@ -222,120 +264,294 @@ impl Queues {
         }
         if queue.handed >= IN_A_ROW {
             queue.handed = 0;
-            queue.stands_back = Some(Instant::now() + STAND_BACK);
+            queue.stands_back = Some(clock::now() + STAND_BACK);
             return None;
         }
-        let first = queue.waiting.front_mut().filter(|first| !first.is_asking)?;
+        let first = queue.waiting.values_mut().next().filter(|first| !first.is_asking)?;
         let Will { wanted, scope, gift } = first.will.take()?;
         first.is_heir = true;
+        first.asked = false;
         queue.handed += 1;
         Some(Heir { wanted, scope, gift })
     }
 
     /// That may be so for any document of the collection.
     pub(super) fn ask_all(&self, collection: &str) {
-        for (key, queue) in &mut self.state().queues {
-            if key.collection() == collection {
-                queue.ask_first();
+        let mut after: Option<LockKey> = None;
+        loop {
+            let mut state = self.state();
+            let State { queues, waited_for, .. } = &mut *state;
+            let Some(keys) = waited_for.get(collection) else { return };
+            let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+            let next: Vec<_> = keys.range((from, Bound::Unbounded)).take(QUEUES_AT_ONCE).collect();
+            for key in &next {
+                if let Some(queue) = queues.get_mut(*key) {
+                    queue.ask_first();
+                }
             }
+            let Some(last) = next.last() else { return };
+            after = Some((*last).clone());
         }
     }
 
     /// A guard was made. Until [`dropped`](Self::dropped), who waits for it waits for its owner.
     pub(super) fn holds(&self, key: &LockKey, held: Held) {
         let mut state = self.state();
+        let (owner, mode) = (held.owner.clone(), held.mode);
         state.held.entry(key.clone()).or_default().push(held);
-        state.has_new_holder(key);
+        if state.queues.contains_key(key) {
+            state.gets_in_the_way(&owner);
+            let guard = Obstacle { owner: &owner, mode, is_seen: false, number: 0 };
+            state.refuse_those_behind(key, guard);
+        }
     }
 
     pub(super) fn dropped(&self, key: &LockKey, token: LockToken) {
         let mut state = self.state();
-        if let Some(held) = state.held.get_mut(key) {
-            held.retain(|held| held.token != token);
-            if held.is_empty() {
-                state.held.remove(key);
-            }
+        let Some(held) = state.held.get_mut(key) else { return };
+        let Some(at) = held.iter().position(|held| held.token == token) else { return };
+        let gone = held.swap_remove(at);
+        if held.is_empty() {
+            state.held.remove(key);
+        }
+        if state.queues.contains_key(key) {
+            state.gets_out_of_the_way(&gone.owner);
         }
     }
 }
 
 impl State {
-    /// The number of one who joins: a new one, or that from before.
-    fn turn_of(&mut self, key: &LockKey, owner: &Aid) -> u64 {
+    fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            queues: HashMap::default(),
+            waited_for: HashMap::default(),
+            held: HashMap::default(),
+            owners: Owners::default(),
+            waiting: 0,
+            counted: 0,
+            next: 0,
+            turns: Turns::default(),
+            looked_at: 0,
+        }
+    }
+
+    /// A job has no limit of its own. Its guards have sessions of their own.
+    fn has_room_for(&self, waiter: &Waiter) -> Result<(), TooMany> {
+        let Limits { per_session, all } = self.limits;
+        let is_session = waiter.aid == waiter.owner;
+        if is_session && self.owners.counted(&waiter.owner) >= per_session {
+            return Err(TooMany { limit: per_session, per_session: true });
+        }
+        if self.counted >= all {
+            return Err(TooMany { limit: all, per_session: false });
+        }
+        Ok(())
+    }
+
+    fn counts(&mut self, key: &LockKey, number: u64) {
+        let waiter = self.queues.get_mut(key).and_then(|queue| queue.waiting.get_mut(&number));
+        if let Some(waiter) = waiter.filter(|waiter| !waiter.is_counted) {
+            waiter.is_counted = true;
+            self.owners.counts(&waiter.owner);
+            self.counted += 1;
+        }
+    }
+
+    /// Gives it a number: a new one, or that from before.
+    fn enter(&mut self, key: &LockKey, mut waiter: Waiter) -> u64 {
         self.next += 1;
-        let now = Instant::now();
-        match self.turns.remove(&(key.clone(), owner.clone())) {
-            Some((number, until)) if until > now => number,
-            _ => self.next,
+        let number = self.turns.take(key, &waiter.owner).unwrap_or(self.next);
+        let owner = waiter.owner.clone();
+        if !self.queues.contains_key(key) {
+            let keys = self.waited_for.entry(key.collection().to_owned()).or_default();
+            keys.insert(key.clone());
+            for owner in self.guarding(key) {
+                self.gets_in_the_way(&owner);
+            }
+        }
+        let queue = self.queues.entry(key.clone()).or_default();
+        let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| number < *first);
+        waiter.asked = is_first || queue.is_held_by(&owner);
+        if waiter.mode == Mode::Exclusive {
+            queue.writers.insert(number);
+        }
+        if waiter.will.is_none() {
+            queue.sessions.insert(waiter.aid.clone(), number);
+        }
+        queue.waiting.insert(number, waiter);
+        self.waiting += 1;
+        self.owners.waits(&owner, key, number);
+        if self.owners.is_linked(&owner)
+            && let Some(queue) = self.queues.get_mut(key)
+        {
+            queue.linked.insert(number);
+        }
+        self.relink(&owner);
+        number
+    }
+
+    fn leave(&mut self, key: &LockKey, number: u64) -> Option<Waiter> {
+        let queue = self.queues.get_mut(key)?;
+        let gone = queue.waiting.remove(&number)?;
+        queue.writers.remove(&number);
+        queue.linked.remove(&number);
+        if queue.sessions.get(&gone.aid) == Some(&number) {
+            queue.sessions.remove(&gone.aid);
+        }
+        self.waiting -= 1;
+        self.counted -= usize::from(gone.is_counted);
+        self.owners.waits_no_more(&gone.owner, key, number, gone.is_counted);
+        self.relink(&gone.owner);
+        let is_empty = self.queues.get(key).is_some_and(|queue| queue.waiting.is_empty());
+        if is_empty && let Some(queue) = self.queues.remove(key) {
+            let in_the_way = queue.holder.map(|holder| holder.aid);
+            for owner in self.guarding(key).into_iter().chain(in_the_way) {
+                self.gets_out_of_the_way(&owner);
+            }
+            if let Some(keys) = self.waited_for.get_mut(key.collection()) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.waited_for.remove(key.collection());
+                }
+            }
+        }
+        Some(gone)
+    }
+
+    /// Whose guards of this document are in this process.
+    fn guarding(&self, key: &LockKey) -> Vec<Aid> {
+        self.held.get(key).into_iter().flatten().map(|held| held.owner.clone()).collect()
+    }
+
+    fn gets_in_the_way(&mut self, owner: &Aid) {
+        self.owners.gets_in_the_way(owner);
+        self.relink(owner);
+    }
+
+    fn gets_out_of_the_way(&mut self, owner: &Aid) {
+        self.owners.gets_out_of_the_way(owner);
+        self.relink(owner);
+    }
+
+    /// Has the queues know whether more can be learnt from its places. Of more than two they know already.
+    fn relink(&mut self, owner: &Aid) {
+        let is_linked = self.owners.is_linked(owner);
+        for (key, number) in self.owners.places(owner).into_iter().flatten().take(2) {
+            let Some(queue) = self.queues.get_mut(key) else { continue };
+            if is_linked {
+                queue.linked.insert(*number);
+            } else {
+                queue.linked.remove(number);
+            }
+        }
+    }
+
+    fn freed(&mut self, key: &LockKey) {
+        self.has_no_holder(key);
+        if let Some(queue) = self.queues.get_mut(key) {
+            queue.ask_first();
+        }
+    }
+
+    fn has_no_holder(&mut self, key: &LockKey) {
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        if let Some(before) = queue.holder.take() {
+            self.gets_out_of_the_way(&before.aid);
+            self.refuse_deadlocks_of(key, &before.aid);
         }
     }
 
     /// Who waits for it now waits for somebody else: that may close a circle for anybody, and the
     /// holder's own session need not wait.
-    fn has_new_holder(&mut self, key: &LockKey) {
+    fn has_holder(&mut self, lock: &Lock) {
+        let (key, owner, mode) = (&lock.key, &lock.aid, lock.mode);
         let Some(queue) = self.queues.get_mut(key) else { return };
-        queue.ask_own();
-        let waited_for = deadlock::waited_for(self);
-        let queue = self.queues.get(key);
-        let numbers: Vec<_> = (queue.iter().flat_map(|queue| &queue.waiting))
-            .filter(|waiter| waited_for.contains(&waiter.owner))
-            .map(|waiter| waiter.number)
-            .collect();
-        for number in numbers {
-            self.refuse_if_deadlocked(key, number);
-        }
-    }
-
-    fn keep_turn(&mut self, key: &LockKey, owner: &Aid, number: u64, until: Instant) {
-        let now = Instant::now();
-        self.turns.retain(|_, (_, until)| *until > now);
-        self.turns.insert((key.clone(), owner.clone()), (number, until));
-    }
-
-    fn refuse_if_deadlocked(&mut self, key: &LockKey, number: u64) {
-        let Some(waiter) = self.queues.get(key).and_then(|queue| queue.find(number)) else {
+        let before = queue.holder.replace(lock.clone());
+        if before.as_ref().is_some_and(|before| before.aid == *owner && before.mode == mode) {
             return;
-        };
-        if waiter.deadlock.is_none()
-            && let Some(cycle) = deadlock::cycle(self, &waiter.owner)
-            && let Some(queue) = self.queues.get_mut(key)
-            && let Some(waiter) = queue.find_mut(number)
-        {
-            waiter.deadlock = Some(cycle);
-            waiter.call.notify_one();
         }
-    }
-}
-
-impl Queue {
-    fn find(&self, number: u64) -> Option<&Waiter> {
-        self.waiting.iter().find(|waiter| waiter.number == number)
-    }
-
-    fn find_mut(&mut self, number: u64) -> Option<&mut Waiter> {
-        self.waiting.iter_mut().find(|waiter| waiter.number == number)
-    }
-
-    fn ask_first(&mut self) {
-        if let Some(first) = self.waiting.front_mut() {
-            first.ask();
+        queue.looks_again = None;
+        self.gets_in_the_way(owner);
+        if let Some(before) = &before {
+            self.gets_out_of_the_way(&before.aid);
         }
-    }
-
-    /// The readers at the front may go in together.
-    fn ask_readers(&mut self) {
-        for waiter in self.waiting.iter_mut().take_while(|waiter| waiter.mode == Mode::Shared) {
-            waiter.ask();
+        self.ask_own(lock);
+        self.refuse_those_behind(key, Obstacle { owner, mode, is_seen: true, number: 0 });
+        if let Some(before) = before {
+            self.refuse_deadlocks_of(key, &before.aid);
         }
     }
 
     /// Other requests of the session that has it now. In a fair collection also the one that the store
     /// shows as the next: that may be another than the first here, who is in line again, at its end,
     /// after its place had run out.
-    fn ask_own(&mut self) {
-        let Some(holder) = &self.holder else { return };
-        let is_own = |waiter: &&mut Waiter| [&waiter.owner, &waiter.aid].contains(&&holder.aid);
-        for waiter in self.waiting.iter_mut().filter(is_own) {
+    fn ask_own(&mut self, lock: &Lock) {
+        let own = self.owners.numbers_in(&lock.aid, &lock.key);
+        let Some(queue) = self.queues.get_mut(&lock.key) else { return };
+        let shown = queue.sessions.get(&lock.aid).copied();
+        for number in own.into_iter().chain(shown) {
+            if let Some(waiter) = queue.waiting.get_mut(&number) {
+                waiter.ask();
+            }
+        }
+    }
+
+    /// While it held the lock, its other requests had nobody to wait for.
+    fn refuse_deadlocks_of(&mut self, key: &LockKey, owner: &Aid) {
+        for number in self.owners.numbers_in(owner, key) {
+            self.refuse_deadlocks(key, number);
+        }
+    }
+
+    /// This one waits from now on: that may close a circle, also for those behind it if it has a number
+    /// from before.
+    fn refuse_deadlocks(&mut self, key: &LockKey, number: u64) {
+        let found = deadlock::of_waiter(self, key, number);
+        self.refuse(key, found);
+        let Some(queue) = self.queues.get(key) else { return };
+        let is_last = queue.waiting.last_key_value().is_some_and(|(last, _)| *last == number);
+        if !is_last
+            && let Some(waiter) = queue.waiting.get(&number).filter(|it| it.deadlock.is_none())
+        {
+            let (owner, mode) = (waiter.owner.clone(), waiter.mode);
+            let obstacle = Obstacle { owner: &owner, mode, is_seen: false, number };
+            self.refuse_those_behind(key, obstacle);
+        }
+    }
+
+    fn refuse_those_behind(&mut self, key: &LockKey, obstacle: Obstacle<'_>) {
+        let found = deadlock::by_obstacle(self, key, obstacle);
+        self.refuse(key, found);
+    }
+
+    fn refuse(&mut self, key: &LockKey, found: Found) {
+        self.looked_at += found.looked_at;
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        for (number, circle) in found.circles {
+            if let Some(waiter) = queue.waiting.get_mut(&number) {
+                waiter.deadlock = Some(circle);
+                waiter.call.notify_one();
+            }
+        }
+    }
+}
+
+impl Queue {
+    fn is_first(&self, number: u64) -> bool {
+        self.waiting.first_key_value().is_some_and(|(first, _)| *first == number)
+    }
+
+    fn ask_first(&mut self) {
+        if let Some(first) = self.waiting.values_mut().next() {
+            first.ask();
+        }
+    }
+
+    /// The readers at the front may go in together.
+    fn ask_readers(&mut self) {
+        let readers = self.waiting.values_mut().take_while(|waiter| waiter.mode == Mode::Shared);
+        for waiter in readers.take(READERS_AT_ONCE) {
             waiter.ask();
         }
     }
@@ -348,10 +564,10 @@ impl Queue {
     /// Whether it is the turn of this one: the first, a reader behind readers only, one whose session has
     /// the lock already, or who is the next in the store.
     fn may_try(&self, number: u64) -> bool {
-        let mut ahead = self.waiting.iter().take_while(|waiter| waiter.number != number).peekable();
-        let Some(it) = self.find(number) else { return false };
-        ahead.peek().is_none()
-            || it.mode == Mode::Shared && ahead.all(|waiter| waiter.mode == Mode::Shared)
+        let Some(it) = self.waiting.get(&number) else { return false };
+        let has_writers_ahead = self.writers.first().is_some_and(|writer| *writer < number);
+        self.is_first(number)
+            || it.mode == Mode::Shared && !has_writers_ahead
             || self.is_held_by(&it.owner)
             || self.is_held_by(&it.aid)
     }
@@ -365,126 +581,4 @@ impl Waiter {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::SystemTime;
-
-    use super::*;
-    use crate::Holder;
-
-    fn key(id: &str) -> LockKey {
-        LockKey::new("workitem", id).unwrap()
-    }
-
-    fn joins(queues: &Queues, key: &LockKey, owner: &Aid) -> Place {
-        let wanted = Wanted {
-            key: key.clone(),
-            aid: Aid::new(),
-            holder: Holder::new("alice"),
-            tab: None,
-            page: None,
-            mode: Mode::Exclusive,
-            ttl: Duration::from_secs(60),
-        };
-        queues.join(&wanted, owner, &TaskTracker::new(), true)
-    }
-
-    /// A guard of this process, and its lock as the store shows it.
-    fn guard(key: &LockKey, owner: &Aid) -> (Held, Lock) {
-        let (token, aid, mode) = (LockToken::new(), Aid::new(), Mode::Exclusive);
-        let held = Held { token, aid: aid.clone(), owner: owner.clone(), mode };
-        let lock = Lock {
-            key: key.clone(),
-            mode,
-            aid,
-            token: Some(token),
-            tab: None,
-            fence: None,
-            holder: None,
-            since: SystemTime::UNIX_EPOCH,
-            expires_at: Instant::now(),
-        };
-        (held, lock)
-    }
-
-    #[test]
-    fn of_those_who_wait_for_each_other_one_is_refused_whatever_news_there_is_until_it_goes() {
-        let (queues, one, two) = (Queues::default(), Aid::new(), Aid::new());
-        let (a, b) = (key("a"), key("b"));
-        let ((a_held, _), (b_held, b_lock)) = (guard(&a, &one), guard(&b, &two));
-        queues.holds(&a, a_held);
-        queues.holds(&b, b_held);
-        let first = joins(&queues, &b, &one);
-        let second = joins(&queues, &a, &two);
-        assert!(matches!(second.next_step(), Step::Refuse(_)));
-        first.saw(&b_lock);
-        assert!(!matches!(first.next_step(), Step::Refuse(_)), "the other one goes");
-        // It looks whether that is so, and finds that it is.
-        second.goes_on();
-        assert!(matches!(second.next_step(), Step::Refuse(_)));
-        drop(second);
-        let again = joins(&queues, &a, &two);
-        assert!(matches!(again.next_step(), Step::Refuse(_)));
-        drop(first);
-        again.goes_on();
-        assert!(!matches!(again.next_step(), Step::Refuse(_)), "nobody waits for it any more");
-    }
-
-    #[test]
-    fn who_goes_before_it_has_asked_passes_the_call_on() {
-        let (queues, key) = (Queues::default(), key("a"));
-        let [first, second] = [(); 2].map(|()| joins(&queues, &key, &Aid::new()));
-        assert!(matches!(first.next_step(), Step::Try));
-        first.saw(&guard(&key, &Aid::new()).1);
-        assert!(matches!(first.next_step(), Step::WaitFirst(Some(_))));
-        queues.freed(&key);
-        assert!(first.holder().is_none(), "nobody is refused for it any more");
-        drop(first);
-        assert!(matches!(second.next_step(), Step::Try));
-    }
-
-    #[test]
-    fn news_of_a_holder_closes_a_circle_for_those_who_have_waited_before() {
-        let (queues, session, job) = (Queues::default(), Aid::new(), Aid::new());
-        let (a, b) = (key("a"), key("b"));
-        queues.holds(&b, guard(&b, &job).0);
-        let _session_waits = joins(&queues, &b, &session);
-        let first = joins(&queues, &a, &Aid::new());
-        let behind = joins(&queues, &a, &job);
-        assert!(matches!(behind.next_step(), Step::Wait));
-        let mut lock = guard(&a, &session).1;
-        lock.aid = session;
-        first.saw(&lock);
-        assert!(matches!(behind.next_step(), Step::Refuse(_)));
-    }
-
-    #[test]
-    fn who_is_ahead_is_waited_for_too() {
-        let (queues, one, two, three) = (Queues::default(), Aid::new(), Aid::new(), Aid::new());
-        let [a, b, c] = ["a", "b", "c"].map(key);
-        queues.holds(&b, guard(&b, &one).0);
-        queues.holds(&c, guard(&c, &three).0);
-        let _ahead = joins(&queues, &a, &two);
-        let _at_the_same_time = joins(&queues, &c, &two);
-        let _behind = joins(&queues, &a, &one);
-        let last = joins(&queues, &b, &three);
-        assert!(matches!(last.next_step(), Step::Refuse(_)));
-    }
-
-    /// As by an upgrade.
-    #[test]
-    fn one_acquisition_of_a_session_that_ends_does_not_end_the_next_one() {
-        let (queues, owner, key) = (Queues::default(), Aid::new(), key("a"));
-        let (first, _) = guard(&key, &owner);
-        let token = LockToken::new();
-        let next = Held { token, aid: first.aid.clone(), owner: owner.clone(), mode: first.mode };
-        let ended = first.token;
-        queues.holds(&key, first);
-        queues.holds(&key, next);
-        queues.dropped(&key, ended);
-        queues.dropped(&key, ended);
-        let itself = joins(&queues, &key, &owner);
-        assert!(matches!(itself.next_step(), Step::Refuse(_)), "it still holds it");
-        queues.dropped(&key, token);
-        assert!(queues.state().held.is_empty());
-    }
-}
+mod tests;

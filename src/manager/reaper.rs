@@ -3,14 +3,13 @@
 
 use std::{
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use tokio::time::sleep;
-use uuid::Uuid;
+use tokio::time::sleep_until;
 
 use super::{Inner, LockManager, observe, rhythm::Rhythm};
-use crate::{LockError, store::Swept};
+use crate::{LockError, clock, random, store::Swept};
 
 /// How many sessions are ended at once: few enough that nobody waits for a lock behind them, and that
 /// they take no memory to speak of.
@@ -49,7 +48,7 @@ impl LockManager {
         if collections.is_empty() {
             return Ok(Swept::default());
         }
-        let (args, began) = ((collections, Uuid::new_v4()), Instant::now());
+        let (args, began) = ((collections, random::uuid()), clock::now());
         let swept = self.run("sweep", self.until(), args, |store, (collections, worker)| {
             store.sweep(collections, *worker, AT_ONCE)
         });
@@ -76,7 +75,8 @@ pub(super) async fn run(manager: Weak<Inner>, interval: Duration) {
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };
         let (stop, register) = (manager.inner.stop.token(), Arc::clone(&manager.inner.register));
-        let began = Instant::now();
+        let granted = Arc::clone(&manager.inner.granted);
+        let began = clock::now();
         let pause = tokio::select! {
             biased;
             () = stop.cancelled() => return,
@@ -85,22 +85,24 @@ pub(super) async fn run(manager: Weak<Inner>, interval: Duration) {
                 Ok(swept) => {
                     // Nor does a lock that is taken from now on run out before that.
                     let soonest = manager.ttl().min(swept.next.unwrap_or(Duration::MAX));
-                    rhythm.after_success(Some(soonest.saturating_sub(began.elapsed())))
+                    rhythm.after_success(Some(soonest.saturating_sub(clock::since(began))))
                 }
                 Err(e) => rhythm.after_failure(&e),
             },
         };
         // Not to keep the manager alive while nothing is to be done.
         drop(manager);
-        let mut pause = pause;
+        let mut next = clock::now() + pause;
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 // Types are being registered. Who does not know all of them yet would take a session
                 // to be silent that holds locks on others.
-                () = register.notified() => pause = interval,
-                () = sleep(pause) => break,
+                () = register.notified() => next = clock::now() + interval,
+                // Perhaps by a takeover of an expired lock, whose holder is to be heard of soon.
+                () = granted.notified() => next = next.min(clock::now() + interval),
+                () = sleep_until(next.into()) => break,
             }
         }
     }

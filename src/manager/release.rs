@@ -12,7 +12,7 @@ use super::{
     Acquired, Acquisition, LockManager, Provisional, observe, queue::Heir, rhythm::jittered, run,
 };
 use crate::{
-    Aid, LockError, LockKey, LockToken, Mode, PageId, StoreError,
+    Aid, LockError, LockKey, LockToken, Mode, PageId, StoreError, clock,
     store::{Claim, Released, TryAcquire},
 };
 
@@ -56,7 +56,7 @@ impl LockManager {
     /// Gives a grant back that its request does not want. Nobody waits for it, and it is tried for
     /// as long as the lock can live.
     pub(super) fn give_back(&self, unwanted: Unwanted, scope: &TaskTracker) {
-        let (manager, until) = (self.clone(), Instant::now() + self.ttl());
+        let (manager, until) = (self.clone(), clock::now() + self.ttl());
         self.inner.runner.spawn(scope, async move {
             let Unwanted { key, aid, tokens, mode } = unwanted;
             let retracted = run::retry(until, run::BACKGROUND, || {
@@ -93,7 +93,7 @@ impl LockManager {
     pub(crate) fn release_in_background(&self, held: Acquisition) {
         self.inner.distrusts(&held.key);
         if let Some(heir) = self.inner.queues.heir(&held) {
-            let until = Instant::now() + self.ttl();
+            let until = clock::now() + self.ttl();
             drop(self.hand_over(held, heir, until, run::BACKGROUND));
         } else {
             self.release_alone_in_background(held);
@@ -101,7 +101,7 @@ impl LockManager {
     }
 
     fn release_alone_in_background(&self, held: Acquisition) {
-        let (manager, until) = (self.clone(), Instant::now() + self.ttl());
+        let (manager, until) = (self.clone(), clock::now() + self.ttl());
         self.inner.runner.spawn(&TaskTracker::new(), async move {
             let Acquisition { key, aid, token, mode } = &held;
             let released = run::retry(until, run::BACKGROUND, || {
@@ -124,7 +124,7 @@ impl LockManager {
         let manager = self.clone();
         self.inner.runner.spawn(&TaskTracker::new(), async move {
             let Acquisition { key, aid, token, .. } = &held;
-            let asked = Instant::now();
+            let asked = clock::now();
             let handed = run::retry(until, longest_pause, || {
                 manager.inner.store.hand_over(key, aid, *token, &claim)
             });

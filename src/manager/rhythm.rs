@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use uuid::Uuid;
+use crate::random;
 
 /// The longest pause after failures: what comes back is found again within that time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -70,7 +70,7 @@ pub(crate) fn jittered(pause: Duration) -> Duration {
 
 /// From 0 to 1.
 fn random() -> f64 {
-    let [random, ..] = Uuid::new_v4().into_bytes();
+    let [random, ..] = random::uuid().into_bytes();
     f64::from(random) / 255.0
 }
 

@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use super::observe;
-use crate::{StoreError, StoreErrorKind};
+use crate::{StoreError, StoreErrorKind, clock, store::with_deadline};
 
 /// The first pause before an operation is tried again; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -66,6 +66,10 @@ impl Runner {
         });
     }
 
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     /// Runs what ends by itself when the manager goes. [`drain`](Self::drain) does not wait for it.
     pub(super) fn spawn_untracked<F>(&self, future: F)
     where
@@ -101,7 +105,7 @@ where
 {
     let mut attempts = Attempts::new(until, longest_pause);
     loop {
-        let outcome = attempt().await;
+        let outcome = with_deadline(until, attempt()).await;
         let Some(pause) = attempts.pause_after(&outcome) else { return outcome };
         sleep(pause).await;
     }
@@ -122,7 +126,7 @@ impl Attempts {
     /// `None` if this is the outcome.
     pub(super) fn pause_after<T>(&mut self, outcome: &Result<T, StoreError>) -> Option<Duration> {
         let (error, pause) = (outcome.as_ref().err()?, self.pause);
-        if !may_try_again(error) || Instant::now() + pause >= self.until {
+        if !may_try_again(error) || clock::now() + pause >= self.until {
             return None;
         }
         observe::tried_again(error);

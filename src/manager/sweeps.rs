@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokio::task::AbortHandle;
 
 use super::rhythm::IDLE_INTERVALS;
-use crate::{LockError, store::millis_if_any};
+use crate::{LockError, clock, store::millis_if_any};
 
 /// How the reaper is doing: the background task that ends silent sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -70,7 +70,7 @@ impl Sweeps {
     pub(super) fn saw<T>(&self, outcome: &Result<T, LockError>) {
         let mut past = self.past();
         *past = match outcome {
-            Ok(_) => Past { succeeded: Some(Instant::now()), ..Past::default() },
+            Ok(_) => Past { succeeded: Some(clock::now()), ..Past::default() },
             Err(e) => Past {
                 succeeded: past.succeeded,
                 failures: past.failures.saturating_add(1),
@@ -87,7 +87,7 @@ impl Sweeps {
             (Some(_), _) => ReaperState::Stopped,
         };
         let past = self.past();
-        let last_sweep = past.succeeded.map(|at| at.elapsed());
+        let last_sweep = past.succeeded.map(clock::since);
         // Twice that, for a machine that is busy.
         let late = 2 * (interval.unwrap_or_default() * IDLE_INTERVALS + deadline);
         ReaperHealth {
@@ -112,7 +112,7 @@ mod tests {
         assert!(!overdue(), "it has not begun");
         sweeps.saw(&Ok(()));
         assert!(!overdue());
-        let ago = |secs| Instant::now().checked_sub(Duration::from_secs(secs));
+        let ago = |secs| clock::now().checked_sub(Duration::from_secs(secs));
         // Three intervals and a sweep, twice.
         sweeps.past().succeeded = ago(15);
         assert!(!overdue());

@@ -6,7 +6,8 @@ use tokio_util::task::TaskTracker;
 
 use super::{Acquisition, Actor, LockManager, Provisional, Wanted, observe, run};
 use crate::{
-    Lock, LockError, LockKey, Mode,
+    Lock, LockError, LockKey, Mode, clock,
+    lock::cut,
     store::{Released, Taken},
 };
 
@@ -109,13 +110,14 @@ impl LockManager {
         let taken = (from.aid != wanted.aid).then(|| taken_by(actor, ""));
         claim.taken = taken.clone();
         let (manager, own_scope, from) = (self.clone(), scope.clone(), from.clone());
-        let asked = Instant::now();
+        let asked = clock::now();
         let take = async move {
             let handed = run::retry(until, run::FOREGROUND, || {
                 manager.inner.store.hand_over(&held.key, &held.aid, held.token, &claim)
             });
             match handed.await {
                 Ok(Some(lock)) => {
+                    manager.inner.granted.notify_one();
                     manager.inner.watched.ended(&held);
                     manager.inner.watched.saw(&lock, asked);
                     manager.inner.queues.was_handed(&lock);
@@ -144,9 +146,7 @@ pub(crate) fn can_be_taken_over(lock: &Lock) -> bool {
 }
 
 fn taken_by(actor: &Actor, reason: &str) -> Taken {
-    let end = (0..=MAX_REASON_BYTES.min(reason.len())).rfind(|&i| reason.is_char_boundary(i));
-    let reason = reason[..end.unwrap_or(0)].to_owned();
-    Taken { by: actor.holder().label, reason }
+    Taken { by: actor.holder().label, reason: cut(reason.to_owned(), MAX_REASON_BYTES) }
 }
 
 fn audit(what: &str, lock: &Lock, Taken { by, reason }: &Taken) {

@@ -2,9 +2,11 @@
 
 use std::{
     future::{Future, pending},
+    pin::pin,
     time::{Duration, Instant},
 };
 
+use futures_util::future::{Fuse, FusedFuture, FutureExt};
 use tokio::time::{interval_at, sleep};
 use tokio_util::task::TaskTracker;
 
@@ -13,10 +15,10 @@ use super::{
     deadlock::Edge,
     observe,
     operations::{Acquired, Wanted},
-    queue::{Place, Step},
+    queue::{Place, Step, TooMany},
     wakeups::poll_pause,
 };
-use crate::{Aid, Lock, LockError, LockKey, LockToken, Mode, StoreErrorKind};
+use crate::{Aid, Lock, LockError, LockKey, LockToken, Mode, StoreErrorKind, clock};
 
 /// How long a place in the queue of a fair collection outlives its process, and how often it is kept.
 const PLACE: Duration = Duration::from_secs(5);
@@ -43,14 +45,19 @@ impl Wait {
         Self(Patience::No)
     }
 
-    /// So long. Zero is [`no`](Self::no). An answer of the store that is under way then is still
-    /// waited for, at most for the [deadline](crate::LockManagerBuilder::deadline).
+    /// So long. Zero is [`no`](Self::no).
+    ///
+    /// The answer comes one [deadline](crate::LockManagerBuilder::deadline) after that at the latest, also
+    /// in an outage, however many wait, and in a [fair](crate::Lockable::FAIR) collection: a caller whose
+    /// time is over before it could ask the store asks once, and it waits for an answer of the store that is
+    /// under way. When the manager [shuts down](LockManager::shutdown), the wait ends at once.
     #[must_use]
     pub fn for_at_most(time: Duration) -> Self {
         Self(if time.is_zero() { Patience::No } else { Patience::ForAtMost(time) })
     }
 
-    /// For good. Outages of the store are waited for as well.
+    /// For good. Outages of the store are waited for as well. Ends at once when the manager
+    /// [shuts down](LockManager::shutdown).
     #[must_use]
     pub fn until_acquired() -> Self {
         Self(Patience::UntilAcquired)
@@ -59,7 +66,9 @@ impl Wait {
     /// What is left of it for the next one. What began as a wait is one to its end.
     pub(crate) fn since(self, began: Instant) -> Self {
         match self.0 {
-            Patience::ForAtMost(time) => Self::for_at_most(time.saturating_sub(began.elapsed())),
+            Patience::ForAtMost(time) => {
+                Self::for_at_most(time.saturating_sub(clock::since(began)))
+            }
             _ => self,
         }
     }
@@ -99,9 +108,27 @@ impl LockManager {
         scope: &TaskTracker,
     ) -> Result<Acquired, LockError> {
         let mut waiting = observe::Waiting::begins(self, wanted, wait);
-        let acquired = self.acquire_in_turn(wanted, owner, wait, scope).await;
+        let acquired = tokio::select! {
+            biased;
+            acquired = self.acquire_in_turn(wanted, owner, wait, scope) => acquired,
+            () = self.begins_shutdown(), if wait != Wait::no() => Err(LockError::ShutDown),
+        };
         waiting.ends(&acquired);
         acquired
+    }
+
+    /// From now on. During a shutdown one attempt is still made.
+    async fn begins_shutdown(&self) {
+        if self.inner.waits.is_cancelled() {
+            return pending().await;
+        }
+        self.inner.waits.cancelled().await;
+    }
+
+    /// The deadline of an operation that begins now, for a caller whose patience ends at `give_up`.
+    fn until_at_most(&self, give_up: Option<Instant>) -> Instant {
+        let latest = give_up.and_then(|at| at.checked_add(self.deadline()));
+        latest.map_or_else(|| self.until(), |latest| latest.min(self.until()))
     }
 
     async fn acquire_in_turn(
@@ -116,56 +143,61 @@ impl LockManager {
         let give_up = match wait.0 {
             Patience::No => return self.acquire_by(wanted, scope, self.until()).await,
             // Beyond what a clock can count: for good.
-            Patience::ForAtMost(time) => Instant::now().checked_add(time),
+            Patience::ForAtMost(time) => clock::now().checked_add(time),
             Patience::UntilAcquired => None,
         };
         // Who holds it already must not wait behind those who wait for that to end. A guard's session
         // is new and holds nothing.
         let may_hold = wanted.aid == *owner;
-        if may_hold && self.inner.queues.somebody_waits_for(key) && self.holds(wanted).await? {
-            return self.acquire_by(wanted, scope, self.until()).await;
+        if may_hold
+            && self.inner.queues.somebody_waits_for(key)
+            && self.holds(wanted, self.until_at_most(give_up)).await?
+        {
+            return self.acquire_by(wanted, scope, self.until_at_most(give_up)).await;
         }
-        let mut place = self.inner.queues.join(wanted, owner, scope, !registered.fair);
+        let joined = self.inner.queues.join(wanted, owner, scope, !registered.fair);
+        let mut place = joined.map_err(|it| self.too_many(key, it))?;
         let mut kept = Kept { manager: self, key, token: None };
         if registered.fair {
-            // In the order of arrival, also for the store.
-            let arrivals = place.arrivals();
-            let _turn = arrivals.lock().await;
-            place.ask();
-            match self.try_waiting(wanted, &mut kept, &place, true, scope).await {
+            match self.try_as_it_arrives(wanted, &mut kept, &place, give_up, scope).await {
                 Ok(Some(answer)) => return Ok(granted(answer, &mut kept, place)),
                 Ok(None) => {}
-                Err(e) => self.sit_out(e, key, give_up).await?,
+                Err(e) => self.sit_out(e, &place, key, give_up).await?,
             }
         }
-        let mut keep_places = interval_at((Instant::now() + KEEP_PLACES).into(), KEEP_PLACES);
+        let mut keep_places = interval_at((clock::now() + KEEP_PLACES).into(), KEEP_PLACES);
+        let mut keeping = pin!(Fuse::terminated());
         loop {
             let (is_first, expires_at) = match place.next_step() {
                 Step::Try => {
-                    match self.try_waiting(wanted, &mut kept, &place, registered.fair, scope).await
-                    {
-                        Ok(Some(answer)) => return Ok(granted(answer, &mut kept, place)),
-                        Ok(None) if may_hold && self.is_upgrade(wanted, &place).await? => {
-                            return self.refusal(wanted, &place, scope).await;
+                    let until = self.until_at_most(give_up);
+                    let (kept, fair) = (&mut kept, registered.fair);
+                    match self.try_waiting(wanted, kept, &place, fair, scope, until).await {
+                        Ok(Some(answer)) => return Ok(granted(answer, kept, place)),
+                        Ok(None) => {
+                            let until = self.until_at_most(give_up);
+                            if may_hold && self.is_upgrade(wanted, &place, until).await? {
+                                return self.refusal(wanted, &place, scope, give_up).await;
+                            }
                         }
-                        Ok(None) => {}
                         Err(e) => {
-                            self.sit_out(e, key, give_up).await?;
+                            self.sit_out(e, &place, key, give_up).await?;
                             place.ask_anew();
                         }
                     }
-                    if give_up.is_some_and(|at| at <= Instant::now()) {
-                        return self.refusal(wanted, &place, scope).await;
+                    if give_up.is_some_and(|at| at <= clock::now()) {
+                        return self.refusal(wanted, &place, scope, give_up).await;
                     }
                     continue;
                 }
                 Step::Refuse(cycle) => {
-                    match self.is_certain(&cycle, wanted, &place).await {
+                    let until = self.until_at_most(give_up);
+                    match self.is_certain(&cycle, wanted, &place, until).await {
                         Ok(Some(holder)) => {
                             return Err(LockError::WouldDeadlock { key: key.clone(), holder });
                         }
                         Ok(None) => place.goes_on(),
-                        Err(e) => self.sit_out(e, key, give_up).await?,
+                        Err(e) => self.sit_out(e, &place, key, give_up).await?,
                     }
                     continue;
                 }
@@ -178,6 +210,7 @@ impl LockManager {
             let must_poll = is_first && self.inner.wakeups.must_poll(collection);
             let keeps = is_first && registered.fair;
             tokio::select! {
+                biased;
                 gift = place.called() => {
                     if let Some(gift) = gift {
                         return Ok(granted(gift, &mut kept, place));
@@ -185,17 +218,41 @@ impl LockManager {
                 }
                 () = at(expires_at.filter(|_| is_first)) => place.ask(),
                 () = after(must_poll.then(poll_pause)) => place.ask(),
-                _ = keep_places.tick(), if keeps => self.keep_places(key, &place).await,
+                _ = keep_places.tick(), if keeps && keeping.is_terminated() => {
+                    keeping.set(self.keep_places(key, place.kept()).fuse());
+                }
+                () = &mut keeping, if !keeping.is_terminated() => {}
                 () = at(give_up) => {
                     // In a fair collection the store keeps the order, and has forgotten this one.
                     if !registered.fair {
                         place.keep_turn();
                     }
-                    return self.refusal(wanted, &place, scope).await;
+                    return self.refusal(wanted, &place, scope, give_up).await;
                 }
                 () = self.inner.waits.cancelled() => return Err(LockError::ShutDown),
             }
         }
+    }
+
+    /// The first attempt in a fair collection. In the order of arrival, also for the store: each waits until
+    /// the one before has its answer. `None` also if its time is over before that.
+    async fn try_as_it_arrives(
+        &self,
+        wanted: &Wanted,
+        kept: &mut Kept<'_>,
+        place: &Place,
+        give_up: Option<Instant>,
+        scope: &TaskTracker,
+    ) -> Result<Option<Acquired>, LockError> {
+        let arrivals = place.arrivals();
+        let _turn = tokio::select! {
+            biased;
+            turn = arrivals.lock() => turn,
+            () = at(give_up) => return Ok(None),
+            () = self.inner.waits.cancelled() => return Err(LockError::ShutDown),
+        };
+        place.ask();
+        self.try_waiting(wanted, kept, place, true, scope, self.until_at_most(give_up)).await
     }
 
     /// One attempt. `None` if somebody else holds it, or comes first.
@@ -206,6 +263,7 @@ impl LockManager {
         place: &Place,
         fair: bool,
         scope: &TaskTracker,
+        until: Instant,
     ) -> Result<Option<Acquired>, LockError> {
         let mut claim = wanted.claim(self.inner.settings.max_hold, fair.then_some(PLACE));
         if let Some(token) = kept.token {
@@ -216,9 +274,10 @@ impl LockManager {
         if fair {
             kept.token = Some(claim.token);
         }
-        match self.claim(&wanted.key, claim, scope, self.until()).await {
+        match self.claim(&wanted.key, claim, scope, until).await {
             Ok(Acquired::Held(lock)) => {
                 place.saw(&lock);
+                place.waits().map_err(|it| self.too_many(&wanted.key, it))?;
                 Ok(None)
             }
             Ok(granted) => Ok(Some(granted)),
@@ -232,15 +291,22 @@ impl LockManager {
         }
     }
 
+    fn too_many(&self, key: &LockKey, TooMany { limit, per_session }: TooMany) -> LockError {
+        observe::waiter_refused(self, key, per_session);
+        LockError::TooManyWaiters { key: key.clone(), limit, per_session }
+    }
+
     /// A pause, if this is an outage that the wait may outlast. Else it is the answer.
     async fn sit_out(
         &self,
         error: LockError,
+        place: &Place,
         key: &LockKey,
         give_up: Option<Instant>,
     ) -> Result<(), LockError> {
         let pause = poll_pause();
-        if !is_outage(&error) || give_up.is_some_and(|at| at <= Instant::now() + pause) {
+        let is_over = give_up.is_some_and(|at| at <= clock::now() + pause);
+        if !is_outage(&error) || is_over || place.waits().is_err() {
             return Err(error);
         }
         log::warn!(
@@ -248,13 +314,14 @@ impl LockManager {
             "still waiting for {key:?} although the store does not answer: {error}",
         );
         tokio::select! {
+            biased;
             () = self.inner.waits.cancelled() => Err(LockError::ShutDown),
             () = sleep(pause) => Ok(()),
         }
     }
 
-    async fn keep_places(&self, key: &LockKey, place: &Place) {
-        let args = (key.clone(), place.kept());
+    async fn keep_places(&self, key: &LockKey, places: Vec<LockToken>) {
+        let args = (key.clone(), places);
         let kept = self.run("keep_places", self.until(), args, |store, (key, tokens)| {
             store.keep_places(key, tokens, PLACE)
         });
@@ -276,15 +343,20 @@ impl LockManager {
         });
     }
 
-    async fn holds(&self, wanted: &Wanted) -> Result<bool, LockError> {
-        let lock = self.inspect_by(&wanted.key, Some(&wanted.aid), self.until()).await?;
+    async fn holds(&self, wanted: &Wanted, until: Instant) -> Result<bool, LockError> {
+        let lock = self.inspect_by(&wanted.key, Some(&wanted.aid), until).await?;
         Ok(lock.is_some_and(|lock| lock.aid == wanted.aid))
     }
 
     /// A reader that wants to write beside other readers does not wait: two of them would for good.
-    async fn is_upgrade(&self, wanted: &Wanted, place: &Place) -> Result<bool, LockError> {
+    async fn is_upgrade(
+        &self,
+        wanted: &Wanted,
+        place: &Place,
+        until: Instant,
+    ) -> Result<bool, LockError> {
         let has_readers = place.holder().is_some_and(|lock| lock.mode == Mode::Shared);
-        Ok(has_readers && wanted.mode == Mode::Exclusive && self.holds(wanted).await?)
+        Ok(has_readers && wanted.mode == Mode::Exclusive && self.holds(wanted, until).await?)
     }
 
     /// Who holds it, or at last the lock itself if nobody is known to.
@@ -293,6 +365,7 @@ impl LockManager {
         wanted: &Wanted,
         place: &Place,
         scope: &TaskTracker,
+        give_up: Option<Instant>,
     ) -> Result<Acquired, LockError> {
         match place.holder() {
             Some(lock) => {
@@ -300,7 +373,7 @@ impl LockManager {
                 observe::answered(self, wanted, &refused);
                 Ok(refused)
             }
-            None => self.acquire_by(wanted, scope, self.until()).await,
+            None => self.acquire_by(wanted, scope, self.until_at_most(give_up)).await,
         }
     }
 
@@ -310,10 +383,11 @@ impl LockManager {
         cycle: &[Edge],
         wanted: &Wanted,
         place: &Place,
+        until: Instant,
     ) -> Result<Option<Option<Box<Lock>>>, LockError> {
         for edge in cycle {
             let Some(aid) = &edge.seen else { continue };
-            let lock = self.inspect_by(&edge.key, Some(aid), self.until()).await?;
+            let lock = self.inspect_by(&edge.key, Some(aid), until).await?;
             if lock.is_none_or(|lock| lock.aid != *aid) {
                 self.inner.queues.freed(&edge.key);
                 return Ok(None);
@@ -321,7 +395,7 @@ impl LockManager {
         }
         // One who has just come has not asked yet.
         let holder = match place.holder() {
-            None => self.inspect_by(&wanted.key, Some(&wanted.aid), self.until()).await?,
+            None => self.inspect_by(&wanted.key, Some(&wanted.aid), until).await?,
             seen => seen,
         };
         Ok(Some(holder.map(Box::new)))
@@ -340,7 +414,7 @@ pub(super) fn is_outage(error: &LockError) -> bool {
 }
 
 fn at(moment: Option<Instant>) -> impl Future<Output = ()> {
-    after(moment.map(|moment| moment.saturating_duration_since(Instant::now())))
+    after(moment.map(|moment| moment.saturating_duration_since(clock::now())))
 }
 
 async fn after(pause: Option<Duration>) {

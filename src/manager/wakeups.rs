@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde::Serialize;
@@ -16,7 +16,7 @@ use super::{
     rhythm::{Rhythm, jittered},
     run::answer,
 };
-use crate::{Change, StoreError, StoreErrorKind, Watch, store::Interest};
+use crate::{Change, StoreError, StoreErrorKind, Watch, clock, store::Interest};
 
 /// How long a watch is kept when nobody waits any more: the next one comes soon, or not for long.
 const KEEP: Duration = Duration::from_secs(30);
@@ -74,8 +74,9 @@ impl LockManager {
         }
         states.insert(collection, Wakeup::Opening);
         drop(states);
-        let listening = listen(Arc::downgrade(&self.inner), collection);
-        self.inner.runner.spawn_untracked(listening);
+        // Those who wait ask by themselves until it listens again.
+        let panicked = move |now: &Self| now.is_told(collection, Wakeup::Polling);
+        self.supervise("wake-ups", panicked, move |inner| listen(inner, collection));
     }
 
     /// Ends the watch if nobody waits, so that the next one opens it anew.
@@ -172,12 +173,12 @@ async fn pass_on(
     mut watch: Watch,
     rhythm: &mut Rhythm,
 ) -> Option<StoreError> {
-    let opened = Instant::now();
+    let opened = clock::now();
     let mut keep_until = opened + KEEP;
     loop {
         let change = timeout_at(keep_until.into(), watch.next()).await;
         let inner = manager.upgrade()?;
-        if matches!(change, Ok(Some(Ok(_))) | Err(_)) && opened.elapsed() >= PROVEN {
+        if matches!(change, Ok(Some(Ok(_))) | Err(_)) && clock::since(opened) >= PROVEN {
             rhythm.works();
         }
         match change {
@@ -194,8 +195,8 @@ async fn pass_on(
         }
         // Not by the silence: where nobody waits, locks are released all the same.
         if inner.queues.somebody_waits_in(collection) {
-            keep_until = Instant::now() + KEEP;
-        } else if keep_until <= Instant::now() && (LockManager { inner }).ends_watch(collection) {
+            keep_until = clock::now() + KEEP;
+        } else if keep_until <= clock::now() && (LockManager { inner }).ends_watch(collection) {
             return None;
         }
     }

@@ -1,8 +1,14 @@
 //! A document on its way between a store and a Rust type.
 
+use std::sync::Arc;
+
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::BoxError;
+
+mod shape;
+
+pub(crate) use shape::misnamed_id;
 
 /// How a store keeps documents while they are outside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,14 +25,14 @@ pub enum Format {
 #[derive(Debug, Clone)]
 pub struct StoredDocument {
     format: Format,
-    bytes: Vec<u8>,
+    bytes: Arc<[u8]>,
 }
 
 impl StoredDocument {
     /// A document that a store has loaded.
     #[must_use]
     pub fn from_bytes(format: Format, bytes: Vec<u8>) -> Self {
-        Self { format, bytes }
+        Self { format, bytes: bytes.into() }
     }
 
     /// The encoded bytes.
@@ -43,7 +49,7 @@ impl StoredDocument {
             #[cfg(feature = "_mongo")]
             Format::Bson => super::mongo::codec::encode(value)?,
         };
-        Ok(Self { format, bytes })
+        Ok(Self::from_bytes(format, bytes))
     }
 
     /// # Errors
@@ -54,5 +60,29 @@ impl StoredDocument {
             #[cfg(feature = "_mongo")]
             Format::Bson => super::mongo::codec::decode(&self.bytes),
         }
+    }
+}
+
+/// What a [guarded save](crate::Store::save) writes.
+#[derive(Debug, Clone)]
+pub enum Edit {
+    /// What differs between two versions of the document, field by field, and nothing else: fields that
+    /// neither version names stay as they are, to the byte. Arrays count as one value.
+    ///
+    /// `before` is what was loaded, as the Rust type writes it: not what is stored, of which that type
+    /// may know only a part.
+    Changes {
+        /// As it was loaded.
+        before: StoredDocument,
+        /// As it is to be.
+        after: StoredDocument,
+    },
+    /// The whole document. Fields that it does not name are gone.
+    Replacement(StoredDocument),
+}
+
+impl From<StoredDocument> for Edit {
+    fn from(document: StoredDocument) -> Self {
+        Self::Replacement(document)
     }
 }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
     store::{
-        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
+        Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
         StoredDocument, Swept, Taken, TryAcquire, Watch,
     },
 };
@@ -73,7 +73,7 @@ erase! {
     fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
     fn inspect(key: &'a LockKey, aid: Option<&'a Aid>) -> Option<Lock>;
     fn list(collection: &'a str, aids: Option<&'a [Aid]>, limit: usize) -> Vec<Lock>;
-    fn locks_on(key: &'a LockKey) -> Vec<Lock>;
+    fn locks_on(collection: &'a str, keys: &'a [LockKey]) -> Vec<Lock>;
     fn last_end(aid: &'a Aid) -> Option<LastEnd>;
     fn watch(collection: &'a str, interest: Interest) -> Option<Watch>;
     fn break_lock(seen: &'a Lock, taken: &'a Taken) -> Released;
@@ -84,7 +84,7 @@ erase! {
         key: &'a LockKey,
         aid: &'a Aid,
         token: LockToken,
-        document: &'a StoredDocument,
+        edit: &'a Edit,
         until: Instant
     ) -> Saved;
 }

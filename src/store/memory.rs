@@ -8,22 +8,26 @@ use std::{
 use serde_json::Value;
 use uuid::Uuid;
 
+#[cfg(feature = "test-util")]
+pub use self::simulated::OnRecord;
 use self::{
     record::{Grant, Record},
     state::State,
 };
 use crate::{
     Aid, BoxError, Change, EndReason, Lock, LockKey, LockToken, Lockable, Mode, PageId,
-    SessionEnded, StoreError, StoreErrorKind,
+    SessionEnded, StoreError, StoreErrorKind, clock,
     store::{
-        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
-        StoredDocument, Swept, Taken, Topology, TryAcquire, Watch,
+        Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
+        StoredDocument, Swept, Taken, Topology, TryAcquire, Watch, diff,
     },
 };
 
 mod changes;
 mod ends;
 mod record;
+#[cfg(feature = "test-util")]
+mod simulated;
 mod state;
 mod sweep;
 
@@ -130,8 +134,12 @@ impl Store for MemoryStore {
         let now = state.now();
         let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
         let record = state.locks.entry(key.clone()).or_default();
+        let expired = record.of_idle_sessions(&claim.aid, now);
         let answer = record.try_acquire(key, claim, rules, now);
         if let TryAcquire::Granted(_) = answer {
+            let stay: Vec<_> = record.grants.iter().map(|grant| grant.token).collect();
+            let former = expired.into_iter().filter(|grant| !stay.contains(&grant.token));
+            state.leave_to_sweep(key, former);
             state.changes.tell(Change::Changed(key.clone()));
         }
         Ok(answer)
@@ -246,9 +254,14 @@ impl Store for MemoryStore {
         let now = state.now();
         let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
         let Some(record) = state.locks.get_mut(key) else { return Ok(None) };
-        let is_from = |it: &mut Grant| it.mode == Mode::Exclusive && it.is_acquisition(aid, token);
+        // What is taken over must be live. (What a holder hands over is its own, live or not.)
+        let is_from = |it: &mut Grant| {
+            let may_be = claim.taken.is_none() || it.is_live(now);
+            it.mode == Mode::Exclusive && it.is_acquisition(aid, token) && may_be
+        };
         let from = record.grants.extract_if(.., is_from).next();
-        let is_handed = record.grants.iter().any(|it| it.is_acquisition(&claim.aid, claim.token));
+        let is_handed = |it: &Grant| it.is_acquisition(&claim.aid, claim.token) && it.is_live(now);
+        let is_handed = record.grants.iter().any(is_handed);
         if from.is_none() && !is_handed {
             return Ok(None);
         }
@@ -329,12 +342,15 @@ impl Store for MemoryStore {
         Ok(locks.collect())
     }
 
-    async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, StoreError> {
+    async fn locks_on(&self, _: &str, keys: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
         let state = self.state();
         let now = state.now();
-        let grants = state.locks.get(key).map_or(&[][..], |record| &record.grants);
-        let live = grants.iter().filter(|grant| grant.is_live(now));
-        Ok(live.map(|grant| grant.to_lock(key, now)).collect())
+        let live = keys.iter().flat_map(|key| {
+            let grants = state.locks.get(key).map_or(&[][..], |record| &record.grants);
+            let live = grants.iter().filter(|grant| grant.is_live(now));
+            live.map(move |grant| grant.to_lock(key, now))
+        });
+        Ok(live.collect())
     }
 
     async fn status(&self, _collections: &[&str]) -> Result<StoreStatus, StoreError> {
@@ -380,14 +396,32 @@ impl Store for MemoryStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        document: &StoredDocument,
+        edit: &Edit,
         until: Instant,
     ) -> Result<Saved, StoreError> {
-        let mut value: Value = serde_json::from_slice(document.as_bytes())
-            .map_err(|e| unwritable(key, "is not JSON").because(e))?;
+        let json = |document: &StoredDocument| {
+            let json = serde_json::from_slice::<Value>(document.as_bytes());
+            json.map_err(|e| unwritable(key, "is not JSON").because(e))
+        };
+        let write: Box<dyn FnOnce(&mut Value) + Send> = match edit {
+            Edit::Changes { before, after } => {
+                let changes = diff::between(&json(before)?, &json(after)?);
+                if changes.iter().any(|(name, _)| name == "_id") {
+                    return Err(unwritable(
+                        key,
+                        "has changed its `_id`; a document keeps its `_id`",
+                    ));
+                }
+                Box::new(|stored| diff::apply(changes, stored))
+            }
+            Edit::Replacement(document) => {
+                let document = json(document)?;
+                Box::new(|stored| *stored = document)
+            }
+        };
         let mut state = self.state();
         let now = state.now();
-        if Instant::now() >= until {
+        if clock::now() >= until {
             return Err(StoreError::new(StoreErrorKind::Unavailable, "saving: it is too late"));
         }
         let State { locks, documents, .. } = &mut *state;
@@ -401,13 +435,15 @@ impl Store for MemoryStore {
         let Some(stored) = documents.get_mut(key) else {
             return Ok(Saved::DocumentGone);
         };
+        let mut written = stored.clone();
+        write(&mut written);
         // As MongoDB: the id stays, and may be left out.
-        if let (Some(id), Some(fields)) = (stored.get("_id"), value.as_object_mut())
+        if let (Some(id), Some(fields)) = (stored.get("_id"), written.as_object_mut())
             && fields.entry("_id").or_insert_with(|| id.clone()) != id
         {
             return Err(unwritable(key, "has another `_id` than the stored one"));
         }
-        *stored = value;
+        *stored = written;
         guard.renew(now, guard.ttl);
         guard.again = true;
         Ok(Saved::Saved)
@@ -415,5 +451,5 @@ impl Store for MemoryStore {
 }
 
 fn unwritable(key: &LockKey, why: &str) -> StoreError {
-    StoreError::new(StoreErrorKind::Other, format!("the document to be saved as {key} {why}"))
+    StoreError::new(StoreErrorKind::Rejected, format!("the document to be saved as {key} {why}"))
 }

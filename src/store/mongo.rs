@@ -15,28 +15,30 @@ use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use self::{
-    error::store_error, list::OfSession, pipeline::Acquisition, record::Fetched, removal::Grants,
-    seen::Seen,
+    error::store_error, grant::Answered, lanes::Lanes, list::OfSession, pipeline::Acquisition,
+    record::Fetched, removal::Grants, seen::Seen, write::Write,
 };
 use crate::{
     Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
     StoreErrorKind,
     store::{
-        Claim, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
+        Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
         StoredDocument, Swept, Taken, TryAcquire, Watch,
     },
 };
 
 mod attach;
 pub(super) mod codec;
+mod collation;
 mod connect;
 mod doctor;
+mod edit;
 mod ends;
 mod error;
 mod grant;
 mod indexes;
+mod lanes;
 mod list;
-mod modify;
 mod pipeline;
 mod record;
 mod removal;
@@ -46,12 +48,16 @@ mod seen;
 pub(crate) mod sessions;
 mod status;
 mod watch;
+mod write;
 
 pub use doctor::{Finding, Severity};
 
 /// The sessions that have ended, one record each, for a day.
 const ENDED: &str = "doclock.ended";
 const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How often a claim is made again because other expired locks are in its way than those before.
+const TAKEOVERS: usize = 5;
 
 /// Longest wait for a majority, so that a request does not wait for good while replication stands.
 const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -76,6 +82,8 @@ pub struct MongoStore {
 struct Inner {
     database: Database,
     ended: Collection<Record>,
+    /// The connections for records that are stuck, whatever their collection.
+    stuck: lanes::StuckLane,
     /// Whether the server has transactions; asked once.
     transactions: OnceCell<bool>,
     collections: RwLock<HashMap<String, Prepared>>,
@@ -91,6 +99,7 @@ struct Prepared {
     documents: Collection<RawDocumentBuf>,
     rules: Rules,
     seen: Arc<Seen>,
+    lanes: Arc<Lanes>,
 }
 
 impl MongoStore {
@@ -104,6 +113,7 @@ impl MongoStore {
             inner: Arc::new(Inner {
                 ended: majority(database, ENDED),
                 database: database.clone(),
+                stuck: lanes::stuck_lane(),
                 transactions: OnceCell::new(),
                 collections: RwLock::default(),
             }),
@@ -131,7 +141,8 @@ impl MongoStore {
         let database = &self.inner.database;
         let leases = with_reads(database, locks.name(), ReadConcern::majority());
         let documents = majority(database, collection);
-        let prepared = Prepared { locks, leases, documents, rules, seen: Arc::new(Seen::new()) };
+        let (seen, lanes) = (Arc::new(Seen::new()), Lanes::new(self.inner.stuck.clone()).into());
+        let prepared = Prepared { locks, leases, documents, rules, seen, lanes };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
     }
@@ -175,7 +186,7 @@ fn with_reads<T: Send + Sync>(
     database.collection_with_options(name, options)
 }
 
-/// The same write concern, for a command that is run as such.
+/// The same write concern, for a command.
 fn majority_acknowledges() -> Record {
     doc! { "w": "majority", "wtimeout": pipeline::millis(WRITE_CONCERN_TIMEOUT) }
 }
@@ -188,6 +199,9 @@ impl Store for MongoStore {
     async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
         let database = &self.inner.database;
         self.has_transactions().await?;
+        if rules.text_ids {
+            collation::refuse(database, collection).await?;
+        }
         let locks = majority(database, &format!("{collection}.lock"));
         indexes::of_locks(database, &locks, rules).await?;
         indexes::of_ended(database, &self.inner.ended).await?;
@@ -196,18 +210,28 @@ impl Store for MongoStore {
     }
 
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
-        self.prepared(key.collection())?.acquire(key, claim).await
+        let at = self.prepared(key.collection())?;
+        let mut traced = Vec::new();
+        for _ in 0..TAKEOVERS {
+            match at.acquire(key, claim, &traced).await? {
+                Answered::Answer(answer) => return Ok(answer),
+                Answered::Expired(former) => {
+                    traced.extend(self.leave_to_reaper(key, &former).await?);
+                }
+            }
+        }
+        let message = format!("acquiring the lock on {key:?}: one expired lock after the other");
+        Err(StoreError::new(StoreErrorKind::Unavailable, message))
     }
 
-    // updateMany comes back as: n matched → n live locks renewed, the rest of what the session
-    // believes in is lost. The driver does not retry it; the manager does, it is idempotent.
+    // update comes back as: n matched → n live locks renewed. The rest of what the session believes in is
+    // lost, or its record is stuck at the moment and has the lease that it had.
     async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
         let at = self.prepared(collection)?;
         let filter = pipeline::held_by(aids, at.rules.ttl);
-        let result = at.locks.update_many(filter, pipeline::renew(aids, &at.rules)).await;
-        Ok(result
-            .map_err(|e| store_error(format!("renewing locks in {collection}"), e))?
-            .matched_count)
+        let renewed = Write::Update(pipeline::renew(aids, &at.rules));
+        let written = at.write_all(filter, &renewed).await;
+        Ok(written.map_err(|e| store_error(format!("renewing locks in {collection}"), e))?.matched)
     }
 
     // findAndModify comes back as: nothing → none of them is there; else how many are.
@@ -226,7 +250,7 @@ impl Store for MongoStore {
         filter.insert("queue.token", doc! { "$in": named });
         let kept = doc! { "_id": 0, "kept": pipeline::count(tokens) };
         let kept = at
-            .modify(filter, pipeline::keep(tokens, lease, &at.rules), false, Some(kept))
+            .modify(key.id(), filter, pipeline::keep(tokens, lease, &at.rules), false, Some(kept))
             .await
             .map_err(|e| store_error(format!("keeping places for {key:?}"), e))?
             .record;
@@ -290,7 +314,7 @@ impl Store for MongoStore {
         if let Some(page) = page {
             filter.insert("page", doc! { "$eq": page.to_string() });
         }
-        let shortened = at.shorten(filter, pipeline::run_out_in(grace)).await;
+        let shortened = at.shorten(key.id(), filter, pipeline::run_out_in(grace)).await;
         shortened.map_err(|e| store_error(format!("shortening the lease on {key:?}"), e))
     }
 
@@ -318,6 +342,7 @@ impl Store for MongoStore {
         let ended = &self.inner.ended;
         let record = ended
             .find_one(ends::ended_for_good(aid))
+            .max_time(lanes::read_limit())
             .projection(doc! { "_id": 0, "ago": { "$cond": [
                 { "$eq": [{ "$type": "$ts" }, "date"] }, { "$subtract": ["$$NOW", "$ts"] }, 0_i64,
             ] } })
@@ -393,11 +418,8 @@ impl Store for MongoStore {
         self.list_of(collection, aids, limit).await
     }
 
-    async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, StoreError> {
-        let at = self.prepared(key.collection())?;
-        let asked = Instant::now();
-        let record = at.live(key, pipeline::list_fields(None)).await?;
-        Ok(record.map_or(Vec::new(), |record| at.fetched(key, &record, asked).locks()))
+    async fn locks_on(&self, collection: &str, keys: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
+        self.locks_on_all(collection, keys).await
     }
 
     async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
@@ -429,12 +451,14 @@ impl Store for MongoStore {
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
         let at = self.prepared(key.collection())?;
         let found = at.documents.find_one(pipeline::by_id(key.id())).projection(doc! { "_id": 1 });
-        Ok(found.await.map_err(|e| store_error(format!("looking for {key:?}"), e))?.is_some())
+        let found = found.max_time(lanes::read_limit()).await;
+        Ok(found.map_err(|e| store_error(format!("looking for {key:?}"), e))?.is_some())
     }
 
     async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
         let at = self.prepared(key.collection())?;
-        let found = at.documents.find_one(pipeline::by_id(key.id())).await;
+        let found = at.documents.find_one(pipeline::by_id(key.id()));
+        let found = found.max_time(lanes::read_limit()).await;
         let found = found.map_err(|e| store_error(format!("loading {key:?}"), e))?;
         Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
     }
@@ -444,23 +468,21 @@ impl Store for MongoStore {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        document: &StoredDocument,
+        edit: &Edit,
         until: Instant,
     ) -> Result<Saved, StoreError> {
         let at = self.prepared(key.collection())?;
-        let replacement =
-            RawDocumentBuf::from_bytes(document.as_bytes().to_vec()).map_err(|e| {
-                StoreError::new(StoreErrorKind::Other, format!("saving {key}: this is not BSON"))
-                    .because(e)
-            })?;
+        let update = edit::update(edit).map_err(|why| {
+            StoreError::new(StoreErrorKind::Rejected, format!("saving {key:?}: {why}"))
+        })?;
         let acquisition = Acquisition::new(key.id(), aid, token, Mode::Exclusive);
         let save = save::Save {
-            locks: &at.locks,
-            documents: &at.documents,
+            at: &at,
+            id: key.id(),
             acquisition: pipeline::and_live(acquisition.filter(), at.rules.ttl),
-            renewed: pipeline::renew_for_save(&at.rules),
+            renewed: pipeline::renew_for_save(Uuid::new_v4(), &at.rules),
             document: pipeline::by_id(key.id()),
-            replacement,
+            update,
             until,
         };
         let saved = if self.has_transactions().await? {

@@ -20,7 +20,7 @@ use super::{
     Problem, SessionLocks,
     api::{millis, rfc3339},
 };
-use crate::{Aid, Lock, LockEvent, LockEvents, Mode, TabId, manager::streams::Admitted};
+use crate::{Aid, Lock, LockEvent, LockEvents, Mode, TabId, clock, manager::streams::Admitted};
 
 /// Proxies close connections that are silent, most of them after a minute, some after half of one.
 const BEAT: Duration = Duration::from_secs(15);
@@ -74,7 +74,7 @@ pub(super) async fn stream(
         tab,
         keys,
         ends: false,
-        until: Instant::now() + LIFE,
+        until: clock::now() + LIFE,
         manager,
         _admitted: admitted,
     };
@@ -95,7 +95,7 @@ impl Listener {
     /// `None` when the server is being stopped, the session has ended, or the stream has lasted long.
     async fn next(&mut self) -> Option<String> {
         loop {
-            if self.ends || Instant::now() >= self.until {
+            if self.ends || clock::now() >= self.until {
                 return None;
             }
             let event = match timeout(BEAT, self.events.next()).await {

@@ -16,7 +16,7 @@ use super::{
     problem::misconfigured,
     request::{Ask, Mine, RequestLocks},
 };
-use crate::{InvalidKey, Lock, LockError, LockKey, Lockable, Mode};
+use crate::{InvalidKey, Lock, LockError, LockKey, Lockable, Mode, StoredDocument};
 
 /// A document that this session locks with the request: acquired, or confirmed if the session holds
 /// it already; then loaded.
@@ -99,37 +99,62 @@ impl Exclusive for Confirm {}
 #[must_use = "the document is locked and loaded for a reason"]
 pub struct Guarded<T, How> {
     document: T,
+    /// As it was loaded or saved last; `None` if it is not to be written.
+    before: Option<StoredDocument>,
     mine: Mine,
     locks: RequestLocks,
     how: PhantomData<How>,
 }
 
 impl<T: Lockable, How: Exclusive> Guarded<T, How> {
-    /// Writes the document if this acquisition of its lock is live at that moment. Keeps the lock,
-    /// with a new lease.
+    /// Writes what has changed since the document was loaded, if this acquisition of its lock is live at
+    /// that moment. Keeps the lock, with a new lease.
+    ///
+    /// Field by field, also in documents within the document; an array is one value. So fields that `T`
+    /// does not name stay as they are, and so do those that other programs have changed in the meantime.
+    /// If nothing has changed, only the lease is renewed. To write the whole document, see
+    /// [`replace`](Self::replace).
     ///
     /// On a replica set, whatever was paused, partitioned or skewed in between: checking the lock
     /// and writing the document is one transaction.
     ///
     /// # Errors
     /// [`LockError::Lost`] 409 or [`LockError::NotFound`] 404: nothing was written.
-    /// [`LockError::Rejected`] 422: a unique index or a validation rule of the collection forbids it.
-    /// [`LockError::Document`] 500 if the document has no BSON form. [`LockError::Store`] 503: it is
-    /// not known whether it was written; saving again is safe.
+    /// [`LockError::Rejected`] 422: a unique index or a validation rule of the collection forbids it, its
+    /// `_id` has changed, or it would be larger than 16 MiB. [`LockError::Document`] 500 if the document
+    /// has no BSON form. [`LockError::Misconfigured`] 500 if `T` reads its id from `_id` and writes it
+    /// elsewhere. [`LockError::Store`] 503: it is not known whether it was written; saving again is safe.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn save(&mut self) -> Result<(), LockError> {
+        self.write(self.before.clone()).await
+    }
+
+    /// As [`save`](Self::save), but writes the whole document: fields that `T` does not name, or that
+    /// others have added since, are gone.
+    ///
+    /// # Errors
+    /// As `save`, and as cancel safe.
+    pub async fn replace(&mut self) -> Result<(), LockError> {
+        self.write(None).await
+    }
+
+    async fn write(&mut self, before: Option<StoredDocument>) -> Result<(), LockError> {
         let (Mine { lock, token, .. }, until) = (&self.mine, self.locks.begin());
         let manager = self.locks.manager();
-        let saved = manager.save(&lock.key, &lock.aid, *token, &self.document, until).await;
-        match &saved {
+        let saved = manager.save(&lock.key, &lock.aid, *token, before, &self.document, until).await;
+        match saved {
+            Ok(saved) => {
+                self.before = Some(saved);
+                return Ok(());
+            }
             Err(LockError::Lost { .. }) => self.locks.forget(*token),
             // Nobody needs a lock on what is not there.
             Err(LockError::NotFound { .. }) => self.locks.release(&self.mine, until).await?,
-            _ => {}
+            Err(_) => {}
         }
-        saved
+        saved.map(drop)
     }
 
     /// [`save`](Self::save), then [`release`](Self::release).
@@ -180,7 +205,14 @@ impl<T: Lockable, How> Guarded<T, How> {
     }
 
     fn new(mine: Mine, document: T, locks: RequestLocks) -> Self {
-        Self { document, mine, locks, how: PhantomData }
+        Self { document, before: None, mine, locks, how: PhantomData }
+    }
+
+    /// The same for a document that may be written.
+    fn editable(self) -> Result<Self, LockError> {
+        let encoded = self.locks.manager().encode(&self.document);
+        let unwritable = |source| LockError::Document { key: self.mine.lock.key.clone(), source };
+        Ok(Self { before: Some(encoded.map_err(unwritable)?), ..self })
     }
 }
 
@@ -214,7 +246,8 @@ impl<T: Lockable> FromRequest for LockedDoc<T> {
     type Future = Extracted<T, Acquire>;
 
     fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
-        Box::pin(acquire(req.clone(), Mode::Exclusive))
+        let acquired = acquire::<T, Acquire>(req.clone(), Mode::Exclusive);
+        Box::pin(async { acquired.await?.editable() })
     }
 }
 
@@ -262,7 +295,7 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
                 (confirmed?, document)
             };
             match document {
-                Ok(document) => Ok(Self::new(mine, document, locks)),
+                Ok(document) => Self::new(mine, document, locks).editable(),
                 Err(e) => {
                     if let LockError::NotFound { .. } = e {
                         locks.release(&mine, until).await?;

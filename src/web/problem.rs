@@ -149,8 +149,16 @@ impl From<&LockError> for Problem {
             LockError::TakeOverRefused { .. } => {
                 problem(StatusCode::FORBIDDEN, "take_over_refused").with("state", "held")
             }
+            LockError::TooManyLocks { .. } => {
+                problem(StatusCode::TOO_MANY_REQUESTS, "too_many_locks")
+                    .retry_after(ASK_AGAIN_AFTER)
+            }
             LockError::Speculative => problem(StatusCode::FORBIDDEN, "speculative"),
             LockError::Rejected { .. } => problem(StatusCode::UNPROCESSABLE_ENTITY, "rejected"),
+            LockError::TooManyWaiters { .. } => {
+                problem(StatusCode::SERVICE_UNAVAILABLE, "too_many_waiters")
+                    .retry_after(ASK_AGAIN_AFTER)
+            }
             LockError::ShutDown => problem(StatusCode::SERVICE_UNAVAILABLE, "shutting_down")
                 .retry_after(STORE_MAY_BE_BACK_AFTER),
             LockError::Store(e)
@@ -192,8 +200,12 @@ impl ResponseError for LockError {
 
 /// The client is told nothing about a fault of the server, so the log is.
 fn log_fault(error: &LockError) {
-    // What is misconfigured was logged when it was found.
-    let is_known = matches!(error, LockError::Misconfigured(_) | LockError::ShutDown);
+    // What is misconfigured was logged when it was found. The others are no faults, and as many as clients
+    // like.
+    let is_known = matches!(
+        error,
+        LockError::Misconfigured(_) | LockError::ShutDown | LockError::TooManyWaiters { .. }
+    );
     if error.status_code().is_server_error() && !is_known {
         let mut causes = String::new();
         let mut cause = std::error::Error::source(error);

@@ -3,13 +3,12 @@
 use std::{
     collections::BTreeSet,
     future::{Ready, ready},
-    time::Instant,
 };
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
 use super::request::{Ask, Mine, RequestLocks};
-use crate::{Lock, LockError, LockKey, LockManager, Lockable, Mode, Wait};
+use crate::{Lock, LockError, LockKey, LockManager, Lockable, Mode, Wait, clock};
 
 /// What this session holds, and everything that can be done about it. Takes nothing by itself.
 ///
@@ -77,7 +76,7 @@ impl SessionLocks {
         keys: impl IntoIterator<Item = LockKey>,
         wait: Wait,
     ) -> Result<Vec<Lock>, LockError> {
-        let began = Instant::now();
+        let began = clock::now();
         let keys: BTreeSet<LockKey> = keys.into_iter().collect();
         let mut all: Vec<Mine> = Vec::new();
         for key in keys {

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use actix_doclock::{LockManager, Lockable, MongoStore, Named};
+use actix_doclock::{EndReason, LockManager, Lockable, MongoStore, Named};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
-use crate::history::History;
+use crate::history::{Event, History, name};
 
 pub(crate) mod desk;
 pub(crate) mod guards;
@@ -130,6 +130,14 @@ impl Server {
             None => builder.without_reaper(),
             Some(interval) => builder.reaper_interval(interval),
         };
+        let heard = Arc::clone(&history);
+        let builder = builder.on_session_end(move |ended| {
+            if ended.reason == EndReason::Expired {
+                let (aid, keys) = (ended.aid.as_str().to_owned(), ended.locks.iter().map(name));
+                heard.write(heard.next_op(), Event::Idle { aid, keys: keys.collect() });
+            }
+            async { Ok(()) }
+        });
         let locks = builder.build().await.unwrap();
         while let Err(e) = register(&locks).await {
             history.say(format!("cannot register: {e}"));

@@ -3,12 +3,15 @@
 //! An operation of unknown outcome may have happened or not, so it proves nothing; only what was
 //! answered counts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::history::{Event, Line, Moment};
 
+// By their paths, because the simulation (tests/sim) has this module by its path, too.
+#[path = "check/saves.rs"]
 mod saves;
 #[cfg(test)]
+#[path = "check/tests.rs"]
 mod tests;
 
 /// What is stored in the end, for each key that was saved.
@@ -31,6 +34,8 @@ pub(crate) struct Report {
     pub(crate) refused_saves: usize,
     pub(crate) releases: usize,
     pub(crate) unknown: usize,
+    /// Sessions that held a lock and were never heard of again.
+    pub(crate) idle: usize,
     pub(crate) violations: Vec<String>,
 }
 
@@ -44,6 +49,7 @@ impl Report {
 #[derive(Debug)]
 struct Grant<'a> {
     key: &'a str,
+    aid: &'a str,
     token: &'a str,
     shared: bool,
     fence: Option<u64>,
@@ -95,12 +101,22 @@ pub(crate) fn check(lines: &[Line], stored: &Stored, clocks: Clocks) -> Report {
     report
 }
 
+/// Checks also that idle sessions were announced; for a history after which nothing is left.
+pub(crate) fn check_to_the_end(lines: &[Line], stored: &Stored) -> Report {
+    let mut report = check(lines, stored, Clocks::Agree);
+    let (_, history) = Parsed::new(lines);
+    report.idle = history.idle_sessions_are_announced(&mut report.violations);
+    report
+}
+
 #[derive(Debug, Default)]
 struct Parsed<'a> {
     grants: Vec<Grant<'a>>,
     saves: Vec<Save<'a>>,
     /// The token, when it began, and whether it released something.
     releases: Vec<(&'a str, Moment)>,
+    /// Sessions of which the listener was told that they are idle, and with which locks.
+    announced: HashSet<(&'a str, &'a str)>,
 }
 
 impl<'a> Parsed<'a> {
@@ -120,7 +136,7 @@ impl<'a> Parsed<'a> {
                     began.insert(op, line);
                     it.believe(&by_token, token, |grant| grant.over(line.at));
                 }
-                Event::Granted { key, token, shared, fence, until } => {
+                Event::Granted { key, aid, token, shared, fence, until } => {
                     report.grants += 1;
                     if let Some(&known) = by_token.get(token.as_str()) {
                         // An acquisition that its session comes back to.
@@ -132,6 +148,7 @@ impl<'a> Parsed<'a> {
                     let (shared, fence, over) = (*shared, *fence, None);
                     it.grants.push(Grant {
                         key,
+                        aid,
                         token,
                         shared,
                         fence,
@@ -168,6 +185,9 @@ impl<'a> Parsed<'a> {
                 }
                 Event::AlreadyGone => report.releases += 1,
                 Event::Unknown { .. } => report.unknown += 1,
+                Event::Idle { aid, keys } => {
+                    it.announced.extend(keys.iter().map(|key| (aid.as_str(), key.as_str())));
+                }
                 Event::Held | Event::Said(_) => {}
             }
         }
@@ -192,6 +212,19 @@ impl<'a> Parsed<'a> {
             keys.entry(grant.key).or_default().push(grant);
         }
         keys
+    }
+
+    /// Who held a lock and has never been heard of again, whatever took the lock from it, is announced with
+    /// the lock. Says how many those are.
+    fn idle_sessions_are_announced(&self, violations: &mut Vec<String>) -> usize {
+        let idle: Vec<_> = (self.grants.iter())
+            .filter(|grant| grant.over.is_none() && !grant.aid.is_empty())
+            .collect();
+        let silent = idle.iter().filter(|it| !self.announced.contains(&(it.aid, it.key)));
+        violations.extend(silent.map(|grant| {
+            format!("{}: the idle holder of {} was announced to nobody", grant.key, grant.token)
+        }));
+        idle.len()
     }
 
     /// At most once for each grant, and not when somebody else had it already.

@@ -17,10 +17,11 @@ use tokio::time::{sleep, timeout};
 use crate::application::{
     ARGUMENTS, Config, Counter, DOCUMENTS, ENDED, NAMES, READY, Role, Server, Settings, environment,
 };
-use crate::check::{Clocks, Report, Stored, check};
+use crate::check::{Clocks, Report, Stored, check, check_to_the_end};
 use crate::history::{self, Event, Line, Moment};
 use crate::rig::child::Child;
 use crate::rig::{client, fresh_name};
+use crate::ways::Ways;
 
 /// For what usually takes a second or two, on however slow a machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,6 +31,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Application {
     pub(crate) child: Child,
     pub(crate) process: String,
+    /// Its own ways to the database, if they are to be cut.
+    pub(crate) ways: Option<Ways>,
 }
 
 /// All of them, with what they have in common.
@@ -83,10 +86,18 @@ impl Fleet {
         self.applications.len() - 1
     }
 
+    /// With ways of its own to the database.
+    pub(crate) async fn start_behind(&mut self, ways: Ways, role: Role) {
+        let number = self.start_on(&ways.uri(), role, &[]).await;
+        self.applications[number].ways = Some(ways);
+    }
+
     /// Starts one in the place of one that was killed.
     pub(crate) async fn replace(&mut self, number: usize, role: Role) {
-        let uri = self.uri.clone();
-        self.applications[number] = self.launch(&uri, role, &[]).await;
+        let ways = self.applications[number].ways.take();
+        let uri = ways.as_ref().map_or_else(|| self.uri.clone(), Ways::uri);
+        let application = self.launch(&uri, role, &[]).await;
+        self.applications[number] = Application { ways, ..application };
     }
 
     async fn launch(&mut self, uri: &str, role: Role, more: &[String]) -> Application {
@@ -97,7 +108,7 @@ impl Fleet {
         settings.push(environment(&config));
         let this = env::current_exe().expect("a running binary");
         let child = Child::start(this, &settings, ARGUMENTS, READY).await;
-        Application { child, process }
+        Application { child, process, ways: None }
     }
 
     fn config(&self, uri: &str, process: &str, role: Role) -> Config {
@@ -215,7 +226,8 @@ impl Fleet {
         stored
     }
 
-    /// Waits until no lock is left that has not run out, and none that a server should have removed.
+    /// Waits until no lock is left that has not run out, and none that a server should have removed; and
+    /// until all idle sessions are announced.
     pub(crate) async fn until_nothing_is_left(&self) {
         // A server that was killed in the midst of a save may have left a transaction open, which MongoDB
         // ends after a minute, or half a minute later.
@@ -230,6 +242,9 @@ impl Fleet {
                 ] };
                 left.extend(locks.find(held).await.unwrap().try_collect::<Vec<_>>().await.unwrap());
             }
+            let ended = self.database.collection::<Document>("doclock.ended");
+            let step = doc! { "step": { "$exists": true } };
+            left.extend(ended.find(step).await.unwrap().try_collect::<Vec<_>>().await.unwrap());
             if left.is_empty() {
                 return;
             }
@@ -242,6 +257,17 @@ impl Fleet {
     pub(crate) async fn check(&self, clocks: Clocks) -> Report {
         let stored = self.stored().await;
         let report = check(&self.lines(), &stored, clocks);
+        self.keep(report, &stored).await
+    }
+
+    /// The same, and that all idle sessions were announced. Nothing is left.
+    pub(crate) async fn check_to_the_end(&self) -> Report {
+        let stored = self.stored().await;
+        let report = check_to_the_end(&self.lines(), &stored);
+        self.keep(report, &stored).await
+    }
+
+    async fn keep(&self, report: Report, stored: &Stored) -> Report {
         if !report.violations.is_empty() {
             let kept = tempfile::Builder::new().prefix("violation-").tempdir();
             let kept = kept.expect("a directory").keep();

@@ -47,6 +47,7 @@ pub(crate) enum Event {
     },
     Granted {
         key: String,
+        aid: String,
         token: String,
         shared: bool,
         fence: Option<u64>,
@@ -83,6 +84,11 @@ pub(crate) enum Event {
     Unknown {
         why: String,
     },
+    /// The listener was told that this session is idle, with these locks.
+    Idle {
+        aid: String,
+        keys: Vec<String>,
+    },
     Said(String),
 }
 
@@ -95,6 +101,7 @@ impl Event {
     pub(crate) fn granted(lock: &Lock) -> Self {
         Self::Granted {
             key: name(&lock.key),
+            aid: lock.aid.as_str().to_owned(),
             token: lock.token.expect("our own").to_string(),
             shared: lock.mode == Mode::Shared,
             fence: lock.fence.map(|fence| fence.get()),

@@ -20,3 +20,4 @@ mod round;
 mod soak;
 mod ttl_monitor;
 mod twins;
+mod ways;

@@ -87,7 +87,10 @@ async fn a_lease_that_has_not_left_the_primary_is_not_believed() {
     let written = locks.update_one(doc! { "_id": "0" }, longer).write_concern(alone).await.unwrap();
 
     let lost = timeout(PATIENCE, app.locks.lost(&lock)).await;
-    let (seen, all) = (app.store.inspect(&key, None).await, app.store.locks_on(&key).await);
+    let (seen, all) = (
+        app.store.inspect(&key, None).await,
+        app.store.locks_on(key.collection(), std::slice::from_ref(&key)).await,
+    );
     let listed = app.store.list(Plain::COLLECTION, None, 9).await;
     let mine = app.store.list(Plain::COLLECTION, Some(slice::from_ref(&lock.aid)), 9).await;
     nemesis::stop_replication(set, primary, false).await;

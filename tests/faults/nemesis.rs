@@ -9,7 +9,9 @@ use tokio::time::sleep;
 
 use crate::application::Role;
 use crate::fleet::Fleet;
+use crate::rig::proxy::Proxy;
 use crate::rig::replica_set::ReplicaSet;
+use crate::ways::{Break, From};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
@@ -25,9 +27,12 @@ pub(crate) enum Fault {
     PauseApplication,
     /// An application server crashes; another one is started.
     KillApplication,
+    /// An application server reaches the primary no more, or no member at all.
+    CutApplicationOff,
 }
 
-pub(crate) const ALL: [Fault; 7] = [
+pub(crate) const ALL: [Fault; 8] = [
+    Fault::CutApplicationOff,
     Fault::PauseApplication,
     Fault::KillPrimary,
     Fault::KillApplication,
@@ -47,6 +52,7 @@ impl fmt::Display for Fault {
             Self::LoseMajority => "majority lost and back",
             Self::PauseApplication => "application server paused beyond the ttl",
             Self::KillApplication => "application server killed",
+            Self::CutApplicationOff => "application server cut off from the database",
         })
     }
 }
@@ -102,6 +108,17 @@ pub(crate) async fn inject(
             let number = rng.usize(..fleet.applications.len());
             fleet.applications[number].child.kill9();
             fleet.replace(number, load(rng.u64(..))).await;
+        }
+        Fault::CutApplicationOff => {
+            let number = rng.usize(..fleet.applications.len());
+            let from = if rng.bool() { From::Primary } else { From::Everything };
+            let cut: Break = if rng.bool() { Proxy::blackhole } else { Proxy::cut };
+            let primary = set.primary().await;
+            let ways = fleet.applications[number].ways.as_ref().expect("ways of its own");
+            ways.cut_from(from, primary, cut);
+            let ttl = u64::try_from(fleet.settings().ttl.as_millis()).expect("a short ttl");
+            sleep(Duration::from_millis(rng.u64(100..2 * ttl))).await;
+            ways.heal();
         }
     }
     set.until_complete().await;

@@ -14,54 +14,12 @@ use crate::history::{Event, Line};
 use crate::paused::acquired;
 use crate::rig::proxy::Proxy;
 use crate::rig::replica_set::ReplicaSet;
+use crate::ways::{Break, From, Ways};
 
 const TTL: Duration = Duration::from_secs(3);
 const DEADLINE: Duration = Duration::from_secs(4);
 const GENEROUS: Duration = Duration::from_secs(15);
 const LONG: Duration = Duration::from_secs(60);
-
-#[derive(Clone, Copy, Debug)]
-enum From {
-    Primary,
-    Everything,
-}
-
-type Break = fn(&Proxy);
-
-/// An application server's own ways to the members.
-struct Ways {
-    proxies: Vec<Proxy>,
-}
-
-impl Ways {
-    fn to(set: &ReplicaSet) -> Self {
-        let ports: Vec<_> = set.members().iter().map(|member| member.port()).collect();
-        let proxies: Vec<_> = ports.iter().map(|&port| Proxy::start(port)).collect();
-        proxies.iter().for_each(|proxy| proxy.stands_for(&ports, &proxies));
-        Self { proxies }
-    }
-
-    fn uri(&self) -> String {
-        let hosts: Vec<_> =
-            self.proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
-        format!("mongodb://{}/?replicaSet=rs0&heartbeatFrequencyMS=500", hosts.join(","))
-    }
-
-    fn cut_from(&self, from: From, primary: usize, cut: Break) {
-        match from {
-            From::Primary => cut(&self.proxies[primary]),
-            From::Everything => self.proxies.iter().for_each(cut),
-        }
-    }
-
-    fn heal(&self) {
-        self.proxies.iter().for_each(Proxy::heal);
-    }
-
-    fn fired(&self) -> usize {
-        self.proxies.iter().map(Proxy::fired).sum()
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_cut_off_knows_it_before_another_is_let_in() {

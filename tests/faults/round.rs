@@ -12,6 +12,7 @@ use crate::fleet::Fleet;
 use crate::history::now;
 use crate::nemesis::{Fault, inject};
 use crate::rig::replica_set::ReplicaSet;
+use crate::ways::Ways;
 
 /// Few, so that all want the same.
 const KEYS: usize = 3;
@@ -37,7 +38,7 @@ pub(crate) async fn on(set: &ReplicaSet, faults: &[Fault], seed: u64, servers: u
     let mut fleet = Fleet::new(&set.uri()).await;
     fleet.put_documents(KEYS).await;
     for _ in 0..servers {
-        fleet.start(load(rng.u64(..))).await;
+        fleet.start_behind(Ways::to(set), load(rng.u64(..))).await;
     }
     fleet.until_saved_since(now()).await;
     let mut injected = BTreeMap::new();
@@ -59,13 +60,20 @@ pub(crate) async fn finish(mut fleet: Fleet, clocks: Clocks) -> Report {
     fleet.applications.clear();
     fleet.start(idle).await;
     // Where a clock has jumped back, that takes as long as the jump.
-    if clocks == Clocks::Agree {
+    let report = if clocks == Clocks::Agree {
         fleet.until_nothing_is_left().await;
-    }
-    let report = fleet.check(clocks).await;
+        fleet.check_to_the_end().await
+    } else {
+        fleet.check(clocks).await
+    };
     println!(
-        "{} grants, {} saves, {} refused, {} releases, {} unknown",
-        report.grants, report.saves, report.refused_saves, report.releases, report.unknown
+        "{} grants, {} saves, {} refused, {} releases, {} unknown, {} idle sessions",
+        report.grants,
+        report.saves,
+        report.refused_saves,
+        report.releases,
+        report.unknown,
+        report.idle
     );
     report
 }

@@ -24,6 +24,7 @@ async fn soak() {
     let set = ReplicaSet::start().await;
     let ends = Instant::now() + Duration::from_secs(60 * minutes);
     let (mut rounds, mut operations, mut saves, mut refused, mut unknown) = (0, 0, 0, 0, 0);
+    let mut idle = 0;
     let mut injected: BTreeMap<Fault, usize> = BTreeMap::new();
     let mut violations = Vec::new();
     while Instant::now() < ends {
@@ -40,6 +41,7 @@ async fn soak() {
         saves += outcome.report.saves;
         refused += outcome.report.refused_saves;
         unknown += outcome.report.unknown;
+        idle += outcome.report.idle;
         for violation in &outcome.report.violations {
             println!("  {violation}");
         }
@@ -52,6 +54,7 @@ async fn soak() {
     }
     println!("operations checked: {operations}");
     println!("  saves: {saves}; refused as too late: {refused}; of unknown outcome: {unknown}");
+    println!("  idle sessions, each announced: {idle}");
     println!("violations: {}", violations.len());
     assert_eq!(violations, [""; 0]);
 }

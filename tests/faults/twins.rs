@@ -66,6 +66,7 @@ async fn grant(database: &Database, history: &History, concern: WriteConcern) ->
                 op,
                 Event::Granted {
                     key: name(&key),
+                    aid: String::new(),
                     token: token.as_str().to_owned(),
                     shared: false,
                     fence: None,

@@ -112,7 +112,7 @@ impl App {
         let item = WorkItem { id: lock.key.id().to_string(), title: title.into() };
         let item = Encoded::encode(self.store.format(), &item).unwrap();
         let until = Instant::now() + self.locks.deadline();
-        self.store.save(&lock.key, &lock.aid, lock.token.unwrap(), &item, until).await
+        self.store.save(&lock.key, &lock.aid, lock.token.unwrap(), &item.into(), until).await
     }
 
     /// Breaks the lock on `key`; needs a policy that allows it.

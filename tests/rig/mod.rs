@@ -33,7 +33,7 @@ use mongodb::event::{
     EventHandler,
     command::{CommandEvent, CommandStartedEvent},
 };
-use mongodb::options::ClientOptions;
+use mongodb::options::{ClientOptions, ServerApi, ServerApiVersion};
 use mongodb::{Client, Database};
 use tokio::runtime::Runtime;
 use tokio::task::spawn_blocking;
@@ -47,6 +47,14 @@ pub(crate) fn fresh_name() -> String {
 /// A database of the test's own, on a client of its own; left behind for the server to end with.
 pub(crate) async fn fresh_database(uri: &str) -> Database {
     client(uri).await.database(&fresh_name())
+}
+
+/// As [`fresh_database`], on a client that takes the strict Stable API.
+pub(crate) async fn strict_database(uri: &str) -> Database {
+    let mut options = options(uri).await;
+    let version = ServerApiVersion::V1;
+    options.server_api = Some(ServerApi::builder().version(version).strict(true).build());
+    Client::with_options(options).expect("valid options").database(&fresh_name())
 }
 
 /// As [`fresh_database`], with a record of the commands that are sent.

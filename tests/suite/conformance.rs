@@ -71,7 +71,7 @@ impl Mongo {
 }
 
 macro_rules! on_mongo {
-    ($name:ident, $uri:expr) => {
+    ($name:ident, $database:expr) => {
         mod $name {
             use super::*;
 
@@ -81,7 +81,7 @@ macro_rules! on_mongo {
                 type Store = MongoStore;
 
                 async fn fresh() -> Self {
-                    Self(Mongo::fresh(rig::fresh_database(&$uri).await).await)
+                    Self(Mongo::fresh($database).await)
                 }
 
                 fn store(&self) -> &MongoStore {
@@ -106,5 +106,10 @@ macro_rules! on_mongo {
     };
 }
 
-on_mongo!(standalone, rig::mongod::shared_standalone().await.uri());
-on_mongo!(replica_set, rig::mongod::shared_replica_set().await.uri());
+on_mongo!(standalone, rig::fresh_database(&rig::mongod::shared_standalone().await.uri()).await);
+on_mongo!(replica_set, rig::fresh_database(rig::mongod::shared_replica_set().await.uri()).await);
+// What every server must understand, and nothing else.
+on_mongo!(
+    strict_stable_api,
+    rig::strict_database(rig::mongod::shared_replica_set().await.uri()).await
+);

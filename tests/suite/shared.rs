@@ -567,7 +567,7 @@ async fn every_verb(
                     )
                     .unwrap();
                     let until = Instant::now() + TTL;
-                    let saved = store.save(&a, &alice, claim.token, &document, until).await;
+                    let saved = store.save(&a, &alice, claim.token, &document.into(), until).await;
                     let saved = saved.unwrap_or_else(|e| failed("save", &e));
                     assert_eq!(saved == Saved::Saved, mode == Mode::Exclusive, "{what}");
                 }

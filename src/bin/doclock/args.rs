@@ -51,7 +51,8 @@ pub(crate) enum Command {
     Watch(Collections),
     /// Makes lock collections with their indexes, as an application does that registers its types
     ///
-    /// May be repeated. An index on another ttl is changed, unless locks with a longer one are held.
+    /// May be repeated. A TTL index with a shorter ttl is raised. None is ever lowered, because live locks
+    /// with the longer ttl would be removed: `doctor` tells how to lower one by hand.
     Init(Init),
     /// Looks for what endangers the locks, and says what to do
     Doctor(Doctor),

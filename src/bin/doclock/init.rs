@@ -27,7 +27,7 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<
     let mut made = Vec::new();
     for collection in &args.collections {
         answer_within(INDEX_WITHIN, store.prepare(collection, &rules)).await?;
-        // Longer than asked for, while locks with a longer ttl are held.
+        // Longer than asked for, if the index was longer before.
         let ttl = answer(store.attach(collection)).await?.map_or(args.ttl, |rules| rules.ttl);
         made.push((collection, ttl));
     }
@@ -42,7 +42,13 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<
         let expires = if args.fenced {
             "records are kept".to_owned()
         } else {
-            format!("the TTL index removes records after {}", humantime::format_duration(ttl))
+            let after = humantime::format_duration(ttl);
+            let kept = if ttl > args.ttl {
+                ", as before (nothing lowers it by itself; `doclock doctor --ttl` tells how)"
+            } else {
+                ""
+            };
+            format!("the TTL index removes records after {after}{kept}")
         };
         let collection = output::printable(collection);
         output::print(&format!("{collection}.lock is ready; {expires}"))?;

@@ -76,7 +76,7 @@ pub(crate) async fn on(store: &MongoStore, which: &Which) -> Result<Vec<Lock>, F
     let mut locks = Vec::new();
     for key in id::keys(&which.key)? {
         attach(store, key.collection()).await?;
-        locks.extend(answer(store.locks_on(&key)).await?);
+        locks.extend(answer(store.locks_on(key.collection(), std::slice::from_ref(&key))).await?);
     }
     Ok(locks)
 }

@@ -1,17 +1,22 @@
 //! What those who look on have been told so far, and what is new.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::BTreeSet,
     time::{Duration, Instant},
 };
 
-use crate::{EndReason, Lock, LockError, LockEvent, LockKey, LockManager};
+use futures_util::future::join_all;
+
+use crate::{EndReason, Lock, LockError, LockEvent, LockKey, LockManager, clock, random::HashMap};
 
 /// Of how many documents in a collection is known who holds them. Beyond, everybody is asked to look
 /// for themselves.
 const MOST: usize = 10_000;
 /// How often everybody is asked to look for themselves, at most, where there is more than is known.
 const RESYNC: Duration = Duration::from_secs(1);
+
+/// For how many locks that are gone the store is asked why at the same time.
+const AT_ONCE: usize = 16;
 
 /// What came of a look at all locks.
 pub(super) enum Looked {
@@ -33,23 +38,27 @@ pub(super) struct Known {
 
 impl Known {
     pub(super) fn new(collection: &'static str) -> Self {
-        Self { asked: None, collection, locks: HashMap::new(), is_complete: false }
+        Self { asked: None, collection, locks: HashMap::default(), is_complete: false }
     }
 
+    /// Looks at these documents by one read, and tells what has changed.
     pub(super) async fn look_at(
         &mut self,
         manager: &LockManager,
-        key: &LockKey,
+        keys: BTreeSet<LockKey>,
     ) -> Result<(), LockError> {
-        let locks =
-            manager.run("locks_on", manager.until(), key.clone(), |store, key| store.locks_on(key));
-        let locks = locks.await?;
-        let is_unknown = locks.is_empty() && !self.is_complete && !self.locks.contains_key(key);
-        if is_unknown && self.asked.is_none_or(|at| at.elapsed() >= RESYNC) {
-            self.asked = Some(Instant::now());
+        let listed = manager.locks_on_all(self.collection, keys.iter().cloned().collect()).await?;
+        let mut now = by_document(listed);
+        let is_unknown = |key: &LockKey| !now.contains_key(key) && !self.locks.contains_key(key);
+        if !self.is_complete
+            && keys.iter().any(is_unknown)
+            && self.asked.is_none_or(|at| clock::since(at) >= RESYNC)
+        {
+            self.asked = Some(clock::now());
             manager.inner.events.tell(LockEvent::Resync);
         }
-        self.are_now(manager, key, locks).await;
+        let now = keys.into_iter().map(|key| (now.remove(&key).unwrap_or_default(), key));
+        self.are_now(manager, now.map(|(locks, key)| (key, locks)).collect()).await;
         Ok(())
     }
 
@@ -58,48 +67,62 @@ impl Known {
         let listed = manager.run("list", manager.until(), args, |store, (collection, most)| {
             store.list(collection, None, *most)
         });
-        let mut now: HashMap<LockKey, Vec<Lock>> = HashMap::new();
-        for lock in listed.await? {
-            now.entry(lock.key.clone()).or_default().push(lock);
-        }
+        let mut now = by_document(listed.await?);
         let was_new = self.locks.is_empty() && !self.is_complete;
         self.is_complete = now.len() < MOST;
         if was_new || !self.is_complete {
-            let at = Instant::now();
+            let at = clock::now();
             let dated = |locks: Vec<Lock>| locks.into_iter().map(|lock| (lock, at)).collect();
             self.locks = now.into_iter().map(|(key, locks)| (key, dated(locks))).collect();
             return Ok(Looked::Anew);
         }
-        let keys: HashSet<LockKey> = self.locks.keys().chain(now.keys()).cloned().collect();
-        for key in keys {
-            let locks = now.remove(&key).unwrap_or_default();
-            self.are_now(manager, &key, locks).await;
-        }
+        let keys: BTreeSet<LockKey> = self.locks.keys().chain(now.keys()).cloned().collect();
+        let now = keys.into_iter().map(|key| (now.remove(&key).unwrap_or_default(), key));
+        self.are_now(manager, now.map(|(locks, key)| (key, locks)).collect()).await;
         Ok(Looked::AndTold)
     }
 
-    /// Tells in which way that differs from before.
-    async fn are_now(&mut self, manager: &LockManager, key: &LockKey, locks: Vec<Lock>) {
-        let before = self.locks.remove(key).unwrap_or_default();
-        let (stay, gone): (Vec<_>, Vec<_>) =
-            (before.into_iter()).partition(|(old, _)| locks.iter().any(|lock| is_same(old, lock)));
-        for (lock, seen) in gone {
-            let event = why_gone(manager, lock, seen).await;
-            manager.inner.events.tell(event);
-        }
-        let now = Instant::now();
-        let mut known = Vec::new();
-        for lock in locks {
-            let seen = stay.iter().find(|(old, _)| is_same(old, &lock)).map(|(_, seen)| *seen);
-            if seen.is_none() {
-                manager.inner.events.tell(LockEvent::Acquired(lock.clone()));
+    /// Tells in which way these documents differ from before.
+    async fn are_now(&mut self, manager: &LockManager, now: Vec<(LockKey, Vec<Lock>)>) {
+        let mut gone = Vec::new();
+        for (key, locks) in &now {
+            if let Some(known) = self.locks.get_mut(key) {
+                let left =
+                    known.extract_if(.., |(old, _)| !locks.iter().any(|it| is_same(old, it)));
+                gone.extend(left);
             }
-            known.push((lock, seen.unwrap_or(now)));
         }
-        if !known.is_empty() {
-            self.locks.insert(key.clone(), known);
+        for some in gone.chunks(AT_ONCE) {
+            let asked = some.iter().map(|(lock, seen)| why_gone(manager, lock.clone(), *seen));
+            for event in join_all(asked).await {
+                manager.inner.events.tell(event);
+            }
+        }
+        let at = clock::now();
+        for (key, locks) in now {
+            let known = self.locks.entry(key.clone()).or_default();
+            for lock in locks {
+                match known.iter_mut().find(|(old, _)| is_same(old, &lock)) {
+                    Some((old, _)) => *old = lock,
+                    None => {
+                        manager.inner.events.tell(LockEvent::Acquired(lock.clone()));
+                        known.push((lock, at));
+                    }
+                }
+            }
+            if known.is_empty() {
+                self.locks.remove(&key);
+            }
         }
     }
+}
+
+fn by_document(locks: Vec<Lock>) -> HashMap<LockKey, Vec<Lock>> {
+    let mut all: HashMap<LockKey, Vec<Lock>> = HashMap::default();
+    for lock in locks {
+        all.entry(lock.key.clone()).or_default().push(lock);
+    }
+    all
 }
 
 /// A foreign lock has no token, and is told from others by when it was taken.
@@ -116,7 +139,7 @@ async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent
     // The end of a session is written down before its locks go.
     match ended.await {
         Ok(Some(end)) if end.reason == EndReason::Expired => {
-            if end.ago <= seen.elapsed() {
+            if end.ago <= clock::since(seen) {
                 LockEvent::Expired(lock)
             } else {
                 LockEvent::Released(lock)

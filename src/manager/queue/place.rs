@@ -4,9 +4,9 @@ use std::{future::pending, sync::Arc, time::Instant};
 
 use tokio::sync::{Notify, oneshot::Receiver};
 
-use super::{KEEP_TURN, Queues};
+use super::{LOOK_AGAIN, Queues, State, TooMany, Waiter};
 use crate::{
-    Lock, LockKey, LockToken, Mode,
+    Lock, LockKey, LockToken, MAX_READERS, Mode, clock,
     manager::{deadlock::Edge, operations::Acquired},
 };
 
@@ -29,7 +29,7 @@ pub(in crate::manager) enum Step {
     Try,
     /// Wait to be called.
     Wait,
-    /// The first one: wait to be called, or until the holder's lock runs out.
+    /// The first one: wait to be called, or until the holder's lock may be gone.
     WaitFirst(Option<Instant>),
     /// It would wait for itself.
     Refuse(Vec<Edge>),
@@ -40,11 +40,11 @@ impl Place {
     pub(in crate::manager) fn next_step(&self) -> Step {
         let mut state = self.queues.state();
         let Some(queue) = state.queues.get_mut(&self.key) else { return Step::Try };
-        let may_try = queue.may_try(self.number);
-        let is_first = queue.waiting.front().is_some_and(|first| first.number == self.number);
+        let (may_try, is_first) = (queue.may_try(self.number), queue.is_first(self.number));
         let expires_at = queue.holder.as_ref().map(|holder| holder.expires_at);
+        let look_at = [expires_at, queue.looks_again].into_iter().flatten().min();
         let stands_back = queue.stands_back;
-        let Some(waiter) = queue.find_mut(self.number) else { return Step::Try };
+        let Some(waiter) = queue.waiting.get_mut(&self.number) else { return Step::Try };
         waiter.is_asking = false;
         if waiter.is_heir {
             return Step::Wait;
@@ -53,14 +53,15 @@ impl Place {
             return Step::Refuse(cycle.clone());
         }
         if may_try && waiter.asked {
-            if let Some(until) = stands_back.filter(|until| *until > Instant::now()) {
+            if let Some(until) = stands_back.filter(|until| *until > clock::now()) {
                 return Step::WaitFirst(Some(until));
             }
             waiter.asked = false;
             waiter.is_asking = true;
+            queue.looks_again = None;
             return Step::Try;
         }
-        if is_first { Step::WaitFirst(expires_at) } else { Step::Wait }
+        if is_first { Step::WaitFirst(look_at) } else { Step::Wait }
     }
 
     /// With the lock, if somebody hands it over.
@@ -87,11 +88,27 @@ impl Place {
         }
     }
 
+    fn waiter<'a>(&self, state: &'a mut State) -> Option<&'a mut Waiter> {
+        state.queues.get_mut(&self.key)?.waiting.get_mut(&self.number)
+    }
+
+    /// The store has not let it in, so it waits.
+    ///
+    /// # Errors
+    /// It is one too many.
+    pub(in crate::manager) fn waits(&self) -> Result<(), TooMany> {
+        let mut state = self.queues.state();
+        let waiter = state.queues.get(&self.key).and_then(|it| it.waiting.get(&self.number));
+        if let Some(waiter) = waiter.filter(|waiter| !waiter.is_counted) {
+            state.has_room_for(waiter)?;
+            state.counts(&self.key, self.number);
+        }
+        Ok(())
+    }
+
     /// Who wanted to hand the lock over could not.
     fn is_no_heir(&self) {
-        let mut state = self.queues.state();
-        let waiter = state.queues.get_mut(&self.key).and_then(|it| it.find_mut(self.number));
-        if let Some(waiter) = waiter {
+        if let Some(waiter) = self.waiter(&mut self.queues.state()) {
             waiter.is_heir = false;
             waiter.asked = true;
         }
@@ -99,9 +116,7 @@ impl Place {
 
     /// It shall ask the store again.
     pub(in crate::manager) fn ask(&self) {
-        let mut state = self.queues.state();
-        let waiter = state.queues.get_mut(&self.key).and_then(|it| it.find_mut(self.number));
-        if let Some(waiter) = waiter {
+        if let Some(waiter) = self.waiter(&mut self.queues.state()) {
             waiter.asked = true;
         }
     }
@@ -109,32 +124,24 @@ impl Place {
     /// It does not wait in that circle any more. Perhaps in another one.
     pub(in crate::manager) fn goes_on(&self) {
         let mut state = self.queues.state();
-        let waiter = state.queues.get_mut(&self.key).and_then(|it| it.find_mut(self.number));
-        if let Some(waiter) = waiter {
+        if let Some(waiter) = self.waiter(&mut state) {
             waiter.deadlock = None;
-            state.refuse_if_deadlocked(&self.key, self.number);
+            state.refuse_deadlocks(&self.key, self.number);
         }
     }
 
     /// It shall ask the store again, and until then nobody is told that somebody holds it.
     pub(in crate::manager) fn ask_anew(&self) {
         let mut state = self.queues.state();
-        let Some(queue) = state.queues.get_mut(&self.key) else { return };
-        queue.holder = None;
-        if let Some(waiter) = queue.find_mut(self.number) {
+        state.has_no_holder(&self.key);
+        if let Some(waiter) = self.waiter(&mut state) {
             waiter.asked = true;
         }
     }
 
     /// The store said who holds it.
     pub(in crate::manager) fn saw(&self, holder: &Lock) {
-        let mut state = self.queues.state();
-        let Some(queue) = state.queues.get_mut(&self.key) else { return };
-        let is_news = queue.holder.as_ref().is_none_or(|known| known.aid != holder.aid);
-        queue.holder = Some(holder.clone());
-        if is_news {
-            state.has_new_holder(&self.key);
-        }
+        self.queues.state().has_holder(holder);
     }
 
     pub(in crate::manager) fn holder(&self) -> Option<Lock> {
@@ -154,18 +161,16 @@ impl Place {
 
     /// The place under this token in the queue of a fair collection is to be kept.
     pub(in crate::manager) fn keep(&self, token: LockToken) {
-        let mut state = self.queues.state();
-        let waiter = state.queues.get_mut(&self.key).and_then(|it| it.find_mut(self.number));
-        if let Some(waiter) = waiter {
+        if let Some(waiter) = self.waiter(&mut self.queues.state()) {
             waiter.token = Some(token);
         }
     }
 
-    /// Those that are to be kept for this document.
+    /// Those that are to be kept for this document. The store has no more.
     pub(in crate::manager) fn kept(&self) -> Vec<LockToken> {
         let state = self.queues.state();
-        let queue = state.queues.get(&self.key);
-        queue.map_or(Vec::new(), |queue| queue.waiting.iter().filter_map(|it| it.token).collect())
+        let waiting = state.queues.get(&self.key).into_iter().flat_map(|it| it.waiting.values());
+        waiting.filter_map(|waiter| waiter.token).take(MAX_READERS).collect()
     }
 
     pub(in crate::manager) fn arrivals(&self) -> Arc<tokio::sync::Mutex<()>> {
@@ -177,43 +182,30 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.queues.state();
-        let Some(queue) = state.queues.get_mut(&self.key) else { return };
-        let Some(at) = queue.waiting.iter().position(|it| it.number == self.number) else { return };
-        let Some(gone) = queue.waiting.remove(at) else { return };
-        if self.keeps_turn && self.granted.is_none() {
-            let until = Instant::now() + KEEP_TURN;
-            state.keep_turn(&self.key, &gone.owner, self.number, until);
-        }
-        let Some(queue) = state.queues.get_mut(&self.key) else { return };
-        if queue.waiting.is_empty() {
-            state.queues.remove(&self.key);
-            return;
-        }
+        let was_first = state.queues.get(&self.key).is_some_and(|it| it.is_first(self.number));
+        let Some(gone) = state.leave(&self.key, self.number) else { return };
         let granted = self.granted.take();
-        let has_new_holder = granted.is_some();
+        if self.keeps_turn && granted.is_none() {
+            state.turns.keep(&self.key, &gone.owner, self.number);
+        }
+        if let Some(lock) = &granted {
+            state.has_holder(lock);
+        }
+        let Some(queue) = state.queues.get_mut(&self.key) else { return };
         match granted {
-            Some(lock) => {
-                let is_shared = lock.mode == Mode::Shared;
-                queue.holder = Some(lock);
-                if is_shared {
-                    queue.ask_readers();
-                } else if gone.asked {
-                    // It has become free again in the meantime.
-                    queue.ask_first();
-                }
-            }
+            Some(lock) if lock.mode == Mode::Shared => queue.ask_readers(),
+            // Something was heard before the grant was. Nearly always it is late news of the release that
+            // led to the grant. If the next waiter asked at once, it could not be handed the lock, and the
+            // release would bring such news again.
+            Some(_) if gone.asked => queue.looks_again = Some(Instant::now() + LOOK_AGAIN),
+            Some(_) => {}
             // What this one was called for, and did not come to ask.
-            None if at == 0 => queue.ask_first(),
+            None if was_first => queue.ask_first(),
             None => {}
         }
-        if at == 0
-            && let Some(first) = queue.waiting.front()
-        {
+        if was_first && let Some(first) = queue.waiting.values().next() {
             // To watch the time from now on.
             first.call.notify_one();
-        }
-        if has_new_holder {
-            state.has_new_holder(&self.key);
         }
     }
 }

@@ -13,11 +13,15 @@ pub(super) struct Changes(broadcast::Sender<Change>);
 
 impl Default for Changes {
     fn default() -> Self {
-        Self(broadcast::Sender::new(KEPT))
+        Self::keeping(KEPT)
     }
 }
 
 impl Changes {
+    pub(super) fn keeping(kept: usize) -> Self {
+        Self(broadcast::Sender::new(kept))
+    }
+
     pub(super) fn tell(&self, change: Change) {
         // Nobody need listen.
         let _ = self.0.send(change);

@@ -1,18 +1,19 @@
 //! The sessions that have ended, and who is to be told.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use crate::{Aid, EndReason, LockKey, MAX_NAMED_LOCKS, SessionEnded, store::LastEnd};
+use crate::{
+    Aid, EndReason, LockKey, MAX_NAMED_LOCKS, SessionEnded,
+    random::{self, HashMap},
+    store::LastEnd,
+};
 
 /// How long an ended session is remembered.
 const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Ends {
     of: HashMap<Aid, End>,
     /// Locks that ran out while their session had others, and until when that counts.
@@ -22,7 +23,7 @@ pub(super) struct Ends {
 }
 
 /// All times are those of the store's clock, but for what is shown.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct End {
     at: Duration,
     shown: SystemTime,
@@ -43,7 +44,7 @@ impl End {
             shown: SystemTime::now(),
             reason,
             for_good,
-            event: Uuid::new_v4(),
+            event: random::uuid(),
             locks: Vec::new(),
             announced: false,
             taken: 0,

@@ -1,14 +1,14 @@
 //! The locks on one document, and who waits for it.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use crate::{
-    Aid, FencingToken, Holder, Lock, LockKey, LockToken, MAX_READERS, Mode, PageId, TabId,
+    Aid, FencingToken, Holder, Lock, LockKey, LockToken, MAX_READERS, Mode, PageId, TabId, clock,
     store::{Claim, TryAcquire},
 };
 
 /// All times are those of the store's clock, but for what is shown.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Record {
     /// One that is exclusive, or any number of readers. Those that have run out stay until the sweep
     /// or until somebody takes their place.
@@ -19,7 +19,7 @@ pub(super) struct Record {
     pub(super) queue: Vec<Place>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Grant {
     pub(super) ts: Duration,
     pub(super) ttl: Duration,
@@ -40,7 +40,7 @@ pub(super) struct Grant {
     pub(super) again: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Place {
     pub(super) token: LockToken,
     pub(super) until: Duration,
@@ -70,6 +70,11 @@ impl Record {
             return TryAcquire::Held(held);
         }
         TryAcquire::Granted(self.grant(key, claim, fenced, None, now))
+    }
+
+    /// The expired grants of other sessions, but for those that ended with their `max_hold`.
+    pub(super) fn of_idle_sessions(&self, than: &Aid, now: Duration) -> Vec<Grant> {
+        self.grants.iter().filter(|it| it.is_of_idle_session(than, now)).cloned().collect()
     }
 
     /// Whatever else is there: an exclusive lock goes. `before` is an earlier acquisition that goes on.
@@ -206,9 +211,13 @@ impl Grant {
         self.ts + self.ttl > now
     }
 
-    /// Not beyond the end of `max_hold`.
+    pub(super) fn is_of_idle_session(&self, other: &Aid, now: Duration) -> bool {
+        !self.is_live(now) && self.aid != *other && !self.has_reached_max_hold()
+    }
+
+    /// Not beyond the end of `max_hold`, nor earlier than before: a test may have turned the clock back.
     pub(super) fn renew(&mut self, now: Duration, ttl: Duration) {
-        self.ts = now;
+        self.ts = self.ts.max(now);
         self.ttl = self.until.map_or(ttl, |until| ttl.min(until.saturating_sub(now)));
     }
 
@@ -237,7 +246,7 @@ impl Grant {
             fence: self.fence,
             holder: Some(self.holder.clone()),
             since: self.since,
-            expires_at: Instant::now() + (self.ts + self.ttl).saturating_sub(now),
+            expires_at: clock::now() + (self.ts + self.ttl).saturating_sub(now),
         }
     }
 }
@@ -254,7 +263,7 @@ impl Place {
             fence: None,
             holder: Some(self.holder.clone()),
             since: self.since,
-            expires_at: Instant::now() + self.until.saturating_sub(now),
+            expires_at: clock::now() + self.until.saturating_sub(now),
         }
     }
 }

@@ -13,9 +13,12 @@ use super::{
     record::{Grant, Record},
 };
 use crate::{
-    Aid, Change, LockKey,
+    Aid, Change, LockKey, clock,
     store::{Released, Rules},
 };
+
+/// How many expired grants are kept for a sweep.
+const MAX_FORMER: usize = 10_000;
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -25,6 +28,8 @@ pub(super) struct State {
     pub(super) rules: HashMap<String, Rules>,
     pub(super) locks: BTreeMap<LockKey, Record>,
     pub(super) ends: Ends,
+    /// Expired grants that somebody has taken over: left to the sweep, which tells of their sessions.
+    pub(super) former: Vec<(LockKey, Grant)>,
     pub(super) changes: Changes,
     pub(super) documents: BTreeMap<LockKey, Value>,
 }
@@ -32,11 +37,12 @@ pub(super) struct State {
 impl Default for State {
     fn default() -> Self {
         Self {
-            started: Instant::now(),
+            started: clock::now(),
             turned_on: Duration::ZERO,
             rules: HashMap::new(),
             locks: BTreeMap::new(),
             ends: Ends::default(),
+            former: Vec::new(),
             changes: Changes::default(),
             documents: BTreeMap::new(),
         }
@@ -45,7 +51,7 @@ impl Default for State {
 
 impl State {
     pub(super) fn now(&self) -> Duration {
-        self.started.elapsed() + self.turned_on
+        clock::since(self.started) + self.turned_on
     }
 
     pub(super) fn is_fenced(&self, collection: &str) -> bool {
@@ -54,6 +60,13 @@ impl State {
 
     pub(super) fn is_fair(&self, collection: &str) -> bool {
         self.rules.get(collection).is_some_and(|rules| rules.fair)
+    }
+
+    /// These grants have expired, and somebody has got the lock.
+    pub(super) fn leave_to_sweep(&mut self, key: &LockKey, expired: impl Iterator<Item = Grant>) {
+        // Without a sweep nobody ever looks.
+        let room = MAX_FORMER.saturating_sub(self.former.len());
+        self.former.extend(expired.take(room).map(|grant| (key.clone(), grant)));
     }
 
     /// The live locks of the collection, document by document.

@@ -25,12 +25,20 @@ impl State {
                 of_session.push((key.clone(), grant.clone()));
             }
         }
+        for (key, grant) in &self.former {
+            let is_ours = collections.contains(&key.collection());
+            if is_ours && !self.ends.is_being_announced(&grant.aid, now) {
+                let of_session = run_out_of.entry(grant.aid.clone()).or_default();
+                of_session.push((key.clone(), grant.clone()));
+            }
+        }
         let more = run_out_of.len() > limit;
         let mut sessions = 0;
         for (aid, grants) in run_out_of.into_iter().take(limit) {
             for (key, grant) in &grants {
                 self.remove_if(key, |it| it.is_acquisition(&aid, grant.token));
             }
+            self.former.retain(|(_, former)| former.aid != aid);
             let by_silence: Vec<_> =
                 grants.into_iter().filter(|(_, grant)| !grant.has_reached_max_hold()).collect();
             let Some(ttl) = by_silence.iter().map(|(_, grant)| grant.ttl).max() else { continue };

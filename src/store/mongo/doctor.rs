@@ -9,7 +9,7 @@ use mongodb::{
 
 use super::{
     ENDED, MongoStore,
-    error::{is_denied, store_error},
+    error::{code, is_denied, store_error},
     indexes, majority,
 };
 use crate::StoreError;
@@ -69,7 +69,9 @@ impl MongoStore {
         findings.extend(topology::write_concern(server, database.write_concern()));
 
         let status = doc! { "connectionStatus": 1, "showPrivileges": true };
-        let user = privilege::User::of(&database.run_command(status).await?);
+        // Not in the strict Stable API: then what the user lacks shows where it is needed.
+        let status = unless_strict(database.run_command(status).await)?;
+        let user = privilege::User::of(&status.unwrap_or_default());
         let ended = database.collection::<Document>(ENDED);
         let existing = allowed(indexes::list(database, ended.name()).await)?;
         if existing.is_none() && user.is_unknown() {
@@ -89,7 +91,7 @@ impl MongoStore {
             let locks = majority::<Document>(database, &format!("{collection}.lock"));
             if let Some(existing) = allowed(indexes::list(database, locks.name()).await)? {
                 let foreign_ttl = ttl.unwrap_or(USUAL_TTL);
-                let held = indexes::longest_live(&locks, foreign_ttl, Duration::ZERO).await;
+                let held = indexes::longest_live(&locks, foreign_ttl).await;
                 let held = allowed(held)?.flatten();
                 findings.extend(index::of_locks(&locks.namespace(), &existing, ttl, held));
             }
@@ -99,6 +101,17 @@ impl MongoStore {
             }
         }
         Ok(findings)
+    }
+}
+
+const API_STRICT: i32 = 323;
+
+/// `None` if the connection takes the strict Stable API, which does not know the command.
+fn unless_strict<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if code(&e) == Some(API_STRICT) => Ok(None),
+        Err(e) => Err(e),
     }
 }
 

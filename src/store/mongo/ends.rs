@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use mongodb::{
     bson::{Bson, Document as Record, doc},
+    error::Error,
     options::ReturnDocument,
 };
 use uuid::Uuid;
@@ -13,12 +14,15 @@ use uuid::Uuid;
 use super::{
     ENDED, MongoStore, codec,
     error::{DUPLICATE_KEY, retry_duplicate_key, store_error},
-    majority_acknowledges,
+    lanes, majority_acknowledges,
+    pipeline::millis,
     removal::Grants,
+    write::{self, Write},
 };
 use crate::{Aid, EndReason, LockKey, StoreError, StoreErrorKind, store::LastEnd};
 
 mod announce;
+mod former;
 mod overdue;
 mod pipeline;
 mod sweep;
@@ -40,20 +44,21 @@ impl MongoStore {
         worker: Uuid,
     ) -> Result<Vec<LockKey>, StoreError> {
         let failed = |e| store_error("ending a session", e);
-        // updateOne, an upsert: inserted; or turned from a silence into an end for good; or found
+        // update, an upsert: inserted; or turned from a silence into an end for good; or found
         // ended for good, and left as it is.
         let end = pipeline::end_for_good(reason, Uuid::new_v4(), worker);
-        let begun = self.inner.ended.update_one(doc! { "_id": { "$eq": aid.as_str() } }, end);
-        begun.upsert(true).await.map_err(|e| retry_duplicate_key(failed(e)))?;
+        let begun = self.write_ended(by_aid(aid), end, true).await;
+        begun.map_err(|e| retry_duplicate_key(failed(e)))?;
         let released = self.release_ended(aid, collections).await?;
         // findAndModify: the end with all names, also of an earlier attempt whose reply was lost; or
         // nothing, if another worker has finished it or is at it.
         let mut mine = pipeline::waits_for("release", worker);
-        mine.insert("_id", doc! { "$eq": aid.as_str() });
+        mine.extend(by_aid(aid));
         mine.insert("by", worker.to_string());
         let finished = (self.inner.ended)
             .find_one_and_update(mine, pipeline::released())
             .return_document(ReturnDocument::After)
+            .max_time(lanes::write_limit())
             .await
             .map_err(failed)?;
         Ok(finished.map_or(released, |end| names_of(&end)))
@@ -62,7 +67,8 @@ impl MongoStore {
     // find: how it ended last; or that some of its locks ran out, which is no end; or nothing.
     pub(super) async fn last_end_of(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
         let record = (self.inner.ended)
-            .find_one(doc! { "_id": { "$eq": aid.as_str() } })
+            .find_one(by_aid(aid))
+            .max_time(lanes::read_limit())
             .projection(doc! { "_id": 0, "reason": 1, "ago": { "$cond": [
                 { "$eq": [{ "$type": "$ts" }, "date"] }, { "$subtract": ["$$NOW", "$ts"] }, "$$REMOVE",
             ] } })
@@ -86,9 +92,8 @@ impl MongoStore {
         let may_read = held.iter().any(|it| it.may_read);
         let keys: Vec<_> = held.into_iter().flat_map(|it| it.held).map(|lock| lock.key).collect();
         if !keys.is_empty() {
-            let named = (self.inner.ended)
-                .update_one(doc! { "_id": { "$eq": aid.as_str() } }, pipeline::name(&keys));
-            named.await.map_err(|e| store_error("ending a session", e))?;
+            let named = self.write_ended(by_aid(aid), pipeline::name(&keys), false).await;
+            named.map_err(|e| store_error("ending a session", e))?;
         }
         self.remove_in(collections, &Grants::Of(std::slice::from_ref(aid)), may_read).await?;
         Ok(keys)
@@ -111,6 +116,18 @@ impl MongoStore {
         Ok(())
     }
 
+    /// One update of all records of `doclock.ended` that match, or of one that is made if there is none.
+    async fn write_ended(
+        &self,
+        filter: Record,
+        by: Vec<Record>,
+        upsert: bool,
+    ) -> Result<u64, Error> {
+        let ended = &self.inner.ended;
+        let command = Write::Update(by).command(ended, filter, upsert);
+        write::write(ended, command, lanes::write_limit()).await
+    }
+
     /// Many updates of `doclock.ended` in one command. The driver has no call for that before
     /// MongoDB 8.
     async fn update_ended(&self, updates: Vec<Record>) -> Result<(), StoreError> {
@@ -121,15 +138,13 @@ impl MongoStore {
             "update": ENDED,
             "updates": updates,
             "ordered": false,
+            "maxTimeMS": millis(lanes::read_limit()),
             "writeConcern": majority_acknowledges(),
         };
         let doing = "noting the ends of sessions";
         let reply = self.inner.database.run_command(command).await;
         let reply = reply.map_err(|e| store_error(doing, e))?;
-        if reply.contains_key("writeConcernError") {
-            let message = format!("{doing}: not acknowledged by a majority in time");
-            return Err(StoreError::new(StoreErrorKind::Unavailable, message));
-        }
+        write::acknowledged(&reply).map_err(|e| store_error(doing, e))?;
         let errors = reply.get_array("writeErrors").map_or(&[][..], |errors| errors);
         // Two servers that claim the same session at the same moment: it is the other one's.
         let refused = errors
@@ -145,6 +160,10 @@ impl MongoStore {
             }
         }
     }
+}
+
+fn by_aid(aid: &Aid) -> Record {
+    doc! { "_id": { "$eq": aid.as_str() } }
 }
 
 fn aid_of(record: &Record, field: &str) -> Aid {

@@ -20,6 +20,16 @@ const TRANSIENT: &[i32] = &[
 const DENIED: &[i32] = &[13, 18];
 
 pub(super) const DUPLICATE_KEY: i32 = 11000;
+const MAX_TIME_EXPIRED: i32 = 50;
+
+/// Why the server has refused one write of a command. The driver leaves it to whoever runs a command to
+/// look for that in the reply.
+#[derive(Debug, thiserror::Error)]
+#[error("{message} (server code {code})")]
+pub(super) struct Refused {
+    pub(super) code: i32,
+    pub(super) message: String,
+}
 
 const TRANSIENT_LABELS: &[&str] = &[
     RETRYABLE_WRITE_ERROR,
@@ -34,6 +44,10 @@ pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
     let kind = kind(&error);
     let new = |what: &str| StoreError::new(kind, format!("{doing}: {what}"));
     match kind {
+        StoreErrorKind::Unavailable if ran_out_of_time(&error) => {
+            new("MongoDB was not done in time: it is busy, or an open transaction keeps a record")
+                .because(error)
+        }
         StoreErrorKind::Unavailable => {
             new("MongoDB cannot be reached, or its answer was lost").because(error)
         }
@@ -68,13 +82,15 @@ fn kind(error: &Error) -> StoreErrorKind {
         | ErrorKind::ServerSelection { .. }
         | ErrorKind::ConnectionPoolCleared { .. }
         | ErrorKind::DnsResolve { .. }
-        // Ours alone: too late to go on.
-        | ErrorKind::Custom(_)
         // Carried out, and not known to be durable.
         | ErrorKind::Write(WriteFailure::WriteConcernError(_)) => StoreErrorKind::Unavailable,
         _ => match code(error) {
             Some(code) if TRANSIENT.contains(&code) => StoreErrorKind::Unavailable,
             Some(code) if DENIED.contains(&code) => StoreErrorKind::Denied,
+            // Ours alone: too late to go on.
+            None if matches!(error.kind.as_ref(), ErrorKind::Custom(_)) => {
+                StoreErrorKind::Unavailable
+            }
             _ => StoreErrorKind::Other,
         },
     }
@@ -85,12 +101,19 @@ pub(super) fn is_denied(error: &Error) -> bool {
     kind(error) == StoreErrorKind::Denied
 }
 
+/// Whether the server has given up at the time limit that was sent along, with nothing of this write
+/// carried out. (Written, and not acknowledged by a majority at the limit, is another error.)
+pub(super) fn ran_out_of_time(error: &Error) -> bool {
+    code(error) == Some(MAX_TIME_EXPIRED)
+}
+
 /// The server's code, wherever the driver has put it.
 pub(super) fn code(error: &Error) -> Option<i32> {
     match error.kind.as_ref() {
         ErrorKind::Command(e) => Some(e.code),
         ErrorKind::Write(WriteFailure::WriteError(e)) => Some(e.code),
         ErrorKind::Write(WriteFailure::WriteConcernError(e)) => Some(e.code),
+        ErrorKind::Custom(ours) => ours.downcast_ref::<Refused>().map(|refused| refused.code),
         _ => None,
     }
 }

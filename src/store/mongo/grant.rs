@@ -2,18 +2,26 @@
 
 use std::time::Instant;
 
-use mongodb::bson::Document;
+use mongodb::bson::{Bson, Document};
 
 use super::{
     Prepared,
     error::{retry_duplicate_key, store_error},
-    modify::Modified,
+    lanes,
     pipeline::{self, Acquisition},
+    write::Modified,
 };
 use crate::{
     Aid, Lock, LockKey, LockToken, Mode, StoreError, StoreErrorKind,
     store::{Claim, TryAcquire},
 };
+
+/// What came of a claim.
+pub(super) enum Answered {
+    Answer(TryAcquire),
+    /// These expired grants are in its way, and are to be left to a reaper before the claim is made again.
+    Expired(Vec<Bson>),
+}
 
 impl Prepared {
     // findAndModify comes back as: the token of this attempt or of an earlier one of our claim, whose reply
@@ -29,7 +37,8 @@ impl Prepared {
         &self,
         key: &LockKey,
         claim: &Claim,
-    ) -> Result<TryAcquire, StoreError> {
+        traced: &[String],
+    ) -> Result<Answered, StoreError> {
         let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
         let mut has_readers = false;
         if is_exclusive && !rules.fair && !rules.fenced && !self.seen.is_there(key.id()) {
@@ -41,40 +50,61 @@ impl Prepared {
                 if it.is_new {
                     record.insert("now", record.get("ts").cloned());
                     if let Some(answer) = self.fetched(key, &record, asked).answer(claim) {
-                        return Ok(answer);
+                        return Ok(Answered::Answer(answer));
                     }
                 } else if record.get_str("token").is_ok_and(|it| it == claim.token.to_string()) {
                     // What was left of a record had no `ts`.
-                    return self.granted_before(key, claim).await;
+                    return self.granted_before(key, claim).await.map(Answered::Answer);
                 }
                 has_readers = record.contains_key("readers");
             }
         }
         if is_exclusive && !rules.fair && !has_readers {
-            let update = pipeline::acquire_shortly(claim, rules);
-            let fields = pipeline::short_answer_fields(claim);
+            let update = pipeline::acquire_shortly(claim, traced, rules);
+            let mut fields = pipeline::short_answer_fields(claim);
+            fields.insert(pipeline::FORMER, pipeline::former(claim, traced, rules));
             let (it, asked) = self.attempt(key, update, Some(fields)).await?;
             self.seen.there(key.id());
             if let Some(record) = it.record
                 && !record.get_bool(pipeline::MORE).unwrap_or(false)
-                && let Some(answer) = self.fetched(key, &record, asked).answer(claim)
+                && let Some(answered) = self.answered(key, &record, asked, claim)
             {
-                return Ok(answer);
+                return Ok(answered);
             }
         }
-        let update = pipeline::acquire(claim, rules);
-        let fields = pipeline::answer_fields(claim, rules);
+        let update = pipeline::acquire(claim, traced, rules);
+        let mut fields = pipeline::answer_fields(claim, rules);
+        fields.insert(pipeline::FORMER, pipeline::former(claim, traced, rules));
         let (it, asked) = self.attempt(key, update, Some(fields)).await?;
-        let record = it.record;
-        let answer = record.and_then(|record| self.fetched(key, &record, asked).answer(claim));
-        answer.ok_or_else(|| StoreError::new(StoreErrorKind::Other, acquiring(key)))
+        let answered = it.record.and_then(|record| self.answered(key, &record, asked, claim));
+        answered.ok_or_else(|| StoreError::new(StoreErrorKind::Other, acquiring(key)))
+    }
+
+    fn answered(
+        &self,
+        key: &LockKey,
+        record: &Document,
+        asked: Instant,
+        claim: &Claim,
+    ) -> Option<Answered> {
+        let former = record.get_array(pipeline::FORMER).map_or(&[][..], |former| former);
+        let answer = self.fetched(key, record, asked).answer(claim);
+        match answer {
+            // Somebody's live lock, or a waiter's turn.
+            Some(TryAcquire::Held(lock)) if former.is_empty() || !lock.expires_in().is_zero() => {
+                Some(Answered::Answer(TryAcquire::Held(lock)))
+            }
+            _ if !former.is_empty() => Some(Answered::Expired(former.to_vec())),
+            answer => answer.map(Answered::Answer),
+        }
     }
 
     /// Reads what this claim was granted, because who changes a record is not told the time.
     async fn granted_before(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         let asked = Instant::now();
         let found = self.leases.find_one(pipeline::by_id(key.id()));
-        let found = found.projection(pipeline::lock_fields(Some(&claim.aid))).await;
+        let found = found.projection(pipeline::lock_fields(Some(&claim.aid)));
+        let found = found.max_time(lanes::read_limit()).await;
         let record = found.map_err(|e| store_error(acquiring(key), e))?;
         match record.and_then(|record| self.fetched(key, &record, asked).answer(claim)) {
             Some(granted @ TryAcquire::Granted(_)) => Ok(granted),
@@ -92,7 +122,7 @@ impl Prepared {
         fields: Option<Document>,
     ) -> Result<(Modified, Instant), StoreError> {
         let asked = Instant::now();
-        let done = self.modify(pipeline::by_id(key.id()), update, true, fields).await;
+        let done = self.modify(key.id(), pipeline::by_id(key.id()), update, true, fields).await;
         done.map(|it| (it, asked)).map_err(|e| retry_duplicate_key(store_error(acquiring(key), e)))
     }
 
@@ -112,7 +142,8 @@ impl Prepared {
             Mode::Shared => pipeline::answer_fields(claim, &self.rules),
         };
         let update = pipeline::hand_over(&from, claim, &self.rules);
-        let done = self.modify(pipeline::handed(&from, claim), update, false, Some(fields)).await;
+        let handed = pipeline::handed(&from, claim);
+        let done = self.modify(key.id(), handed, update, false, Some(fields)).await;
         let record =
             done.map_err(|e| store_error(format!("handing the lock on {key:?} over"), e))?.record;
         let answer = record.and_then(|record| self.fetched(key, &record, asked).answer(claim));

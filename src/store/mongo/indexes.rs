@@ -11,14 +11,15 @@ use mongodb::{
 
 use super::{
     codec::number,
-    error::{code, store_error},
-    pipeline::{and_live, millis, nothing_held},
+    error::{code, is_denied, store_error},
+    pipeline::{and_live, nothing_held},
 };
 use crate::{StoreError, StoreErrorKind, store::Rules};
 
 /// Codes that say "there is such an index, with other options": another server was quicker.
 const INDEX_CONFLICT: [i32; 2] = [85, 86];
 const NAMESPACE_NOT_FOUND: i32 = 26;
+const INDEX_NOT_FOUND: i32 = 27;
 
 /// The server refuses an `expireAfterSeconds` beyond an `i32`.
 pub(super) const LONGEST_INDEX: Duration = Duration::from_secs(i32::MAX as u64);
@@ -26,22 +27,24 @@ pub(super) const LONGEST_INDEX: Duration = Duration::from_secs(i32::MAX as u64);
 /// An index that only finds records.
 pub(super) struct Plain {
     pub(super) field: &'static str,
-    pub(super) sparse: bool,
+    /// Only of records that have the field.
+    pub(super) partial: bool,
 }
 
 const fn full(field: &'static str) -> Plain {
-    Plain { field, sparse: false }
+    Plain { field, partial: false }
 }
 
-const fn sparse(field: &'static str) -> Plain {
-    Plain { field, sparse: true }
+/// Not `sparse`, which the Stable API takes for an index that is not there when it is strict.
+const fn partial(field: &'static str) -> Plain {
+    Plain { field, partial: true }
 }
 
-pub(super) const OF_LOCKS: &[Plain] = &[full("aid"), sparse("readers.aid"), sparse("due")];
+pub(super) const OF_LOCKS: &[Plain] = &[full("aid"), partial("readers.aid"), partial("due")];
 /// Few records have something left to be done.
-pub(super) const OF_ENDED: &[Plain] = &[sparse("step")];
+pub(super) const OF_ENDED: &[Plain] = &[partial("step")];
 #[cfg(feature = "mongo-session")]
-const OF_SESSIONS: &[Plain] = &[sparse("due"), sparse("by"), sparse("aid"), sparse("user")];
+const OF_SESSIONS: &[Plain] = &[partial("due"), partial("by"), partial("aid"), partial("user")];
 
 /// Which of these are not there, and of the one on `ts`, by which records expire.
 pub(super) async fn missing(
@@ -58,7 +61,7 @@ pub(super) async fn missing(
     Ok(missing)
 }
 
-/// Creates the indexes that are missing and changes the expiry of the TTL index if it differs.
+/// Creates the indexes that are missing and raises the expiry of the TTL index if it is too low.
 ///
 /// Goes by what an index is on, not by its name: a hand-written protocol may have made some of
 /// them already.
@@ -110,10 +113,14 @@ async fn ensure_of_locks(
         // A record that has run out still has its fence, which must not be forgotten.
         LONGEST_INDEX
     } else {
-        longest_in_use(locks, rules.ttl, &existing).await?
+        rules.ttl
     };
-    ensure_ttl(database, locks, "ts", whole_seconds(wanted), &existing).await?;
-    if !rules.fenced && existing.iter().filter_map(expiry).any(is_of_fenced) {
+    let was_fenced = !rules.fenced && existing.iter().filter_map(expiry).any(is_of_fenced);
+    // Never lowered but here, where it was no ttl: a server with the old, shorter ttl that starts again
+    // would have the TTL monitor remove the live locks of all others.
+    let change = if was_fenced { Expiry::Set } else { Expiry::Raise };
+    ensure_ttl(database, locks, "ts", whole_seconds(wanted), change, &existing).await?;
+    if was_fenced {
         forget_fences(locks).await?;
     }
     ensure(locks, OF_LOCKS, &existing).await
@@ -135,7 +142,8 @@ async fn forget_fences(locks: &Collection<Document>) -> Result<(), Error> {
 
 async fn ensure_of_ended(database: &Database, ended: &Collection<Document>) -> Result<(), Error> {
     let existing = list(database, ended.name()).await?;
-    ensure_ttl(database, ended, "ts", whole_seconds(super::REMEMBER_ENDED), &existing).await?;
+    let seconds = whole_seconds(super::REMEMBER_ENDED);
+    ensure_ttl(database, ended, "ts", seconds, Expiry::Set, &existing).await?;
     ensure(ended, OF_ENDED, &existing).await
 }
 
@@ -146,7 +154,8 @@ async fn ensure_of_sessions(
     remember: Duration,
 ) -> Result<(), Error> {
     let existing = list(database, sessions.name()).await?;
-    ensure_ttl(database, sessions, "expires", whole_seconds(remember), &existing).await?;
+    let seconds = whole_seconds(remember);
+    ensure_ttl(database, sessions, "expires", seconds, Expiry::Set, &existing).await?;
     ensure(sessions, OF_SESSIONS, &existing).await
 }
 
@@ -155,14 +164,30 @@ async fn ensure(
     wanted: &[Plain],
     existing: &[Document],
 ) -> Result<(), Error> {
-    for &Plain { field, sparse } in wanted {
-        if !existing.iter().any(|index| is_on(index, field)) {
-            let options = IndexOptions::builder().sparse(sparse.then_some(true)).build();
-            let index = IndexModel::builder().keys(doc! { field: 1 }).options(options).build();
-            collection.create_index(index).await?;
+    for &Plain { field, partial } in wanted {
+        let on_field = || existing.iter().filter(|index| is_on(index, field));
+        if on_field().any(|index| !is_sparse(index)) {
+            continue;
         }
+        // Of an earlier version. Two on one field are not allowed before MongoDB 5, so it goes first: for
+        // a moment each look at the locks reads all of them.
+        for name in on_field().filter_map(|index| index.get_str("name").ok()) {
+            match collection.drop_index(name).await {
+                Err(e) if is_denied(&e) => return Ok(()),
+                Err(e) if code(&e) != Some(INDEX_NOT_FOUND) => return Err(e),
+                _ => {}
+            }
+        }
+        let filter = partial.then(|| doc! { field: { "$exists": true } });
+        let options = IndexOptions::builder().partial_filter_expression(filter).build();
+        let index = IndexModel::builder().keys(doc! { field: 1 }).options(options).build();
+        collection.create_index(index).await?;
     }
     Ok(())
+}
+
+pub(super) fn is_sparse(index: &Document) -> bool {
+    index.get_bool("sparse").unwrap_or(false)
 }
 
 /// One that started at the same moment, and saw the same index missing.
@@ -186,9 +211,17 @@ fn explained(
     let message = format!(
         "the database user may not create or change the indexes of {namespace}: give it the roles \
          `readWrite` and `dbAdmin` on the database `{database}`, or the actions find, insert, \
-         update, remove, listIndexes, createIndex, createCollection and collMod on {namespace}",
+         update, remove, listIndexes, createIndex, dropIndex, createCollection and collMod on \
+         {namespace}",
     );
     Err(StoreError::new(StoreErrorKind::Denied, message).because(error))
+}
+
+/// What may be done to the expiry of a TTL index.
+#[derive(Clone, Copy, PartialEq)]
+enum Expiry {
+    Raise,
+    Set,
 }
 
 async fn ensure_ttl(
@@ -196,6 +229,7 @@ async fn ensure_ttl(
     collection: &Collection<Document>,
     field: &str,
     seconds: u64,
+    may: Expiry,
     existing: &[Document],
 ) -> Result<(), Error> {
     match existing.iter().find(|index| is_on(index, field)) {
@@ -205,18 +239,38 @@ async fn ensure_ttl(
             let index = IndexModel::builder().keys(doc! { field: 1 }).options(options).build();
             collection.create_index(index).await?;
         }
-        Some(index) if expiry(index) != Some(seconds as f64) => {
-            let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-            let change = doc! { "keyPattern": { field: 1 }, "expireAfterSeconds": seconds };
-            // A command does not take the write concern of the collection over by itself.
-            let majority = doc! { "w": "majority" };
-            let command =
-                doc! { "collMod": collection.name(), "index": change, "writeConcern": majority };
-            database.run_command(command).await?;
+        Some(index) => {
+            let is_wrong = |expiry: Option<f64>| match expiry {
+                Some(expiry) if may == Expiry::Raise => expiry < seconds as f64,
+                expiry => expiry != Some(seconds as f64),
+            };
+            if is_wrong(expiry(index)) {
+                let before = change_expiry(database, collection, field, seconds as f64).await?;
+                // Another server has raised it further at the same moment.
+                if let Some(higher) =
+                    before.filter(|it| may == Expiry::Raise && *it > seconds as f64)
+                {
+                    change_expiry(database, collection, field, higher).await?;
+                }
+            }
         }
-        Some(_) => {}
     }
     Ok(())
+}
+
+/// Says what it was before.
+async fn change_expiry(
+    database: &Database,
+    collection: &Collection<Document>,
+    field: &str,
+    seconds: f64,
+) -> Result<Option<f64>, Error> {
+    let change = doc! { "keyPattern": { field: 1 }, "expireAfterSeconds": seconds as i64 };
+    // A command does not take the write concern of the collection over by itself.
+    let majority = doc! { "w": "majority" };
+    let command = doc! { "collMod": collection.name(), "index": change, "writeConcern": majority };
+    let reply = database.run_command(command).await?;
+    Ok(reply.get("expireAfterSeconds_old").and_then(number))
 }
 
 /// As the server describes them. Not as `IndexModel`: the old shell wrote every number as a double,
@@ -235,39 +289,12 @@ pub(super) async fn list(database: &Database, collection: &str) -> Result<Vec<Do
     Ok(indexes)
 }
 
-/// The ttl that the index must respect: `ttl`, or the longest one of a lock that is held.
-///
-/// During a rolling change to a shorter ttl, servers with the longer one still hold locks, and the
-/// TTL monitor goes by the index alone: it would remove their locks while they are live. The next
-/// start of a server shortens the index, once they have gone.
-async fn longest_in_use(
-    locks: &Collection<Document>,
-    ttl: Duration,
-    existing: &[Document],
-) -> Result<Duration, Error> {
-    let wanted = whole_seconds(ttl) as f64;
-    if !existing.iter().filter_map(expiry).any(|seconds| seconds > wanted) {
-        return Ok(ttl);
-    }
-    let longest = longest_live(locks, ttl, ttl).await?.unwrap_or(ttl);
-    if longest > ttl {
-        log::warn!(
-            target: "actix_doclock::store",
-            "{}: locks with a ttl of {longest:?} are held; the TTL index keeps to it until a server \
-             is started after they have gone",
-            locks.namespace(),
-        );
-    }
-    Ok(longest)
-}
-
-/// The longest ttl beyond this one that a live lock says it has.
+/// The longest ttl that a live lock says it has.
 pub(super) async fn longest_live(
     locks: &Collection<Document>,
     foreign_ttl: Duration,
-    beyond: Duration,
 ) -> Result<Option<Duration>, Error> {
-    let longer = doc! { "ttl": { "$type": "number", "$gt": millis(beyond) } };
+    let longer = doc! { "ttl": { "$type": "number", "$gt": 0 } };
     let longest = locks.find_one(and_live(longer, foreign_ttl)).sort(doc! { "ttl": -1 }).await?;
     let longest = longest.as_ref().and_then(|record| record.get("ttl")).and_then(number);
     // A foreign program may have written any number; the server takes no longer ttl than this.

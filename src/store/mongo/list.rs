@@ -7,7 +7,7 @@ use mongodb::{
     bson::{Bson, Document, doc},
 };
 
-use super::{MongoStore, Prepared, WRITE_CONCERN_TIMEOUT, codec, error::store_error, pipeline};
+use super::{MongoStore, Prepared, codec, error::store_error, lanes, pipeline};
 use crate::{Aid, Lock, LockKey, StoreError, StoreErrorKind};
 
 /// What a session has in a collection.
@@ -41,7 +41,7 @@ impl Prepared {
         let live = pipeline::and_live(pipeline::by_id(key.id()), self.rules.ttl);
         let find = async |of: &Collection<Document>, fields| {
             let found = of.find_one(live.clone()).projection(fields);
-            let found = found.max_time(WRITE_CONCERN_TIMEOUT).await;
+            let found = found.max_time(lanes::read_limit()).await;
             found.map_err(|e| store_error(looking(), e))
         };
         if let Some(record) = find(&self.leases, fields).await? {
@@ -67,21 +67,20 @@ impl MongoStore {
             None => pipeline::and_live(Document::new(), at.rules.ttl),
             Some(aids) => pipeline::held_by(aids, at.rules.ttl),
         };
-        let mut locks: Vec<Lock> = Vec::new();
-        at.each_of(&at.leases, live.clone(), aids, limit, |_, found| locks.extend(found)).await?;
-        if aids.is_some() {
-            // Whoever asks for these takes those that are not among them for lost.
-            let known: HashSet<_> = locks.iter().map(|lock| lock.token).collect();
-            let mut is_unknown = false;
-            at.each_of(&at.locks, live, aids, limit, |_, found| {
-                is_unknown |= found.iter().any(|lock| !known.contains(&lock.token));
-            })
-            .await?;
-            if is_unknown {
-                return Err(unknown_yet(format!("listing locks in {collection}")));
-            }
-        }
-        Ok(locks)
+        // Whoever asks for those of a session takes those that are not among them for lost.
+        at.listed(live, aids, limit, aids.is_some()).await
+    }
+
+    /// Live locks on these documents, as a majority has them.
+    pub(super) async fn locks_on_all(
+        &self,
+        collection: &str,
+        keys: &[LockKey],
+    ) -> Result<Vec<Lock>, StoreError> {
+        let at = self.prepared(collection)?;
+        let ids: Vec<_> = keys.iter().map(|key| Bson::from(key.id())).collect();
+        let live = pipeline::and_live(doc! { "_id": { "$in": ids } }, at.rules.ttl);
+        at.listed(live, None, keys.len(), true).await
     }
 
     /// All that has to be removed if the session is to have nothing.
@@ -107,6 +106,32 @@ impl MongoStore {
 }
 
 impl Prepared {
+    /// These locks as a majority has them. If `all`, those that only the primary has are an error.
+    async fn listed(
+        &self,
+        live: Document,
+        aids: Option<&[Aid]>,
+        limit: usize,
+        all: bool,
+    ) -> Result<Vec<Lock>, StoreError> {
+        let mut locks: Vec<Lock> = Vec::new();
+        self.each_of(&self.leases, live.clone(), aids, limit, |_, found| locks.extend(found))
+            .await?;
+        if all {
+            let known: HashSet<_> = locks.iter().map(|lock| lock.token).collect();
+            let mut is_unknown = false;
+            self.each_of(&self.locks, live, aids, limit, |_, found| {
+                is_unknown |= found.iter().any(|lock| !known.contains(&lock.token));
+            })
+            .await?;
+            if is_unknown {
+                let collection = self.documents.name();
+                return Err(unknown_yet(format!("listing locks in {collection}")));
+            }
+        }
+        Ok(locks)
+    }
+
     async fn each_of(
         &self,
         records: &Collection<Document>,
@@ -122,7 +147,7 @@ impl Prepared {
             .find(filter)
             .projection(pipeline::list_fields(aids))
             .limit(i64::try_from(limit).unwrap_or(0))
-            .max_time(WRITE_CONCERN_TIMEOUT)
+            .max_time(lanes::read_limit())
             .await
             .map_err(failed)?;
         while cursor.advance().await.map_err(failed)? {

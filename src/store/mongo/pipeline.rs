@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::{
     Aid, LockId, LockToken, Mode,
@@ -20,7 +21,7 @@ mod settle;
 
 use grant::{is_live, readers};
 pub(super) use {
-    acquire::{acquire, acquire_if_free, acquire_shortly, hand_over, handed},
+    acquire::{FORMER, acquire, acquire_if_free, acquire_shortly, former, hand_over, handed},
     grant::{Grant, is_live_reader, is_reader, is_shared, readers_that, runs_out, some_reader},
     queue::{count, keep, leave},
     settle::{no_live_place, nothing_held, nothing_in_it, take_out},
@@ -206,9 +207,14 @@ pub(super) fn renew(aids: &[Aid], rules: &Rules) -> Vec<Document> {
 }
 
 /// The same for a save, which tells a request that it holds the lock.
-pub(super) fn renew_for_save(rules: &Rules) -> Vec<Document> {
+///
+/// The name of the save is new each time, so that the record changes whatever its dates say: with a `ts`
+/// ahead of the clock (after a fail-over from a server whose clock was ahead, or within one millisecond)
+/// all else may stay as it is, and a transaction that writes nothing conflicts with nothing.
+pub(super) fn renew_for_save(save: Uuid, rules: &Rules) -> Vec<Document> {
     let mut renewed = renewed_exclusive(rules);
     renewed.insert("again", true);
+    renewed.insert("saved", save.to_string());
     vec![doc! { "$set": renewed }]
 }
 

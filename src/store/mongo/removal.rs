@@ -6,9 +6,10 @@ use mongodb::{
 };
 
 use super::{
-    Prepared, ends,
+    Prepared, ends, lanes,
     pipeline::{self, Acquisition, Grant, exclusive_of, has_run_out, is_of, of_sessions, take_out},
     record::presentable,
+    write::Write,
 };
 use crate::{
     Aid, Lock, LockId, LockToken, Mode,
@@ -70,11 +71,10 @@ impl Prepared {
         // An exclusive lock is alone in its record, unless others wait there.
         let is_all = it.mode == Mode::Exclusive && !rules.fair;
         if !rules.fenced {
-            // deleteMany, of one at most, because the driver does not number it for a retry of its own:
-            // to repeat it does no harm, and unnumbered it costs the server less. 1 → released; 0 →
-            // somebody else is in the record, too, or it is gone: given back before, never granted, or
-            // this is the repetition of a delete whose reply was lost.
-            let deleted = self.locks.delete_many(it.alone(rules)).await?.deleted_count;
+            // delete comes back as: 1 → released; 0 → somebody else is in the record, too, or it is
+            // gone: given back before, never granted, or this is the repetition of a delete whose reply
+            // was lost.
+            let deleted = self.write_one(it.id, it.alone(rules), &Write::Delete).await?;
             if is_all {
                 self.seen.gone(it.id);
             }
@@ -96,7 +96,8 @@ impl Prepared {
     pub(super) async fn take_away(&self, seen: &Lock, by: &Taken) -> Result<Released> {
         let Lock { key, aid, mode, .. } = seen;
         let Some(token) = seen.token else {
-            let record = self.locks.find_one(pipeline::by_id(key.id())).await?;
+            let found = self.locks.find_one(pipeline::by_id(key.id()));
+            let record = found.max_time(lanes::read_limit()).await?;
             let ts = record.and_then(|record| record.get_datetime("ts").ok().copied());
             if presentable(ts) != seen.since {
                 return Ok(Released::AlreadyGone);
@@ -105,7 +106,9 @@ impl Prepared {
         };
         let it = Acquisition::new(key.id(), aid, token, *mode);
         let has_run_out = match mode {
-            Mode::Exclusive => self.shorten(it.filter(), pipeline::take_away(token, by)).await?,
+            Mode::Exclusive => {
+                self.shorten(it.id, it.filter(), pipeline::take_away(token, by)).await?
+            }
             Mode::Shared => Released::AlreadyGone,
         };
         let removed = self.remove(&it).await?;
@@ -114,12 +117,17 @@ impl Prepared {
     }
 
     /// Changes when an exclusive lock runs out, if it has not.
-    pub(super) async fn shorten(&self, lock: Document, by: Vec<Document>) -> Result<Released> {
+    pub(super) async fn shorten(
+        &self,
+        id: &LockId,
+        lock: Document,
+        by: Vec<Document>,
+    ) -> Result<Released> {
         // What somebody else has made of these would be an error in a pipeline.
         let mut filter = pipeline::and_live(lock, self.rules.ttl);
         filter.insert("ts", doc! { "$type": "date" });
         filter.insert("ttl", doc! { "$type": "number" });
-        Ok(released(self.locks.update_one(filter, by).await?.matched_count))
+        Ok(released(self.write_one(id, filter, &Write::Update(by)).await?))
     }
 
     /// Removes the lock of a foreign program that has this `ts`.
@@ -131,7 +139,7 @@ impl Prepared {
             let all = take_out(|_| doc! { "$literal": true }, rules);
             return Ok(released(u64::from(self.change(filter, all, id).await?)));
         }
-        Ok(released(self.locks.delete_one(filter).await?.deleted_count))
+        Ok(released(self.write_one(id, filter, &Write::Delete).await?))
     }
 
     /// Gives a place in the queue up.
@@ -154,29 +162,28 @@ impl Prepared {
             "_id": 0, "ts": 1, "aid": 1, "fence": 1,
             "readers": there("$readers"), "queue": there("$queue"),
         };
-        let left = self.modify(filter, by, false, Some(fields)).await?.record;
+        let left = self.modify(id, filter, by, false, Some(fields)).await?.record;
         let Some(left) = left else { return Ok(false) };
         if left.is_empty() {
             let mut empty = pipeline::by_id(id);
             empty.extend(pipeline::nothing_in_it());
-            self.locks.delete_one(empty).await?;
+            self.write_one(id, empty, &Write::Delete).await?;
         }
         Ok(true)
     }
 
-    /// Removes several. Unless `shared`, there are no readers among them.
-    ///
-    /// deleteMany and updateMany are not retried by the driver: whoever calls this may call it again.
+    /// Removes several. Unless `shared`, there are no readers among them. May be called again after an
+    /// error.
     pub(super) async fn remove_many(&self, grants: &Grants<'_>, shared: bool) -> Result<()> {
         let rules = &self.rules;
         if !rules.fenced && !rules.fair {
-            self.locks.delete_many(grants.exclusive(rules)).await?;
+            self.write_all(grants.exclusive(rules), &Write::Delete).await?.all()?;
             if !shared {
                 return Ok(());
             }
         }
         let out = take_out(|grant| grants.are(grant, rules), rules);
-        self.locks.update_many(grants.records(), out).await?;
+        self.write_all(grants.records(), &Write::Update(out)).await?.all()?;
         self.tidy_up().await
     }
 
@@ -185,12 +192,12 @@ impl Prepared {
         let mut left_over = ends::left_over();
         if self.rules.fenced && self.rules.fair {
             let settled = take_out(|_| doc! { "$literal": false }, &self.rules);
-            self.locks.update_many(left_over.clone(), settled).await?;
+            self.write_all(left_over.clone(), &Write::Update(settled)).await?.all()?;
         }
         if self.rules.fenced {
             left_over.insert("fence", doc! { "$exists": false });
         }
-        self.locks.delete_many(left_over).await?;
+        self.write_all(left_over, &Write::Delete).await?.all()?;
         Ok(())
     }
 }

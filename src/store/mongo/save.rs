@@ -6,50 +6,63 @@ use std::{
 };
 
 use mongodb::{
-    Client, ClientSession, Collection,
-    bson::{Document, RawDocumentBuf},
+    Client, ClientSession,
+    bson::{Document, doc},
     error::{Error, Result, UNKNOWN_TRANSACTION_COMMIT_RESULT},
-    options::{ReadConcern, WriteConcern},
+    options::{ReadConcern, UpdateModifications, WriteConcern},
 };
 use tokio::time::sleep;
 
-use super::error::{DUPLICATE_KEY, code, store_error};
-use crate::{StoreError, StoreErrorKind, store::Saved};
+use super::{
+    Prepared,
+    edit::Update,
+    error::{DUPLICATE_KEY, code, store_error},
+    lanes,
+    write::Write,
+};
+use crate::{LockId, StoreError, StoreErrorKind, store::Saved};
 
 const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
+const PATH_NOT_VIABLE: i32 = 28;
+/// A document that would be larger than 16 MiB, as it is refused before and after the update.
+const TOO_LARGE: [i32; 2] = [10334, 17419];
 
 /// One save, with everything it needs.
 pub(super) struct Save<'a> {
-    pub(super) locks: &'a Collection<Document>,
-    pub(super) documents: &'a Collection<RawDocumentBuf>,
-    /// The live acquisition that guards it.
+    pub(super) at: &'a Prepared,
+    pub(super) id: &'a LockId,
+    /// The live acquisition that guards the save.
     pub(super) acquisition: Document,
-    /// What the save makes of its record.
+    /// What the save makes of the acquisition's record.
     pub(super) renewed: Vec<Document>,
     pub(super) document: Document,
-    pub(super) replacement: RawDocumentBuf,
+    pub(super) update: Update,
     /// When its caller stops waiting.
     pub(super) until: Instant,
 }
 
 impl Save<'_> {
-    /// Replaces the document and touches the lock, both or neither.
+    /// Updates the document and touches the lock, both or neither.
     ///
-    /// The touch is a write, so that a takeover at the same moment conflicts with it: whoever comes
-    /// second sees the other's outcome. That is what a fence would give, without a field in the
-    /// document. It comes last because the record that it touches stays locked until the commit,
-    /// and if this process dies in between, until the server gives the transaction up (60 s).
+    /// The touch always changes the record, so that a takeover, a break or an expiry at the same moment
+    /// conflicts with it: whoever comes second sees the other's outcome. That is what a fence would give,
+    /// without a field in the document. The touch comes last because the record stays blocked until the
+    /// commit, and if this process dies in between, until the server gives the transaction up (60 s).
     pub(super) async fn in_transaction(self, client: &Client) -> Result<Saved> {
+        if let Update::Nothing = self.update {
+            return self.renew_only().await;
+        }
         let until = self.until;
         let mut session = client.start_session().await?;
         session
             .start_transaction()
             .read_concern(ReadConcern::snapshot())
             .write_concern(WriteConcern::majority())
+            .max_commit_time(lanes::read_limit())
             .await?;
         // The future is not dropped half-way (rule 7 of the contract), so every path ends the
         // transaction.
-        let saved = match self.replace_and_touch(&mut session).await {
+        let saved = match self.write_and_touch(&mut session).await {
             Ok(Saved::Saved) if Instant::now() < until => {
                 return commit(&mut session, until).await.map(|()| Saved::Saved);
             }
@@ -62,35 +75,68 @@ impl Save<'_> {
         saved
     }
 
-    async fn replace_and_touch(self, session: &mut ClientSession) -> Result<Saved> {
+    async fn write_and_touch(self, session: &mut ClientSession) -> Result<Saved> {
+        // Within a transaction the server waits for no other one, so neither needs a time limit.
         // 1 → written; 0 → somebody has deleted the document past the lock.
-        let replaced = self
-            .documents
-            .replace_one(self.document, &self.replacement)
-            .session(&mut *session)
-            .await?;
-        // 1 → live and renewed; 0 → run out, released, broken, or another acquisition's.
-        let touched =
-            self.locks.update_one(self.acquisition, self.renewed).session(session).await?;
-        Ok(outcome(touched.matched_count, replaced.matched_count))
+        let written = self.write(Some(session)).await?;
+        // 1 → live and renewed; 0 → expired, released, broken, or another acquisition's.
+        let touched = self.at.locks.update_one(self.acquisition, self.renewed).session(session);
+        Ok(outcome(touched.await?.matched_count, written))
     }
 
     /// The same on a server without transactions: first the lock, then the document.
     pub(super) async fn without_transaction(self) -> Result<Saved> {
-        let touched = self.locks.update_one(self.acquisition, self.renewed).await?;
-        if touched.matched_count == 0 {
+        if let Update::Nothing = self.update {
+            return self.renew_only().await;
+        }
+        if self.touch().await? == 0 {
             return Ok(Saved::Lost);
         }
         if Instant::now() >= self.until {
             return Err(too_late());
         }
-        let replaced = self.documents.replace_one(self.document, &self.replacement).await?;
-        Ok(outcome(touched.matched_count, replaced.matched_count))
+        Ok(outcome(1, self.write(None).await?))
+    }
+
+    /// The document stays as it is, if it is there.
+    async fn renew_only(self) -> Result<Saved> {
+        let touched = self.touch().await?;
+        let found = self.at.documents.find_one(self.document).projection(doc! { "_id": 1 });
+        let found = found.max_time(lanes::read_limit()).await?;
+        Ok(outcome(touched, found.is_some().into()))
+    }
+
+    async fn touch(&self) -> Result<u64> {
+        let renewed = Write::Update(self.renewed.clone());
+        self.at.write_one(self.id, self.acquisition.clone(), &renewed).await
+    }
+
+    async fn write(&self, session: Option<&mut ClientSession>) -> Result<u64> {
+        let (documents, filter) = (&self.at.documents, self.document.clone());
+        let update: UpdateModifications = match &self.update {
+            Update::Nothing => return Ok(1),
+            Update::Fields(fields) => fields.clone().into(),
+            Update::Pipeline(stages) => stages.clone().into(),
+            Update::Replacement(document) => {
+                let replaced = documents.replace_one(filter, document);
+                let replaced = match session {
+                    Some(session) => replaced.session(session).await?,
+                    None => replaced.await?,
+                };
+                return Ok(replaced.matched_count);
+            }
+        };
+        let updated = documents.update_one(filter, update);
+        let updated = match session {
+            Some(session) => updated.session(session).await?,
+            None => updated.await?,
+        };
+        Ok(updated.matched_count)
     }
 }
 
-fn outcome(touched: u64, replaced: u64) -> Saved {
-    match (touched, replaced) {
+fn outcome(touched: u64, written: u64) -> Saved {
+    match (touched, written) {
         (0, _) => Saved::Lost,
         (_, 0) => Saved::DocumentGone,
         _ => Saved::Saved,
@@ -126,16 +172,14 @@ pub(super) fn save_error(doing: impl Display, error: Error) -> StoreError {
         let message = format!("{doing}: whether it was committed is not known");
         return StoreError::new(StoreErrorKind::OutcomeUnknown, message).because(error);
     }
-    match code(&error) {
-        Some(DUPLICATE_KEY) => {
-            let message =
-                format!("{doing}: a unique index of the collection has this value already");
-            StoreError::new(StoreErrorKind::Rejected, message).because(error)
+    let why = match code(&error) {
+        Some(DUPLICATE_KEY) => "a unique index of the collection has this value already",
+        Some(DOCUMENT_VALIDATION_FAILURE) => "it does not pass the collection's validation",
+        Some(PATH_NOT_VIABLE) => {
+            "a field that was a document when it was loaded is none any more; load it again"
         }
-        Some(DOCUMENT_VALIDATION_FAILURE) => {
-            let message = format!("{doing}: it does not pass the collection's validation");
-            StoreError::new(StoreErrorKind::Rejected, message).because(error)
-        }
-        _ => store_error(doing, error),
-    }
+        Some(code) if TOO_LARGE.contains(&code) => "it would be larger than 16 MiB",
+        _ => return store_error(doing, error),
+    };
+    StoreError::new(StoreErrorKind::Rejected, format!("{doing}: {why}")).because(error)
 }

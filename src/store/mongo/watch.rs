@@ -116,8 +116,11 @@ fn frees() -> Vec<Document> {
         doc! { "operationType": "replace", "fullDocument.aid": { "$exists": false } },
         // Released, in a collection that keeps the record.
         doc! { "updateDescription.removedFields": "aid" },
-        // It runs out sooner than was known.
-        doc! { "updateDescription.updatedFields.until": { "$exists": true } },
+        // It runs out sooner than was known, and is not granted anew.
+        doc! {
+            "updateDescription.updatedFields.until": { "$exists": true },
+            "updateDescription.updatedFields.token": { "$exists": false },
+        },
     ];
     any.extend(left("readers"));
     any.extend(left("queue"));

@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 
 use super::RequestLocks;
 use crate::{
-    Actor, Aid, Lock, LockError, LockKey, LockManager, LockToken, Mode, PageId, Wait,
+    Actor, Aid, Lock, LockError, LockKey, LockManager, LockToken, Mode, PageId, Wait, clock,
     manager::{Acquired, Acquisition, Provisional, Wanted, can_be_taken_over, streams::Limits},
     web::problem::{Problem, misconfigured},
 };
@@ -146,8 +146,15 @@ impl RequestLocks {
             let alive = async {
                 if mine.is_fresh { self.session_is_alive(&aid, until).await } else { Ok(()) }
             };
-            let (alive, worked) = tokio::join!(alive, work(mine.is_fresh, until));
-            match alive {
+            let room = async {
+                if mine.is_fresh {
+                    self.manager().may_hold_another(&aid, until).await
+                } else {
+                    Ok(())
+                }
+            };
+            let (alive, room, worked) = tokio::join!(alive, room, work(mine.is_fresh, until));
+            match alive.and(room) {
                 Ok(()) => return self.keep_if_found(mine, fresh, worked, until).await,
                 Err(LockError::SessionEnded { ago }) => {
                     // Outright, and before anything else is tried: whatever other request of the
@@ -178,7 +185,7 @@ impl RequestLocks {
         let (holder, ttl) = (actor.holder(), manager.ttl());
         let (tab, page) = (self.0.tab, self.0.page);
         let wanted = Wanted { key, aid, holder, tab, page, mode, ttl };
-        let (began, mut has_waited) = (Instant::now(), false);
+        let (began, mut has_waited) = (clock::now(), false);
         loop {
             self.begin();
             let wait = if has_waited { Wait::no() } else { how.wait.since(began) };

@@ -88,7 +88,7 @@ impl Desk {
         let document = StoredDocument::encode(self.server.store.format(), &counted).unwrap();
         let until = Instant::now() + self.server.settings.deadline;
         let (store, token) = (&self.server.store, lock.token.expect("our own"));
-        let saved = store.save(&lock.key, &self.aid, token, &document, until).await;
+        let saved = store.save(&lock.key, &self.aid, token, &document.into(), until).await;
         let is_saved = matches!(saved, Ok(Saved::Saved));
         self.server.history.write(
             op,

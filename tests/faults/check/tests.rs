@@ -44,7 +44,8 @@ impl Story {
         [asked, answered, until]: [Moment; 3],
     ) -> Self {
         let (op, token) = (self.op(), token.to_owned());
-        let granted = Event::Granted { key: "k".to_owned(), token, shared, fence, until };
+        let granted =
+            Event::Granted { key: "k".to_owned(), aid: String::new(), token, shared, fence, until };
         self.at(asked, op, Event::AcquireBegan { key: "k".to_owned() }).at(answered, op, granted)
     }
 

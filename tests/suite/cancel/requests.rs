@@ -53,6 +53,7 @@ async fn held(
     match &*path.0 {
         "save" => paper.save().await?,
         "save_and_release" => paper.save_and_release().await?,
+        "replace" => paper.replace().await?,
         _ => paper.release().await?,
     }
     Ok(HttpResponse::NoContent().finish())
@@ -103,6 +104,7 @@ pub(super) fn cases() -> Vec<Case> {
         "web/session_locks.rs::release" => SomebodysOrFree, true, "/call/release";
         "web/session_locks.rs::release_all" => SomebodysOrFree, true, "/call/release_all";
         "web/extract.rs::save" => Somebodys, true, "/held/save";
+        "web/extract.rs::replace" => Somebodys, true, "/held/replace";
         "web/extract.rs::save_and_release" => SomebodysOrFree, true, "/held/save_and_release";
         "web/extract.rs::release" => SomebodysOrFree, true, "/held/release";
         "LockedDoc (the extractor)" => Free, false, "/edit";

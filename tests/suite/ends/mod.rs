@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use actix_doclock::{
     Aid, BoxError, EndReason, Holder, LockManager, LockManagerBuilder, MemoryStore, SessionEnded,
+    TryAcquire, Wait,
 };
 use futures_util::future::join_all;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -102,6 +103,59 @@ async fn a_silent_session_is_ended_by_a_running_server_with_default_settings() {
         (ended.reason, ended.locks, ended.repeated),
         (EndReason::Expired, vec![key("a")], false)
     );
+}
+
+/// Sessions that lock a document each and are never heard of again, and somebody who waits for each.
+async fn idle_sessions_with_waiters(locks: &LockManager, heard: &Heard) {
+    const SESSIONS: usize = 5;
+    let (mut idle, mut waiters) = (Vec::new(), Vec::new());
+    for n in 0..SESSIONS {
+        let (key, aid) = (key(&format!("{n}")), Aid::new());
+        let granted = locks.try_acquire(&key, &aid, &Holder::new("alice")).await.unwrap();
+        assert!(matches!(granted, TryAcquire::Granted(_)));
+        let (locks, waited_for) = (locks.clone(), key.clone());
+        waiters.push(tokio::spawn(async move {
+            let guard = locks.acquire(&waited_for, Wait::until_acquired()).await.unwrap();
+            let taken = Instant::now();
+            // It does its work and goes: so does the record of the lock.
+            guard.release().await.unwrap();
+            taken
+        }));
+        idle.push((aid, key));
+    }
+    let mut taken = Vec::new();
+    for waiter in waiters {
+        taken.push(waiter.await.unwrap());
+    }
+    heard.until("all idle sessions are announced", SESSIONS).await;
+    println!(
+        "all {SESSIONS} announced {:?} after the last takeover",
+        taken.iter().max().unwrap().elapsed()
+    );
+    for (aid, key) in idle {
+        let ended: Vec<_> = heard.of(&aid).into_iter().map(|it| (it.reason, it.locks)).collect();
+        assert_eq!(ended, [(EndReason::Expired, vec![key])]);
+    }
+    assert_eq!(heard.all().len(), SESSIONS, "and nobody else: {:?}", heard.all());
+}
+
+#[tokio::test]
+async fn idle_sessions_are_announced_although_somebody_waits_for_their_locks() {
+    let (heard, short) = (Heard::default(), Duration::from_secs(2));
+    let app = App::with(&replica_set().await, |it| {
+        heard.listening()(it).ttl(short).reaper_interval(Duration::from_secs(1))
+    })
+    .await;
+    idle_sessions_with_waiters(&app.locks, &heard).await;
+}
+
+#[tokio::test]
+async fn idle_sessions_are_announced_in_memory_although_somebody_waits_for_their_locks() {
+    let (heard, short) = (Heard::default(), Duration::from_secs(2));
+    let locks = heard.listening()(LockManager::builder(MemoryStore::new()).ttl(short));
+    let locks = locks.build().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    idle_sessions_with_waiters(&locks, &heard).await;
 }
 
 #[tokio::test]

@@ -93,6 +93,7 @@ async fn the_report_is_stable_json() {
             "state": "off", "last_sweep_ms": null, "overdue": false, "failures": 0,
             "last_error": null,
         },
+        "panics": {},
         "stopping": false,
     });
     assert_eq!(report, expected);

@@ -165,6 +165,22 @@ async fn two_who_would_wait_for_each_other_are_one_deadlock() {
 }
 
 #[tokio::test]
+async fn one_too_many_that_would_have_to_wait_is_counted_by_the_limit() {
+    let mut seen = Recorded::start();
+    let (locks, _) = embedded_with(|settings| settings.max_waiters(1)).await;
+    let _held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let (manager, a) = (locks.clone(), key("a"));
+    let waits = tokio::spawn(async move { manager.acquire(&a, Wait::until_acquired()).await });
+    eventually("it waits", async || locks.health().waiting == 1).await;
+    let refused = locks.acquire(&key("a"), Wait::until_acquired()).await;
+    assert!(matches!(refused, Err(LockError::TooManyWaiters { .. })), "{refused:?}");
+    seen.assert_only(names::WAITERS_REFUSED, &[("collection=workitem,limit=server", 1.0)]);
+    let labels = "collection=workitem,mode=exclusive,outcome=too_many_waiters";
+    assert_eq!(seen.of(names::WAIT_SECONDS, labels), 1.0);
+    waits.abort();
+}
+
+#[tokio::test]
 async fn guards_are_counted_while_they_hold() {
     let mut seen = Recorded::start();
     let (locks, _) = embedded().await;

@@ -124,7 +124,8 @@ impl Server {
         let seen = store.inspect(&a, None).await.expect("inspect");
         store.inspect(&a, Some(&bob)).await.expect("inspect");
         store.list(COLLECTIONS[0], None, 100).await.expect("list");
-        let on_it = store.locks_on(&a).await.expect("locks_on");
+        let on_it =
+            store.locks_on(a.collection(), std::slice::from_ref(&a)).await.expect("locks_on");
         assert_eq!(seen.is_some(), !on_it.is_empty(), "{seen:?}, {on_it:?}");
         for lock in &on_it {
             let _ = (format!("{lock:?}"), lock.expires_in());
@@ -166,7 +167,10 @@ impl Server {
         for _ in 0..20 {
             match store.try_acquire(&a, &claim(bob, Mode::Exclusive)).await.expect("try_acquire") {
                 TryAcquire::Held(lock) => {
-                    let on_it = store.locks_on(&a).await.expect("locks_on");
+                    let on_it = store
+                        .locks_on(a.collection(), std::slice::from_ref(&a))
+                        .await
+                        .expect("locks_on");
                     // Who waits has a place, and shows no token.
                     assert!(!on_it.is_empty(), "held by {lock:?}, and nobody is there");
                     for lock in on_it {

@@ -78,6 +78,8 @@ pub(super) enum Answer {
 pub(super) struct Reference {
     fair: bool,
     documents: Vec<Document>,
+    /// Who has lost an expired lock to somebody else, and on which document.
+    former: BTreeSet<(usize, usize)>,
     /// What ran out while its session had other locks.
     noted: BTreeMap<usize, BTreeSet<usize>>,
     ends: BTreeMap<usize, End>,
@@ -92,6 +94,12 @@ impl Grant {
     pub(super) fn runs_out(&self) -> u64 {
         let silent = self.renewed + self.ttl;
         self.limit().map_or(silent, |limit| limit.min(silent))
+    }
+
+    /// It has expired, though it could have been renewed, and its session is another one.
+    fn is_of_idle_session(&self, other: usize, now: u64) -> bool {
+        let by_silence = self.limit().is_none_or(|limit| self.renewed + self.ttl < limit);
+        self.runs_out() <= now && self.who != other && by_silence
     }
 
     fn is_acquisition(&self, asked: &Asked) -> bool {
@@ -145,7 +153,8 @@ impl Document {
 impl Reference {
     pub(super) fn new(kind: Kind) -> Self {
         let documents = vec![Document::default(); DOCUMENTS];
-        Self { fair: kind.fair, documents, noted: BTreeMap::new(), ends: BTreeMap::new() }
+        let (former, noted, ends) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+        Self { fair: kind.fair, documents, former, noted, ends }
     }
 
     pub(super) fn age(&mut self, document: usize, by: u64) {
@@ -183,7 +192,12 @@ impl Reference {
             }
             return Answer::Held(held);
         }
+        let before = document.grants.clone();
         document.grant(asked);
+        let gone =
+            before.iter().filter(|old| !document.grants.iter().any(|it| it.token == old.token));
+        let idle = gone.filter(|old| old.is_of_idle_session(asked.who, now));
+        self.former.extend(idle.map(|old| (old.who, asked.document)));
         Answer::Granted(asked.token)
     }
 
@@ -235,6 +249,10 @@ impl Reference {
         let document = &mut self.documents[from.document];
         let is_from = |grant: &Grant| grant.is_acquisition(from) && !grant.shared;
         let Some(at) = document.grants.iter().position(is_from) else { return false };
+        // Taken from its holder, and not handed over by it.
+        if self.fair && !document.is_live(&document.grants[at]) {
+            return false;
+        }
         let before = document.grants.remove(at);
         let grant = document.grant(to);
         if before.who == to.who {
@@ -305,6 +323,9 @@ impl Reference {
                     run_out.entry(grant.who).or_default().insert(at);
                 }
             }
+        }
+        for (who, at) in std::mem::take(&mut self.former) {
+            run_out.entry(who).or_default().insert(at);
         }
         let mut silent = 0;
         for (who, documents) in run_out {

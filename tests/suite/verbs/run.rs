@@ -188,7 +188,7 @@ impl<'a, S: Subject> Run<'a, S> {
                 let item = WorkItem { id: key.id().to_string(), title: asked.token.to_string() };
                 let item = StoredDocument::encode(store.format(), &item).unwrap();
                 let until = Instant::now() + seconds(60);
-                let saved = match store.save(&key, aid, token, &item, until).await.unwrap() {
+                let saved = match store.save(&key, aid, token, &item.into(), until).await.unwrap() {
                     Saved::Saved => "saved",
                     Saved::Lost => "lost",
                     Saved::DocumentGone => "gone",
@@ -272,7 +272,7 @@ impl<'a, S: Subject> Run<'a, S> {
         let store = self.on.store();
         for n in 0..DOCUMENTS {
             let (key, expected) = (document(n), self.reference.locks_on(n));
-            let locks = store.locks_on(&key).await.unwrap();
+            let locks = store.locks_on(key.collection(), std::slice::from_ref(&key)).await.unwrap();
             let named: BTreeSet<_> = locks
                 .iter()
                 .map(|it| (self.who(&it.aid), self.token(it).expect("its own")))

@@ -1,6 +1,9 @@
 //! What waiting costs the server.
 
+use mongodb::bson::doc;
+
 use super::*;
+use crate::rig::mongod::Mongod;
 use crate::rig::{Commands, counted_database};
 
 /// A cluster whose commands are counted, those of all its servers together.
@@ -20,8 +23,8 @@ async fn is_told(locks: &LockManager, commands: &Commands) {
     .await;
 }
 
-/// In the order of arrival, each releases at once. Returns the order.
-async fn all_served(waiting: Vec<JoinHandle<LockGuard>>) -> Vec<usize> {
+/// In the order of arrival, each holds it for a while. Returns the order.
+async fn all_served(waiting: Vec<JoinHandle<LockGuard>>, hold: Duration) -> Vec<usize> {
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut all = JoinSet::new();
     for (n, waiting) in waiting.into_iter().enumerate() {
@@ -29,16 +32,27 @@ async fn all_served(waiting: Vec<JoinHandle<LockGuard>>) -> Vec<usize> {
         all.spawn(async move {
             let guard = waiting.await.unwrap();
             order.lock().unwrap().push(n);
+            sleep(hold).await;
             guard.release().await.unwrap();
         });
     }
-    in_time("all are served", all.join_all()).await;
+    // Of all together nobody knows how long a slow server takes.
+    while let Some(served) = in_time("the next one is served", all.join_next()).await {
+        served.unwrap();
+    }
     Arc::into_inner(order).unwrap().into_inner().unwrap()
+}
+
+/// Those by which locks are taken, handed over and released, for each of a crowd.
+fn writes_for_each(sent: &[String], crowd: usize) -> f64 {
+    let writes = sent.iter().filter(|it| ["findAndModify", "delete"].contains(&it.as_str()));
+    writes.count() as f64 / crowd as f64
 }
 
 #[tokio::test]
 async fn a_hand_over_costs_the_same_however_many_wait_and_keeps_the_order_of_arrival() {
     const AT_MOST: f64 = 6.0;
+    const WRITES: f64 = 1.3;
     for crowd in [100, 1_000] {
         let (cluster, commands) = counted().await;
         let locks = cluster.server().await;
@@ -56,7 +70,7 @@ async fn a_hand_over_costs_the_same_however_many_wait_and_keeps_the_order_of_arr
 
         let began = Instant::now();
         held.release().await.unwrap();
-        assert_eq!(all_served(all).await, Vec::from_iter(0..crowd));
+        assert_eq!(all_served(all, Duration::ZERO).await, Vec::from_iter(0..crowd));
         let took = began.elapsed();
         let sent = commands.take();
         let of = |name: &str| sent.iter().filter(|it| *it == name).count();
@@ -70,7 +84,57 @@ async fn a_hand_over_costs_the_same_however_many_wait_and_keeps_the_order_of_arr
             took / crowd as u32,
         );
         assert!(each <= AT_MOST, "{crowd}: {each} commands for each hand-over");
+        let writes = writes_for_each(&sent, crowd);
+        assert!(writes <= WRITES, "{crowd}: {writes} writes for each hand-over");
     }
+}
+
+/// A write takes at least this long, as on a disk that is kept busy.
+async fn slow_down(server: &Mongod, write: Duration) {
+    let slow = doc! {
+        "failCommands": ["findAndModify", "delete", "update"],
+        "blockConnection": true,
+        "blockTimeMS": write.as_millis() as i64,
+    };
+    let slow = doc! { "configureFailPoint": "failCommand", "mode": "alwaysOn", "data": slow };
+    server.admin(slow).await;
+}
+
+/// Those who come next must not ask before it is their turn: each answer takes its time, in which nobody can
+/// hand them the lock. Also not after the release in between that lets other processes in.
+#[tokio::test]
+async fn on_a_slow_server_a_hand_over_takes_no_more_writes_than_on_a_quick_one() {
+    const CROWD: usize = 80;
+    const AT_MOST: f64 = 1.3;
+    let write = Duration::from_millis(50);
+    let server = Mongod::start_replica_set().await;
+    let max_hold = Some(Duration::from_secs(600));
+    let cases = [(Duration::ZERO, None), (write / 2, None), (write * 2, None), (write, max_hold)];
+    let cases = cases.map(async |(hold, max_hold)| {
+        let (database, commands) = counted_database(&server.uri()).await;
+        let cluster = Cluster::Mongo(database);
+        let locks = cluster.server_with(|settings| match max_hold {
+            Some(max_hold) => settings.max_hold(max_hold),
+            None => settings,
+        });
+        let locks = locks.await;
+        let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        let mut all = vec![waiting(&locks, &key("a")).await];
+        is_told(&locks, &commands).await;
+        for _ in 1..CROWD {
+            all.push(waiting(&locks, &key("a")).await);
+        }
+        slow_down(&server, write).await;
+        commands.take();
+        held.release().await.unwrap();
+        assert_eq!(all_served(all, hold).await, Vec::from_iter(0..CROWD));
+        let writes = writes_for_each(&commands.take(), CROWD);
+        eprintln!(
+            "held for {hold:?}, max_hold {max_hold:?}: {writes:.2} writes for each hand-over"
+        );
+        assert!(writes <= AT_MOST, "held for {hold:?}: {writes} writes for each hand-over");
+    });
+    join_all(cases).await;
 }
 
 #[tokio::test]
@@ -101,7 +165,7 @@ async fn two_servers_with_a_hundred_each_serve_them_all_at_a_cost_that_does_not_
     }
     is_told(&one, &commands).await;
     held.release().await.unwrap();
-    let order = all_served(all).await;
+    let order = all_served(all, Duration::ZERO).await;
     assert_eq!(order.len(), 2 * EACH);
     for server in 0..2 {
         let of_it = order.iter().copied().filter(|n| n % 2 == server);

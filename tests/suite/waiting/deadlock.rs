@@ -134,6 +134,38 @@ on_each_store! {
     }
 }
 
+/// As long as a chain of sessions that somebody made on purpose.
+#[tokio::test]
+async fn a_chain_of_three_thousand_breaks_nothing_and_holds_nobody_up() {
+    const LENGTH: usize = 3_000;
+    let locks = Cluster::memory().await.server().await;
+    let ids: Vec<_> = (0..LENGTH).map(|n| key(&n.to_string())).collect();
+    let jobs: Vec<_> = (0..LENGTH).map(|n| locks.job(n.to_string())).collect();
+    let mut held = HashMap::new();
+    for n in 0..LENGTH {
+        held.insert(n, jobs[n].acquire(&ids[n], Wait::no()).await.unwrap());
+    }
+    let mut all = JoinSet::new();
+    for (n, job) in jobs.iter().enumerate().skip(1) {
+        let (job, before) = (job.clone(), ids[n - 1].clone());
+        all.spawn(async move { job.acquire(&before, Wait::until_acquired()).await });
+    }
+    eventually("all wait", async || locks.health().waiting == LENGTH - 1).await;
+    // Longer than a search: this one waits until its time is over.
+    let closes = jobs[0].acquire(&ids[LENGTH - 1], Wait::for_at_most(A_WHILE));
+    let refused = in_time("an answer", closes).await;
+    assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+    // A short circle beside it is found as ever.
+    let (one, other) = (locks.job("one"), locks.job("other"));
+    let _a = one.acquire(&key("a"), Wait::no()).await.unwrap();
+    let _b = other.acquire(&key("b"), Wait::no()).await.unwrap();
+    all.spawn(async move { one.acquire(&key("b"), Wait::until_acquired()).await });
+    eventually("it waits, too", async || locks.health().waiting == LENGTH).await;
+    let refused = in_time("refused", other.acquire(&key("a"), Wait::until_acquired())).await;
+    assert!(matches!(refused, Err(LockError::WouldDeadlock { .. })), "{refused:?}");
+    all.abort_all();
+}
+
 fn uuid_seed() -> u64 {
     let id = actix_doclock::Aid::new();
     id.as_str().bytes().fold(0, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(byte.into()))

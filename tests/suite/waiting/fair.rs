@@ -5,6 +5,7 @@ use mongodb::bson::{Document, doc};
 use serde::{Deserialize, Serialize};
 
 use super::*;
+use crate::rig::faulty::Faulty;
 
 #[derive(Serialize, Deserialize)]
 struct Counter {}
@@ -138,4 +139,44 @@ async fn who_has_lost_its_place_lets_those_in_who_wait_behind_it_in_the_same_pro
     for waiting in [second, third, first] {
         in_time("in the store's order", waiting).await.unwrap().release().await.unwrap();
     }
+}
+
+/// A server whose network carries nothing, and so many calls that wait there for one document.
+async fn wait_in_an_outage(faulty: &Faulty, many: usize, wait: Wait) -> JoinSet<LockError> {
+    let locks = &faulty.app.locks;
+    locks.register::<Counter>().await.unwrap();
+    faulty.proxy.blackhole();
+    let mut all = JoinSet::new();
+    for _ in 0..many {
+        let locks = locks.clone();
+        all.spawn(async move { locks.acquire(&counter(), wait).await.map(drop).unwrap_err() });
+    }
+    faulty.proxy.until_fired(1).await;
+    all
+}
+
+/// One deadline for each would be many minutes.
+#[tokio::test]
+async fn an_outage_is_answered_after_the_wait_and_a_deadline_however_many_wait() {
+    const MANY: usize = 300;
+    let faulty = Faulty::with_deadline(Duration::from_secs(1)).await;
+    let began = Instant::now();
+    let wait = Wait::for_at_most(Duration::from_secs(2));
+    let all = wait_in_an_outage(&faulty, MANY, wait).await;
+    for error in in_time("all are answered", all.join_all()).await {
+        assert!(matches!(error, LockError::Store(_)), "{error:?}");
+    }
+    eprintln!("{MANY} answers in {:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_server_that_is_stopped_in_an_outage_keeps_nobody_in_line() {
+    // Longer than this test waits for anything.
+    let faulty = Faulty::with_deadline(2 * SOON).await;
+    let all = wait_in_an_outage(&faulty, 8, Wait::until_acquired()).await;
+    faulty.app.locks.begin_shutdown();
+    for error in in_time("all are answered", all.join_all()).await {
+        assert!(matches!(error, LockError::ShutDown), "{error:?}");
+    }
+    faulty.proxy.heal();
 }

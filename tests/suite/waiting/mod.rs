@@ -26,6 +26,7 @@ mod fair;
 mod fence;
 mod guards;
 mod kept;
+mod limits;
 mod missed;
 mod read_write;
 mod stream;

@@ -3,7 +3,7 @@
 use std::{future::Future, pin::pin, task::Context, time::Instant};
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, MongoStore, PageId,
+    Aid, Claim, Edit, EndReason, Format, Interest, LastEnd, LockToken, Mode, MongoStore, PageId,
     Released, Rules, Saved, SessionEnded, Store, StoreError, StoreStatus, StoredDocument, Swept,
     Taken, TryAcquire, Watch,
 };
@@ -66,8 +66,8 @@ impl Store for Pausing {
     async fn status(&self, names: &[&str]) -> Result<StoreStatus, StoreError> {
         self.0.status(names).await
     }
-    async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, StoreError> {
-        self.paused(self.0.locks_on(key)).await
+    async fn locks_on(&self, collection: &str, keys: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
+        self.paused(self.0.locks_on(collection, keys)).await
     }
     async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
         self.paused(self.0.last_end(aid)).await
@@ -165,10 +165,10 @@ impl Store for Pausing {
         key: &LockKey,
         aid: &Aid,
         token: LockToken,
-        document: &StoredDocument,
+        edit: &Edit,
         until: Instant,
     ) -> Result<Saved, StoreError> {
-        self.paused(self.0.save(key, aid, token, document, until)).await
+        self.paused(self.0.save(key, aid, token, edit, until)).await
     }
 }
 

@@ -1,6 +1,7 @@
 //! `LockedDoc`, `HeldDoc` and `SessionLocks` in handlers.
 
 use super::*;
+use crate::rig::log::{log_lines, logged};
 
 #[actix_web::test]
 async fn the_first_session_edits_the_second_is_told_who_does() {
@@ -358,4 +359,132 @@ async fn a_lock_on_what_is_not_there_is_not_trusted_either() {
     let guard = elsewhere.acquire(&key("new"), Wait::no()).await.unwrap();
     alice.post("/note/new").await.problem(423);
     guard.release().await.unwrap();
+}
+
+/// A note as a later version of the application stores it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct LaterNote {
+    #[serde(rename = "_id")]
+    id: String,
+    text: String,
+    status: String,
+    views: i64,
+}
+
+impl Lockable for LaterNote {
+    type Id = String;
+    const COLLECTION: &'static str = Note::COLLECTION;
+}
+
+/// A note as it is stored.
+#[derive(Serialize, Deserialize)]
+struct Any(Value);
+
+impl Lockable for Any {
+    type Id = String;
+    const COLLECTION: &'static str = Note::COLLECTION;
+}
+
+/// A type made for answers over HTTP, from which the id is written back under another name.
+#[derive(Debug, Serialize, Deserialize)]
+struct AnswerNote {
+    #[serde(rename(serialize = "id", deserialize = "_id"))]
+    id: String,
+    text: String,
+}
+
+impl Lockable for AnswerNote {
+    type Id = String;
+    const COLLECTION: &'static str = Note::COLLECTION;
+}
+
+#[actix_web::test]
+async fn a_save_keeps_fields_that_its_type_does_not_name_and_what_others_changed_meanwhile() {
+    let (locks, store) = embedded().await;
+    let note = |text: &str, views| LaterNote {
+        id: "a".to_owned(),
+        text: text.to_owned(),
+        status: "deleted".to_owned(),
+        views,
+    };
+    store.put("a".to_owned(), &note("old", 1)).unwrap();
+    let past = store.clone();
+    let save = move |mut edited: HeldDoc<Note>| {
+        let past = past.clone();
+        async move {
+            // A counter that does not ask for locks.
+            past.put("a".to_owned(), &note("old", 2)).unwrap();
+            edited.text = "new".to_owned();
+            edited.save().await.map(|()| HttpResponse::Ok())
+        }
+    };
+    let replace = |mut edited: HeldDoc<Note>| async move {
+        edited.text = "replaced".to_owned();
+        edited.replace().await.map(|()| HttpResponse::Ok())
+    };
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .wrap(locks.session(session))
+        .route("/part/{id}", web::put().to(save))
+        .route("/whole/{id}", web::put().to(replace))
+        .configure(routes);
+    let app = test::init_service(app).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await;
+    assert_eq!(alice.put("/part/a", "").await.status, 200);
+    let stored = |name: &str| {
+        let Any(note) = store.all::<Any>().unwrap().remove(0);
+        note.get(name).cloned()
+    };
+    assert_eq!(stored("text"), Some("new".into()));
+    assert_eq!((stored("status"), stored("views")), (Some("deleted".into()), Some(2.into())));
+
+    assert_eq!(alice.put("/whole/a", "").await.status, 200);
+    assert_eq!((stored("text"), stored("status")), (Some("replaced".into()), None));
+}
+
+#[actix_web::test]
+async fn a_type_that_writes_its_id_elsewhere_is_refused_at_its_first_save() {
+    log_lines();
+    let (locks, store) = embedded().await;
+    let save = |mut edited: HeldDoc<AnswerNote>| async move {
+        edited.text = "new".to_owned();
+        edited.save().await.map(|()| HttpResponse::Ok())
+    };
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .wrap(locks.session(session))
+        .route("/answer/{id}", web::put().to(save))
+        .configure(routes);
+    let app = test::init_service(app).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await;
+    assert_eq!(alice.put("/answer/a", "").await.status, 500);
+    assert!(logged("AnswerNote` reads its id from `_id` and writes it to `id`"));
+    assert_eq!(text_of(&store, "a"), "old");
+}
+
+#[actix_web::test]
+async fn a_session_holds_no_more_locks_than_it_may_and_the_next_one_leaves_no_trace() {
+    let (locks, store) = embedded_with(|settings| settings.max_locks_per_session(10)).await;
+    for n in 0..12 {
+        let note = Note { id: n.to_string(), text: String::new() };
+        store.put(n.to_string(), &note).unwrap();
+    }
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    for n in 0..10 {
+        assert_eq!(alice.post(&format!("/note/{n}")).await.status, 200, "{n}");
+    }
+    for path in ["/note/10", "/locks/note/10"] {
+        let refused = alice.post(path).await;
+        assert_eq!(refused.problem(429)["code"], "too_many_locks");
+        assert!(refused.header("retry-after").is_some());
+        assert_eq!(holder_of(&locks, "10").await, None);
+    }
+    assert_eq!(alice.post("/note/3").await.status, 200, "what it holds it may enter again");
+    assert_eq!(bob.post("/note/10").await.status, 200, "each session for itself");
+    assert_eq!(alice.put("/note/3/done", "new").await.status, 204);
+    assert_eq!(alice.post("/note/11").await.status, 200, "there is room again");
 }

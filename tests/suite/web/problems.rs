@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Format, Interest, LastEnd, LockToken, Mode, PageId, Released, Rules,
-    Saved, SessionEnded, Store, StoreError, StoreErrorKind, StoreStatus, StoredDocument, Swept,
-    Taken, TryAcquire, Watch,
+    Aid, Claim, Edit, EndReason, Format, Interest, LastEnd, LockToken, Mode, PageId, Released,
+    Rules, Saved, SessionEnded, Store, StoreError, StoreErrorKind, StoreStatus, StoredDocument,
+    Swept, Taken, TryAcquire, Watch,
 };
 use uuid::Uuid;
 
@@ -195,7 +195,7 @@ impl Store for Down {
     async fn status(&self, _: &[&str]) -> Result<StoreStatus, StoreError> {
         self.error()
     }
-    async fn locks_on(&self, _: &LockKey) -> Result<Vec<Lock>, StoreError> {
+    async fn locks_on(&self, _: &str, _: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
         self.error()
     }
     async fn last_end(&self, _: &Aid) -> Result<Option<LastEnd>, StoreError> {
@@ -281,7 +281,7 @@ impl Store for Down {
         _: &LockKey,
         _: &Aid,
         _: LockToken,
-        _: &StoredDocument,
+        _: &Edit,
         _: Instant,
     ) -> Result<Saved, StoreError> {
         self.error()

@@ -4,6 +4,8 @@ use std::{future::Future, net::TcpListener, time::Instant};
 
 use actix_doclock::{LockGuard, MongoStore, Wait, Wakeup};
 use actix_web::HttpServer;
+use futures_util::future::join_all;
+use mongodb::bson::{Document, doc};
 use serde_json::json;
 use tokio::{
     io::AsyncWriteExt,
@@ -12,7 +14,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::rig::{app::eventually, client, fresh_name, mongod, proxy::Proxy};
+use crate::rig::{app::eventually, client, fresh_database, fresh_name, mongod, proxy::Proxy};
 
 const SOON: Duration = Duration::from_secs(60);
 const A_WHILE: Duration = Duration::from_millis(150);
@@ -307,6 +309,82 @@ async fn a_session_and_a_job_that_would_wait_for_each_other_are_found() {
     let waits = job.acquire(&key, Wait::until_acquired());
     let (a, ()) = in_time(async { tokio::join!(waits, circle) }).await;
     drop((a.unwrap(), b));
+}
+
+#[actix_web::test]
+async fn a_session_that_waits_too_often_is_told_so_and_others_wait_as_ever() {
+    let (locks, _) = embedded_with(|settings| settings.max_waiters_per_session(2)).await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let held = [hold(&locks, "a").await, hold(&locks, "b").await];
+    let wait = async |browser: &Browser<'_, _>, note| {
+        browser.post_json(&format!("/locks/note/{note}"), long()).await
+    };
+    let one_too_many = async {
+        eventually("they wait", async || locks.health().waiting == 3).await;
+        for note in ["a", "b"] {
+            let refused = in_time(wait(&alice, note)).await;
+            assert_eq!(refused.problem(503)["code"], "too_many_waiters");
+            assert_eq!(refused.header("retry-after"), Some("5"));
+            // Who does not want to wait is told who has it.
+            alice.post(&format!("/locks/note/{note}")).await.problem(423);
+        }
+        drop(held);
+    };
+    let answers = in_time(async {
+        let (a, b) = (wait(&alice, "a"), wait(&alice, "b"));
+        let (a, b, bob, ()) = tokio::join!(
+            async { (a.await, alice.delete("/locks/note/a").await).0 },
+            async { (b.await, alice.delete("/locks/note/b").await).0 },
+            wait(&bob, "a"),
+            one_too_many
+        );
+        [a, b, bob]
+    });
+    assert!(answers.await.iter().all(|answer| answer.status == 201));
+    assert_eq!(locks.health().waiting, 0);
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Ticket {
+    #[serde(rename = "_id")]
+    id: String,
+}
+
+impl Lockable for Ticket {
+    type Id = String;
+    const COLLECTION: &'static str = "ticket";
+    const FAIR: bool = true;
+}
+
+/// Of the thousand that there are.
+#[actix_web::test]
+async fn a_session_gets_no_more_than_sixteen_places_in_a_fair_queue() {
+    let database = fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let tickets = database.collection::<Ticket>(Ticket::COLLECTION);
+    tickets.insert_one(Ticket { id: "a".to_owned() }).await.unwrap();
+    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper().build();
+    let locks = locks.await.unwrap();
+    locks.register::<Ticket>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let ticket = LockKey::of::<Ticket>("a".to_owned()).unwrap();
+    let held = locks.acquire(&ticket, Wait::no()).await.unwrap();
+    let places = async || {
+        let records = database.collection::<Document>("ticket.lock");
+        let record = records.find_one(doc! { "_id": "a" }).await.unwrap().unwrap();
+        record.get_array("queue").map_or(0, Vec::len)
+    };
+    let all = join_all((0..40).map(|_| alice.post_json("/locks/ticket/a", long())));
+    let release = async {
+        eventually("sixteen wait", async || places().await == 16).await;
+        held.release().await.unwrap();
+    };
+    let (answers, ()) = in_time(async { tokio::join!(all, release) }).await;
+    let refused = answers.iter().filter(|answer| answer.status == 503);
+    assert_eq!(refused.count(), 24);
+    assert!(answers.iter().all(|answer| [200, 201, 503].contains(&answer.status.as_u16())));
 }
 
 /// What was seen of a holder is from a while ago: another server has released it since, and the news

@@ -8,7 +8,7 @@ use super::finding::{Finding, Severity, database_in_shell, in_shell, quoted};
 use crate::store::mongo::{
     REMEMBER_ENDED,
     indexes::{
-        LONGEST_INDEX, OF_ENDED, OF_LOCKS, Plain, expiry, is_of_fenced, is_on, whole_seconds,
+        self, LONGEST_INDEX, OF_ENDED, OF_LOCKS, Plain, expiry, is_of_fenced, is_on, whole_seconds,
     },
 };
 
@@ -34,6 +34,7 @@ pub(super) fn of_locks(
         return vec![no_such_collection(locks)];
     }
     let mut findings = missing(locks, existing, OF_LOCKS);
+    findings.extend(sparse(locks, existing, OF_LOCKS));
     let expires = existing.iter().filter(|index| is_on(index, "ts")).find_map(expiry);
     match expires {
         None => findings.push(no_ttl_index(locks, existing, ttl.max(held))),
@@ -49,6 +50,7 @@ pub(super) fn of_ended(ended: &Namespace, existing: &[Document]) -> Vec<Finding>
         return vec![no_such_collection(ended)];
     }
     let mut findings = missing(ended, existing, OF_ENDED);
+    findings.extend(sparse(ended, existing, OF_ENDED));
     if !existing.iter().any(|index| is_on(index, "ts") && expiry(index).is_some()) {
         findings.push(no_ttl_index(ended, existing, Some(REMEMBER_ENDED)));
     }
@@ -68,13 +70,12 @@ fn no_such_collection(namespace: &Namespace) -> Finding {
 fn missing(namespace: &Namespace, existing: &[Document], wanted: &[Plain]) -> Vec<Finding> {
     let is_missing = |index: &&Plain| !existing.iter().any(|it| is_on(it, index.field));
     let finding = |index: &Plain| {
-        let Plain { field, sparse } = index;
+        let Plain { field, .. } = index;
         let serves = match *field {
             "due" => "each look for sessions that have fallen silent",
             "step" => "each look for sessions whose end is half-done",
             _ => "each renewal and each logout",
         };
-        let options = if *sparse { ", {sparse: true}" } else { "" };
         Finding::new(
             Severity::Error,
             "missing_index",
@@ -82,13 +83,45 @@ fn missing(namespace: &Namespace, existing: &[Document], wanted: &[Plain]) -> Ve
             format!("the index on `{field}` is missing: {serves} reads the whole collection"),
             REGISTER,
         )
-        .with_command(format!(
-            "{}.createIndex({{{}: 1}}{options})",
-            in_shell(namespace),
-            quoted(field)
-        ))
+        .with_command(create(namespace, index))
     };
     wanted.iter().filter(is_missing).map(finding).collect()
+}
+
+fn create(namespace: &Namespace, index: &Plain) -> String {
+    let (shell, field) = (in_shell(namespace), quoted(index.field));
+    let options = if index.partial {
+        format!(", {{partialFilterExpression: {{{field}: {{$exists: true}}}}}}")
+    } else {
+        String::new()
+    };
+    format!("{shell}.createIndex({{{field}: 1}}{options})")
+}
+
+/// Indexes of an earlier version, which a strict client of the Stable API does not use.
+fn sparse(namespace: &Namespace, existing: &[Document], wanted: &[Plain]) -> Vec<Finding> {
+    let is_sparse = |index: &&Plain| {
+        let mut on_field = existing.iter().filter(|it| is_on(it, index.field)).peekable();
+        on_field.peek().is_some() && on_field.all(indexes::is_sparse)
+    };
+    let finding = |index: &Plain| {
+        let field = quoted(index.field);
+        let drop = format!("{}.dropIndex({{{field}: 1}})", in_shell(namespace));
+        Finding::new(
+            Severity::Info,
+            "sparse_index",
+            namespace,
+            format!(
+                "the index on `{}` is sparse: with `apiStrict` the server does not use it, and reads \
+                 the whole collection",
+                index.field
+            ),
+            "restart the application with the privilege dropIndex, which makes a partial index of it, or \
+             run `doclock init`",
+        )
+        .with_command(format!("{drop}; {}", create(namespace, index)))
+    };
+    wanted.iter().filter(is_sparse).map(finding).collect()
 }
 
 const REGISTER: &str =
@@ -121,24 +154,26 @@ fn wrong_ttl(
 ) -> Option<Finding> {
     // As long as locks with a longer ttl are held, the index has to keep to theirs.
     let wanted = whole_seconds(ttl.max(held)?);
-    let (severity, problem) = if expires < wanted as f64 {
+    let (severity, problem, advice) = if expires < wanted as f64 {
         let whose = if ttl < held { "a lock that is held has" } else { "the ttl should be" };
         let problem = format!(
             "the TTL index removes locks {expires} s after they were last renewed, but {whose} \
              {wanted} s: locks are lost while they are held"
         );
-        (Severity::Error, problem)
+        let advice = "restart the application with the ttl that it should have, which raises it, or run \
+                      `doclock init` with it";
+        (Severity::Error, problem, advice)
     } else if ttl.is_some() && expires > wanted as f64 {
         let problem = format!(
             "the TTL index removes what was left behind after {expires} s, but the ttl should be \
              {wanted} s: for a program that locks without this crate, documents stay locked for longer"
         );
-        (Severity::Warning, problem)
+        let advice = "no server and no command lowers it; once no server and no lock with a longer ttl is \
+                      left, lower it yourself";
+        (Severity::Warning, problem, advice)
     } else {
         return None;
     };
-    let advice = "restart the application with the ttl that it should have, which changes the index, or \
-                  run `doclock init` with it";
     let finding = Finding::new(severity, "wrong_ttl", locks, problem, advice);
     Some(finding.with_command(change_expiry(locks, wanted.min(LONGEST_INDEX.as_secs()))))
 }
@@ -184,8 +219,14 @@ mod tests {
     fn each_index_that_is_missing_is_named_with_the_command_that_makes_it() {
         for (missing, made) in [
             ("aid", r#"createIndex({"aid": 1})"#),
-            ("readers.aid", r#"createIndex({"readers.aid": 1}, {sparse: true})"#),
-            ("due", r#"createIndex({"due": 1}, {sparse: true})"#),
+            (
+                "readers.aid",
+                r#"createIndex({"readers.aid": 1}, {partialFilterExpression: {"readers.aid": {$exists: true}}})"#,
+            ),
+            (
+                "due",
+                r#"createIndex({"due": 1}, {partialFilterExpression: {"due": {$exists: true}}})"#,
+            ),
             ("ts", "createIndex({ts: 1}, {expireAfterSeconds: 150})"),
         ] {
             let mut existing = complete(150.0);
@@ -198,6 +239,16 @@ mod tests {
             assert_eq!(finding.command.as_ref(), Some(&command));
         }
         assert_eq!(of_locks(&locks(), &complete(150.0), Some(TTL), Some(TTL)), []);
+    }
+
+    #[test]
+    fn a_sparse_index_of_an_earlier_version_is_told_of() {
+        let mut existing = complete(150.0);
+        existing.last_mut().unwrap().insert("sparse", true);
+        let findings = of_locks(&locks(), &existing, None, None);
+        let [finding] = &findings[..] else { panic!("{findings:?}") };
+        assert_eq!((finding.code, finding.severity), ("sparse_index", Severity::Info));
+        assert!(finding.command.as_ref().unwrap().contains(r#"dropIndex({"due": 1}); db."#));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use mongodb::bson::{Document as Record, doc};
 use uuid::Uuid;
 
 use super::{
-    super::{ENDED, MongoStore, codec, error::store_error, record::presentable},
+    super::{ENDED, MongoStore, codec, error::store_error, lanes, record::presentable},
     names_of, pipeline,
 };
 use crate::{Aid, EndReason, SessionEnded, StoreError};
@@ -24,6 +24,7 @@ impl MongoStore {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let mut ids = Vec::new();
         let mut cursor = (ended.find(waiting.clone()).projection(doc! { "_id": 1 }).limit(limit))
+            .max_time(lanes::read_limit())
             .await
             .map_err(failed)?;
         while cursor.advance().await.map_err(failed)? {
@@ -35,11 +36,11 @@ impl MongoStore {
         }
         let mut mine = waiting;
         mine.insert("_id", doc! { "$in": ids });
-        let taken = ended.update_many(mine.clone(), pipeline::take(worker, lease)).await;
+        let taken = self.write_ended(mine.clone(), pipeline::take(worker, lease), false).await;
         taken.map_err(failed)?;
         mine.insert("by", worker.to_string());
         let mut taken = Vec::new();
-        let mut cursor = ended.find(mine).await.map_err(failed)?;
+        let mut cursor = ended.find(mine).max_time(lanes::read_limit()).await.map_err(failed)?;
         while cursor.advance().await.map_err(failed)? {
             let record: Record = cursor.deserialize_current().map_err(failed)?;
             match to_ended(&record) {
@@ -64,7 +65,7 @@ impl MongoStore {
             "by": worker.to_string(),
             "step": "announce",
         };
-        let done = self.inner.ended.update_many(mine, pipeline::announced()).await;
+        let done = self.write_ended(mine, pipeline::announced(), false).await;
         done.map_err(|e| store_error("noting announced ends of sessions", e))?;
         Ok(())
     }
@@ -77,7 +78,7 @@ impl MongoStore {
             record.get("_id"),
         );
         let id = doc! { "_id": { "$eq": record.get("_id").cloned() } };
-        let done = self.inner.ended.update_one(id, pipeline::announced()).await;
+        let done = self.write_ended(id, pipeline::announced(), false).await;
         done.map_err(|e| store_error("leaving out a broken record", e))?;
         Ok(())
     }

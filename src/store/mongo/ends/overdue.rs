@@ -10,6 +10,7 @@ use super::{
         Grant, has_run_out, held_by, is_live_reader, is_of, is_reader, is_shared, millis,
         no_live_place, nothing_held, of_sessions, readers_that, runs_out, some_reader,
     },
+    former::traces,
     pipeline::waits_for,
 };
 use crate::Aid;
@@ -22,6 +23,7 @@ pub(super) fn overdue(
     worker: Uuid,
     limit: i64,
 ) -> Vec<Document> {
+    let names: Vec<_> = collections.iter().map(|(name, ..)| name.as_str()).collect();
     let mut stages = vec![
         doc! { "$match": waits_for("release", worker) },
         doc! { "$limit": limit },
@@ -31,6 +33,7 @@ pub(super) fn overdue(
             { "$limit": 1 },
             { "$project": { "_id": 0, "announcement": "$_id" } },
         ] } },
+        doc! { "$unionWith": { "coll": ended, "pipeline": traces(&names, limit) } },
     ];
     for (collection, locks, ttl) in collections {
         for part in [

@@ -12,7 +12,7 @@
 //!   noted:  <Date: until when they count although no step is left>,
 //!   taken:  <how often it was taken to be announced>,
 //!   told:   true }                     // announced; a release was begun once more
-//! indexes: ts (TTL), step (sparse)
+//! indexes: ts (TTL), step (partial)
 //! ```
 
 use std::time::Duration;

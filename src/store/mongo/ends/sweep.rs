@@ -9,8 +9,14 @@ use mongodb::bson::{Bson, Document as Record, doc};
 use uuid::Uuid;
 
 use super::{
-    super::{ENDED, MongoStore, codec, error::store_error, removal::Grants},
-    NAMES_AT_ONCE, aid_of, overdue, pipeline,
+    super::{
+        ENDED, MongoStore, codec,
+        error::store_error,
+        lanes,
+        removal::Grants,
+        write::{Write, write},
+    },
+    NAMES_AT_ONCE, aid_of, former, overdue, pipeline,
 };
 use crate::{Aid, LockKey, StoreError, store::Swept};
 
@@ -35,6 +41,8 @@ struct RunOut {
     shared: bool,
     /// And not because of `max_hold`.
     by_silence: bool,
+    /// Somebody has taken the lock over, and left this trace of it.
+    trace: Option<Bson>,
 }
 
 impl RunOut {
@@ -56,6 +64,7 @@ impl Overdue {
             token: gone.get_str("token").unwrap_or_default().to_owned(),
             shared: gone.get_bool("shared").unwrap_or(false),
             by_silence: gone.get_bool("by_silence").unwrap_or(true),
+            trace: row.get("trace").cloned(),
         });
     }
 }
@@ -98,13 +107,13 @@ impl MongoStore {
                 !awake.contains(aid) && of.iter().any(|record| record.by_silence)
             });
         self.remove_quietly(&quiet).await?;
-        let silent = silent.into_iter().map(|(aid, _)| aid);
+        let aids = silent.iter().map(|(aid, _)| aid.clone());
         let claimed =
-            self.claim(found.unfinished.into_iter().chain(silent).collect(), worker).await?;
+            self.claim(found.unfinished.into_iter().chain(aids).collect(), worker).await?;
         // A worker that gets less than half leaves the field to the one that is at it.
         let is_ahead = 2 * (claimed.len() + quiet.len()) > run_out.len();
         swept.more = found.records >= limit && is_ahead;
-        self.release_claimed(collections, &claimed, worker, &mut swept).await?;
+        self.release_claimed(collections, &claimed, &silent, worker, &mut swept).await?;
         Ok(swept)
     }
 
@@ -122,8 +131,10 @@ impl MongoStore {
             }
         }
         self.update_ended(notes).await?;
+        self.looked_at(quiet.iter().flat_map(|(_, of)| of)).await?;
         let mut records: BTreeMap<&str, (Vec<Bson>, Vec<&str>, bool)> = BTreeMap::new();
-        for record in quiet.iter().flat_map(|(_, of)| of) {
+        let stored = quiet.iter().flat_map(|(_, of)| of).filter(|it| it.trace.is_none());
+        for record in stored {
             let (ids, tokens, shared) = records.entry(&record.collection).or_default();
             ids.push(record.id.clone());
             tokens.push(&record.token);
@@ -131,6 +142,17 @@ impl MongoStore {
         }
         for (collection, (ids, tokens, shared)) in records {
             self.remove_in(&[collection], &Grants::RunOut { ids, tokens }, shared).await?;
+        }
+        Ok(())
+    }
+
+    /// Of these locks everything is written down that their traces are kept for.
+    async fn looked_at(&self, of: impl Iterator<Item = &RunOut>) -> Result<(), StoreError> {
+        let traces: Vec<_> = of.filter_map(|record| record.trace.clone()).collect();
+        if !traces.is_empty() {
+            let these = doc! { "_id": { "$in": traces } };
+            let seen = self.write_ended(these, former::seen(), false).await;
+            seen.map_err(|e| store_error("noting former holders of locks", e))?;
         }
         Ok(())
     }
@@ -149,7 +171,8 @@ impl MongoStore {
         }
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let query = overdue::overdue(ENDED, &locks, worker, limit);
-        let mut cursor = self.inner.ended.aggregate(query).await.map_err(failed)?;
+        let rows = self.inner.ended.aggregate(query).max_time(lanes::read_limit());
+        let mut cursor = rows.await.map_err(failed)?;
         let mut found = Overdue::default();
         while cursor.advance().await.map_err(failed)? {
             let row: Record = cursor.deserialize_current().map_err(failed)?;
@@ -176,7 +199,8 @@ impl MongoStore {
             let failed = |e| store_error(format!("looking for live locks in {collection}"), e);
             // Not the command `distinct`, which knows no `$$NOW` up to MongoDB 6.
             let live = overdue::awake(aids, at.rules.ttl);
-            let mut cursor = at.locks.aggregate(live).await.map_err(failed)?;
+            let mut cursor =
+                at.locks.aggregate(live).max_time(lanes::read_limit()).await.map_err(failed)?;
             while cursor.advance().await.map_err(failed)? {
                 let row: Record = cursor.deserialize_current().map_err(failed)?;
                 awake.insert(aid_of(&row, "_id"));
@@ -199,6 +223,7 @@ impl MongoStore {
             let mut cursor = (at.locks)
                 .find(overdue::run_out_of(aids, at.rules.ttl))
                 .projection(overdue::run_out_fields(aids))
+                .max_time(lanes::read_limit())
                 .limit(i64::try_from(NAMES_AT_ONCE).unwrap_or(i64::MAX))
                 .await
                 .map_err(failed)?;
@@ -241,7 +266,8 @@ impl MongoStore {
         let failed = |e| store_error("claiming sessions that have fallen silent", e);
         let ids: Vec<_> = aids.iter().map(Aid::as_str).collect();
         let mine = doc! { "_id": { "$in": ids }, "by": worker.to_string(), "step": "release" };
-        let mut cursor = self.inner.ended.find(mine).await.map_err(failed)?;
+        let mut cursor =
+            self.inner.ended.find(mine).max_time(lanes::read_limit()).await.map_err(failed)?;
         let mut claimed = Vec::new();
         while cursor.advance().await.map_err(failed)? {
             let end: Record = cursor.deserialize_current().map_err(failed)?;
@@ -259,6 +285,7 @@ impl MongoStore {
         &self,
         collections: &[&str],
         claimed: &[Claimed],
+        found: &[(Aid, Vec<RunOut>)],
         worker: Uuid,
         swept: &mut Swept,
     ) -> Result<(), StoreError> {
@@ -271,6 +298,13 @@ impl MongoStore {
         let (run_out, shared) = self.run_out(collections, &silent).await?;
         for (aid, key) in run_out {
             names.entry(aid).or_default().extend(key);
+        }
+        let taken_over: Vec<_> = (found.iter())
+            .flat_map(|(aid, of)| of.iter().map(move |record| (aid, record)))
+            .filter(|(_, record)| record.trace.is_some())
+            .collect();
+        for (aid, record) in taken_over.iter().filter(|(aid, _)| silent.contains(aid)) {
+            names.entry((*aid).clone()).or_default().extend(record.key());
         }
         let named = names.iter().filter(|(_, keys)| !keys.is_empty()).map(|(aid, keys)| {
             doc! {
@@ -285,6 +319,9 @@ impl MongoStore {
         let (for_good, silent): (Vec<_>, Vec<_>) =
             self.claimed(&aids, worker).await?.into_iter().partition(|end| end.for_good);
         let aids: Vec<_> = silent.iter().map(|end| end.aid.clone()).collect();
+        let is_mine = |aid: &Aid| aids.contains(aid) || for_good.iter().any(|end| end.aid == *aid);
+        let mine = taken_over.iter().filter(|(aid, _)| is_mine(aid));
+        self.looked_at(mine.map(|(_, record)| *record)).await?;
         self.remove_in(collections, &Grants::RunOutOf(&aids), shared).await?;
         for end in &for_good {
             self.release_ended(&end.aid, collections).await?;
@@ -298,11 +335,12 @@ impl MongoStore {
             doc! { "_id": { "$in": ids }, "by": worker.to_string(), "step": "release" }
         };
         if !not.is_empty() {
-            self.inner.ended.delete_many(mine(&not)).await.map_err(failed)?;
+            let gone = Write::Delete.command(&self.inner.ended, mine(&not), false);
+            let gone = write(&self.inner.ended, gone, lanes::write_limit()).await;
+            gone.map_err(failed)?;
         }
         if !ended.is_empty() {
-            let released = pipeline::released();
-            self.inner.ended.update_many(mine(&ended), released).await.map_err(failed)?;
+            self.write_ended(mine(&ended), pipeline::released(), false).await.map_err(failed)?;
         }
         // The others were found silent before, and have waited for their announcement.
         let anew = |end: &&&Claimed| end.for_good || names.contains_key(&end.aid);

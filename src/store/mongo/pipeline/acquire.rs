@@ -17,14 +17,23 @@ use crate::{
     store::{Claim, Rules},
 };
 
+/// In the answer to a claim: the expired grants in its way of which no trace is left yet, so that it was not
+/// granted. `[ { aid, token } ]`
+pub(in crate::store::mongo) const FORMER: &str = "former";
+
 /// Takes the lock if nobody is in the way, renews it if it is the session's own, and leaves the
 /// record as it is (no write, no change event) if it is somebody else's. Who keeps a place leaves it
-/// there.
+/// there. An expired lock of another session is replaced only if it is among the `traced`.
 ///
 /// After the shape of DistributedLock's `MongoDistributedLock`: one upsert by `_id`, on server time.
-pub(in crate::store::mongo) fn acquire(claim: &Claim, rules: &Rules) -> Vec<Document> {
-    let it = Acquire { claim, rules };
-    let branches = if claim.mode == Mode::Shared { it.shared() } else { it.exclusive() };
+pub(in crate::store::mongo) fn acquire(
+    claim: &Claim,
+    traced: &[String],
+    rules: &Rules,
+) -> Vec<Document> {
+    let it = Acquire { claim, traced, rules };
+    let mut branches = if claim.mode == Mode::Shared { it.shared() } else { it.exclusive() };
+    branches.push((doc! { "$ne": [it.former(), []] }, "$$ROOT".into()));
     let grant = it.grant();
     let granted = if claim.mode == Mode::Shared { it.joined(grant) } else { it.granted(grant) };
     let branches: Vec<_> =
@@ -40,15 +49,19 @@ pub(in crate::store::mongo) fn acquire(claim: &Claim, rules: &Rules) -> Vec<Docu
 /// The least there is of it, for a document that is expected to be free: does nothing to a record with
 /// any `ts`. For an exclusive claim in a collection that is neither fair nor fenced.
 pub(in crate::store::mongo) fn acquire_if_free(claim: &Claim, rules: &Rules) -> Vec<Document> {
-    let it = Acquire { claim, rules };
+    let it = Acquire { claim, traced: &[], rules };
     let granted = it.granted(it.grant());
     vec![doc! { "$replaceWith": { "$cond": ["$ts", "$$ROOT", granted] } }]
 }
 
 /// The same for an exclusive claim in a collection that is not fair, unless there is
 /// [more to it](more_to_it): then it does nothing. It is half as long, and nearly always enough.
-pub(in crate::store::mongo) fn acquire_shortly(claim: &Claim, rules: &Rules) -> Vec<Document> {
-    let it = Acquire { claim, rules };
+pub(in crate::store::mongo) fn acquire_shortly(
+    claim: &Claim,
+    traced: &[String],
+    rules: &Rules,
+) -> Vec<Document> {
+    let it = Acquire { claim, traced, rules };
     let others_hold = doc! { "$and": [is_live(rules.ttl), { "$ne": ["$aid", it.aid()] }] };
     let mut left_alone = vec![
         is_shared().into(),
@@ -60,6 +73,9 @@ pub(in crate::store::mongo) fn acquire_shortly(claim: &Claim, rules: &Rules) -> 
         doc! { "case": { "$or": left_alone }, "then": "$$ROOT" },
         doc! { "case": is_live(rules.ttl), "then": it.reentered() },
     ];
+    let former = doc! { "$ne": [it.without_trace(it.former_exclusive()), []] };
+    let branches =
+        branches.into_iter().chain([doc! { "case": former, "then": "$$ROOT" }]).collect::<Vec<_>>();
     let switch = doc! { "$switch": { "branches": branches, "default": it.granted(it.grant()) } };
     vec![doc! { "$replaceWith": switch }]
 }
@@ -68,6 +84,11 @@ pub(in crate::store::mongo) fn acquire_shortly(claim: &Claim, rules: &Rules) -> 
 pub(in crate::store::mongo) fn more_to_it(claim: &Claim) -> Document {
     let comes_back = doc! { "$eq": ["$aid", literal(claim.aid.as_str())] };
     doc! { "$or": [is_shared(), { "$and": [is_leaving(), comes_back] }] }
+}
+
+/// What the answer to the claim tells of expired grants.
+pub(in crate::store::mongo) fn former(claim: &Claim, traced: &[String], rules: &Rules) -> Document {
+    Acquire { claim, traced, rules }.former()
 }
 
 /// The record of the lock `from`, or what it is after it was handed over.
@@ -83,13 +104,14 @@ pub(in crate::store::mongo) fn handed(from: &Acquisition<'_>, claim: &Claim) -> 
     filter
 }
 
-/// Gives the exclusive lock `from` to the claim. A repetition changes nothing.
+/// Gives the exclusive lock `from` to the claim: if it is to be taken over, only while it is live. A
+/// repetition changes nothing.
 pub(in crate::store::mongo) fn hand_over(
     from: &Acquisition<'_>,
     claim: &Claim,
     rules: &Rules,
 ) -> Vec<Document> {
-    let it = Acquire { claim, rules };
+    let it = Acquire { claim, traced: &[], rules };
     let is_shared = claim.mode == Mode::Shared;
     let goes_on = (from.aid == &claim.aid).then(|| {
         let (ttl, until) = it.lease_that_goes_on();
@@ -103,7 +125,10 @@ pub(in crate::store::mongo) fn hand_over(
     if let Some(taken) = &claim.taken {
         granted.insert("taken", super::taken(from.token, taken));
     }
-    let from = from.is(Grant::Exclusive);
+    let mut from = from.is(Grant::Exclusive);
+    if claim.taken.is_some() {
+        from = doc! { "$and": [from, is_live(rules.ttl)] };
+    }
     let mut stages = vec![doc! { "$replaceWith": { "$cond": [from, granted, "$$ROOT"] } }];
     if is_shared {
         stages.extend(settle(rules));
@@ -113,6 +138,8 @@ pub(in crate::store::mongo) fn hand_over(
 
 struct Acquire<'a> {
     claim: &'a Claim,
+    /// Expired grants of which a trace is left.
+    traced: &'a [String],
     rules: &'a Rules,
 }
 
@@ -217,14 +244,65 @@ impl Acquire<'_> {
         granted
     }
 
+    /// The expired grants that the claim would replace, and of which a reaper could not hear any more.
+    fn former(&self) -> Document {
+        let all = doc! { "$concatArrays": [self.former_exclusive(), self.former_readers()] };
+        self.without_trace(all)
+    }
+
+    fn without_trace(&self, former: Document) -> Document {
+        let is_traced = doc! { "$setIsSubset": ["$$former.token", { "$literal": self.traced }] };
+        doc! { "$let": {
+            "vars": { "former": former }, "in": { "$cond": [is_traced, [], "$$former"] },
+        } }
+    }
+
+    /// The expired exclusive lock, if there is one. That of a foreign program has no token.
+    fn former_exclusive(&self) -> Document {
+        let expired = doc! { "$and": [
+            is("$aid", "string"),
+            is("$token", "string"),
+            { "$not": [is_live(self.rules.ttl)] },
+            self.is_of_idle_session(Grant::Exclusive),
+        ] };
+        doc! { "$cond": [expired, [{ "aid": "$aid", "token": "$token" }], []] }
+    }
+
+    /// The expired readers that do not stay.
+    fn former_readers(&self) -> Document {
+        let gone = readers_that(doc! { "$and": [
+            is_reader(),
+            { "$not": [is_live_reader()] },
+            self.is_of_idle_session(Grant::Reader),
+        ] });
+        let each = doc! { "aid": "$$r.aid", "token": "$$r.token" };
+        let gone = doc! { "$map": { "input": gone, "as": "r", "in": each } };
+        if self.claim.mode == Mode::Shared {
+            doc! { "$cond": [self.are_few(), [], gone] }
+        } else {
+            gone
+        }
+    }
+
+    /// Not of this session, which is here; and not one that ended with its `max_hold`.
+    fn is_of_idle_session(&self, grant: Grant) -> Document {
+        doc! { "$and": [
+            { "$ne": [grant.field("aid"), self.aid()] },
+            { "$not": [grant.has_reached_max_hold()] },
+        ] }
+    }
+
+    fn are_few(&self) -> Document {
+        doc! { "$lt": [{ "$size": readers() }, MAX_READERS as i64] }
+    }
+
     /// One reader more. Those that have run out are left to the sweep, which announces their
     /// sessions, unless there are too many.
     fn joined(&self, grant: Document) -> Document {
-        let few = doc! { "$lt": [{ "$size": readers() }, MAX_READERS as i64] };
         let stays = doc! { "$and": [
             is_reader(),
             { "$ne": ["$$r.aid", self.aid()] },
-            { "$or": [few, is_live_reader()] },
+            { "$or": [self.are_few(), is_live_reader()] },
         ] };
         let mut joined = doc! {
             "_id": "$_id",

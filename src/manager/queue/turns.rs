@@ -1,0 +1,50 @@
+//! Numbers that are kept for those who have waited in vain and may be back at once.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use crate::{Aid, LockKey, clock, random::HashMap};
+
+/// Over HTTP nobody can wait for as long as a person does, so they ask again and again.
+const KEEP_TURN: Duration = Duration::from_secs(3);
+/// How many are looked at for each that is kept: more than one, so that what is over goes in the end.
+const FORGET: usize = 4;
+
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    kept: HashMap<(LockKey, Aid), (u64, Instant)>,
+    /// In the order in which they are over.
+    ending: VecDeque<(Instant, (LockKey, Aid))>,
+}
+
+impl Turns {
+    pub(super) fn keep(&mut self, key: &LockKey, owner: &Aid, number: u64) {
+        self.forget();
+        let (whose, until) = ((key.clone(), owner.clone()), clock::now() + KEEP_TURN);
+        self.ending.push_back((until, whose.clone()));
+        self.kept.insert(whose, (number, until));
+    }
+
+    /// The number that it had, if it is back in time.
+    pub(super) fn take(&mut self, key: &LockKey, owner: &Aid) -> Option<u64> {
+        let (number, until) = self.kept.remove(&(key.clone(), owner.clone()))?;
+        (until > clock::now()).then_some(number)
+    }
+
+    /// Not all at once that are over, however many these are.
+    fn forget(&mut self) {
+        let now = clock::now();
+        for _ in 0..FORGET {
+            if self.ending.front().is_none_or(|(until, _)| *until > now) {
+                return;
+            }
+            let Some((until, whose)) = self.ending.pop_front() else { return };
+            // Else it was kept anew since.
+            if self.kept.get(&whose).is_some_and(|(_, kept)| *kept == until) {
+                self.kept.remove(&whose);
+            }
+        }
+    }
+}

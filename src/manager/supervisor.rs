@@ -1,0 +1,189 @@
+//! Background tasks outlive their panics: each is started again, and the health of the manager says so.
+
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+use tokio::{
+    task::{AbortHandle, JoinHandle},
+    time::sleep,
+};
+
+use super::{Inner, LockManager, observe, rhythm::jittered};
+use crate::{clock, lock::cut, store::millis};
+
+/// The pause before a task is started again; doubled with each panic, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How long a task has run when its earlier panics do not count any more.
+const PROVEN: Duration = Duration::from_secs(60);
+/// How long the message of a panic may be that is kept.
+const MESSAGE_BYTES: usize = 500;
+
+/// The panics of one kind of background task, as part of [`Health`](super::Health).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TaskPanics {
+    /// How often a task of this kind has panicked, and was started again.
+    pub count: u32,
+    /// How long ago it did so last.
+    #[serde(rename = "last_ms", serialize_with = "millis")]
+    pub last: Duration,
+    /// What it said then.
+    pub message: String,
+}
+
+/// The panics of all background tasks, by the kind of task.
+#[derive(Debug, Default)]
+pub(super) struct Panics(Mutex<BTreeMap<&'static str, (u32, Instant, String)>>);
+
+impl Panics {
+    fn of(&self) -> MutexGuard<'_, BTreeMap<&'static str, (u32, Instant, String)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, task: &'static str, message: String) {
+        let mut all = self.of();
+        let count = all.get(task).map_or(0, |(count, ..)| *count);
+        all.insert(task, (count.saturating_add(1), clock::now(), message));
+    }
+
+    pub(super) fn all(&self) -> BTreeMap<&'static str, TaskPanics> {
+        let told = |(count, at, message): &(u32, Instant, String)| TaskPanics {
+            count: *count,
+            last: clock::since(*at),
+            message: message.clone(),
+        };
+        self.of().iter().map(|(task, panics)| (*task, told(panics))).collect()
+    }
+}
+
+impl LockManager {
+    /// Runs a background task to its end, and starts it again whenever it panics.
+    ///
+    /// `panicked` is called then, to make sure that nobody relies on the task in the meantime. The task
+    /// gets a weak handle, so it keeps no manager alive.
+    pub(super) fn supervise<F>(
+        &self,
+        task: &'static str,
+        panicked: impl Fn(&LockManager) + Send + 'static,
+        start: impl Fn(Weak<Inner>) -> F + Send + 'static,
+    ) -> AbortHandle
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let inner = Arc::downgrade(&self.inner);
+        let runtime = self.inner.runner.runtime().clone();
+        let supervisor = async move {
+            let mut pause = FIRST_PAUSE;
+            loop {
+                let began = clock::now();
+                let mut running = Running(tokio::spawn(start(Weak::clone(&inner))));
+                let Err(error) = (&mut running.0).await else { return };
+                let (Ok(panic), Some(inner)) = (error.try_into_panic(), inner.upgrade()) else {
+                    return;
+                };
+                let manager = LockManager { inner };
+                if clock::since(began) >= PROVEN {
+                    pause = FIRST_PAUSE;
+                }
+                let (message, now) = (message(&*panic), jittered(pause));
+                log::error!(
+                    target: "actix_doclock::background",
+                    "the background task `{task}` has panicked and is started again in {now:?}; report \
+                     this with the message: {message}",
+                );
+                observe::panicked(task);
+                manager.inner.panics.note(task, message);
+                panicked(&manager);
+                let stop = manager.inner.stop.token();
+                drop(manager);
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    () = sleep(now) => {}
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        };
+        runtime.spawn(supervisor).abort_handle()
+    }
+}
+
+/// A task that ends with its supervisor.
+struct Running(JoinHandle<()>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// What the panic said, cut.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)");
+    cut(text.to_owned(), MESSAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::MemoryStore;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_is_started_again_and_its_panics_are_told() {
+        let manager = LockManager::builder(MemoryStore::new()).build().await.unwrap();
+        let (starts, noticed) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let runs = Arc::new(Semaphore::new(0));
+        let (started, told, running) =
+            (Arc::clone(&starts), Arc::clone(&noticed), Arc::clone(&runs));
+        let supervisor = manager.supervise(
+            "test",
+            move |_| {
+                told.fetch_add(1, Ordering::SeqCst);
+            },
+            move |_| {
+                let (nth, running) = (started.fetch_add(1, Ordering::SeqCst), Arc::clone(&running));
+                async move {
+                    assert!(nth >= 2, "start number {nth}");
+                    running.add_permits(1);
+                    std::future::pending::<()>().await;
+                }
+            },
+        );
+        runs.acquire().await.unwrap().forget();
+        assert_eq!((starts.load(Ordering::SeqCst), noticed.load(Ordering::SeqCst)), (3, 2));
+        let panics = manager.health().panics;
+        assert_eq!((panics.len(), panics["test"].count), (1, 2));
+        assert!(panics["test"].message.contains("start number 1"), "{panics:?}");
+        assert!(!supervisor.is_finished());
+        let report = manager.check_health().await;
+        assert!(!report.is_healthy() && report.is_ready(), "{report:?}");
+        assert!(report.problems.concat().contains("`test` has panicked 2 times"), "{report:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_ends_by_itself_and_one_of_a_manager_that_was_shut_down_stay_ended() {
+        let manager = LockManager::builder(MemoryStore::new()).build().await.unwrap();
+        let ends = manager.supervise("ends", |_| {}, |_| async {});
+        let panics = manager.supervise("panics", |_| {}, |_| async { panic!("on purpose") });
+        while !ends.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!panics.is_finished());
+        manager.shutdown().await;
+        while !panics.is_finished() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Where everything random in the manager and the embedded store comes from.
+//!
+//! With the feature `test-util` a test can seed it, so that a simulation repeats itself exactly. For the
+//! same reason no `select!` in the manager chooses its branch at random.
+
+use uuid::Uuid;
+
+/// As the one of the standard library. With `test-util` all maps hash alike, so that the order in
+/// which they are iterated over is the same in each run.
+#[cfg(feature = "test-util")]
+pub(crate) type HashMap<K, V> = std::collections::HashMap<
+    K,
+    V,
+    std::hash::BuildHasherDefault<std::collections::hash_map::DefaultHasher>,
+>;
+#[cfg(not(feature = "test-util"))]
+pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V>;
+
+#[cfg(not(feature = "test-util"))]
+pub(crate) fn uuid() -> Uuid {
+    Uuid::new_v4()
+}
+
+#[cfg(feature = "test-util")]
+pub(crate) fn uuid() -> Uuid {
+    SEEDED.with(|seeded| match seeded.get() {
+        None => Uuid::new_v4(),
+        Some(seed) => {
+            let (seed, high) = next(seed);
+            let (seed, low) = next(seed);
+            seeded.set(Some(seed));
+            uuid::Builder::from_random_bytes(
+                ((u128::from(high) << 64) | u128::from(low)).to_be_bytes(),
+            )
+            .into_uuid()
+        }
+    })
+}
+
+#[cfg(feature = "test-util")]
+thread_local! {
+    static SEEDED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
+
+/// Makes everything random that the crate does on this thread depend on `seed` alone: tokens, ids,
+/// the jitter of pauses. For a simulation on one thread, never for a server: anybody could guess what
+/// comes next.
+#[cfg(feature = "test-util")]
+pub fn seed_randomness(seed: u64) {
+    SEEDED.set(Some(seed));
+}
+
+/// SplitMix64 (Steele, Lea, Flood: OOPSLA 2014).
+#[cfg(feature = "test-util")]
+fn next(seed: u64) -> (u64, u64) {
+    let seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (seed, mixed ^ (mixed >> 31))
+}

@@ -1,0 +1,75 @@
+//! What is left of an expired lock that somebody has taken over: a trace in `doclock.ended`, by which a
+//! reaper learns that the former holder may be idle.
+//!
+//! ```text
+//! { _id:   "former/<token>",
+//!   ts:    <Date: when the trace was left>,
+//!   step:  "look",                  // absent when a reaper has looked
+//!   aid:   "<the former holder>",
+//!   c: "<collection>", id: <_id>,   // what was locked
+//!   token: "<the expired acquisition>" }
+//! ```
+//!
+//! A trace outlives its step for as long as an end is remembered, so that a repeated takeover does not
+//! bring it back.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::super::MongoStore;
+use crate::{LockKey, StoreError};
+
+pub(super) const LOOK: &str = "look";
+
+impl MongoStore {
+    // update, an upsert for each: made, or found and left as it is. Before the lock is taken over, so that
+    // whoever dies in between leaves both the trace and the expired lock to the reaper.
+    //
+    // Returns the tokens of those that have a trace now.
+    pub(in crate::store::mongo) async fn leave_to_reaper(
+        &self,
+        key: &LockKey,
+        former: &[Bson],
+    ) -> Result<Vec<String>, StoreError> {
+        let grants = former.iter().filter_map(Bson::as_document);
+        let (tokens, traces): (Vec<_>, _) = grants.filter_map(|it| trace(key, it)).unzip();
+        self.update_ended(traces).await?;
+        Ok(tokens)
+    }
+}
+
+fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
+    let (aid, token) = (grant.get_str("aid").ok()?, grant.get_str("token").ok()?);
+    let trace = doc! {
+        "_id": "$_id",
+        "ts": "$$NOW",
+        "step": LOOK,
+        "aid": { "$literal": aid },
+        "c": { "$literal": key.collection() },
+        "id": { "$literal": Bson::from(key.id()) },
+        "token": { "$literal": token },
+    };
+    let is_new = doc! { "$eq": [{ "$type": "$ts" }, "missing"] };
+    let once = doc! { "$replaceWith": { "$cond": [is_new, trace, "$$ROOT"] } };
+    let id = format!("former/{token}");
+    Some((token.to_owned(), doc! { "q": { "_id": { "$eq": id } }, "u": [once], "upsert": true }))
+}
+
+/// The traces that nobody has looked at, of locks in these collections.
+pub(super) fn traces(collections: &[&str], limit: i64) -> Vec<Document> {
+    let waits = doc! { "step": LOOK, "_id": { "$type": "string" }, "c": { "$in": collections } };
+    vec![
+        doc! { "$match": waits },
+        doc! { "$limit": limit },
+        doc! { "$project": {
+            "_id": "$id", "trace": "$_id", "collection": "$c", "gone": {
+                "aid": "$aid", "token": "$token",
+                "shared": { "$literal": false }, "by_silence": { "$literal": true },
+            },
+        } },
+    ]
+}
+
+/// Somebody has looked.
+pub(super) fn seen() -> Vec<Document> {
+    vec![doc! { "$unset": "step" }]
+}

@@ -1,0 +1,192 @@
+//! One stuck record never holds up another document.
+//!
+//! A write on a record waits inside the server while another server's transaction is open on that
+//! record, and keeps its connection: if that other server has died, for a minute. Ten such writes empty
+//! the default pool. So each write has a short time limit, few writes on one record are sent at once,
+//! and the writes on all records that are known to be stuck share a few connections.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use mongodb::{
+    bson::Bson,
+    error::{Error, Result},
+};
+use tokio::{
+    sync::{AcquireError, OwnedSemaphorePermit, Semaphore},
+    time::{timeout, timeout_at},
+};
+
+use super::error::ran_out_of_time;
+use crate::{LockId, store::deadline};
+
+/// How long the server works on one write, unless the deadline comes first. With the next constant, what
+/// a record that has just become stuck costs the pool.
+const LIMIT: Duration = Duration::from_millis(700);
+/// How many writes on one record are on their way at once: enough that a release does not queue behind
+/// the many who want the lock.
+const FOR_ONE_RECORD: usize = 64;
+/// The same, for a record that is known to be stuck.
+const STUCK_LIMIT: Duration = LIMIT;
+/// How many writes on stuck records are on their way at once, all collections together.
+const FOR_STUCK_RECORDS: usize = 2;
+/// How much later than its time limit the answer to a write may come before others are sent.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How many records are remembered to be stuck.
+const REMEMBERED: usize = 1_000;
+/// How long a read may take, and a write may wait for its turn, when the caller sets no deadline.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// The connections for all records that are stuck.
+pub(super) type StuckLane = Arc<Semaphore>;
+
+pub(super) fn stuck_lane() -> StuckLane {
+    Arc::new(Semaphore::new(FOR_STUCK_RECORDS))
+}
+
+/// The time limit of a write that is not for one record.
+pub(super) fn write_limit() -> Duration {
+    time_left(LIMIT)
+}
+
+/// The time limit of a read, which no transaction holds up.
+pub(super) fn read_limit() -> Duration {
+    time_left(LONGEST_WAIT)
+}
+
+/// What is left until the caller's deadline, at most `longest`. Who has none does not ask again, and has
+/// more time. Not zero, which the server takes for "no limit".
+fn time_left(longest: Duration) -> Duration {
+    let Some(deadline) = deadline::deadline() else { return LONGEST_WAIT };
+    let left = deadline.saturating_duration_since(Instant::now());
+    left.clamp(Duration::from_millis(1), longest)
+}
+
+/// An error once the caller's deadline has passed.
+pub(super) fn in_time() -> Result<()> {
+    match deadline::deadline() {
+        Some(deadline) if deadline <= Instant::now() => {
+            Err(Error::custom("the deadline has passed"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The records of one collection that are being written at the moment, or are stuck.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    records: Mutex<HashMap<LockId, Lane>>,
+    stuck: StuckLane,
+}
+
+#[derive(Debug)]
+struct Lane {
+    turns: Arc<Semaphore>,
+    /// How many writes wait for their turn or are on their way.
+    users: usize,
+    is_stuck: bool,
+}
+
+impl Lanes {
+    pub(super) fn new(stuck: StuckLane) -> Self {
+        Self { records: Mutex::default(), stuck }
+    }
+
+    fn records(&self) -> MutexGuard<'_, HashMap<LockId, Lane>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The records that are known to be stuck.
+    pub(super) fn stuck(&self) -> Vec<Bson> {
+        let records = self.records();
+        records.iter().filter(|(_, lane)| lane.is_stuck).map(|(id, _)| Bson::from(id)).collect()
+    }
+
+    /// Waits for the turn of a write on this record, at most until the caller's deadline.
+    pub(super) async fn turn<'a>(&'a self, id: &'a LockId) -> Result<Turn<'a>> {
+        let until = Instant::now() + time_left(LONGEST_WAIT);
+        let (user, turns) = self.join(id);
+        let turn = permit(turns, until).await?;
+        let is_stuck = self.records().get(id).is_some_and(|lane| lane.is_stuck);
+        let (stuck, longest) = if is_stuck {
+            (Some(permit(Arc::clone(&self.stuck), until).await?), STUCK_LIMIT)
+        } else {
+            (None, LIMIT)
+        };
+        Ok(Turn { user, limit: time_left(longest), permits: (turn, stuck) })
+    }
+
+    fn join<'a>(&'a self, id: &'a LockId) -> (User<'a>, Arc<Semaphore>) {
+        let mut records = self.records();
+        if records.len() >= REMEMBERED {
+            records.retain(|_, lane| lane.users > 0);
+        }
+        let lane = records.entry(id.clone()).or_insert_with(|| Lane {
+            turns: Arc::new(Semaphore::new(FOR_ONE_RECORD)),
+            users: 0,
+            is_stuck: false,
+        });
+        lane.users += 1;
+        (User { lanes: self, id }, Arc::clone(&lane.turns))
+    }
+}
+
+async fn permit(of: Arc<Semaphore>, until: Instant) -> Result<OwnedSemaphorePermit> {
+    match timeout_at(until.into(), of.acquire_owned()).await {
+        Ok(permit) => permit.map_err(|closed: AcquireError| Error::custom(closed.to_string())),
+        Err(_) => Err(Error::custom("the record is stuck: an open transaction keeps it")),
+    }
+}
+
+/// One who writes a record, or waits to.
+struct User<'a> {
+    lanes: &'a Lanes,
+    id: &'a LockId,
+}
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        let mut records = self.lanes.records();
+        if let Some(lane) = records.get_mut(self.id) {
+            lane.users -= 1;
+            if lane.users == 0 && !lane.is_stuck {
+                records.remove(self.id);
+            }
+        }
+    }
+}
+
+/// The turn of one write.
+#[must_use = "a turn is for one write"]
+pub(super) struct Turn<'a> {
+    user: User<'a>,
+    /// The time limit to send along.
+    pub(super) limit: Duration,
+    permits: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
+}
+
+impl Turn<'_> {
+    /// Awaits the write, and learns from it whether the record is stuck.
+    pub(super) async fn of<T>(self, write: impl Future<Output = Result<T>>) -> Result<T> {
+        let Self { user, limit, permits } = self;
+        let mut write = pin!(write);
+        let done = match timeout(limit + SILENCE, &mut write).await {
+            Ok(done) => done,
+            Err(_) => {
+                // Behind a silent network there is no answer for a long time. The next write may have a
+                // connection that works.
+                drop(permits);
+                write.await
+            }
+        };
+        if let Some(lane) = user.lanes.records().get_mut(user.id) {
+            lane.is_stuck = done.as_ref().is_err_and(ran_out_of_time);
+        }
+        done
+    }
+}

@@ -1,0 +1,222 @@
+//! Write commands: each sent once, with a time limit, and acknowledged by a majority.
+//!
+//! Run as commands, because the driver has no time limit for updates and deletes. Nor does it number them
+//! then for a retry of its own, which spares the server the bookkeeping of a retryable write: every write
+//! of the store can tell its own work from an earlier attempt, and the manager repeats it.
+
+use std::time::Duration;
+
+use mongodb::{
+    Collection,
+    bson::{Bson, Document, doc},
+    error::{Error, Result},
+};
+
+use super::{
+    Prepared, codec,
+    error::{Refused, ran_out_of_time},
+    lanes, majority_acknowledges, pipeline,
+};
+use crate::LockId;
+
+/// How many records are dealt with one by one when one among them is stuck.
+const ONE_BY_ONE: i64 = 10_000;
+/// In how many parts records are split to find the one that is stuck.
+const PARTS: usize = 8;
+
+/// What came of a `findAndModify`.
+pub(super) struct Modified {
+    /// The record as it is afterwards; `None` if no record matched.
+    pub(super) record: Option<Document>,
+    /// The record was not there before.
+    pub(super) is_new: bool,
+}
+
+/// What came of a write on several records.
+pub(super) struct Written {
+    pub(super) matched: u64,
+    /// Why some records were left out: an open transaction keeps them.
+    stuck: Option<Error>,
+}
+
+impl Written {
+    /// How many records were written, if none was left out.
+    pub(super) fn all(self) -> Result<u64> {
+        self.stuck.map_or(Ok(self.matched), Err)
+    }
+}
+
+/// A write on all records that match a filter.
+pub(super) enum Write {
+    Update(Vec<Document>),
+    Delete,
+}
+
+impl Write {
+    /// The command for the records that `filter` matches; `upsert` for one that is to be made.
+    pub(super) fn command(
+        &self,
+        records: &Collection<Document>,
+        filter: Document,
+        upsert: bool,
+    ) -> Document {
+        match self {
+            Self::Update(by) => doc! {
+                "update": records.name(),
+                "updates": [{ "q": filter, "u": by.clone(), "upsert": upsert, "multi": !upsert }],
+            },
+            Self::Delete => {
+                doc! { "delete": records.name(), "deletes": [{ "q": filter, "limit": 0 }] }
+            }
+        }
+    }
+}
+
+/// Runs a write command, and says how many records it matched.
+pub(super) async fn write(
+    records: &Collection<Document>,
+    command: Document,
+    limit: Duration,
+) -> Result<u64> {
+    let reply = run(records, command, limit).await?;
+    if let Ok([Bson::Document(first), ..]) = reply.get_array("writeErrors").map(Vec::as_slice) {
+        let code = first.get("code").and_then(codec::number).unwrap_or_default() as i32;
+        let message = first.get_str("errmsg").unwrap_or_default().to_owned();
+        return Err(Error::custom(Refused { code, message }));
+    }
+    acknowledged(&reply)?;
+    Ok(reply.get("n").and_then(codec::number).unwrap_or_default() as u64)
+}
+
+async fn run(
+    records: &Collection<Document>,
+    mut command: Document,
+    limit: Duration,
+) -> Result<Document> {
+    command.insert("maxTimeMS", pipeline::millis(limit));
+    command.insert("writeConcern", majority_acknowledges());
+    records.client().database(&records.namespace().db).run_command(command).await
+}
+
+/// Carried out, but not known to be durable: an error, which the driver leaves to whoever runs a command.
+pub(super) fn acknowledged(reply: &Document) -> Result<()> {
+    match reply.get("writeConcernError") {
+        Some(error) => Err(Error::custom(format!("no majority has acknowledged it: {error}"))),
+        None => Ok(()),
+    }
+}
+
+impl Prepared {
+    /// One `findAndModify` on the record `id`.
+    ///
+    /// `fields` none: the whole record, which costs the server less than to compute any.
+    pub(super) async fn modify(
+        &self,
+        id: &LockId,
+        filter: Document,
+        by: Vec<Document>,
+        upsert: bool,
+        fields: Option<Document>,
+    ) -> Result<Modified> {
+        let mut command = doc! {
+            "findAndModify": self.locks.name(),
+            "query": filter,
+            "update": by,
+            "new": true,
+            "upsert": upsert,
+        };
+        if let Some(fields) = fields {
+            command.insert("fields", fields);
+        }
+        let turn = self.lanes.turn(id).await?;
+        let limit = turn.limit;
+        let mut reply = turn.of(run(&self.locks, command, limit)).await?;
+        acknowledged(&reply)?;
+        let record = match reply.remove("value") {
+            Some(Bson::Document(record)) => Some(record),
+            _ => None,
+        };
+        let is_new =
+            reply.get_document("lastErrorObject").is_ok_and(|it| it.contains_key("upserted"));
+        Ok(Modified { record, is_new })
+    }
+
+    /// One write on the record `id`, if `filter` matches it.
+    pub(super) async fn write_one(
+        &self,
+        id: &LockId,
+        filter: Document,
+        write: &Write,
+    ) -> Result<u64> {
+        let turn = self.lanes.turn(id).await?;
+        let (limit, command) = (turn.limit, write.command(&self.locks, filter, false));
+        turn.of(self::write(&self.locks, command, limit)).await
+    }
+
+    /// One write on all records that `filter` matches.
+    ///
+    /// A stuck record does not keep the others from being written: it comes last, by itself.
+    pub(super) async fn write_all(&self, filter: Document, write: &Write) -> Result<Written> {
+        let stuck = self.lanes.stuck();
+        if stuck.is_empty() {
+            let command = write.command(&self.locks, filter.clone(), false);
+            let done = self::write(&self.locks, command, lanes::write_limit()).await;
+            if !done.as_ref().is_err_and(ran_out_of_time) {
+                return done.map(|matched| Written { matched, stuck: None });
+            }
+        }
+        self.write_in_parts(filter, write).await
+    }
+
+    /// The same, in parts that get smaller where one of them does not come to an end.
+    async fn write_in_parts(&self, filter: Document, write: &Write) -> Result<Written> {
+        let found = self.locks.find(filter.clone()).projection(doc! { "_id": 1 });
+        let mut cursor = found.limit(ONE_BY_ONE).max_time(lanes::read_limit()).await?;
+        let (mut easy, mut hard) = (Vec::new(), Vec::new());
+        let stuck = self.lanes.stuck();
+        while cursor.advance().await? {
+            let record = cursor.deserialize_current()?;
+            let id = record.get("_id").cloned().unwrap_or(Bson::Null);
+            if stuck.contains(&id) { hard.push(id) } else { easy.push(id) }
+        }
+        let (mut matched, mut stuck) = (0, None);
+        let mut open = vec![easy];
+        while let Some(ids) = open.pop() {
+            lanes::in_time()?;
+            if ids.len() <= 1 {
+                hard.extend(ids);
+                continue;
+            }
+            let command = write.command(&self.locks, among(&filter, &ids), false);
+            match self::write(&self.locks, command, lanes::write_limit()).await {
+                Ok(these) => matched += these,
+                Err(e) if ran_out_of_time(&e) => {
+                    let part = ids.len().div_ceil(PARTS);
+                    open.extend(ids.chunks(part).map(<[Bson]>::to_vec));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        for id in hard {
+            lanes::in_time()?;
+            let filter = among(&filter, std::slice::from_ref(&id));
+            let done = match codec::lock_id(&id) {
+                Some(id) => self.write_one(&id, filter, write).await,
+                // That of a foreign program.
+                None => {
+                    let command = write.command(&self.locks, filter, false);
+                    self::write(&self.locks, command, lanes::write_limit()).await
+                }
+            };
+            match done {
+                Ok(this) => matched += this,
+                Err(e) => stuck = Some(e),
+            }
+        }
+        Ok(Written { matched, stuck })
+    }
+}
+
+fn among(filter: &Document, ids: &[Bson]) -> Document {
+    doc! { "$and": [filter.clone(), { "_id": { "$in": ids } }] }
+}

@@ -1,0 +1,384 @@
+//! The database of the simulation: what its primary has, what a majority has, and what happens to both.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use actix_doclock::{
+    Aid, LockKey, LockToken, MemoryStore, Saved, SessionEnded, Store, StoreError, StoreErrorKind,
+    StoredDocument,
+};
+use futures_util::FutureExt;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use crate::rules::Rules;
+use crate::truth::{Heard, Truth, Why};
+
+/// When the server gives a transaction up that nobody goes on with.
+pub(crate) const TRANSACTION_LIVES: Duration = Duration::from_secs(3);
+
+/// Which lock records a verb writes to.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Touches {
+    /// It only reads: nobody waits for a majority.
+    Nothing,
+    /// What is remembered of ended sessions.
+    Ends,
+    One(LockKey),
+    Any,
+}
+
+#[derive(Debug)]
+pub(crate) struct Database {
+    pub(crate) rules: Rules,
+    state: Mutex<State>,
+    /// A transaction has ended, a majority has something, there is a primary again, or another one.
+    news: Notify,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) primary: MemoryStore,
+    /// Replication stands still, and a majority has this.
+    behind: Option<Behind>,
+    /// How often replication has stood still.
+    windows: u64,
+    /// How many primaries there were before this one.
+    pub(crate) epoch: u64,
+    pub(crate) is_down: bool,
+    transactions: BTreeMap<LockKey, Open>,
+    next_transaction: u64,
+    /// Sessions whose end has begun.
+    pub(crate) tombstones: BTreeSet<Aid>,
+    /// The fences that were given where they are the time.
+    pub(crate) fences: BTreeMap<String, u64>,
+    /// Acquisitions that a second request was told of, or would have been if it had still waited.
+    pub(crate) told_again: BTreeSet<String>,
+    /// When each acquisition was first seen on record, if that counts.
+    notes_age: bool,
+    pub(crate) granted: BTreeMap<String, Duration>,
+    pub(crate) truth: Truth,
+    pub(crate) heard: Heard,
+    /// What was wrong with the record after a step.
+    pub(crate) wrong: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Behind {
+    majority: MemoryStore,
+    truth: Truth,
+}
+
+/// A transaction that has the document for itself, and the lock record if it has written there.
+#[derive(Debug)]
+struct Open {
+    number: u64,
+    began: Instant,
+    has_record: bool,
+}
+
+/// Until a majority has what was written there and then.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Written {
+    epoch: u64,
+    window: Option<u64>,
+}
+
+/// A guarded save under way.
+#[derive(Debug)]
+pub(crate) struct Transaction {
+    key: LockKey,
+    number: u64,
+    epoch: u64,
+    snapshot: MemoryStore,
+    /// The same with what the transaction has written.
+    view: MemoryStore,
+    has_record: bool,
+}
+
+/// What a verb of [`MemoryStore`] answers: it never waits.
+pub(crate) fn at_once<T>(verb: impl Future<Output = T>) -> T {
+    verb.now_or_never().expect("a MemoryStore never waits")
+}
+
+pub(crate) fn unavailable(why: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, why)
+}
+
+impl Database {
+    pub(crate) fn new(rules: Rules) -> Self {
+        let primary = MemoryStore::new();
+        // So that the clock can be turned back.
+        primary.advance(Duration::from_secs(24 * 60 * 60));
+        let state = State {
+            primary,
+            behind: None,
+            windows: 0,
+            epoch: 0,
+            is_down: false,
+            transactions: BTreeMap::new(),
+            next_transaction: 0,
+            tombstones: BTreeSet::new(),
+            fences: BTreeMap::new(),
+            told_again: BTreeSet::new(),
+            notes_age: !rules.purge_by_lease,
+            granted: BTreeMap::new(),
+            truth: Truth::default(),
+            heard: Heard::default(),
+            wrong: Vec::new(),
+        };
+        Self { rules, state: Mutex::new(state), news: Notify::new() }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while locked")
+    }
+
+    /// One atomic step of the primary. Waits for transactions that have written what it touches; the time
+    /// of a command is that of its beginning, however long it waits.
+    pub(crate) async fn step<T>(
+        &self,
+        touches: &Touches,
+        work: impl FnOnce(&mut State) -> T,
+    ) -> Result<(T, Written), StoreError> {
+        let asked = Instant::now();
+        loop {
+            // Before the look, so that nothing is missed in between.
+            let news = self.news.notified();
+            let blocked = {
+                let mut state = self.state();
+                if state.is_down {
+                    return Err(unavailable("there is no primary"));
+                }
+                match state.blocked(touches) {
+                    Some(until) => until,
+                    None => {
+                        let waited = asked.elapsed();
+                        state.primary.turn_back(waited);
+                        let done = work(&mut state);
+                        state.primary.advance(waited);
+                        let window = state.behind.as_ref().map(|_| state.windows);
+                        return Ok((done, Written { epoch: state.epoch, window }));
+                    }
+                }
+            };
+            if timeout_at(blocked, news).await.is_err() {
+                self.state().give_up_transactions();
+            }
+        }
+    }
+
+    /// Waits until a majority has it.
+    pub(crate) async fn majority_has(&self, written: Written) -> Result<(), StoreError> {
+        let Some(window) = written.window else { return Ok(()) };
+        loop {
+            let news = self.news.notified();
+            {
+                let state = self.state();
+                if state.epoch != written.epoch {
+                    return Err(unavailable("the primary has stepped down"));
+                }
+                if state.behind.is_none() || state.windows != window {
+                    return Ok(());
+                }
+            }
+            news.await;
+        }
+    }
+
+    /// Begins a guarded save: from here on it sees this and nothing newer, and nobody else writes the
+    /// document.
+    pub(crate) fn begin(&self, key: &LockKey) -> Result<Transaction, StoreError> {
+        let mut state = self.state();
+        if state.is_down {
+            return Err(unavailable("there is no primary"));
+        }
+        state.give_up_transactions();
+        if state.transactions.contains_key(key) {
+            return Err(unavailable("another transaction is writing the document"));
+        }
+        state.next_transaction += 1;
+        let (number, epoch) = (state.next_transaction, state.epoch);
+        let open = Open { number, began: Instant::now(), has_record: false };
+        state.transactions.insert(key.clone(), open);
+        let (snapshot, view) = (state.primary.fork_of(key), state.primary.fork_of(key));
+        Ok(Transaction { key: key.clone(), number, epoch, snapshot, view, has_record: false })
+    }
+
+    /// A document that a transaction is writing.
+    pub(crate) fn is_being_saved(&self) -> Option<LockKey> {
+        self.state().transactions.keys().next().cloned()
+    }
+
+    /// Touches the lock record as [`Store::save`] does, and writes the document.
+    pub(crate) fn touch(
+        &self,
+        it: &mut Transaction,
+        aid: &Aid,
+        token: LockToken,
+        document: &StoredDocument,
+    ) -> Result<Saved, StoreError> {
+        let mut state = self.state();
+        state.is_open(it)?;
+        let far = Instant::now() + Duration::from_secs(3600);
+        let saved =
+            at_once(it.view.save(&it.key, aid, token, &document.clone().into(), far.into_std()))?;
+        if saved != Saved::Saved {
+            if saved == Saved::Lost && !self.rules.guarded_save {
+                force(&it.view, &it.key, document);
+                return Ok(Saved::Saved);
+            }
+            return Ok(saved);
+        }
+        // An update that changes nothing writes nothing, and conflicts with nothing.
+        let writes = self.rules.guarded_write_changes_the_record
+            || !it.view.has_same_record(&it.snapshot, &it.key);
+        if writes && !state.primary.has_same_record(&it.snapshot, &it.key) {
+            return Err(unavailable("the lock record has changed since the transaction began"));
+        }
+        it.has_record = writes;
+        if let Some(open) = state.transactions.get_mut(&it.key) {
+            open.has_record = writes;
+        }
+        Ok(saved)
+    }
+
+    pub(crate) fn commit(&self, it: &Transaction) -> Result<Written, StoreError> {
+        let mut state = self.state();
+        state.is_open(it)?;
+        state.primary.take_document_from(&it.view, &it.key);
+        if it.has_record {
+            state.primary.take_record_from(&it.view, &it.key);
+            state.looks_at_record(Why::Committed);
+        }
+        state.transactions.remove(&it.key);
+        let window = state.behind.as_ref().map(|_| state.windows);
+        let written = Written { epoch: state.epoch, window };
+        drop(state);
+        self.news.notify_waiters();
+        Ok(written)
+    }
+
+    pub(crate) fn abort(&self, it: &Transaction) {
+        let mut state = self.state();
+        if state.transactions.get(&it.key).is_some_and(|open| open.number == it.number) {
+            state.transactions.remove(&it.key);
+        }
+        drop(state);
+        self.news.notify_waiters();
+    }
+
+    /// The document past all transactions.
+    pub(crate) fn write_at_once(&self, key: &LockKey, document: &StoredDocument) {
+        force(&self.state().primary, key, document);
+    }
+
+    /// From now on a majority gets nothing new.
+    pub(crate) fn replication_stops(&self) {
+        let mut state = self.state();
+        if state.behind.is_none() {
+            state.windows += 1;
+            let (majority, truth) = (state.primary.fork(), state.truth.clone());
+            state.behind = Some(Behind { majority, truth });
+        }
+    }
+
+    /// A majority has everything.
+    pub(crate) fn replicates(&self) {
+        self.state().behind = None;
+        self.news.notify_waiters();
+    }
+
+    pub(crate) fn goes_down(&self) {
+        self.state().is_down = true;
+    }
+
+    /// Another primary, with all that a majority has, and perhaps with more. Its clock may be behind.
+    pub(crate) fn comes_up(&self, rolls_back: bool, behind: Duration) {
+        let mut state = self.state();
+        state.is_down = false;
+        state.epoch += 1;
+        state.transactions.clear();
+        if let Some(Behind { majority, truth }) = state.behind.take()
+            && rolls_back
+        {
+            state.primary.take_all_from(&majority);
+            state.truth = truth;
+        }
+        state.primary.turn_back(behind);
+        drop(state);
+        self.news.notify_waiters();
+    }
+
+    pub(crate) fn clock_steps_back(&self, by: Duration) {
+        let state = self.state();
+        state.primary.turn_back(by);
+        if let Some(behind) = &state.behind {
+            behind.majority.turn_back(by);
+        }
+    }
+
+    pub(crate) fn clock_jumps(&self, by: Duration) {
+        let state = self.state();
+        state.primary.advance(by);
+        if let Some(behind) = &state.behind {
+            behind.majority.advance(by);
+        }
+    }
+
+    /// A listener was called. What is wrong with that, if anything is.
+    pub(crate) fn told(&self, ended: &SessionEnded) -> Option<String> {
+        let mut state = self.state();
+        state.truth.told(ended);
+        state.heard.of(ended)
+    }
+}
+
+impl State {
+    /// As a majority has it.
+    pub(crate) fn majority(&self) -> &MemoryStore {
+        self.behind.as_ref().map_or(&self.primary, |behind| &behind.majority)
+    }
+
+    /// The record may have changed in this step.
+    pub(crate) fn looks_at_record(&mut self, why: Why<'_>) {
+        let (grants, clock) = (self.primary.on_record(), self.primary.clock());
+        if self.notes_age {
+            for it in &grants {
+                self.granted.entry(it.token.to_string()).or_insert(clock);
+            }
+        }
+        self.wrong.extend(self.truth.now_is(grants, why, clock));
+    }
+
+    /// Until when at the longest.
+    fn blocked(&self, touches: &Touches) -> Option<Instant> {
+        let blocks = |open: &&Open| open.has_record && open.began.elapsed() < TRANSACTION_LIVES;
+        let open = match touches {
+            Touches::Nothing | Touches::Ends => None,
+            Touches::One(key) => self.transactions.get(key).filter(blocks),
+            Touches::Any => self.transactions.values().find(blocks),
+        };
+        open.map(|open| open.began + TRANSACTION_LIVES)
+    }
+
+    fn give_up_transactions(&mut self) {
+        self.transactions.retain(|_, open| open.began.elapsed() < TRANSACTION_LIVES);
+    }
+
+    fn is_open(&self, it: &Transaction) -> Result<(), StoreError> {
+        let open = self.transactions.get(&it.key).filter(|open| open.number == it.number);
+        let lives = open.is_some_and(|open| open.began.elapsed() < TRANSACTION_LIVES);
+        if lives && self.epoch == it.epoch && !self.is_down {
+            return Ok(());
+        }
+        Err(unavailable("the transaction was aborted"))
+    }
+}
+
+/// As code past the crate would.
+fn force(store: &MemoryStore, key: &LockKey, document: &StoredDocument) {
+    let page = document.decode::<crate::work::Page>().expect("one of ours");
+    page.put(store, key);
+}

@@ -1,0 +1,837 @@
+//! How one application server reaches the database: a [`Store`] on whose way everything can happen.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix_doclock::{
+    Aid, Change, Claim, Edit, EndReason, Format, Interest, LastEnd, Lock, LockKey, LockToken,
+    MemoryStore, Mode, PageId, Released, Rules as Behaviour, Saved, SessionEnded, Store,
+    StoreError, StoreErrorKind, StoreStatus, StoredDocument, Swept, Taken, TryAcquire, Watch,
+};
+use futures_util::stream;
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+use crate::database::{State, Touches, Transaction, Written, at_once, unavailable};
+use crate::truth::Why;
+use crate::world::World;
+
+/// Of a request that its caller has given up: after that part of the ttl it is not carried out any more.
+const LATEST: f64 = 0.18;
+/// How long the steps of one verb are apart at most, as a part of the ttl.
+const STALLS: f64 = 0.15;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Link {
+    pub(crate) world: Arc<World>,
+    pub(crate) server: usize,
+}
+
+/// What becomes of a request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Arrives,
+    /// It is not carried out.
+    IsLost,
+    /// It is carried out, and its caller does not hear of it.
+    ReplyIsLost,
+    /// Its caller has given it up before it is carried out.
+    IsLate,
+    /// It is carried out once more, late.
+    ComesTwice,
+}
+
+/// What may happen to a verb on its way.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Repeats {
+    /// Twice is as good as once, however late.
+    Harmless,
+    /// A second time and late it would do something else. Nobody sends it twice like that: each
+    /// attempt of a claim has a token of its own.
+    Never,
+}
+
+/// The outcome of a step, and when it was taken.
+type Done<T> = (T, Instant);
+
+impl Link {
+    /// A dead process sends nothing and hears nothing; a paused one does later.
+    async fn is_alive(&self) {
+        loop {
+            let (dead, thawed) =
+                self.world.server(self.server, |it| (it.is_dead, it.is_frozen.then(|| it.thaws())));
+            if dead {
+                return pending().await;
+            }
+            let Some(thawed) = thawed else { return };
+            thawed.notified().await;
+        }
+    }
+
+    fn is_cut(&self) -> bool {
+        self.world.server(self.server, |server| server.is_cut)
+    }
+
+    async fn way(&self) {
+        let pause = self.world.on_the_way();
+        if pause > 0 {
+            sleep(Duration::from_millis(pause)).await;
+        }
+    }
+
+    /// Between two commands that belong together, now and then: long enough for others to come between.
+    async fn stalls(&self) {
+        let stalls = !self.world.settings.is_calm && self.world.rng().u8(..100) < 5;
+        if stalls {
+            let pause = self.world.settings.part(&mut self.world.rng(), STALLS);
+            sleep(pause).await;
+        }
+    }
+
+    /// A request that never arrives: the caller learns it after a while.
+    async fn breaks<T>(&self, verb: &str, why: &str) -> Result<T, StoreError> {
+        let pause = self.world.settings.part(&mut self.world.rng(), 0.05);
+        sleep(pause).await;
+        self.is_alive().await;
+        self.world.note(format_args!("s{} {verb}: {why}", self.server));
+        Err(unavailable(why))
+    }
+
+    /// One verb of one step, there and back.
+    async fn send<T: Send + 'static>(
+        &self,
+        verb: &'static str,
+        touches: Touches,
+        repeats: Repeats,
+        work: impl Fn(&mut State) -> T + Send + Sync + 'static,
+    ) -> Result<Done<T>, StoreError> {
+        self.is_alive().await;
+        let fate = self.world.fate(repeats == Repeats::Harmless);
+        self.way().await;
+        self.is_alive().await;
+        if self.is_cut() {
+            return self.breaks(verb, "the server is cut off").await;
+        }
+        let work = Arc::new(work);
+        match fate {
+            Fate::IsLost => return self.breaks(verb, "the request is lost").await,
+            Fate::IsLate => {
+                self.later(verb, &touches, &work);
+                return self.breaks(verb, "the connection breaks, and the request arrives").await;
+            }
+            Fate::ComesTwice => self.later(verb, &touches, &work),
+            Fate::Arrives | Fate::ReplyIsLost => {}
+        }
+        let (done, written) = self.carry_out(verb, &touches, &*work).await?;
+        if self.world.rules().majority && touches != Touches::Nothing {
+            self.world.database.majority_has(written).await?;
+        }
+        self.comes_back(verb, fate).await?;
+        Ok(done)
+    }
+
+    async fn comes_back(&self, verb: &str, fate: Fate) -> Result<(), StoreError> {
+        self.way().await;
+        self.is_alive().await;
+        if fate == Fate::ReplyIsLost || self.is_cut() {
+            return self.breaks(verb, "the reply is lost").await;
+        }
+        Ok(())
+    }
+
+    fn later<T: Send + 'static>(
+        &self,
+        verb: &'static str,
+        touches: &Touches,
+        work: &Arc<impl Fn(&mut State) -> T + Send + Sync + 'static>,
+    ) {
+        let (link, touches, work) = (self.clone(), touches.clone(), Arc::clone(work));
+        let pause = self.world.settings.part(&mut self.world.rng(), LATEST);
+        tokio::spawn(async move {
+            sleep(pause).await;
+            drop(link.carry_out(verb, &touches, &*work).await);
+        });
+    }
+
+    async fn carry_out<T>(
+        &self,
+        verb: &'static str,
+        touches: &Touches,
+        work: &(impl Fn(&mut State) -> T + ?Sized),
+    ) -> Result<(Done<T>, Written), StoreError> {
+        let stepped = self.world.database.step(touches, |state| (work(state), now())).await;
+        let outcome = if stepped.is_ok() { "done" } else { "no primary" };
+        self.world.note(format_args!("s{} {verb} {touches:?}: {outcome}", self.server));
+        stepped
+    }
+
+    /// As the holder counts it: from before the request was sent.
+    fn believed(&self, mut lock: Lock, asked: Instant, done: Instant) -> Lock {
+        let from = if self.world.rules().count_from_the_send { asked } else { now() };
+        lock.expires_at = from + lock.expires_at.saturating_duration_since(done);
+        lock
+    }
+
+    fn named(&self, state: &mut State, lock: &mut Lock) {
+        if !self.world.rules().fences_rise && lock.fence.is_some() {
+            let clock = u64::try_from(state.primary.clock().as_millis()).expect("our time");
+            let token = lock.token.map(|token| token.to_string()).unwrap_or_default();
+            lock.fence = Some((*state.fences.entry(token).or_insert(clock)).into());
+        }
+    }
+
+    /// Reads what can be relied upon.
+    async fn read<T: Send + 'static>(
+        &self,
+        verb: &'static str,
+        read: impl Fn(&MemoryStore) -> T + Send + Sync + 'static,
+        is_in_doubt: impl Fn(&T, &T) -> bool + Send + Sync + 'static,
+    ) -> Result<Done<T>, StoreError> {
+        let of_majority = self.world.rules().leases_of_a_majority;
+        let (found, at) = self
+            .send(verb, Touches::Nothing, Repeats::Harmless, move |state| {
+                let of_primary = read(&state.primary);
+                if !of_majority {
+                    return Ok(of_primary);
+                }
+                let found = read(state.majority());
+                match is_in_doubt(&found, &of_primary) {
+                    true => Err(unavailable("only the primary has it")),
+                    false => Ok(found),
+                }
+            })
+            .await?;
+        Ok((found?, at))
+    }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+fn fated(world: &World, may_repeat: bool) -> Fate {
+    let weather = world.weather();
+    let mut rng = world.rng();
+    let dice = rng.f64();
+    let mut below = 0.0;
+    let mut is = |chance: f64| {
+        below += chance;
+        dice < below
+    };
+    if is(weather.lost_requests) {
+        Fate::IsLost
+    } else if is(weather.lost_replies) {
+        Fate::ReplyIsLost
+    } else if is(weather.late_requests) {
+        Fate::IsLate
+    } else if is(weather.repeated_requests) && may_repeat {
+        Fate::ComesTwice
+    } else {
+        Fate::Arrives
+    }
+}
+
+impl World {
+    fn fate(&self, may_repeat: bool) -> Fate {
+        let fate = fated(self, may_repeat);
+        let mut stats = self.stats();
+        match fate {
+            Fate::Arrives => {}
+            Fate::IsLost => stats.lost_requests += 1,
+            Fate::ReplyIsLost => stats.lost_replies += 1,
+            Fate::IsLate => stats.late_requests += 1,
+            Fate::ComesTwice => stats.repeated_requests += 1,
+        }
+        fate
+    }
+}
+
+/// What the record is like after a step.
+fn seen<T>(state: &mut State, why: Why<'_>, done: T) -> T {
+    state.looks_at_record(why);
+    done
+}
+
+/// A sweep, or who takes an expired lock over, sees who is idle.
+fn looks_at_idle(state: &mut State) {
+    let clock = state.primary.clock();
+    let State { heard, truth, .. } = state;
+    heard.swept(truth, clock);
+}
+
+impl Store for Link {
+    fn format(&self) -> Format {
+        Format::Json
+    }
+
+    async fn prepare(&self, collection: &str, rules: &Behaviour) -> Result<(), StoreError> {
+        at_once(self.world.database.state().primary.prepare(collection, rules))
+    }
+
+    async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
+        let asked = now();
+        let keeps_holder = self.world.rules().takeover_keeps_the_former_holder;
+        let (link, to, by) = (self.clone(), key.clone(), claim.clone());
+        let (answer, at) = self
+            .send("acquire", Touches::One(key.clone()), Repeats::Never, move |state| {
+                looks_at_idle(state);
+                if !keeps_holder {
+                    forget_expired(state, &to, &by);
+                }
+                let mut answer = at_once(state.primary.try_acquire(&to, &by))?;
+                if let TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) = &mut answer {
+                    link.named(state, lock);
+                }
+                if let TryAcquire::AlreadyMine(Lock { token: Some(token), .. }) = answer {
+                    state.told_again.insert(token.to_string());
+                }
+                link.world.note(format_args!("{:?} {}: {}", by.aid, by.token, said(&answer)));
+                Ok(seen(state, Why::Granted(&by.aid), answer))
+            })
+            .await?;
+        let believed = |lock| self.believed(lock, asked, at);
+        Ok(match answer? {
+            TryAcquire::Granted(lock) => TryAcquire::Granted(believed(lock)),
+            TryAcquire::AlreadyMine(lock) => TryAcquire::AlreadyMine(believed(lock)),
+            TryAcquire::Held(lock) => TryAcquire::Held(believed(lock)),
+        })
+    }
+
+    async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
+        let (collection, aids) = (collection.to_owned(), aids.to_vec());
+        let (revives, ttl) = (!self.world.rules().renew_only_what_lives, self.world.settings.ttl);
+        let renewed = self
+            .send("renew", Touches::Any, Repeats::Harmless, move |state| {
+                if revives {
+                    revive(state, &collection, &aids, ttl);
+                }
+                let renewed = at_once(state.primary.renew(&collection, &aids));
+                seen(state, Why::Removed, renewed)
+            })
+            .await?;
+        renewed.0
+    }
+
+    async fn keep_places(
+        &self,
+        key: &LockKey,
+        tokens: &[LockToken],
+        lease: Duration,
+    ) -> Result<u64, StoreError> {
+        let (on, tokens) = (key.clone(), tokens.to_vec());
+        let kept = self
+            .send("keep_places", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+                at_once(state.primary.keep_places(&on, &tokens, lease))
+            })
+            .await?;
+        kept.0
+    }
+
+    async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
+        let on = key.clone();
+        let left = self
+            .send("leave", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+                at_once(state.primary.leave(&on, token))
+            })
+            .await?;
+        left.0
+    }
+
+    async fn release(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        mode: Mode,
+    ) -> Result<Released, StoreError> {
+        let (on, of) = (key.clone(), aid.clone());
+        let by_token = self.world.rules().release_by_token;
+        let released = self
+            .send("release", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+                let mut tokens = vec![token];
+                if !by_token {
+                    let all = state.primary.on_record().into_iter();
+                    tokens = all
+                        .filter(|it| (&it.key, &it.aid) == (&on, &of))
+                        .map(|it| it.token)
+                        .collect();
+                }
+                let mut released = Ok(Released::AlreadyGone);
+                for token in tokens {
+                    released = at_once(state.primary.release(&on, &of, token, mode));
+                }
+                seen(state, Why::Removed, released)
+            })
+            .await?;
+        released.0
+    }
+
+    async fn hand_over(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        claim: &Claim,
+    ) -> Result<Option<Lock>, StoreError> {
+        let asked = now();
+        let (link, on, of, to) = (self.clone(), key.clone(), aid.clone(), claim.clone());
+        let (handed, at) = self
+            .send("hand_over", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+                looks_at_idle(state);
+                let mut handed = at_once(state.primary.hand_over(&on, &of, token, &to))?;
+                if let Some(lock) = &mut handed {
+                    link.named(state, lock);
+                }
+                Ok(seen(state, Why::Removed, handed))
+            })
+            .await?;
+        Ok(handed?.map(|lock| self.believed(lock, asked, at)))
+    }
+
+    async fn run_out_in(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        page: Option<PageId>,
+        grace: Duration,
+    ) -> Result<Released, StoreError> {
+        let (on, of) = (key.clone(), aid.clone());
+        let shortened = self
+            .send("run_out_in", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+                let done = at_once(state.primary.run_out_in(&on, &of, token, page, grace));
+                seen(state, Why::Removed, done)
+            })
+            .await?;
+        shortened.0
+    }
+
+    async fn retract(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        tokens: &[LockToken],
+        mode: Mode,
+    ) -> Result<Released, StoreError> {
+        let (on, of, tokens) = (key.clone(), aid.clone(), tokens.to_vec());
+        let spares_told = self.world.rules().retract_unless_told;
+        let retracted = self
+            .send("retract", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+                let mut retracted = at_once(state.primary.retract(&on, &of, &tokens, mode));
+                for token in tokens.iter().filter(|_| !spares_told) {
+                    retracted = at_once(state.primary.release(&on, &of, *token, mode));
+                }
+                seen(state, Why::Removed, retracted)
+            })
+            .await?;
+        retracted.0
+    }
+
+    async fn release_session(
+        &self,
+        collection: &str,
+        aid: &Aid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        let (collection, of) = (collection.to_owned(), aid.clone());
+        let released = self
+            .send("release_session", Touches::Any, Repeats::Never, move |state| {
+                let released = at_once(state.primary.release_session(&collection, &of));
+                seen(state, Why::Removed, released)
+            })
+            .await?;
+        released.0
+    }
+
+    /// In its two steps.
+    async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+        collections: &[&str],
+        worker: Uuid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        let of = aid.clone();
+        let all: Arc<[String]> = collections.iter().map(|it| (*it).to_owned()).collect();
+        let in_all = Arc::clone(&all);
+        let tombstone_first = self.world.rules().tombstone_first;
+        self.send("end_session, first", Touches::Any, Repeats::Harmless, move |state| {
+            if tombstone_first {
+                state.tombstones.insert(of.clone());
+            } else {
+                for collection in &*in_all {
+                    drop(at_once(state.primary.release_session(collection, &of)));
+                }
+                state.looks_at_record(Why::Removed);
+            }
+        })
+        .await?;
+        self.stalls().await;
+        let of = aid.clone();
+        let ended = self
+            .send("end_session, second", Touches::Any, Repeats::Harmless, move |state| {
+                let names: Vec<_> = all.iter().map(String::as_str).collect();
+                let names = if tombstone_first { &names[..] } else { &[] };
+                let ended = at_once(state.primary.end_session(&of, reason, names, worker));
+                state.truth.ended(&of);
+                seen(state, Why::Removed, ended)
+            })
+            .await?;
+        ended.0
+    }
+
+    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
+        let of = aid.clone();
+        let ended = self
+            .send("session_ended", Touches::Nothing, Repeats::Harmless, move |state| {
+                let ended = at_once(state.primary.session_ended(&of));
+                let begun = state.tombstones.contains(&of).then_some(Duration::ZERO);
+                ended.map(|ended| ended.or(begun))
+            })
+            .await?;
+        ended.0
+    }
+
+    async fn sweep(
+        &self,
+        collections: &[&str],
+        worker: Uuid,
+        limit: usize,
+    ) -> Result<Swept, StoreError> {
+        let all: Vec<_> = collections.iter().map(|it| (*it).to_owned()).collect();
+        let purges_by_age = !self.world.rules().purge_by_lease;
+        let ttl = self.world.settings.ttl;
+        let swept = self
+            .send("sweep", Touches::Any, Repeats::Harmless, move |state| {
+                looks_at_idle(state);
+                if purges_by_age {
+                    purge(state, ttl);
+                }
+                let names: Vec<_> = all.iter().map(String::as_str).collect();
+                let swept = at_once(state.primary.sweep(&names, worker, limit));
+                seen(state, Why::Swept, swept)
+            })
+            .await?;
+        swept.0
+    }
+
+    async fn take_announcements(
+        &self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+    ) -> Result<Vec<SessionEnded>, StoreError> {
+        let taken = self
+            .send("take_announcements", Touches::Ends, Repeats::Harmless, move |state| {
+                at_once(state.primary.take_announcements(worker, lease, limit))
+            })
+            .await?;
+        taken.0
+    }
+
+    async fn announced(&self, worker: Uuid, ended: &[SessionEnded]) -> Result<(), StoreError> {
+        let ended = ended.to_vec();
+        let noted = self
+            .send("announced", Touches::Ends, Repeats::Harmless, move |state| {
+                at_once(state.primary.announced(worker, &ended))
+            })
+            .await?;
+        noted.0
+    }
+
+    async fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
+        let asked = now();
+        let (key, aid) = (key.clone(), aid.cloned());
+        let (found, at) = self
+            .read(
+                "inspect",
+                move |store| at_once(store.inspect(&key, aid.as_ref())),
+                |majority, primary| is_some(primary) && !is_some(majority),
+            )
+            .await?;
+        Ok(found?.map(|lock| self.believed(lock, asked, at)))
+    }
+
+    async fn list(
+        &self,
+        collection: &str,
+        aids: Option<&[Aid]>,
+        limit: usize,
+    ) -> Result<Vec<Lock>, StoreError> {
+        let asked = now();
+        let (collection, aids) = (collection.to_owned(), aids.map(<[Aid]>::to_vec));
+        let of_sessions = aids.is_some();
+        let (found, at) = self
+            .read(
+                "list",
+                move |store| at_once(store.list(&collection, aids.as_deref(), limit)),
+                move |majority, primary| of_sessions && has_more(primary, majority),
+            )
+            .await?;
+        Ok(found?.into_iter().map(|lock| self.believed(lock, asked, at)).collect())
+    }
+
+    async fn locks_on(&self, collection: &str, keys: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
+        let asked = now();
+        let (collection, keys) = (collection.to_owned(), keys.to_vec());
+        let (found, at) = self
+            .read(
+                "locks_on",
+                move |store| at_once(store.locks_on(&collection, &keys)),
+                |majority, primary| is_any(primary) && !is_any(majority),
+            )
+            .await?;
+        Ok(found?.into_iter().map(|lock| self.believed(lock, asked, at)).collect())
+    }
+
+    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
+        let of = aid.clone();
+        let last = self
+            .send("last_end", Touches::Nothing, Repeats::Harmless, move |state| {
+                at_once(state.primary.last_end(&of))
+            })
+            .await?;
+        last.0
+    }
+
+    async fn watch(
+        &self,
+        collection: &str,
+        interest: Interest,
+    ) -> Result<Option<Watch>, StoreError> {
+        let collection = collection.to_owned();
+        let opened = self
+            .send("watch", Touches::Nothing, Repeats::Harmless, move |state| {
+                (at_once(state.primary.watch(&collection, interest)), state.epoch)
+            })
+            .await?;
+        let (watch, epoch) = opened.0;
+        Ok(watch?.map(|watch| self.tells(watch, epoch)))
+    }
+
+    async fn status(&self, collections: &[&str]) -> Result<StoreStatus, StoreError> {
+        at_once(self.world.database.state().primary.status(collections))
+    }
+
+    /// First the lock expires, then it goes.
+    async fn break_lock(&self, seen_lock: &Lock, taken: &Taken) -> Result<Released, StoreError> {
+        let Lock { key, aid, mode, .. } = seen_lock.clone();
+        let (on, touches) = (key.clone(), Touches::One(key));
+        let mut has_expired = Released::AlreadyGone;
+        if let (Some(token), Mode::Exclusive) = (seen_lock.token, mode) {
+            let expired = self
+                .send("break_lock, first", touches.clone(), Repeats::Harmless, move |state| {
+                    let run_out = state.primary.run_out_in(&on, &aid, token, None, Duration::ZERO);
+                    let expired = at_once(run_out);
+                    seen(state, Why::Removed, expired)
+                })
+                .await?;
+            has_expired = expired.0?;
+            self.stalls().await;
+        }
+        let (broken, taken) = (seen_lock.clone(), taken.clone());
+        let removed = self
+            .send("break_lock, second", touches, Repeats::Harmless, move |state| {
+                let removed = at_once(state.primary.break_lock(&broken, &taken));
+                seen(state, Why::Removed, removed)
+            })
+            .await?;
+        Ok(if has_expired == Released::Released { has_expired } else { removed.0? })
+    }
+
+    async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
+        let on = key.clone();
+        let exists = self
+            .send("exists", Touches::Nothing, Repeats::Harmless, move |state| {
+                at_once(state.primary.exists(&on))
+            })
+            .await?;
+        exists.0
+    }
+
+    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
+        let on = key.clone();
+        let loaded = self
+            .send("load", Touches::Nothing, Repeats::Harmless, move |state| {
+                at_once(state.primary.load(&on))
+            })
+            .await?;
+        loaded.0
+    }
+
+    async fn save(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        edit: &Edit,
+        until: Instant,
+    ) -> Result<Saved, StoreError> {
+        // The servers of the simulation write whole documents.
+        let Edit::Replacement(document) = edit else { panic!("not a whole document: {edit:?}") };
+        self.is_alive().await;
+        let fate = self.world.fate(false);
+        self.way().await;
+        if self.is_cut() || fate == Fate::IsLost {
+            return self.breaks("save", "the request is lost").await;
+        }
+        if !self.world.rules().save_in_one_transaction {
+            self.world.database.write_at_once(key, document);
+        }
+        let mut it = self.world.database.begin(key)?;
+        let saved = self.in_transaction(&mut it, aid, token, document, until, fate).await;
+        self.world.database.abort(&it);
+        let outcome = saved.as_ref().map_err(|error| error.kind());
+        self.world.note(format_args!("s{} save {key:?} {token}: {outcome:?}", self.server));
+        saved
+    }
+}
+
+impl Link {
+    async fn in_transaction(
+        &self,
+        it: &mut Transaction,
+        aid: &Aid,
+        token: LockToken,
+        document: &StoredDocument,
+        until: Instant,
+        fate: Fate,
+    ) -> Result<Saved, StoreError> {
+        let database = &self.world.database;
+        self.on_in_transaction().await?;
+        let saved = database.touch(it, aid, token, document)?;
+        self.world.note(format_args!("s{} touch: {saved:?}", self.server));
+        self.on_in_transaction().await?;
+        if saved != Saved::Saved {
+            return Ok(saved);
+        }
+        if now() >= until {
+            return Err(unavailable("it is too late"));
+        }
+        self.on_in_transaction().await?;
+        let written = database.commit(it)?;
+        self.world.note(format_args!("s{} commit", self.server));
+        let rules = self.world.rules();
+        if rules.majority_commit && database.majority_has(written).await.is_err() {
+            return Err(unknown());
+        }
+        // The driver asks again what became of a commit.
+        if self.comes_back("commit", fate).await.is_err() && (now() >= until || self.is_cut()) {
+            return Err(unknown());
+        }
+        Ok(Saved::Saved)
+    }
+
+    /// The next command of a transaction.
+    async fn on_in_transaction(&self) -> Result<(), StoreError> {
+        self.way().await;
+        self.stalls().await;
+        self.is_alive().await;
+        if self.is_cut() {
+            return self.breaks("save", "the server is cut off").await;
+        }
+        Ok(())
+    }
+
+    /// What a watch yields, until the primary changes or the connection breaks.
+    fn tells(&self, watch: Watch, epoch: u64) -> Watch {
+        let changes = stream::unfold((self.clone(), watch, epoch), |(link, mut watch, epoch)| {
+            async move {
+                let change = loop {
+                    // A fail-over or a partition is noticed some time after it has begun.
+                    let told = timeout(Duration::from_millis(500), watch.next()).await;
+                    link.is_alive().await;
+                    if link.is_cut() || link.world.database.state().epoch != epoch {
+                        return None;
+                    }
+                    match told {
+                        Ok(change) => break change?,
+                        Err(_) => continue,
+                    }
+                };
+                link.way().await;
+                let change =
+                    if link.world.rng().u8(..200) == 0 { Ok(Change::Missed) } else { change };
+                Some((change.ok()?, (link, watch, epoch)))
+            }
+        });
+        Watch::new(futures_util::StreamExt::map(changes, Ok))
+    }
+}
+
+fn unknown() -> StoreError {
+    StoreError::new(StoreErrorKind::OutcomeUnknown, "whether it was committed is not known")
+}
+
+fn said(answer: &TryAcquire) -> String {
+    let token = |lock: &Lock| lock.token.map_or_else(|| "a place".to_owned(), |it| it.to_string());
+    match answer {
+        TryAcquire::Granted(lock) => format!("granted, {}", token(lock)),
+        TryAcquire::AlreadyMine(lock) => format!("mine already, {}", token(lock)),
+        TryAcquire::Held(lock) => format!("held by {}", token(lock)),
+    }
+}
+
+type Found<T> = Result<T, StoreError>;
+
+fn is_some(found: &Found<Option<Lock>>) -> bool {
+    matches!(found, Ok(Some(_)))
+}
+
+fn is_any(found: &Found<Vec<Lock>>) -> bool {
+    found.as_ref().is_ok_and(|locks| !locks.is_empty())
+}
+
+fn has_more(primary: &Found<Vec<Lock>>, majority: &Found<Vec<Lock>>) -> bool {
+    let (Ok(primary), Ok(majority)) = (primary, majority) else { return false };
+    primary.iter().any(|lock| !majority.iter().any(|it| it.token == lock.token))
+}
+
+/// Before an expired lock is taken over, all that is left of it goes.
+fn forget_expired(state: &mut State, key: &LockKey, claim: &Claim) {
+    let view = state.primary.fork_of(key);
+    if !matches!(at_once(view.try_acquire(key, claim)), Ok(TryAcquire::Granted(_))) {
+        return;
+    }
+    let clock = state.primary.clock();
+    for it in state.primary.on_record() {
+        if it.key == *key && it.until <= clock && it.aid != claim.aid {
+            drop(at_once(state.primary.release(&it.key, &it.aid, it.token, it.mode)));
+        }
+    }
+    state.looks_at_record(Why::Granted(&claim.aid));
+}
+
+fn revive(state: &mut State, collection: &str, aids: &[Aid], ttl: Duration) {
+    let clock = state.primary.clock();
+    for it in state.primary.on_record() {
+        let is_meant = it.key.collection() == collection && aids.contains(&it.aid);
+        if is_meant && it.until <= clock && it.mode == Mode::Exclusive {
+            let claim = Claim {
+                aid: it.aid.clone(),
+                token: it.token,
+                tab: None,
+                page: None,
+                holder: actix_doclock::Holder::new("revived"),
+                taken: None,
+                mode: it.mode,
+                ttl,
+                max_hold: None,
+                place: None,
+            };
+            drop(at_once(state.primary.try_acquire(&it.key, &claim)));
+        }
+    }
+}
+
+/// As an index on when a lock was taken would have it.
+fn purge(state: &mut State, ttl: Duration) {
+    let clock = state.primary.clock();
+    for it in state.primary.on_record() {
+        let granted = state.granted.get(&it.token.to_string()).copied().unwrap_or(clock);
+        if granted + ttl < clock {
+            drop(at_once(state.primary.release(&it.key, &it.aid, it.token, it.mode)));
+        }
+    }
+    state.looks_at_record(Why::Removed);
+}

@@ -1,0 +1,210 @@
+//! The life of a world, from its seed to what was found.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::check::{Stored, check};
+use crate::history::{Event, name};
+use crate::nemesis;
+use crate::rules::Rules;
+use crate::work::{DOCUMENTS, FairPage, FencedPage, Page, Worker, keys};
+use crate::world::{Server, Stats, World, panics, remember_panics};
+
+const EDITORS: usize = 3;
+const JOBS: usize = 2;
+
+/// What came of a seed.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) seed: u64,
+    pub(crate) violations: Vec<String>,
+    pub(crate) stats: Stats,
+    /// Of every line of the trace.
+    pub(crate) hash: u64,
+    pub(crate) lines: Vec<String>,
+}
+
+/// Everything that happens by this seed.
+pub(crate) fn run(seed: u64, rules: Rules, keeps_lines: bool) -> Outcome {
+    remember_panics();
+    drop(panics());
+    actix_doclock::seed_randomness(seed);
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.expect("a runtime");
+    let world = runtime.block_on(live(seed, rules, keeps_lines));
+    drop(runtime);
+    let mut violations = world.violations();
+    violations.extend(panics());
+    let mut stats = *world.stats();
+    stats.worlds = 1;
+    let (hash, lines) = world.ends();
+    Outcome { seed, violations, stats, hash, lines }
+}
+
+async fn live(seed: u64, rules: Rules, keeps_lines: bool) -> Arc<World> {
+    let world = Arc::new(World::new(seed, rules, keeps_lines));
+    world.note(format_args!("{:?}", world.settings));
+    for key in keys() {
+        let id = key.id().to_string().parse().expect("a number");
+        Page::new(id).put(&world.database.state().primary, &key);
+    }
+    let staff = Staff::start(&world).await;
+    let hires = staff.clone();
+    let (crashed, mut to_start) = tokio::sync::mpsc::unbounded_channel();
+    let replaces = tokio::spawn(async move {
+        while let Some(dead) = to_start.recv().await {
+            hires.replace(dead).await;
+        }
+    });
+    let crash = move |dead| crashed.send(dead).expect("it listens");
+    let of_servers = tokio::spawn(nemesis::of_servers(Arc::clone(&world), crash));
+    let of_database = tokio::spawn(nemesis::of_database(Arc::clone(&world)));
+    let watching = Arc::clone(&world);
+    tokio::spawn(async move { watches_announcements(&watching).await });
+    sleep(world.settings.works).await;
+    world.winds_down();
+    for task in [of_servers, of_database, replaces] {
+        task.await.expect("no panic");
+    }
+    staff.goes_home().await;
+    // Pages of sessions that have ended are still open; then all that is left expires.
+    sleep(world.settings.ttl * 6).await;
+    sleep(Duration::from_secs(30)).await;
+    looks_at_the_end(&world);
+    world
+}
+
+/// Servers, and who works there.
+#[derive(Debug, Clone)]
+struct Staff {
+    world: Arc<World>,
+    at: Arc<Mutex<BTreeMap<usize, (Server, Vec<JoinHandle<()>>)>>>,
+}
+
+impl Staff {
+    async fn start(world: &Arc<World>) -> Self {
+        let staff = Self { world: Arc::clone(world), at: Arc::default() };
+        let mut servers = Vec::new();
+        for _ in 0..world.settings.servers {
+            servers.push(Server::start(world).await);
+        }
+        for server in &servers {
+            staff.hires(server, &servers);
+        }
+        staff
+    }
+
+    fn hires(&self, server: &Server, all: &[Server]) {
+        let mut tasks = Vec::new();
+        for _ in 0..EDITORS {
+            tasks.push(tokio::spawn(Worker::new(server).edit(all.to_vec())));
+        }
+        for _ in 0..JOBS {
+            tasks.push(tokio::spawn(Worker::new(server).work()));
+        }
+        tasks.push(tokio::spawn(Worker::new(server).administer()));
+        self.at.lock().expect("no panic").insert(server.number, (server.clone(), tasks));
+    }
+
+    /// A server was killed: another one is started in its place.
+    async fn replace(&self, dead: usize) {
+        let gone = self.at.lock().expect("no panic").remove(&dead);
+        if let Some((_, tasks)) = gone {
+            tasks.iter().for_each(JoinHandle::abort);
+        }
+        let server = Server::start(&self.world).await;
+        let mut all: Vec<_> =
+            self.at.lock().expect("no panic").values().map(|(server, _)| server.clone()).collect();
+        all.push(server.clone());
+        self.hires(&server, &all);
+    }
+
+    /// Everybody finishes what they are at, within a time in which every wait can end.
+    async fn goes_home(&self) {
+        let all = std::mem::take(&mut *self.at.lock().expect("no panic"));
+        for (number, (_, tasks)) in all {
+            for task in tasks {
+                match timeout(Duration::from_secs(120), task).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(e)) => self.world.violation(format!("a worker at s{number}: {e}")),
+                    Err(_) => self.world.violation(format!("somebody at s{number} waits for good")),
+                }
+            }
+        }
+    }
+}
+
+/// While nothing fails, a silence is announced at once.
+async fn watches_announcements(world: &World) {
+    while world.settings.is_calm {
+        sleep(Duration::from_millis(100)).await;
+        let owed = {
+            let state = world.database.state();
+            state.truth.owed(state.primary.clock())
+        };
+        for (aid, key, ago) in owed {
+            if ago > Duration::from_millis(1_500) && ago <= Duration::from_millis(1_600) {
+                world.violation(format!(
+                    "{aid:?} fell silent {ago:?} ago with {key:?}, and nobody was told in time"
+                ));
+            }
+        }
+    }
+}
+
+/// All that can only be said in the end.
+fn looks_at_the_end(world: &World) {
+    let (owed, wrong) = {
+        let mut state = world.database.state();
+        (state.truth.owed(state.primary.clock()), std::mem::take(&mut state.wrong))
+    };
+    wrong.into_iter().for_each(|wrong| world.violation(wrong));
+    for (aid, key, ago) in owed {
+        world.violation(format!(
+            "{aid:?} fell silent {ago:?} ago with {key:?}, and nobody was told"
+        ));
+    }
+    for aid in world.unheard_ends() {
+        world.violation(format!("{aid:?} was ended, and nobody was told"));
+    }
+    let history = world.history();
+    let stored = stored(world, &history);
+    let report = check(&history, &stored, world.settings.clocks());
+    for violation in report.violations {
+        world.violation(violation);
+    }
+}
+
+/// What each document is made of: each save names the one that it was made from.
+fn stored(world: &World, history: &[crate::history::Line]) -> Stored {
+    let store = world.database.state().primary.clone();
+    let mut pages = BTreeMap::new();
+    let mut add = |collection: &str, page: Page| {
+        pages.insert(format!("{collection}/{}", page.id), page);
+    };
+    store.all::<Page>().unwrap().into_iter().for_each(|it| add("page", it));
+    store.all::<FairPage>().unwrap().into_iter().for_each(|it| add("fair", it.0));
+    store.all::<FencedPage>().unwrap().into_iter().for_each(|it| add("fenced", it.0));
+    assert_eq!(pages.len() as i64, 3 * DOCUMENTS);
+    let saved: Vec<_> = history
+        .iter()
+        .filter_map(|line| match &line.event {
+            Event::SaveBegan { key, .. } => Some(key.clone()),
+            _ => None,
+        })
+        .collect();
+    let mut all = Stored::new();
+    for key in keys().map(|key| name(&key)).filter(|key| saved.contains(key)) {
+        let chain = pages.get(&key).map_or("", |page| &page.by);
+        let mut ids: Vec<_> =
+            chain.split('<').filter(|id| !id.is_empty()).map(str::to_owned).collect();
+        ids.reverse();
+        all.insert(key, ids);
+    }
+    all
+}

@@ -1,0 +1,132 @@
+//! Records that an open transaction of a dead or paused server keeps: nothing else waits for them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use actix_doclock::{Aid, LockError, LockKey, Released, StoreErrorKind};
+use mongodb::bson::{Document, doc};
+use mongodb::{ClientSession, Database};
+use tokio::task::JoinSet;
+
+use crate::rig::app::{App, TTL, eventually, key, lock_records, with_deadline};
+use crate::rig::{self, mongod};
+
+/// More than there are connections in a default pool.
+const STUCK: usize = 12;
+
+/// A transaction that has touched the lock records of these documents, as a server that dies between the
+/// touch and the commit of its saves leaves it.
+async fn stuck(database: &Database, keys: &[LockKey]) -> ClientSession {
+    let client = rig::client(mongod::shared_replica_set().await.uri()).await;
+    let mut session = client.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let locks = client.database(database.name()).collection::<Document>("workitem.lock");
+    for key in keys {
+        let touch = locks
+            .update_one(doc! { "_id": key.id().to_string() }, doc! { "$set": { "touched": true } });
+        assert_eq!(touch.session(&mut session).await.unwrap().modified_count, 1);
+    }
+    session
+}
+
+fn keys() -> Vec<LockKey> {
+    (0..STUCK).map(|n| key(&format!("stuck-{n}"))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twelve_stuck_records_that_are_asked_for_all_the_time_hold_up_no_other_document() {
+    const DEADLINE: Duration = Duration::from_secs(20);
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let app = App::with(&database, with_deadline(DEADLINE)).await;
+    let aid = Aid::new();
+    for key in keys() {
+        app.granted(&key, &aid).await;
+    }
+    let mut transaction = stuck(&database, &keys()).await;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut askers = JoinSet::new();
+    for key in keys().into_iter().flat_map(|key| [key.clone(), key]) {
+        let (app, aid, is_over) = (app.clone(), aid.clone(), Arc::clone(&is_over));
+        askers.spawn(async move {
+            while !is_over.load(Ordering::Relaxed) {
+                // A re-entry, which renews the lock. (A refusal writes nothing, so nothing blocks it.)
+                let _ = app.try_acquire(&key, &aid).await;
+            }
+        });
+    }
+    let mut took = Vec::new();
+    for n in 0..100 {
+        let began = Instant::now();
+        let lock = app.granted(&key(&format!("free-{n}")), &Aid::new()).await;
+        assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
+        took.push(began.elapsed());
+    }
+    took.sort();
+    println!("median {:?}, worst {:?}", took[took.len() / 2], took[took.len() - 1]);
+    // Where each one keeps a connection, the first of these cycles takes the whole deadline.
+    assert!(took[took.len() / 2] < DEADLINE / 10, "{took:?}");
+
+    transaction.abort_transaction().await.unwrap();
+    is_over.store(true, Ordering::Relaxed);
+    askers.join_all().await;
+    for key in keys() {
+        app.already_mine(&key, &aid).await;
+    }
+}
+
+#[tokio::test]
+async fn who_asks_for_a_stuck_record_is_told_within_the_deadline_that_the_store_does_not_answer() {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let app = App::with(&database, with_deadline(Duration::from_secs(1))).await;
+    let aid = Aid::new();
+    app.granted(&key("a"), &aid).await;
+    let mut transaction = stuck(&database, &[key("a")]).await;
+    match app.try_acquire(&key("a"), &aid).await {
+        Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Unavailable, "{e}"),
+        other => panic!("{other:?}"),
+    }
+    transaction.abort_transaction().await.unwrap();
+    eventually("it is asked for with success", async || {
+        app.try_acquire(&key("a"), &aid).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stuck_record_keeps_no_other_lock_from_being_renewed() {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let (app, aid) = (App::on(&database).await, Aid::new());
+    let ids: Vec<_> = (0..20).map(|n| key(&format!("{n}"))).collect();
+    for key in &ids {
+        app.granted(key, &aid).await;
+        rig::age(&database, key, TTL / 2).await;
+    }
+    let mut transaction = stuck(&database, &ids[7..8]).await;
+    assert_eq!(app.locks.renew(&aid).await.unwrap(), 19);
+    for key in &ids {
+        let lease = app.locks.inspect(key).await.unwrap().expect("a live lock").expires_in();
+        assert_eq!(lease > TTL * 3 / 4, *key != ids[7], "{key}: {lease:?}");
+    }
+    transaction.abort_transaction().await.unwrap();
+    assert_eq!(app.locks.renew(&aid).await.unwrap(), 20);
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_releases_all_locks_but_those_that_are_stuck_and_these_later() {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let (app, aid) =
+        (App::with(&database, with_deadline(Duration::from_secs(2))).await, Aid::new());
+    let ids: Vec<_> = (0..20).map(|n| key(&format!("{n}"))).collect();
+    for key in &ids {
+        app.granted(key, &aid).await;
+    }
+    let mut transaction = stuck(&database, &ids[7..8]).await;
+    let left = async || lock_records(&database).count_documents(doc! {}).await.unwrap();
+    while left().await > 1 {
+        assert!(app.locks.release_session(&aid).await.is_err(), "one lock is still there");
+    }
+    transaction.abort_transaction().await.unwrap();
+    app.locks.release_session(&aid).await.unwrap();
+    assert_eq!(left().await, 0);
+}

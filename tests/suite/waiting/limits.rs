@@ -1,0 +1,63 @@
+//! How many may wait.
+
+use super::*;
+
+/// So many calls that wait for a document, each in a task of its own, and are in the queue.
+async fn wait(locks: &LockManager, jobs: &[Job], key: &LockKey) -> JoinSet<LockGuard> {
+    let (mut all, before) = (JoinSet::new(), locks.health().waiting);
+    for job in jobs {
+        let (job, key) = (job.clone(), key.clone());
+        all.spawn(async move { job.acquire(&key, Wait::until_acquired()).await.unwrap() });
+    }
+    eventually("they wait", async || locks.health().waiting == before + jobs.len()).await;
+    all
+}
+
+on_each_store! {
+    async fn one_too_many_does_not_wait_and_whoever_need_not_wait_is_let_in(cluster: Cluster) {
+        const MOST: usize = 3;
+        let locks = cluster.server_with(|settings| settings.max_waiters(MOST)).await;
+        let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        let also_held = locks.acquire(&key("b"), Wait::no()).await.unwrap();
+        let jobs: Vec<_> = (0..MOST).map(|n| locks.job(n.to_string())).collect();
+        let mut all = wait(&locks, &jobs, &key("a")).await;
+        // Behind others, and as the first one.
+        for key in [key("a"), key("b")] {
+            let refused = in_time("an answer", locks.acquire(&key, Wait::until_acquired())).await;
+            let Err(LockError::TooManyWaiters { limit, per_session, .. }) = refused else {
+                panic!("{refused:?}")
+            };
+            assert_eq!((limit, per_session), (MOST, false));
+            let refused = locks.acquire(&key, Wait::no()).await;
+            assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+        }
+        drop(locks.acquire(&key("free"), Wait::until_acquired()).await.unwrap());
+        eventually("that one is gone", async || locks.health().waiting == MOST).await;
+        // As soon as one does not wait any more.
+        held.release().await.unwrap();
+        let held = in_time("one is let in", all.join_next()).await.unwrap().unwrap();
+        let mut next = wait(&locks, &jobs[..1], &key("b")).await;
+        drop((held, also_held));
+        drop(in_time("it is let in", next.join_next()).await.unwrap().unwrap());
+        while let Some(guard) = in_time("the others, too", all.join_next()).await {
+            drop(guard.unwrap());
+        }
+        assert_eq!(locks.health().waiting, 0);
+    }
+
+    async fn a_job_may_wait_for_more_than_a_session(cluster: Cluster) {
+        let locks = cluster.server_with(|settings| settings.max_waiters_per_session(1)).await;
+        let holder = locks.job("holder");
+        let keys: Vec<_> = (0..20).map(|n| key(&n.to_string())).collect();
+        let held = holder.acquire_all(keys.clone(), Wait::no()).await.unwrap();
+        let job = locks.job("takes them all at once");
+        let mut all = JoinSet::new();
+        for key in keys {
+            let job = job.clone();
+            all.spawn(async move { job.acquire(&key, Wait::until_acquired()).await.unwrap() });
+        }
+        eventually("it waits", async || locks.health().waiting == 20).await;
+        held.release().await.unwrap();
+        drop(in_time("it has them all", all.join_all()).await);
+    }
+}
