@@ -142,8 +142,7 @@ impl LockManager {
         let acquire = async move {
             let (mut claim, mut attempts) = (claim, run::Attempts::new(until, run::FOREGROUND));
             let answer = loop {
-                let attempt = manager.inner.store.try_acquire(&key, &claim);
-                let answer = with_deadline(until, attempt).await;
+                let answer = manager.inner.store.try_acquire(&key, &claim).await;
                 let Some(pause) = attempts.pause_after(&answer) else { break answer };
                 tokio::time::sleep(pause).await;
                 claim.token = claim.token.next_attempt();
@@ -167,7 +166,7 @@ impl LockManager {
             }
         };
         let asked = clock::now();
-        let outcome = self.inner.runner.spawn(scope, acquire);
+        let outcome = self.inner.runner.spawn(scope, with_deadline(until, acquire));
         let acquired = run::answer("try_acquire", until, outcome).await;
         timer.acquired(&acquired);
         let acquired = acquired?;

@@ -104,11 +104,14 @@ where
     F: Future<Output = Result<T, StoreError>>,
 {
     let mut attempts = Attempts::new(until, longest_pause);
-    loop {
-        let outcome = with_deadline(until, attempt()).await;
-        let Some(pause) = attempts.pause_after(&outcome) else { return outcome };
-        sleep(pause).await;
-    }
+    let all = async {
+        loop {
+            let outcome = attempt().await;
+            let Some(pause) = attempts.pause_after(&outcome) else { return outcome };
+            sleep(pause).await;
+        }
+    };
+    with_deadline(until, all).await
 }
 
 /// When to try again, for who has to do something in between.

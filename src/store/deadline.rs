@@ -1,21 +1,36 @@
 //! How long the caller of a verb still waits: a store passes that on to its server.
 
-use std::{future::Future, time::Instant};
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
 
 tokio::task_local! {
-    static UNTIL: Instant;
+    static CALLER: Caller;
 }
 
-/// Runs `verb` for a caller who stops waiting at `until`.
+#[derive(Clone, Copy)]
+struct Caller {
+    asked: Instant,
+    until: Instant,
+}
+
+/// Runs `verb`, with all its attempts, for a caller who stops waiting at `until`.
 pub(crate) fn with_deadline<F: Future>(
     until: Instant,
     verb: F,
 ) -> impl Future<Output = F::Output> + use<F> {
-    UNTIL.scope(until, verb)
+    CALLER.scope(Caller { asked: Instant::now(), until }, verb)
 }
 
 /// When the caller of the running verb stops waiting, if it has said so: then it also asks again.
 #[cfg(feature = "_mongo")]
 pub(super) fn deadline() -> Option<Instant> {
-    UNTIL.try_with(|until| *until).ok()
+    CALLER.try_with(|caller| caller.until).ok()
+}
+
+/// How long the caller of the running verb has waited so far.
+#[cfg(feature = "_mongo")]
+pub(super) fn waited() -> Duration {
+    CALLER.try_with(|caller| caller.asked.elapsed()).unwrap_or_default()
 }

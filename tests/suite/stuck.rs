@@ -9,8 +9,9 @@ use mongodb::bson::{Document, doc};
 use mongodb::{ClientSession, Database};
 use tokio::task::JoinSet;
 
+use crate::rig;
 use crate::rig::app::{App, TTL, eventually, key, lock_records, with_deadline};
-use crate::rig::{self, mongod};
+use crate::rig::mongod::{self, Mongod};
 
 /// More than there are connections in a default pool.
 const STUCK: usize = 12;
@@ -129,4 +130,19 @@ async fn the_end_of_a_session_releases_all_locks_but_those_that_are_stuck_and_th
     transaction.abort_transaction().await.unwrap();
     app.locks.release_session(&aid).await.unwrap();
     assert_eq!(left().await, 0);
+}
+
+/// A slow majority: the primary has deleted the lock, and the repetition finds nothing.
+#[tokio::test]
+async fn a_release_that_a_majority_acknowledges_late_is_reported_as_a_release() {
+    let server = Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let (app, aid) = (App::on(&database).await, Aid::new());
+    let lock = app.granted(&key("a"), &aid).await;
+    let late = doc! { "code": 50, "codeName": "MaxTimeMSExpired", "errmsg": "no majority in time" };
+    let data = doc! { "failCommands": ["delete"], "writeConcernError": late };
+    let twice = doc! { "configureFailPoint": "failCommand", "mode": { "times": 2 }, "data": data };
+    server.admin(twice).await;
+    assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
+    assert_eq!(app.locks.release(&lock).await.unwrap(), Released::AlreadyGone);
 }

@@ -144,7 +144,7 @@ impl MongoStore {
         let doing = "noting the ends of sessions";
         let reply = self.inner.database.run_command(command).await;
         let reply = reply.map_err(|e| store_error(doing, e))?;
-        write::acknowledged(&reply).map_err(|e| store_error(doing, e))?;
+        write::acknowledged(&reply, false).map_err(|e| store_error(doing, e))?;
         let errors = reply.get_array("writeErrors").map_or(&[][..], |errors| errors);
         // Two servers that claim the same session at the same moment: it is the other one's.
         let refused = errors

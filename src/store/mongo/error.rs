@@ -2,10 +2,15 @@
 
 use std::fmt::Display;
 
-use mongodb::error::{
-    Error, ErrorKind, RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR,
-    UNKNOWN_TRANSACTION_COMMIT_RESULT, WriteFailure,
+use mongodb::{
+    bson::Bson,
+    error::{
+        Error, ErrorKind, RETRYABLE_WRITE_ERROR, TRANSIENT_TRANSACTION_ERROR,
+        UNKNOWN_TRANSACTION_COMMIT_RESULT, WriteFailure,
+    },
 };
+
+use super::codec;
 
 use crate::{StoreError, StoreErrorKind};
 
@@ -29,6 +34,15 @@ const MAX_TIME_EXPIRED: i32 = 50;
 pub(super) struct Refused {
     pub(super) code: i32,
     pub(super) message: String,
+}
+
+/// A write was carried out on the primary, and no majority has acknowledged it in time.
+#[derive(Debug, thiserror::Error)]
+#[error("no majority has acknowledged it: {error}")]
+pub(super) struct Unacknowledged {
+    /// Whether it found what it was to write.
+    pub(super) has_written: bool,
+    pub(super) error: Bson,
 }
 
 const TRANSIENT_LABELS: &[&str] = &[
@@ -105,6 +119,15 @@ pub(super) fn is_denied(error: &Error) -> bool {
 /// carried out. (Written, and not acknowledged by a majority at the limit, is another error.)
 pub(super) fn ran_out_of_time(error: &Error) -> bool {
     code(error) == Some(MAX_TIME_EXPIRED)
+}
+
+/// `None` unless the time limit came before a majority had acknowledged the write; else whether it found what
+/// it was to write.
+pub(super) fn late_majority(error: &Error) -> Option<bool> {
+    let ErrorKind::Custom(ours) = error.kind.as_ref() else { return None };
+    let late: &Unacknowledged = ours.downcast_ref()?;
+    let code = codec::number(late.error.as_document()?.get("code")?)?;
+    (code == f64::from(MAX_TIME_EXPIRED)).then_some(late.has_written)
 }
 
 /// The server's code, wherever the driver has put it.

@@ -25,14 +25,12 @@ use tokio::{
 use super::error::ran_out_of_time;
 use crate::{LockId, store::deadline};
 
-/// How long the server works on one write, unless the deadline comes first. With the next constant, what
-/// a record that has just become stuck costs the pool.
-const LIMIT: Duration = Duration::from_millis(700);
-/// How many writes on one record are on their way at once: enough that a release does not queue behind
-/// the many who want the lock.
-const FOR_ONE_RECORD: usize = 64;
-/// The same, for a record that is known to be stuck.
-const STUCK_LIMIT: Duration = LIMIT;
+/// How long the server works on the first attempt of a write, unless the deadline comes first. With the
+/// next constant, what a record that has just become stuck costs the pool.
+const LIMIT: Duration = Duration::from_millis(500);
+/// How many writes on one record are on their way at once: one that is sent while the last one waits for
+/// its majority, and a few more.
+const FOR_ONE_RECORD: usize = 4;
 /// How many writes on stuck records are on their way at once, all collections together.
 const FOR_STUCK_RECORDS: usize = 2;
 /// How much later than its time limit the answer to a write may come before others are sent.
@@ -49,9 +47,10 @@ pub(super) fn stuck_lane() -> StuckLane {
     Arc::new(Semaphore::new(FOR_STUCK_RECORDS))
 }
 
-/// The time limit of a write that is not for one record.
+/// The time limit of a write. Later attempts of a caller have more time, because a majority that is always
+/// slower than the limit is to be waited for in the end.
 pub(super) fn write_limit() -> Duration {
-    time_left(LIMIT)
+    time_left(LIMIT.max(deadline::waited()))
 }
 
 /// The time limit of a read, which no transaction holds up.
@@ -75,6 +74,11 @@ pub(super) fn in_time() -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether the caller has a deadline, and time to repeat a write.
+pub(super) fn may_repeat() -> bool {
+    deadline::deadline().is_some_and(|deadline| deadline > Instant::now())
 }
 
 /// The records of one collection that are being written at the moment, or are stuck.
@@ -113,12 +117,11 @@ impl Lanes {
         let (user, turns) = self.join(id);
         let turn = permit(turns, until).await?;
         let is_stuck = self.records().get(id).is_some_and(|lane| lane.is_stuck);
-        let (stuck, longest) = if is_stuck {
-            (Some(permit(Arc::clone(&self.stuck), until).await?), STUCK_LIMIT)
-        } else {
-            (None, LIMIT)
+        let stuck = match is_stuck {
+            true => Some(permit(Arc::clone(&self.stuck), until).await?),
+            false => None,
         };
-        Ok(Turn { user, limit: time_left(longest), permits: (turn, stuck) })
+        Ok(Turn { user, limit: write_limit(), permits: (turn, stuck) })
     }
 
     fn join<'a>(&'a self, id: &'a LockId) -> (User<'a>, Arc<Semaphore>) {

@@ -6,7 +6,9 @@ use mongodb::{
 };
 
 use super::{
-    Prepared, ends, lanes,
+    Prepared, ends,
+    error::late_majority,
+    lanes,
     pipeline::{self, Acquisition, Grant, exclusive_of, has_run_out, is_of, of_sessions, take_out},
     record::presentable,
     write::Write,
@@ -67,6 +69,20 @@ impl Grants<'_> {
 impl Prepared {
     /// Removes one acquisition.
     pub(super) async fn remove(&self, it: &Acquisition<'_>) -> Result<Released> {
+        let mut is_written = false;
+        loop {
+            let done = self.try_remove(it).await;
+            match done.as_ref().err().and_then(late_majority) {
+                // The repetition waits for the majority again. Unless a fail-over has undone the removal, it
+                // finds nothing more to remove.
+                Some(written) if lanes::may_repeat() => is_written |= written,
+                _ if is_written => return done.map(|_| Released::Released),
+                _ => return done,
+            }
+        }
+    }
+
+    async fn try_remove(&self, it: &Acquisition<'_>) -> Result<Released> {
         let rules = &self.rules;
         // An exclusive lock is alone in its record, unless others wait there.
         let is_all = it.mode == Mode::Exclusive && !rules.fair;

@@ -14,7 +14,7 @@ use mongodb::{
 
 use super::{
     Prepared, codec,
-    error::{Refused, ran_out_of_time},
+    error::{Refused, Unacknowledged, ran_out_of_time},
     lanes, majority_acknowledges, pipeline,
 };
 use crate::LockId;
@@ -84,8 +84,9 @@ pub(super) async fn write(
         let message = first.get_str("errmsg").unwrap_or_default().to_owned();
         return Err(Error::custom(Refused { code, message }));
     }
-    acknowledged(&reply)?;
-    Ok(reply.get("n").and_then(codec::number).unwrap_or_default() as u64)
+    let matched = reply.get("n").and_then(codec::number).unwrap_or_default() as u64;
+    acknowledged(&reply, matched > 0)?;
+    Ok(matched)
 }
 
 async fn run(
@@ -99,9 +100,9 @@ async fn run(
 }
 
 /// Carried out, but not known to be durable: an error, which the driver leaves to whoever runs a command.
-pub(super) fn acknowledged(reply: &Document) -> Result<()> {
+pub(super) fn acknowledged(reply: &Document, has_written: bool) -> Result<()> {
     match reply.get("writeConcernError") {
-        Some(error) => Err(Error::custom(format!("no majority has acknowledged it: {error}"))),
+        Some(error) => Err(Error::custom(Unacknowledged { has_written, error: error.clone() })),
         None => Ok(()),
     }
 }
@@ -131,11 +132,11 @@ impl Prepared {
         let turn = self.lanes.turn(id).await?;
         let limit = turn.limit;
         let mut reply = turn.of(run(&self.locks, command, limit)).await?;
-        acknowledged(&reply)?;
         let record = match reply.remove("value") {
             Some(Bson::Document(record)) => Some(record),
             _ => None,
         };
+        acknowledged(&reply, record.is_some())?;
         let is_new =
             reply.get_document("lastErrorObject").is_ok_and(|it| it.contains_key("upserted"));
         Ok(Modified { record, is_new })
