@@ -95,6 +95,8 @@ pub(crate) struct Transaction {
     /// The same with what the transaction has written.
     view: MemoryStore,
     has_record: bool,
+    /// The acquisition under which it writes.
+    under: Option<LockToken>,
 }
 
 /// What a verb of [`MemoryStore`] answers: it never waits.
@@ -203,7 +205,15 @@ impl Database {
         let open = Open { number, began: Instant::now(), has_record: false };
         state.transactions.insert(key.clone(), open);
         let (snapshot, view) = (state.primary.fork_of(key), state.primary.fork_of(key));
-        Ok(Transaction { key: key.clone(), number, epoch, snapshot, view, has_record: false })
+        Ok(Transaction {
+            key: key.clone(),
+            number,
+            epoch,
+            snapshot,
+            view,
+            has_record: false,
+            under: None,
+        })
     }
 
     /// A document that a transaction is writing.
@@ -238,6 +248,7 @@ impl Database {
             return Err(unavailable("the lock record has changed since the transaction began"));
         }
         it.has_record = writes;
+        it.under = Some(token);
         if let Some(open) = state.transactions.get_mut(&it.key) {
             open.has_record = writes;
         }
@@ -247,6 +258,13 @@ impl Database {
     pub(crate) fn commit(&self, it: &Transaction) -> Result<Written, StoreError> {
         let mut state = self.state();
         state.is_open(it)?;
+        if let Some(token) = it.under
+            && !state.primary.on_record().iter().any(|grant| grant.token == token)
+        {
+            let wrong =
+                format!("{:?}: a save under {token} commits after the lock has gone", it.key);
+            state.wrong.push(wrong);
+        }
         state.primary.take_document_from(&it.view, &it.key);
         if it.has_record {
             state.primary.take_record_from(&it.view, &it.key);
@@ -331,6 +349,10 @@ impl Database {
     pub(crate) fn told(&self, ended: &SessionEnded) -> Option<String> {
         let mut state = self.state();
         state.truth.told(ended);
+        // A fail-over does not undo what a listener has heard.
+        if let Some(behind) = &mut state.behind {
+            behind.truth.told(ended);
+        }
         state.heard.of(ended)
     }
 }

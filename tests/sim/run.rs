@@ -71,10 +71,12 @@ async fn live(seed: u64, rules: Rules, keeps_lines: bool) -> Arc<World> {
     for task in [of_servers, of_database, replaces] {
         task.await.expect("no panic");
     }
-    staff.goes_home().await;
+    // The servers stay, and end the sessions that are left.
+    let servers = staff.goes_home().await;
     // Pages of sessions that have ended are still open; then all that is left expires.
     sleep(world.settings.ttl * 6).await;
     sleep(Duration::from_secs(30)).await;
+    drop(servers);
     looks_at_the_end(&world);
     world
 }
@@ -125,9 +127,11 @@ impl Staff {
     }
 
     /// Everybody finishes what they are at, within a time in which every wait can end.
-    async fn goes_home(&self) {
+    async fn goes_home(&self) -> Vec<Server> {
+        let mut servers = Vec::new();
         let all = std::mem::take(&mut *self.at.lock().expect("no panic"));
-        for (number, (_, tasks)) in all {
+        for (number, (server, tasks)) in all {
+            servers.push(server);
             for task in tasks {
                 match timeout(Duration::from_secs(120), task).await {
                     Ok(Ok(())) => {}
@@ -136,6 +140,7 @@ impl Staff {
                 }
             }
         }
+        servers
     }
 }
 
@@ -143,11 +148,7 @@ impl Staff {
 async fn watches_announcements(world: &World) {
     while world.settings.is_calm {
         sleep(Duration::from_millis(100)).await;
-        let owed = {
-            let state = world.database.state();
-            state.truth.owed(state.primary.clock())
-        };
-        for (aid, key, ago) in owed {
+        for (aid, key, ago) in world.owed() {
             if ago > Duration::from_millis(1_500) && ago <= Duration::from_millis(1_600) {
                 world.violation(format!(
                     "{aid:?} fell silent {ago:?} ago with {key:?}, and nobody was told in time"
@@ -159,12 +160,9 @@ async fn watches_announcements(world: &World) {
 
 /// All that can only be said in the end.
 fn looks_at_the_end(world: &World) {
-    let (owed, wrong) = {
-        let mut state = world.database.state();
-        (state.truth.owed(state.primary.clock()), std::mem::take(&mut state.wrong))
-    };
+    let wrong = std::mem::take(&mut world.database.state().wrong);
     wrong.into_iter().for_each(|wrong| world.violation(wrong));
-    for (aid, key, ago) in owed {
+    for (aid, key, ago) in world.owed() {
         world.violation(format!(
             "{aid:?} fell silent {ago:?} ago with {key:?}, and nobody was told"
         ));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use actix_doclock::{Aid, LockKey, OnRecord, SessionEnded};
+use actix_doclock::{Aid, LockKey, LockToken, OnRecord, SessionEnded};
 
 /// Why a grant may have gone in a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -22,9 +22,21 @@ pub(crate) enum Why<'a> {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Truth {
     grants: Vec<OnRecord>,
-    /// Locks that expired and are off the record, with nobody told of it: by session, and until when
-    /// they lived.
-    untold: BTreeMap<Aid, BTreeMap<LockKey, Duration>>,
+    /// Locks that expired and are off the record, with nobody told of it: by session.
+    untold: BTreeMap<Aid, BTreeMap<LockKey, Expired>>,
+}
+
+/// A lock that lived until then.
+#[derive(Debug, Clone, Copy)]
+struct Expired {
+    until: Duration,
+    token: LockToken,
+}
+
+impl From<&OnRecord> for Expired {
+    fn from(grant: &OnRecord) -> Self {
+        Self { until: grant.until, token: grant.token }
+    }
 }
 
 /// What a fail-over does not take back: who has been heard of, and who may be.
@@ -62,7 +74,7 @@ impl Truth {
             let is_silence = gone.until <= clock && !gone.at_max_hold;
             if is_silence && why != Why::Removed && !by_own_session {
                 let of_session = self.untold.entry(gone.aid.clone()).or_default();
-                of_session.insert(gone.key.clone(), gone.until);
+                of_session.insert(gone.key.clone(), gone.into());
             }
         }
         self.grants = grants;
@@ -80,25 +92,30 @@ impl Truth {
     }
 
     /// What has expired, on record or not: by session, without those that have a live lock.
-    fn silences(&self, clock: Duration) -> BTreeMap<&Aid, BTreeMap<&LockKey, Duration>> {
-        let mut all: BTreeMap<&Aid, BTreeMap<&LockKey, Duration>> = BTreeMap::new();
+    fn silences(&self, clock: Duration) -> BTreeMap<&Aid, BTreeMap<&LockKey, Expired>> {
+        let mut all: BTreeMap<&Aid, BTreeMap<&LockKey, Expired>> = BTreeMap::new();
         for (aid, keys) in &self.untold {
-            all.entry(aid).or_default().extend(keys.iter().map(|(key, until)| (key, *until)));
+            all.entry(aid).or_default().extend(keys.iter().map(|(key, it)| (key, *it)));
         }
         for it in self.grants.iter().filter(|it| it.until <= clock && !it.at_max_hold) {
-            all.entry(&it.aid).or_default().insert(&it.key, it.until);
+            all.entry(&it.aid).or_default().insert(&it.key, it.into());
         }
         all.retain(|aid, _| !self.live(clock).any(|it| it.aid == **aid));
         all
     }
 
     /// Who must be announced, with the document that expired last: idle by the store's clock since
-    /// then.
-    pub(crate) fn owed(&self, clock: Duration) -> Vec<(Aid, LockKey, Duration)> {
+    /// then. A grant to a late duplicate of a request, of which nobody heard, obliges nobody.
+    pub(crate) fn owed(
+        &self,
+        clock: Duration,
+        was_heard_of: impl Fn(LockToken) -> bool,
+    ) -> Vec<(Aid, LockKey, Duration)> {
         let silences = self.silences(clock);
         let last = silences.into_iter().filter_map(|(aid, keys)| {
-            let (key, until) = keys.into_iter().max_by_key(|(_, until)| *until)?;
-            Some((aid.clone(), key.clone(), clock.saturating_sub(until)))
+            let heard_of = keys.into_iter().filter(|(_, it)| was_heard_of(it.token));
+            let (key, last) = heard_of.max_by_key(|(_, it)| it.until)?;
+            Some((aid.clone(), key.clone(), clock.saturating_sub(last.until)))
         });
         last.collect()
     }
@@ -107,8 +124,9 @@ impl Truth {
     pub(crate) fn told(&mut self, ended: &SessionEnded) {
         let Some(keys) = self.untold.get_mut(&ended.aid) else { return };
         // What expired before is of the same silence, or was forgotten with its ttl.
-        let told = keys.iter().filter(|(key, _)| ended.locks.contains(key)).map(|it| *it.1).max();
-        keys.retain(|_, until| !ended.for_good && told.is_none_or(|told| *until > told));
+        let told = keys.iter().filter(|(key, _)| ended.locks.contains(key));
+        let told = told.map(|(_, it)| it.until).max();
+        keys.retain(|_, it| !ended.for_good && told.is_none_or(|told| it.until > told));
         if keys.is_empty() {
             self.untold.remove(&ended.aid);
         }

@@ -427,16 +427,25 @@ impl Worker {
         world.write(op, outcome(released));
     }
 
+    /// The next document that somebody saves.
+    async fn saved_soon(&mut self) -> Option<LockKey> {
+        for _ in 0..200 {
+            if let Some(saved) = self.world().database.is_being_saved() {
+                return Some(saved);
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        None
+    }
+
     /// Administrators: break locks.
     pub(crate) async fn administer(mut self) {
         while self.world().is_active() {
             self.millis(10..1_000).await;
             let mut key = self.key();
             // Whoever wants to do harm does so in the midst of a save.
-            if self.rng.bool()
-                && let Some(saved) = self.world().database.is_being_saved()
-            {
-                key = saved;
+            if self.rng.bool() {
+                key = self.saved_soon().await.unwrap_or(key);
             }
             let world = Arc::clone(&self.server.world);
             let Ok(Some(lock)) = self.server.locks.inspect(&key).await else { continue };

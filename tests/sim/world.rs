@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use actix_doclock::{Aid, Lock, LockManager, Lockable, Mode, OnRecord, SessionEnded};
+use actix_doclock::{
+    Aid, Lock, LockKey, LockManager, LockToken, Lockable, Mode, OnRecord, SessionEnded,
+};
 use fastrand::Rng;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -421,6 +423,14 @@ impl World {
 
     fn was_told_again(&self, token: &str) -> bool {
         self.database.state().told_again.contains(token)
+    }
+
+    /// Who must be announced, with the document that expired last, and how long ago.
+    pub(crate) fn owed(&self) -> Vec<(Aid, LockKey, Duration)> {
+        let (known, state) =
+            (self.known.lock().expect("no panic while locked"), self.database.state());
+        let was_heard_of = |token: LockToken| known.contains_key(&token.to_string());
+        state.truth.owed(state.primary.clock(), was_heard_of)
     }
 
     /// What a session has that has ended, and was told of.
