@@ -24,6 +24,9 @@ pub(crate) struct Truth {
     grants: Vec<OnRecord>,
     /// Locks that expired and are off the record, with nobody told of it: by session.
     untold: BTreeMap<Aid, BTreeMap<LockKey, Expired>>,
+    /// The same of sessions that lived on by another lock. A sweep that sees them only when that lock
+    /// has gone, too, announces them.
+    lived_on: BTreeMap<Aid, BTreeSet<LockKey>>,
 }
 
 /// A lock that lived until then.
@@ -82,7 +85,10 @@ impl Truth {
             // Who is back may fall silent again, and is announced then.
             let live: BTreeSet<_> =
                 self.grants.iter().filter(|it| it.until > clock).map(|it| &it.aid).collect();
-            self.untold.retain(|aid, _| !live.contains(aid));
+            let lived_on = self.untold.extract_if(.., |aid, _| live.contains(aid));
+            for (aid, keys) in lived_on {
+                self.lived_on.entry(aid).or_default().extend(keys.into_keys());
+            }
         }
         revived
     }
@@ -122,6 +128,7 @@ impl Truth {
 
     /// A listener was called.
     pub(crate) fn told(&mut self, ended: &SessionEnded) {
+        self.lived_on.remove(&ended.aid);
         let Some(keys) = self.untold.get_mut(&ended.aid) else { return };
         // What expired before is of the same silence, or was forgotten with its ttl.
         let told = keys.iter().filter(|(key, _)| ended.locks.contains(key));
@@ -147,6 +154,12 @@ impl Heard {
         for (aid, keys) in truth.silences(clock) {
             self.expired.extend(keys.into_keys().map(|key| (aid.clone(), key.clone())));
             self.idle.insert(aid.clone());
+        }
+        for (aid, keys) in &truth.lived_on {
+            if !truth.live(clock).any(|it| it.aid == *aid) {
+                self.expired.extend(keys.iter().map(|key| (aid.clone(), key.clone())));
+                self.idle.insert(aid.clone());
+            }
         }
     }
 
