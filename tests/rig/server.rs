@@ -17,7 +17,7 @@ use tokio::time::sleep;
 /// How often another port is tried when somebody else took the free one first.
 const PORTS: usize = 5;
 /// Generous: a mongod is ready in about a second, on a machine with nothing else to do.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+const READY_WITHIN: Duration = Duration::from_secs(180);
 const LOG: &str = "server.log";
 
 /// The parent of the server. It reads verbs from a pipe that this process holds: `start`, or the

@@ -89,9 +89,13 @@ impl Prepared {
     ) -> Option<Answered> {
         let former = record.get_array(pipeline::FORMER).map_or(&[][..], |former| former);
         let answer = self.fetched(key, record, asked).answer(claim);
+        // Readers are not in each other's way: the list is full, and has expired ones.
+        let is_in_the_way = |lock: &Lock| {
+            !lock.expires_in().is_zero() && (lock.mode, claim.mode) != (Mode::Shared, Mode::Shared)
+        };
         match answer {
             // Somebody's live lock, or a waiter's turn.
-            Some(TryAcquire::Held(lock)) if former.is_empty() || !lock.expires_in().is_zero() => {
+            Some(TryAcquire::Held(lock)) if former.is_empty() || is_in_the_way(&lock) => {
                 Some(Answered::Answer(TryAcquire::Held(lock)))
             }
             _ if !former.is_empty() => Some(Answered::Expired(former.to_vec())),
