@@ -91,6 +91,8 @@ pub(super) struct Queue {
     pub(super) writers: BTreeSet<u64>,
     /// Those from which a search for deadlocks learns more than from their place here.
     pub(super) linked: BTreeSet<u64>,
+    /// The waiter that came first, as long as the limits do not take it into account.
+    uncounted: Option<u64>,
     /// In a fair collection, under which session who asks: that of a guard is its own.
     sessions: HashMap<Aid, u64>,
     /// Who was last seen to hold it.
@@ -200,10 +202,14 @@ impl Queues {
         let mut state = self.state();
         let is_first = !state.queues.contains_key(key);
         if !is_first {
+            // The room goes to whoever came first, too.
+            state.count_first_comer(key)?;
             state.has_room_for(&waiter)?;
         }
         let number = state.enter(key, waiter);
-        if !is_first {
+        if is_first {
+            state.queues.entry(key.clone()).or_default().uncounted = Some(number);
+        } else {
             state.counts(key, number);
         }
         // One at the end of a queue has been passed by the news that let others see the holder.
@@ -349,8 +355,20 @@ impl State {
         Ok(())
     }
 
+    fn count_first_comer(&mut self, key: &LockKey) -> Result<(), TooMany> {
+        let Some(queue) = self.queues.get(key) else { return Ok(()) };
+        let Some(number) = queue.uncounted else { return Ok(()) };
+        if let Some(waiter) = queue.waiting.get(&number) {
+            self.has_room_for(waiter)?;
+        }
+        self.counts(key, number);
+        Ok(())
+    }
+
     fn counts(&mut self, key: &LockKey, number: u64) {
-        let waiter = self.queues.get_mut(key).and_then(|queue| queue.waiting.get_mut(&number));
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        queue.uncounted.take_if(|it| *it == number);
+        let waiter = queue.waiting.get_mut(&number);
         if let Some(waiter) = waiter.filter(|waiter| !waiter.is_counted) {
             waiter.is_counted = true;
             self.owners.counts(&waiter.owner);
@@ -394,6 +412,7 @@ impl State {
     fn leave(&mut self, key: &LockKey, number: u64) -> Option<Waiter> {
         let queue = self.queues.get_mut(key)?;
         let gone = queue.waiting.remove(&number)?;
+        queue.uncounted.take_if(|it| *it == number);
         queue.writers.remove(&number);
         queue.linked.remove(&number);
         if queue.sessions.get(&gone.aid) == Some(&number) {

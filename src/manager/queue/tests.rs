@@ -16,6 +16,10 @@ fn joins(queues: &Queues, key: &LockKey, owner: &Aid) -> Place {
 }
 
 fn joins_as(queues: &Queues, key: &LockKey, owner: &Aid, mode: Mode) -> Place {
+    try_join(queues, key, owner, mode).unwrap()
+}
+
+fn try_join(queues: &Queues, key: &LockKey, owner: &Aid, mode: Mode) -> Result<Place, TooMany> {
     let wanted = Wanted {
         key: key.clone(),
         aid: Aid::new(),
@@ -25,7 +29,7 @@ fn joins_as(queues: &Queues, key: &LockKey, owner: &Aid, mode: Mode) -> Place {
         mode,
         ttl: Duration::from_secs(60),
     };
-    queues.join(&wanted, owner, &TaskTracker::new(), true).unwrap()
+    queues.join(&wanted, owner, &TaskTracker::new(), true)
 }
 
 /// A guard of this process, and its lock as the store shows it.
@@ -596,4 +600,18 @@ fn what_a_newcomer_costs() {
         last.saw(&seen(&last.key, &owners[9_998], Mode::Exclusive));
         joins(&queues, &key("free"), &Aid::new())
     });
+}
+
+/// The store may take its time to refuse the first waiter.
+#[test]
+fn a_newcomer_does_not_take_the_room_of_the_waiter_that_came_first() {
+    let queues = Queues::new(Limits { per_session: usize::MAX, all: 2 });
+    let a = key("a");
+    let first = joins(&queues, &a, &Aid::new());
+    let _second = joins(&queues, &a, &Aid::new());
+    let third = try_join(&queues, &a, &Aid::new(), Mode::Exclusive);
+    assert_eq!(third.err(), Some(TooMany { limit: 2, per_session: false }));
+    first.waits().expect("its own room");
+    drop(first);
+    joins(&queues, &a, &Aid::new());
 }
