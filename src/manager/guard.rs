@@ -43,9 +43,7 @@ impl LockGuard {
         let held = Acquisition::of(&lock)
             .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
         let watch = manager.inner.watched.watch(&lock, held.token);
-        let granted = manager.longest_hold().map_or(wanted.ttl, |longest| longest.min(wanted.ttl));
-        let taken = lock.expires_at.checked_sub(granted).unwrap_or(lock.expires_at);
-        manager.keep(&wanted, &held, &owner, taken);
+        manager.keep(&wanted, &held, &owner);
         Ok(Self { manager, lock, held, wanted, owner, is_released: false, _watch: watch })
     }
 

@@ -44,7 +44,6 @@ struct Guards {
 struct Entry {
     held: Acquisition,
     ttl: Duration,
-    taken: Instant,
 }
 
 impl Kept {
@@ -72,12 +71,12 @@ impl Kept {
 
 impl LockManager {
     /// From now on it is renewed, and who waits for it waits for `owner`.
-    pub(super) fn keep(&self, wanted: &Wanted, held: &Acquisition, owner: &Aid, taken: Instant) {
-        let entry = Entry { held: held.clone(), ttl: wanted.ttl, taken };
+    pub(super) fn keep(&self, wanted: &Wanted, held: &Acquisition, owner: &Aid) {
+        let entry = Entry { held: held.clone(), ttl: wanted.ttl };
         let mut guards = self.inner.kept.guards();
         let is_new = guards.of.insert(held.token, entry).is_none();
         if guards.ttls.insert(wanted.ttl) {
-            let (ttl, first) = (wanted.ttl, taken + wanted.ttl / 3);
+            let (ttl, first) = (wanted.ttl, clock::now() + wanted.ttl / 3);
             // After a panic at once: leases may be about to end.
             self.supervise("renewal of guards", |_| {}, move |inner| run(inner, ttl, first));
         }
@@ -145,12 +144,13 @@ impl LockManager {
         });
         let renewed = renewed.await?;
         let documents: BTreeSet<&LockKey> = entries.iter().map(|entry| &entry.held.key).collect();
-        // Of several readers of one document the count says nothing.
-        if renewed == entries.len() as u64 && documents.len() == entries.len() {
-            for Entry { held, ttl, taken } in entries {
-                let longest = self.inner.settings.max_hold.map(|max| *taken + max);
-                let until = asked + *ttl;
-                self.inner.watched.renewed(held, longest.map_or(until, |at| at.min(until)));
+        // Of several readers of one document the count says nothing. When a `max_hold` ends, the server
+        // knows: an earlier attempt, of which nobody heard, may have been granted the lock.
+        let has_max_hold = self.inner.settings.max_hold.is_some();
+        let is_one_each = documents.len() == entries.len();
+        if renewed == entries.len() as u64 && is_one_each && !has_max_hold {
+            for Entry { held, ttl } in entries {
+                self.inner.watched.renewed(held, asked + *ttl);
             }
             return Ok(());
         }

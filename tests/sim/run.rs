@@ -81,11 +81,14 @@ async fn live(seed: u64, rules: Rules, keeps_lines: bool) -> Arc<World> {
     world
 }
 
-/// Servers, and who works there.
+/// A server, and who works there.
+type Team = (Server, Vec<JoinHandle<()>>);
+
+/// All servers, and who works there.
 #[derive(Debug, Clone)]
 struct Staff {
     world: Arc<World>,
-    at: Arc<Mutex<BTreeMap<usize, (Server, Vec<JoinHandle<()>>)>>>,
+    at: Arc<Mutex<BTreeMap<usize, Team>>>,
 }
 
 impl Staff {
@@ -146,7 +149,10 @@ impl Staff {
 
 /// While nothing fails, a silence is announced at once.
 async fn watches_announcements(world: &World) {
-    while world.settings.is_calm {
+    if !world.settings.is_calm {
+        return;
+    }
+    loop {
         sleep(Duration::from_millis(100)).await;
         for (aid, key, ago) in world.owed() {
             if ago > Duration::from_millis(1_500) && ago <= Duration::from_millis(1_600) {

@@ -1,6 +1,7 @@
 //! What really is on record, step by step, and whom the listeners have yet to hear of.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
 use std::time::Duration;
 
 use actix_doclock::{Aid, LockKey, LockToken, OnRecord, SessionEnded};
@@ -85,7 +86,10 @@ impl Truth {
             // Who is back may fall silent again, and is announced then.
             let live: BTreeSet<_> =
                 self.grants.iter().filter(|it| it.until > clock).map(|it| &it.aid).collect();
-            let lived_on = self.untold.extract_if(.., |aid, _| live.contains(aid));
+            let (lived_on, untold) =
+                take(&mut self.untold).into_iter().partition(|(aid, _)| live.contains(aid));
+            self.untold = untold;
+            let lived_on: BTreeMap<_, BTreeMap<_, _>> = lived_on;
             for (aid, keys) in lived_on {
                 self.lived_on.entry(aid).or_default().extend(keys.into_keys());
             }
