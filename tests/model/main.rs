@@ -6,6 +6,9 @@
 //! `cargo test --test model -- --nocapture --test-threads 1`.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+mod client;
+mod database;
+mod logout;
 mod protocol;
 mod rules;
 mod search;
