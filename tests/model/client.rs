@@ -6,9 +6,6 @@ use crate::{
     world::*,
 };
 
-/// How often the document is saved.
-const SAVES: u8 = 2;
-
 impl Protocol {
     pub(crate) fn of_client(&self, from: &World, who: Who, to: &mut Nexts) {
         let client = from.clients[who as usize];
@@ -33,13 +30,13 @@ impl Protocol {
             Phase::Editing => {
                 // Also long after its lease: a process that was paused does not know. But for
                 // renewing it has to look at the clock.
-                if from.primary.version < SAVES {
+                if from.primary.version < self.versions {
                     begin(Step::Saves(who), &|it| it.phase = Phase::Saving);
                 }
                 begin(Step::Releases(client.token), &|it| {
                     (it.phase, it.belief, it.seen) = (Phase::Releasing, 0, 0);
                 });
-                if client.belief > 0 && who == Who::Alice {
+                if self.renews && client.belief > 0 && who == Who::Alice {
                     begin(Step::Renews(who), &|it| {
                         (it.phase, it.if_answered) = (Phase::Renewing, TTL);
                     });
@@ -67,13 +64,18 @@ impl Protocol {
         }
         // A save is not: the answer to the second would not tell what became of the first. That a
         // look or a renewal is changes nothing: they are as good as new ones.
-        let repeats = matches!(client.phase, Phase::Asking | Phase::Releasing | Phase::GivingBack);
+        let asks = matches!(client.phase, Phase::Asking | Phase::Tracing);
+        let repeats = asks || matches!(client.phase, Phase::Releasing | Phase::GivingBack);
         if from.repetitions > 0 && client.patience > 0 && who == Who::Alice && repeats {
             let mut world = *from;
             world.repetitions -= 1;
             let again = world.client(who);
             again.reply = None;
-            if client.phase == Phase::Asking && self.rules.token_for_each_attempt {
+            if asks {
+                // From the beginning.
+                (again.phase, again.former) = (Phase::Asking, None);
+            }
+            if asks && self.rules.token_for_each_attempt {
                 again.token.send = client.sends;
                 again.sends += 1;
             }
@@ -100,7 +102,7 @@ impl Protocol {
         client.reply = None;
         match (asking, answer) {
             (Phase::Asking, Answer::Granted(token) | Answer::AlreadyMine(token)) => {
-                client.token = token;
+                (client.token, client.former) = (token, None);
                 if !self.rules.count_from_the_send {
                     client.if_answered = TTL;
                 }
@@ -113,6 +115,16 @@ impl Protocol {
                 } else {
                     client.edits(version);
                 }
+            }
+            (Phase::Asking, Answer::Expired(former)) => {
+                (client.phase, client.former) = (Phase::Tracing, Some(former));
+                let request = client.request();
+                let _ = world.send(request);
+            }
+            (Phase::Tracing, Answer::Done) => {
+                client.phase = Phase::Asking;
+                let request = client.request();
+                let _ = world.send(request);
             }
             (Phase::Looking, Answer::Goes(version)) => client.edits(version),
             // Outright, whatever other request of the ended session was told.
@@ -136,10 +148,11 @@ impl Protocol {
                 let (nth, sends) = (client.token.nth, client.sends);
                 client.stop();
                 let is_of_this = |token: Token| (token.who, token.nth) == (who, nth);
-                let is_asked_for =
-                    |it: &Request| matches!(it.verb, Verb::Acquire(t) if is_of_this(t));
-                let left =
-                    world.primary.lock.filter(|it| is_of_this(it.token) && !it.orphan && !it.again);
+                let is_asked_for = |it: &Request| matches!(it.verb, Verb::Acquire(t) | Verb::TakeOver(t, _) if is_of_this(t));
+                let left = world
+                    .primary
+                    .live()
+                    .filter(|it| is_of_this(it.token) && !it.orphan && !it.again);
                 if sends > 0
                     && left.is_some()
                     && !world.under_way.iter().flatten().any(is_asked_for)
@@ -157,9 +170,10 @@ impl Protocol {
     fn give_up(&self, world: &mut World, client: Client) {
         let who = client.token.who;
         match client.phase {
-            Phase::Asking | Phase::Looking => self.give_back(world, who),
+            Phase::Asking | Phase::Tracing | Phase::Looking => self.give_back(world, who),
             Phase::Renewing => world.client(who).edits(client.seen),
             Phase::Saving => {
+                // A commit that has been sent may still arrive.
                 world.cancel(client.request());
                 self.give_back(world, who);
             }
@@ -179,6 +193,7 @@ impl Protocol {
         let client = world.client(who);
         (client.phase, client.patience, client.reply) = (Phase::GivingBack, DEADLINE, None);
         (client.belief, client.if_answered, client.seen) = (0, 0, 0);
+        client.former = None;
         let request = client.request();
         let _ = world.send(request);
     }

@@ -18,6 +18,18 @@ pub(crate) struct Protocol {
     pub(crate) clock: bool,
     pub(crate) failovers: u8,
     pub(crate) repetitions: u8,
+    /// Whether Alice renews.
+    pub(crate) renews: bool,
+    /// How many versions of the document the sessions make at most.
+    pub(crate) versions: u8,
+    /// Whether a save is a transaction: touch and write, then commit. Else it is one step.
+    pub(crate) transactions: bool,
+    /// How often an administrator breaks a lock of Alice's.
+    pub(crate) breaks: u8,
+    /// How often the clock of the server steps back by a tick.
+    pub(crate) steps_back: u8,
+    /// Whether there is a reaper, which announces idle sessions.
+    pub(crate) reaper: bool,
     /// What alone is looked for.
     pub(crate) only: Option<Broken>,
 }
@@ -32,6 +44,7 @@ pub(crate) enum Broken {
     AnEndedSessionHasALock,
     AnEndedSessionHasALockForGood,
     AnAcknowledgedSaveIsGone,
+    AnIdleSessionIsForgotten,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +64,14 @@ pub(crate) enum Step {
     FailsOver,
     RollsBack,
     Ticks,
+    StepsBack,
+    Breaks(Token),
+    Finds(Who),
+    LeavesAwake(Who),
+    Claims(Who),
+    SeesTraces(Who),
+    Announces(Who),
+    ReaperDies,
 }
 
 pub(crate) type Nexts = Vec<Next<Protocol>>;
@@ -61,7 +82,13 @@ impl Model for Protocol {
     type Broken = Broken;
 
     fn begin(&self) -> World {
-        World::new(self.failovers, self.repetitions)
+        World {
+            failovers: self.failovers,
+            repetitions: self.repetitions,
+            breaks: self.breaks,
+            steps_back: self.steps_back,
+            ..World::new()
+        }
     }
 
     fn steps(&self, from: &World, to: &mut Nexts) {
@@ -72,8 +99,23 @@ impl Model for Protocol {
         self.of_database(from, to);
         if self.clock {
             let mut world = *from;
-            world.tick();
+            world.tick(self.expired_stay());
             self.then(Step::Ticks, world, to);
+        }
+        if from.steps_back > 0 && !(self.rules.expired_stays_expired && from.is_passing_on()) {
+            let mut world = World { steps_back: from.steps_back - 1, ..*from };
+            world.step_back();
+            self.then(Step::StepsBack, world, to);
+        }
+        let of_alice = from.primary.live().filter(|lock| lock.token.who == Who::Alice);
+        if let (Some(lock), 1..) = (of_alice, from.breaks) {
+            let mut world = World { breaks: from.breaks - 1, ..*from };
+            if world.send(Verb::Break(lock.token)) {
+                self.then(Step::Breaks(lock.token), world, to);
+            }
+        }
+        if self.reaper {
+            self.of_reaper(from, to);
         }
         for next in to {
             next.broken = next.broken.filter(|broken| self.is_wanted(*broken));
@@ -86,6 +128,11 @@ impl Protocol {
         self.only.is_none_or(|only| only == broken)
     }
 
+    /// Where nothing can tell the difference, an expired lock is as good as gone: fewer states.
+    fn expired_stay(&self) -> bool {
+        self.transactions || self.reaper
+    }
+
     pub(crate) fn then(&self, step: Step, state: World, to: &mut Nexts) {
         let broken = self.is_broken(&state);
         to.push(Next { step, state, broken });
@@ -93,14 +140,17 @@ impl Protocol {
 
     /// What one can see in a state. What only shows in a step is seen there.
     pub(crate) fn is_broken(&self, world: &World) -> Option<Broken> {
-        // What an end takes away it tells nobody: from its beginning on its belief does not count.
+        // Neither an end nor a break tells the holder in time: from its beginning on the holder's belief
+        // does not count.
         let believes = |who: Who| {
-            world.clients[who as usize].believes() && !(who == Who::Alice && is_ending(world))
+            let client = &world.clients[who as usize];
+            let is_taken_away = who == Who::Alice && is_ending(world);
+            client.believes() && !is_taken_away && world.broken != Some(client.token)
         };
         if believes(Who::Alice) && believes(Who::Bob) {
             return Some(Broken::TwoBelieveAtOnce);
         }
-        if let (Logout::Done(ticks), Some(lock)) = (world.logout, world.primary.lock)
+        if let (Logout::Done(ticks), Some(lock)) = (world.logout, world.primary.live())
             && lock.token.who == Who::Alice
         {
             let alice = &world.clients[Who::Alice as usize];
@@ -115,6 +165,11 @@ impl Protocol {
             }
             if ticks == FOR_GOOD {
                 return Some(Broken::AnEndedSessionHasALockForGood);
+            }
+        }
+        for who in [Who::Alice, Who::Bob] {
+            if world.primary.owed[who as usize] && !world.primary.knows_of(who) {
+                return Some(Broken::AnIdleSessionIsForgotten);
             }
         }
         None
