@@ -2,7 +2,7 @@
 
 use crate::{
     protocol::{Broken, Nexts, Protocol, Step},
-    save::{commit, conflicts},
+    save::{commit, conflicts, has_to_wait},
     search::Next,
     world::*,
 };
@@ -15,13 +15,13 @@ impl Protocol {
             if at > 0 && from.under_way[at - 1] == from.under_way[at] {
                 continue;
             }
-            if self.has_to_wait(from, request.verb) {
+            if self.transactions && has_to_wait(from, request.verb) {
                 continue;
             }
             let mut world = *from;
             world.remove(at);
             let (answer, broken) = self.carry_out(&mut world, request);
-            if conflicts(from, &world) {
+            if self.transactions && conflicts(from, &world) {
                 continue;
             }
             if world.failovers == 0 {
@@ -197,8 +197,8 @@ impl Protocol {
 
     /// Leases are counted while anybody knows one by its number.
     fn counts_leases(&self, world: &World) -> bool {
-        let is_known = world.primary.traces.iter().flatten().any(|trace| *trace != Trace::No);
-        self.rules.trace_names_lease && (is_known || world.is_passing_on())
+        let is_known = || world.primary.traces.iter().flatten().any(|trace| *trace != Trace::No);
+        self.reaper && self.rules.trace_names_lease && (is_known() || world.is_passing_on())
     }
 
     /// Somebody else has removed this lock. If it had expired, its session is to be announced.

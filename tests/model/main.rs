@@ -180,7 +180,7 @@ without! {
     token_for_each_attempt: an_attempt_that_comes_after_a_later_one_was_answered,
         Protocol { clock: false, logout: true, repetitions: 1, ..ALICE_AND_BOB } => AStaleSaveOverwrote in 21;
     save_changes_record: a_save_that_changes_nothing_in_the_lock_record,
-        SAVES => AStaleSaveOverwrote in 21;
+        Protocol { clock: false, ..SAVES } => AStaleSaveOverwrote in 21;
     former_to_reaper: an_expired_lock_that_is_taken_over_without_a_trace,
         REAPER => AnIdleSessionIsForgotten in 6;
     releases_are_not_overtaken: a_release_that_is_overtaken_by_the_next_acquire,

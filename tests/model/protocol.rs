@@ -167,10 +167,10 @@ impl Protocol {
                 return Some(Broken::AnEndedSessionHasALockForGood);
             }
         }
-        for who in [Who::Alice, Who::Bob] {
-            if world.primary.owed[who as usize] && !world.primary.knows_of(who) {
-                return Some(Broken::AnIdleSessionIsForgotten);
-            }
+        let is_forgotten =
+            |who: Who| world.primary.owed[who as usize] && !world.primary.knows_of(who);
+        if self.reaper && (is_forgotten(Who::Alice) || is_forgotten(Who::Bob)) {
+            return Some(Broken::AnIdleSessionIsForgotten);
         }
         None
     }

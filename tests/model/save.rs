@@ -16,13 +16,13 @@ impl Protocol {
         let _ = world.send(Verb::Commit(token, seen, changed));
         Answer::Touched(changed)
     }
+}
 
-    /// A save waits while another transaction has written the document: the server refuses it, and it is
-    /// tried again. A renewal waits while a transaction has written the lock record.
-    pub(crate) fn has_to_wait(&self, world: &World, verb: Verb) -> bool {
-        let saves = matches!(verb, Verb::Save(..)) && world.open_transactions().next().is_some();
-        saves || renews_while_written(world, verb)
-    }
+/// A save waits while another transaction has written the document: the server refuses it, and it is
+/// tried again. A renewal waits while a transaction has written the lock record.
+pub(crate) fn has_to_wait(world: &World, verb: Verb) -> bool {
+    let saves = matches!(verb, Verb::Save(..)) && world.open_transactions().next().is_some();
+    saves || renews_while_written(world, verb)
 }
 
 /// Whether this has changed the lock record although an open transaction has. The server has such a
