@@ -57,8 +57,8 @@ const SAVES: Protocol = Protocol {
     steps_back: 1,
     ..ALICE_AND_BOB
 };
-/// A reaper announces the sessions whose locks expired. Nobody saves.
-const REAPER: Protocol = Protocol { versions: 0, reaper: true, ..ALICE_AND_BOB };
+/// A reaper announces the sessions whose locks expired. Nobody saves or renews.
+const REAPER: Protocol = Protocol { renews: false, versions: 0, reaper: true, ..ALICE_AND_BOB };
 
 fn explore(what: &str, model: &Protocol) -> Explored<Protocol> {
     let began = Instant::now();
@@ -129,7 +129,7 @@ fn a_takeover_beside_a_reaper_that_dies() {
 #[test]
 fn a_reaper_that_does_not_look_for_traces() {
     let rules = Rules { reaper_reads_traces: false, ..Rules::ALL };
-    let explored = explore("traces unread", &Protocol { rules, renews: false, ..REAPER });
+    let explored = explore("traces unread", &Protocol { rules, ..REAPER });
     let at = explored.dead_end(World::is_free_and_all_announced);
     let forgotten = explored.states[at.expect("the model does not see that a rule is gone")];
     assert!([Who::Alice, Who::Bob].iter().any(|who| forgotten.primary.knows_of(*who)));
