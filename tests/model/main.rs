@@ -6,9 +6,15 @@
 //! `cargo test --test model -- --nocapture --test-threads 1`.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+mod client;
+mod database;
+mod logout;
 mod protocol;
+mod reaper;
 mod rules;
+mod save;
 mod search;
+mod stored;
 mod words;
 mod world;
 
@@ -17,7 +23,7 @@ use std::time::Instant;
 use protocol::{Broken, Protocol};
 use rules::Rules;
 use search::Explored;
-use world::World;
+use world::{Who, World};
 
 /// Nobody does anything.
 const NOBODY: Protocol = Protocol {
@@ -27,6 +33,12 @@ const NOBODY: Protocol = Protocol {
     clock: true,
     failovers: 0,
     repetitions: 0,
+    renews: true,
+    versions: 2,
+    transactions: false,
+    breaks: 0,
+    steps_back: 0,
+    reaper: false,
     only: None,
 };
 /// Alice asks once.
@@ -35,6 +47,18 @@ const ALICE: Protocol = Protocol { asks: [1, 0], ..NOBODY };
 const ALICE_TWICE: Protocol = Protocol { asks: [2, 0], ..NOBODY };
 const ALICE_AND_BOB: Protocol = Protocol { asks: [1, 1], ..NOBODY };
 const ALICE_TWICE_AND_BOB: Protocol = Protocol { asks: [2, 1], ..NOBODY };
+
+/// A save is a transaction. Three versions: Alice saves twice, and then Bob does.
+const SAVES: Protocol = Protocol {
+    renews: false,
+    versions: 3,
+    transactions: true,
+    breaks: 1,
+    steps_back: 1,
+    ..ALICE_AND_BOB
+};
+/// A reaper announces the sessions whose locks expired. Nobody saves or renews.
+const REAPER: Protocol = Protocol { renews: false, versions: 0, reaper: true, ..ALICE_AND_BOB };
 
 fn explore(what: &str, model: &Protocol) -> Explored<Protocol> {
     let began = Instant::now();
@@ -49,11 +73,16 @@ fn explore(what: &str, model: &Protocol) -> Explored<Protocol> {
 }
 
 fn holds(what: &str, model: &Protocol) {
+    holds_up_to(what, model, World::is_free);
+}
+
+/// Nothing breaks, and from everywhere there is a way to such a state.
+fn holds_up_to(what: &str, model: &Protocol, is_quiet: fn(&World) -> bool) {
     let explored = explore(what, model);
     if let Some(story) = explored.story {
         panic!("the protocol breaks:\n{story}");
     }
-    if let Some(at) = explored.dead_end(World::is_free) {
+    if let Some(at) = explored.dead_end(is_quiet) {
         for step in explored.path_to(at) {
             println!("{step}");
         }
@@ -85,6 +114,25 @@ fn two_sessions_and_a_failover() {
 #[test]
 fn a_session_that_ends_at_a_failover() {
     holds("logout and fail-over", &Protocol { logout: true, failovers: 1, ..ALICE_TWICE });
+}
+
+#[test]
+fn a_save_during_which_the_lock_is_broken_and_the_clock_steps_back() {
+    holds("save, break and clock", &SAVES);
+}
+
+#[test]
+fn a_takeover_beside_a_reaper_that_dies() {
+    holds_up_to("takeover and reaper", &REAPER, World::is_free_and_all_announced);
+}
+
+#[test]
+fn a_reaper_that_does_not_look_for_traces() {
+    let rules = Rules { reaper_reads_traces: false, ..Rules::ALL };
+    let explored = explore("traces unread", &Protocol { rules, ..REAPER });
+    let at = explored.dead_end(World::is_free_and_all_announced);
+    let forgotten = explored.states[at.expect("the model does not see that a rule is gone")];
+    assert!([Who::Alice, Who::Bob].iter().any(|who| forgotten.primary.knows_of(*who)));
 }
 
 #[test]
@@ -131,6 +179,16 @@ without! {
         ALICE_AND_BOB => AStaleSaveOverwrote in 14;
     token_for_each_attempt: an_attempt_that_comes_after_a_later_one_was_answered,
         Protocol { clock: false, logout: true, repetitions: 1, ..ALICE_AND_BOB } => AStaleSaveOverwrote in 21;
+    save_changes_record: a_save_that_changes_nothing_in_the_lock_record,
+        Protocol { clock: false, ..SAVES } => AStaleSaveOverwrote in 21;
+    former_to_reaper: an_expired_lock_that_is_taken_over_without_a_trace,
+        REAPER => AnIdleSessionIsForgotten in 6;
     releases_are_not_overtaken: a_release_that_is_overtaken_by_the_next_acquire,
         ALICE_TWICE_AND_BOB => TwoBelieveAtOnce in 17;
+    break_spares_expired: a_break_of_a_lock_that_has_expired,
+        Protocol { breaks: 1, ..REAPER } => AnIdleSessionIsForgotten in 6;
+    trace_names_lease: a_trace_of_a_lock_that_a_save_renews_at_the_same_moment,
+        Protocol { breaks: 0, steps_back: 0, versions: 1, reaper: true, ..SAVES } => AnIdleSessionIsForgotten in 17;
+    expired_stays_expired: an_expired_lock_that_is_live_again_because_the_clock_stepped_back,
+        Protocol { steps_back: 1, ..REAPER } => AnIdleSessionIsForgotten in 14;
 }

@@ -22,8 +22,24 @@ pub(crate) struct Rules {
     pub(crate) majority: bool,
     /// A save is written only while its acquisition is on record.
     pub(crate) guarded_save: bool,
+    /// Rule 10: a guarded save always changes the lock record, so that its transaction conflicts with
+    /// every other write on it.
+    pub(crate) save_changes_record: bool,
+    /// Rule 12: who finds an expired lock of another session leaves a trace of it to the reaper, and
+    /// only then takes the lock over.
+    pub(crate) former_to_reaper: bool,
+    /// Rule 12: the reaper looks for these traces as well as for expired locks.
+    pub(crate) reaper_reads_traces: bool,
     /// Assumed: who has asked for a release does not acquire again before that is through or gone.
     pub(crate) releases_are_not_overtaken: bool,
+    /// Assumed, and not so in the code: a break leaves a lock alone that has expired meanwhile.
+    pub(crate) break_spares_expired: bool,
+    /// Assumed, and not so in the code: a trace and a takeover name one lease of the former holder (its
+    /// `ts`), and not only its token.
+    pub(crate) trace_names_lease: bool,
+    /// Assumed: the clock of the server does not step back between a lock that was found expired and
+    /// the end of what the reaper makes of it.
+    pub(crate) expired_stays_expired: bool,
 }
 
 impl Rules {
@@ -37,6 +53,12 @@ impl Rules {
         count_from_the_send: true,
         majority: true,
         guarded_save: true,
+        save_changes_record: true,
+        former_to_reaper: true,
+        reaper_reads_traces: true,
         releases_are_not_overtaken: true,
+        break_spares_expired: true,
+        trace_names_lease: true,
+        expired_stays_expired: true,
     };
 }

@@ -36,6 +36,29 @@ impl fmt::Display for Step {
                 f.write_str("the primary fails over: what no majority has is rolled back")
             }
             Self::Ticks => f.write_str("time passes: one tick"),
+            Self::StepsBack => f.write_str("the clock of the server steps back by a tick"),
+            Self::Breaks(token) => write!(f, "an administrator sees {token}, and asks to break it"),
+            Self::Finds(who) => write!(f, "the reaper finds that {who} may be idle"),
+            Self::LeavesAwake(who) => write!(
+                f,
+                "the reaper: {who} holds a lock and is not idle; the traces are marked as seen"
+            ),
+            Self::Claims(who) => {
+                write!(
+                    f,
+                    "the reaper claims the end of {who}'s session, with the names of its locks"
+                )
+            }
+            Self::SeesTraces(who) => {
+                write!(f, "the reaper marks the traces of {who}'s locks as seen")
+            }
+            Self::Announces(who) => {
+                write!(
+                    f,
+                    "the reaper removes what is left, and tells the listener that {who} is idle"
+                )
+            }
+            Self::ReaperDies => f.write_str("the reaper dies, and another one takes its place"),
         }
     }
 }
@@ -53,6 +76,14 @@ impl fmt::Display for Verb {
             }
             Self::Tombstone => f.write_str("write down that Alice's session has ended"),
             Self::RemoveAll => f.write_str("remove all locks of Alice's session"),
+            Self::TakeOver(token, former) => {
+                write!(f, "acquire {token}, also in place of the expired {}", former.token)
+            }
+            Self::Trace(former) => write!(f, "leave a trace of the expired {}", former.token),
+            Self::Commit(token, seen, _) => {
+                write!(f, "commit the save over version {seen}, under {token}")
+            }
+            Self::Break(token) => write!(f, "break {token}"),
         }
     }
 }
@@ -62,6 +93,15 @@ impl fmt::Display for Answer {
         match self {
             Self::Granted(token) => write!(f, "granted, {token}"),
             Self::AlreadyMine(token) => write!(f, "yours already, {token}"),
+            Self::Expired(former) => {
+                write!(f, "{} has expired, the reaper has to hear of it", former.token)
+            }
+            Self::Touched(true) => {
+                f.write_str("written, not committed; the lock record is changed")
+            }
+            Self::Touched(false) => {
+                f.write_str("written, not committed; in the lock record there is nothing to change")
+            }
             Self::Held => f.write_str("held by the other"),
             Self::Goes(version) => write!(f, "not ended; version {version}"),
             Self::Ended => f.write_str("ended"),

@@ -1,7 +1,11 @@
-//! What there is: two sessions, the logout of one of them, a database, and what is on its way.
+//! What there is: two sessions, the logout of one of them, a database, a reaper, and what is on its way.
+
+pub(crate) use crate::stored::*;
 
 /// How many ticks of the clock a lease lasts.
 pub(crate) const TTL: u8 = 2;
+/// The same, for what can be negative.
+pub(crate) const LEASE: i8 = TTL as i8;
 /// How many ticks whoever has sent a request waits for the answer.
 pub(crate) const DEADLINE: u8 = 1;
 /// After so many ticks a request that is still on its way is not carried out any more.
@@ -18,46 +22,21 @@ pub(crate) enum Who {
     Bob,
 }
 
+impl Who {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Alice => Self::Bob,
+            Self::Bob => Self::Alice,
+        }
+    }
+}
+
 /// One acquisition: of whom, which in order, and by which attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Token {
     pub(crate) who: Who,
     pub(crate) nth: u8,
     pub(crate) send: u8,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Lock {
-    pub(crate) token: Token,
-    pub(crate) left: u8,
-    /// Granted to an attempt that nobody waited for any more, or given back without an answer. Its
-    /// holder is not to be blamed for it, but it goes with its ttl (in the code a bit earlier: it is
-    /// given back once more after a third of it).
-    pub(crate) orphan: bool,
-    /// A second request of the session was told of it.
-    pub(crate) again: bool,
-}
-
-/// The lock document, the locked document, and the tombstone of Alice's session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Database {
-    pub(crate) lock: Option<Lock>,
-    /// How often it was saved.
-    pub(crate) version: u8,
-    pub(crate) ended: bool,
-}
-
-impl Database {
-    pub(crate) fn is_held_by(&self, who: Who) -> bool {
-        self.lock.is_some_and(|lock| lock.token.who == who)
-    }
-
-    pub(crate) fn tick(&mut self) {
-        if let Some(lock) = &mut self.lock {
-            lock.left -= 1;
-        }
-        self.lock = self.lock.filter(|lock| lock.left > 0);
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,6 +51,14 @@ pub(crate) enum Verb {
     Retract(Token),
     Tombstone,
     RemoveAll,
+    /// An acquire that replaces this expired lock of the other session.
+    TakeOver(Token, Former),
+    /// Leaves a trace of this expired lock.
+    Trace(Former),
+    /// Commits a save over this version. Whether its transaction has changed the lock record.
+    Commit(Token, u8, bool),
+    /// By an administrator.
+    Break(Token),
 }
 
 /// Whose answer it is.
@@ -80,10 +67,14 @@ pub(crate) enum Answer {
     Granted(Token),
     AlreadyMine(Token),
     Held,
+    /// This expired lock is in the way, and the reaper has to hear of it first.
+    Expired(Former),
     /// The version of the document; the session has not ended.
     Goes(u8),
     Ended,
     Renewed,
+    /// Not committed yet. Whether the lock record was changed.
+    Touched(bool),
     Saved(u8),
     Lost,
     Done,
@@ -107,6 +98,8 @@ pub(crate) struct Request {
 pub(crate) enum Phase {
     Idle,
     Asking,
+    /// An expired lock of the other session is in the way.
+    Tracing,
     /// It has been granted. Nobody has been told.
     Looking,
     /// Its person has been told.
@@ -127,6 +120,8 @@ pub(crate) struct Client {
     pub(crate) sends: u8,
     /// The acquisition that it is at.
     pub(crate) token: Token,
+    /// The expired lock that it takes over, of which a trace is left first.
+    pub(crate) former: Option<Former>,
     /// How long it waits for the answer.
     pub(crate) patience: u8,
     /// How long it believes in its lock, and how long it may if the answer is a good one.
@@ -146,6 +141,7 @@ impl Client {
             asked: 0,
             sends: 0,
             token,
+            former: None,
             patience: 0,
             belief: 0,
             if_answered: 0,
@@ -165,7 +161,15 @@ impl Client {
 
     /// What it waits for, to be sent (again).
     pub(crate) fn request(&self) -> Verb {
-        match self.phase {
+        match (self.phase, self.former) {
+            (Phase::Tracing, Some(former)) => Verb::Trace(former),
+            (Phase::Asking, Some(former)) => Verb::TakeOver(self.token, former),
+            (phase, _) => self.request_in(phase),
+        }
+    }
+
+    fn request_in(&self, phase: Phase) -> Verb {
+        match phase {
             Phase::Looking => Verb::Look(self.token.who),
             Phase::Renewing => Verb::Renew(self.token),
             Phase::Saving => Verb::Save(self.token, self.seen),
@@ -182,7 +186,7 @@ impl Client {
 
     /// What its person is told, or goes on with. What it was has no traces: fewer states.
     pub(crate) fn edits(&mut self, version: u8) {
-        (self.phase, self.seen) = (Phase::Editing, version);
+        (self.phase, self.seen, self.former) = (Phase::Editing, version, None);
         (self.patience, self.if_answered, self.sends, self.reply) = (0, 0, 0, None);
     }
 }
@@ -197,6 +201,23 @@ pub(crate) enum Logout {
     Done(u8),
 }
 
+/// How far the reaper is. What it has not written down it forgets if it dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Sweep {
+    Idle,
+    /// This session may be idle, as these traces say. It is not if it holds a lock.
+    Found {
+        who: Who,
+        traces: [Option<u8>; 2],
+        awake: bool,
+    },
+    /// The end of this session is its own. These traces are done with.
+    Claimed {
+        who: Who,
+        traces: [Option<u8>; 2],
+    },
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     /// What the primary has, and what a majority has.
@@ -206,15 +227,21 @@ pub(crate) struct World {
     pub(crate) logout: Logout,
     pub(crate) logout_reply: Option<Reply>,
     pub(crate) under_way: [Option<Request>; ROOM],
-    /// What may still happen: fail-overs, and requests that are sent again.
+    pub(crate) sweep: Sweep,
+    /// The acquisition that an administrator has broken.
+    pub(crate) broken: Option<Token>,
+    /// What may still happen: fail-overs, requests that are sent again, breaks by an administrator, and
+    /// steps back of the server's clock.
     pub(crate) failovers: u8,
     pub(crate) repetitions: u8,
+    pub(crate) breaks: u8,
+    pub(crate) steps_back: u8,
     /// The newest version that somebody was told is saved.
     pub(crate) acknowledged: u8,
 }
 
 impl World {
-    pub(crate) fn new(failovers: u8, repetitions: u8) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             primary: Database::default(),
             majority: Database::default(),
@@ -222,8 +249,12 @@ impl World {
             logout: Logout::No,
             logout_reply: None,
             under_way: [None; ROOM],
-            failovers,
-            repetitions,
+            sweep: Sweep::Idle,
+            broken: None,
+            failovers: 0,
+            repetitions: 0,
+            breaks: 0,
+            steps_back: 0,
             acknowledged: 0,
         }
     }
@@ -254,9 +285,16 @@ impl World {
         self.under_way.sort_unstable();
     }
 
-    pub(crate) fn tick(&mut self) {
-        self.primary.tick();
-        self.majority.tick();
+    /// Whether the records of expired locks stay, until somebody replaces or removes them.
+    pub(crate) fn tick(&mut self, expired_stay: bool) {
+        // How long ago a lock expired matters only to a clock that may step back.
+        let least = if self.steps_back > 0 { -1 } else { 0 };
+        for database in [&mut self.primary, &mut self.majority] {
+            if let Some(lock) = &mut database.lock {
+                lock.left = (lock.left - 1).max(least);
+            }
+            database.lock = database.lock.filter(|lock| expired_stay || lock.is_live());
+        }
         for client in &mut self.clients {
             client.patience = client.patience.saturating_sub(1);
             client.belief = client.belief.saturating_sub(1);
@@ -275,12 +313,51 @@ impl World {
         self.under_way.sort_unstable();
     }
 
+    /// The clock of the server, and not those of the application servers.
+    pub(crate) fn step_back(&mut self) {
+        for lock in [&mut self.primary.lock, &mut self.majority.lock].into_iter().flatten() {
+            lock.left += 1;
+        }
+    }
+
+    /// Somebody has found a lock expired, and the reaper is not done with it.
+    pub(crate) fn is_passing_on(&self) -> bool {
+        let has_found = |client: &Client| {
+            let reply = client.reply.map(|reply| reply.answer);
+            client.former.is_some() || matches!(reply, Some(Answer::Expired(_)))
+        };
+        self.sweep != Sweep::Idle
+            || self.clients.iter().any(has_found)
+            || self
+                .under_way
+                .iter()
+                .flatten()
+                .any(|it| matches!(it.verb, Verb::TakeOver(..) | Verb::Trace(_)))
+            || [Who::Alice, Who::Bob].iter().any(|who| self.primary.knows_of(*who))
+    }
+
+    pub(crate) fn open_transactions(&self) -> impl Iterator<Item = (Token, bool)> {
+        self.under_way.iter().flatten().filter_map(|it| match it.verb {
+            Verb::Commit(token, _, changed) => Some((token, changed)),
+            _ => None,
+        })
+    }
+
     /// Nobody has a lock, believes in one, or is about to get one.
     pub(crate) fn is_free(&self) -> bool {
-        let nothing = |it: &Database| it.lock.is_none();
+        let nothing = |it: &Database| it.live().is_none();
         nothing(&self.primary)
             && nothing(&self.majority)
             && self.under_way.iter().all(Option::is_none)
             && self.clients.iter().all(|client| client.phase == Phase::Idle)
+    }
+    /// And each session whose lock expired was announced, or came back.
+    pub(crate) fn is_free_and_all_announced(&self) -> bool {
+        let sessions = [Who::Alice, Who::Bob];
+        self.is_free()
+            && self.primary.lock.is_none()
+            && self.sweep == Sweep::Idle
+            && !sessions.iter().any(|who| self.primary.knows_of(*who))
+            && self.primary.owed == [false; 2]
     }
 }
