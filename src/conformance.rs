@@ -278,6 +278,7 @@ macro_rules! store_conformance {
             a_holder_that_logs_out_after_a_takeover_is_announced_once,
             who_comes_back_to_its_own_expired_lock_is_not_idle,
             a_holder_whose_lock_reached_max_hold_is_not_idle_after_a_takeover,
+            a_break_of_an_expired_lock_leaves_its_idle_session_to_the_sweep,
             a_logout_takes_a_silence_along_that_nobody_has_heard_of,
             a_lock_of_an_ended_session_is_swept_without_another_announcement,
             a_sweep_is_bounded_and_says_that_there_is_more,

@@ -195,6 +195,21 @@ cases! {
         assert_eq!(announce_all(store).await, []);
     }
 
+    async fn a_break_of_an_expired_lock_leaves_its_idle_session_to_the_sweep<S: Subject>(subject: &S) {
+        let store = subject.store();
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let (alice, a) = (Aid::new(), key("a"));
+            let claim = Claim { mode, ..claim(&alice) };
+            let _ = store.try_acquire(&a, &claim).await.unwrap();
+            let seen = store.inspect(&a, Some(&alice)).await.unwrap().unwrap();
+            subject.age(&a, TTL).await;
+            assert_eq!(store.break_lock(&seen, &taken()).await.unwrap(), Released::AlreadyGone);
+            assert_eq!(sweep(store, 100).await.sessions, 1, "{mode:?}");
+            let ended = announce_all(store).await;
+            assert_eq!((&ended[0].aid, &ended[0].locks[..]), (&alice, &[a][..]));
+        }
+    }
+
     async fn a_logout_takes_a_silence_along_that_nobody_has_heard_of<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         granted(store, &key("a"), &alice).await;

@@ -371,8 +371,12 @@ impl Store for MemoryStore {
     }
 
     async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
-        let is_seen = |grant: &Grant| grant.aid == seen.aid && Some(grant.token) == seen.token;
         let mut state = self.state();
+        let now = state.now();
+        // An expired one is left to the sweep.
+        let is_seen = |grant: &Grant| {
+            grant.is_live(now) && grant.aid == seen.aid && Some(grant.token) == seen.token
+        };
         let is_there = |record: &Record| record.grants.iter().any(is_seen);
         if let Some(token) = seen.token
             && state.locks.get(&seen.key).is_some_and(is_there)

@@ -9,7 +9,10 @@ use super::{
     Prepared, ends,
     error::late_majority,
     lanes,
-    pipeline::{self, Acquisition, Grant, exclusive_of, has_run_out, is_of, of_sessions, take_out},
+    pipeline::{
+        self, Acquisition, Grant, exclusive_of, has_run_out, is_live_reader, is_of, of_sessions,
+        some_reader, take_out,
+    },
     record::presentable,
     write::Write,
 };
@@ -104,8 +107,8 @@ impl Prepared {
 
     // An exclusive lock first runs out, with the name of who broke it, for those who watch: a removal
     // tells them nothing. updateOne: 0 → it was gone, or this is the repetition of a break whose
-    // answer was lost. Who dies before the removal leaves it to the sweep. Then as `release`, which
-    // finds nothing if who waited was quicker.
+    // answer was lost, or the lock had expired, and its session is left to the reaper. Who dies before the
+    // removal leaves it to the sweep. Then as `release`, which finds nothing if a waiter was quicker.
     //
     // A foreign lock has no token; there the moment it was taken tells it from others, which has to be
     // read again, because a lock that is shown does not carry every date there is.
@@ -121,15 +124,19 @@ impl Prepared {
             return self.remove_foreign(key.id(), ts.into()).await;
         };
         let it = Acquisition::new(key.id(), aid, token, *mode);
-        let has_run_out = match mode {
-            Mode::Exclusive => {
-                self.shorten(it.id, it.filter(), pipeline::take_away(token, by)).await?
-            }
-            Mode::Shared => Released::AlreadyGone,
-        };
-        let removed = self.remove(&it).await?;
-        // Somebody may have got it between the two.
-        Ok(if has_run_out == Released::Released { has_run_out } else { removed })
+        if *mode == Mode::Shared {
+            let mut live = it.filter();
+            let reads = doc! { "$and": [it.is(Grant::Reader), is_live_reader()] };
+            live.insert("$expr", some_reader(reads));
+            let gone = self.change(live, take_out(|grant| it.is(grant), &self.rules), it.id);
+            return Ok(released(u64::from(gone.await?)));
+        }
+        let broken = self.shorten(it.id, it.filter(), pipeline::take_away(token, by)).await?;
+        if broken == Released::Released {
+            // Somebody may have got it between the two.
+            self.remove(&it).await?;
+        }
+        Ok(broken)
     }
 
     /// Changes when an exclusive lock runs out, if it has not.

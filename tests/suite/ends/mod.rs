@@ -22,12 +22,12 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::rig::app::{
-    App, NO_DEADLINE, TTL, WorkItem, count, eventually, key, lock_records, silence_all,
+    App, NO_DEADLINE, TTL, WorkItem, count, eventually, key, lock_records, record, silence_all,
 };
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod};
 use crate::rig::proxy::Proxy;
-use crate::rig::{client, fresh_database, fresh_name};
+use crate::rig::{age, client, fresh_database, fresh_name};
 
 const OFTEN: Duration = Duration::from_millis(20);
 
@@ -810,4 +810,30 @@ async fn a_server_that_is_killed_while_it_sweeps_leaves_nothing_undone() {
     }
     // Finding, claiming, naming, removing, announcing: a sweep has at least so many steps.
     assert!(killed >= 8, "killed {killed} times");
+}
+
+/// A save that touched the lock before it expired, and is committed after somebody has noted that: the lock
+/// lives again under the same token. What was noted is about its earlier lease.
+#[tokio::test]
+async fn a_lock_that_a_late_commit_has_renewed_is_announced_when_it_expires_again() {
+    let database = replica_set().await;
+    let heard = Heard::default();
+    let app = App::with(&database, heard.listening()).await;
+    let (alice, bob) = (Aid::new(), Aid::new());
+    app.granted(&key("a"), &alice).await;
+    age(&database, &key("a"), TTL).await;
+    let expired = record(&database, &key("a")).await.unwrap();
+    // Bob notes the expired lock and takes it over: the state in between is that of a commit in between.
+    let lock = app.granted(&key("a"), &bob).await;
+    app.locks.release(&lock).await.unwrap();
+    let mut renewed = expired;
+    renewed.insert("ts", DateTime::now());
+    lock_records(&database).insert_one(renewed).await.unwrap();
+    app.locks.sweep().await.unwrap();
+    assert!(heard.of(&alice).is_empty(), "it has a live lock");
+    age(&database, &key("a"), TTL).await;
+    app.granted(&key("a"), &bob).await;
+    app.locks.sweep().await.unwrap();
+    eventually("alice is announced", async || heard.of(&alice).len() == 1).await;
+    assert_eq!(heard.of(&alice)[0].locks, [key("a")]);
 }

@@ -2,7 +2,7 @@
 //! reaper learns that the former holder may be idle.
 //!
 //! ```text
-//! { _id:   "former/<token>",
+//! { _id:   "former/<token>/<ms of its last renewal>",
 //!   ts:    <Date: when the trace was left>,
 //!   step:  "look",                  // absent when a reaper has looked
 //!   aid:   "<the former holder>",
@@ -24,21 +24,22 @@ impl MongoStore {
     // update, an upsert for each: made, or found and left as it is. Before the lock is taken over, so that
     // whoever dies in between leaves both the trace and the expired lock to the reaper.
     //
-    // Returns the tokens of those that have a trace now.
+    // Returns the leases of those that have a trace now.
     pub(in crate::store::mongo) async fn leave_to_reaper(
         &self,
         key: &LockKey,
         former: &[Bson],
     ) -> Result<Vec<String>, StoreError> {
         let grants = former.iter().filter_map(Bson::as_document);
-        let (tokens, traces): (Vec<_>, _) = grants.filter_map(|it| trace(key, it)).unzip();
+        let (leases, traces): (Vec<_>, _) = grants.filter_map(|it| trace(key, it)).unzip();
         self.update_ended(traces).await?;
-        Ok(tokens)
+        Ok(leases)
     }
 }
 
 fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
-    let (aid, token) = (grant.get_str("aid").ok()?, grant.get_str("token").ok()?);
+    let field = |name| grant.get_str(name).ok();
+    let (aid, token, lease) = (field("aid")?, field("token")?, field("lease")?);
     let trace = doc! {
         "_id": "$_id",
         "ts": "$$NOW",
@@ -50,8 +51,8 @@ fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
     };
     let is_new = doc! { "$eq": [{ "$type": "$ts" }, "missing"] };
     let once = doc! { "$replaceWith": { "$cond": [is_new, trace, "$$ROOT"] } };
-    let id = format!("former/{token}");
-    Some((token.to_owned(), doc! { "q": { "_id": { "$eq": id } }, "u": [once], "upsert": true }))
+    let id = format!("former/{lease}");
+    Some((lease.to_owned(), doc! { "q": { "_id": { "$eq": id } }, "u": [once], "upsert": true }))
 }
 
 /// The traces that nobody has looked at, of locks in these collections.

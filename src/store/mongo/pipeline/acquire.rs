@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// In the answer to a claim: the expired grants in its way of which no trace is left yet, so that it was not
-/// granted. `[ { aid, token } ]`
+/// granted. `[ { aid, token, lease } ]`, where `lease` names the token and its last renewal.
 pub(in crate::store::mongo) const FORMER: &str = "former";
 
 /// Takes the lock if nobody is in the way, renews it if it is the session's own, and leaves the
@@ -138,9 +138,18 @@ pub(in crate::store::mongo) fn hand_over(
 
 struct Acquire<'a> {
     claim: &'a Claim,
-    /// Expired grants of which a trace is left.
+    /// The leases of expired grants of which a trace is left.
     traced: &'a [String],
     rules: &'a Rules,
+}
+
+/// An expired grant. A save that is committed late can make it live again, under the same token: what was
+/// noted of it before is then not about this lease.
+fn former_of(grant: Grant) -> Document {
+    let (token, ts) = (grant.field("token"), grant.field("ts"));
+    let renewed = doc! { "$cond": [is(&ts, "date"), { "$toString": { "$toLong": &ts } }, ""] };
+    let lease = doc! { "$concat": [&token, "/", renewed] };
+    doc! { "aid": grant.field("aid"), "token": token, "lease": lease }
 }
 
 type Branch = (Document, Bson);
@@ -251,7 +260,7 @@ impl Acquire<'_> {
     }
 
     fn without_trace(&self, former: Document) -> Document {
-        let is_traced = doc! { "$setIsSubset": ["$$former.token", { "$literal": self.traced }] };
+        let is_traced = doc! { "$setIsSubset": ["$$former.lease", { "$literal": self.traced }] };
         doc! { "$let": {
             "vars": { "former": former }, "in": { "$cond": [is_traced, [], "$$former"] },
         } }
@@ -265,7 +274,7 @@ impl Acquire<'_> {
             { "$not": [is_live(self.rules.ttl)] },
             self.is_of_idle_session(Grant::Exclusive),
         ] };
-        doc! { "$cond": [expired, [{ "aid": "$aid", "token": "$token" }], []] }
+        doc! { "$cond": [expired, [former_of(Grant::Exclusive)], []] }
     }
 
     /// The expired readers that do not stay.
@@ -275,8 +284,7 @@ impl Acquire<'_> {
             { "$not": [is_live_reader()] },
             self.is_of_idle_session(Grant::Reader),
         ] });
-        let each = doc! { "aid": "$$r.aid", "token": "$$r.token" };
-        let gone = doc! { "$map": { "input": gone, "as": "r", "in": each } };
+        let gone = doc! { "$map": { "input": gone, "as": "r", "in": former_of(Grant::Reader) } };
         if self.claim.mode == Mode::Shared {
             doc! { "$cond": [self.are_few(), [], gone] }
         } else {
