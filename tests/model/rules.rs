@@ -32,10 +32,9 @@ pub(crate) struct Rules {
     pub(crate) reaper_reads_traces: bool,
     /// Assumed: who has asked for a release does not acquire again before that is through or gone.
     pub(crate) releases_are_not_overtaken: bool,
-    /// Assumed, and not so in the code: a break leaves a lock alone that has expired meanwhile.
+    /// A break leaves a lock alone that has expired meanwhile.
     pub(crate) break_spares_expired: bool,
-    /// Assumed, and not so in the code: a trace and a takeover name one lease of the former holder (its
-    /// `ts`), and not only its token.
+    /// A trace and a takeover name one lease of the former holder (its `ts`), and not only its token.
     pub(crate) trace_names_lease: bool,
     /// Assumed: the clock of the server does not step back between a lock that was found expired and
     /// the end of what the reaper makes of it.
