@@ -1,4 +1,5 @@
 //! How long the caller of a verb still waits: a store passes that on to its server.
+#![cfg_attr(not(feature = "_mongo"), allow(dead_code, reason = "the embedded store has no server"))]
 
 use std::{
     future::Future,
@@ -24,13 +25,11 @@ pub(crate) fn with_deadline<F: Future>(
 }
 
 /// When the caller of the running verb stops waiting, if it has said so: then it also asks again.
-#[cfg(feature = "_mongo")]
 pub(super) fn deadline() -> Option<Instant> {
     CALLER.try_with(|caller| caller.until).ok()
 }
 
 /// How long the caller of the running verb has waited so far.
-#[cfg(feature = "_mongo")]
 pub(super) fn waited() -> Duration {
     CALLER.try_with(|caller| caller.asked.elapsed()).unwrap_or_default()
 }
