@@ -28,6 +28,9 @@ pub(crate) struct Truth {
     /// The same of sessions that lived on by another lock. A sweep that sees them only when that lock
     /// has gone, too, announces them.
     lived_on: BTreeMap<Aid, BTreeSet<LockKey>>,
+    /// Sessions that have logged out. What a late duplicate of a request locks for them later is not
+    /// announced again.
+    ended: BTreeSet<Aid>,
 }
 
 /// A lock that lived until then.
@@ -76,7 +79,8 @@ impl Truth {
         for gone in self.grants.iter().filter(|it| !is_there(it)) {
             let by_own_session = why == Why::Granted(&gone.aid);
             let is_silence = gone.until <= clock && !gone.at_max_hold;
-            if is_silence && why != Why::Removed && !by_own_session {
+            let has_ended = self.ended.contains(&gone.aid);
+            if is_silence && why != Why::Removed && !by_own_session && !has_ended {
                 let of_session = self.untold.entry(gone.aid.clone()).or_default();
                 of_session.insert(gone.key.clone(), gone.into());
             }
@@ -110,7 +114,9 @@ impl Truth {
         for it in self.grants.iter().filter(|it| it.until <= clock && !it.at_max_hold) {
             all.entry(&it.aid).or_default().insert(&it.key, it.into());
         }
-        all.retain(|aid, _| !self.live(clock).any(|it| it.aid == **aid));
+        all.retain(|aid, _| {
+            !self.ended.contains(aid) && !self.live(clock).any(|it| it.aid == **aid)
+        });
         all
     }
 
@@ -146,6 +152,7 @@ impl Truth {
     /// Its own logout names it.
     pub(crate) fn ended(&mut self, aid: &Aid) {
         self.untold.remove(aid);
+        self.ended.insert(aid.clone());
     }
 }
 

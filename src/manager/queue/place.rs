@@ -197,7 +197,7 @@ impl Drop for Place {
             // Something was heard before the grant was. Nearly always it is late news of the release that
             // led to the grant. If the next waiter asked at once, it could not be handed the lock, and the
             // release would bring such news again.
-            Some(_) if gone.asked => queue.looks_again = Some(Instant::now() + LOOK_AGAIN),
+            Some(_) if gone.asked => queue.looks_again = Some(clock::now() + LOOK_AGAIN),
             Some(_) => {}
             // What this one was called for, and did not come to ask.
             None if was_first => queue.ask_first(),
