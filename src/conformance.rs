@@ -40,8 +40,10 @@ use tokio::sync::Barrier;
 use uuid::Uuid;
 
 use crate::{
-    Aid, Claim, EndReason, Holder, Lock, LockKey, LockToken, Lockable, Mode, PageId, Released,
-    Saved, SessionEnded, Store, StoredDocument, Swept, TabId, Taken, TryAcquire,
+    ended::{EndReason, SessionEnded},
+    key::{LockKey, Lockable},
+    lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
+    store::{Claim, Released, Saved, Store, StoredDocument, Swept, Taken, TryAcquire},
 };
 
 /// The collection that the cases lock in.

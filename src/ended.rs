@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{Aid, LockKey};
+use crate::{key::LockKey, lock::Aid};
 
 /// How many of its locks the announcement of a session's end names at most.
 pub const MAX_NAMED_LOCKS: usize = 1000;

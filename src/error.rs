@@ -2,7 +2,10 @@
 
 use std::{error::Error, time::Duration};
 
-use crate::{InvalidKey, Lock, LockKey};
+use crate::{
+    key::{InvalidKey, LockKey},
+    lock::Lock,
+};
 
 /// Why a document could not be locked, held, saved or released.
 ///

@@ -1,6 +1,6 @@
 //! What happens to locks, for those who look on.
 
-use crate::{Lock, store::Taken};
+use crate::{lock::Lock, store::Taken};
 
 /// What has happened to a lock, as [`LockManager::events`](crate::LockManager::events) tells it.
 ///

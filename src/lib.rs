@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod actor;
 mod clock;
 #[cfg(feature = "test-util")]
 pub mod conformance;
@@ -14,6 +15,7 @@ mod random;
 mod store;
 mod web;
 
+pub use actor::Actor;
 pub use ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use event::LockEvent;
@@ -22,7 +24,7 @@ pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode
 #[cfg(feature = "metrics")]
 pub use manager::metrics;
 pub use manager::{
-    Actor, BuildError, Health, HealthReport, HealthStatus, Job, LockEvents, LockGuard, LockGuards,
+    BuildError, Health, HealthReport, HealthStatus, Job, LockEvents, LockGuard, LockGuards,
     LockManager, LockManagerBuilder, MAX_REASON_BYTES, ReaperHealth, ReaperState, StoreHealth,
     TaskPanics, Wait, Wakeup,
 };

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{LockKey, clock, random};
+use crate::{clock, key::LockKey, random};
 
 /// The longest label of a [`Holder`], in bytes. A longer one is cut.
 pub const MAX_LABEL_BYTES: usize = 4096;

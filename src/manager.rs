@@ -8,61 +8,53 @@ use std::{
 };
 
 use tokio::sync::Notify;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Aid, EndReason, Holder, InvalidKey, Lock, LockError, LockId, LockKey, Lockable, Mode, clock,
+    clock,
+    ended::EndReason,
+    error::LockError,
+    key::{InvalidKey, LockId, LockKey, Lockable},
+    lock::{Aid, Holder, Lock, Mode},
     random,
     store::{DynStore, Released, Rules, TryAcquire},
 };
 
+mod acquire;
 mod activity;
 #[cfg(feature = "_mongo")]
 mod attach;
+mod background;
 mod builder;
-mod deadlock;
-mod events;
-#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
-mod for_session_store;
+mod claim;
+mod document;
 mod guard;
 mod health;
-mod job;
-mod keeper;
-mod leases;
-mod listener;
-mod lost;
-#[cfg(feature = "metrics")]
-pub mod metrics;
 mod observe;
-mod operations;
-mod policy;
-mod provisional;
-mod queue;
-mod reaper;
+mod query;
 mod release;
 pub(crate) mod rhythm;
-mod run;
-pub(crate) mod streams;
-mod supervisor;
-mod sweeps;
-mod take_over;
+mod session;
+mod takeover;
+mod task;
 mod wait;
-mod wakeups;
+pub(crate) mod watch;
 
+pub use background::{
+    supervisor::TaskPanics,
+    sweeps::{ReaperHealth, ReaperState},
+};
 pub use builder::{BuildError, LockManagerBuilder};
-pub use events::LockEvents;
-pub use guard::{LockGuard, LockGuards};
+pub use claim::Wait;
+pub(crate) use claim::{Acquired, Acquisition, Provisional, Wanted};
+pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
-pub use job::Job;
-pub(crate) use operations::{Acquired, Acquisition, LISTED, Wanted};
-pub use policy::Actor;
-pub(crate) use provisional::Provisional;
-pub use supervisor::TaskPanics;
-pub use sweeps::{ReaperHealth, ReaperState};
-pub use take_over::MAX_REASON_BYTES;
-pub(crate) use take_over::can_be_taken_over;
-pub use wait::Wait;
-pub use wakeups::Wakeup;
+#[cfg(feature = "metrics")]
+pub use observe::metrics;
+pub(crate) use query::LISTED;
+pub use takeover::MAX_REASON_BYTES;
+pub(crate) use takeover::can_be_taken_over;
+pub use watch::{events::LockEvents, wakeups::Wakeup};
 
 /// Locks documents for web sessions, jobs and workers. The heart of the crate, without HTTP.
 ///
@@ -114,17 +106,17 @@ struct Inner {
     store: Arc<dyn DynStore>,
     collections: RwLock<BTreeMap<&'static str, Registered>>,
     settings: builder::Settings,
-    runner: run::Runner,
+    runner: task::Runner,
     activity: activity::Activity,
-    watched: lost::Watched,
-    queues: queue::Queues,
-    wakeups: wakeups::Wakeups,
-    kept: keeper::Kept,
-    leases: leases::Leases,
+    watched: guard::lost::Watched,
+    queues: wait::queue::Queues,
+    wakeups: watch::wakeups::Wakeups,
+    kept: guard::keeper::Kept,
+    leases: guard::leases::Leases,
     /// Ends the waits, also when all of that ends.
     waits: CancellationToken,
-    events: events::Events,
-    event_streams: streams::Streams,
+    events: watch::events::Events,
+    event_streams: watch::streams::Streams,
     /// Ends the background tasks, also when the last handle goes.
     stop: Stop,
     /// Has the reaper wait for other types to be registered.
@@ -134,8 +126,8 @@ struct Inner {
     /// Has the listener called: some session has ended.
     announce: Arc<Notify>,
     /// What came of looking for silent sessions.
-    sweeps: sweeps::Sweeps,
-    panics: supervisor::Panics,
+    sweeps: background::sweeps::Sweeps,
+    panics: background::supervisor::Panics,
 }
 
 impl Inner {
@@ -211,184 +203,41 @@ impl LockManager {
         Ok(())
     }
 
-    /// Takes the lock on `key` for the session `aid`, or says who holds it. One command.
-    ///
-    /// For a web session use the extractors or [`SessionLocks`](crate::SessionLocks): they also
-    /// see to it that a session which ends at the same moment leaves no lock behind.
-    ///
-    /// # Errors
-    /// See [`LockManager`]. That somebody else holds it is no error but an answer.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, a fresh grant is given back.
-    pub async fn try_acquire(
+    pub(super) fn registered(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        holder: &Holder,
-    ) -> Result<TryAcquire, LockError> {
-        let (mode, ttl) = (Mode::Exclusive, self.ttl());
-        let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
-        let wanted = Wanted { key, aid, holder, tab: None, page: None, mode, ttl };
-        let acquired = self.acquire_by(&wanted, &TaskTracker::new(), self.until()).await?;
-        Ok(match acquired {
-            Acquired::Fresh(fresh) => TryAcquire::Granted(fresh.confirm()),
-            Acquired::AlreadyMine(lock) => TryAcquire::AlreadyMine(lock),
-            Acquired::Held(lock) => TryAcquire::Held(lock),
-        })
+        collection: &str,
+    ) -> Result<(&'static str, Registered), LockError> {
+        let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
+        all.get_key_value(collection).map(|(name, registered)| (*name, *registered)).ok_or_else(
+            || {
+                LockError::Misconfigured(format!(
+                    "the collection `{collection}` is not registered: call \
+                     `locks.register::<T>().await?` for its type when the server starts"
+                ))
+            },
+        )
     }
 
-    /// Starts the lease of every live lock of the session anew, and counts them.
-    ///
-    /// One command for each registered collection, at the same time. A lock that has run out is not
-    /// revived: fewer than expected means that some are lost.
+    pub(super) fn registered_names(&self) -> Vec<&'static str> {
+        let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
+        all.keys().copied().collect()
+    }
+
+    pub(crate) fn is_registered(&self, collection: &str) -> bool {
+        self.registered(collection).is_ok()
+    }
+
+    /// Names a document by what stands in a URL. The collection must be registered.
     ///
     /// # Errors
-    /// See [`LockManager`].
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.renew", skip_all,
-        fields(outcome = tracing::field::Empty),
-    ))]
-    pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
-        let until = self.until();
-        let renewed = self.in_each_collection(|collection| {
-            self.run("renew", until, (collection, aid.clone()), |store, (collection, aid)| {
-                store.renew(collection, std::slice::from_ref(aid))
-            })
-        });
-        let renewed = renewed.await;
-        observe::renewed("session", &renewed);
-        let renewed = renewed?.into_iter().sum();
-        if self.inner.watched.watches(aid) {
-            // Which of them it was, for those who wait for a loss.
-            self.list_by(Some(aid), until).await?;
+    /// [`LockError::InvalidKey`] if `id` is not of the collection's id type;
+    /// [`LockError::Misconfigured`] if the collection is not registered.
+    pub fn key(&self, collection: &str, id: &str) -> Result<LockKey, LockError> {
+        let (name, registered) = self.registered(collection)?;
+        match (registered.parse_id)(id) {
+            Some(id) => Ok(LockKey::new(name, id)?),
+            None => Err(InvalidKey::NotOfType { collection: name }.into()),
         }
-        Ok(renewed)
-    }
-
-    /// Gives a lock back. One command.
-    ///
-    /// Releases exactly the acquisition that `lock` stands for, never a newer one.
-    ///
-    /// # Errors
-    /// See [`LockManager`]. That the lock had gone already is no error.
-    pub async fn release(&self, lock: &Lock) -> Result<Released, LockError> {
-        match Acquisition::of(lock) {
-            Some(held) => self.release_by(&held, self.until()).await,
-            None => Ok(Released::AlreadyGone),
-        }
-    }
-
-    /// Ends the session, as its logout does: all its locks are released, and for a minute the
-    /// extractors and the lock API give it no new one. Names what it held. The listener is called in
-    /// the background.
-    ///
-    /// # Errors
-    /// See [`LockManager`]. After an error the locks go by a repeated call, by the next
-    /// [sweep](Self::sweep) of any server if the end was noted, or with their ttl.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, the session is ended all the same.
-    pub async fn release_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        self.end_session(aid, EndReason::LoggedOut).await
-    }
-
-    /// Ends somebody else's session: as [`release_session`](Self::release_session), with the reason
-    /// [`Revoked`](EndReason::Revoked).
-    ///
-    /// This takes the locks away, not the session: what the session store still accepts goes on, and
-    /// after a minute may lock again.
-    ///
-    /// # Errors
-    /// As `release_session`, and as cancel safe.
-    pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        self.end_session(aid, EndReason::Revoked).await
-    }
-
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.end_session", skip_all,
-        fields(outcome = tracing::field::Empty),
-    ))]
-    pub(crate) async fn end_session(
-        &self,
-        aid: &Aid,
-        reason: EndReason,
-    ) -> Result<Vec<LockKey>, LockError> {
-        // A name of its own for each operation: two of one server are as far apart as those of two.
-        let args = (aid.clone(), reason, self.registered_names(), random::uuid());
-        let asked = clock::now();
-        let ended =
-            self.run("end_session", self.until(), args, |store, (aid, reason, names, worker)| {
-                store.end_session(aid, *reason, names, *worker)
-            });
-        let ended = ended.await?;
-        observe::session_ended(reason);
-        self.inner.gone_all_of(aid, &ended, asked);
-        self.inner.announce.notify_one();
-        Ok(ended)
-    }
-
-    /// Releases all locks of the session, which goes on and may take new ones. Names what it held.
-    ///
-    /// # Errors
-    /// See [`LockManager`].
-    pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        let until = self.until();
-        let asked = clock::now();
-        let released = self.in_each_collection(|collection| {
-            let args = (collection, aid.clone());
-            self.run("release_session", until, args, |store, (collection, aid)| {
-                store.release_session(collection, aid)
-            })
-        });
-        let released: Vec<_> = released.await?.into_iter().flatten().collect();
-        self.inner.gone_all_of(aid, &released, asked);
-        Ok(released)
-    }
-
-    /// The live lock on this document, if there is one. For display: it may change at any moment.
-    ///
-    /// # Errors
-    /// See [`LockManager`].
-    pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, LockError> {
-        self.inspect_by(key, None, self.until()).await
-    }
-
-    /// All live locks on this document: one that is exclusive, or those of its readers.
-    ///
-    /// # Errors
-    /// See [`LockManager`].
-    pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, LockError> {
-        self.locks_on_all(key.collection(), vec![key.clone()]).await
-    }
-
-    /// All live locks, at most 1 000 in each registered collection.
-    ///
-    /// # Errors
-    /// See [`LockManager`].
-    pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
-        self.list_by(None, self.until()).await
-    }
-
-    /// The live locks of one session.
-    ///
-    /// # Errors
-    /// See [`LockManager`].
-    pub async fn list_of(&self, aid: &Aid) -> Result<Vec<Lock>, LockError> {
-        self.list_by(Some(aid), self.until()).await
-    }
-
-    /// Stops the reaper, the listener and the renewal of guards, refuses those who wait for a lock, and
-    /// waits until what is under way has ended: releases that
-    /// were handed over, requests whose callers have gone, listeners that were called. At most twice
-    /// the deadline.
-    ///
-    /// Call it after `HttpServer::run`. Sessions outlive the process, so their locks stay. What was
-    /// not announced is left to the other servers, or to the next start.
-    pub async fn shutdown(&self) {
-        self.begin_shutdown();
-        self.inner.stop.0.cancel();
-        self.inner.runner.drain(self.deadline() * 2).await;
     }
 
     /// How long a lock outlives the last sign of life of its session.
@@ -403,17 +252,48 @@ impl LockManager {
         self.inner.settings.deadline
     }
 
-    /// Names a document by what stands in a URL. The collection must be registered.
+    /// The deadline of an operation that begins now.
+    pub(crate) fn until(&self) -> Instant {
+        clock::now() + self.deadline()
+    }
+
+    pub(crate) fn holder(&self) -> &Holder {
+        &self.inner.settings.holder
+    }
+
+    pub(super) fn longest_hold(&self) -> Option<Duration> {
+        self.inner.settings.max_hold
+    }
+
+    /// Stops the reaper, the listener and the renewal of guards, refuses those who wait for a lock, and
+    /// waits until what is under way has ended: releases that
+    /// were handed over, requests whose callers have gone, listeners that were called. At most twice
+    /// the deadline.
     ///
-    /// # Errors
-    /// [`LockError::InvalidKey`] if `id` is not of the collection's id type;
-    /// [`LockError::Misconfigured`] if the collection is not registered.
-    pub fn key(&self, collection: &str, id: &str) -> Result<LockKey, LockError> {
-        let (name, registered) = self.registered(collection)?;
-        match (registered.parse_id)(id) {
-            Some(id) => Ok(LockKey::new(name, id)?),
-            None => Err(InvalidKey::NotOfType { collection: name }.into()),
-        }
+    /// Call it after `HttpServer::run`. Sessions outlive the process, so their locks stay. What was
+    /// not announced is left to the other servers, or to the next start.
+    pub async fn shutdown(&self) {
+        self.begin_shutdown();
+        self.inner.stop.0.cancel();
+        self.inner.runner.drain(self.deadline() * 2).await;
+    }
+}
+
+/// What a session store needs.
+#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+impl LockManager {
+    pub(crate) fn reaper_interval(&self) -> Option<Duration> {
+        self.inner.settings.reaper_interval
+    }
+
+    /// Whether any type is registered.
+    pub(crate) fn has_types(&self) -> bool {
+        !self.registered_names().is_empty()
+    }
+
+    /// Cancelled when the manager is shut down, or gone.
+    pub(crate) fn stop(&self) -> CancellationToken {
+        self.inner.stop.token()
     }
 }
 

@@ -8,7 +8,10 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
-    Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError, TabId,
+    ended::{EndReason, SessionEnded},
+    error::StoreError,
+    key::LockKey,
+    lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
 };
 
 mod deadline;

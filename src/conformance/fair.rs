@@ -1,7 +1,7 @@
 //! Who waits is let in in the order of arrival.
 
 use super::*;
-use crate::Rules;
+use crate::store::Rules;
 
 const LEASE: Duration = Duration::from_secs(20);
 

@@ -1,7 +1,7 @@
 //! Fencing tokens.
 
 use super::*;
-use crate::{FencingToken, Rules};
+use crate::{lock::FencingToken, store::Rules};
 
 async fn fenced(store: &impl Store) {
     store.prepare(COLLECTION, &Rules::new(TTL).fenced()).await.unwrap();

@@ -1,7 +1,7 @@
 //! What pages need: tabs, a grace when they are loaded anew, taking over, and being told of it all.
 
 use super::*;
-use crate::{Change, Interest, LastEnd, Watch};
+use crate::store::{Change, Interest, LastEnd, Watch};
 
 async fn locks_on(store: &impl Store, id: &str) -> Vec<Lock> {
     store.locks_on(COLLECTION, &[key(id)]).await.unwrap()

@@ -1,7 +1,7 @@
 //! What a store says of itself.
 
 use super::*;
-use crate::Rules;
+use crate::store::Rules;
 
 cases! {
     async fn a_prepared_store_takes_writes_and_lacks_no_index<S: Subject>(subject: &S) {

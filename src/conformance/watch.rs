@@ -1,7 +1,7 @@
 //! Hearing of what becomes free.
 
 use super::*;
-use crate::{Change, Interest, Rules, Watch};
+use crate::store::{Change, Interest, Rules, Watch};
 
 /// Waits until the document is said to be free, or nothing is certain any more.
 async fn told_of(watch: &mut Watch, key: &LockKey, how: &str) {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Aid, clock};
+use crate::{clock, lock::Aid};
 
 /// The last renewal of each session that was active here lately.
 ///

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use super::{LockManager, Registered};
+use crate::manager::{LockManager, Registered};
 
 impl LockManager {
     /// Has [`list`](Self::list) and [`events`](Self::events) include a collection whose type this

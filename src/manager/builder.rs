@@ -2,14 +2,23 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use super::{
-    Actor, Inner, LockManager, Stop, leases, listener,
-    listener::Listener,
-    queue::{Limits, Queues},
-    reaper,
-    run::Runner,
+use crate::{
+    actor::Actor,
+    ended::SessionEnded,
+    error::BoxError,
+    lock::{Holder, Lock},
+    manager::{
+        Inner, LockManager, Stop,
+        background::{
+            listener::{self, Listener},
+            reaper,
+        },
+        guard::leases,
+        task::Runner,
+        wait::queue::{Limits, Queues},
+    },
+    store::DynStore,
 };
-use crate::{BoxError, Holder, Lock, SessionEnded, store::DynStore};
 
 /// Browsers wake the timers of a hidden tab once a minute at most, so a heartbeat can be late by
 /// that much; WordPress settled on the same figure for its post lock.
@@ -412,7 +421,7 @@ impl fmt::Debug for LockManagerBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryStore;
+    use crate::store::MemoryStore;
 
     #[tokio::test]
     async fn a_setting_out_of_range_is_refused_by_name_and_says_what_to_write() {

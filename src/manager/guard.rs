@@ -1,15 +1,25 @@
 //! A lock as a value.
 
+pub(super) mod job;
+pub(super) mod keeper;
+pub(super) mod leases;
+pub(super) mod lost;
+
 use std::{fmt, future::Future, ops::Deref};
 
 use futures_util::future::{join_all, select_all};
 
-use super::{
-    LockManager,
-    lost::Watch,
-    operations::{Acquired, Acquisition, Wanted},
+use crate::{
+    error::LockError,
+    key::LockKey,
+    lock::{Aid, FencingToken, Lock, LockToken, Mode},
+    manager::{
+        LockManager,
+        claim::{Acquired, Acquisition, Wanted},
+        guard::lost::Watch,
+    },
+    store::Released,
 };
-use crate::{Aid, FencingToken, Lock, LockError, LockKey, LockToken, Mode, Released};
 
 /// A lock that is held as long as this lives. Made by [`LockManager::acquire`] and by a
 /// [`Job`](crate::Job).

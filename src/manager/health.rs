@@ -4,14 +4,19 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
-use super::{
-    LockManager,
-    supervisor::TaskPanics,
-    sweeps::{ReaperHealth, ReaperState},
-    wait::is_outage,
-    wakeups::Wakeup,
+use crate::{
+    clock,
+    manager::{
+        LockManager,
+        background::{
+            supervisor::TaskPanics,
+            sweeps::{ReaperHealth, ReaperState},
+        },
+        wait::is_outage,
+        watch::wakeups::Wakeup,
+    },
+    store::{StoreStatus, Topology, millis},
 };
-use crate::{StoreStatus, Topology, clock, store::millis};
 
 /// How long a panic of a background task counts as a problem.
 const PANIC_IS_NEWS_FOR: Duration = Duration::from_secs(10 * 60);

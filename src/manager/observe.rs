@@ -7,21 +7,29 @@
 //! and the request's span would last as long.
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 
+#[cfg(feature = "metrics")]
+pub mod metrics;
+
 use std::time::Instant;
 
 #[cfg(feature = "metrics")]
 use ::metrics::{counter, gauge, histogram};
 
 #[cfg(feature = "metrics")]
-use super::metrics::*;
-use super::{
-    LockManager,
-    operations::{Acquired, Wanted},
-    wait::Wait,
-};
-#[cfg(feature = "metrics")]
 use crate::clock;
-use crate::{EndReason, LockError, LockKey, Mode, Released, StoreError, store::Swept};
+#[cfg(feature = "metrics")]
+use crate::manager::observe::metrics::*;
+use crate::{
+    ended::EndReason,
+    error::{LockError, StoreError},
+    key::LockKey,
+    lock::Mode,
+    manager::{
+        LockManager,
+        claim::{Acquired, Wait, Wanted},
+    },
+    store::{Released, Swept},
+};
 
 /// What somebody is timed for that takes one lock.
 pub(super) struct Timer {
@@ -293,7 +301,7 @@ fn word(mode: Mode) -> &'static str {
 
 #[cfg(feature = "metrics")]
 fn kind(error: &StoreError) -> &'static str {
-    use crate::StoreErrorKind;
+    use crate::error::StoreErrorKind;
     match error.kind() {
         StoreErrorKind::Unavailable => "unavailable",
         StoreErrorKind::OutcomeUnknown => "outcome_unknown",

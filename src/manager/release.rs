@@ -8,30 +8,37 @@ use std::{
 use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
-use super::{
-    Acquired, Acquisition, LockManager, Provisional, observe, queue::Heir, rhythm::jittered, run,
-};
 use crate::{
-    Aid, LockError, LockKey, LockToken, Mode, PageId, StoreError, clock,
+    clock,
+    error::{LockError, StoreError},
+    key::LockKey,
+    lock::{Lock, Mode, PageId},
+    manager::{
+        LockManager,
+        claim::Unwanted,
+        claim::{Acquired, Acquisition, Provisional},
+        observe,
+        rhythm::jittered,
+        task,
+        wait::queue::Heir,
+    },
     store::{Claim, Released, TryAcquire},
 };
 
-/// What nobody wants to have been granted to these attempts of a claim.
-#[derive(Debug, Clone)]
-pub(super) struct Unwanted {
-    pub(super) key: LockKey,
-    pub(super) aid: Aid,
-    pub(super) tokens: Vec<LockToken>,
-    pub(super) mode: Mode,
-}
-
-impl Unwanted {
-    fn new(key: &LockKey, claim: &Claim, tokens: Vec<LockToken>) -> Self {
-        Self { key: key.clone(), aid: claim.aid.clone(), tokens, mode: claim.mode }
-    }
-}
-
 impl LockManager {
+    /// Gives a lock back. One command.
+    ///
+    /// Releases exactly the acquisition that `lock` stands for, never a newer one.
+    ///
+    /// # Errors
+    /// See [`LockManager`]. That the lock had gone already is no error.
+    pub async fn release(&self, lock: &Lock) -> Result<Released, LockError> {
+        match Acquisition::of(lock) {
+            Some(held) => self.release_by(&held, self.until()).await,
+            None => Ok(Released::AlreadyGone),
+        }
+    }
+
     /// The claim may have been granted all the same, or be still on its way. Nobody knows of it.
     pub(super) fn claim_is_unknown(&self, key: &LockKey, claim: &Claim, scope: &TaskTracker) {
         let unknown = Unwanted::new(key, claim, claim.token.attempts().collect());
@@ -59,7 +66,7 @@ impl LockManager {
         let (manager, until) = (self.clone(), clock::now() + self.ttl());
         self.inner.runner.spawn(scope, async move {
             let Unwanted { key, aid, tokens, mode } = unwanted;
-            let retracted = run::retry(until, run::BACKGROUND, || {
+            let retracted = task::retry(until, task::BACKGROUND, || {
                 manager.inner.store.retract(&key, &aid, &tokens, mode)
             });
             let retracted = retracted.await;
@@ -94,7 +101,7 @@ impl LockManager {
         self.inner.distrusts(&held.key);
         if let Some(heir) = self.inner.queues.heir(&held) {
             let until = clock::now() + self.ttl();
-            drop(self.hand_over(held, heir, until, run::BACKGROUND));
+            drop(self.hand_over(held, heir, until, task::BACKGROUND));
         } else {
             self.release_alone_in_background(held);
         }
@@ -104,7 +111,7 @@ impl LockManager {
         let (manager, until) = (self.clone(), clock::now() + self.ttl());
         self.inner.runner.spawn(&TaskTracker::new(), async move {
             let Acquisition { key, aid, token, mode } = &held;
-            let released = run::retry(until, run::BACKGROUND, || {
+            let released = task::retry(until, task::BACKGROUND, || {
                 manager.inner.store.release(key, aid, *token, *mode)
             });
             manager.released_in_background(key, released.await, [held.clone()]);
@@ -125,7 +132,7 @@ impl LockManager {
         self.inner.runner.spawn(&TaskTracker::new(), async move {
             let Acquisition { key, aid, token, .. } = &held;
             let asked = clock::now();
-            let handed = run::retry(until, longest_pause, || {
+            let handed = task::retry(until, longest_pause, || {
                 manager.inner.store.hand_over(key, aid, *token, &claim)
             });
             match handed.await {
@@ -180,8 +187,8 @@ impl LockManager {
     ) -> Result<Released, LockError> {
         self.inner.distrusts(&held.key);
         if let Some(heir) = self.inner.queues.heir(held) {
-            let handed = self.hand_over(held.clone(), heir, until, run::FOREGROUND);
-            return Ok(run::answer("release", until, handed).await?);
+            let handed = self.hand_over(held.clone(), heir, until, task::FOREGROUND);
+            return Ok(task::answer("release", until, handed).await?);
         }
         let released = self.run("release", until, held.clone(), |store, it| {
             store.release(&it.key, &it.aid, it.token, it.mode)

@@ -1,5 +1,7 @@
 //! Waiting for a lock that somebody else holds.
 
+pub(super) mod queue;
+
 use std::{
     future::{Future, pending},
     pin::pin,
@@ -10,69 +12,24 @@ use futures_util::future::{Fuse, FusedFuture, FutureExt};
 use tokio::time::{interval_at, sleep};
 use tokio_util::task::TaskTracker;
 
-use super::{
-    LockManager,
-    deadlock::Edge,
-    observe,
-    operations::{Acquired, Wanted},
-    queue::{Place, Step, TooMany},
-    wakeups::poll_pause,
+use crate::{
+    clock,
+    error::{LockError, StoreErrorKind},
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode},
+    manager::{
+        LockManager,
+        claim::{Acquired, Wanted},
+        claim::{Patience, Wait},
+        observe,
+        wait::queue::{Place, Step, TooMany, deadlock::Edge},
+        watch::wakeups::poll_pause,
+    },
 };
-use crate::{Aid, Lock, LockError, LockKey, LockToken, Mode, StoreErrorKind, clock};
 
 /// How long a place in the queue of a fair collection outlives its process, and how often it is kept.
 const PLACE: Duration = Duration::from_secs(5);
 const KEEP_PLACES: Duration = Duration::from_secs(1);
-
-/// Whether to wait for a lock that somebody else holds, and how long.
-///
-/// Who waits is woken when the lock is released, in the order of arrival within this process. See
-/// [`LockManager::acquire`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wait(Patience);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Patience {
-    No,
-    ForAtMost(Duration),
-    UntilAcquired,
-}
-
-impl Wait {
-    /// Not at all: one command, and its answer.
-    #[must_use]
-    pub fn no() -> Self {
-        Self(Patience::No)
-    }
-
-    /// So long. Zero is [`no`](Self::no).
-    ///
-    /// The answer comes one [deadline](crate::LockManagerBuilder::deadline) after that at the latest, also
-    /// in an outage, however many wait, and in a [fair](crate::Lockable::FAIR) collection: a caller whose
-    /// time is over before it could ask the store asks once, and it waits for an answer of the store that is
-    /// under way. When the manager [shuts down](LockManager::shutdown), the wait ends at once.
-    #[must_use]
-    pub fn for_at_most(time: Duration) -> Self {
-        Self(if time.is_zero() { Patience::No } else { Patience::ForAtMost(time) })
-    }
-
-    /// For good. Outages of the store are waited for as well. Ends at once when the manager
-    /// [shuts down](LockManager::shutdown).
-    #[must_use]
-    pub fn until_acquired() -> Self {
-        Self(Patience::UntilAcquired)
-    }
-
-    /// What is left of it for the next one. What began as a wait is one to its end.
-    pub(crate) fn since(self, began: Instant) -> Self {
-        match self.0 {
-            Patience::ForAtMost(time) => {
-                Self::for_at_most(time.saturating_sub(clock::since(began)))
-            }
-            _ => self,
-        }
-    }
-}
 
 /// Gives the place of one that does not wait any more up, in a fair collection.
 struct Kept<'a> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::BoxError;
+use crate::error::BoxError;
 
 mod shape;
 

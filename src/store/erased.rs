@@ -9,7 +9,10 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
-    Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
+    ended::{EndReason, SessionEnded},
+    error::StoreError,
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode, PageId},
     store::{
         Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
         StoredDocument, Swept, Taken, TryAcquire, Watch,

@@ -15,10 +15,13 @@ use self::{
     state::State,
 };
 use crate::{
-    Aid, BoxError, Change, EndReason, Lock, LockKey, LockToken, Lockable, Mode, PageId,
-    SessionEnded, StoreError, StoreErrorKind, clock,
+    clock,
+    ended::{EndReason, SessionEnded},
+    error::{BoxError, StoreError, StoreErrorKind},
+    key::{LockKey, Lockable},
+    lock::{Aid, Lock, LockToken, Mode, PageId},
     store::{
-        Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
+        Change, Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
         StoredDocument, Swept, Taken, Topology, TryAcquire, Watch, diff,
     },
 };

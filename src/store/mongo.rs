@@ -19,8 +19,10 @@ use self::{
     record::Fetched, removal::Grants, seen::Seen, write::Write,
 };
 use crate::{
-    Aid, EndReason, Lock, LockKey, LockToken, Mode, PageId, SessionEnded, StoreError,
-    StoreErrorKind,
+    ended::{EndReason, SessionEnded},
+    error::{StoreError, StoreErrorKind},
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode, PageId},
     store::{
         Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
         StoredDocument, Swept, Taken, TryAcquire, Watch,

@@ -4,7 +4,7 @@ use std::{fmt, pin::Pin};
 
 use futures_util::{Stream, StreamExt};
 
-use crate::{LockKey, LockToken, StoreError, store::Taken};
+use crate::{error::StoreError, key::LockKey, lock::LockToken, store::Taken};
 
 /// Changes of one collection's locks, as [`Store::watch`](crate::Store::watch) tells them.
 ///

@@ -9,12 +9,16 @@ use actix_web::{
 };
 use serde::Serialize;
 
-use super::{
-    Problem, SessionLocks,
-    api::{millis, rfc3339},
-    assets::file,
+use crate::{
+    key::LockKey,
+    lock::{Holder, LockToken, Mode},
+    manager::LISTED,
+    web::{
+        Problem, SessionLocks,
+        api::{millis, rfc3339},
+        assets::file,
+    },
 };
-use crate::{Holder, LockKey, LockToken, Mode, manager::LISTED};
 
 pub(super) fn routes(config: &mut ServiceConfig) {
     config.route("/admin", web::get().to(page)).route("/admin.json", web::get().to(all));

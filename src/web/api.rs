@@ -13,14 +13,17 @@ use actix_web::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::{
-    Problem, SessionLocks, admin, assets, events,
-    path::path_param,
-    request::{Ask, RequestLocks},
-    same_site::SameSite,
-};
 use crate::{
-    Holder, Lock, LockError, LockKey, LockToken, MAX_REASON_BYTES, Mode, manager::Acquisition,
+    error::LockError,
+    key::LockKey,
+    lock::{Holder, Lock, LockToken, Mode},
+    manager::{Acquisition, MAX_REASON_BYTES},
+    web::{
+        Problem, SessionLocks, admin, assets, events,
+        path::path_param,
+        request::{Ask, RequestLocks},
+        same_site::SameSite,
+    },
 };
 
 /// The largest body that the lock API takes: a heartbeat of some hundred locks.

@@ -8,7 +8,7 @@ use actix_web::{
     web::{self, ServiceConfig},
 };
 
-use super::{Problem, SessionLocks, admin};
+use crate::web::{Problem, SessionLocks, admin};
 
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 

@@ -16,11 +16,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{
-    Problem, SessionLocks,
-    api::{millis, rfc3339},
+use crate::{
+    clock,
+    event::LockEvent,
+    lock::{Aid, Lock, Mode, TabId},
+    manager::watch::{events::LockEvents, streams::Admitted},
+    web::{
+        Problem, SessionLocks,
+        api::{millis, rfc3339},
+    },
 };
-use crate::{Aid, Lock, LockEvent, LockEvents, Mode, TabId, clock, manager::streams::Admitted};
 
 /// Proxies close connections that are silent, most of them after a minute, some after half of one.
 const BEAT: Duration = Duration::from_secs(15);

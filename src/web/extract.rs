@@ -11,12 +11,17 @@ use std::{
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
-use super::{
-    path::path_param,
-    problem::misconfigured,
-    request::{Ask, Mine, RequestLocks},
+use crate::{
+    error::LockError,
+    key::{InvalidKey, LockKey, Lockable},
+    lock::{Lock, Mode},
+    store::StoredDocument,
+    web::{
+        path::path_param,
+        problem::misconfigured,
+        request::{Ask, Mine, RequestLocks},
+    },
 };
-use crate::{InvalidKey, Lock, LockError, LockKey, Lockable, Mode, StoredDocument};
 
 /// A document that this session locks with the request: acquired, or confirmed if the session holds
 /// it already; then loaded.

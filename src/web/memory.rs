@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, collections::HashMap, future::Future, time::Duration};
 
-use crate::StoreError;
+use crate::error::StoreError;
 
 tokio::task_local! {
     static MEMORY: RefCell<Memory>;

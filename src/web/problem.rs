@@ -10,8 +10,11 @@ use actix_web::{
 };
 use serde_json::{Map, Value, json};
 
-use super::api::{millis, rfc3339};
-use crate::{Lock, LockError, StoreErrorKind};
+use crate::{
+    error::{LockError, StoreErrorKind},
+    lock::Lock,
+    web::api::{millis, rfc3339},
+};
 
 /// When to try again what another session holds. It may come free at any moment before its lock
 /// runs out, so sooner than that.

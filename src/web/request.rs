@@ -22,10 +22,12 @@ use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
 pub(super) use self::locking::{Ask, Mine};
-use super::{memory::memory, problem::misconfigured};
 use crate::{
-    Actor, Aid, LockError, LockManager, LockToken, PageId, TabId,
-    manager::{Provisional, streams::Limits},
+    actor::Actor,
+    error::LockError,
+    lock::{Aid, LockToken, PageId, TabId},
+    manager::{LockManager, Provisional, watch::streams::Limits},
+    web::{memory::memory, problem::misconfigured},
 };
 
 /// Where the aid is kept in the state of the session.

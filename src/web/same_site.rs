@@ -11,7 +11,7 @@ use actix_web::{
     },
 };
 
-use super::problem::Problem;
+use crate::web::problem::Problem;
 
 /// Proves that a request does not come from a page of another site.
 ///

@@ -4,7 +4,7 @@ use std::io;
 
 use actix_web::dev::Server;
 
-use crate::LockManager;
+use crate::manager::LockManager;
 
 impl LockManager {
     /// Runs the HTTP server until it stops, and then [shuts the manager down](Self::shutdown).

@@ -9,12 +9,16 @@ use actix_web::{
     dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
 };
 
-use super::{
-    memory::{memory, with_memory},
-    problem::misconfigured,
-    request::{Identify, RequestLocks, Waits},
+use crate::{
+    actor::Actor,
+    error::LockError,
+    manager::{LockManager, watch::streams::Limits},
+    web::{
+        memory::{memory, with_memory},
+        problem::misconfigured,
+        request::{Identify, RequestLocks, Waits},
+    },
 };
-use crate::{Actor, LockError, LockManager, manager::streams::Limits};
 
 /// Well below the minute after which proxies give up on an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);

@@ -7,8 +7,14 @@ use std::{
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
-use super::request::{Ask, Mine, RequestLocks};
-use crate::{Lock, LockError, LockKey, LockManager, Lockable, Mode, Wait, clock};
+use crate::{
+    clock,
+    error::LockError,
+    key::{LockKey, Lockable},
+    lock::{Lock, Mode},
+    manager::{LockManager, Wait},
+    web::request::{Ask, Mine, RequestLocks},
+};
 
 /// What this session holds, and everything that can be done about it. Takes nothing by itself.
 ///

@@ -9,13 +9,15 @@ use actix_web::cookie::time::Duration as Ttl;
 use uuid::Uuid;
 
 pub use self::builder::MongoSessionStoreBuilder;
-use super::{memory::memory, request::AID};
 use crate::{
-    Aid, LockError, LockManager, StoreError,
+    error::{LockError, StoreError},
+    lock::Aid,
+    manager::LockManager,
     store::{
         StoredSession,
         mongo::sessions::{Change, Sessions, State, Updated, text_of},
     },
+    web::{memory::memory, request::AID},
 };
 
 mod builder;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, de::IgnoredAny, de::Visitor, forward_to_deserialize_any};
 
-use super::StoredDocument;
+use crate::store::document::StoredDocument;
 
 /// The field under which the type writes the document's id, if that is not `_id` although the type reads
 /// it from there: `#[serde(rename(serialize = "id", deserialize = "_id"))]`, made for an HTTP answer.

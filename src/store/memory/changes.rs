@@ -3,7 +3,7 @@
 use futures_util::{StreamExt, future::ready, stream};
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use crate::{Change, Watch, store::Interest};
+use crate::store::{Change, Interest, Watch};
 
 /// How many changes are kept for one who is slow to hear them. More are [`Change::Missed`].
 const KEPT: usize = 1024;

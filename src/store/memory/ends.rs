@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use crate::{
-    Aid, EndReason, LockKey, MAX_NAMED_LOCKS, SessionEnded,
+    ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded},
+    key::LockKey,
+    lock::Aid,
     random::{self, HashMap},
     store::LastEnd,
 };

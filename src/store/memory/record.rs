@@ -3,8 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use crate::{
-    Aid, FencingToken, Holder, Lock, LockKey, LockToken, MAX_READERS, Mode, PageId, TabId, clock,
-    store::{Claim, TryAcquire},
+    clock,
+    key::LockKey,
+    lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, PageId, TabId},
+    store::{Claim, MAX_READERS, TryAcquire},
 };
 
 /// All times are those of the store's clock, but for what is shown.

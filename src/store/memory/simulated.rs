@@ -5,8 +5,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde_json::Value;
 
-use super::{MemoryStore, changes::Changes, ends::Ends, record::Record, state::State};
-use crate::{Aid, LockKey, LockToken, Mode};
+use crate::{
+    key::LockKey,
+    lock::{Aid, LockToken, Mode},
+    store::memory::{MemoryStore, changes::Changes, ends::Ends, record::Record, state::State},
+};
 
 /// One grant in a [`MemoryStore`], expired or not.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,14 +7,18 @@ use std::{
 
 use serde_json::Value;
 
-use super::{
-    changes::Changes,
-    ends::Ends,
-    record::{Grant, Record},
-};
 use crate::{
-    Aid, Change, LockKey, clock,
-    store::{Released, Rules},
+    clock,
+    key::LockKey,
+    lock::Aid,
+    store::{
+        Change, Released, Rules,
+        memory::{
+            changes::Changes,
+            ends::Ends,
+            record::{Grant, Record},
+        },
+    },
 };
 
 /// How many expired grants are kept for a sweep.

@@ -5,8 +5,14 @@ use std::{
     time::Duration,
 };
 
-use super::{record::Grant, state::State};
-use crate::{Aid, LockKey, store::Swept};
+use crate::{
+    key::LockKey,
+    lock::Aid,
+    store::{
+        Swept,
+        memory::{record::Grant, state::State},
+    },
+};
 
 impl State {
     pub(super) fn sweep(&mut self, collections: &[&str], limit: usize) -> Swept {

@@ -4,8 +4,14 @@ use std::time::Duration;
 
 use mongodb::bson::Document;
 
-use super::{MongoStore, error::store_error, indexes, majority};
-use crate::{LockKey, StoreError, store::Rules};
+use crate::{
+    error::StoreError,
+    key::LockKey,
+    store::{
+        Rules,
+        mongo::{MongoStore, error::store_error, indexes, majority},
+    },
+};
 
 /// Where there is no TTL index to tell. That of a manager which is not told either.
 const FOREIGN_TTL: Duration = Duration::from_secs(150);

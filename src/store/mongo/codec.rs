@@ -4,7 +4,7 @@ use mongodb::bson::{Binary, Bson, oid::ObjectId, spec::BinarySubtype};
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
-use crate::{BoxError, LockId};
+use crate::{error::BoxError, key::LockId};
 
 /// Encodes as the driver does for a `Collection<T>`.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {

@@ -3,8 +3,10 @@
 use futures_util::TryStreamExt;
 use mongodb::{Database, bson::doc};
 
-use super::error::{is_denied, store_error};
-use crate::{StoreError, StoreErrorKind};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::mongo::error::{is_denied, store_error},
+};
 
 /// Refuses a collection that takes `Home` and `home` for one document: to us these are two keys, so there
 /// would be two locks on it.

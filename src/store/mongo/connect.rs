@@ -4,8 +4,10 @@ use std::{error::Error, time::Duration};
 
 use mongodb::{Client, error::ErrorKind, options::ClientOptions};
 
-use super::{MongoStore, error::store_error};
-use crate::{StoreError, StoreErrorKind};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::mongo::{MongoStore, error::store_error},
+};
 
 /// Unless the URI says otherwise: shorter than the manager's default deadline of 5 s, so that a
 /// request can be tried again, and that its error is ours and not a driver's time-out.

@@ -7,12 +7,14 @@ use mongodb::{
     error::Result as MongoResult,
 };
 
-use super::{
-    ENDED, MongoStore,
-    error::{code, is_denied, store_error},
-    indexes, majority,
+use crate::{
+    error::StoreError,
+    store::mongo::{
+        ENDED, MongoStore,
+        error::{code, is_denied, store_error},
+        indexes, majority,
+    },
 };
-use crate::StoreError;
 
 mod clock;
 mod finding;

@@ -2,12 +2,12 @@
 
 use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 
-use super::codec;
 use crate::{
-    BoxError,
+    error::BoxError,
     store::{
         Edit, StoredDocument,
         diff::{self, Change, Changes, Value},
+        mongo::codec,
     },
 };
 

@@ -11,15 +11,23 @@ use mongodb::{
 };
 use uuid::Uuid;
 
-use super::{
-    ENDED, MongoStore, codec,
-    error::{DUPLICATE_KEY, retry_duplicate_key, store_error},
-    lanes, majority_acknowledges,
-    pipeline::millis,
-    removal::Grants,
-    write::{self, Write},
+use crate::{
+    ended::EndReason,
+    error::{StoreError, StoreErrorKind},
+    key::LockKey,
+    lock::Aid,
+    store::{
+        LastEnd,
+        mongo::{
+            ENDED, MongoStore, codec,
+            error::{DUPLICATE_KEY, retry_duplicate_key, store_error},
+            lanes, majority_acknowledges,
+            pipeline::millis,
+            removal::Grants,
+            write::{self, Write},
+        },
+    },
 };
-use crate::{Aid, EndReason, LockKey, StoreError, StoreErrorKind, store::LastEnd};
 
 mod announce;
 mod former;

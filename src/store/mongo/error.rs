@@ -10,9 +10,10 @@ use mongodb::{
     },
 };
 
-use super::codec;
-
-use crate::{StoreError, StoreErrorKind};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::mongo::codec,
+};
 
 /// Server codes after which the same request may be sent again: fail-over and shutdown, lost
 /// connections, time limits, interruptions, and write conflicts.

@@ -4,16 +4,20 @@ use std::time::Instant;
 
 use mongodb::bson::{Bson, Document};
 
-use super::{
-    Prepared,
-    error::{retry_duplicate_key, store_error},
-    lanes,
-    pipeline::{self, Acquisition},
-    write::Modified,
-};
 use crate::{
-    Aid, Lock, LockKey, LockToken, Mode, StoreError, StoreErrorKind,
-    store::{Claim, TryAcquire},
+    error::{StoreError, StoreErrorKind},
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode},
+    store::{
+        Claim, TryAcquire,
+        mongo::{
+            Prepared,
+            error::{retry_duplicate_key, store_error},
+            lanes,
+            pipeline::{self, Acquisition},
+            write::Modified,
+        },
+    },
 };
 
 /// What came of a claim.

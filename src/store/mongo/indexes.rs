@@ -9,12 +9,17 @@ use mongodb::{
     options::IndexOptions,
 };
 
-use super::{
-    codec::number,
-    error::{code, is_denied, store_error},
-    pipeline::{and_live, nothing_held},
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::{
+        Rules,
+        mongo::{
+            codec::number,
+            error::{code, is_denied, store_error},
+            pipeline::{and_live, nothing_held},
+        },
+    },
 };
-use crate::{StoreError, StoreErrorKind, store::Rules};
 
 /// Codes that say "there is such an index, with other options": another server was quicker.
 const INDEX_CONFLICT: [i32; 2] = [85, 86];

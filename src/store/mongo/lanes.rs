@@ -22,8 +22,10 @@ use tokio::{
     time::{timeout, timeout_at},
 };
 
-use super::error::ran_out_of_time;
-use crate::{LockId, store::deadline};
+use crate::{
+    key::LockId,
+    store::{deadline, mongo::error::ran_out_of_time},
+};
 
 /// How long the server works on the first attempt of a write, unless the deadline comes first. With the
 /// next constant, what a record that has just become stuck costs the pool.

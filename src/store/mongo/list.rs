@@ -7,8 +7,12 @@ use mongodb::{
     bson::{Bson, Document, doc},
 };
 
-use super::{MongoStore, Prepared, codec, error::store_error, lanes, pipeline};
-use crate::{Aid, Lock, LockKey, StoreError, StoreErrorKind};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    key::LockKey,
+    lock::{Aid, Lock},
+    store::mongo::{MongoStore, Prepared, codec, error::store_error, lanes, pipeline},
+};
 
 /// What a session has in a collection.
 pub(super) struct OfSession {

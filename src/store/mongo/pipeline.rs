@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
-    Aid, LockId, LockToken, Mode,
+    key::LockId,
+    lock::{Aid, LockToken, Mode},
     store::{Claim, Rules, Taken},
 };
 

@@ -4,8 +4,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mongodb::bson::{Bson, DateTime, Document};
 
-use super::{codec::number, pipeline::millis};
-use crate::{Aid, Claim, Holder, Lock, LockKey, LockToken, Mode, TryAcquire};
+use crate::{
+    key::LockKey,
+    lock::{Aid, Holder, Lock, LockToken, Mode},
+    store::{
+        Claim, TryAcquire,
+        mongo::{codec::number, pipeline::millis},
+    },
+};
 
 /// A record that was fetched with `now` beside it, and what is needed to read it.
 pub(super) struct Fetched<'a> {

@@ -5,20 +5,23 @@ use mongodb::{
     error::Result,
 };
 
-use super::{
-    Prepared, ends,
-    error::late_majority,
-    lanes,
-    pipeline::{
-        self, Acquisition, Grant, exclusive_of, has_run_out, is_live_reader, is_of, of_sessions,
-        some_reader, take_out,
-    },
-    record::presentable,
-    write::Write,
-};
 use crate::{
-    Aid, Lock, LockId, LockToken, Mode,
-    store::{Released, Rules, Taken},
+    key::LockId,
+    lock::{Aid, Lock, LockToken, Mode},
+    store::{
+        Released, Rules, Taken,
+        mongo::{
+            Prepared, ends,
+            error::late_majority,
+            lanes,
+            pipeline::{
+                self, Acquisition, Grant, exclusive_of, has_run_out, is_live_reader, is_of,
+                of_sessions, some_reader, take_out,
+            },
+            record::presentable,
+            write::Write,
+        },
+    },
 };
 
 /// Several grants of a collection.

@@ -13,14 +13,20 @@ use mongodb::{
 };
 use tokio::time::sleep;
 
-use super::{
-    Prepared,
-    edit::Update,
-    error::{DUPLICATE_KEY, code, store_error},
-    lanes,
-    write::Write,
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    key::LockId,
+    store::{
+        Saved,
+        mongo::{
+            Prepared,
+            edit::Update,
+            error::{DUPLICATE_KEY, code, store_error},
+            lanes,
+            write::Write,
+        },
+    },
 };
-use crate::{LockId, StoreError, StoreErrorKind, store::Saved};
 
 const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
 const PATH_NOT_VIABLE: i32 = 28;

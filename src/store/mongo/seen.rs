@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use crate::LockId;
+use crate::key::LockId;
 
 /// How many are remembered at most: 32 KiB for each collection.
 const SLOTS: usize = 4096;

@@ -12,8 +12,12 @@ use mongodb::{
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{MongoStore, error::store_error, indexes, majority, record::presentable};
-use crate::{Aid, EndReason, StoreError};
+use crate::{
+    ended::EndReason,
+    error::StoreError,
+    lock::Aid,
+    store::mongo::{MongoStore, error::store_error, indexes, majority, record::presentable},
+};
 
 mod change;
 mod pipeline;

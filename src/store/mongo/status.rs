@@ -8,8 +8,13 @@ use mongodb::{
     options::{ReadPreference, SelectionCriteria},
 };
 
-use super::{ENDED, MongoStore, error::store_error, indexes};
-use crate::{StoreError, StoreStatus, Topology};
+use crate::{
+    error::StoreError,
+    store::{
+        StoreStatus, Topology,
+        mongo::{ENDED, MongoStore, error::store_error, indexes},
+    },
+};
 
 impl MongoStore {
     // hello comes back as: whoever is the primary, or else somebody who says that there is none.

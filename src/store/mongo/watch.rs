@@ -11,8 +11,14 @@ use mongodb::{
 };
 use tokio::time::timeout;
 
-use super::{codec, error::store_error, pipeline::read_taken};
-use crate::{Change, LockKey, StoreError, StoreErrorKind, Watch, store::Interest};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    key::LockKey,
+    store::{
+        Change, Interest, Watch,
+        mongo::{codec, error::store_error, pipeline::read_taken},
+    },
+};
 
 /// How long the server keeps a request open in which nothing happens.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);

@@ -12,12 +12,14 @@ use mongodb::{
     error::{Error, Result},
 };
 
-use super::{
-    Prepared, codec,
-    error::{Refused, Unacknowledged, ran_out_of_time},
-    lanes, majority_acknowledges, pipeline,
+use crate::{
+    key::LockId,
+    store::mongo::{
+        Prepared, codec,
+        error::{Refused, Unacknowledged, ran_out_of_time},
+        lanes, majority_acknowledges, pipeline,
+    },
 };
-use crate::LockId;
 
 /// How many records are dealt with one by one when one among them is stuck.
 const ONE_BY_ONE: i64 = 10_000;

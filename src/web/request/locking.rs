@@ -8,11 +8,20 @@ use std::{
 use actix_web::{HttpMessage, HttpRequest};
 use tokio::time::timeout_at;
 
-use super::RequestLocks;
 use crate::{
-    Actor, Aid, Lock, LockError, LockKey, LockManager, LockToken, Mode, PageId, Wait, clock,
-    manager::{Acquired, Acquisition, Provisional, Wanted, can_be_taken_over, streams::Limits},
-    web::problem::{Problem, misconfigured},
+    actor::Actor,
+    clock,
+    error::LockError,
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode, PageId},
+    manager::{
+        Acquired, Acquisition, LockManager, Provisional, Wait, Wanted, can_be_taken_over,
+        watch::streams::Limits,
+    },
+    web::{
+        problem::{Problem, misconfigured},
+        request::RequestLocks,
+    },
 };
 
 /// How long the tombstone of a session is taken as a logout that another tab has not noticed yet.

@@ -2,8 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Inner, MongoSessionStore, sweep};
-use crate::{LockManager, MongoStore, StoreError, store::mongo::sessions::Sessions};
+use crate::{
+    error::StoreError,
+    manager::LockManager,
+    store::{MongoStore, mongo::sessions::Sessions},
+    web::session_store::{Inner, MongoSessionStore, sweep},
+};
 
 const COLLECTION: &str = "doclock.session";
 /// Where actix-identity keeps it.

@@ -9,8 +9,12 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::{Inner, MongoSessionStore};
-use crate::{LockError, manager::rhythm::Rhythm, store::mongo::sessions::Due};
+use crate::{
+    error::LockError,
+    manager::rhythm::Rhythm,
+    store::mongo::sessions::Due,
+    web::session_store::{Inner, MongoSessionStore},
+};
 
 /// How many ended sessions are taken at once, so that other servers get some, too.
 const TAKEN: i64 = 100;

@@ -17,7 +17,7 @@ use mongodb::{
     options::SelectionCriteria,
 };
 
-use super::{
+use crate::store::mongo::doctor::{
     finding::{Finding, Severity},
     topology::Kind,
 };

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use mongodb::{Namespace, bson::Document};
 
-use super::finding::{Finding, Severity, database_in_shell, in_shell, quoted};
 use crate::store::mongo::{
     REMEMBER_ENDED,
+    doctor::finding::{Finding, Severity, database_in_shell, in_shell, quoted},
     indexes::{
         self, LONGEST_INDEX, OF_ENDED, OF_LOCKS, Plain, expiry, is_of_fenced, is_on, whole_seconds,
     },

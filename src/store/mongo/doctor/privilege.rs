@@ -7,11 +7,16 @@ use mongodb::{
     bson::{Bson, Document},
 };
 
-use super::{
-    finding::{Finding, Severity, database_in_shell, quoted},
-    topology::Kind,
+use crate::{
+    key::{Lockable, Named},
+    store::mongo::{
+        ENDED,
+        doctor::{
+            finding::{Finding, Severity, database_in_shell, quoted},
+            topology::Kind,
+        },
+    },
 };
-use crate::{Lockable, Named, store::mongo::ENDED};
 
 /// Needed where the crate keeps records of its own.
 const RECORDS: &[&str] =

@@ -6,7 +6,7 @@ use mongodb::{
     error::Result,
 };
 
-use super::finding::{Finding, Severity, quoted};
+use crate::store::mongo::doctor::finding::{Finding, Severity, quoted};
 
 /// How a collection is divided.
 #[derive(Debug, PartialEq)]

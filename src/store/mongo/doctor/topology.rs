@@ -5,7 +5,7 @@ use mongodb::{
     options::{Acknowledgment, WriteConcern},
 };
 
-use super::finding::{Finding, Severity};
+use crate::store::mongo::doctor::finding::{Finding, Severity};
 
 /// That of MongoDB 4.4.
 const OLDEST_WIRE_VERSION: i32 = 9;

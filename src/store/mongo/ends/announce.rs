@@ -5,11 +5,18 @@ use std::time::Duration;
 use mongodb::bson::{Document as Record, doc};
 use uuid::Uuid;
 
-use super::{
-    super::{ENDED, MongoStore, codec, error::store_error, lanes, record::presentable},
-    names_of, pipeline,
+use crate::{
+    ended::{EndReason, SessionEnded},
+    error::StoreError,
+    lock::Aid,
+    store::mongo::{
+        ENDED, MongoStore, codec,
+        ends::{names_of, pipeline},
+        error::store_error,
+        lanes,
+        record::presentable,
+    },
 };
-use crate::{Aid, EndReason, SessionEnded, StoreError};
 
 impl MongoStore {
     pub(in crate::store::mongo) async fn take_ends(

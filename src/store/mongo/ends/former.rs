@@ -15,8 +15,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::super::MongoStore;
-use crate::{LockKey, StoreError};
+use crate::{error::StoreError, key::LockKey, store::mongo::MongoStore};
 
 pub(super) const LOOK: &str = "look";
 

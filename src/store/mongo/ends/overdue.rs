@@ -5,15 +5,16 @@ use std::time::Duration;
 use mongodb::bson::{Document, doc};
 use uuid::Uuid;
 
-use super::{
-    super::pipeline::{
-        Grant, has_run_out, held_by, is_live_reader, is_of, is_reader, is_shared, millis,
-        no_live_place, nothing_held, of_sessions, readers_that, runs_out, some_reader,
+use crate::{
+    lock::Aid,
+    store::mongo::{
+        ends::{former::traces, pipeline::waits_for},
+        pipeline::{
+            Grant, has_run_out, held_by, is_live_reader, is_of, is_reader, is_shared, millis,
+            no_live_place, nothing_held, of_sessions, readers_that, runs_out, some_reader,
+        },
     },
-    former::traces,
-    pipeline::waits_for,
 };
-use crate::Aid;
 
 /// The one query of a sweep that finds nothing: everything that may have to be done, and when to
 /// look again. Each part is a range of an index; `ended` is the collection it is sent to.

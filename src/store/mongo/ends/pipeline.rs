@@ -20,8 +20,12 @@ use std::time::Duration;
 use mongodb::bson::{Bson, Document, doc};
 use uuid::Uuid;
 
-use super::super::pipeline::millis;
-use crate::{Aid, EndReason, LockKey, MAX_NAMED_LOCKS};
+use crate::{
+    ended::{EndReason, MAX_NAMED_LOCKS},
+    key::LockKey,
+    lock::Aid,
+    store::mongo::pipeline::millis,
+};
 
 /// How long nobody else goes on with what a worker has begun.
 const RELEASE_LEASE: Duration = Duration::from_secs(10);

@@ -8,17 +8,22 @@ use std::{
 use mongodb::bson::{Bson, Document as Record, doc};
 use uuid::Uuid;
 
-use super::{
-    super::{
-        ENDED, MongoStore, codec,
-        error::store_error,
-        lanes,
-        removal::Grants,
-        write::{Write, write},
+use crate::{
+    error::StoreError,
+    key::LockKey,
+    lock::Aid,
+    store::{
+        Swept,
+        mongo::{
+            ENDED, MongoStore, codec,
+            ends::{NAMES_AT_ONCE, aid_of, former, overdue, pipeline},
+            error::store_error,
+            lanes,
+            removal::Grants,
+            write::{Write, write},
+        },
     },
-    NAMES_AT_ONCE, aid_of, former, overdue, pipeline,
 };
-use crate::{Aid, LockKey, StoreError, store::Swept};
 
 /// What the query of a sweep has found.
 #[derive(Default)]

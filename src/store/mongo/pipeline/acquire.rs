@@ -2,19 +2,21 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{
-    Acquisition, by_id,
-    grant::{
-        Grant, is, is_leaving, is_live, is_live_reader, is_reader, is_shared, next_fence, readers,
-        readers_that, some_reader,
-    },
-    literal, millis,
-    queue::{in_the_way_of, with_place, without},
-    settle::settle,
-};
 use crate::{
-    MAX_READERS, Mode,
-    store::{Claim, Rules},
+    lock::Mode,
+    store::{
+        Claim, MAX_READERS, Rules,
+        mongo::pipeline::{
+            Acquisition, by_id,
+            grant::{
+                Grant, is, is_leaving, is_live, is_live_reader, is_reader, is_shared, next_fence,
+                readers, readers_that, some_reader,
+            },
+            literal, millis,
+            queue::{in_the_way_of, with_place, without},
+            settle::settle,
+        },
+    },
 };
 
 /// In the answer to a claim: the expired grants in its way of which no trace is left yet, so that it was not

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::millis;
+use crate::store::mongo::pipeline::millis;
 
 /// Where the fields of a grant are found.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{grant::is, literal, millis, settle::settle};
 use crate::{
-    LockToken, MAX_READERS, Mode,
-    store::{Claim, Rules},
+    lock::{LockToken, Mode},
+    store::{
+        Claim, MAX_READERS, Rules,
+        mongo::pipeline::{grant::is, literal, millis, settle::settle},
+    },
 };
 
 /// So that no date that somebody has written there reserves a document for good.

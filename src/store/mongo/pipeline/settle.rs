@@ -2,11 +2,13 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{
-    grant::{Grant, began, is, is_reader, is_shared, readers_that, runs_out},
-    queue::live_places,
+use crate::store::{
+    Rules,
+    mongo::pipeline::{
+        grant::{Grant, began, is, is_reader, is_shared, readers_that, runs_out},
+        queue::live_places,
+    },
 };
-use crate::store::Rules;
 
 /// Takes those grants out of which this holds.
 pub(in crate::store::mongo) fn take_out(

@@ -1,6 +1,6 @@
 //! What a request has done to its session, so that two at the same moment do not undo each other.
 
-use super::State;
+use crate::store::mongo::sessions::State;
 
 /// The difference between what was loaded and what is to be saved.
 #[derive(Debug, PartialEq)]

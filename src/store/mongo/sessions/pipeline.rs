@@ -18,8 +18,13 @@ use std::time::Duration;
 use mongodb::bson::{Bson, Document, doc};
 use uuid::Uuid;
 
-use super::change::{Change, Fact};
-use crate::{EndReason, store::mongo::pipeline::millis};
+use crate::{
+    ended::EndReason,
+    store::mongo::{
+        pipeline::millis,
+        sessions::change::{Change, Fact},
+    },
+};
 
 /// A session that can be loaded: by the server's clock, whether or not the TTL monitor has been there.
 pub(super) fn live(key: Bson) -> Document {

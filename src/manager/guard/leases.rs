@@ -6,12 +6,18 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    Inner, LockManager,
-    lost::{Watch, Watched},
-    operations::Acquisition,
+use crate::{
+    clock,
+    event::LockEvent,
+    key::LockKey,
+    lock::{Lock, Mode, PageId},
+    manager::{
+        Inner, LockManager,
+        claim::Acquisition,
+        guard::lost::{Watch, Watched},
+    },
+    store::Claim,
 };
-use crate::{Lock, LockEvent, LockKey, Mode, PageId, clock, store::Claim};
 
 /// What is left of a lease that is still trusted, at least: enough to answer before it is over.
 const MARGIN: Duration = Duration::from_millis(100);
@@ -20,7 +26,7 @@ const FEW: usize = 1024;
 
 /// The exclusive locks that this process was told its sessions have.
 #[derive(Debug, Default)]
-pub(super) struct Leases(Mutex<Known>);
+pub(in crate::manager) struct Leases(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
@@ -76,18 +82,18 @@ impl Leases {
 }
 
 impl Inner {
-    pub(super) fn trusts(&self, lock: &Lock, page: Option<PageId>) {
+    pub(in crate::manager) fn trusts(&self, lock: &Lock, page: Option<PageId>) {
         if self.settings.trust_leases {
             self.leases.learn(lock, page, &self.watched);
         }
     }
 
-    pub(super) fn trusted(&self, key: &LockKey, claim: &Claim) -> Option<Lock> {
+    pub(in crate::manager) fn trusted(&self, key: &LockKey, claim: &Claim) -> Option<Lock> {
         self.settings.trust_leases.then(|| self.leases.answer(key, claim))?
     }
 
     /// It is about to go, or may be.
-    pub(super) fn distrusts(&self, key: &LockKey) {
+    pub(in crate::manager) fn distrusts(&self, key: &LockKey) {
         if self.settings.trust_leases {
             self.leases.forget(key);
         }
@@ -95,7 +101,7 @@ impl Inner {
 }
 
 /// Has this process learn what other servers do to locks, as long as it runs.
-pub(super) async fn listen(inner: Weak<Inner>) {
+pub(in crate::manager) async fn listen(inner: Weak<Inner>) {
     let Some(mut events) = inner.upgrade().map(|inner| LockManager { inner }.events()) else {
         return;
     };
@@ -115,7 +121,7 @@ pub(super) async fn listen(inner: Weak<Inner>) {
 }
 
 /// Begins with the manager.
-pub(super) fn follow(inner: &Arc<Inner>) {
+pub(in crate::manager) fn follow(inner: &Arc<Inner>) {
     if inner.settings.trust_leases {
         inner.runner.spawn_untracked(listen(Arc::downgrade(inner)));
     }

@@ -3,6 +3,7 @@
 
 use std::{
     future::Future,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,8 +14,15 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use super::observe;
-use crate::{StoreError, StoreErrorKind, clock, store::with_deadline};
+use crate::{
+    clock,
+    error::LockError,
+    error::{StoreError, StoreErrorKind},
+    manager::LockManager,
+    manager::observe,
+    store::with_deadline,
+    store::{Answer, DynStore},
+};
 
 /// The first pause before an operation is tried again; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -164,4 +172,54 @@ pub(super) async fn all<T, E>(
     futures: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
 ) -> Result<Vec<T>, E> {
     futures_util::future::join_all(futures).await.into_iter().collect()
+}
+
+impl LockManager {
+    /// Runs one operation to its end in a task of its own, again and again while its outcome is
+    /// unknown and there is time.
+    pub(super) async fn run<A, T>(
+        &self,
+        verb: &'static str,
+        until: Instant,
+        args: A,
+        attempt: for<'a> fn(&'a dyn DynStore, &'a A) -> Answer<'a, T>,
+    ) -> Result<T, LockError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let store = Arc::clone(&self.inner.store);
+        let operation = async move { retry(until, FOREGROUND, || attempt(&*store, &args)).await };
+        let outcome = self.inner.runner.spawn(&TaskTracker::new(), operation);
+        Ok(answer(verb, until, outcome).await?)
+    }
+
+    /// One operation in each registered collection, all at the same time.
+    pub(super) async fn in_each_collection<T, F>(
+        &self,
+        operation: impl Fn(&'static str) -> F,
+    ) -> Result<Vec<T>, LockError>
+    where
+        F: Future<Output = Result<T, LockError>>,
+    {
+        all(self.registered_names().into_iter().map(operation)).await
+    }
+
+    #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+    /// Runs an operation to its end in a task of its own, again and again while its outcome is unknown
+    /// and there is time, as the verbs of the store are.
+    pub(crate) async fn in_own_task<T, F>(
+        &self,
+        what: &'static str,
+        attempt: impl FnMut() -> F + Send + 'static,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let until = self.until();
+        let operation = retry(until, FOREGROUND, attempt);
+        let outcome = self.inner.runner.spawn(&TaskTracker::new(), operation);
+        answer(what, until, outcome).await
+    }
 }

@@ -11,12 +11,16 @@ use serde::Serialize;
 use tokio::time::{sleep, timeout_at};
 use tokio_util::task::TaskTracker;
 
-use super::{
-    Inner, LockManager,
-    rhythm::{Rhythm, jittered},
-    run::answer,
+use crate::{
+    clock,
+    error::{StoreError, StoreErrorKind},
+    manager::{
+        Inner, LockManager,
+        rhythm::{Rhythm, jittered},
+        task::answer,
+    },
+    store::{Change, Interest, Watch},
 };
-use crate::{Change, StoreError, StoreErrorKind, Watch, clock, store::Interest};
 
 /// How long a watch is kept when nobody waits any more: the next one comes soon, or not for long.
 const KEEP: Duration = Duration::from_secs(30);
@@ -43,31 +47,31 @@ pub enum Wakeup {
 
 /// By collection. Where nobody waits, there is none.
 #[derive(Debug, Default)]
-pub(super) struct Wakeups(Mutex<BTreeMap<&'static str, Wakeup>>);
+pub(in crate::manager) struct Wakeups(Mutex<BTreeMap<&'static str, Wakeup>>);
 
 impl Wakeups {
     fn states(&self) -> MutexGuard<'_, BTreeMap<&'static str, Wakeup>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn all(&self) -> BTreeMap<&'static str, Wakeup> {
+    pub(in crate::manager) fn all(&self) -> BTreeMap<&'static str, Wakeup> {
         self.states().clone()
     }
 
-    pub(super) fn must_poll(&self, collection: &str) -> bool {
+    pub(in crate::manager) fn must_poll(&self, collection: &str) -> bool {
         self.states().get(collection) != Some(&Wakeup::Told)
     }
 }
 
 /// How long until the next attempt of one that is not told.
-pub(super) fn poll_pause() -> Duration {
+pub(in crate::manager) fn poll_pause() -> Duration {
     jittered(POLL)
 }
 
 impl LockManager {
     /// Sees to it that those who wait in this collection are told. Call it with a place in a queue
     /// taken, and ask the store again when called: what happened before is not told.
-    pub(super) fn watch_over(&self, collection: &'static str) {
+    pub(in crate::manager) fn watch_over(&self, collection: &'static str) {
         let mut states = self.inner.wakeups.states();
         if states.contains_key(collection) || self.inner.stop.token().is_cancelled() {
             return;

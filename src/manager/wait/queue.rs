@@ -16,18 +16,24 @@ use tokio::sync::{
 };
 use tokio_util::task::TaskTracker;
 
-use super::{
-    deadlock::{self, Edge, Found, Obstacle},
-    operations::{Acquired, Acquisition, Wanted},
+use crate::{
+    clock,
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode},
+    manager::{
+        claim::{Acquired, Acquisition, Wanted},
+        wait::queue::deadlock::{Edge, Found, Obstacle},
+    },
+    random::HashMap,
 };
-use crate::{Aid, Lock, LockKey, LockToken, Mode, clock, random::HashMap};
 
+pub(in crate::manager) mod deadlock;
 mod owners;
 mod place;
 mod turns;
 
 use owners::Owners;
-pub(super) use place::{Place, Step};
+pub(in crate::manager) use place::{Place, Step};
 use turns::Turns;
 
 /// After the bound on local hand-overs in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough
@@ -47,33 +53,33 @@ const QUEUES_AT_ONCE: usize = 64;
 
 /// How many may wait.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    pub(super) per_session: usize,
-    pub(super) all: usize,
+pub(in crate::manager) struct Limits {
+    pub(in crate::manager) per_session: usize,
+    pub(in crate::manager) all: usize,
 }
 
 /// A limit is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TooMany {
-    pub(super) limit: usize,
-    pub(super) per_session: bool,
+pub(in crate::manager) struct TooMany {
+    pub(in crate::manager) limit: usize,
+    pub(in crate::manager) per_session: bool,
 }
 
 /// The queues of a manager, and what is known about who holds what they wait for.
 #[derive(Debug, Clone)]
-pub(super) struct Queues(Arc<Mutex<State>>);
+pub(in crate::manager) struct Queues(Arc<Mutex<State>>);
 
 /// All requests of a server meet at this lock, so each change takes time that grows with the logarithm of the
 /// number of waiters at most.
 #[derive(Debug)]
-pub(super) struct State {
+pub(in crate::manager) struct State {
     limits: Limits,
-    pub(super) queues: HashMap<LockKey, Queue>,
+    pub(in crate::manager) queues: HashMap<LockKey, Queue>,
     /// The documents that have a queue, by their collection.
     waited_for: HashMap<String, BTreeSet<LockKey>>,
     /// The guards of this process: for whom, and of which job each is.
-    pub(super) held: HashMap<LockKey, Vec<Held>>,
-    pub(super) owners: Owners,
+    pub(in crate::manager) held: HashMap<LockKey, Vec<Held>>,
+    pub(in crate::manager) owners: Owners,
     /// How many wait, for whatever, and for how many of them that has turned out to be so.
     waiting: usize,
     counted: usize,
@@ -84,19 +90,19 @@ pub(super) struct State {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(in crate::manager) struct Queue {
     /// In the order of their numbers, which is that of arrival.
-    pub(super) waiting: BTreeMap<u64, Waiter>,
+    pub(in crate::manager) waiting: BTreeMap<u64, Waiter>,
     /// Those that want it for themselves.
-    pub(super) writers: BTreeSet<u64>,
+    pub(in crate::manager) writers: BTreeSet<u64>,
     /// Those from which a search for deadlocks learns more than from their place here.
-    pub(super) linked: BTreeSet<u64>,
+    pub(in crate::manager) linked: BTreeSet<u64>,
     /// The waiter that came first, as long as the limits do not take it into account.
     uncounted: Option<u64>,
     /// In a fair collection, under which session who asks: that of a guard is its own.
     sessions: HashMap<Aid, u64>,
     /// Who was last seen to hold it.
-    pub(super) holder: Option<Lock>,
+    pub(in crate::manager) holder: Option<Lock>,
     /// How often in a row the lock went from hand to hand in this process.
     handed: u32,
     /// Until when those elsewhere have the first chance.
@@ -108,11 +114,11 @@ pub(super) struct Queue {
 }
 
 #[derive(Debug)]
-pub(super) struct Waiter {
-    pub(super) owner: Aid,
+pub(in crate::manager) struct Waiter {
+    pub(in crate::manager) owner: Aid,
     /// Under which it asks: that of a guard is its own.
     aid: Aid,
-    pub(super) mode: Mode,
+    pub(in crate::manager) mode: Mode,
     /// The limits take it into account: somebody is ahead of it, or the store has not let it in. Before that
     /// it does no more than one who does not want to wait.
     is_counted: bool,
@@ -128,7 +134,7 @@ pub(super) struct Waiter {
     /// It shall ask the store, as soon as it is its turn.
     asked: bool,
     /// The circle in which it waits. It will go, so it counts as one who waits for nobody.
-    pub(super) deadlock: Option<Vec<Edge>>,
+    pub(in crate::manager) deadlock: Option<Vec<Edge>>,
     call: Arc<Notify>,
 }
 
@@ -142,29 +148,29 @@ struct Will {
 
 /// One who is to be handed the lock. Dropped without a gift, it asks for itself.
 #[derive(Debug)]
-pub(super) struct Heir {
-    pub(super) wanted: Wanted,
-    pub(super) scope: TaskTracker,
+pub(in crate::manager) struct Heir {
+    pub(in crate::manager) wanted: Wanted,
+    pub(in crate::manager) scope: TaskTracker,
     gift: Sender<Acquired>,
 }
 
 impl Heir {
     /// If it does not wait any more, the lock is given back.
-    pub(super) fn give(self, gift: Acquired) {
+    pub(in crate::manager) fn give(self, gift: Acquired) {
         drop(self.gift.send(gift));
     }
 }
 
 /// A guard of this process.
 #[derive(Debug)]
-pub(super) struct Held {
-    pub(super) token: LockToken,
-    pub(super) owner: Aid,
-    pub(super) mode: Mode,
+pub(in crate::manager) struct Held {
+    pub(in crate::manager) token: LockToken,
+    pub(in crate::manager) owner: Aid,
+    pub(in crate::manager) mode: Mode,
 }
 
 impl Queues {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(in crate::manager) fn new(limits: Limits) -> Self {
         Self(Arc::new(Mutex::new(State::new(limits))))
     }
 
@@ -176,7 +182,7 @@ impl Queues {
     ///
     /// # Errors
     /// Others wait for this document, so this one would too, and it is one too many.
-    pub(super) fn join(
+    pub(in crate::manager) fn join(
         &self,
         wanted: &Wanted,
         owner: &Aid,
@@ -219,26 +225,26 @@ impl Queues {
         Ok(Place { queues, key, number, call, gift, granted: None, keeps_turn: false })
     }
 
-    pub(super) fn somebody_waits_for(&self, key: &LockKey) -> bool {
+    pub(in crate::manager) fn somebody_waits_for(&self, key: &LockKey) -> bool {
         self.state().queues.contains_key(key)
     }
 
-    pub(super) fn somebody_waits_in(&self, collection: &str) -> bool {
+    pub(in crate::manager) fn somebody_waits_in(&self, collection: &str) -> bool {
         self.state().waited_for.contains_key(collection)
     }
 
     /// How many wait, for whatever.
-    pub(super) fn waiting(&self) -> usize {
+    pub(in crate::manager) fn waiting(&self) -> usize {
         self.state().waiting
     }
 
     /// The lock on this document is gone, or excludes less.
-    pub(super) fn freed(&self, key: &LockKey) {
+    pub(in crate::manager) fn freed(&self, key: &LockKey) {
         self.state().freed(key);
     }
 
     /// As [`freed`](Self::freed), for this acquisition. Old news once somebody else is known to have it.
-    pub(super) fn ended(&self, lock: &Acquisition) {
+    pub(in crate::manager) fn ended(&self, lock: &Acquisition) {
         let mut state = self.state();
         let is_old_news = (state.queues.get(&lock.key))
             .and_then(|queue| queue.holder.as_ref())
@@ -249,7 +255,7 @@ impl Queues {
     }
 
     /// It went from hand to hand, to one who may not wait any more.
-    pub(super) fn was_handed(&self, lock: &Lock) {
+    pub(in crate::manager) fn was_handed(&self, lock: &Lock) {
         self.state().has_holder(lock);
     }
 
@@ -257,7 +263,7 @@ impl Queues {
     /// [`IN_A_ROW`], so that those who wait in other processes get in as well.
     ///
     /// Not one whose own request is on the way.
-    pub(super) fn heir(&self, lock: &Acquisition) -> Option<Heir> {
+    pub(in crate::manager) fn heir(&self, lock: &Acquisition) -> Option<Heir> {
         let mut state = self.state();
         let queue = state.queues.get_mut(&lock.key)?;
         // A client need not say in which mode it has what it releases.
@@ -282,7 +288,7 @@ impl Queues {
     }
 
     /// That may be so for any document of the collection.
-    pub(super) fn ask_all(&self, collection: &str) {
+    pub(in crate::manager) fn ask_all(&self, collection: &str) {
         let mut after: Option<LockKey> = None;
         loop {
             let mut state = self.state();
@@ -301,7 +307,7 @@ impl Queues {
     }
 
     /// A guard was made. Until [`dropped`](Self::dropped), who waits for it waits for its owner.
-    pub(super) fn holds(&self, key: &LockKey, held: Held) {
+    pub(in crate::manager) fn holds(&self, key: &LockKey, held: Held) {
         let mut state = self.state();
         let (owner, mode) = (held.owner.clone(), held.mode);
         state.held.entry(key.clone()).or_default().push(held);
@@ -312,7 +318,7 @@ impl Queues {
         }
     }
 
-    pub(super) fn dropped(&self, key: &LockKey, token: LockToken) {
+    pub(in crate::manager) fn dropped(&self, key: &LockKey, token: LockToken) {
         let mut state = self.state();
         let Some(held) = state.held.get_mut(key) else { return };
         let Some(at) = held.iter().position(|held| held.token == token) else { return };
@@ -576,7 +582,7 @@ impl Queue {
     }
 
     /// A guard has a session of its own, so nobody waits under the name that its lock has.
-    pub(super) fn is_held_by(&self, owner: &Aid) -> bool {
+    pub(in crate::manager) fn is_held_by(&self, owner: &Aid) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.aid == *owner)
     }
 

@@ -7,7 +7,10 @@ use std::{
 
 use futures_util::future::join_all;
 
-use crate::{EndReason, Lock, LockError, LockEvent, LockKey, LockManager, clock, random::HashMap};
+use crate::{
+    clock, ended::EndReason, error::LockError, event::LockEvent, key::LockKey, lock::Lock,
+    manager::LockManager, random::HashMap,
+};
 
 /// Of how many documents in a collection is known who holds them. Beyond, everybody is asked to look
 /// for themselves.
@@ -19,7 +22,7 @@ const RESYNC: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 16;
 
 /// What came of a look at all locks.
-pub(super) enum Looked {
+pub(in crate::manager) enum Looked {
     /// Whatever has changed since the last one was told.
     AndTold,
     /// There was none to compare it with, or there are too many.
@@ -27,22 +30,22 @@ pub(super) enum Looked {
 }
 
 /// The locks of a collection as everybody was told of them, and since when that is so.
-pub(super) struct Known {
+pub(in crate::manager) struct Known {
     /// When everybody was last asked to look for themselves.
     asked: Option<Instant>,
-    pub(super) collection: &'static str,
+    pub(in crate::manager) collection: &'static str,
     locks: HashMap<LockKey, Vec<(Lock, Instant)>>,
     /// There are no more than could be listed.
     is_complete: bool,
 }
 
 impl Known {
-    pub(super) fn new(collection: &'static str) -> Self {
+    pub(in crate::manager) fn new(collection: &'static str) -> Self {
         Self { asked: None, collection, locks: HashMap::default(), is_complete: false }
     }
 
     /// Looks at these documents by one read, and tells what has changed.
-    pub(super) async fn look_at(
+    pub(in crate::manager) async fn look_at(
         &mut self,
         manager: &LockManager,
         keys: BTreeSet<LockKey>,
@@ -62,7 +65,10 @@ impl Known {
         Ok(())
     }
 
-    pub(super) async fn look_at_all(&mut self, manager: &LockManager) -> Result<Looked, LockError> {
+    pub(in crate::manager) async fn look_at_all(
+        &mut self,
+        manager: &LockManager,
+    ) -> Result<Looked, LockError> {
         let args = (self.collection, MOST);
         let listed = manager.run("list", manager.until(), args, |store, (collection, most)| {
             store.list(collection, None, *most)

@@ -10,13 +10,20 @@ use std::{
 use futures_util::future::join_all;
 use tokio::time::sleep_until;
 
-use super::{
-    Inner, LockManager, observe,
-    operations::{Acquisition, Wanted},
-    queue::Held,
-    rhythm::jittered,
+use crate::{
+    clock,
+    error::LockError,
+    key::LockKey,
+    lock::{Aid, LockToken},
+    manager::{
+        Inner, LockManager,
+        claim::{Acquisition, Wanted},
+        observe,
+        rhythm::jittered,
+        wait::queue::Held,
+    },
+    random::HashMap,
 };
-use crate::{Aid, LockError, LockKey, LockToken, clock, random::HashMap};
 
 /// How many guards one command renews. Each guard is a session of its own, and names of sessions make up
 /// the command.
@@ -30,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The guards whose leases are to be renewed.
 #[derive(Debug, Default)]
-pub(super) struct Kept(Mutex<Guards>);
+pub(in crate::manager) struct Kept(Mutex<Guards>);
 
 #[derive(Debug, Default)]
 struct Guards {
@@ -51,7 +58,7 @@ impl Kept {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::manager) fn len(&self) -> usize {
         self.guards().of.len()
     }
 
@@ -71,7 +78,7 @@ impl Kept {
 
 impl LockManager {
     /// From now on it is renewed, and who waits for it waits for `owner`.
-    pub(super) fn keep(&self, wanted: &Wanted, held: &Acquisition, owner: &Aid) {
+    pub(in crate::manager) fn keep(&self, wanted: &Wanted, held: &Acquisition, owner: &Aid) {
         let entry = Entry { held: held.clone(), ttl: wanted.ttl };
         let mut guards = self.inner.kept.guards();
         let is_new = guards.of.insert(held.token, entry).is_none();
@@ -89,7 +96,7 @@ impl LockManager {
     }
 
     /// Says whether it was kept until now.
-    pub(super) fn keep_no_more(&self, held: &Acquisition) -> bool {
+    pub(in crate::manager) fn keep_no_more(&self, held: &Acquisition) -> bool {
         let kept = self.inner.kept.guards().of.remove(&held.token);
         self.inner.queues.dropped(&held.key, held.token);
         if kept.is_some() {

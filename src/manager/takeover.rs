@@ -4,10 +4,17 @@ use std::time::Instant;
 
 use tokio_util::task::TaskTracker;
 
-use super::{Acquisition, Actor, LockManager, Provisional, Wanted, observe, run};
 use crate::{
-    Lock, LockError, LockKey, Mode, clock,
-    lock::cut,
+    actor::Actor,
+    clock,
+    error::LockError,
+    key::LockKey,
+    lock::{Lock, Mode, cut},
+    manager::{
+        LockManager,
+        claim::{Acquisition, Provisional, Wanted},
+        observe, task,
+    },
     store::{Released, Taken},
 };
 
@@ -112,7 +119,7 @@ impl LockManager {
         let (manager, own_scope, from) = (self.clone(), scope.clone(), from.clone());
         let asked = clock::now();
         let take = async move {
-            let handed = run::retry(until, run::FOREGROUND, || {
+            let handed = task::retry(until, task::FOREGROUND, || {
                 manager.inner.store.hand_over(&held.key, &held.aid, held.token, &claim)
             });
             match handed.await {
@@ -136,7 +143,7 @@ impl LockManager {
                 }
             }
         };
-        Ok(run::answer("take_over", until, self.inner.runner.spawn(scope, take)).await?)
+        Ok(task::answer("take_over", until, self.inner.runner.spawn(scope, take)).await?)
     }
 }
 

@@ -15,8 +15,12 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::{Inner, LockManager, rhythm::Rhythm};
-use crate::{BoxError, LockError, SessionEnded, random};
+use crate::{
+    ended::SessionEnded,
+    error::{BoxError, LockError},
+    manager::{Inner, LockManager, rhythm::Rhythm},
+    random,
+};
 
 /// How many sessions are announced at the same time.
 const AT_ONCE: usize = 16;
@@ -28,10 +32,12 @@ type Outcome = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
 /// What the application wants to have called.
 #[derive(Clone)]
-pub(super) struct Listener(Arc<dyn Fn(SessionEnded) -> Outcome + Send + Sync>);
+pub(in crate::manager) struct Listener(Arc<dyn Fn(SessionEnded) -> Outcome + Send + Sync>);
 
 impl Listener {
-    pub(super) fn new<F>(listener: impl Fn(SessionEnded) -> F + Send + Sync + 'static) -> Self
+    pub(in crate::manager) fn new<F>(
+        listener: impl Fn(SessionEnded) -> F + Send + Sync + 'static,
+    ) -> Self
     where
         F: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
@@ -114,7 +120,7 @@ impl LockManager {
 }
 
 /// Calls the listener until the manager is gone or shut down.
-pub(super) async fn run(manager: Weak<Inner>, listener: Listener, limit: Duration) {
+pub(in crate::manager) async fn run(manager: Weak<Inner>, listener: Listener, limit: Duration) {
     // Not the manager's own name: what is just being announced is not to be swept by it.
     let worker = random::uuid();
     let mut rhythm = Rhythm::new("announcing the ends of sessions", FIRST_PAUSE);

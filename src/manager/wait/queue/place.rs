@@ -4,22 +4,27 @@ use std::{future::pending, sync::Arc, time::Instant};
 
 use tokio::sync::{Notify, oneshot::Receiver};
 
-use super::{LOOK_AGAIN, Queues, State, TooMany, Waiter};
 use crate::{
-    Lock, LockKey, LockToken, MAX_READERS, Mode, clock,
-    manager::{deadlock::Edge, operations::Acquired},
+    clock,
+    key::LockKey,
+    lock::{Lock, LockToken, Mode},
+    manager::{
+        claim::Acquired,
+        wait::queue::{LOOK_AGAIN, Queues, State, TooMany, Waiter, deadlock::Edge},
+    },
+    store::MAX_READERS,
 };
 
 /// A place in a queue, given up when it is dropped.
 #[derive(Debug)]
 pub(in crate::manager) struct Place {
-    pub(super) queues: Queues,
-    pub(super) key: LockKey,
-    pub(super) number: u64,
-    pub(super) call: Arc<Notify>,
-    pub(super) gift: Option<Receiver<Acquired>>,
-    pub(super) granted: Option<Lock>,
-    pub(super) keeps_turn: bool,
+    pub(in crate::manager) queues: Queues,
+    pub(in crate::manager) key: LockKey,
+    pub(in crate::manager) number: u64,
+    pub(in crate::manager) call: Arc<Notify>,
+    pub(in crate::manager) gift: Option<Receiver<Acquired>>,
+    pub(in crate::manager) granted: Option<Lock>,
+    pub(in crate::manager) keeps_turn: bool,
 }
 
 /// What one who waits has to do.

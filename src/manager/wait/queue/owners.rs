@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, btree_set};
 
-use crate::{Aid, LockKey, random::HashMap};
+use crate::{key::LockKey, lock::Aid, random::HashMap};
 
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Owners(HashMap<Aid, Owner>);
@@ -20,11 +20,11 @@ struct Owner {
 }
 
 impl Owners {
-    pub(super) fn waits(&mut self, owner: &Aid, key: &LockKey, number: u64) {
+    pub(in crate::manager) fn waits(&mut self, owner: &Aid, key: &LockKey, number: u64) {
         self.0.entry(owner.clone()).or_default().places.insert((key.clone(), number));
     }
 
-    pub(super) fn waits_no_more(
+    pub(in crate::manager) fn waits_no_more(
         &mut self,
         owner: &Aid,
         key: &LockKey,
@@ -37,19 +37,19 @@ impl Owners {
         });
     }
 
-    pub(super) fn counts(&mut self, owner: &Aid) {
+    pub(in crate::manager) fn counts(&mut self, owner: &Aid) {
         self.change(owner, |it| it.counted += 1);
     }
 
-    pub(super) fn counted(&self, owner: &Aid) -> usize {
+    pub(in crate::manager) fn counted(&self, owner: &Aid) -> usize {
         self.0.get(owner).map_or(0, |it| it.counted)
     }
 
-    pub(super) fn gets_in_the_way(&mut self, owner: &Aid) {
+    pub(in crate::manager) fn gets_in_the_way(&mut self, owner: &Aid) {
         self.0.entry(owner.clone()).or_default().in_the_way += 1;
     }
 
-    pub(super) fn gets_out_of_the_way(&mut self, owner: &Aid) {
+    pub(in crate::manager) fn gets_out_of_the_way(&mut self, owner: &Aid) {
         self.change(owner, |it| it.in_the_way = it.in_the_way.saturating_sub(1));
     }
 
@@ -68,7 +68,7 @@ impl Owners {
 
     /// Whether more can be learnt from it than from its place in one queue: it has another place, or is in
     /// somebody's way.
-    pub(super) fn is_linked(&self, owner: &Aid) -> bool {
+    pub(in crate::manager) fn is_linked(&self, owner: &Aid) -> bool {
         self.0.get(owner).is_some_and(|it| it.places.len() + it.in_the_way > 1)
     }
 
@@ -81,7 +81,7 @@ impl Owners {
     }
 
     /// Its numbers in the queue of this document.
-    pub(super) fn numbers_in(&self, owner: &Aid, key: &LockKey) -> Vec<u64> {
+    pub(in crate::manager) fn numbers_in(&self, owner: &Aid, key: &LockKey) -> Vec<u64> {
         let Some(it) = self.0.get(owner) else { return Vec::new() };
         let in_queue = (key.clone(), 0)..=(key.clone(), u64::MAX);
         it.places.range(in_queue).map(|(_, number)| *number).collect()

@@ -14,8 +14,12 @@ use tokio::{
     time::sleep,
 };
 
-use super::{Inner, LockManager, observe, rhythm::jittered};
-use crate::{clock, lock::cut, store::millis};
+use crate::{
+    clock,
+    lock::cut,
+    manager::{Inner, LockManager, observe, rhythm::jittered},
+    store::millis,
+};
 
 /// The pause before a task is started again; doubled with each panic, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -40,7 +44,7 @@ pub struct TaskPanics {
 
 /// The panics of all background tasks, by the kind of task.
 #[derive(Debug, Default)]
-pub(super) struct Panics(Mutex<BTreeMap<&'static str, (u32, Instant, String)>>);
+pub(in crate::manager) struct Panics(Mutex<BTreeMap<&'static str, (u32, Instant, String)>>);
 
 impl Panics {
     fn of(&self) -> MutexGuard<'_, BTreeMap<&'static str, (u32, Instant, String)>> {
@@ -53,7 +57,7 @@ impl Panics {
         all.insert(task, (count.saturating_add(1), clock::now(), message));
     }
 
-    pub(super) fn all(&self) -> BTreeMap<&'static str, TaskPanics> {
+    pub(in crate::manager) fn all(&self) -> BTreeMap<&'static str, TaskPanics> {
         let told = |(count, at, message): &(u32, Instant, String)| TaskPanics {
             count: *count,
             last: clock::since(*at),
@@ -68,7 +72,7 @@ impl LockManager {
     ///
     /// `panicked` is called then, to make sure that nobody relies on the task in the meantime. The task
     /// gets a weak handle, so it keeps no manager alive.
-    pub(super) fn supervise<F>(
+    pub(in crate::manager) fn supervise<F>(
         &self,
         task: &'static str,
         panicked: impl Fn(&LockManager) + Send + 'static,
@@ -138,7 +142,7 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::MemoryStore;
+    use crate::store::MemoryStore;
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_is_started_again_and_its_panics_are_told() {

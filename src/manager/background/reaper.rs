@@ -8,8 +8,13 @@ use std::{
 
 use tokio::time::sleep_until;
 
-use super::{Inner, LockManager, observe, rhythm::Rhythm};
-use crate::{LockError, clock, random, store::Swept};
+use crate::{
+    clock,
+    error::LockError,
+    manager::{Inner, LockManager, observe, rhythm::Rhythm},
+    random,
+    store::Swept,
+};
 
 /// How many sessions are ended at once: few enough that nobody waits for a lock behind them, and that
 /// they take no memory to speak of.
@@ -70,7 +75,7 @@ impl LockManager {
 }
 
 /// Sweeps until the manager is gone or shut down.
-pub(super) async fn run(manager: Weak<Inner>, interval: Duration) {
+pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
     let mut rhythm = Rhythm::new("looking for silent sessions", interval);
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Aid, LockKey, clock, random::HashMap};
+use crate::{clock, key::LockKey, lock::Aid, random::HashMap};
 
 /// Over HTTP nobody can wait for as long as a person does, so they ask again and again.
 const KEEP_TURN: Duration = Duration::from_secs(3);
@@ -13,14 +13,14 @@ const KEEP_TURN: Duration = Duration::from_secs(3);
 const FORGET: usize = 4;
 
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(in crate::manager) struct Turns {
     kept: HashMap<(LockKey, Aid), (u64, Instant)>,
     /// In the order in which they are over.
     ending: VecDeque<(Instant, (LockKey, Aid))>,
 }
 
 impl Turns {
-    pub(super) fn keep(&mut self, key: &LockKey, owner: &Aid, number: u64) {
+    pub(in crate::manager) fn keep(&mut self, key: &LockKey, owner: &Aid, number: u64) {
         self.forget();
         let (whose, until) = ((key.clone(), owner.clone()), clock::now() + KEEP_TURN);
         self.ending.push_back((until, whose.clone()));
@@ -28,7 +28,7 @@ impl Turns {
     }
 
     /// The number that it had, if it is back in time.
-    pub(super) fn take(&mut self, key: &LockKey, owner: &Aid) -> Option<u64> {
+    pub(in crate::manager) fn take(&mut self, key: &LockKey, owner: &Aid) -> Option<u64> {
         let (number, until) = self.kept.remove(&(key.clone(), owner.clone()))?;
         (until > clock::now()).then_some(number)
     }

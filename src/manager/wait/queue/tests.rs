@@ -1,7 +1,7 @@
 use std::time::SystemTime;
 
 use super::*;
-use crate::Holder;
+use crate::lock::Holder;
 
 fn key(id: &str) -> LockKey {
     LockKey::new("workitem", id).unwrap()
@@ -377,7 +377,7 @@ mod reference {
     use std::collections::HashSet;
 
     /// By any of its places, or by this one.
-    pub(super) fn waits_for_itself(
+    pub(in crate::manager) fn waits_for_itself(
         state: &State,
         owner: &Aid,
         place: Option<(&LockKey, u64)>,

@@ -13,15 +13,20 @@ use tokio::{
     time::{sleep_until, timeout_at},
 };
 
-use super::{LockManager, operations::Acquisition};
-use crate::{Aid, Lock, LockKey, LockToken, Mode, clock, random::HashMap};
+use crate::{
+    clock,
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode},
+    manager::{LockManager, claim::Acquisition},
+    random::HashMap,
+};
 
 /// How long before the deadline the server is asked, at most: another server may have renewed.
 const ASK_BEFORE: Duration = Duration::from_secs(5);
 
 /// The locks that somebody watches, and what the operations of this process have learnt of them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Watched {
+pub(in crate::manager) struct Watched {
     locks: Arc<Mutex<Locks>>,
 }
 
@@ -88,7 +93,7 @@ enum Belief {
 
 /// Ends the watch of one who does not wait any more.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(in crate::manager) struct Watch {
     watched: Watched,
     token: LockToken,
     news: watch::Receiver<Belief>,
@@ -99,19 +104,19 @@ impl Watched {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn watch(&self, lock: &Lock, token: LockToken) -> Watch {
+    pub(in crate::manager) fn watch(&self, lock: &Lock, token: LockToken) -> Watch {
         let mut locks = self.locks();
         let entry = locks.watch(lock, token);
         entry.watchers += 1;
         Watch { watched: self.clone(), token, news: entry.news.subscribe() }
     }
 
-    pub(super) fn watches(&self, aid: &Aid) -> bool {
+    pub(in crate::manager) fn watches(&self, aid: &Aid) -> bool {
         self.locks().by_aid.contains_key(aid)
     }
 
     /// The answer to a question asked at that moment: this is the live lock on its document.
-    pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
+    pub(in crate::manager) fn saw(&self, lock: &Lock, asked: Instant) {
         let locks = self.locks();
         locks.learn(locks.by_key.get(&lock.key), asked, |entry, token| {
             let live = Belief::Live { until: lock.expires_at, known: clock::now() };
@@ -125,13 +130,13 @@ impl Watched {
     }
 
     /// The answer to a question asked at that moment: no lock on this document is live.
-    pub(super) fn saw_free(&self, key: &LockKey, asked: Instant) {
+    pub(in crate::manager) fn saw_free(&self, key: &LockKey, asked: Instant) {
         let locks = self.locks();
         locks.learn(locks.by_key.get(key), asked, |_, _| Some(Belief::Gone));
     }
 
     /// The answer to a question asked at that moment: the session holds these and no others.
-    pub(super) fn saw_all_of(&self, aid: &Aid, held: &[Lock], asked: Instant) {
+    pub(in crate::manager) fn saw_all_of(&self, aid: &Aid, held: &[Lock], asked: Instant) {
         let until: HashMap<_, _> = held.iter().map(|lock| (lock.token, lock.expires_at)).collect();
         let locks = self.locks();
         locks.learn(locks.by_aid.get(aid), asked, |_, token| {
@@ -143,7 +148,7 @@ impl Watched {
     }
 
     /// This acquisition lives until then.
-    pub(super) fn renewed(&self, lock: &Acquisition, until: Instant) {
+    pub(in crate::manager) fn renewed(&self, lock: &Acquisition, until: Instant) {
         if let Some(entry) = self.locks().of.get(&lock.token) {
             entry.news.send_if_modified(|belief| {
                 let is_live = matches!(belief, Belief::Live { .. });
@@ -156,7 +161,7 @@ impl Watched {
     }
 
     /// This acquisition was ended, by whomever.
-    pub(super) fn ended(&self, lock: &Acquisition) {
+    pub(in crate::manager) fn ended(&self, lock: &Acquisition) {
         if let Some(entry) = self.locks().of.get(&lock.token)
             && (&entry.key, &entry.aid) == (&lock.key, &lock.aid)
         {
@@ -198,7 +203,7 @@ impl Locks {
 
 impl Watch {
     /// When the lock runs out if nobody renews it; `None` once it is gone.
-    pub(super) fn live_until(&self) -> Option<Instant> {
+    pub(in crate::manager) fn live_until(&self) -> Option<Instant> {
         match *self.news.borrow() {
             Belief::Live { until, .. } => Some(until),
             Belief::Gone => None,

@@ -8,8 +8,7 @@ use std::{
 use serde::Serialize;
 use tokio::task::AbortHandle;
 
-use super::rhythm::IDLE_INTERVALS;
-use crate::{LockError, clock, store::millis_if_any};
+use crate::{clock, error::LockError, manager::rhythm::IDLE_INTERVALS, store::millis_if_any};
 
 /// How the reaper is doing: the background task that ends silent sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -44,7 +43,7 @@ pub enum ReaperState {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Sweeps {
+pub(in crate::manager) struct Sweeps {
     past: Mutex<Past>,
     reaper: OnceLock<AbortHandle>,
 }
@@ -62,12 +61,12 @@ impl Sweeps {
     }
 
     /// This task does it from now on.
-    pub(super) fn by(&self, reaper: AbortHandle) {
+    pub(in crate::manager) fn by(&self, reaper: AbortHandle) {
         // There is one for each manager.
         let _ = self.reaper.set(reaper);
     }
 
-    pub(super) fn saw<T>(&self, outcome: &Result<T, LockError>) {
+    pub(in crate::manager) fn saw<T>(&self, outcome: &Result<T, LockError>) {
         let mut past = self.past();
         *past = match outcome {
             Ok(_) => Past { succeeded: Some(clock::now()), ..Past::default() },
@@ -80,7 +79,11 @@ impl Sweeps {
     }
 
     /// Of a reaper that was set to this interval, or switched off, and may take so long.
-    pub(super) fn health(&self, interval: Option<Duration>, deadline: Duration) -> ReaperHealth {
+    pub(in crate::manager) fn health(
+        &self,
+        interval: Option<Duration>,
+        deadline: Duration,
+    ) -> ReaperHealth {
         let state = match (interval, self.reaper.get()) {
             (None, _) => ReaperState::Off,
             (Some(_), Some(reaper)) if !reaper.is_finished() => ReaperState::Running,

@@ -4,13 +4,17 @@ use std::{collections::BTreeSet, future::Future, time::Duration};
 
 use tokio_util::task::TaskTracker;
 
-use super::{
-    LockManager,
-    guard::{LockGuard, LockGuards},
-    operations::{Acquired, Wanted},
-    wait::Wait,
+use crate::{
+    clock,
+    error::LockError,
+    key::LockKey,
+    lock::{Aid, Holder, Mode},
+    manager::{
+        LockManager,
+        claim::{Acquired, Wait, Wanted},
+        guard::{LockGuard, LockGuards},
+    },
 };
-use crate::{Aid, Holder, LockError, LockKey, Mode, clock};
 
 /// One who takes locks outside a web session: a job, a worker, a command. Made by
 /// [`LockManager::job`].

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Holder, Lock};
+use crate::lock::{Holder, Lock};
 
 /// A person as the application knows them: a name for others to see, and roles for the policies.
 ///

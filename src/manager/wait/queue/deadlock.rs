@@ -30,34 +30,37 @@ use std::{
     slice,
 };
 
-use super::{
-    observe,
-    queue::{Held, Queue, State, Waiter},
+use crate::{
+    key::LockKey,
+    lock::{Aid, Mode},
+    manager::{
+        observe,
+        wait::queue::{Held, Queue, State, Waiter},
+    },
 };
-use crate::{Aid, LockKey, Mode};
 
 /// How much is looked at by one search. While it lasts, nobody else can join or leave a queue: some 50 µs.
-pub(super) const BUDGET: usize = 256;
+pub(in crate::manager) const BUDGET: usize = 256;
 
 /// One waits for a document because of another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Edge {
-    pub(super) key: LockKey,
+pub(in crate::manager) struct Edge {
+    pub(in crate::manager) key: LockKey,
     /// The session that was seen to hold it. `None` if that is sure: a guard of this process, or
     /// somebody ahead in the queue.
-    pub(super) seen: Option<Aid>,
+    pub(in crate::manager) seen: Option<Aid>,
 }
 
 /// What a search has come to.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(in crate::manager) struct Found {
     /// Who waits for itself, by its number in the queue, and over which documents.
-    pub(super) circles: Vec<(u64, Vec<Edge>)>,
-    pub(super) looked_at: usize,
+    pub(in crate::manager) circles: Vec<(u64, Vec<Edge>)>,
+    pub(in crate::manager) looked_at: usize,
 }
 
 /// Whether this waiter waits for itself.
-pub(super) fn of_waiter(state: &State, key: &LockKey, number: u64) -> Found {
+pub(in crate::manager) fn of_waiter(state: &State, key: &LockKey, number: u64) -> Found {
     let Some(queue) = state.queues.get(key) else { return Found::default() };
     let Some(waiter) = queue.waiting.get(&number) else { return Found::default() };
     if !waits(queue, waiter) || !state.owners.is_in_the_way(&waiter.owner) {
@@ -74,17 +77,21 @@ pub(super) fn of_waiter(state: &State, key: &LockKey, number: u64) -> Found {
 
 /// One for whom others wait from now on.
 #[derive(Clone, Copy)]
-pub(super) struct Obstacle<'a> {
-    pub(super) owner: &'a Aid,
-    pub(super) mode: Mode,
+pub(in crate::manager) struct Obstacle<'a> {
+    pub(in crate::manager) owner: &'a Aid,
+    pub(in crate::manager) mode: Mode,
     /// In the store. Else it is sure.
-    pub(super) is_seen: bool,
+    pub(in crate::manager) is_seen: bool,
     /// The number of one that has come in between. Zero for one that holds the lock.
-    pub(super) number: u64,
+    pub(in crate::manager) number: u64,
 }
 
 /// Those who wait for this document, and so for themselves since this one is in their way.
-pub(super) fn by_obstacle(state: &State, key: &LockKey, obstacle: Obstacle<'_>) -> Found {
+pub(in crate::manager) fn by_obstacle(
+    state: &State,
+    key: &LockKey,
+    obstacle: Obstacle<'_>,
+) -> Found {
     let Some(queue) = state.queues.get(key) else { return Found::default() };
     let is_in_the_way = |number: &u64| {
         let waiter = queue.waiting.get(number);

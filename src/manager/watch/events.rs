@@ -14,16 +14,18 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use super::{
-    Inner, LockManager,
-    rhythm::{Rhythm, jittered},
-    run::answer,
-    streams::Streams,
-    wakeups::Wakeup,
-};
 use crate::{
-    Change, Lock, LockError, LockEvent, LockToken, StoreError, StoreErrorKind, Watch, clock,
-    store::{Interest, Taken},
+    clock,
+    error::{LockError, StoreError, StoreErrorKind},
+    event::LockEvent,
+    lock::{Lock, LockToken},
+    manager::{
+        Inner, LockManager,
+        rhythm::{Rhythm, jittered},
+        task::answer,
+        watch::{streams::Streams, wakeups::Wakeup},
+    },
+    store::{Change, Interest, Taken, Watch},
 };
 
 mod known;
@@ -46,7 +48,7 @@ const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
 
 /// Who looks on, and what they were told last.
 #[derive(Debug, Default)]
-pub(super) struct Events(Mutex<State>);
+pub(in crate::manager) struct Events(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
@@ -69,7 +71,7 @@ impl Events {
     }
 
     /// This lock is about to be taken from its holder.
-    pub(super) fn took(&self, lock: &Lock, taken: &Taken) {
+    pub(in crate::manager) fn took(&self, lock: &Lock, taken: &Taken) {
         if let Some(token) = lock.token {
             self.was_taken(token, taken.clone());
         }
@@ -165,7 +167,7 @@ impl LockManager {
     }
 
     /// Watches all registered collections, if somebody looks on.
-    pub(super) fn follow_all(&self) {
+    pub(in crate::manager) fn follow_all(&self) {
         let names = self.registered_names();
         let mut state = self.inner.events.state();
         let is_idle = state.sender.as_ref().is_none_or(|sender| sender.receiver_count() == 0);

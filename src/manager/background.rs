@@ -1,0 +1,6 @@
+//! What runs in the background: the reaper, the listener, and the supervisor of all tasks.
+
+pub(super) mod listener;
+pub(super) mod reaper;
+pub(super) mod supervisor;
+pub(super) mod sweeps;

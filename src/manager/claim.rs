@@ -1,0 +1,198 @@
+//! What a caller of the manager wants, and what the caller got.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    clock,
+    key::LockKey,
+    lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
+    manager::LockManager,
+    store::Claim,
+};
+
+/// Whether to wait for a lock that somebody else holds, and how long.
+///
+/// Who waits is woken when the lock is released, in the order of arrival within this process. See
+/// [`LockManager::acquire`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait(pub(super) Patience);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    No,
+    ForAtMost(Duration),
+    UntilAcquired,
+}
+
+impl Wait {
+    /// Not at all: one command, and its answer.
+    #[must_use]
+    pub fn no() -> Self {
+        Self(Patience::No)
+    }
+
+    /// So long. Zero is [`no`](Self::no).
+    ///
+    /// The answer comes one [deadline](crate::LockManagerBuilder::deadline) after that at the latest, also
+    /// in an outage, however many wait, and in a [fair](crate::Lockable::FAIR) collection: a caller whose
+    /// time is over before it could ask the store asks once, and it waits for an answer of the store that is
+    /// under way. When the manager [shuts down](LockManager::shutdown), the wait ends at once.
+    #[must_use]
+    pub fn for_at_most(time: Duration) -> Self {
+        Self(if time.is_zero() { Patience::No } else { Patience::ForAtMost(time) })
+    }
+
+    /// For good. Outages of the store are waited for as well. Ends at once when the manager
+    /// [shuts down](LockManager::shutdown).
+    #[must_use]
+    pub fn until_acquired() -> Self {
+        Self(Patience::UntilAcquired)
+    }
+
+    /// What is left of it for the next one. What began as a wait is one to its end.
+    pub(crate) fn since(self, began: Instant) -> Self {
+        match self.0 {
+            Patience::ForAtMost(time) => {
+                Self::for_at_most(time.saturating_sub(clock::since(began)))
+            }
+            _ => self,
+        }
+    }
+}
+
+/// What [`LockManager::acquire_by`] found.
+#[derive(Debug)]
+pub(crate) enum Acquired {
+    /// Granted anew, and given back unless it is confirmed.
+    Fresh(Provisional),
+    AlreadyMine(Lock),
+    Held(Lock),
+}
+
+impl Acquired {
+    pub(super) fn lock(&self) -> &Lock {
+        match self {
+            Self::Fresh(fresh) => fresh.lock(),
+            Self::AlreadyMine(lock) | Self::Held(lock) => lock,
+        }
+    }
+}
+
+/// What somebody wants, for themselves.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) key: LockKey,
+    pub(crate) aid: Aid,
+    pub(crate) holder: Holder,
+    /// The tab of the session that wants it.
+    pub(crate) tab: Option<TabId>,
+    pub(crate) page: Option<PageId>,
+    pub(crate) mode: Mode,
+    /// That of the manager, or a shorter one of its own.
+    pub(crate) ttl: Duration,
+}
+
+impl Wanted {
+    pub(super) fn claim(&self, max_hold: Option<Duration>, place: Option<Duration>) -> Claim {
+        Claim {
+            aid: self.aid.clone(),
+            // Chosen here, before the first attempt, so that a repetition knows it for the same claim.
+            token: LockToken::new(),
+            holder: self.holder.clone(),
+            tab: self.tab,
+            page: self.page,
+            taken: None,
+            mode: self.mode,
+            ttl: self.ttl,
+            max_hold,
+            place,
+        }
+    }
+}
+
+/// One acquisition of a lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Acquisition {
+    pub(crate) key: LockKey,
+    pub(crate) aid: Aid,
+    pub(crate) token: LockToken,
+    pub(crate) mode: Mode,
+}
+
+impl Acquisition {
+    /// `None` for that of a foreign program.
+    pub(crate) fn of(lock: &Lock) -> Option<Self> {
+        let (key, aid, token) = (lock.key.clone(), lock.aid.clone(), lock.token?);
+        Some(Self { key, aid, token, mode: lock.mode })
+    }
+}
+
+/// What nobody wants to have been granted to these attempts of a claim.
+#[derive(Debug, Clone)]
+pub(super) struct Unwanted {
+    pub(super) key: LockKey,
+    pub(super) aid: Aid,
+    pub(super) tokens: Vec<LockToken>,
+    pub(super) mode: Mode,
+}
+
+impl Unwanted {
+    pub(super) fn new(key: &LockKey, claim: &Claim, tokens: Vec<LockToken>) -> Self {
+        Self { key: key.clone(), aid: claim.aid.clone(), tokens, mode: claim.mode }
+    }
+}
+
+/// A fresh lock that is given back when this is dropped, unless it was confirmed before.
+///
+/// So no way out of a request leaves a lock behind: a deadline that passes, a handler that is
+/// dropped with its connection, a sibling extractor that fails, a document that is not there.
+#[derive(Debug)]
+pub(crate) struct Provisional {
+    manager: LockManager,
+    lock: Lock,
+    token: LockToken,
+    page: Option<PageId>,
+    /// Sees the end of the release, so that a request can wait for it.
+    scope: TaskTracker,
+    confirmed: bool,
+}
+
+impl Provisional {
+    pub(super) fn new(manager: LockManager, lock: Lock, claim: &Claim, scope: TaskTracker) -> Self {
+        // Perhaps that of an earlier attempt.
+        let (token, page) = (lock.token.unwrap_or(claim.token), claim.page);
+        Self { manager, lock, token, page, scope, confirmed: false }
+    }
+
+    pub(crate) fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    pub(crate) fn token(&self) -> LockToken {
+        self.token
+    }
+
+    /// Keeps the lock.
+    pub(crate) fn confirm(mut self) -> Lock {
+        self.confirmed = true;
+        self.manager.inner.trusts(&self.lock, self.page);
+        self.lock.clone()
+    }
+
+    /// It has gone by other means, and need not be given back.
+    pub(crate) fn forget(mut self) {
+        self.confirmed = true;
+    }
+}
+
+impl Drop for Provisional {
+    fn drop(&mut self) {
+        if !self.confirmed {
+            let Lock { key, aid, mode, .. } = self.lock.clone();
+            let unwanted = Unwanted { key, aid, tokens: vec![self.token], mode };
+            self.manager.give_back(unwanted, &self.scope);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Locked documents are loaded and saved.
+
+use std::{any::type_name, time::Instant};
+
+use crate::{
+    error::{BoxError, LockError, StoreErrorKind},
+    key::{LockKey, Lockable},
+    lock::{Aid, LockToken, Mode},
+    manager::{LockManager, claim::Acquisition, observe},
+    store::{Edit, Saved, StoredDocument, misnamed_id},
+};
+
+impl LockManager {
+    pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool, LockError> {
+        self.run("exists", until, key.clone(), |store, key| store.exists(key)).await
+    }
+
+    /// # Errors
+    /// [`LockError::NotFound`], [`LockError::Document`], and those of the store.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.load", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
+    pub(crate) async fn load<T: Lockable>(
+        &self,
+        key: &LockKey,
+        until: Instant,
+    ) -> Result<T, LockError> {
+        match self.run("load", until, key.clone(), |store, key| store.load(key)).await? {
+            None => Err(LockError::NotFound { key: key.clone() }),
+            Some(document) => {
+                document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
+            }
+        }
+    }
+
+    /// A document as the store keeps it.
+    ///
+    /// # Errors
+    /// What serde says if `document` has no such form.
+    pub(crate) fn encode<T: Lockable>(&self, document: &T) -> Result<StoredDocument, BoxError> {
+        StoredDocument::encode(self.inner.store.format(), document)
+    }
+
+    /// Writes under the lock what differs from `before`, or the whole document without that.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::Document`],
+    /// [`LockError::Misconfigured`] and the store's.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.save", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
+    pub(crate) async fn save<T: Lockable>(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        before: Option<StoredDocument>,
+        document: &T,
+        until: Instant,
+    ) -> Result<StoredDocument, LockError> {
+        let timer = observe::Timer::start(self, key, Mode::Exclusive);
+        let after = self
+            .encode(document)
+            .map_err(|source| LockError::Document { key: key.clone(), source })?;
+        if let Some(name) = misnamed_id::<T>(&after) {
+            let what_to_do = format!(
+                "`{}` reads its id from `_id` and writes it to `{name}`: give the field \
+                 `#[serde(rename = \"_id\")]`, and answers over HTTP a type of their own",
+                type_name::<T>(),
+            );
+            log::error!(target: "actix_doclock::manager", "{what_to_do}");
+            return Err(LockError::Misconfigured(what_to_do));
+        }
+        let edit = match before {
+            Some(before) => Edit::Changes { before, after: after.clone() },
+            None => Edit::Replacement(after.clone()),
+        };
+        let args = (key.clone(), aid.clone(), token, edit, until);
+        let saved = self.run("save", until, args, |store, (key, aid, token, edit, until)| {
+            store.save(key, aid, *token, edit, *until)
+        });
+        let saved = saved.await;
+        let key = key.clone();
+        if let Ok(Saved::Lost) = saved {
+            let (key, aid) = (key.clone(), aid.clone());
+            self.inner.gone(&Acquisition { key, aid, token, mode: Mode::Exclusive });
+        }
+        let saved = match saved {
+            Ok(Saved::Saved) => Ok(after),
+            Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
+            Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
+            Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
+                Err(LockError::Rejected { key, source })
+            }
+            Err(error) => Err(error),
+        };
+        timer.saved(&saved);
+        saved
+    }
+}

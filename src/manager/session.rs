@@ -1,0 +1,161 @@
+//! The life of a session, as far as the manager knows it: signs of life, and its end.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot::Receiver;
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    clock,
+    ended::EndReason,
+    error::LockError,
+    key::LockKey,
+    lock::Aid,
+    manager::{LockManager, observe},
+    random,
+};
+
+impl LockManager {
+    /// Starts the lease of every live lock of the session anew, and counts them.
+    ///
+    /// One command for each registered collection, at the same time. A lock that has run out is not
+    /// revived: fewer than expected means that some are lost.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.renew", skip_all,
+        fields(outcome = tracing::field::Empty),
+    ))]
+    pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
+        let until = self.until();
+        let renewed = self.in_each_collection(|collection| {
+            self.run("renew", until, (collection, aid.clone()), |store, (collection, aid)| {
+                store.renew(collection, std::slice::from_ref(aid))
+            })
+        });
+        let renewed = renewed.await;
+        observe::renewed("session", &renewed);
+        let renewed = renewed?.into_iter().sum();
+        if self.inner.watched.watches(aid) {
+            // Which of them it was, for those who wait for a loss.
+            self.list_by(Some(aid), until).await?;
+        }
+        Ok(renewed)
+    }
+
+    /// Ends the session, as its logout does: all its locks are released, and for a minute the
+    /// extractors and the lock API give it no new one. Names what it held. The listener is called in
+    /// the background.
+    ///
+    /// # Errors
+    /// See [`LockManager`]. After an error the locks go by a repeated call, by the next
+    /// [sweep](Self::sweep) of any server if the end was noted, or with their ttl.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the session is ended all the same.
+    pub async fn release_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+        self.end_session(aid, EndReason::LoggedOut).await
+    }
+
+    /// Ends somebody else's session: as [`release_session`](Self::release_session), with the reason
+    /// [`Revoked`](EndReason::Revoked).
+    ///
+    /// This takes the locks away, not the session: what the session store still accepts goes on, and
+    /// after a minute may lock again.
+    ///
+    /// # Errors
+    /// As `release_session`, and as cancel safe.
+    pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+        self.end_session(aid, EndReason::Revoked).await
+    }
+
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.end_session", skip_all,
+        fields(outcome = tracing::field::Empty),
+    ))]
+    pub(crate) async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+    ) -> Result<Vec<LockKey>, LockError> {
+        // A name of its own for each operation: two of one server are as far apart as those of two.
+        let args = (aid.clone(), reason, self.registered_names(), random::uuid());
+        let asked = clock::now();
+        let ended =
+            self.run("end_session", self.until(), args, |store, (aid, reason, names, worker)| {
+                store.end_session(aid, *reason, names, *worker)
+            });
+        let ended = ended.await?;
+        observe::session_ended(reason);
+        self.inner.gone_all_of(aid, &ended, asked);
+        self.inner.announce.notify_one();
+        Ok(ended)
+    }
+
+    /// Ends a session without anybody waiting.
+    pub(crate) fn release_session_in_background(&self, aid: Aid) {
+        let manager = self.clone();
+        self.inner.runner.spawn(&TaskTracker::new(), async move {
+            if let Err(e) = manager.release_session(&aid).await {
+                log::error!(
+                    target: "actix_doclock::manager",
+                    "the locks of the ended session {aid:?} go with their ttl: {e}",
+                );
+            }
+        });
+    }
+
+    /// Releases all locks of the session, which goes on and may take new ones. Names what it held.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+        let until = self.until();
+        let asked = clock::now();
+        let released = self.in_each_collection(|collection| {
+            let args = (collection, aid.clone());
+            self.run("release_session", until, args, |store, (collection, aid)| {
+                store.release_session(collection, aid)
+            })
+        });
+        let released: Vec<_> = released.await?.into_iter().flatten().collect();
+        self.inner.gone_all_of(aid, &released, asked);
+        Ok(released)
+    }
+
+    /// How long ago the session ended, if it has.
+    pub(crate) async fn session_ended(
+        &self,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Option<Duration>, LockError> {
+        self.run("session_ended", until, aid.clone(), |store, aid| store.session_ended(aid)).await
+    }
+
+    /// Renews all locks of an active session, at most once in a third of the ttl and without
+    /// anybody waiting. Returns the task if this call started one.
+    pub(crate) fn touch(&self, aid: &Aid) -> Option<Receiver<()>> {
+        if !self.inner.activity.is_due(aid, self.ttl() / 3) {
+            return None;
+        }
+        let (manager, aid) = (self.clone(), aid.clone());
+        Some(self.inner.runner.spawn(&TaskTracker::new(), async move {
+            match manager.renew(&aid).await {
+                Ok(locks) => manager.inner.activity.counted(&aid, locks.try_into().unwrap_or(0)),
+                Err(e) => {
+                    manager.inner.activity.forget(&aid);
+                    log::warn!(
+                        target: "actix_doclock::manager",
+                        "the locks of {aid:?} were not renewed, the next request tries again: {e}",
+                    );
+                }
+            }
+        }))
+    }
+
+    /// A session that has just begun holds nothing, so nothing of it is due for renewal.
+    pub(crate) fn session_begins(&self, aid: &Aid) {
+        self.inner.activity.is_due(aid, self.ttl() / 3);
+    }
+}
