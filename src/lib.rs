@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The manager has verbs that only the layer for the web uses.
+#![cfg_attr(not(feature = "web"), allow(dead_code))]
 
 mod actor;
 mod clock;
@@ -13,6 +15,7 @@ mod lock;
 mod manager;
 mod random;
 mod store;
+#[cfg(feature = "web")]
 mod web;
 
 pub use actor::Actor;
@@ -40,6 +43,7 @@ pub use store::{
 };
 #[cfg(feature = "_mongo")]
 pub use store::{Finding, MongoStore, Severity};
+#[cfg(feature = "web")]
 pub use web::{
     Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,
     Problem, SessionLocks, Share, SharedDoc, lock_api,

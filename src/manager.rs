@@ -12,12 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock,
-    ended::EndReason,
     error::LockError,
     key::{InvalidKey, LockId, LockKey, Lockable},
-    lock::{Aid, Holder, Lock, Mode},
-    random,
-    store::{DynStore, Released, Rules, TryAcquire},
+    lock::{Aid, Holder},
+    store::{DynStore, Rules},
 };
 
 mod acquire;
@@ -45,14 +43,18 @@ pub use background::{
     sweeps::{ReaperHealth, ReaperState},
 };
 pub use builder::{BuildError, LockManagerBuilder};
+pub(crate) use claim::Acquisition;
 pub use claim::Wait;
-pub(crate) use claim::{Acquired, Acquisition, Provisional, Wanted};
+#[cfg(feature = "web")]
+pub(crate) use claim::{Acquired, Provisional, Wanted};
 pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
 #[cfg(feature = "metrics")]
 pub use observe::metrics;
+#[cfg(feature = "web")]
 pub(crate) use query::LISTED;
 pub use takeover::MAX_REASON_BYTES;
+#[cfg(feature = "web")]
 pub(crate) use takeover::can_be_taken_over;
 pub use watch::{events::LockEvents, wakeups::Wakeup};
 
@@ -203,10 +205,7 @@ impl LockManager {
         Ok(())
     }
 
-    pub(super) fn registered(
-        &self,
-        collection: &str,
-    ) -> Result<(&'static str, Registered), LockError> {
+    fn registered(&self, collection: &str) -> Result<(&'static str, Registered), LockError> {
         let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
         all.get_key_value(collection).map(|(name, registered)| (*name, *registered)).ok_or_else(
             || {
@@ -218,7 +217,7 @@ impl LockManager {
         )
     }
 
-    pub(super) fn registered_names(&self) -> Vec<&'static str> {
+    fn registered_names(&self) -> Vec<&'static str> {
         let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
         all.keys().copied().collect()
     }
@@ -261,7 +260,7 @@ impl LockManager {
         &self.inner.settings.holder
     }
 
-    pub(super) fn longest_hold(&self) -> Option<Duration> {
+    fn longest_hold(&self) -> Option<Duration> {
         self.inner.settings.max_hold
     }
 

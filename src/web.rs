@@ -5,6 +5,7 @@ mod api;
 mod assets;
 mod events;
 mod extract;
+mod format;
 mod memory;
 mod path;
 mod problem;

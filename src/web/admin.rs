@@ -15,13 +15,17 @@ use crate::{
     manager::LISTED,
     web::{
         Problem, SessionLocks,
-        api::{millis, rfc3339},
-        assets::file,
+        assets::{JAVASCRIPT, file},
+        format::{millis, rfc3339},
     },
 };
 
 pub(super) fn routes(config: &mut ServiceConfig) {
-    config.route("/admin", web::get().to(page)).route("/admin.json", web::get().to(all));
+    config
+        .route("/admin", web::get().to(page))
+        .route("/admin.js", web::get().to(script))
+        .route("/admin.css", web::get().to(style))
+        .route("/admin.json", web::get().to(all));
 }
 
 /// # Errors
@@ -39,6 +43,16 @@ pub(super) fn allowed(locks: &SessionLocks) -> Result<(), Problem> {
 async fn page(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
     allowed(&locks)?;
     Ok(file(&req, "text/html; charset=utf-8", include_str!("assets/admin.html")))
+}
+
+async fn script(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
+    allowed(&locks)?;
+    Ok(file(&req, JAVASCRIPT, include_str!("assets/admin.js")))
+}
+
+async fn style(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
+    allowed(&locks)?;
+    Ok(file(&req, "text/css; charset=utf-8", include_str!("assets/admin.css")))
 }
 
 #[derive(Serialize)]

@@ -1,9 +1,6 @@
 //! The lock API, for pages that lock without loading.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse,
@@ -11,7 +8,6 @@ use actix_web::{
     web::{self, Bytes, Json, PayloadConfig, ServiceConfig},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::{
     error::LockError,
@@ -20,6 +16,7 @@ use crate::{
     manager::{Acquisition, MAX_REASON_BYTES},
     web::{
         Problem, SessionLocks, admin, assets, events,
+        format::{millis, rfc3339},
         path::path_param,
         request::{Ask, RequestLocks},
         same_site::SameSite,
@@ -360,15 +357,4 @@ fn parse_token(token: &str) -> Result<LockToken, Problem> {
 
 fn bad_request(detail: impl std::fmt::Display) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, "bad_request").detail(detail)
-}
-
-pub(super) fn rfc3339(time: SystemTime) -> String {
-    let time = OffsetDateTime::from(time);
-    let time = time.replace_millisecond(time.millisecond()).unwrap_or(time);
-    // Stores give dates between 1970 and 9999, which can be formatted.
-    time.format(&Rfc3339).unwrap_or_default()
-}
-
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

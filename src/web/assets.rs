@@ -8,18 +8,12 @@ use actix_web::{
     web::{self, ServiceConfig},
 };
 
-use crate::web::{Problem, SessionLocks, admin};
-
-const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+pub(super) const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 pub(super) fn routes(config: &mut ServiceConfig) {
-    config
-        .service(web::resource("/client.js").get(client).route(web::head().to(client)))
-        .service(
-            web::resource("/client.d.ts").get(client_types).route(web::head().to(client_types)),
-        )
-        .route("/admin.js", web::get().to(admin_script))
-        .route("/admin.css", web::get().to(admin_style));
+    config.service(web::resource("/client.js").get(client).route(web::head().to(client))).service(
+        web::resource("/client.d.ts").get(client_types).route(web::head().to(client_types)),
+    );
 }
 
 async fn client(req: HttpRequest) -> HttpResponse {
@@ -28,16 +22,6 @@ async fn client(req: HttpRequest) -> HttpResponse {
 
 async fn client_types(req: HttpRequest) -> HttpResponse {
     file(&req, "text/plain; charset=utf-8", include_str!("assets/client.d.ts"))
-}
-
-async fn admin_script(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
-    admin::allowed(&locks)?;
-    Ok(file(&req, JAVASCRIPT, include_str!("assets/admin.js")))
-}
-
-async fn admin_style(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
-    admin::allowed(&locks)?;
-    Ok(file(&req, "text/css; charset=utf-8", include_str!("assets/admin.css")))
 }
 
 /// A file that browsers keep, and ask each time whether it is still the same.

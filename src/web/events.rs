@@ -23,7 +23,7 @@ use crate::{
     manager::watch::{events::LockEvents, streams::Admitted},
     web::{
         Problem, SessionLocks,
-        api::{millis, rfc3339},
+        format::{millis, rfc3339},
     },
 };
 

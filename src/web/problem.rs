@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     error::{LockError, StoreErrorKind},
     lock::Lock,
-    web::api::{millis, rfc3339},
+    web::format::{millis, rfc3339},
 };
 
 /// When to try again what another session holds. It may come free at any moment before its lock

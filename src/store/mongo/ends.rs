@@ -35,7 +35,7 @@ mod overdue;
 mod pipeline;
 mod sweep;
 
-pub(super) use {overdue::left_over, pipeline::ended_for_good};
+pub(super) use pipeline::ended_for_good;
 
 /// How many locks are named in one command, which with the longest ids there are must stay below what
 /// the server takes. What is beyond is released without being named.

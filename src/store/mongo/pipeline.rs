@@ -25,7 +25,7 @@ pub(super) use {
     acquire::{FORMER, acquire, acquire_if_free, acquire_shortly, former, hand_over, handed},
     grant::{Grant, is_live_reader, is_reader, is_shared, readers_that, runs_out, some_reader},
     queue::{count, keep, leave},
-    settle::{no_live_place, nothing_held, nothing_in_it, take_out},
+    settle::{left_over, no_live_place, nothing_held, nothing_in_it, take_out},
 };
 
 /// In the answer to a short claim: it has to be made in full.

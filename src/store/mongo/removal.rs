@@ -11,7 +11,7 @@ use crate::{
     store::{
         Released, Rules, Taken,
         mongo::{
-            Prepared, ends,
+            Prepared,
             error::late_majority,
             lanes,
             pipeline::{
@@ -215,7 +215,7 @@ impl Prepared {
 
     /// Removes what is left of locks that nobody holds and nobody waits for.
     pub(super) async fn tidy_up(&self) -> Result<()> {
-        let mut left_over = ends::left_over();
+        let mut left_over = pipeline::left_over();
         if self.rules.fenced && self.rules.fair {
             let settled = take_out(|_| doc! { "$literal": false }, &self.rules);
             self.write_all(left_over.clone(), &Write::Update(settled)).await?.all()?;

@@ -11,7 +11,7 @@ use crate::{
         ends::{former::traces, pipeline::waits_for},
         pipeline::{
             Grant, has_run_out, held_by, is_live_reader, is_of, is_reader, is_shared, millis,
-            no_live_place, nothing_held, of_sessions, readers_that, runs_out, some_reader,
+            no_live_place, of_sessions, readers_that, runs_out, some_reader,
         },
     },
 };
@@ -156,15 +156,6 @@ fn next_by_due() -> Vec<Document> {
 
 fn latest(ttl: Duration) -> Document {
     doc! { "$subtract": ["$$NOW", millis(ttl)] }
-}
-
-/// What is left of locks that nobody holds and nobody waits for.
-pub(in crate::store::mongo) fn left_over() -> Document {
-    let mut filter = nothing_held();
-    filter.insert("due", doc! { "$type": "date" });
-    let is_due = doc! { "$lte": ["$due", "$$NOW"] };
-    filter.insert("$expr", doc! { "$and": [is_due, no_live_place()] });
-    filter
 }
 
 /// Those of the sessions that hold a lock.

@@ -8,25 +8,12 @@ use crate::{
     lock::{LockToken, Mode},
     store::{
         Claim, MAX_READERS, Rules,
-        mongo::pipeline::{grant::is, literal, millis, settle::settle},
+        mongo::pipeline::{
+            literal, millis,
+            settle::{LONGEST_LEASE, live_places, settle},
+        },
     },
 };
-
-/// So that no date that somebody has written there reserves a document for good.
-const LONGEST_LEASE: Duration = Duration::from_secs(60 * 60);
-
-/// Places whose lease has not passed.
-pub(super) fn live_places() -> Document {
-    let queue = doc! { "$cond": [{ "$isArray": "$queue" }, "$queue", []] };
-    let is_live = doc! { "$and": [
-        is("$$p.until", "date"),
-        is("$$p.token", "string"),
-        is("$$p.aid", "string"),
-        { "$gt": ["$$p.until", "$$NOW"] },
-        { "$lte": ["$$p.until", { "$add": ["$$NOW", millis(LONGEST_LEASE)] }] },
-    ] };
-    doc! { "$filter": { "input": queue, "as": "p", "cond": is_live } }
-}
 
 /// The places before which this claim would be let in. Its own session is not in its way.
 pub(super) fn in_the_way_of(claim: &Claim) -> Document {

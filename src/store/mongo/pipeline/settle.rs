@@ -1,12 +1,14 @@
 //! Taking grants out of a record, and bringing the rest into order.
 
+use std::time::Duration;
+
 use mongodb::bson::{Bson, Document, doc};
 
 use crate::store::{
     Rules,
     mongo::pipeline::{
         grant::{Grant, began, is, is_reader, is_shared, readers_that, runs_out},
-        queue::live_places,
+        millis,
     },
 };
 
@@ -113,4 +115,29 @@ pub(in crate::store::mongo) fn no_live_place() -> Document {
 
 fn is_there(field: &str) -> Document {
     doc! { "$ne": [{ "$type": field }, "missing"] }
+}
+
+/// What is left of locks that nobody holds and nobody waits for.
+pub(in crate::store::mongo) fn left_over() -> Document {
+    let mut filter = nothing_held();
+    filter.insert("due", doc! { "$type": "date" });
+    let is_due = doc! { "$lte": ["$due", "$$NOW"] };
+    filter.insert("$expr", doc! { "$and": [is_due, no_live_place()] });
+    filter
+}
+
+/// So that no date that somebody has written there reserves a document for good.
+pub(super) const LONGEST_LEASE: Duration = Duration::from_secs(60 * 60);
+
+/// Places whose lease has not passed.
+pub(super) fn live_places() -> Document {
+    let queue = doc! { "$cond": [{ "$isArray": "$queue" }, "$queue", []] };
+    let is_live = doc! { "$and": [
+        is("$$p.until", "date"),
+        is("$$p.token", "string"),
+        is("$$p.aid", "string"),
+        { "$gt": ["$$p.until", "$$NOW"] },
+        { "$lte": ["$$p.until", { "$add": ["$$NOW", millis(LONGEST_LEASE)] }] },
+    ] };
+    doc! { "$filter": { "input": queue, "as": "p", "cond": is_live } }
 }
