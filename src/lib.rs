@@ -1,3 +1,5 @@
+// The first definition of a link counts: here pages are modules, in the repository they are files.
+#![doc = include_str!("guide/links.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The manager has verbs that only the layer for the web uses.
@@ -10,6 +12,8 @@ pub mod conformance;
 mod ended;
 mod error;
 mod event;
+#[cfg(any(doc, doctest))]
+pub mod guide;
 mod key;
 mod lock;
 mod manager;

@@ -16,6 +16,7 @@ mod ends;
 mod examples;
 mod foreign;
 mod leases;
+mod guarantees;
 mod lost;
 mod lost_replies;
 mod operations;

@@ -1,0 +1,53 @@
+//! The guide: one subject to a page.
+//!
+//! | page | answers |
+//! |---|---|
+//! | [life_of_a_lock] | which states a lock has, what is stored in each, waiting and handover |
+//! | [waiting] | waiting, jobs, readers and writers, fences, several locks |
+//! | [session_ends] | how the application hears of ended sessions |
+//! | [ttl] | how long a lock should outlive the last sign of life |
+//! | [sessions_and_proxies] | cookies, Redis or `MongoSessionStore`; reverse proxies |
+//! | [http], [answers] | the lock API, its events, `client.js`; every answer and its code |
+//! | [configuration] | settings and features |
+//! | [stored] | the record of a lock, field by field |
+//! | [production], [operations], [cli] | a checklist; health, metrics, log lines; the command `doclock` |
+//! | [troubleshooting], [faq] | symptoms and questions |
+//! | [from_a_hand_written_protocol] | moving over from locks of your own |
+//! | [guarantees], [tests] | what is guaranteed in full, and which tests guard it |
+//! | [faults], [model], [simulation] | how the guarantees were tried |
+//! | [benchmarks] | what a lock costs |
+
+macro_rules! pages {
+    ($($page:ident: $file:literal,)*) => {
+        $(
+            // The first definition of a link counts: here pages are modules, in the repository they are files.
+            #[doc = include_str!("guide/links.md")]
+            #[doc = include_str!(concat!("../docs/", $file))]
+            pub mod $page {}
+        )*
+    };
+}
+
+pages! {
+    answers: "answers.md",
+    benchmarks: "benchmarks.md",
+    cli: "cli.md",
+    configuration: "configuration.md",
+    faq: "faq.md",
+    faults: "faults.md",
+    from_a_hand_written_protocol: "from-a-hand-written-protocol.md",
+    guarantees: "guarantees.md",
+    http: "http.md",
+    life_of_a_lock: "life-of-a-lock.md",
+    model: "model.md",
+    operations: "operations.md",
+    production: "production.md",
+    session_ends: "session-ends.md",
+    sessions_and_proxies: "sessions-and-proxies.md",
+    simulation: "simulation.md",
+    stored: "stored.md",
+    tests: "tests.md",
+    troubleshooting: "troubleshooting.md",
+    ttl: "ttl.md",
+    waiting: "waiting.md",
+}
