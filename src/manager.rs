@@ -1,4 +1,4 @@
-//! Policy over a store: who gets a lock, for how long, and what happens when nobody answers.
+//! The manager: decides who gets a lock, for how long, and what happens if the store does not answer.
 
 use std::{
     collections::BTreeMap,
@@ -58,7 +58,7 @@ pub use takeover::MAX_REASON_BYTES;
 pub(crate) use takeover::can_be_taken_over;
 pub use watch::{events::LockEvents, wakeups::Wakeup};
 
-/// Locks documents for web sessions, jobs and workers. The heart of the crate, without HTTP.
+/// Locks documents for web sessions, jobs and workers. The core of the crate, without HTTP.
 ///
 /// Clones are handles to one manager. Make one for each application server, in `main`:
 ///
@@ -74,7 +74,7 @@ pub use watch::{events::LockEvents, wakeups::Wakeup};
 /// let locks = LockManager::builder(MemoryStore::new()).ttl(Duration::from_secs(150)).build().await?;
 /// locks.register::<Invoice>().await?;
 ///
-/// // In a request, the extractors do this. A job does it by itself:
+/// In a request, the extractors do this. A job calls the manager itself:
 /// let (job, name) = (Aid::new(), Holder::new("nightly report"));
 /// match locks.try_acquire(&LockKey::of::<Invoice>(4711)?, &job, &name).await? {
 ///     TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) => {
@@ -88,16 +88,16 @@ pub use watch::{events::LockEvents, wakeups::Wakeup};
 /// ```
 ///
 /// # Deadlines and cancel safety
-/// Every operation answers within the [deadline](LockManagerBuilder::deadline) of the builder. It
-/// runs in a task of its own on the runtime on which the manager was built, and goes on there if
-/// its future is dropped or the deadline passes: a lock that is granted after nobody waits for it
-/// any more is given back by that task. So all methods may be dropped at any point.
+/// Every operation answers within the [deadline](LockManagerBuilder::deadline) of the builder. The
+/// operation runs in a task of its own on the runtime on which the manager was built. The task goes on if
+/// the future is dropped or the deadline passes, and it gives a lock back that is granted when nobody
+/// waits for it any more. So all methods may be dropped at any point.
 ///
 /// # Errors
-/// All operations can fail with [`LockError::Store`]: the store was not reached in time, or
-/// refused. Its [kind](crate::StoreError::kind) tells whether the outcome is unknown; then the manager has
-/// tried until the deadline, and what may be left behind lives no longer than the ttl. An operation
-/// on a collection that was never [registered](Self::register) fails with
+/// All operations can fail with [`LockError::Store`]: the store was not reached in time, or it refused
+/// the operation. The [kind](crate::StoreError::kind) of the error tells whether the outcome is unknown.
+/// In that case the manager has tried until the deadline, and a lock that may be left behind expires
+/// within the ttl. An operation on a collection that was never [registered](Self::register) fails with
 /// [`LockError::Misconfigured`].
 #[derive(Clone)]
 pub struct LockManager {
@@ -115,31 +115,31 @@ struct Inner {
     wakeups: watch::wakeups::Wakeups,
     kept: guard::keeper::Kept,
     leases: guard::leases::Leases,
-    /// Ends the waits, also when all of that ends.
+    /// Ends all waits. It is also cancelled when `stop` is.
     waits: CancellationToken,
     events: watch::events::Events,
     event_streams: watch::streams::Streams,
-    /// Ends the background tasks, also when the last handle goes.
+    /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
-    /// Has the reaper wait for other types to be registered.
+    /// Makes the reaper wait until all types are registered.
     register: Arc<Notify>,
-    /// Has the reaper look soon: whoever is granted a lock may have taken it over from an idle session.
+    /// Makes the reaper sweep soon: a grant may be a takeover from an idle session.
     granted: Arc<Notify>,
-    /// Has the listener called: some session has ended.
+    /// Wakes the listener: a session has ended.
     announce: Arc<Notify>,
-    /// What came of looking for silent sessions.
+    /// The results of the reaper's sweeps.
     sweeps: background::sweeps::Sweeps,
     panics: background::supervisor::Panics,
 }
 
 impl Inner {
-    /// This acquisition is over, by whomever.
+    /// This acquisition has ended, for whatever reason.
     fn gone(&self, lock: &Acquisition) {
         self.watched.ended(lock);
         self.queues.ended(lock);
     }
 
-    /// The session held these, and holds nothing now.
+    /// The session held these documents, and holds nothing now.
     fn gone_all_of(&self, aid: &Aid, keys: &[LockKey], asked: Instant) {
         self.watched.saw_all_of(aid, &[], asked);
         for key in keys {
@@ -171,7 +171,7 @@ struct Registered {
 }
 
 impl LockManager {
-    /// Starts a manager over this store. See [`LockManagerBuilder`] for what can be set.
+    /// Starts a manager over this store. See [`LockManagerBuilder`] for the settings.
     pub fn builder(store: impl crate::Store) -> LockManagerBuilder {
         LockManagerBuilder::new(Arc::new(store))
     }
@@ -179,15 +179,15 @@ impl LockManager {
     /// Makes the documents of `T` lockable: creates the lock collection and its indexes.
     ///
     /// Call it once for each type when the server starts. Idempotent. A longer ttl raises the TTL index;
-    /// a shorter one never lowers it, because servers with the longer ttl may hold locks.
+    /// a shorter ttl never lowers it, because servers with the longer ttl may hold locks.
     ///
     /// # Errors
-    /// [`LockError::Store`] if the store is not reached, or the database user lacks a privilege;
-    /// the message names it; or if `T::Id` may be a string and the collection has a collation by which
-    /// different strings are equal. [`LockError::InvalidKey`] for an impossible collection name.
+    /// [`LockError::Store`] if the store is not reached, if the database user lacks a privilege (the
+    /// message names it), or if `T::Id` may be a string and the collation of the collection treats
+    /// different strings as equal. [`LockError::InvalidKey`] for an impossible collection name.
     pub async fn register<T: Lockable>(&self) -> Result<(), LockError> {
         LockKey::new(T::COLLECTION, 0)?;
-        // Building an index may take longer than a request is allowed to.
+        // Building an index may take longer than the deadline of a request.
         let until = clock::now() + self.deadline().max(Duration::from_secs(60));
         let text_ids = LockId::may_be_text::<T::Id>();
         let rules = Rules { ttl: self.ttl(), fenced: T::FENCED, fair: T::FAIR, text_ids };
@@ -226,7 +226,7 @@ impl LockManager {
         self.registered(collection).is_ok()
     }
 
-    /// Names a document by what stands in a URL. The collection must be registered.
+    /// Names a document by the id in a URL. The collection must be registered.
     ///
     /// # Errors
     /// [`LockError::InvalidKey`] if `id` is not of the collection's id type;
@@ -239,7 +239,7 @@ impl LockManager {
         }
     }
 
-    /// How long a lock outlives the last sign of life of its session.
+    /// How long a lock outlives the last activity of its session.
     #[must_use]
     pub fn ttl(&self) -> Duration {
         self.inner.settings.ttl
@@ -264,13 +264,12 @@ impl LockManager {
         self.inner.settings.max_hold
     }
 
-    /// Stops the reaper, the listener and the renewal of guards, refuses those who wait for a lock, and
-    /// waits until what is under way has ended: releases that
-    /// were handed over, requests whose callers have gone, listeners that were called. At most twice
-    /// the deadline.
+    /// Stops the reaper, the listener and the renewal of guards, refuses all waiters, and waits until the
+    /// operations under way have ended: releases in the background, requests whose callers have gone, and
+    /// listener calls. Waits at most twice the deadline.
     ///
-    /// Call it after `HttpServer::run`. Sessions outlive the process, so their locks stay. What was
-    /// not announced is left to the other servers, or to the next start.
+    /// Call it after `HttpServer::run`. Sessions outlive the process, so their locks stay. Ends of
+    /// sessions that were not announced are left to the other servers, or to the next start.
     pub async fn shutdown(&self) {
         self.begin_shutdown();
         self.inner.stop.0.cancel();
@@ -278,7 +277,7 @@ impl LockManager {
     }
 }
 
-/// What a session store needs.
+/// For the session store.
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 impl LockManager {
     pub(crate) fn reaper_interval(&self) -> Option<Duration> {
@@ -290,7 +289,7 @@ impl LockManager {
         !self.registered_names().is_empty()
     }
 
-    /// Cancelled when the manager is shut down, or gone.
+    /// Cancelled when the manager is shut down or dropped.
     pub(crate) fn stop(&self) -> CancellationToken {
         self.inner.stop.token()
     }

@@ -1,4 +1,4 @@
-//! A lock is asked for, once.
+//! One attempt to take a lock.
 
 use std::{slice, time::Instant};
 
@@ -20,11 +20,11 @@ use crate::{
 impl LockManager {
     /// Takes the lock on `key` for the session `aid`, or says who holds it. One command.
     ///
-    /// For a web session use the extractors or [`SessionLocks`](crate::SessionLocks): they also
-    /// see to it that a session which ends at the same moment leaves no lock behind.
+    /// For a web session use the extractors or [`SessionLocks`](crate::SessionLocks): they also make sure
+    /// that a session which ends at the same moment leaves no lock behind.
     ///
     /// # Errors
-    /// See [`LockManager`]. That somebody else holds it is no error but an answer.
+    /// See [`LockManager`]. Another holder is not an error, but an answer.
     ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
@@ -45,7 +45,7 @@ impl LockManager {
         })
     }
 
-    /// Everything that a grant leaves to be done if it is not wanted is tracked by `scope` too.
+    /// `scope` also tracks the cleanup of an unwanted grant.
     pub(crate) async fn acquire_by(
         &self,
         wanted: &Wanted,
@@ -88,7 +88,7 @@ impl LockManager {
                 manager.earlier_may_be_late(&key, &claim, answer);
             }
             match answer {
-                // Dropped with the answer if nobody waits for it any more, and then given back.
+                // If nobody waits for the answer any more, it is dropped, and the lock is given back.
                 Ok(TryAcquire::Granted(lock)) => {
                     let fresh = Provisional::new(manager, lock, &claim, own_scope);
                     Ok(Acquired::Fresh(fresh))
@@ -96,7 +96,7 @@ impl LockManager {
                 Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
                 Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
                 Err(error) => {
-                    // An attempt may have been carried out all the same, or be still on its way.
+                    // An attempt may have been carried out anyway, or may still be under way.
                     manager.claim_is_unknown(&key, &claim, &own_scope);
                     Err(error)
                 }
@@ -117,8 +117,8 @@ impl LockManager {
         Ok(acquired)
     }
 
-    /// Whether a web session that was just granted a lock may keep it. Asks nobody unless the session may
-    /// be close to the limit.
+    /// Whether a web session that was just granted a lock may keep it. Asks the store only if the session
+    /// may be close to the limit.
     pub(crate) async fn may_hold_another(
         &self,
         aid: &Aid,

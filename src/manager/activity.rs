@@ -1,4 +1,4 @@
-//! When the locks of a session are due for renewal, and about how many those are.
+//! When the locks of a session are due for renewal, and about how many locks it has.
 
 use std::{
     collections::HashMap,
@@ -8,9 +8,9 @@ use std::{
 
 use crate::{clock, lock::Aid};
 
-/// The last renewal of each session that was active here lately.
+/// The last renewal of each session that was active here recently.
 ///
-/// Only a throttle: another server may renew the same session a moment later, which costs one
+/// This only limits the rate: another server may renew the same session a moment later, which costs one
 /// command and changes nothing.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
@@ -20,15 +20,15 @@ pub(super) struct Activity {
 #[derive(Debug, Default)]
 struct Sessions {
     of: HashMap<Aid, Session>,
-    /// The size at which silent sessions are looked for, so that this costs nothing on average.
+    /// The size at which idle sessions are removed, so that the removal costs nothing on average.
     sweep_at: usize,
 }
 
 #[derive(Debug)]
 struct Session {
     renewed: Instant,
-    /// How many locks it had when they were counted last, and how many it was granted here since. Other
-    /// servers may have granted more.
+    /// The number of its locks at the last count, and of the locks granted here since. Other servers may
+    /// have granted more.
     counted: usize,
     granted: usize,
 }
@@ -50,7 +50,8 @@ impl Sessions {
 }
 
 impl Activity {
-    /// Whether the last renewal is longer ago than `interval`; if so, this moment counts as one.
+    /// Whether the last renewal is longer ago than `interval`. If so, this moment counts as the last
+    /// renewal.
     pub(super) fn is_due(&self, aid: &Aid, interval: Duration) -> bool {
         let now = clock::now();
         let mut sessions = self.sessions();
@@ -65,8 +66,9 @@ impl Activity {
         true
     }
 
-    /// The session was granted a lock more. Whether its locks have to be counted: once it may have come
-    /// a quarter of the way closer to `most`, so that a session with few locks is never counted.
+    /// The session was granted one more lock. Returns whether its locks have to be counted: once the
+    /// session may have come a quarter of the way closer to `most`, so that a session with few locks is
+    /// never counted.
     pub(super) fn granted(&self, aid: &Aid, most: usize, interval: Duration) -> bool {
         let mut sessions = self.sessions();
         let session = match sessions.of.get_mut(aid) {
@@ -77,14 +79,14 @@ impl Activity {
         session.granted > most.saturating_sub(session.counted) / 4
     }
 
-    /// The session has so many locks, on whatever server it got them.
+    /// The session has this many locks, including those from other servers.
     pub(super) fn counted(&self, aid: &Aid, locks: usize) {
         if let Some(session) = self.sessions().of.get_mut(aid) {
             (session.counted, session.granted) = (locks, 0);
         }
     }
 
-    /// The renewal did not succeed: the next request shall try again.
+    /// The renewal failed: the next request tries again.
     pub(super) fn forget(&self, aid: &Aid) {
         self.sessions().of.remove(aid);
     }

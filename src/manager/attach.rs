@@ -1,16 +1,16 @@
-//! Collections whose types this program does not have.
+//! Collections whose types this program does not know.
 
 use std::sync::PoisonError;
 
 use crate::manager::{LockManager, Registered};
 
 impl LockManager {
-    /// Has [`list`](Self::list) and [`events`](Self::events) include a collection whose type this
-    /// program does not have, and which the store knows already
+    /// Makes [`list`](Self::list) and [`events`](Self::events) include a collection whose type this
+    /// program does not know. The store must know the collection already
     /// ([`MongoStore::attach`](crate::MongoStore::attach)).
     ///
-    /// For programs that look at the locks of others, or break them; build their manager
-    /// [without a reaper](crate::LockManagerBuilder::without_reaper). Whoever takes locks has to
+    /// For programs that show or break the locks of others. Build their manager [without a
+    /// reaper](crate::LockManagerBuilder::without_reaper). A program that takes locks must
     /// [register](Self::register) their types.
     pub fn attach(&self, collection: &'static str) {
         let parse_id = |text: &str| Some(text.into());

@@ -1,4 +1,4 @@
-//! What runs in the background: the reaper, the listener, and the supervisor of all tasks.
+//! The background tasks: the reaper, the listener, and the supervisor of all tasks.
 
 pub(super) mod listener;
 pub(super) mod reaper;

@@ -1,4 +1,4 @@
-//! What can be set, with its defaults.
+//! The settings of a manager, with their defaults.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -20,21 +20,21 @@ use crate::{
     store::DynStore,
 };
 
-/// Browsers wake the timers of a hidden tab once a minute at most, so a heartbeat can be late by
-/// that much; WordPress settled on the same figure for its post lock.
+/// Browsers wake the timers of a hidden tab once a minute at most, so a heartbeat can be that late.
+/// WordPress uses the same figure for its post lock.
 const TTL: Duration = Duration::from_secs(150);
-/// Shorter makes no sense over a network, longer hits the server's limits for dates.
+/// A shorter ttl makes no sense over a network; a longer one exceeds the server's limits for dates.
 const TTL_RANGE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30 * 24 * 60 * 60)];
 
-/// Long enough for an ordinary election of a primary with tuned settings, short enough for a person
-/// who waits for a page.
+/// Long enough for an ordinary election of a primary with tuned settings, short enough for a person who
+/// waits for a page.
 const DEADLINE: Duration = Duration::from_secs(5);
 const DEADLINE_RANGE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(120)];
 
-/// Often enough for a listener that tells people; a query of an index that finds nothing costs the
+/// Often enough for a listener that notifies people. A query of an index that finds nothing costs the
 /// server less than a millisecond.
 const REAPER_INTERVAL: Duration = Duration::from_secs(1);
-/// More than anybody edits at once, and fewer than would block a team.
+/// More than a person edits at once, and fewer than would block a team.
 const MAX_LOCKS_PER_SESSION: usize = 100;
 const LOCKS_RANGE: [usize; 2] = [1, 1_000_000];
 const REAPER_RANGE: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(60)];
@@ -42,9 +42,9 @@ const REAPER_RANGE: [Duration; 2] = [Duration::from_millis(10), Duration::from_s
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
 const LISTENER_RANGE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10 * 60)];
 
-/// More than the tabs that a person keeps open for documents which others hold.
+/// More than the tabs that a person keeps open for documents with another holder.
 const WAITERS_PER_SESSION: usize = 16;
-/// As many as the requests that a server can keep open for people who wait; a few megabytes.
+/// About as many requests as a server can keep open for waiting people; a few megabytes.
 const WAITERS: usize = 4_096;
 /// A waiter takes about a kilobyte, without its request.
 const WAITERS_RANGE: [usize; 2] = [1, 1_000_000];
@@ -85,7 +85,7 @@ impl Settings {
         (self.take_over_policy)(actor, lock)
     }
 
-    /// `None` if nobody is meant to.
+    /// `None` if nobody may.
     pub(super) fn may_see_all(&self, actor: &Actor) -> Option<bool> {
         self.admin_policy.as_ref().map(|allows| allows(actor))
     }
@@ -109,82 +109,85 @@ impl LockManagerBuilder {
         Self { store, settings, listener: None, listener_timeout: LISTENER_TIMEOUT }
     }
 
-    /// How long a lock outlives the last sign of life of its session. Default 150 s, from 1 s to
-    /// 30 days.
+    /// How long a lock outlives the last activity of its session. Default 150 s, from 1 s to 30 days.
     ///
-    /// Locks are renewed every third of it while requests come. Shorter frees the documents of
-    /// vanished people sooner; but browsers let the timers of a hidden tab run once a minute only,
-    /// so below 150 s somebody who looks at another tab can lose a lock.
+    /// While requests arrive, locks are renewed every third of the ttl. A shorter ttl frees the documents
+    /// of vanished people sooner. But browsers run the timers of a hidden tab only once a minute, so
+    /// below 150 s a person who looks at another tab can lose a lock.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self
     }
 
-    /// How long a lock may be held at most, however often it is renewed. Default: as long as its
-    /// session shows signs of life. From 1 s to 30 days.
+    /// How long a lock may be held at most, however often it is renewed. Default: as long as its session
+    /// is active. From 1 s to 30 days.
     ///
-    /// The holder is told as of any loss, and may take the lock again if nobody else has. The session
-    /// goes on: locks that end like this say nothing about it, so set this to several times the ttl,
-    /// or no session will ever be seen to fall silent.
+    /// The holder is told as of any loss, and may take the lock again if nobody else has taken it. The
+    /// session goes on: a lock that ends like this says nothing about its session. So set this to several
+    /// times the ttl, or no session is ever found to be idle.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.settings.max_hold = Some(max_hold);
         self
     }
 
-    /// How many locks one web session may hold at a time, in all collections together. Default 100, from
-    /// 1 to 1 000 000. One more is refused with [`LockError::TooManyLocks`](crate::LockError::TooManyLocks).
+    /// How many locks one web session may hold at the same time, in all collections together. Default
+    /// 100, from 1 to 1 000 000. One more is refused with
+    /// [`LockError::TooManyLocks`](crate::LockError::TooManyLocks).
     ///
-    /// So that nobody locks all documents of a collection. A session with few locks costs nothing for it:
-    /// its locks are counted, by one query for each collection, only when it may have come a quarter of
-    /// the way closer to the limit. Several servers that grant locks to one session at the same moment
-    /// may let it have some more, until its next renewal counts them. Jobs and guards are not limited.
+    /// This prevents a session from locking all documents of a collection. It costs nothing for a session
+    /// with few locks: the locks are counted, by one query for each collection, only when the session may
+    /// have come a quarter of the way closer to the limit. If several servers grant locks to one session
+    /// at the same moment, the session may exceed the limit a little until its next renewal counts the
+    /// locks. Jobs and guards are not limited.
     pub fn max_locks_per_session(mut self, most: usize) -> Self {
         self.settings.max_locks_per_session = most;
         self
     }
 
-    /// How often to look for sessions that have fallen silent. Default 1 s, from 10 ms to 60 s.
+    /// How often to look for idle sessions. Default 1 s, from 10 ms to 60 s.
     ///
-    /// One query of an index: when the next lock is due to run out, if that is known, and else in
-    /// every third interval. After failures less and less often, at least every 10 s. Each of the
-    /// sessions is ended by one server of the cluster. Nobody waits for it: who wants a lock that has
-    /// run out gets it at once.
+    /// One query of an index: when the next lock is due to expire, if that is known, and otherwise in
+    /// every third interval. After failures the queries become less frequent, but at least one every 10
+    /// s. Each idle session is ended by one server of the cluster. Nobody has to wait for this: an
+    /// expired lock is granted to the next caller at once.
     ///
-    /// It begins one interval after the last type was registered. All servers of a cluster should
+    /// The reaper starts one interval after the last type was registered. All servers of a cluster should
     /// register the same types.
     pub fn reaper_interval(mut self, interval: Duration) -> Self {
         self.settings.reaper_interval = Some(interval);
         self
     }
 
-    /// Answers a session that asks again for a lock it has been told it holds, without asking the store,
-    /// as long as the lease that was told then lasts. Default: every request asks.
+    /// Answers a repeated request for a lock without asking the store, if the store has already granted
+    /// this lock to the session and the lease from that answer has not expired. Default: every request
+    /// asks the store.
     ///
-    /// Saves one command where a page makes many requests for one document. What the answer tells is
-    /// that the session had the lock when the store was asked last, at most a ttl ago, and that this
-    /// process has not heard of its end since. It hears of what it does itself at once, and of what other
-    /// servers do within milliseconds on a replica set, within a second on a standalone server. Until
-    /// then a handler can be told that a lock is held which is gone: broken by an administrator, ended
-    /// by a logout on another server. So it may show the document, and must not conclude that nobody
-    /// else edits it. [`save`](crate::LockedDoc) asks, always: who lost the lock writes nothing.
+    /// This saves one command where a page makes many requests for one document. The answer means: the
+    /// session held the lock when the store was asked last, at most a ttl ago, and this process has not
+    /// heard of its end since. The process notices its own operations at once, those of other servers
+    /// within milliseconds on a replica set, and within a second on a standalone server. Until then, a
+    /// handler can be told that a lock is held although it is gone: broken by an administrator, or ended
+    /// by a logout on another server. So the handler may show the document, but must not conclude that
+    /// nobody else edits it. [`save`](crate::LockedDoc) always asks: a caller that lost the lock writes
+    /// nothing.
     ///
-    /// Not the default, because the one who breaks a lock expects that the next click of its holder is
-    /// refused. Such an answer renews nothing; active sessions are renewed as ever. Another tab, another
-    /// load of the page and a shared lock are always asked for.
+    /// This is not the default, because a person who breaks a lock expects the next click of the holder
+    /// to be refused. Such an answer renews nothing; active sessions are renewed as before. A request
+    /// from another tab, from another load of the page or for a shared lock always asks.
     pub fn trust_leases(mut self) -> Self {
         self.settings.trust_leases = true;
         self
     }
 
-    /// How many locks one web session may wait for on this server at the same time. Default 16, from 1 to
+    /// For how many locks one web session may wait on this server at the same time. Default 16, from 1 to
     /// 1 000 000.
     ///
     /// The next request that would have to wait is refused with [`LockError::TooManyWaiters`], over HTTP
-    /// 503 `too_many_waiters`. So no session fills the queue of a [fair](crate::Lockable::FAIR) collection,
-    /// which has [`MAX_READERS`](crate::MAX_READERS) places: on each server it gets as many as this. A
-    /// request that gets its lock at once, or does not want to wait, does not count.
+    /// 503 `too_many_waiters`. So no session can fill the queue of a [fair](crate::Lockable::FAIR)
+    /// collection, which has [`MAX_READERS`](crate::MAX_READERS) places: each server gives a session only
+    /// this many. A request that gets its lock at once, or that does not want to wait, does not count.
     ///
-    /// Does not hold for [jobs](LockManager::job): how many locks a job wants at the same time is up to the
+    /// [Jobs](LockManager::job) are not limited: how many locks a job wants at the same time is up to the
     /// application, not to a visitor.
     ///
     /// [`LockError::TooManyWaiters`]: crate::LockError::TooManyWaiters
@@ -193,41 +196,40 @@ impl LockManagerBuilder {
         self
     }
 
-    /// How many may wait for locks on this server at the same time, sessions and jobs together. Default
-    /// 4 096, from 1 to 1 000 000.
+    /// How many waiters this server may have at the same time, sessions and jobs together. Default 4 096,
+    /// from 1 to 1 000 000.
     ///
-    /// Whoever would have to wait beyond that is refused as by
-    /// [`max_waiters_per_session`](Self::max_waiters_per_session). Raise it where more jobs wait in one
-    /// process.
+    /// Further waiters are refused as by [`max_waiters_per_session`](Self::max_waiters_per_session).
+    /// Raise the limit if more jobs wait in one process.
     pub fn max_waiters(mut self, waiters: usize) -> Self {
         self.settings.waiters.all = waiters;
         self
     }
 
-    /// Leaves silent sessions to the other servers of the cluster, or to
-    /// [`sweep`](LockManager::sweep).
+    /// Leaves idle sessions to the other servers of the cluster, or to [`sweep`](LockManager::sweep).
     ///
-    /// At least one should do it: without, the records of vanished people stay until the TTL index
-    /// removes them, and no listener hears of it.
+    /// At least one server should run a reaper. Otherwise the records of vanished people stay until the
+    /// TTL index removes them, and no listener is called.
     pub fn without_reaper(mut self) -> Self {
         self.settings.reaper_interval = None;
         self
     }
 
-    /// Has the application told of each session that ends: by logout, by silence, or by revocation.
-    /// Default: nobody.
+    /// Calls this listener for each session that ends: by logout, by its idle timeout, or by revocation.
+    /// Default: no listener.
     ///
-    /// Called when the session's locks are gone, once in the whole cluster: by the server that ended
-    /// the session, or by another one with a listener if that has none or has died. If a server dies
-    /// while it calls, another one calls again, after the time-out and 10 s;
-    /// [`event`](SessionEnded::event) is the same then, and [`repeated`](SessionEnded::repeated) is
-    /// true. What nobody could be told within a day is forgotten.
+    /// The listener is called when the session's locks are gone, once in the whole cluster: by the server
+    /// that ended the session, or by another one if that server has no listener or has died. If a server
+    /// dies during the call, another server calls again, after the time-out and 10 s. Then
+    /// [`event`](SessionEnded::event) is the same, and [`repeated`](SessionEnded::repeated) is true. An
+    /// end that nobody could be told of within a day is dropped.
     ///
-    /// It runs in a task of its own on the manager's runtime, for the system: there is no request and
-    /// no user. At most 16 run at the same time. An error, a panic or a time-out is logged, and not
-    /// repeated. It must not block its thread, as nothing asynchronous may.
+    /// The listener runs in a task of its own on the manager's runtime, without a request or a user. At
+    /// most 16 calls run at the same time. An error, a panic or a time-out is logged, and not repeated.
+    /// As any asynchronous code, the listener must not block its thread.
     ///
-    /// If no server runs for a minute, the TTL index removes what has run out, and of that nobody hears.
+    /// If no server runs for a minute, the TTL index removes the expired locks, and these ends are not
+    /// reported.
     ///
     /// ```
     /// # use actix_doclock::{BuildError, LockManager, MemoryStore, SessionEnded};
@@ -252,28 +254,29 @@ impl LockManagerBuilder {
         self
     }
 
-    /// How long the listener may take before it is dropped. Default 10 s, from 100 ms to 10 minutes.
+    /// How long the listener may take before its call is dropped. Default 10 s, from 100 ms to 10
+    /// minutes.
     pub fn listener_timeout(mut self, timeout: Duration) -> Self {
         self.listener_timeout = timeout;
         self
     }
 
-    /// How long an operation may take before its caller is told that the store does not answer.
-    /// Default 5 s, from 100 ms to 120 s.
+    /// How long an operation may take before its caller is told that the store does not answer. Default 5
+    /// s, from 100 ms to 120 s.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         self
     }
 
-    /// Who is shown where a lock's session gives no name. Default "another session".
+    /// The holder that is shown if a lock's session gives no name. Default "another session".
     pub fn holder_label(mut self, label: impl Into<String>) -> Self {
         self.settings.holder = Holder::new(label);
         self
     }
 
-    /// Who may break whose lock. Default: nobody.
+    /// Decides who may break which lock. Default: nobody may.
     ///
-    /// Called with the person who asks and the lock as it is; must not block.
+    /// Called with the actor and the current lock; must not block.
     pub fn break_policy(
         mut self,
         allows: impl Fn(&Actor, &Lock) -> bool + Send + Sync + 'static,
@@ -282,12 +285,12 @@ impl LockManagerBuilder {
         self
     }
 
-    /// Who may take over whose lock from another session, by the [lock API](crate::lock_api). Default:
-    /// everybody from their own other sessions, as told by [`Actor::with_id`].
+    /// Decides who may take over which lock from another session, by the [lock API](crate::lock_api).
+    /// Default: people may take over locks from their own other sessions, as told by [`Actor::with_id`].
     ///
-    /// Who takes over has the lock at once. The holder is told, and what they save is refused; what they
-    /// have typed is theirs to keep. Called as the [break policy](Self::break_policy). From another tab
-    /// of the same session anybody may take a lock.
+    /// The new holder has the lock at once. The former holder is told, and its saves are refused, but it
+    /// keeps the text that was typed. Called as the [break policy](Self::break_policy). A takeover from
+    /// another tab of the same session is always allowed.
     ///
     /// ```
     /// # use actix_doclock::{Actor, Lock, LockManager, MemoryStore};
@@ -304,17 +307,17 @@ impl LockManagerBuilder {
         self
     }
 
-    /// Who may see the locks of everybody, at `/admin` of the [lock API](crate::lock_api). Default:
-    /// there is no such page.
+    /// Decides who may see the locks of all users, at `/admin` of the [lock API](crate::lock_api).
+    /// Default: there is no such page.
     ///
-    /// Breaking a lock there is still up to the [break policy](Self::break_policy).
+    /// The [break policy](Self::break_policy) still decides who may break a lock there.
     pub fn admin_policy(mut self, allows: impl Fn(&Actor) -> bool + Send + Sync + 'static) -> Self {
         self.settings.admin_policy = Some(Arc::new(allows));
         self
     }
 
-    /// Starts the manager on the current Tokio runtime, which must outlive it: `main`'s, not that
-    /// of a worker.
+    /// Starts the manager on the current Tokio runtime. That runtime must outlive the manager: use
+    /// `main`'s, not a worker's.
     ///
     /// # Errors
     /// [`BuildError`] if a setting is out of its range.

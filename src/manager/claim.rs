@@ -1,4 +1,4 @@
-//! What a caller of the manager wants, and what the caller got.
+//! A caller's wish for a lock, and its outcome.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use crate::{
     store::Claim,
 };
 
-/// Whether to wait for a lock that somebody else holds, and how long.
+/// Whether, and how long, to wait for a lock that has another holder.
 ///
-/// Who waits is woken when the lock is released, in the order of arrival within this process. See
+/// A release wakes the waiters in the order of their arrival within this process. See
 /// [`LockManager::acquire`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wait(pub(super) Patience);
@@ -33,25 +33,26 @@ impl Wait {
         Self(Patience::No)
     }
 
-    /// So long. Zero is [`no`](Self::no).
+    /// Waits for at most this time. Zero is [`no`](Self::no).
     ///
-    /// The answer comes one [deadline](crate::LockManagerBuilder::deadline) after that at the latest, also
-    /// in an outage, however many wait, and in a [fair](crate::Lockable::FAIR) collection: a caller whose
-    /// time is over before it could ask the store asks once, and it waits for an answer of the store that is
-    /// under way. When the manager [shuts down](LockManager::shutdown), the wait ends at once.
+    /// The answer comes at most one [deadline](crate::LockManagerBuilder::deadline) later. This also
+    /// holds in an outage, for any number of waiters, and in a [fair](crate::Lockable::FAIR) collection.
+    /// A caller whose time is over before it could ask the store asks once. An answer of the store that
+    /// is under way is waited for. When the manager [shuts down](LockManager::shutdown), the wait ends at
+    /// once.
     #[must_use]
     pub fn for_at_most(time: Duration) -> Self {
         Self(if time.is_zero() { Patience::No } else { Patience::ForAtMost(time) })
     }
 
-    /// For good. Outages of the store are waited for as well. Ends at once when the manager
-    /// [shuts down](LockManager::shutdown).
+    /// Waits without a limit, also during outages of the store. Ends at once when the manager [shuts
+    /// down](LockManager::shutdown).
     #[must_use]
     pub fn until_acquired() -> Self {
         Self(Patience::UntilAcquired)
     }
 
-    /// What is left of it for the next one. What began as a wait is one to its end.
+    /// The rest of this wait for the next lock. A wait with a limit stays one, even if no time is left.
     pub(crate) fn since(self, began: Instant) -> Self {
         match self.0 {
             Patience::ForAtMost(time) => {
@@ -62,10 +63,10 @@ impl Wait {
     }
 }
 
-/// What [`LockManager::acquire_by`] found.
+/// The result of [`LockManager::acquire_by`].
 #[derive(Debug)]
 pub(crate) enum Acquired {
-    /// Granted anew, and given back unless it is confirmed.
+    /// A new grant, which is given back unless it is confirmed.
     Fresh(Provisional),
     AlreadyMine(Lock),
     Held(Lock),
@@ -80,17 +81,17 @@ impl Acquired {
     }
 }
 
-/// What somebody wants, for themselves.
+/// A caller's wish for a lock.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) key: LockKey,
     pub(crate) aid: Aid,
     pub(crate) holder: Holder,
-    /// The tab of the session that wants it.
+    /// The tab of the session that wants the lock.
     pub(crate) tab: Option<TabId>,
     pub(crate) page: Option<PageId>,
     pub(crate) mode: Mode,
-    /// That of the manager, or a shorter one of its own.
+    /// The manager's ttl, or a shorter one.
     pub(crate) ttl: Duration,
 }
 
@@ -98,7 +99,8 @@ impl Wanted {
     pub(super) fn claim(&self, max_hold: Option<Duration>, place: Option<Duration>) -> Claim {
         Claim {
             aid: self.aid.clone(),
-            // Chosen here, before the first attempt, so that a repetition knows it for the same claim.
+            // Chosen here, before the first attempt, so that the store recognises a repetition of the
+            // same claim.
             token: LockToken::new(),
             holder: self.holder.clone(),
             tab: self.tab,
@@ -122,14 +124,14 @@ pub(crate) struct Acquisition {
 }
 
 impl Acquisition {
-    /// `None` for that of a foreign program.
+    /// `None` for a lock of a foreign program.
     pub(crate) fn of(lock: &Lock) -> Option<Self> {
         let (key, aid, token) = (lock.key.clone(), lock.aid.clone(), lock.token?);
         Some(Self { key, aid, token, mode: lock.mode })
     }
 }
 
-/// What nobody wants to have been granted to these attempts of a claim.
+/// Attempts of a claim whose grants nobody wants.
 #[derive(Debug, Clone)]
 pub(super) struct Unwanted {
     pub(super) key: LockKey,
@@ -144,24 +146,24 @@ impl Unwanted {
     }
 }
 
-/// A fresh lock that is given back when this is dropped, unless it was confirmed before.
+/// A fresh lock that is given back when this value is dropped, unless it was confirmed before.
 ///
-/// So no way out of a request leaves a lock behind: a deadline that passes, a handler that is
-/// dropped with its connection, a sibling extractor that fails, a document that is not there.
+/// So a request leaves no lock behind, however it ends: a deadline passes, a handler is dropped with its
+/// connection, a sibling extractor fails, a document does not exist.
 #[derive(Debug)]
 pub(crate) struct Provisional {
     manager: LockManager,
     lock: Lock,
     token: LockToken,
     page: Option<PageId>,
-    /// Sees the end of the release, so that a request can wait for it.
+    /// Tracks the release, so that a request can wait for its end.
     scope: TaskTracker,
     confirmed: bool,
 }
 
 impl Provisional {
     pub(super) fn new(manager: LockManager, lock: Lock, claim: &Claim, scope: TaskTracker) -> Self {
-        // Perhaps that of an earlier attempt.
+        // The lock may carry the token of an earlier attempt.
         let (token, page) = (lock.token.unwrap_or(claim.token), claim.page);
         Self { manager, lock, token, page, scope, confirmed: false }
     }
@@ -181,7 +183,7 @@ impl Provisional {
         self.lock.clone()
     }
 
-    /// It has gone by other means, and need not be given back.
+    /// The lock is gone by other means, and need not be given back.
     pub(crate) fn forget(mut self) {
         self.confirmed = true;
     }

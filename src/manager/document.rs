@@ -1,4 +1,4 @@
-//! Locked documents are loaded and saved.
+//! Loading and saving locked documents.
 
 use std::{any::type_name, time::Instant};
 
@@ -34,19 +34,20 @@ impl LockManager {
         }
     }
 
-    /// A document as the store keeps it.
+    /// Encodes a document as the store keeps it.
     ///
     /// # Errors
-    /// What serde says if `document` has no such form.
+    /// The error of serde if `document` has no such form.
     pub(crate) fn encode<T: Lockable>(&self, document: &T) -> Result<StoredDocument, BoxError> {
         StoredDocument::encode(self.inner.store.format(), document)
     }
 
-    /// Writes under the lock what differs from `before`, or the whole document without that.
+    /// Writes the differences from `before` under the lock, or the whole document if there is no
+    /// `before`.
     ///
     /// # Errors
     /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::Document`],
-    /// [`LockError::Misconfigured`] and the store's.
+    /// [`LockError::Misconfigured`] and those of the store.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.save", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),

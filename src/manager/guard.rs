@@ -1,4 +1,4 @@
-//! A lock as a value.
+//! A held lock as a value.
 
 pub(super) mod job;
 pub(super) mod keeper;
@@ -21,15 +21,15 @@ use crate::{
     store::Released,
 };
 
-/// A lock that is held as long as this lives. Made by [`LockManager::acquire`] and by a
+/// A lock that is held as long as this value lives. Made by [`LockManager::acquire`] and by a
 /// [`Job`](crate::Job).
 ///
-/// - *Proves:* the lock was granted. Whether it still is, only the server knows: what must not
-///   overlap goes into a guarded save, is told the [`fence`](Self::fence), or is given up when the
+/// - *Proves:* the lock was granted. Whether the lock is still held, only the server knows. Work that
+///   must not overlap goes into a guarded save, carries the [`fence`](Self::fence), or stops when the
 ///   lock is [`lost`](Self::lost).
 /// - *Is renewed* in the background, every third of its ttl, by one task for all guards of that ttl.
-/// - *Ends* by [`release`](Self::release), by dropping it (the release is then handed to the manager's
-///   runtime; dropping never blocks), or with its process after the ttl.
+/// - *Ends* by [`release`](Self::release), by a drop (the manager's runtime then releases it; a drop
+///   never blocks), or with its process after the ttl.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct LockGuard {
     manager: LockManager,
@@ -38,7 +38,7 @@ pub struct LockGuard {
     wanted: Wanted,
     owner: Aid,
     is_released: bool,
-    /// What is learnt of the lock is remembered while somebody watches it.
+    /// Keeps the news about the lock: they are stored only while something watches it.
     _watch: Watch,
 }
 
@@ -49,7 +49,7 @@ impl LockGuard {
         wanted: Wanted,
         owner: Aid,
     ) -> Result<Self, LockError> {
-        // Only by the hand of somebody who edits lock records.
+        // Only possible if somebody has edited the lock record by hand.
         let held = Acquisition::of(&lock)
             .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
         let watch = manager.inner.watched.watch(&lock, held.token);
@@ -57,13 +57,13 @@ impl LockGuard {
         Ok(Self { manager, lock, held, wanted, owner, is_released: false, _watch: watch })
     }
 
-    /// What is locked.
+    /// The locked document.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         &self.lock.key
     }
 
-    /// Whether others may read beside this.
+    /// Whether others may hold a shared lock at the same time.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.lock.mode
@@ -75,8 +75,8 @@ impl LockGuard {
         self.held.token
     }
 
-    /// Higher than that of every earlier holder; for a guarded thing outside the database, which
-    /// refuses lower ones. Only in a [fenced](crate::Lockable::FENCED) collection.
+    /// Higher than the fence of every earlier holder. Pass it to a resource outside the database, which
+    /// refuses lower fences. Only in a [fenced](crate::Lockable::FENCED) collection.
     #[must_use]
     pub fn fence(&self) -> Option<FencingToken> {
         self.lock.fence
@@ -88,9 +88,9 @@ impl LockGuard {
         &self.lock
     }
 
-    /// Waits until this process learns that the lock is gone: it was broken, or could not be renewed.
-    /// At the latest when it runs out, counted from before its last renewal was sent, and so before the
-    /// server lets anybody else in.
+    /// Waits until this process learns that the lock is gone: it was broken, or it could not be renewed.
+    /// Resolves at the latest when the lock expires, counted from before its last renewal was sent, and
+    /// so before the server grants the lock to anybody else.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -98,14 +98,14 @@ impl LockGuard {
         self.manager.lost(&self.lock)
     }
 
-    /// Makes a shared lock exclusive. Granted to the only reader; beside other readers it is refused
-    /// and stays shared. It does not wait: two readers that waited for each other would do so for good.
+    /// Makes a shared lock exclusive. Granted if this is the only reader. Otherwise it is refused, and
+    /// the lock stays shared. It does not wait: two readers would wait for each other forever.
     ///
-    /// It is a new grant, with a token and a fence of its own.
+    /// The upgrade is a new grant, with its own token and fence.
     ///
     /// # Errors
-    /// [`LockError::Held`] by another reader. [`LockError::Lost`] if it had run out and another session
-    /// is in. [`LockError::Store`].
+    /// [`LockError::Held`] by another reader. [`LockError::Lost`] if the lock had expired and another
+    /// session holds it. [`LockError::Store`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the lock may be lost.
@@ -125,20 +125,20 @@ impl LockGuard {
     fn becomes(&mut self, lock: Lock, wanted: Wanted) -> Result<(), LockError> {
         let upgraded = Self::new(self.manager.clone(), lock, wanted, self.owner.clone())?;
         let mut shared = std::mem::replace(self, upgraded);
-        // The server has taken it away with the grant.
+        // The grant has removed the shared lock.
         shared.is_released = true;
         Ok(())
     }
 
-    /// Gives the lock back. That it had gone already is no error.
+    /// Gives the lock back. It is no error if the lock is already gone.
     ///
     /// # Errors
-    /// [`LockError::Store`]: the release goes on in the background, for as long as the lock can live.
+    /// [`LockError::Store`]: the release goes on in the background until the lock expires.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the lock is released all the same.
+    /// If the future is dropped, the lock is still released.
     pub async fn release(mut self) -> Result<Released, LockError> {
-        // A renewal at this moment would take it for lost.
+        // A renewal at this moment would report the lock as lost.
         self.manager.keep_no_more(&self.held);
         let released = self.manager.release_by(&self.held, self.manager.until()).await;
         self.is_released = released.is_ok();
@@ -161,8 +161,8 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-/// Several locks, of which all are held. Made by [`LockManager::acquire_all`]; dereferences to the
-/// guards, in the order of their keys.
+/// Several locks, all of them held. Made by [`LockManager::acquire_all`]; dereferences to the guards, in
+/// the order of their keys.
 #[derive(Debug, Default)]
 #[must_use = "the locks are released when this is dropped"]
 pub struct LockGuards(Vec<LockGuard>);
@@ -172,7 +172,7 @@ impl LockGuards {
         self.0.push(guard);
     }
 
-    /// Waits until the first of them is [lost](LockGuard::lost). For good if there is none.
+    /// Waits until the first of them is [lost](LockGuard::lost). Never resolves if there are no guards.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -183,13 +183,13 @@ impl LockGuards {
         select_all(self.0.iter().map(|guard| Box::pin(guard.lost()))).await;
     }
 
-    /// Gives all of them back, at the same time.
+    /// Gives all of them back at the same time.
     ///
     /// # Errors
-    /// [`LockError::Store`], the first one; see [`LockGuard::release`].
+    /// The first [`LockError::Store`]; see [`LockGuard::release`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, the locks are released all the same.
+    /// If the future is dropped, the locks are still released.
     pub async fn release(mut self) -> Result<(), LockError> {
         let guards = std::mem::take(&mut self.0);
         let released = join_all(guards.into_iter().map(LockGuard::release)).await;
@@ -205,7 +205,7 @@ impl Deref for LockGuards {
     }
 }
 
-/// In reverse order.
+/// Drops the guards in reverse order.
 impl Drop for LockGuards {
     fn drop(&mut self) {
         while self.0.pop().is_some() {}

@@ -1,4 +1,4 @@
-//! How a manager is doing.
+//! The health of a manager and its store.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,31 +21,31 @@ use crate::{
 /// How long a panic of a background task counts as a problem.
 const PANIC_IS_NEWS_FOR: Duration = Duration::from_secs(10 * 60);
 
-/// How a manager is doing, as far as it knows without asking anybody.
+/// The health of a manager, as far as it knows without asking the store.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Health {
-    /// The collections that are registered.
+    /// The registered collections.
     pub collections: Vec<&'static str>,
-    /// By collection, how those who wait learn that a lock is free. Where nobody has waited for half a
-    /// minute there is no entry.
+    /// How the waiters of each collection learn that a lock is free. A collection without waiters for
+    /// half a minute has no entry.
     pub wakeups: BTreeMap<&'static str, Wakeup>,
-    /// How many wait for a lock here.
+    /// How many waiters there are on this server.
     pub waiting: usize,
     /// How many locks guards of this process hold.
     pub guards: usize,
-    /// How many streams of events are open over HTTP.
+    /// How many event streams are open over HTTP.
     pub event_streams: usize,
-    /// The background task that ends silent sessions.
+    /// The background task that ends idle sessions.
     pub reaper: ReaperHealth,
-    /// Background tasks that have panicked since the start of this server, by their kind.
+    /// The background tasks that have panicked since the start of this server, by kind.
     pub panics: BTreeMap<&'static str, TaskPanics>,
     /// [`shutdown`](LockManager::shutdown) was called.
     pub stopping: bool,
 }
 
-/// How a manager and its store are doing. Made by [`LockManager::check_health`]; as JSON it is made
-/// for the route that a load balancer or an orchestrator asks.
+/// The health of a manager and its store. Made by [`LockManager::check_health`]. As JSON it answers the
+/// route that a load balancer or an orchestrator asks.
 ///
 /// ```json
 /// {
@@ -63,9 +63,10 @@ pub struct Health {
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct HealthReport {
-    /// What it comes to. Alert on this.
+    /// The overall status. Alert on this.
     pub status: HealthStatus,
-    /// What is wrong, for people. Names collections and what the store said, no sessions and no ids.
+    /// The problems, for people to read. They name collections and errors of the store, but no sessions
+    /// and no ids.
     pub problems: Vec<String>,
     /// The store.
     pub store: StoreHealth,
@@ -74,46 +75,47 @@ pub struct HealthReport {
     pub server: Health,
 }
 
-/// What a [`HealthReport`] comes to.
+/// The overall status of a [`HealthReport`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HealthStatus {
-    /// All is well.
+    /// There are no problems.
     Ok,
-    /// Requests are answered, and something should be looked after in working hours: an index is
-    /// missing, the reaper does not get through, those who wait have to ask, a majority lags behind.
+    /// Requests are answered, but something needs attention in working hours: an index is missing, sweeps
+    /// of the reaper are overdue, waiters have to poll, or the majority lags behind.
     Degraded,
-    /// Requests that lock are answered with 503: the store does not answer in time, refuses or takes no
-    /// writes, or this server is being stopped.
+    /// Requests for locks are answered with 503: the store does not answer in time, refuses requests or
+    /// takes no writes, or this server is being stopped.
     Unavailable,
 }
 
-/// How the store is doing, as part of a [`HealthReport`].
+/// The state of the store, as part of a [`HealthReport`].
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct StoreHealth {
-    /// Whether it has answered.
+    /// Whether the store has answered.
     pub reachable: bool,
-    /// How long the answer took, or how long it was waited for.
+    /// How long the answer took, or how long the check waited for it.
     #[serde(rename = "took_ms", serialize_with = "millis")]
     pub took: Duration,
-    /// Why there is no answer.
+    /// The error, if there was no answer.
     pub error: Option<String>,
-    /// What it said.
+    /// The answer of the store.
     #[serde(flatten)]
     pub status: Option<StoreStatus>,
 }
 
 impl HealthReport {
-    /// Whether requests that lock can be answered: for a readiness probe, which takes a server out of
-    /// the load balancer. Not for a liveness probe, since no restart brings a database back.
+    /// Whether requests for locks can be answered: for a readiness probe, which takes a server out of the
+    /// load balancer. Not for a liveness probe, because a restart of this server does not repair a
+    /// database.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.status != HealthStatus::Unavailable
     }
 
-    /// Whether nobody needs to look after anything.
+    /// Whether there are no problems.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.status == HealthStatus::Ok
@@ -132,7 +134,7 @@ impl HealthReport {
     }
 }
 
-/// What keeps requests from being answered.
+/// The problems that prevent requests from being answered.
 fn blocking(store: &StoreHealth, server: &Health) -> Vec<String> {
     let mut problems = Vec::new();
     if server.stopping {
@@ -158,13 +160,14 @@ fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Strin
         }
         if let Some(lag) = status.majority_lag.filter(|lag| *lag > deadline) {
             problems.push(format!(
-                "what a majority has is {lag:?} old: every grant waits for it, look at the secondaries"
+                "the majority-committed state is {lag:?} old: every grant waits for a majority; check the \
+                 secondaries"
             ));
         }
         if matches!(status.topology, Topology::ReplicaSet | Topology::Sharded) {
             let polling = server.wakeups.iter().filter(|(_, wakeup)| **wakeup == Wakeup::Polling);
             problems.extend(polling.map(|(collection, _)| {
-                format!("the change stream of {collection} is lost: who waits there has to ask")
+                format!("the change stream of {collection} is lost: waiters have to poll")
             }));
         }
     }
@@ -185,7 +188,7 @@ fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Strin
 }
 
 impl LockManager {
-    /// How it is doing, as far as it knows by itself. Costs nothing.
+    /// The health of this manager, as far as it knows without asking the store. Costs nothing.
     #[must_use]
     pub fn health(&self) -> Health {
         Health {
@@ -200,7 +203,7 @@ impl LockManager {
         }
     }
 
-    /// How it and its store are doing. For a readiness probe:
+    /// The health of this manager and its store. For a readiness probe:
     ///
     /// ```
     /// use actix_doclock::LockManager;
@@ -213,11 +216,11 @@ impl LockManager {
     /// }
     /// ```
     ///
-    /// It asks the store as a request would: again and again, for as long as the
-    /// [deadline](super::LockManagerBuilder::deadline), so give the probe a little more time than that.
-    /// On MongoDB one command, and one for each registered collection, all at the same time. Never an
-    /// error: an outage is in the answer. Nothing in it is secret, but who may ask it as often as they
-    /// like can keep the database busy.
+    /// It asks the store as a request would: with repetitions, until the
+    /// [deadline](crate::LockManagerBuilder::deadline). So allow the probe a little more time than that.
+    /// On MongoDB this takes one command, and one for each registered collection, all at the same time.
+    /// It never fails: an outage is part of the answer. The answer contains no secrets, but a client that
+    /// may ask without a limit can keep the database busy.
     ///
     /// # Cancel safety
     /// May be dropped.
@@ -241,7 +244,7 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(5);
 
-    /// All is well but for what `breaks` does; what it comes to, and the only problem there is.
+    /// A healthy report, changed by `breaks`. Returns its status and its only problem.
     fn report(breaks: impl FnOnce(&mut StoreStatus, &mut Health)) -> (HealthStatus, String) {
         let mut status = StoreStatus::new(Topology::ReplicaSet, true);
         let reaper = ReaperHealth {

@@ -1,10 +1,10 @@
-//! What operations tell the crates `metrics` and `tracing` about themselves. Without these features
-//! nothing is left of a call.
+//! Reports operations to the crates `metrics` and `tracing`. Without these features the calls compile to
+//! nothing.
 //!
-//! Spans are named `doclock.<verb>`, and say in which collection and what came of it; the metrics are in
-//! `manager/metrics.rs`. Neither carries an id, a session, a token or a name. A span is of the one who
-//! waits for the answer: the task of the operation is in none, because it may outlive the request by far,
-//! and the request's span would last as long.
+//! Spans are named `doclock.<verb>`, and carry the collection and the outcome. The metrics are in
+//! `manager/observe/metrics.rs`. Neither carries an id, a session, a token or a name. A span covers the
+//! caller that waits for the answer. The task of the operation has no span: it may outlive the request by
+//! far, and the request's span would then last as long.
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 
 #[cfg(feature = "metrics")]
@@ -31,7 +31,7 @@ use crate::{
     store::{Released, Swept},
 };
 
-/// What somebody is timed for that takes one lock.
+/// Times an operation on one lock.
 pub(super) struct Timer {
     #[cfg(feature = "metrics")]
     collection: &'static str,
@@ -84,7 +84,7 @@ impl Timer {
     }
 }
 
-/// One who may wait. Counted for as long as this lives.
+/// A caller that may wait. It is counted as long as this value lives.
 pub(super) struct Waiting {
     #[cfg(feature = "metrics")]
     timer: Option<Timer>,
@@ -136,7 +136,7 @@ impl Drop for Waiting {
     }
 }
 
-/// The answer to a call, and not to one of several attempts.
+/// The answer to a whole call, as opposed to one of several attempts.
 pub(super) fn answered(manager: &LockManager, wanted: &Wanted, answer: &Acquired) {
     #[cfg(feature = "metrics")]
     if let Acquired::Held(_) = answer {
@@ -154,11 +154,11 @@ pub(super) fn waiter_refused(manager: &LockManager, key: &LockKey, per_session: 
     }
 }
 
-/// Those who wait for each other may not have been found.
+/// A search gave up, so it may have missed a deadlock.
 pub(super) fn search_gave_up(looked_at: usize) {
     log::debug!(
         target: "actix_doclock::manager",
-        "a search for deadlocks has given up after {looked_at} waits: a deadlock may last until one of its \
+        "a search for deadlocks has given up after {looked_at} steps: a deadlock may last until one of its \
          waits is over",
     );
     #[cfg(feature = "metrics")]
@@ -181,7 +181,7 @@ pub(super) fn released<E>(manager: &LockManager, key: &LockKey, released: &Resul
     counter!(RELEASES, "collection" => label(manager, key), "outcome" => outcome).increment(1);
 }
 
-/// `None` for a break that the policy refuses.
+/// `None` if the policy refused the break.
 pub(super) fn broken(manager: &LockManager, key: &LockKey, broken: Option<Released>) {
     let outcome = match broken {
         Some(Released::Released) => "broken",
@@ -193,7 +193,7 @@ pub(super) fn broken(manager: &LockManager, key: &LockKey, broken: Option<Releas
     counter!(BREAKS, "collection" => label(manager, key), "outcome" => outcome).increment(1);
 }
 
-/// Of a guard, at its renewal.
+/// A guard has lost its lock, as its renewal has shown.
 pub(super) fn lost(manager: &LockManager, key: &LockKey) {
     #[cfg(feature = "metrics")]
     counter!(LOST, "collection" => label(manager, key), "noticed" => "renewal").increment(1);
@@ -229,7 +229,7 @@ pub(super) fn failed(verb: &'static str, error: &StoreError) {
     counter!(STORE_ERRORS, "verb" => verb, "kind" => kind(error)).increment(1);
 }
 
-/// A session wanted more locks than it may have.
+/// A session has asked for more locks than it may hold.
 pub(super) fn locks_refused() {
     #[cfg(feature = "metrics")]
     counter!(LOCKS_REFUSED).increment(1);
@@ -247,7 +247,7 @@ pub(super) fn tried_again(error: &StoreError) {
     counter!(STORE_RETRIES, "kind" => kind(error)).increment(1);
 }
 
-/// A guard holds it from now on, or no more.
+/// A guard has begun or ceased to hold a lock.
 pub(super) fn guard(manager: &LockManager, key: &LockKey, holds: bool) {
     #[cfg(feature = "metrics")]
     {
@@ -278,14 +278,14 @@ fn ended(reason: EndReason, sessions: u64) {
     counter!(SESSIONS_ENDED, "reason" => reason).increment(sessions);
 }
 
-/// What came of the verb whose span this is.
+/// Records the outcome in the span of the current verb.
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 fn into_span(outcome: &'static str) {
     #[cfg(feature = "tracing")]
     tracing::Span::current().record("outcome", outcome);
 }
 
-/// Whatever a key may name, there are no more of these than registered types.
+/// Limits the label values to the registered collections, whatever collection a key names.
 #[cfg(feature = "metrics")]
 fn label(manager: &LockManager, key: &LockKey) -> &'static str {
     manager.registered(key.collection()).map_or("other", |(collection, _)| collection)

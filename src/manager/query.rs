@@ -1,4 +1,4 @@
-//! Who holds what.
+//! Lists and shows locks.
 
 use std::{slice, time::Instant};
 
@@ -10,11 +10,11 @@ use crate::{
     manager::LockManager,
 };
 
-/// How many documents of a collection are listed with the locks of everybody.
+/// How many documents of a collection are listed in the locks of all users.
 pub(crate) const LISTED: usize = 1_000;
 
 impl LockManager {
-    /// The live lock on this document, if there is one. For display: it may change at any moment.
+    /// The live lock on this document, if there is one. Only for display: it may change at any moment.
     ///
     /// # Errors
     /// See [`LockManager`].
@@ -22,7 +22,7 @@ impl LockManager {
         self.inspect_by(key, None, self.until()).await
     }
 
-    /// All live locks on this document: one that is exclusive, or those of its readers.
+    /// All live locks on this document: one exclusive lock, or the locks of its readers.
     ///
     /// # Errors
     /// See [`LockManager`].
@@ -78,7 +78,7 @@ impl LockManager {
         aid: Option<&Aid>,
         until: Instant,
     ) -> Result<Vec<Lock>, LockError> {
-        // What one session holds is its own doing; what all hold is for a page.
+        // A session limits its own locks; the list of all locks is for a page.
         let limit = if aid.is_some() { usize::MAX } else { LISTED };
         let lists = self.in_each_collection(|collection| {
             let args = (collection, aid.cloned(), limit);

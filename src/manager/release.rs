@@ -1,4 +1,5 @@
-//! Giving locks back: to the next one who waits, to nobody, or when a page that went is not back in time.
+//! Giving locks back: to the next waiter, to nobody, or when the user of a closed page does not return in
+//! time.
 
 use std::{
     sync::Arc,
@@ -31,7 +32,7 @@ impl LockManager {
     /// Releases exactly the acquisition that `lock` stands for, never a newer one.
     ///
     /// # Errors
-    /// See [`LockManager`]. That the lock had gone already is no error.
+    /// See [`LockManager`]. It is no error if the lock is already gone.
     pub async fn release(&self, lock: &Lock) -> Result<Released, LockError> {
         match Acquisition::of(lock) {
             Some(held) => self.release_by(&held, self.until()).await,
@@ -39,15 +40,15 @@ impl LockManager {
         }
     }
 
-    /// The claim may have been granted all the same, or be still on its way. Nobody knows of it.
+    /// The claim may have been granted anyway, or may still be under way. No caller knows of it.
     pub(super) fn claim_is_unknown(&self, key: &LockKey, claim: &Claim, scope: &TaskTracker) {
         let unknown = Unwanted::new(key, claim, claim.token.attempts().collect());
         self.give_back(unknown.clone(), scope);
         self.give_back_later(unknown);
     }
 
-    /// One attempt of the claim was answered. Those before it, of which nobody has heard, may be still
-    /// on their way, and be granted what was released by then.
+    /// One attempt of the claim was answered. Earlier attempts without an answer may still be under way,
+    /// and could be granted the lock after it was released.
     pub(super) fn earlier_may_be_late(&self, key: &LockKey, claim: &Claim, answer: &TryAcquire) {
         let answered = match answer {
             TryAcquire::Granted(lock) => lock.token,
@@ -60,8 +61,8 @@ impl LockManager {
         }
     }
 
-    /// Gives a grant back that its request does not want. Nobody waits for it, and it is tried for
-    /// as long as the lock can live.
+    /// Gives back a grant that its request does not want. Nobody waits for this, and it is tried until
+    /// the lock would expire.
     pub(super) fn give_back(&self, unwanted: Unwanted, scope: &TaskTracker) {
         let (manager, until) = (self.clone(), clock::now() + self.ttl());
         self.inner.runner.spawn(scope, async move {
@@ -77,16 +78,17 @@ impl LockManager {
                 mode,
             });
             match retracted {
-                // Never granted, or given back before; or it is still there, for another request that
-                // was told of it. Who waits asks.
+                // The lock was never granted, or was given back before, or it is still there for another
+                // request that was told of it. The first waiter asks the store.
                 Ok(Released::AlreadyGone) => all.for_each(|it| manager.inner.queues.ended(&it)),
                 _ => manager.released_in_background(&key, retracted, all),
             }
         });
     }
 
-    /// Once more, for an acquire that was stuck on its way while it was given back. Without this a
-    /// lock that nobody knows of would live as long as its session, which renews all it holds.
+    /// Gives the lock back once more, for an acquire that was delayed on its way and arrived after the
+    /// first attempt to give it back. Otherwise this orphaned lock would live as long as its session,
+    /// which renews all its locks.
     fn give_back_later(&self, unwanted: Unwanted) {
         let manager = Arc::downgrade(&self.inner);
         self.inner.runner.spawn_after(jittered(self.ttl() / 3), async move {
@@ -96,7 +98,7 @@ impl LockManager {
         });
     }
 
-    /// Releases a lock without anybody waiting.
+    /// Releases a lock without making the caller wait.
     pub(crate) fn release_in_background(&self, held: Acquisition) {
         self.inner.distrusts(&held.key);
         if let Some(heir) = self.inner.queues.heir(&held) {
@@ -118,8 +120,8 @@ impl LockManager {
         });
     }
 
-    /// Releases a lock by giving it to the next one. One command where two would be needed, each of
-    /// which has to wait for a majority.
+    /// Releases a lock by a handover to the next waiter. One command replaces two commands, each of which
+    /// would wait for a majority.
     fn hand_over(
         &self,
         held: Acquisition,
@@ -150,9 +152,11 @@ impl LockManager {
                     Ok(Released::AlreadyGone)
                 }
                 Err(error) => {
-                    // It may have been carried out, or be still on its way: then it is the claim's.
+                    // The handover may have been carried out, or may still be under way: then the lock
+                    // belongs to the claim.
                     manager.claim_is_unknown(key, &claim, &heir.scope);
-                    // Else it is still on record under its own name, and may be renewed there.
+                    // Otherwise the lock is still recorded under its old holder, and may be renewed
+                    // there.
                     manager.release_alone_in_background(held);
                     Err(error)
                 }
@@ -171,7 +175,7 @@ impl LockManager {
             Ok(_) => these.into_iter().for_each(|it| self.inner.gone(&it)),
             Err(e) => log::warn!(
                 target: "actix_doclock::manager",
-                "a lock on {key:?} could not be given back, it has run out by now: {e}",
+                "a lock on {key:?} could not be given back; it has expired by now: {e}",
             ),
         }
     }
@@ -200,8 +204,8 @@ impl LockManager {
         Ok(released)
     }
 
-    /// Has the lock run out after `grace`, if it is an exclusive one. A shared one is released: nobody
-    /// is kept out by a reader that comes back.
+    /// Makes an exclusive lock expire after `grace`. A shared lock is released at once: a reader that
+    /// returns takes it again, and excludes no other reader.
     pub(crate) async fn release_in(
         &self,
         held: &Acquisition,
@@ -215,13 +219,14 @@ impl LockManager {
             store.run_out_in(&it.key, &it.aid, it.token, *page, *grace)
         });
         if shortened.await? == Released::AlreadyGone {
-            // Not an exclusive one of this page: then it may be of a newer page of this tab.
+            // This page holds no exclusive lock with this token: it may belong to a newer page of this
+            // tab.
             let reader = self.inspect_by(&held.key, Some(&held.aid), until).await?;
             if reader.is_some_and(|it| it.token == Some(held.token) && it.mode == Mode::Shared) {
                 self.release_by(held, until).await?;
             }
         }
-        // They are to learn when it runs out now.
+        // The waiters learn that the lock expires earlier now.
         self.inner.queues.freed(&held.key);
         Ok(())
     }

@@ -1,16 +1,16 @@
-//! How often something is done in the background.
+//! The pauses of background tasks.
 
 use std::{borrow::Cow, time::Duration};
 
 use crate::random;
 
-/// The longest pause after failures: what comes back is found again within that time.
+/// The longest pause after failures: a store that recovers is noticed within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// How many intervals a pause is at most while there is nothing to do. Not for as long as that: a
-/// fail-over to a server whose clock is ahead, or a hand that edits records, changes it at any time.
+/// How many intervals a pause lasts at most while nothing is due. It is limited because a failover to a
+/// server whose clock is ahead, or a manual edit of records, can make something due at any time.
 pub(super) const IDLE_INTERVALS: u32 = 3;
 
-/// The pauses of a background task: jittered, so that servers which were started together do not
+/// The pauses of a background task. They are jittered, so that servers which were started together do not
 /// ask together, and doubled with each failure.
 #[derive(Debug)]
 pub(crate) struct Rhythm {
@@ -20,17 +20,16 @@ pub(crate) struct Rhythm {
 }
 
 impl Rhythm {
-    /// `what` is done, for the log, as in "looking for silent sessions".
+    /// `what` describes the task in the log, as in "looking for idle sessions".
     pub(crate) fn new(what: impl Into<Cow<'static, str>>, interval: Duration) -> Self {
         Self { what: what.into(), interval, failures: 0 }
     }
 
-    /// The pause after success: until `next` there is nothing to do, as far as is known. At most three
-    /// intervals.
+    /// The pause after success. As far as is known, nothing is due until `next`. At most three intervals.
     ///
-    /// Almost to the moment, and not at the next stroke of the interval: what runs out may be removed
-    /// by the TTL monitor from then on, and nobody would hear of it. Not quite to the moment, because
-    /// all servers know of the same one, and the first one does it.
+    /// The pause ends shortly after `next`, not at the next multiple of the interval: once a lock has
+    /// expired, the TTL monitor may remove it, and then nobody would be told. It does not end exactly at
+    /// `next`, because all servers know the same moment, and one of them should go first.
     pub(crate) fn after_success(&mut self, next: Option<Duration>) -> Duration {
         self.works();
         let longest = self.interval * IDLE_INTERVALS;
@@ -38,7 +37,7 @@ impl Rhythm {
         (next.unwrap_or(longest).min(longest) + jitter).max(self.interval / 50)
     }
 
-    /// It has come to something since the last failure.
+    /// The task has succeeded, for the first time since the last failure.
     pub(crate) fn works(&mut self) {
         if self.failures > 0 {
             log::info!(target: "actix_doclock::background", "{} works again", self.what);
@@ -51,7 +50,7 @@ impl Rhythm {
         self.failures = self.failures.saturating_add(1);
         let doubled = self.interval.saturating_mul(2_u32.saturating_pow(self.failures));
         let pause = jittered(doubled.min(LONGEST_PAUSE)).min(LONGEST_PAUSE);
-        // Once in full; an outage is not to fill the log.
+        // Warns only once, so that an outage does not fill the log.
         let level = if self.failures == 1 { log::Level::Warn } else { log::Level::Debug };
         log::log!(
             target: "actix_doclock::background",
@@ -63,7 +62,7 @@ impl Rhythm {
     }
 }
 
-/// Between three and five quarters of it.
+/// Between three and five quarters of the pause.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.75 + random() / 2.0)
 }

@@ -1,4 +1,4 @@
-//! The life of a session, as far as the manager knows it: signs of life, and its end.
+//! The life of a session, as far as the manager knows it: its activity, and its end.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ use crate::{
 };
 
 impl LockManager {
-    /// Starts the lease of every live lock of the session anew, and counts them.
+    /// Renews the lease of every live lock of the session, and counts these locks.
     ///
-    /// One command for each registered collection, at the same time. A lock that has run out is not
-    /// revived: fewer than expected means that some are lost.
+    /// One command for each registered collection, all at the same time. An expired lock is not revived:
+    /// a lower count than expected means that some locks are lost.
     ///
     /// # Errors
     /// See [`LockManager`].
@@ -38,34 +38,34 @@ impl LockManager {
         observe::renewed("session", &renewed);
         let renewed = renewed?.into_iter().sum();
         if self.inner.watched.watches(aid) {
-            // Which of them it was, for those who wait for a loss.
+            // Tells the watchers which of the locks are gone.
             self.list_by(Some(aid), until).await?;
         }
         Ok(renewed)
     }
 
-    /// Ends the session, as its logout does: all its locks are released, and for a minute the
-    /// extractors and the lock API give it no new one. Names what it held. The listener is called in
-    /// the background.
+    /// Ends the session, as its logout does: all its locks are released, and for a minute the extractors
+    /// and the lock API refuse it new locks. Returns the documents that it had locked. The listener is
+    /// called in the background.
     ///
     /// # Errors
-    /// See [`LockManager`]. After an error the locks go by a repeated call, by the next
-    /// [sweep](Self::sweep) of any server if the end was noted, or with their ttl.
+    /// See [`LockManager`]. After an error the locks remain until a repeated call, until the next
+    /// [sweep](Self::sweep) of any server if the end was recorded, or until they expire.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the session is ended all the same.
+    /// If the future is dropped, the session is still ended.
     pub async fn release_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
         self.end_session(aid, EndReason::LoggedOut).await
     }
 
-    /// Ends somebody else's session: as [`release_session`](Self::release_session), with the reason
+    /// Ends another session: as [`release_session`](Self::release_session), with the reason
     /// [`Revoked`](EndReason::Revoked).
     ///
-    /// This takes the locks away, not the session: what the session store still accepts goes on, and
-    /// after a minute may lock again.
+    /// This takes away the locks, not the session: if the session store still accepts the session, it
+    /// goes on, and may lock again after a minute.
     ///
     /// # Errors
-    /// As `release_session`, and as cancel safe.
+    /// As `release_session`. It is also as cancel safe.
     pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
         self.end_session(aid, EndReason::Revoked).await
     }
@@ -79,7 +79,8 @@ impl LockManager {
         aid: &Aid,
         reason: EndReason,
     ) -> Result<Vec<LockKey>, LockError> {
-        // A name of its own for each operation: two of one server are as far apart as those of two.
+        // Each operation has a name of its own: two operations of one server are as independent as those
+        // of two servers.
         let args = (aid.clone(), reason, self.registered_names(), random::uuid());
         let asked = clock::now();
         let ended =
@@ -93,20 +94,22 @@ impl LockManager {
         Ok(ended)
     }
 
-    /// Ends a session without anybody waiting.
+    /// Ends a session without making the caller wait.
     pub(crate) fn release_session_in_background(&self, aid: Aid) {
         let manager = self.clone();
         self.inner.runner.spawn(&TaskTracker::new(), async move {
             if let Err(e) = manager.release_session(&aid).await {
                 log::error!(
                     target: "actix_doclock::manager",
-                    "the locks of the ended session {aid:?} go with their ttl: {e}",
+                    "the locks of the ended session {aid:?} were not released, and remain until they \
+                     expire: {e}",
                 );
             }
         });
     }
 
-    /// Releases all locks of the session, which goes on and may take new ones. Names what it held.
+    /// Releases all locks of the session, which goes on and may take new locks. Returns the documents
+    /// that it had locked.
     ///
     /// # Errors
     /// See [`LockManager`].
@@ -124,7 +127,7 @@ impl LockManager {
         Ok(released)
     }
 
-    /// How long ago the session ended, if it has.
+    /// How long ago the session ended, if it has ended.
     pub(crate) async fn session_ended(
         &self,
         aid: &Aid,
@@ -133,8 +136,8 @@ impl LockManager {
         self.run("session_ended", until, aid.clone(), |store, aid| store.session_ended(aid)).await
     }
 
-    /// Renews all locks of an active session, at most once in a third of the ttl and without
-    /// anybody waiting. Returns the task if this call started one.
+    /// Renews all locks of an active session, at most once in a third of the ttl, and without making the
+    /// caller wait. Returns the task if this call started one.
     pub(crate) fn touch(&self, aid: &Aid) -> Option<Receiver<()>> {
         if !self.inner.activity.is_due(aid, self.ttl() / 3) {
             return None;
@@ -154,7 +157,7 @@ impl LockManager {
         }))
     }
 
-    /// A session that has just begun holds nothing, so nothing of it is due for renewal.
+    /// A new session holds no locks, so none are due for renewal.
     pub(crate) fn session_begins(&self, aid: &Aid) {
         self.inner.activity.is_due(aid, self.ttl() / 3);
     }

@@ -22,13 +22,13 @@ use crate::{
 pub const MAX_REASON_BYTES: usize = 500;
 
 impl LockManager {
-    /// Removes somebody else's lock, if the [policy](crate::LockManagerBuilder::break_policy) allows
-    /// it to `actor`. Returns the lock that was broken; `None` if the document was free.
+    /// Removes another session's lock, if the [policy](crate::LockManagerBuilder::break_policy) allows
+    /// `actor` to do so. Returns the lock that was broken; `None` if the document was free.
     ///
-    /// What the holder writes afterwards through a guarded save is refused.
+    /// Later guarded saves of the former holder are refused.
     ///
     /// # Errors
-    /// [`LockError::BreakRefused`] by the policy. Else see [`LockManager`].
+    /// [`LockError::BreakRefused`] by the policy. Otherwise see [`LockManager`].
     pub async fn break_lock(
         &self,
         key: &LockKey,
@@ -41,15 +41,15 @@ impl LockManager {
         Ok((released == Released::Released).then_some(lock))
     }
 
-    /// As [`break_lock`](Self::break_lock), for the lock that somebody was shown and no other. The
-    /// `reason`, cut to [`MAX_REASON_BYTES`], goes into the log and to those who hear
+    /// As [`break_lock`](Self::break_lock), but breaks only the lock that was shown to the actor. The
+    /// `reason`, cut to [`MAX_REASON_BYTES`], is written to the log and sent to the subscribers of
     /// [events](Self::events).
     ///
-    /// It writes a line with the actor, the reason and the holder to the log, target
+    /// Writes a log line with the actor, the reason and the holder, with the target
     /// `actix_doclock::audit`.
     ///
     /// # Errors
-    /// As `break_lock`. That the lock had gone already is no error.
+    /// As `break_lock`. It is no error if the lock is already gone.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.break", skip_all,
         fields(collection = lock.key.collection(), outcome = tracing::field::Empty),
@@ -81,29 +81,29 @@ impl LockManager {
         Ok(broken)
     }
 
-    /// Whether [`break_seen`](Self::break_seen) would let this person break it.
+    /// Whether [`break_seen`](Self::break_seen) would let this actor break the lock.
     pub(crate) fn may_break(&self, actor: &Actor, lock: &Lock) -> bool {
         self.inner.settings.may_break(actor, lock)
     }
 
-    /// Whether this person may see the locks of everybody; `None` if nobody is meant to.
+    /// Whether this actor may see the locks of all users; `None` if nobody may.
     pub(crate) fn may_see_all(&self, actor: &Actor) -> Option<bool> {
         self.inner.settings.may_see_all(actor)
     }
 
-    /// Whether [`take_over`](Self::take_over) would let this person have the lock.
+    /// Whether [`take_over`](Self::take_over) would let this actor have the lock.
     pub(crate) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
         can_be_taken_over(lock) && self.inner.settings.may_take_over(actor, lock)
     }
 
-    /// Takes the exclusive lock `from` its holder, in one step, so that nobody comes between. `None` if
-    /// that acquisition is gone.
+    /// Takes the exclusive lock `from` its holder in one step, so that no other caller gets it in
+    /// between. `None` if that acquisition is gone.
     ///
-    /// Whoever may is asked before. A session that takes it from itself, for another tab, goes on with
-    /// it: nobody is told that anything was taken.
+    /// The caller checks the policy before. If a session takes the lock from itself, for another tab, it
+    /// goes on with the lock: no takeover is reported.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the lock is given back, not to who had it.
+    /// If the future is dropped, the lock is given back, but not to its former holder.
     pub(crate) async fn take_over(
         &self,
         from: &Lock,
@@ -137,7 +137,8 @@ impl LockManager {
                 }
                 Ok(None) => Ok(None),
                 Err(error) => {
-                    // It may have been carried out, or be still on its way: then it is the claim's.
+                    // The takeover may have been carried out, or may still be under way: then the lock
+                    // belongs to the claim.
                     manager.claim_is_unknown(&held.key, &claim, &own_scope);
                     Err(error)
                 }
@@ -147,7 +148,8 @@ impl LockManager {
     }
 }
 
-/// A foreign program would not notice; and of several readers there is not one to take it from.
+/// A foreign program would not notice a takeover; and among several readers there is no one holder to
+/// take it from.
 pub(crate) fn can_be_taken_over(lock: &Lock) -> bool {
     lock.mode == Mode::Exclusive && lock.token.is_some()
 }

@@ -1,5 +1,5 @@
-//! How an operation is carried out: to its end, more than once if need be, and never waited for
-//! longer than its deadline.
+//! Runs each operation to its end, with repetitions if necessary. No caller waits longer than the
+//! deadline.
 
 use std::{
     future::Future,
@@ -27,15 +27,15 @@ use crate::{
 /// The first pause before an operation is tried again; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
-/// The longest pause where somebody waits.
+/// The longest pause while a caller waits.
 pub(super) const FOREGROUND: Duration = Duration::from_millis(500);
-/// The longest pause where nobody does: a store that comes back is not to be run over.
+/// The longest pause while no caller waits: a store that recovers should not be flooded.
 pub(super) const BACKGROUND: Duration = Duration::from_secs(5);
 
 /// Spawns tasks on the runtime on which the manager was built.
 ///
-/// Not on the runtime of the request: a worker of actix-web ends with its connections and takes its
-/// tasks along, and the driver must not be dropped half-way.
+/// Tasks do not run on the runtime of the request: a worker of actix-web ends with its connections and
+/// drops its tasks, but a command of the driver must not be dropped half-way.
 #[derive(Debug)]
 pub(super) struct Runner {
     runtime: Handle,
@@ -47,10 +47,10 @@ impl Runner {
         Self { runtime: Handle::current(), tasks: TaskTracker::new() }
     }
 
-    /// Runs `future` to its end, and sends what comes of it. `scope` sees the task, too.
+    /// Runs `future` to its end, and sends its outcome. `scope` tracks the task as well.
     ///
-    /// Not by a `JoinHandle`: an outcome that nobody takes must be dropped *within* the task, so
-    /// that what its drop sets going (a lock given back) begins before the task counts as ended.
+    /// A channel instead of a `JoinHandle`: an outcome that nobody receives must be dropped *within* the
+    /// task, so that the cleanup in its drop (giving a lock back) begins before the task counts as ended.
     pub(super) fn spawn<F>(&self, scope: &TaskTracker, future: F) -> Receiver<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -63,7 +63,7 @@ impl Runner {
         receiver
     }
 
-    /// Runs `future` after a while. [`drain`](Self::drain) does not wait for that.
+    /// Runs `future` after a delay. [`drain`](Self::drain) does not wait for it.
     pub(super) fn spawn_after<F>(&self, delay: Duration, future: F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -78,7 +78,7 @@ impl Runner {
         &self.runtime
     }
 
-    /// Runs what ends by itself when the manager goes. [`drain`](Self::drain) does not wait for it.
+    /// Runs a task that ends together with the manager. [`drain`](Self::drain) does not wait for it.
     pub(super) fn spawn_untracked<F>(&self, future: F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -86,13 +86,13 @@ impl Runner {
         self.runtime.spawn(future);
     }
 
-    /// Waits until no task is left, at most so long.
+    /// Waits until no task is left, for at most this time.
     pub(super) async fn drain(&self, at_most: Duration) {
         self.tasks.close();
         if timeout(at_most, self.tasks.wait()).await.is_err() {
             log::warn!(
                 target: "actix_doclock::manager",
-                "{} operations have not ended after {at_most:?}; the store does not answer",
+                "{} operations have not ended after {at_most:?}: the store does not answer",
                 self.tasks.len(),
             );
         }
@@ -100,7 +100,7 @@ impl Runner {
     }
 }
 
-/// Tries until the outcome is known, or until there is no time for another attempt.
+/// Tries until the outcome is known, or until no time is left for another attempt.
 ///
 /// An attempt under way is never dropped, so this may end later than `until`.
 pub(super) async fn retry<T, F>(
@@ -122,7 +122,7 @@ where
     with_deadline(until, all).await
 }
 
-/// When to try again, for who has to do something in between.
+/// When to try again, for a caller that has to do something between two attempts.
 pub(super) struct Attempts {
     until: Instant,
     pause: Duration,
@@ -134,7 +134,7 @@ impl Attempts {
         Self { until, pause: FIRST_PAUSE, longest_pause }
     }
 
-    /// `None` if this is the outcome.
+    /// `None` if the outcome is final.
     pub(super) fn pause_after<T>(&mut self, outcome: &Result<T, StoreError>) -> Option<Duration> {
         let (error, pause) = (outcome.as_ref().err()?, self.pause);
         if !may_try_again(error) || clock::now() + pause >= self.until {
@@ -151,7 +151,7 @@ fn may_try_again(error: &StoreError) -> bool {
     error.kind() == StoreErrorKind::Unavailable
 }
 
-/// What comes of a task, or that nothing has come in time. The task goes on either way.
+/// The outcome of a task, or an error if there is none in time. The task goes on in both cases.
 pub(super) async fn answer<T>(
     verb: &'static str,
     until: Instant,
@@ -166,7 +166,7 @@ pub(super) async fn answer<T>(
     outcome.inspect_err(|e| observe::failed(verb, e))
 }
 
-/// All outcomes, or the first error. All futures are polled together, none is dropped before its
+/// All outcomes, or the first error. All futures are polled together, and none is dropped before its
 /// operation has been handed to its task.
 pub(super) async fn all<T, E>(
     futures: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
@@ -175,8 +175,8 @@ pub(super) async fn all<T, E>(
 }
 
 impl LockManager {
-    /// Runs one operation to its end in a task of its own, again and again while its outcome is
-    /// unknown and there is time.
+    /// Runs one operation to its end in a task of its own. Repeats the operation while its outcome is unknown
+    /// and time is left.
     pub(super) async fn run<A, T>(
         &self,
         verb: &'static str,
@@ -206,8 +206,8 @@ impl LockManager {
     }
 
     #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
-    /// Runs an operation to its end in a task of its own, again and again while its outcome is unknown
-    /// and there is time, as the verbs of the store are.
+    /// Runs an operation to its end in a task of its own, as [`run`](Self::run) does for the verbs of the
+    /// store. Repeats the operation while its outcome is unknown and time is left.
     pub(crate) async fn in_own_task<T, F>(
         &self,
         what: &'static str,

@@ -1,4 +1,4 @@
-//! Waiting for a lock that somebody else holds.
+//! Waiting for a lock that another session or job holds.
 
 pub(super) mod queue;
 
@@ -27,15 +27,15 @@ use crate::{
     },
 };
 
-/// How long a place in the queue of a fair collection outlives its process, and how often it is kept.
+/// How long a position in the store's queue outlives its process, and how often it is renewed.
 const PLACE: Duration = Duration::from_secs(5);
 const KEEP_PLACES: Duration = Duration::from_secs(1);
 
-/// Gives the place of one that does not wait any more up, in a fair collection.
+/// Leaves the store's queue when the wait ends, in a fair collection.
 struct Kept<'a> {
     manager: &'a LockManager,
     key: &'a LockKey,
-    /// Of the last claim.
+    /// The token of the last claim.
     token: Option<LockToken>,
 }
 
@@ -48,11 +48,11 @@ impl Drop for Kept<'_> {
 }
 
 impl LockManager {
-    /// Takes the lock, waiting for it if need be. `owner` is who waits, as deadlocks are found by: the
-    /// session itself, or the job that a guard is for.
+    /// Takes the lock, and waits for it if necessary. `owner` is the waiter that a deadlock search sees:
+    /// the session itself, or the job that the guard belongs to.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the place in the queue is given up, and a fresh grant given back.
+    /// If the future is dropped, it leaves the queue and gives a fresh grant back.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.wait", skip_all,
         fields(collection = wanted.key.collection(), outcome = tracing::field::Empty),
@@ -74,7 +74,7 @@ impl LockManager {
         acquired
     }
 
-    /// From now on. During a shutdown one attempt is still made.
+    /// Resolves when a shutdown begins. During a shutdown each caller still makes one attempt.
     async fn begins_shutdown(&self) {
         if self.inner.waits.is_cancelled() {
             return pending().await;
@@ -82,7 +82,7 @@ impl LockManager {
         self.inner.waits.cancelled().await;
     }
 
-    /// The deadline of an operation that begins now, for a caller whose patience ends at `give_up`.
+    /// The deadline of an operation that begins now, for a caller that gives up at `give_up`.
     fn until_at_most(&self, give_up: Option<Instant>) -> Instant {
         let latest = give_up.and_then(|at| at.checked_add(self.deadline()));
         latest.map_or_else(|| self.until(), |latest| latest.min(self.until()))
@@ -99,12 +99,12 @@ impl LockManager {
         let (collection, registered) = self.registered(key.collection())?;
         let give_up = match wait.0 {
             Patience::No => return self.acquire_by(wanted, scope, self.until()).await,
-            // Beyond what a clock can count: for good.
+            // A time that is too long for the clock counts as no limit.
             Patience::ForAtMost(time) => clock::now().checked_add(time),
             Patience::UntilAcquired => None,
         };
-        // Who holds it already must not wait behind those who wait for that to end. A guard's session
-        // is new and holds nothing.
+        // A session that already holds the lock must not queue behind those that wait for its release.
+        // The session of a guard is new and holds nothing.
         let may_hold = wanted.aid == *owner;
         if may_hold
             && self.inner.queues.somebody_waits_for(key)
@@ -180,7 +180,7 @@ impl LockManager {
                 }
                 () = &mut keeping, if !keeping.is_terminated() => {}
                 () = at(give_up) => {
-                    // In a fair collection the store keeps the order, and has forgotten this one.
+                    // In a fair collection the store keeps the order, and drops this position.
                     if !registered.fair {
                         place.keep_turn();
                     }
@@ -191,8 +191,9 @@ impl LockManager {
         }
     }
 
-    /// The first attempt in a fair collection. In the order of arrival, also for the store: each waits until
-    /// the one before has its answer. `None` also if its time is over before that.
+    /// The first attempt in a fair collection. The waiters of this process ask the store in the order of
+    /// arrival: each waits until its predecessor has an answer. `None` also means that the time was over
+    /// before that.
     async fn try_as_it_arrives(
         &self,
         wanted: &Wanted,
@@ -212,7 +213,7 @@ impl LockManager {
         self.try_waiting(wanted, kept, place, true, scope, self.until_at_most(give_up)).await
     }
 
-    /// One attempt. `None` if somebody else holds it, or comes first.
+    /// One attempt. `None` if the lock has another holder, or if another waiter comes first.
     async fn try_waiting(
         &self,
         wanted: &Wanted,
@@ -239,7 +240,7 @@ impl LockManager {
             }
             Ok(granted) => Ok(Some(granted)),
             Err(e) => {
-                // That claim is being given back, and must not be granted after all.
+                // That claim is being given back, so the store must not grant it later.
                 if let Some(token) = kept.token.take() {
                     self.leave_in_background(wanted.key.clone(), token.of_place());
                 }
@@ -253,7 +254,7 @@ impl LockManager {
         LockError::TooManyWaiters { key: key.clone(), limit, per_session }
     }
 
-    /// A pause, if this is an outage that the wait may outlast. Else it is the answer.
+    /// Pauses if this is an outage that the wait may outlast. Otherwise the outage is the answer.
     async fn sit_out(
         &self,
         error: LockError,
@@ -305,7 +306,8 @@ impl LockManager {
         Ok(lock.is_some_and(|lock| lock.aid == wanted.aid))
     }
 
-    /// A reader that wants to write beside other readers does not wait: two of them would for good.
+    /// A reader that wants to write while other readers hold the lock does not wait: two such readers
+    /// would wait for each other forever.
     async fn is_upgrade(
         &self,
         wanted: &Wanted,
@@ -316,7 +318,7 @@ impl LockManager {
         Ok(has_readers && wanted.mode == Mode::Exclusive && self.holds(wanted, until).await?)
     }
 
-    /// Who holds it, or at last the lock itself if nobody is known to.
+    /// Answers with the known holder. If no holder is known, makes a last attempt.
     async fn refusal(
         &self,
         wanted: &Wanted,
@@ -334,7 +336,8 @@ impl LockManager {
         }
     }
 
-    /// Makes sure of what was seen, perhaps a while ago, before somebody is refused for it.
+    /// Checks the holders that were seen, perhaps a while ago, before a waiter is refused because of
+    /// them.
     async fn is_certain(
         &self,
         cycle: &[Edge],
@@ -350,7 +353,7 @@ impl LockManager {
                 return Ok(None);
             }
         }
-        // One who has just come has not asked yet.
+        // A waiter that has just joined has not asked the store yet.
         let holder = match place.holder() {
             None => self.inspect_by(&wanted.key, Some(&wanted.aid), until).await?,
             seen => seen,
@@ -359,7 +362,7 @@ impl LockManager {
     }
 }
 
-/// Who comes next waits for this one from now on.
+/// The waiters behind this one wait for its lock from now on.
 fn granted(answer: Acquired, kept: &mut Kept<'_>, place: Place) -> Acquired {
     kept.token = None;
     place.granted(answer.lock().clone());

@@ -1,4 +1,4 @@
-//! Hearing of what happens to locks: for waiters, and for events.
+//! News about locks: for waiters, and for events.
 
 pub(crate) mod events;
 pub(crate) mod streams;

@@ -1,4 +1,4 @@
-//! Telling the application that sessions have ended.
+//! Tells the application which sessions have ended.
 
 use std::{
     future::Future,
@@ -24,13 +24,13 @@ use crate::{
 
 /// How many sessions are announced at the same time.
 const AT_ONCE: usize = 16;
-/// For noting that the listener has been called. After that another server takes it to be dead.
+/// Time to record that the listener was called. After that, another server assumes that this one is dead.
 const TIME_TO_SAY_SO: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 type Outcome = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
-/// What the application wants to have called.
+/// The function that the application wants to be called.
 #[derive(Clone)]
 pub(in crate::manager) struct Listener(Arc<dyn Fn(SessionEnded) -> Outcome + Send + Sync>);
 
@@ -44,7 +44,7 @@ impl Listener {
         Self(Arc::new(move |ended| Box::pin(listener(ended))))
     }
 
-    /// In a task of its own, so that a panic is its own.
+    /// In a task of its own, so that a panic ends only this task.
     fn call(&self, ended: SessionEnded, limit: Duration) -> JoinHandle<()> {
         let Self(call) = self.clone();
         tokio::spawn(async move {
@@ -64,9 +64,9 @@ impl Listener {
 }
 
 impl LockManager {
-    /// Announces what waits for it, a few at a time. Returns whether there was anything.
+    /// Announces some of the ends that are waiting for it. Returns whether there were any.
     ///
-    /// `told` are ends that have been announced, when that could not be noted.
+    /// `told` contains ends that have been announced although that could not be recorded.
     async fn announce_some(
         &self,
         listener: &Listener,
@@ -85,7 +85,7 @@ impl LockManager {
             return Ok(false);
         }
         told.clone_from(&taken);
-        // What was taken is brought to its end, whatever becomes of this future.
+        // The taken ends are announced completely, even if this future is dropped.
         let (manager, listener) = (self.clone(), listener.clone());
         let called = self.inner.runner.spawn(&TaskTracker::new(), async move {
             let calls = taken.iter().map(|ended| listener.call(ended.clone(), limit));
@@ -121,7 +121,8 @@ impl LockManager {
 
 /// Calls the listener until the manager is gone or shut down.
 pub(in crate::manager) async fn run(manager: Weak<Inner>, listener: Listener, limit: Duration) {
-    // Not the manager's own name: what is just being announced is not to be swept by it.
+    // Not the manager's own name: a sweep of the manager must not take an end that is just being
+    // announced.
     let worker = random::uuid();
     let mut rhythm = Rhythm::new("announcing the ends of sessions", FIRST_PAUSE);
     let mut told = Vec::new();

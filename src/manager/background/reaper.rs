@@ -1,5 +1,5 @@
-//! The background task that ends silent sessions: the "session-timeout listener" of a servlet
-//! container, for a cluster.
+//! The background task that ends idle sessions: the "session-timeout listener" of a servlet container,
+//! for a cluster.
 
 use std::{
     sync::{Arc, Weak},
@@ -16,15 +16,14 @@ use crate::{
     store::Swept,
 };
 
-/// How many sessions are ended at once: few enough that nobody waits for a lock behind them, and that
-/// they take no memory to speak of.
+/// How many sessions are ended at once: few enough that no lock request waits long behind them, and that
+/// they need little memory.
 const AT_ONCE: usize = 200;
 
 impl LockManager {
-    /// Removes locks that have run out, and ends the sessions that have fallen silent, of all
-    /// registered collections. Says how many sessions those were. The
-    /// [reaper](super::LockManagerBuilder::reaper_interval) does the same all the time; this is for
-    /// tests, and for processes without one.
+    /// Removes expired locks, and ends the idle sessions, in all registered collections. Returns the
+    /// number of these sessions. The [reaper](crate::LockManagerBuilder::reaper_interval) does the same
+    /// continuously; this method is for tests, and for processes without a reaper.
     ///
     /// The listener is called in the background; [`shutdown`](Self::shutdown) waits for it.
     ///
@@ -32,7 +31,7 @@ impl LockManager {
     /// [`LockError::Store`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, the current batch of sessions is ended all the same.
+    /// If the future is dropped, the current batch of sessions is still ended.
     pub async fn sweep(&self) -> Result<usize, LockError> {
         let mut sessions = 0;
         loop {
@@ -64,7 +63,7 @@ impl LockManager {
         if swept.sessions > 0 {
             log::debug!(
                 target: "actix_doclock::background",
-                "{} sessions have fallen silent", swept.sessions,
+                "{} idle sessions have ended", swept.sessions,
             );
         }
         if swept.announcements {
@@ -76,7 +75,7 @@ impl LockManager {
 
 /// Sweeps until the manager is gone or shut down.
 pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
-    let mut rhythm = Rhythm::new("looking for silent sessions", interval);
+    let mut rhythm = Rhythm::new("looking for idle sessions", interval);
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };
         let (stop, register) = (manager.inner.stop.token(), Arc::clone(&manager.inner.register));
@@ -88,24 +87,24 @@ pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
             swept = manager.sweep_some() => match swept {
                 Ok(swept) if swept.more => Duration::ZERO,
                 Ok(swept) => {
-                    // Nor does a lock that is taken from now on run out before that.
+                    // A lock that is taken from now on does not expire before that either.
                     let soonest = manager.ttl().min(swept.next.unwrap_or(Duration::MAX));
                     rhythm.after_success(Some(soonest.saturating_sub(clock::since(began))))
                 }
                 Err(e) => rhythm.after_failure(&e),
             },
         };
-        // Not to keep the manager alive while nothing is to be done.
+        // Does not keep the manager alive while nothing is due.
         drop(manager);
         let mut next = clock::now() + pause;
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                // Types are being registered. Who does not know all of them yet would take a session
-                // to be silent that holds locks on others.
+                // Types are being registered. A server that does not know all of them yet would take a
+                // session to be idle that holds locks on other types.
                 () = register.notified() => next = clock::now() + interval,
-                // Perhaps by a takeover of an expired lock, whose holder is to be heard of soon.
+                // The grant may be a takeover of an expired lock, whose holder should be reported soon.
                 () = granted.notified() => next = next.min(clock::now() + interval),
                 () = sleep_until(next.into()) => break,
             }

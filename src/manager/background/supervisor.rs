@@ -1,4 +1,4 @@
-//! Background tasks outlive their panics: each is started again, and the health of the manager says so.
+//! Restarts background tasks that panic, and reports the panics in the manager's health.
 
 use std::{
     any::Any,
@@ -21,24 +21,24 @@ use crate::{
     store::millis,
 };
 
-/// The pause before a task is started again; doubled with each panic, up to the longest.
+/// The pause before a task is started again. It is doubled with each panic, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How long a task has run when its earlier panics do not count any more.
+/// A task that has run for this long starts with the first pause again.
 const PROVEN: Duration = Duration::from_secs(60);
-/// How long the message of a panic may be that is kept.
+/// The maximum length of a stored panic message.
 const MESSAGE_BYTES: usize = 500;
 
-/// The panics of one kind of background task, as part of [`Health`](super::Health).
+/// The panics of one kind of background task, as part of [`Health`](crate::Health).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TaskPanics {
-    /// How often a task of this kind has panicked, and was started again.
+    /// How often a task of this kind has panicked and was started again.
     pub count: u32,
-    /// How long ago it did so last.
+    /// The time since the last panic.
     #[serde(rename = "last_ms", serialize_with = "millis")]
     pub last: Duration,
-    /// What it said then.
+    /// The message of the last panic.
     pub message: String,
 }
 
@@ -70,8 +70,8 @@ impl Panics {
 impl LockManager {
     /// Runs a background task to its end, and starts it again whenever it panics.
     ///
-    /// `panicked` is called then, to make sure that nobody relies on the task in the meantime. The task
-    /// gets a weak handle, so it keeps no manager alive.
+    /// `panicked` is called after each panic, to make sure that nothing relies on the task until it runs
+    /// again. The task gets a weak handle, so it does not keep the manager alive.
     pub(in crate::manager) fn supervise<F>(
         &self,
         task: &'static str,
@@ -128,7 +128,7 @@ impl Drop for Running {
     }
 }
 
-/// What the panic said, cut.
+/// The message of the panic, cut to the maximum length.
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)");

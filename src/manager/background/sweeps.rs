@@ -1,4 +1,4 @@
-//! What is remembered of the reaper's work.
+//! The results of the reaper's sweeps.
 
 use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
@@ -10,21 +10,21 @@ use tokio::task::AbortHandle;
 
 use crate::{clock, error::LockError, manager::rhythm::IDLE_INTERVALS, store::millis_if_any};
 
-/// How the reaper is doing: the background task that ends silent sessions.
+/// The state of the reaper, the background task that ends idle sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ReaperHealth {
     /// Whether it runs.
     pub state: ReaperState,
-    /// How long ago silent sessions were last looked for with success, by the reaper or by
-    /// [`sweep`](crate::LockManager::sweep). `None` if never.
+    /// The time since the last successful sweep, by the reaper or by
+    /// [`sweep`](crate::LockManager::sweep). `None` if there was none.
     #[serde(rename = "last_sweep_ms", serialize_with = "millis_if_any")]
     pub last_sweep: Option<Duration>,
-    /// It runs, and that is longer ago than it can be if all is well.
+    /// The reaper runs, but its last successful sweep was too long ago.
     pub overdue: bool,
-    /// How often it has failed since then.
+    /// The number of failed sweeps since the last success.
     pub failures: u32,
-    /// Why it failed the last time, if it has since then.
+    /// The error of the last failure since the last success.
     pub last_error: Option<String>,
 }
 
@@ -33,12 +33,12 @@ pub struct ReaperHealth {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ReaperState {
-    /// It does.
+    /// The reaper runs.
     Running,
-    /// The application wants none on this server:
+    /// The application wants no reaper on this server:
     /// [`without_reaper`](crate::LockManagerBuilder::without_reaper).
     Off,
-    /// It has ended: the manager was shut down, or its runtime is gone.
+    /// The reaper has ended: the manager was shut down, or its runtime is gone.
     Stopped,
 }
 
@@ -60,9 +60,9 @@ impl Sweeps {
         self.past.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This task does it from now on.
+    /// This task sweeps from now on.
     pub(in crate::manager) fn by(&self, reaper: AbortHandle) {
-        // There is one for each manager.
+        // There is only one reaper for each manager.
         let _ = self.reaper.set(reaper);
     }
 
@@ -78,7 +78,8 @@ impl Sweeps {
         };
     }
 
-    /// Of a reaper that was set to this interval, or switched off, and may take so long.
+    /// The health of a reaper with this interval, or without one. `deadline` is how long one sweep may
+    /// take.
     pub(in crate::manager) fn health(
         &self,
         interval: Option<Duration>,
@@ -91,7 +92,7 @@ impl Sweeps {
         };
         let past = self.past();
         let last_sweep = past.succeeded.map(clock::since);
-        // Twice that, for a machine that is busy.
+        // Twice the expected time, because the machine may be busy.
         let late = 2 * (interval.unwrap_or_default() * IDLE_INTERVALS + deadline);
         ReaperHealth {
             state,

@@ -1,4 +1,4 @@
-//! Locks outside requests: for jobs, workers, and whatever runs at night.
+//! Locks outside requests: for jobs, workers and scheduled tasks.
 
 use std::{collections::BTreeSet, future::Future, time::Duration};
 
@@ -16,12 +16,11 @@ use crate::{
     },
 };
 
-/// One who takes locks outside a web session: a job, a worker, a command. Made by
-/// [`LockManager::job`].
+/// Takes locks outside a web session: a job, a worker, a command. Made by [`LockManager::job`].
 ///
-/// What one job holds and what it waits for belong together: two jobs that would wait for each other
-/// are found, and the one that comes second is refused with [`LockError::WouldDeadlock`]. So a job that
-/// needs several locks, one after the other, takes them by the same `Job`. Clones are the same job.
+/// All locks that a job holds or waits for count as its own. If two jobs would wait for each other, the
+/// second one is refused with [`LockError::WouldDeadlock`]. So a job that needs several locks, one after
+/// the other, takes them by the same `Job`. Clones are the same job.
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,7 +47,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Job {
     manager: LockManager,
-    /// Who it is, to find deadlocks. Each of its locks is held by a session of its own.
+    /// The identity of the job in a deadlock search. Each of its locks is held by a session of its own.
     aid: Aid,
     holder: Holder,
     ttl: Duration,
@@ -58,8 +57,8 @@ impl Job {
     /// How long a lock of this job outlives the process. Default and longest: the
     /// [ttl](crate::LockManagerBuilder::ttl) of the manager. At least 1 s.
     ///
-    /// Guards are renewed every third of it, so shorter only means that others wait less after a
-    /// crash, and a stall of the process is noticed as a loss sooner.
+    /// Guards are renewed every third of the ttl. A shorter ttl means that others wait less after a
+    /// crash, and that a stall of the process is noticed as a loss sooner.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         let longest = self.manager.ttl();
@@ -77,7 +76,7 @@ impl Job {
         self.acquire_in(key, Mode::Exclusive, wait).await
     }
 
-    /// Takes a shared lock: others may, too, but nobody gets an exclusive one.
+    /// Takes a shared lock: others may take a shared lock as well, but no exclusive one.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -85,21 +84,22 @@ impl Job {
         self.acquire_in(key, Mode::Shared, wait).await
     }
 
-    /// Takes the exclusive locks on all of these, or none. Doubles count once.
+    /// Takes the exclusive locks on all of these documents, or none. Duplicate keys count once.
     ///
-    /// They are taken one after the other in the order of their keys, so two calls cannot wait for
-    /// each other, on whichever servers. `wait` is for all of them together. What was taken is given
-    /// back in reverse order if one is refused.
+    /// The locks are taken one after the other in the order of their keys, so two calls cannot wait for
+    /// each other, on any servers. `wait` is for all of them together. If one lock is refused, the locks
+    /// already taken are given back in reverse order.
     ///
-    /// That order is all there is to it: who holds a lock already and asks for more, by another call, or
-    /// mixes this with locks of web sessions, has to see to an order of its own. Within one process
-    /// such a circle is found and refused; between processes it lasts until one of the waits is over.
+    /// This method guarantees nothing more than that order. A caller that already holds a lock and takes
+    /// more by another call, or that combines this with locks of web sessions, needs its own order.
+    /// Within one process such a circle is found and refused; between processes it lasts until one of the
+    /// waits is over.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
-    /// If the future is dropped, what was taken is given back.
+    /// If the future is dropped, the locks already taken are given back.
     pub async fn acquire_all(
         &self,
         keys: impl IntoIterator<Item = LockKey>,
@@ -114,15 +114,14 @@ impl Job {
         Ok(guards)
     }
 
-    /// Does `work` while holding the exclusive lock on `key`, and drops it half-way if the lock is
-    /// lost.
+    /// Runs `work` while holding the exclusive lock on `key`, and drops it half-way if the lock is lost.
     ///
     /// # Errors
-    /// [`LockError::Lost`] if it was dropped half-way. Else as [`acquire`](Self::acquire). That the lock
-    /// could not be released at once is none: that goes on in the background.
+    /// [`LockError::Lost`] if `work` was dropped half-way. Otherwise as [`acquire`](Self::acquire). A
+    /// failed release is no error: the release goes on in the background.
     ///
     /// # Cancel safety
-    /// If the future is dropped, `work` is, and the lock is released.
+    /// If the future is dropped, `work` is dropped too, and the lock is released.
     pub async fn with_lock<T>(
         &self,
         key: &LockKey,
@@ -137,7 +136,7 @@ impl Job {
                 if let Err(e) = guard.release().await {
                     log::warn!(
                         target: "actix_doclock::manager",
-                        "the work under the lock on {key:?} is done, the lock not yet released: {e}",
+                        "the work under the lock on {key:?} is done, but the lock is not released yet: {e}",
                     );
                 }
                 Ok(done)
@@ -166,7 +165,7 @@ impl Job {
 
 /// Locks outside requests.
 impl LockManager {
-    /// Somebody who takes locks under this name, which others see as the holder.
+    /// A job that takes locks under this name, which others see as the holder.
     #[must_use]
     pub fn job(&self, label: impl Into<String>) -> Job {
         Job { manager: self.clone(), aid: Aid::new(), holder: Holder::new(label), ttl: self.ttl() }
@@ -174,21 +173,21 @@ impl LockManager {
 
     /// Takes the exclusive lock on `key`, waiting as long as `wait` says, for a [`Job`] of its own.
     ///
-    /// Who waits does not ask again and again: a release in this process wakes the first one at once;
-    /// on a replica set or a sharded cluster one change stream for each collection tells of those in
-    /// other processes; and when the holder's lock runs out, the first one is there. Only where there
-    /// is no change stream (a standalone server, or while it is lost), the first one asks every half a
-    /// second; [`health`](Self::health) says so. First come, first served within this process; see
+    /// Waiters do not poll. A release in this process wakes the first waiter at once. On a replica set or
+    /// a sharded cluster, one change stream for each collection reports the releases of other processes.
+    /// When the holder's lock expires, the first waiter asks the store. Only without a change stream (on
+    /// a standalone server, or while the stream is lost) the first waiter asks every half a second;
+    /// [`health`](Self::health) says so. Within this process the order is first come, first served; see
     /// [`Lockable::FAIR`](crate::Lockable::FAIR) for all processes.
     ///
     /// # Errors
-    /// [`LockError::Held`] by somebody else, and the wait is over. [`LockError::WouldDeadlock`]: it
-    /// would never be over. [`LockError::ShutDown`] while waiting. [`LockError::Store`]: an outage is
-    /// waited for as well, and is the error if it outlasts the wait.
-    /// [`LockError::Misconfigured`] if the collection is not registered.
+    /// [`LockError::Held`]: another holder has the lock, and the wait is over.
+    /// [`LockError::WouldDeadlock`]: the wait would never be over. [`LockError::ShutDown`] while waiting.
+    /// [`LockError::Store`]: the wait outlasts a shorter outage of the store, and fails with this error
+    /// in a longer one. [`LockError::Misconfigured`] if the collection is not registered.
     ///
     /// # Cancel safety
-    /// If the future is dropped, its place in the queue is given up, and a grant given back.
+    /// If the future is dropped, it leaves the queue, and a grant is given back.
     pub async fn acquire(&self, key: &LockKey, wait: Wait) -> Result<LockGuard, LockError> {
         self.anonymous_job().acquire(key, wait).await
     }
@@ -213,7 +212,7 @@ impl LockManager {
         self.anonymous_job().acquire_all(keys, wait).await
     }
 
-    /// Does `work` while holding the exclusive lock on `key`. See [`Job::with_lock`].
+    /// Runs `work` while holding the exclusive lock on `key`. See [`Job::with_lock`].
     ///
     /// # Errors
     /// As [`Job::with_lock`].

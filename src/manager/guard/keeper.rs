@@ -1,5 +1,5 @@
-//! Keeping the guards of this process alive: one task for each ttl, one command for each collection
-//! and interval, however many guards there are.
+//! Renews the guards of this process: one task for each ttl, and one command for each collection and
+//! interval, for any number of guards.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,25 +25,25 @@ use crate::{
     random::HashMap,
 };
 
-/// How many guards one command renews. Each guard is a session of its own, and names of sessions make up
-/// the command.
+/// How many guards one command renews. Each guard is a session of its own, and the command lists the
+/// sessions.
 const AT_ONCE: usize = 1_000;
-/// How many such commands are on their way at once for a collection, so that requests have connections
-/// too.
+/// How many such commands may be under way at once for a collection, so that connections are left for
+/// requests.
 const COMMANDS: usize = 4;
 
-/// The longest pause before a renewal that failed is tried again.
+/// The longest pause before a failed renewal is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The guards whose leases are to be renewed.
+/// The guards whose leases are renewed.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Kept(Mutex<Guards>);
 
 #[derive(Debug, Default)]
 struct Guards {
     of: HashMap<LockToken, Entry>,
-    /// For each of these ttls there is a task. Not one for all: where one collection does not answer,
-    /// that would hold up shorter leases elsewhere for longer than they live.
+    /// The ttls that have a task. One task for all ttls would not do: a collection that does not answer
+    /// would delay the renewal of shorter leases elsewhere until they expire.
     ttls: BTreeSet<Duration>,
 }
 
@@ -62,7 +62,7 @@ impl Kept {
         self.guards().of.len()
     }
 
-    /// Those with this ttl, by collection. Without any, their task is over.
+    /// The guards with this ttl, by collection. If there are none, their task ends.
     fn round(&self, ttl: Duration) -> BTreeMap<String, Vec<Entry>> {
         let mut guards = self.guards();
         let mut due: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -77,14 +77,14 @@ impl Kept {
 }
 
 impl LockManager {
-    /// From now on it is renewed, and who waits for it waits for `owner`.
+    /// From now on the lock is renewed, and its waiters wait for `owner`.
     pub(in crate::manager) fn keep(&self, wanted: &Wanted, held: &Acquisition, owner: &Aid) {
         let entry = Entry { held: held.clone(), ttl: wanted.ttl };
         let mut guards = self.inner.kept.guards();
         let is_new = guards.of.insert(held.token, entry).is_none();
         if guards.ttls.insert(wanted.ttl) {
             let (ttl, first) = (wanted.ttl, clock::now() + wanted.ttl / 3);
-            // After a panic at once: leases may be about to end.
+            // Starts again at once after a panic: leases may be about to expire.
             self.supervise("renewal of guards", |_| {}, move |inner| run(inner, ttl, first));
         }
         drop(guards);
@@ -95,7 +95,7 @@ impl LockManager {
         self.inner.queues.holds(&held.key, Held { token, owner: owner.clone(), mode });
     }
 
-    /// Says whether it was kept until now.
+    /// Says whether the guard was kept until now.
     pub(in crate::manager) fn keep_no_more(&self, held: &Acquisition) -> bool {
         let kept = self.inner.kept.guards().of.remove(&held.token);
         self.inner.queues.dropped(&held.key, held.token);
@@ -105,21 +105,21 @@ impl LockManager {
         kept.is_some()
     }
 
-    /// Renews all guards with this ttl. Those that turn out to be lost learn it.
+    /// Renews all guards with this ttl. Guards that have lost their lock are told.
     async fn renew_round(
         &self,
         ttl: Duration,
         due: &BTreeMap<String, Vec<Entry>>,
     ) -> Result<(), LockError> {
         let until = clock::now() + self.deadline().min(ttl / 3);
-        // A collection that does not answer holds up no other.
+        // A collection that does not answer does not delay the others.
         let renewals = due.iter().map(|(name, entries)| self.renew_in(name, entries, until));
         let renewed = join_all(renewals).await.into_iter().collect();
         observe::renewed("guards", &renewed);
         renewed
     }
 
-    /// All of them in pieces, also if one piece fails.
+    /// Renews all of them in pieces, even if one piece fails.
     async fn renew_in(
         &self,
         collection: &str,
@@ -151,8 +151,9 @@ impl LockManager {
         });
         let renewed = renewed.await?;
         let documents: BTreeSet<&LockKey> = entries.iter().map(|entry| &entry.held.key).collect();
-        // Of several readers of one document the count says nothing. When a `max_hold` ends, the server
-        // knows: an earlier attempt, of which nobody heard, may have been granted the lock.
+        // If a document has several readers, the count does not tell which of them were renewed. When a
+        // `max_hold` ends, only the server knows: it may have granted the lock to an earlier attempt
+        // whose answer was lost.
         let has_max_hold = self.inner.settings.max_hold.is_some();
         let is_one_each = documents.len() == entries.len();
         if renewed == entries.len() as u64 && is_one_each && !has_max_hold {
@@ -169,14 +170,14 @@ impl LockManager {
         for Entry { held, .. } in entries {
             match live.get(&Some(held.token)) {
                 Some(lock) => self.inner.watched.renewed(held, lock.expires_at),
-                // Given back by its guard in the meantime.
+                // Its guard has given the lock back in the meantime.
                 None if !self.keep_no_more(held) => {}
                 None => {
                     self.inner.gone(held);
                     observe::lost(self, &held.key);
                     log::warn!(
                         target: "actix_doclock::manager",
-                        "the lock on {:?} was lost: it ran out, or somebody broke it", held.key,
+                        "the lock on {:?} was lost: it expired, or somebody broke it", held.key,
                     );
                 }
             }
@@ -185,7 +186,7 @@ impl LockManager {
     }
 }
 
-/// Renews guards with this ttl, until there are none, or the manager is gone or shut down.
+/// Renews the guards with this ttl until there are none, or until the manager is gone or shut down.
 async fn run(manager: Weak<Inner>, ttl: Duration, first: Instant) {
     let Some(stop) = manager.upgrade().map(|inner| inner.stop.token()) else { return };
     let mut next = first;

@@ -1,4 +1,5 @@
-//! Locks that need not be asked for again: see [`LockManagerBuilder::trust_leases`](super::LockManagerBuilder::trust_leases).
+//! Answers without asking the store: see
+//! [`LockManagerBuilder::trust_leases`](crate::LockManagerBuilder::trust_leases).
 
 use std::{
     collections::HashMap,
@@ -19,19 +20,19 @@ use crate::{
     store::Claim,
 };
 
-/// What is left of a lease that is still trusted, at least: enough to answer before it is over.
+/// A lease is trusted only if at least this much of it is left: enough time to answer before it expires.
 const MARGIN: Duration = Duration::from_millis(100);
-/// How many locks are kept before those that are over are looked for.
+/// How many locks are kept before the expired ones are removed.
 const FEW: usize = 1024;
 
-/// The exclusive locks that this process was told its sessions have.
+/// The exclusive locks that the store has granted to sessions of this process.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Leases(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     locks: HashMap<LockKey, Lease>,
-    /// How many there were when it was tidied up last.
+    /// How many locks were left after the last removal.
     tidied: usize,
 }
 
@@ -39,7 +40,7 @@ struct Known {
 struct Lease {
     lock: Lock,
     page: Option<PageId>,
-    /// Hears of whatever this process learns of the lock.
+    /// The latest news of the lock in this process.
     belief: Watch,
 }
 
@@ -48,7 +49,7 @@ impl Leases {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The session has it, and nobody is about to give it back.
+    /// The session holds the lock, and is not about to release it.
     fn learn(&self, lock: &Lock, page: Option<PageId>, watched: &Watched) {
         let Some(token) = lock.token.filter(|_| lock.mode == Mode::Exclusive) else { return };
         let belief = watched.watch(lock, token);
@@ -61,8 +62,8 @@ impl Leases {
         known.locks.insert(lock.key.clone(), Lease { lock: lock.clone(), page, belief });
     }
 
-    /// The lock that this claim would be told is the session's own. Of another tab, or another load of
-    /// the page, the server has to be told.
+    /// The lock, if the store would answer this claim with the session's own lock. The store must be told
+    /// of another tab and of another load of the page, so these get no answer here.
     fn answer(&self, key: &LockKey, claim: &Claim) -> Option<Lock> {
         let known = self.known();
         let lease = known.locks.get(key)?;
@@ -92,7 +93,7 @@ impl Inner {
         self.settings.trust_leases.then(|| self.leases.answer(key, claim))?
     }
 
-    /// It is about to go, or may be.
+    /// The lock is about to be released, or may be.
     pub(in crate::manager) fn distrusts(&self, key: &LockKey) {
         if self.settings.trust_leases {
             self.leases.forget(key);
@@ -100,7 +101,7 @@ impl Inner {
     }
 }
 
-/// Has this process learn what other servers do to locks, as long as it runs.
+/// Follows the actions of other servers on locks, as long as the manager lives.
 pub(in crate::manager) async fn listen(inner: Weak<Inner>) {
     let Some(mut events) = inner.upgrade().map(|inner| LockManager { inner }.events()) else {
         return;
@@ -109,7 +110,7 @@ pub(in crate::manager) async fn listen(inner: Weak<Inner>) {
         let Some(inner) = inner.upgrade() else { return };
         match &*event {
             LockEvent::Resync => inner.leases.forget_all(),
-            // An own one is known better by what was answered.
+            // The answer to the acquire says more about an own lock.
             LockEvent::Acquired(_) => {}
             event => {
                 if let Some(gone) = event.lock().and_then(Acquisition::of) {
@@ -120,7 +121,7 @@ pub(in crate::manager) async fn listen(inner: Weak<Inner>) {
     }
 }
 
-/// Begins with the manager.
+/// Starts with the manager.
 pub(in crate::manager) fn follow(inner: &Arc<Inner>) {
     if inner.settings.trust_leases {
         inner.runner.spawn_untracked(listen(Arc::downgrade(inner)));

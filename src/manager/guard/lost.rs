@@ -1,4 +1,4 @@
-//! Learning that a lock is gone.
+//! Noticing that a lock is gone.
 
 use std::{
     future::poll_fn,
@@ -21,17 +21,17 @@ use crate::{
     random::HashMap,
 };
 
-/// How long before the deadline the server is asked, at most: another server may have renewed.
+/// How long before the deadline the server is asked, at most: another server may have renewed the lock.
 const ASK_BEFORE: Duration = Duration::from_secs(5);
 
-/// The locks that somebody watches, and what the operations of this process have learnt of them.
+/// The watched locks, and the latest news of them from the operations of this process.
 #[derive(Debug, Clone, Default)]
 pub(in crate::manager) struct Watched {
     locks: Arc<Mutex<Locks>>,
 }
 
-/// Found by their acquisition, their document and their session, because each answer of the store is
-/// about one of these, however many locks are watched.
+/// Indexed by acquisition, by document and by session: each answer of the store is about one of these. So
+/// an answer costs the same however many locks are watched.
 #[derive(Debug, Default)]
 struct Locks {
     of: HashMap<LockToken, Entry>,
@@ -80,10 +80,10 @@ struct Entry {
     watchers: usize,
 }
 
-/// What this process believes of a lock.
+/// What this process believes about a lock.
 #[derive(Debug, Clone, Copy)]
 enum Belief {
-    /// Live until then, as was known at that moment.
+    /// Live until `until`, according to an answer of the moment `known`.
     Live {
         until: Instant,
         known: Instant,
@@ -91,7 +91,7 @@ enum Belief {
     Gone,
 }
 
-/// Ends the watch of one who does not wait any more.
+/// One watcher of a lock. Dropping it ends the watch.
 #[derive(Debug)]
 pub(in crate::manager) struct Watch {
     watched: Watched,
@@ -115,27 +115,27 @@ impl Watched {
         self.locks().by_aid.contains_key(aid)
     }
 
-    /// The answer to a question asked at that moment: this is the live lock on its document.
+    /// An answer to a question asked at that moment: this is the live lock on its document.
     pub(in crate::manager) fn saw(&self, lock: &Lock, asked: Instant) {
         let locks = self.locks();
         locks.learn(locks.by_key.get(&lock.key), asked, |entry, token| {
             let live = Belief::Live { until: lock.expires_at, known: clock::now() };
             match lock.token {
                 Some(seen) if seen == token => Some(live),
-                // There may be other readers beside the one that was seen.
+                // There may be more readers than the one in the answer.
                 _ if lock.mode == Mode::Shared && entry.mode == Mode::Shared => None,
                 _ => Some(Belief::Gone),
             }
         });
     }
 
-    /// The answer to a question asked at that moment: no lock on this document is live.
+    /// An answer to a question asked at that moment: no lock on this document is live.
     pub(in crate::manager) fn saw_free(&self, key: &LockKey, asked: Instant) {
         let locks = self.locks();
         locks.learn(locks.by_key.get(key), asked, |_, _| Some(Belief::Gone));
     }
 
-    /// The answer to a question asked at that moment: the session holds these and no others.
+    /// An answer to a question asked at that moment: the session holds these locks and no others.
     pub(in crate::manager) fn saw_all_of(&self, aid: &Aid, held: &[Lock], asked: Instant) {
         let until: HashMap<_, _> = held.iter().map(|lock| (lock.token, lock.expires_at)).collect();
         let locks = self.locks();
@@ -160,7 +160,7 @@ impl Watched {
         }
     }
 
-    /// This acquisition was ended, by whomever.
+    /// This acquisition has ended, for whatever reason.
     pub(in crate::manager) fn ended(&self, lock: &Acquisition) {
         if let Some(entry) = self.locks().of.get(&lock.token)
             && (&entry.key, &entry.aid) == (&lock.key, &lock.aid)
@@ -171,7 +171,7 @@ impl Watched {
 }
 
 impl Locks {
-    /// What is new about these locks.
+    /// Passes the news on to the watchers of these locks.
     fn learn(
         &self,
         about: Option<&Vec<LockToken>>,
@@ -184,7 +184,7 @@ impl Locks {
             entry.news.send_if_modified(|old| {
                 let is_news = match (&*old, new) {
                     (Belief::Gone, _) => false,
-                    // An answer to a question that was asked before the lock was seen to be live
+                    // The question may have been asked before the lock was seen to be live, so the answer
                     // may be older than the lock.
                     (Belief::Live { known, .. }, _) if asked >= *known => true,
                     (Belief::Live { until, .. }, Belief::Live { until: later, .. }) => {
@@ -202,7 +202,7 @@ impl Locks {
 }
 
 impl Watch {
-    /// When the lock runs out if nobody renews it; `None` once it is gone.
+    /// When the lock expires if nobody renews it; `None` once it is gone.
     pub(in crate::manager) fn live_until(&self) -> Option<Instant> {
         match *self.news.borrow() {
             Belief::Live { until, .. } => Some(until),
@@ -223,7 +223,7 @@ impl Drop for Watch {
     }
 }
 
-/// A look at the clock with each poll, because timers are late after a pause of the process.
+/// Checks the clock at each poll, because timers are late after a pause of the process.
 async fn has_passed(until: Instant) {
     poll_fn(|_| if clock::now() < until { Poll::Pending } else { Poll::Ready(()) }).await;
 }
@@ -231,13 +231,13 @@ async fn has_passed(until: Instant) {
 impl LockManager {
     /// Waits until this acquisition of a lock is gone, as far as this process can know.
     ///
-    /// Resolves when an operation of this manager learns it: the lock was released or broken, its
-    /// session ended, somebody else holds it. Without news the server is asked shortly before the
-    /// lock runs out, because other servers may have renewed it. Without an answer it counts as gone
-    /// when it runs out, counted from before the request of its last renewal was sent: so before the
-    /// server lets anybody else in.
+    /// Resolves when an operation of this manager learns it: the lock was released or broken, its session
+    /// ended, or another session holds it. Without news, the server is asked shortly before the lock
+    /// expires, because other servers may have renewed it. Without an answer, the lock counts as gone
+    /// when it expires, counted from before the request of its last renewal was sent: so before the
+    /// server grants it to anybody else.
     ///
-    /// This renews nothing.
+    /// This method does not renew the lock.
     ///
     /// ```
     /// # use actix_doclock::{Aid, Holder, LockKey, LockManager, Lockable, MemoryStore, TryAcquire};
@@ -264,10 +264,10 @@ impl LockManager {
     /// May be dropped and called again.
     pub fn lost(&self, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
         let (manager, lock) = (self.clone(), lock.clone());
-        // From now on, not from the first poll.
+        // Watches from now on, not from the first poll.
         let watch = lock.token.map(|token| manager.inner.watched.watch(&lock, token));
         async move {
-            // That of a foreign program is nothing that this process holds.
+            // A lock of a foreign program has no token, and this process does not hold it.
             let Some(mut watch) = watch else { return };
             loop {
                 let Belief::Live { until, .. } = *watch.news.borrow_and_update() else { return };
@@ -277,7 +277,7 @@ impl LockManager {
                 }
                 let ask = async {
                     sleep_until((until - (left / 4).min(ASK_BEFORE)).into()).await;
-                    // The answer comes by the watch, as all others do.
+                    // The answer arrives through the watch, as all others do.
                     let _ = timeout_at(
                         until.into(),
                         manager.inspect_by(&lock.key, Some(&lock.aid), manager.until()),

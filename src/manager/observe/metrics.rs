@@ -1,4 +1,5 @@
-//! What is counted and timed, for whatever the application has installed for the crate [`metrics`].
+//! The counters and timings, for the recorder of the crate [`metrics`] that the application has
+//! installed.
 //!
 //! ```
 //! actix_doclock::metrics::describe();     // once, after the recorder was installed
@@ -6,9 +7,9 @@
 //!
 //! [`metrics`]: ::metrics
 //!
-//! Times are in seconds. Each server counts what it has done itself; sum over all servers. Labels are
-//! bounded: `collection` is a registered one, or `other`; the rest are words of this crate. No id, no
-//! session and no name is ever a label.
+//! Times are in seconds. Each server counts its own operations; sum over all servers. Labels are bounded:
+//! `collection` is a registered collection, or `other`; all other labels are words of this crate. No id,
+//! no session and no name is ever a label.
 //!
 //! | metric | labels |
 //! |---|---|
@@ -53,42 +54,45 @@ macro_rules! names {
 }
 
 names! {
-    /// Each attempt to take a lock, until the store has answered. Of who waits each attempt counts.
+    /// Each attempt to take a lock, until the answer of the store. A waiter may make several attempts.
     histogram Seconds ACQUIRE_SECONDS = "doclock_acquire_seconds";
     /// Each call that may wait for a lock, from its beginning to its answer, contended or not.
     histogram Seconds WAIT_SECONDS = "doclock_wait_seconds";
     /// Each guarded save.
     histogram Seconds SAVE_SECONDS = "doclock_save_seconds";
-    /// Each time that silent sessions were looked for.
+    /// Each search for idle sessions.
     histogram Seconds SWEEP_SECONDS = "doclock_sweep_seconds";
-    /// Calls that were refused because somebody else holds the lock, after a wait if there was one.
+    /// Calls that were refused because of another holder, after their wait if they waited.
     counter Count REFUSALS = "doclock_refusals_total";
-    /// Locks that went from one to the next one waiting on this server, without becoming free.
+    /// Handovers of a lock to the next waiter on this server, without the lock becoming free.
     counter Count HAND_OVERS = "doclock_hand_overs_total";
     /// Locks given back: by their holder, or because the request that took them failed.
     counter Count RELEASES = "doclock_releases_total";
-    /// Locks broken by somebody else, and attempts at it.
+    /// Locks broken by another person, and attempts at it.
     counter Count BREAKS = "doclock_breaks_total";
-    /// Locks that were gone while they were wanted: of guards at their renewal, else at a save.
+    /// Locks that were gone while they were still in use: noticed by a guard at its renewal, otherwise by
+    /// a save.
     counter Count LOST = "doclock_lost_total";
     /// Renewals of the locks of one session, and of all guards with one ttl.
     counter Count RENEWALS = "doclock_renewals_total";
-    /// Ends of sessions that this server has carried out, repeated ones included.
+    /// Ends of sessions that this server has carried out, including repeated ones.
     counter Count SESSIONS_ENDED = "doclock_sessions_ended_total";
     /// Operations that ended with an error of the store, after all attempts.
     counter Count STORE_ERRORS = "doclock_store_errors_total";
     /// Attempts that failed and were made again.
     counter Count STORE_RETRIES = "doclock_store_retries_total";
-    /// Locks that a session was refused because it holds as many as it may.
+    /// Locks that a session was refused because it already holds the maximum.
     counter Count LOCKS_REFUSED = "doclock_locks_refused_total";
-    /// Panics of background tasks, each of which was started again.
+    /// Panics of background tasks. Each task was started again.
     counter Count TASK_PANICS = "doclock_task_panics_total";
-    /// Calls that would have had to wait, where too many did already: of their session or on this server.
+    /// Calls that were refused because too many waiters of their session or of this server existed
+    /// already.
     counter Count WAITERS_REFUSED = "doclock_waiters_refused_total";
-    /// Searches for a deadlock that were too long: one may last until the first of its waits is over.
+    /// Searches for a deadlock that gave up: a deadlock may last until the first of its waits is over.
     counter Count DEADLOCK_SEARCHES_GIVEN_UP = "doclock_deadlock_searches_given_up_total";
     /// Calls under way that may wait for a lock.
     gauge Count WAITING = "doclock_waiting";
-    /// Locks held by guards of this process. Not those of web sessions, which belong to no server.
+    /// Locks held by guards of this process. Locks of web sessions do not count, because they belong to
+    /// no server.
     gauge Count GUARDS = "doclock_guards";
 }

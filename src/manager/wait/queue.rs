@@ -1,7 +1,30 @@
-//! Who waits in this process, in the order of arrival.
+//! The waiters of this process: one queue for each document, in the order of arrival.
 //!
-//! Only the first one for a document asks the store, so that a hand-over costs the same however many
-//! wait. Readers at the front follow the first of them together.
+//! A caller that is willing to wait joins the queue of the document and receives a number, then asks the
+//! store if it is the first. Afterwards only the first waiter asks: when news of a release arrives, when
+//! the holder's lock expires, and, where there is no change stream, twice a second. So a handover costs
+//! the same however long the queue is. A waiter that leaves without having asked passes the call on to its
+//! successor. A waiter whose time is over keeps its number for 3 s, because HTTP clients ask again and
+//! again.
+//!
+//! Three other waiters may ask as well: a reader with only readers ahead of it, a waiter whose own session
+//! holds the lock, and, in a fair collection, the waiter that the store shows as the next.
+//!
+//! *Handover.* A release in this process does not free an exclusive lock for which others wait. One
+//! command passes the lock on to the first waiter, its heir, unless that waiter has a request of its own
+//! under way. After 64 handovers in a row the lock is really released, and the waiters here stand back for
+//! 10 ms, so that other processes get a turn. A fair collection has no handover: there the store keeps the
+//! order across all processes.
+//!
+//! *Readers.* When a reader is granted the lock, the readers at the front of the queue ask the store
+//! together, up to 64 at a time.
+//!
+//! *Limits.* The number of waiters is limited per session and in total. The first waiter of a queue counts
+//! once the store has refused it, or once another waiter joins behind it: before that, it is an ordinary
+//! attempt.
+//!
+//! *Deadlocks.* A waiter that joins, a new holder or a new guard can close a circle. Each such event
+//! starts a [search](deadlock), and the waiters that it finds in a circle are refused.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,22 +59,22 @@ use owners::Owners;
 pub(in crate::manager) use place::{Place, Step};
 use turns::Turns;
 
-/// After the bound on local hand-overs in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough
-/// to win what there is to win, few enough not to starve the others.
+/// Bounded as in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough handovers to gain most of
+/// what they save, few enough not to starve waiters of other processes.
 const IN_A_ROW: u32 = 64;
-/// How long nobody asks here after that: long enough for news of the release to reach the others, and
-/// for one of them to ask.
+/// How long no waiter of this process asks after that. It is long enough for news of the release to reach
+/// the other processes, and for one of them to ask.
 const STAND_BACK: Duration = Duration::from_millis(10);
 
-/// How long after a doubtful grant the next waiter looks whether it still stands.
+/// After a doubtful grant, the next waiter asks the store again after this time.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// How many readers go in at the same time; the others follow them.
+/// How many readers ask the store at the same time; the others follow them.
 const READERS_AT_ONCE: usize = 64;
-/// How many queues are gone through before others have their chance at them.
+/// How many queues one pass wakes before it unlocks the state for other requests.
 const QUEUES_AT_ONCE: usize = 64;
 
-/// How many may wait.
+/// How many waiters are allowed.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::manager) struct Limits {
     pub(in crate::manager) per_session: usize,
@@ -65,80 +88,82 @@ pub(in crate::manager) struct TooMany {
     pub(in crate::manager) per_session: bool,
 }
 
-/// The queues of a manager, and what is known about who holds what they wait for.
+/// The queues of a manager, and the known holders of the documents that they wait for.
 #[derive(Debug, Clone)]
 pub(in crate::manager) struct Queues(Arc<Mutex<State>>);
 
-/// All requests of a server meet at this lock, so each change takes time that grows with the logarithm of the
-/// number of waiters at most.
+/// All requests of a server meet at this mutex. So the time for one change grows at most with the
+/// logarithm of the number of waiters.
 #[derive(Debug)]
 pub(in crate::manager) struct State {
     limits: Limits,
     pub(in crate::manager) queues: HashMap<LockKey, Queue>,
-    /// The documents that have a queue, by their collection.
+    /// The documents that have a queue, by collection.
     waited_for: HashMap<String, BTreeSet<LockKey>>,
-    /// The guards of this process: for whom, and of which job each is.
+    /// The guards of this process, with the session or job that owns each guard.
     pub(in crate::manager) held: HashMap<LockKey, Vec<Held>>,
     pub(in crate::manager) owners: Owners,
-    /// How many wait, for whatever, and for how many of them that has turned out to be so.
+    /// The number of all waiters, and of those that count towards the limits.
     waiting: usize,
     counted: usize,
     next: u64,
     turns: Turns,
-    /// How much searches for deadlocks have looked at.
+    /// How many places, guards and waiters all deadlock searches have visited.
     looked_at: usize,
 }
 
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Queue {
-    /// In the order of their numbers, which is that of arrival.
+    /// By number, which is the order of arrival.
     pub(in crate::manager) waiting: BTreeMap<u64, Waiter>,
-    /// Those that want it for themselves.
+    /// The waiters that want the exclusive lock.
     pub(in crate::manager) writers: BTreeSet<u64>,
-    /// Those from which a search for deadlocks learns more than from their place here.
+    /// The waiters whose owner also waits elsewhere or holds something: only from these a deadlock search
+    /// can go on to other queues.
     pub(in crate::manager) linked: BTreeSet<u64>,
-    /// The waiter that came first, as long as the limits do not take it into account.
+    /// The first waiter of this queue, until it counts towards the limits.
     uncounted: Option<u64>,
-    /// In a fair collection, under which session who asks: that of a guard is its own.
+    /// The waiters of a fair collection, by the session that asks the store. A guard has a session of its
+    /// own.
     sessions: HashMap<Aid, u64>,
-    /// Who was last seen to hold it.
+    /// The last known holder.
     pub(in crate::manager) holder: Option<Lock>,
-    /// How often in a row the lock went from hand to hand in this process.
+    /// How many handovers in a row this process has made.
     handed: u32,
-    /// Until when those elsewhere have the first chance.
+    /// Until this moment, other processes have the first chance.
     stands_back: Option<Instant>,
-    /// When the first waiter asks the store even if it hears nothing.
+    /// When the first waiter asks the store even without news.
     looks_again: Option<Instant>,
-    /// In a fair collection the first attempts are made one after the other, as they arrive.
+    /// In a fair collection, the first attempts are made one after the other, in the order of arrival.
     arrivals: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
 pub(in crate::manager) struct Waiter {
     pub(in crate::manager) owner: Aid,
-    /// Under which it asks: that of a guard is its own.
+    /// The session that asks the store. A guard has a session of its own.
     aid: Aid,
     pub(in crate::manager) mode: Mode,
-    /// The limits take it into account: somebody is ahead of it, or the store has not let it in. Before that
-    /// it does no more than one who does not want to wait.
+    /// It counts towards the limits: another waiter is ahead of it, or the store has refused it. Before
+    /// that, it costs no more than a caller that does not want to wait.
     is_counted: bool,
-    /// How to hand it the lock. Taken by one who does.
+    /// How to hand the lock over to it. Whoever hands the lock over takes this.
     will: Option<Will>,
-    /// Somebody is about to.
+    /// A handover to it has begun.
     is_heir: bool,
-    /// Its own request is on the way. Were it handed the lock as well, the two grants would be one, and
-    /// giving back what comes second would leave the first.
+    /// Its own request is under way. A handover at the same time would lead to two grants of one lock,
+    /// and giving back the second grant would leave the first one behind.
     is_asking: bool,
-    /// Its place in the queue of a fair collection.
+    /// Its position in the store's queue, in a fair collection.
     token: Option<LockToken>,
-    /// It shall ask the store, as soon as it is its turn.
+    /// It asks the store as soon as it has its turn.
     asked: bool,
-    /// The circle in which it waits. It will go, so it counts as one who waits for nobody.
+    /// The circle that it is part of. It is about to leave, so it counts as waiting for nobody.
     pub(in crate::manager) deadlock: Option<Vec<Edge>>,
     call: Arc<Notify>,
 }
 
-/// What the first one in a queue leaves with those who may hand it the lock.
+/// What the first waiter leaves with its queue, so that a releasing guard can hand the lock over to it.
 #[derive(Debug)]
 struct Will {
     wanted: Wanted,
@@ -146,7 +171,8 @@ struct Will {
     gift: Sender<Acquired>,
 }
 
-/// One who is to be handed the lock. Dropped without a gift, it asks for itself.
+/// The waiter that the lock is handed over to. If this is dropped without a gift, the waiter asks the
+/// store.
 #[derive(Debug)]
 pub(in crate::manager) struct Heir {
     pub(in crate::manager) wanted: Wanted,
@@ -155,7 +181,7 @@ pub(in crate::manager) struct Heir {
 }
 
 impl Heir {
-    /// If it does not wait any more, the lock is given back.
+    /// If the waiter has left in the meantime, the lock is given back.
     pub(in crate::manager) fn give(self, gift: Acquired) {
         drop(self.gift.send(gift));
     }
@@ -178,10 +204,10 @@ impl Queues {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// In a fair collection nobody `may_inherit`: others may have come first.
+    /// In a fair collection `may_inherit` is false: waiters of other processes may have come first.
     ///
     /// # Errors
-    /// Others wait for this document, so this one would too, and it is one too many.
+    /// This caller would have to wait, and a limit is reached.
     pub(in crate::manager) fn join(
         &self,
         wanted: &Wanted,
@@ -208,7 +234,7 @@ impl Queues {
         let mut state = self.state();
         let is_first = !state.queues.contains_key(key);
         if !is_first {
-            // The room goes to whoever came first, too.
+            // The waiter that came first now counts as well, and it counts first.
             state.count_first_comer(key)?;
             state.has_room_for(&waiter)?;
         }
@@ -218,7 +244,8 @@ impl Queues {
         } else {
             state.counts(key, number);
         }
-        // One at the end of a queue has been passed by the news that let others see the holder.
+        // A waiter that joins at the end has missed the news by which the earlier waiters learnt of the
+        // holder.
         state.refuse_deadlocks(key, number);
         drop(state);
         let (queues, key, gift) = (self.clone(), key.clone(), may_inherit.then_some(receiver));
@@ -233,17 +260,18 @@ impl Queues {
         self.state().waited_for.contains_key(collection)
     }
 
-    /// How many wait, for whatever.
+    /// The number of all waiters.
     pub(in crate::manager) fn waiting(&self) -> usize {
         self.state().waiting
     }
 
-    /// The lock on this document is gone, or excludes less.
+    /// The lock on this document is gone, or excludes less than before.
     pub(in crate::manager) fn freed(&self, key: &LockKey) {
         self.state().freed(key);
     }
 
-    /// As [`freed`](Self::freed), for this acquisition. Old news once somebody else is known to have it.
+    /// As [`freed`](Self::freed), for this acquisition. The news is too old if another exclusive holder
+    /// is known.
     pub(in crate::manager) fn ended(&self, lock: &Acquisition) {
         let mut state = self.state();
         let is_old_news = (state.queues.get(&lock.key))
@@ -254,19 +282,19 @@ impl Queues {
         }
     }
 
-    /// It went from hand to hand, to one who may not wait any more.
+    /// The lock was handed over, to a waiter that may have left in the meantime.
     pub(in crate::manager) fn was_handed(&self, lock: &Lock) {
         self.state().has_holder(lock);
     }
 
-    /// Who is to be handed this lock, instead of its being released. Not more often in a row than
-    /// [`IN_A_ROW`], so that those who wait in other processes get in as well.
+    /// The waiter to hand this lock over to, instead of releasing it. Refuses after [`IN_A_ROW`]
+    /// handovers in a row, so that waiters of other processes get in as well.
     ///
-    /// Not one whose own request is on the way.
+    /// Also refuses if the first waiter has a request of its own under way.
     pub(in crate::manager) fn heir(&self, lock: &Acquisition) -> Option<Heir> {
         let mut state = self.state();
         let queue = state.queues.get_mut(&lock.key)?;
-        // A client need not say in which mode it has what it releases.
+        // A client that releases a lock need not say whether the lock is shared or exclusive.
         let is_known_as_exclusive = queue
             .holder
             .as_ref()
@@ -287,7 +315,7 @@ impl Queues {
         Some(Heir { wanted, scope, gift })
     }
 
-    /// That may be so for any document of the collection.
+    /// Wakes the first waiter of every document of the collection.
     pub(in crate::manager) fn ask_all(&self, collection: &str) {
         let mut after: Option<LockKey> = None;
         loop {
@@ -306,7 +334,8 @@ impl Queues {
         }
     }
 
-    /// A guard was made. Until [`dropped`](Self::dropped), who waits for it waits for its owner.
+    /// A guard was created. Until it is [`dropped`](Self::dropped), the waiters for its lock wait for its
+    /// owner.
     pub(in crate::manager) fn holds(&self, key: &LockKey, held: Held) {
         let mut state = self.state();
         let (owner, mode) = (held.owner.clone(), held.mode);
@@ -348,7 +377,7 @@ impl State {
         }
     }
 
-    /// A job has no limit of its own. Its guards have sessions of their own.
+    /// Jobs have no limit per session: each guard of a job has a session of its own.
     fn has_room_for(&self, waiter: &Waiter) -> Result<(), TooMany> {
         let Limits { per_session, all } = self.limits;
         let is_session = waiter.aid == waiter.owner;
@@ -382,7 +411,7 @@ impl State {
         }
     }
 
-    /// Gives it a number: a new one, or that from before.
+    /// Gives the waiter a number: a new one, or the number that it had before.
     fn enter(&mut self, key: &LockKey, mut waiter: Waiter) -> u64 {
         self.next += 1;
         let number = self.turns.take(key, &waiter.owner).unwrap_or(self.next);
@@ -444,7 +473,7 @@ impl State {
         Some(gone)
     }
 
-    /// Whose guards of this document are in this process.
+    /// The owners of the guards that hold this document in this process.
     fn guarding(&self, key: &LockKey) -> Vec<Aid> {
         self.held.get(key).into_iter().flatten().map(|held| held.owner.clone()).collect()
     }
@@ -459,7 +488,8 @@ impl State {
         self.relink(owner);
     }
 
-    /// Has the queues know whether more can be learnt from its places. Of more than two they know already.
+    /// Tells the queues whether a deadlock search can go on from this owner's places. An owner with more
+    /// than two places is linked already.
     fn relink(&mut self, owner: &Aid) {
         let is_linked = self.owners.is_linked(owner);
         for (key, number) in self.owners.places(owner).into_iter().flatten().take(2) {
@@ -487,8 +517,8 @@ impl State {
         }
     }
 
-    /// Who waits for it now waits for somebody else: that may close a circle for anybody, and the
-    /// holder's own session need not wait.
+    /// Its waiters now wait for another holder. That may close a circle for any of them. Waiters of the
+    /// holder's own session need not wait at all.
     fn has_holder(&mut self, lock: &Lock) {
         let (key, owner, mode) = (&lock.key, &lock.aid, lock.mode);
         let Some(queue) = self.queues.get_mut(key) else { return };
@@ -508,9 +538,9 @@ impl State {
         }
     }
 
-    /// Other requests of the session that has it now. In a fair collection also the one that the store
-    /// shows as the next: that may be another than the first here, who is in line again, at its end,
-    /// after its place had run out.
+    /// Wakes the waiters of the session that holds the lock now. In a fair collection it also wakes the
+    /// waiter that the store shows as the next. That waiter may not be the first one here: its position
+    /// in the store expired, and it joined again at the end.
     fn ask_own(&mut self, lock: &Lock) {
         let own = self.owners.numbers_in(&lock.aid, &lock.key);
         let Some(queue) = self.queues.get_mut(&lock.key) else { return };
@@ -522,15 +552,15 @@ impl State {
         }
     }
 
-    /// While it held the lock, its other requests had nobody to wait for.
+    /// While this owner held the lock, its other waiters did not wait for anybody.
     fn refuse_deadlocks_of(&mut self, key: &LockKey, owner: &Aid) {
         for number in self.owners.numbers_in(owner, key) {
             self.refuse_deadlocks(key, number);
         }
     }
 
-    /// This one waits from now on: that may close a circle, also for those behind it if it has a number
-    /// from before.
+    /// This waiter waits from now on. That may close a circle. If it has its earlier number, it may also
+    /// close one for the waiters behind it.
     fn refuse_deadlocks(&mut self, key: &LockKey, number: u64) {
         let found = deadlock::of_waiter(self, key, number);
         self.refuse(key, found);
@@ -573,7 +603,7 @@ impl Queue {
         }
     }
 
-    /// The readers at the front may go in together.
+    /// The readers at the front may be granted the lock together.
     fn ask_readers(&mut self) {
         let readers = self.waiting.values_mut().take_while(|waiter| waiter.mode == Mode::Shared);
         for waiter in readers.take(READERS_AT_ONCE) {
@@ -581,13 +611,14 @@ impl Queue {
         }
     }
 
-    /// A guard has a session of its own, so nobody waits under the name that its lock has.
+    /// Compares with the owner, not with the session: each guard has a session of its own, under which
+    /// nothing waits.
     pub(in crate::manager) fn is_held_by(&self, owner: &Aid) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.aid == *owner)
     }
 
-    /// Whether it is the turn of this one: the first, a reader behind readers only, one whose session has
-    /// the lock already, or who is the next in the store.
+    /// Whether this waiter may ask: the first one, a reader with only readers ahead, a waiter whose
+    /// session holds the lock, or the waiter that the store shows as the next.
     fn may_try(&self, number: u64) -> bool {
         let Some(it) = self.waiting.get(&number) else { return false };
         let has_writers_ahead = self.writers.first().is_some_and(|writer| *writer < number);

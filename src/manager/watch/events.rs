@@ -1,5 +1,5 @@
-//! Telling those who look on what happens to locks: one watch of the store for each collection, as
-//! long as somebody does.
+//! Tells the subscribers what happens to locks: one watch of the store for each collection, as long as
+//! there are subscribers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -32,28 +32,28 @@ mod known;
 
 use known::{Known, Looked};
 
-/// How many events are kept for one who is slow to take them. More are a [`LockEvent::Resync`].
+/// How many events are kept for a slow subscriber. If there are more, it gets a [`LockEvent::Resync`].
 const KEPT: usize = 1024;
-/// At how many changed documents of a collection is looked together.
+/// How many changed documents of a collection are read together.
 const AT_ONCE: usize = 200;
-/// How long a watch in which nothing happens is kept when nobody looks on any more.
+/// How long a watch without events is kept when there are no more subscribers.
 const KEEP: Duration = Duration::from_secs(30);
-/// How often the locks are listed where the store does not tell.
+/// How often the locks are listed if the store does not report changes.
 const POLL: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// How long a watch has lasted when it counts as one that works: some can be opened, and fail at once.
+/// After this time a watch counts as working: some watches can be opened, but fail at once.
 const PROVEN: Duration = Duration::from_secs(10);
-/// How long it is remembered by whom a lock was taken: until that is seen to have happened.
+/// How long it is remembered who took a lock: long enough for this process to see the change.
 const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
 
-/// Who looks on, and what they were told last.
+/// The subscribers, and what they were told last.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Events(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     sender: Option<broadcast::Sender<Arc<LockEvent>>>,
-    /// The collections that are watched, and how.
+    /// The watched collections, and how each is watched.
     told: BTreeMap<&'static str, Wakeup>,
     taken: HashMap<LockToken, (Taken, Instant)>,
 }
@@ -90,7 +90,7 @@ impl Events {
 
     fn tell(&self, event: LockEvent) {
         if let Some(sender) = &self.state().sender {
-            // Nobody need listen.
+            // There may be no subscriber.
             let _ = sender.send(Arc::new(event));
         }
     }
@@ -100,7 +100,7 @@ impl Events {
         self.tell(LockEvent::Resync);
     }
 
-    /// Ends the watch if nobody looks on, so that the next one opens it anew.
+    /// Ends the watch if there are no subscribers, so that the next subscriber opens a new one.
     fn ends_watch(&self, collection: &'static str) -> bool {
         let mut state = self.state();
         let is_idle = state.sender.as_ref().is_none_or(|sender| sender.receiver_count() == 0);
@@ -115,7 +115,7 @@ impl Events {
     }
 }
 
-/// What happens to the locks of all registered collections, from [`LockManager::events`].
+/// The events of all locks in all registered collections, from [`LockManager::events`].
 #[derive(Debug)]
 pub struct LockEvents {
     receiver: Option<Receiver<Arc<LockEvent>>>,
@@ -123,8 +123,9 @@ pub struct LockEvents {
 }
 
 impl LockEvents {
-    /// The next event; [`Resync`](LockEvent::Resync) first, and whenever some were missed. `None` once
-    /// the manager is shut down, or its [shutdown has begun](LockManager::begin_shutdown).
+    /// The next event. The first event is [`Resync`](LockEvent::Resync), which also follows whenever
+    /// events were missed. `None` once the manager is shut down, or its [shutdown has
+    /// begun](LockManager::begin_shutdown).
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -141,11 +142,11 @@ impl LockEvents {
 }
 
 impl LockManager {
-    /// What happens to the locks of all registered collections from now on, on whichever server.
+    /// The events of all locks in all registered collections from now on, on any server.
     ///
-    /// On a replica set the server tells it, within milliseconds; else the locks are listed once a
-    /// second. Either way one watch for each collection serves all who look on. Who takes events too
-    /// slowly misses some and is told so.
+    /// On a replica set the server reports each event within milliseconds; elsewhere the locks are listed
+    /// once a second. In both cases, one watch for each collection serves all subscribers. A subscriber
+    /// that takes the events too slowly misses some, and is told so.
     ///
     /// ```no_run
     /// # use actix_doclock::{LockEvent, LockManager};
@@ -166,7 +167,7 @@ impl LockManager {
         LockEvents { receiver, is_new: true }
     }
 
-    /// Watches all registered collections, if somebody looks on.
+    /// Watches all registered collections, if there are subscribers.
     pub(in crate::manager) fn follow_all(&self) {
         let names = self.registered_names();
         let mut state = self.inner.events.state();
@@ -184,29 +185,29 @@ impl LockManager {
         }
     }
 
-    /// Ends all [streams of events](Self::events), those over HTTP too, refuses whoever waits for a lock
-    /// ([`LockError::ShutDown`]), and takes no new ones. Everything else goes on.
+    /// Ends all [streams of events](Self::events), those over HTTP too, refuses all waiters
+    /// ([`LockError::ShutDown`]), and accepts no new ones. Everything else goes on.
     ///
     /// Call it before a graceful stop of the HTTP server, which waits for requests to end;
-    /// [`serve`](Self::serve) does. [`shutdown`](Self::shutdown) comes after that.
+    /// [`serve`](Self::serve) does so. [`shutdown`](Self::shutdown) comes afterwards.
     pub fn begin_shutdown(&self) {
         self.inner.events.close();
         self.inner.waits.cancel();
     }
 
-    /// Counts those over HTTP.
+    /// Counts the streams of events over HTTP.
     pub(crate) fn event_streams(&self) -> &Streams {
         &self.inner.event_streams
     }
 
-    /// Whether the store tells of changes in all collections that are watched; else they are listed
-    /// once a second.
+    /// Whether the store reports changes in all watched collections. Otherwise the locks are listed once
+    /// a second.
     pub(crate) fn is_told_of_events(&self) -> bool {
         self.inner.events.state().told.values().all(|how| *how != Wakeup::Polling)
     }
 }
 
-/// Looks on until nobody wants to know, or the manager is gone or shut down.
+/// Watches until there are no subscribers, or until the manager is gone or shut down.
 async fn follow(manager: Weak<Inner>, collection: &'static str) {
     let Some(stop) = manager.upgrade().map(|inner| inner.stop.token()) else { return };
     tokio::select! {
@@ -251,7 +252,7 @@ async fn open(
     Some(answer("watch", manager.until(), opened).await)
 }
 
-/// Why the watch was lost; `None` if nobody looks on any more.
+/// Returns why the watch was lost; `None` if there are no more subscribers.
 async fn tell(
     manager: &Weak<Inner>,
     known: &mut Known,
@@ -270,7 +271,7 @@ async fn tell(
         if matches!(change, Ok(Some(Ok(_))) | Err(_)) && clock::since(opened) >= PROVEN {
             rhythm.works();
         }
-        // What has happened since is looked at together: by one read, however many changes there are.
+        // All changes that have arrived since are read together: by one read, however many there are.
         let (mut changed, mut has_missed) = (BTreeSet::new(), false);
         let mut next = change.ok();
         while let Some(change) = next {
@@ -283,7 +284,7 @@ async fn tell(
                 Some(Ok(Change::Missed)) => has_missed = true,
                 Some(Err(why)) => return Some(why),
                 None => {
-                    let message = "the store does not tell any more";
+                    let message = "the store has ended the change stream";
                     return Some(StoreError::new(StoreErrorKind::Unavailable, message));
                 }
             }
@@ -307,7 +308,7 @@ async fn tell(
     }
 }
 
-/// Lists the locks again and again, for so long. Says whether somebody still looks on.
+/// Lists the locks repeatedly for this long. Says whether there are still subscribers.
 async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool {
     let began = clock::now();
     let mut is_first = true;
@@ -318,8 +319,8 @@ async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool
             return false;
         }
         let looked = known.look_at_all(&now).await;
-        // Those who look on are told so when it begins, and again where not every change is seen. Not
-        // during an outage, in which all of them would ask in vain.
+        // The subscribers are told when polling begins, and again when some changes were not seen. During
+        // an outage they are not told, because all of them would then ask in vain.
         let missed = matches!(looked, Ok(Looked::Anew));
         if std::mem::take(&mut is_first) || missed {
             now.inner.events.is_told(known.collection, Wakeup::Polling);
@@ -327,7 +328,7 @@ async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool
         if let Err(why) = looked {
             log::debug!(
                 target: "actix_doclock::background",
-                "the locks in {} could not be listed for those who look on: {why}",
+                "the locks in {} could not be listed for the subscribers of events: {why}",
                 known.collection,
             );
         }

@@ -1,4 +1,4 @@
-//! How many streams of events are open.
+//! The number of open event streams.
 
 use std::{
     collections::HashMap,
@@ -6,11 +6,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// The open streams of this server, by the address that they go to.
+/// The open streams of this server, by the client's address.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Streams(Arc<Mutex<HashMap<Option<IpAddr>, usize>>>);
 
-/// How many there may be.
+/// How many streams may be open.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) total: usize,
@@ -22,12 +22,12 @@ impl Streams {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many are open.
+    /// How many streams are open.
     pub(crate) fn count(&self) -> usize {
         self.open().values().sum()
     }
 
-    /// One more, until it is dropped. `None` if there are too many.
+    /// Counts one more stream until it is dropped. `None` if there are too many.
     pub(crate) fn admit(&self, to: Option<IpAddr>, limits: Limits) -> Option<Admitted> {
         let mut open = self.open();
         let here = open.get(&to).copied().unwrap_or(0);

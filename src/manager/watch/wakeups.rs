@@ -1,5 +1,5 @@
-//! Hearing of documents that become free: one watch of the store for each collection, as long as
-//! somebody waits there.
+//! Reports documents that become free: one watch of the store for each collection, as long as it has
+//! waiters.
 
 use std::{
     collections::BTreeMap,
@@ -22,30 +22,31 @@ use crate::{
     store::{Change, Interest, Watch},
 };
 
-/// How long a watch is kept when nobody waits any more: the next one comes soon, or not for long.
+/// How long a watch is kept without waiters: the next waiter comes soon, or not for a long time.
 const KEEP: Duration = Duration::from_secs(30);
-/// How long a watch has lasted when it counts as one that works: some can be opened, and fail at once.
+/// After this time a watch counts as working: some watches can be opened, but fail at once.
 const PROVEN: Duration = Duration::from_secs(10);
-/// The first pause before a watch that was lost is opened again.
+/// The first pause before a lost watch is opened again.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// How often one who waits asks where nobody is told, a quarter more or less: not all at once.
+/// How often a waiter asks the store without a watch, a quarter more or less, so that not all ask at
+/// once.
 const POLL: Duration = Duration::from_millis(500);
 
-/// How those who wait for a document of a collection learn that it is free.
+/// How the waiters of a collection learn that a document is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Wakeup {
-    /// The store is being asked to tell.
+    /// The watch is being opened.
     Opening,
-    /// The store tells it, at once.
+    /// The store reports it at once.
     Told,
-    /// The store cannot tell (a standalone server), or does not at the moment: the first one waiting
-    /// for each document asks every half a second.
+    /// The store cannot report it (a standalone server), or does not report it at the moment: the first
+    /// waiter of each document asks every half a second.
     Polling,
 }
 
-/// By collection. Where nobody waits, there is none.
+/// The state of each collection. A collection without waiters has no entry.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Wakeups(Mutex<BTreeMap<&'static str, Wakeup>>);
 
@@ -63,14 +64,14 @@ impl Wakeups {
     }
 }
 
-/// How long until the next attempt of one that is not told.
+/// The pause until the next attempt of a waiter without a watch.
 pub(in crate::manager) fn poll_pause() -> Duration {
     jittered(POLL)
 }
 
 impl LockManager {
-    /// Sees to it that those who wait in this collection are told. Call it with a place in a queue
-    /// taken, and ask the store again when called: what happened before is not told.
+    /// Makes sure that the waiters of this collection are told. Call it after joining a queue, and ask
+    /// the store again when called: earlier changes are not reported.
     pub(in crate::manager) fn watch_over(&self, collection: &'static str) {
         let mut states = self.inner.wakeups.states();
         if states.contains_key(collection) || self.inner.stop.token().is_cancelled() {
@@ -78,15 +79,15 @@ impl LockManager {
         }
         states.insert(collection, Wakeup::Opening);
         drop(states);
-        // Those who wait ask by themselves until it listens again.
+        // The waiters poll until the watch works again.
         let panicked = move |now: &Self| now.is_told(collection, Wakeup::Polling);
         self.supervise("wake-ups", panicked, move |inner| listen(inner, collection));
     }
 
-    /// Ends the watch if nobody waits, so that the next one opens it anew.
+    /// Ends the watch if there are no waiters, so that the next waiter opens a new one.
     fn ends_watch(&self, collection: &'static str) -> bool {
         let mut states = self.inner.wakeups.states();
-        // Who waits has its place before it looks whether there is a watch.
+        // A waiter joins its queue before it checks whether there is a watch.
         let is_idle = !self.inner.queues.somebody_waits_in(collection);
         if is_idle {
             states.remove(collection);
@@ -94,8 +95,8 @@ impl LockManager {
         is_idle
     }
 
-    /// Once: there are pauses enough, and at a server that closes connections each attempt costs
-    /// those who ask in the meantime theirs.
+    /// Makes one attempt only. The caller pauses before the next one anyway, and on a server that closes
+    /// connections each attempt would cost other operations their connections.
     async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, StoreError> {
         let store = Arc::clone(&self.inner.store);
         let opening = async move { store.watch(collection, Interest::Freed).await };
@@ -105,15 +106,15 @@ impl LockManager {
 
     fn is_told(&self, collection: &'static str, wakeup: Wakeup) {
         self.inner.wakeups.states().insert(collection, wakeup);
-        // They look again: for what happened before, or to go over to asking by themselves.
+        // The waiters ask again: because of earlier changes, or because they must poll from now on.
         self.inner.queues.ask_all(collection);
     }
 }
 
-/// Tells those who wait, until nobody does, or the manager is gone or shut down.
+/// Wakes the waiters until there are none, or until the manager is gone or shut down.
 async fn listen(manager: Weak<Inner>, collection: &'static str) {
     let mut rhythm =
-        Rhythm::new(format!("watching the locks in {collection}, those who wait ask"), FIRST_PAUSE);
+        Rhythm::new(format!("watching the locks in {collection}, the waiters poll"), FIRST_PAUSE);
     while let Some(inner) = manager.upgrade() {
         let manager_now = LockManager { inner };
         let stop = manager_now.inner.stop.token();
@@ -144,8 +145,8 @@ async fn listen(manager: Weak<Inner>, collection: &'static str) {
                 {
                     log::info!(
                         target: "actix_doclock::background",
-                        "this server does not tell of changes (it is no replica set): who waits for a \
-                         lock in {collection} asks for it every {POLL:?}",
+                        "this server has no change streams (it is not a replica set): the first waiter for \
+                         each lock in {collection} asks for it every {POLL:?}",
                     );
                     manager_now.is_told(collection, Wakeup::Polling);
                 }
@@ -170,7 +171,7 @@ async fn listen(manager: Weak<Inner>, collection: &'static str) {
     }
 }
 
-/// Why it was lost; `None` if nobody waits any more.
+/// Returns why the watch was lost; `None` if there are no more waiters.
 async fn pass_on(
     manager: &Weak<Inner>,
     collection: &'static str,
@@ -187,17 +188,18 @@ async fn pass_on(
         }
         match change {
             Ok(Some(Ok(Change::Changed(key)))) => inner.queues.freed(&key),
-            // Not told to one who asked for what is freed; and if so, the next change tells of it.
+            // This watch asks only for freed documents, so this does not occur. If it does, the next
+            // change reports it.
             Ok(Some(Ok(Change::Taken(..)))) => {}
             Ok(Some(Ok(Change::Missed))) => inner.queues.ask_all(collection),
             Ok(Some(Err(e))) => return Some(e),
             Ok(None) => {
-                let message = "the store does not tell any more";
+                let message = "the store has ended the change stream";
                 return Some(StoreError::new(StoreErrorKind::Unavailable, message));
             }
             Err(_) => {}
         }
-        // Not by the silence: where nobody waits, locks are released all the same.
+        // Does not rely on quiet periods: locks are also released in a collection without waiters.
         if inner.queues.somebody_waits_in(collection) {
             keep_until = clock::now() + KEEP;
         } else if keep_until <= clock::now() && (LockManager { inner }).ends_watch(collection) {

@@ -1,28 +1,28 @@
-//! Finding those who would wait for each other for good.
+//! Finds the waiters that would wait for each other forever.
 //!
 //! A breadth-first search in the graph of who waits for whom (the wait-for graph of transaction
-//! processing). It begins when a waiter joins a queue or a lock has a new holder, for only then can a circle
-//! close. It refuses only waiters that hold something others wait for: without such a lock a circle is not a
-//! deadlock yet.
+//! processing). It begins when a waiter joins a queue or a lock has a new holder, for only then can a
+//! circle close. It refuses only waiters that hold something others wait for: without such a lock a circle
+//! is not a deadlock yet.
 //!
 //! # Whom a waiter waits for
-//! A waiter waits for the holders of the document and for the waiters ahead of it, unless both want to share
-//! the lock. The search reaches all of them, but looks at few:
+//! A waiter waits for the holders of the document and for the waiters ahead of it, unless both want to
+//! share the lock. The search reaches all of them, but visits few:
 //!
-//! - *Of the waiters ahead of a writer: the linked ones*, which also wait elsewhere, or hold something that
-//!   others wait for. A waiter that is not linked closes no circle, because nobody waits for it elsewhere.
-//!   And it leads to nobody new: it waits in this queue only, for the holders and for the waiters ahead of it,
-//!   and the writer behind it waits for all of these too.
-//! - *Of the waiters ahead of a reader: the nearest writer*, which waits for all who are ahead of itself.
-//! - *Each part of a queue once.* Whoever is ahead of one writer is ahead of every writer behind that one, so
-//!   the second walk along a queue ends where the first began.
+//! - *Of the waiters ahead of a writer: the linked ones*, which also wait elsewhere, or hold something
+//!   that others wait for. A waiter that is not linked closes no circle, because nobody waits for it
+//!   elsewhere. And it leads to nobody new: it waits in this queue only, for the holders and for the
+//!   waiters ahead of it, and the writer behind it waits for all of these too.
+//! - *Of the waiters ahead of a reader: the nearest writer*, which waits for all waiters ahead of itself.
+//! - *Each part of a queue once.* A waiter ahead of one writer is ahead of every writer behind that
+//!   writer, so the second walk along a queue ends where the first began.
 //!
 //! # What is found
-//! One search looks at [`BUDGET`] places, guards and linked waiters, the nearest ones first, by turns. If
-//! that is not enough, the search gives up and refuses nobody: a deadlock then lasts until one of its waits
-//! ends. The search finds every circle for which no more than that is as near as its last owner. The length
-//! of the queues does not matter, as long as their waiters wait for one document each and hold nothing that
-//! others wait for. It may miss a circle of more than half as many owners.
+//! One search visits [`BUDGET`] places, guards and linked waiters, the nearest ones first, by turns. If
+//! that is not enough, the search gives up and refuses nobody: a deadlock then lasts until one of its
+//! waits ends. The search finds a circle if at most so many entries are as near as the last owner of the
+//! circle. The length of the queues does not matter, as long as their waiters wait for one document each
+//! and hold nothing that others wait for. The search may miss a circle of more than half as many owners.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque, btree_set},
@@ -39,22 +39,22 @@ use crate::{
     },
 };
 
-/// How much is looked at by one search. While it lasts, nobody else can join or leave a queue: some 50 µs.
+/// How much one search visits. While it lasts, some 50 µs, no other request can join or leave a queue.
 pub(in crate::manager) const BUDGET: usize = 256;
 
-/// One waits for a document because of another one.
+/// One step of a circle: the wait for a document, because of another owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::manager) struct Edge {
     pub(in crate::manager) key: LockKey,
-    /// The session that was seen to hold it. `None` if that is sure: a guard of this process, or
-    /// somebody ahead in the queue.
+    /// The session that was seen as the holder. `None` if the obstacle is certain: a guard of this
+    /// process, or a waiter ahead in the queue.
     pub(in crate::manager) seen: Option<Aid>,
 }
 
-/// What a search has come to.
+/// The result of a search.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Found {
-    /// Who waits for itself, by its number in the queue, and over which documents.
+    /// The waiters that wait for themselves, by number in the queue, each with its path of documents.
     pub(in crate::manager) circles: Vec<(u64, Vec<Edge>)>,
     pub(in crate::manager) looked_at: usize,
 }
@@ -67,7 +67,7 @@ pub(in crate::manager) fn of_waiter(state: &State, key: &LockKey, number: u64) -
         return Found::default();
     }
     let mut search = Search::new(state, &waiter.owner, None, Goal::Start(None));
-    // Its other places come later: it may have many.
+    // The owner's other places come later: there may be many.
     search.goes_on_from(0, key, number);
     search.run();
     let circle = if let Goal::Start(circle) = search.goal { circle } else { None };
@@ -75,18 +75,18 @@ pub(in crate::manager) fn of_waiter(state: &State, key: &LockKey, number: u64) -
     Found { circles, looked_at: search.looked_at }
 }
 
-/// One for whom others wait from now on.
+/// An owner that others wait for from now on.
 #[derive(Clone, Copy)]
 pub(in crate::manager) struct Obstacle<'a> {
     pub(in crate::manager) owner: &'a Aid,
     pub(in crate::manager) mode: Mode,
-    /// In the store. Else it is sure.
+    /// Known from an answer of the store, which may be out of date. Otherwise it is certain.
     pub(in crate::manager) is_seen: bool,
-    /// The number of one that has come in between. Zero for one that holds the lock.
+    /// The number of a waiter that has come in between. Zero for a holder.
     pub(in crate::manager) number: u64,
 }
 
-/// Those who wait for this document, and so for themselves since this one is in their way.
+/// Finds the waiters of this document that wait for themselves because of the obstacle.
 pub(in crate::manager) fn by_obstacle(
     state: &State,
     key: &LockKey,
@@ -107,7 +107,7 @@ pub(in crate::manager) fn by_obstacle(
     search.run();
     let mut found = Found { circles: Vec::new(), looked_at: search.looked_at };
     if let Goal::Waiters(mut wanted) = search.goal {
-        // A reader that waited for a writer which is refused does not any more.
+        // A reader that waited because of a writer waits no longer once that writer is refused.
         wanted.first_writer = self::first_writer(queue, obstacle.number, &wanted.circles);
         found.circles = std::mem::take(&mut wanted.circles);
         found.circles.retain(|(number, _)| wanted.waits(queue, *number));
@@ -115,7 +115,7 @@ pub(in crate::manager) fn by_obstacle(
     found
 }
 
-/// The first one behind this number that waits, and is not refused.
+/// The first writer behind this number that waits and is not refused.
 fn first_writer(queue: &Queue, behind: u64, refused: &[(u64, Vec<Edge>)]) -> Option<u64> {
     let refused: HashSet<_> = refused.iter().map(|(number, _)| number).collect();
     let waits = |number: &&u64| queue.waiting.get(number).is_some_and(|it| waits(queue, it));
@@ -126,23 +126,23 @@ fn first_writer(queue: &Queue, behind: u64, refused: &[(u64, Vec<Edge>)]) -> Opt
 struct Search<'a> {
     state: &'a State,
     goal: Goal<'a>,
-    /// The owners, in the order in which they were found. The first one is where the search begins.
+    /// The owners, in the order in which they were found. The search begins at the first one.
     reached: Vec<Reached<'a>>,
     known: HashSet<&'a Aid>,
     queues: HashMap<&'a LockKey, Covered>,
-    /// What is left to be looked at, and who waits for that.
+    /// The walks that are not finished, each with the owner whose waits it follows.
     looks: VecDeque<(usize, Look<'a>)>,
     looked_at: usize,
 }
 
-/// What is searched for, and was found.
+/// What the search looks for, and what it has found.
 enum Goal<'a> {
-    /// Where the search began.
+    /// The circle through the owner where the search began.
     Start(Option<Vec<Edge>>),
     Waiters(Wanted<'a>),
 }
 
-/// Those who wait for an obstacle.
+/// The waiters that wait because of an obstacle.
 struct Wanted<'a> {
     key: &'a LockKey,
     obstacle: Obstacle<'a>,
@@ -151,7 +151,8 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// A reader waits for another one because of a writer in between. Nobody waits for a place of its own.
+    /// A reader waits for another reader if a writer is in between. An owner does not wait for its own
+    /// places.
     fn waits(&self, queue: &Queue, number: u64) -> bool {
         let Some(waiter) = queue.waiting.get(&number) else { return false };
         let Obstacle { owner, mode, number: obstacle, .. } = self.obstacle;
@@ -163,24 +164,24 @@ impl Wanted<'_> {
 
 struct Reached<'a> {
     owner: &'a Aid,
-    /// Who waits for it, and for which document.
+    /// The index of the owner that waits for this one, and the document.
     by: usize,
     edge: Option<(&'a LockKey, Option<&'a Aid>)>,
 }
 
-/// What of a queue need not be gone through again.
+/// The parts of a queue that need no second visit.
 #[derive(Default)]
 struct Covered {
-    /// The holders who exclude a reader, or a writer, which is all of them.
+    /// The holders that exclude a reader, or those that exclude a writer, which are all holders.
     holders: Option<Mode>,
-    /// Those with a lower number.
+    /// The waiters with a lower number.
     ahead: u64,
 }
 
 enum Look<'a> {
     Places(btree_set::Iter<'a, (LockKey, u64)>),
     Guards(&'a LockKey, Mode, slice::Iter<'a, Held>),
-    /// To the nearest writer.
+    /// Backwards to the nearest writer.
     Writers(&'a LockKey, &'a Queue, Rev<btree_set::Range<'a, u64>>),
     Ahead(&'a LockKey, &'a Queue, Rev<btree_set::Range<'a, u64>>),
 }
@@ -237,7 +238,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// At one thing. Returns where the next one is.
+    /// Visits one entry. Returns the rest of the walk.
     fn look(&mut self, from: usize, mut look: Look<'a>) -> Option<Look<'a>> {
         match &mut look {
             Look::Places(places) => {
@@ -264,7 +265,7 @@ impl<'a> Search<'a> {
         Some(look)
     }
 
-    /// Finds whom an owner waits for at this place.
+    /// Goes on to whatever the owner waits for at this place.
     fn goes_on_from(&mut self, from: usize, key: &'a LockKey, number: u64) {
         let Some(queue) = self.state.queues.get(key) else { return };
         let Some(waiter) = queue.waiting.get(&number).filter(|it| waits(queue, it)) else { return };
@@ -274,7 +275,7 @@ impl<'a> Search<'a> {
             && wanted.waits(queue, number)
         {
             let path = path(&self.reached, from);
-            // That takes its time, too.
+            // Copying a path takes time, too.
             self.looked_at += path.len();
             wanted.circles.push((number, path));
             return;
@@ -319,7 +320,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Says whether the one ahead waits.
+    /// Says whether the waiter ahead waits.
     fn reach_ahead(
         &mut self,
         from: usize,
@@ -329,7 +330,7 @@ impl<'a> Search<'a> {
     ) -> bool {
         let Some(waiter) = queue.waiting.get(&number) else { return false };
         let waits = waits(queue, waiter);
-        // One that waits twice for a document is not in its own way before it holds it.
+        // An owner that waits twice for a document does not block itself before it holds the document.
         if waiter.deadlock.is_none() && waiter.owner != *self.reached[from].owner {
             self.reach(from, &waiter.owner, key, None);
         }
@@ -353,7 +354,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// From where the search began.
+/// The path from the start of the search.
 fn path(reached: &[Reached<'_>], mut to: usize) -> Vec<Edge> {
     let mut path: Vec<_> = reached[to].edge().into_iter().collect();
     while to > 0 {
@@ -370,7 +371,8 @@ impl Reached<'_> {
     }
 }
 
-/// Not one that will go, nor one whose session has the lock: that is let in at once, or refused at once.
+/// A waiter that is about to be refused does not wait. Nor does a waiter whose session holds the lock: it
+/// is granted or refused at once.
 fn waits(queue: &Queue, waiter: &Waiter) -> bool {
     waiter.deadlock.is_none() && !queue.is_held_by(&waiter.owner)
 }

@@ -1,5 +1,5 @@
-//! Who waits where, and who is in somebody's way: what a search for deadlocks would otherwise have to look
-//! for in all queues.
+//! Where each owner waits, and how many locks it holds that others wait for. Without this index, a
+//! deadlock search would have to walk through all queues.
 
 use std::collections::{BTreeSet, btree_set};
 
@@ -8,14 +8,14 @@ use crate::{key::LockKey, lock::Aid, random::HashMap};
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Owners(HashMap<Aid, Owner>);
 
-/// A session or a job that waits here, or holds something that somebody waits for here.
+/// A session or a job that waits here, or holds a lock that others wait for here.
 #[derive(Debug, Default)]
 struct Owner {
-    /// The documents it waits for, with its numbers in their queues.
+    /// The documents that the owner waits for, with its numbers in their queues.
     places: BTreeSet<(LockKey, u64)>,
-    /// How many of them the limits take into account.
+    /// How many of them count towards the limits.
     counted: usize,
-    /// How many locks it holds that somebody waits for here.
+    /// How many locks it holds that others wait for here.
     in_the_way: usize,
 }
 
@@ -61,18 +61,18 @@ impl Owners {
         }
     }
 
-    /// Whether it holds something that somebody waits for here. Nobody else can be in a deadlock.
+    /// Whether this owner holds a lock that others wait for here. No other owner can be in a deadlock.
     pub(in crate::manager) fn is_in_the_way(&self, owner: &Aid) -> bool {
         self.0.get(owner).is_some_and(|it| it.in_the_way > 0)
     }
 
-    /// Whether more can be learnt from it than from its place in one queue: it has another place, or is in
-    /// somebody's way.
+    /// Whether a deadlock search can go on from this owner: it waits in a second place, or holds a lock
+    /// that others wait for.
     pub(in crate::manager) fn is_linked(&self, owner: &Aid) -> bool {
         self.0.get(owner).is_some_and(|it| it.places.len() + it.in_the_way > 1)
     }
 
-    /// Where it waits.
+    /// The places where it waits.
     pub(in crate::manager) fn places(
         &self,
         owner: &Aid,
@@ -80,7 +80,7 @@ impl Owners {
         self.0.get(owner).map(|it| it.places.iter()).filter(|places| places.len() > 0)
     }
 
-    /// Its numbers in the queue of this document.
+    /// The owner's numbers in the queue of this document.
     pub(in crate::manager) fn numbers_in(&self, owner: &Aid, key: &LockKey) -> Vec<u64> {
         let Some(it) = self.0.get(owner) else { return Vec::new() };
         let in_queue = (key.clone(), 0)..=(key.clone(), u64::MAX);

@@ -1,4 +1,4 @@
-//! Being in a queue.
+//! A waiter's place in a queue, and what the waiter does next.
 
 use std::{future::pending, sync::Arc, time::Instant};
 
@@ -15,7 +15,7 @@ use crate::{
     store::MAX_READERS,
 };
 
-/// A place in a queue, given up when it is dropped.
+/// A place in a queue. Dropping it leaves the queue.
 #[derive(Debug)]
 pub(in crate::manager) struct Place {
     pub(in crate::manager) queues: Queues,
@@ -27,21 +27,21 @@ pub(in crate::manager) struct Place {
     pub(in crate::manager) keeps_turn: bool,
 }
 
-/// What one who waits has to do.
+/// What a waiter does next.
 #[derive(Debug)]
 pub(in crate::manager) enum Step {
     /// Ask the store.
     Try,
     /// Wait to be called.
     Wait,
-    /// The first one: wait to be called, or until the holder's lock may be gone.
+    /// The first waiter: wait to be called, or until the holder's lock may have expired.
     WaitFirst(Option<Instant>),
-    /// It would wait for itself.
+    /// This waiter would wait for itself.
     Refuse(Vec<Edge>),
 }
 
 impl Place {
-    /// Forgets the request to ask, if there is one and it is this one's turn.
+    /// Returns what to do next. On [`Step::Try`] the call is consumed.
     pub(in crate::manager) fn next_step(&self) -> Step {
         let mut state = self.queues.state();
         let Some(queue) = state.queues.get_mut(&self.key) else { return Step::Try };
@@ -69,7 +69,7 @@ impl Place {
         if is_first { Step::WaitFirst(look_at) } else { Step::Wait }
     }
 
-    /// With the lock, if somebody hands it over.
+    /// Waits to be called. Returns the lock if it is handed over.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -97,10 +97,10 @@ impl Place {
         state.queues.get_mut(&self.key)?.waiting.get_mut(&self.number)
     }
 
-    /// The store has not let it in, so it waits.
+    /// The store has refused the lock, so this waiter waits and counts.
     ///
     /// # Errors
-    /// It is one too many.
+    /// A limit is reached.
     pub(in crate::manager) fn waits(&self) -> Result<(), TooMany> {
         let mut state = self.queues.state();
         let waiter = state.queues.get(&self.key).and_then(|it| it.waiting.get(&self.number));
@@ -111,7 +111,7 @@ impl Place {
         Ok(())
     }
 
-    /// Who wanted to hand the lock over could not.
+    /// The handover to this waiter has failed.
     fn is_no_heir(&self) {
         if let Some(waiter) = self.waiter(&mut self.queues.state()) {
             waiter.is_heir = false;
@@ -119,14 +119,14 @@ impl Place {
         }
     }
 
-    /// It shall ask the store again.
+    /// Has this waiter ask the store again.
     pub(in crate::manager) fn ask(&self) {
         if let Some(waiter) = self.waiter(&mut self.queues.state()) {
             waiter.asked = true;
         }
     }
 
-    /// It does not wait in that circle any more. Perhaps in another one.
+    /// The circle that was found is gone. There may be another one.
     pub(in crate::manager) fn goes_on(&self) {
         let mut state = self.queues.state();
         if let Some(waiter) = self.waiter(&mut state) {
@@ -135,7 +135,7 @@ impl Place {
         }
     }
 
-    /// It shall ask the store again, and until then nobody is told that somebody holds it.
+    /// Has this waiter ask the store again. Until then, the queue knows no holder.
     pub(in crate::manager) fn ask_anew(&self) {
         let mut state = self.queues.state();
         state.has_no_holder(&self.key);
@@ -144,7 +144,7 @@ impl Place {
         }
     }
 
-    /// The store said who holds it.
+    /// The store has answered with the holder.
     pub(in crate::manager) fn saw(&self, holder: &Lock) {
         self.queues.state().has_holder(holder);
     }
@@ -153,25 +153,26 @@ impl Place {
         self.queues.state().queues.get(&self.key)?.holder.clone()
     }
 
-    /// Its time is over. Should its owner be back at once, it is this place that is gone on with: once
-    /// it has been given up, so that there are no two with one number.
+    /// The time is over. If the owner returns within 3 s, it resumes this position. The number is kept
+    /// only once this place has been left, so that no two places have one number.
     pub(in crate::manager) fn keep_turn(&mut self) {
         self.keeps_turn = true;
     }
 
-    /// It was granted: who comes next waits for this one.
+    /// The lock was granted: the waiters behind this one wait for it from now on.
     pub(in crate::manager) fn granted(mut self, lock: Lock) {
         self.granted = Some(lock);
     }
 
-    /// The place under this token in the queue of a fair collection is to be kept.
+    /// Keeps the position with this token in the store's queue, in a fair collection.
     pub(in crate::manager) fn keep(&self, token: LockToken) {
         if let Some(waiter) = self.waiter(&mut self.queues.state()) {
             waiter.token = Some(token);
         }
     }
 
-    /// Those that are to be kept for this document. The store has no more.
+    /// The positions of this document that are to be kept. The store has room for no more than
+    /// [`MAX_READERS`].
     pub(in crate::manager) fn kept(&self) -> Vec<LockToken> {
         let state = self.queues.state();
         let waiting = state.queues.get(&self.key).into_iter().flat_map(|it| it.waiting.values());
@@ -199,17 +200,17 @@ impl Drop for Place {
         let Some(queue) = state.queues.get_mut(&self.key) else { return };
         match granted {
             Some(lock) if lock.mode == Mode::Shared => queue.ask_readers(),
-            // Something was heard before the grant was. Nearly always it is late news of the release that
-            // led to the grant. If the next waiter asked at once, it could not be handed the lock, and the
-            // release would bring such news again.
+            // News arrived before the grant did. Nearly always it is late news of the release that led to
+            // this grant. If the next waiter asked at once, it could not be handed the lock, and the next
+            // release would bring such late news again.
             Some(_) if gone.asked => queue.looks_again = Some(clock::now() + LOOK_AGAIN),
             Some(_) => {}
-            // What this one was called for, and did not come to ask.
+            // This waiter was called and leaves without having asked.
             None if was_first => queue.ask_first(),
             None => {}
         }
         if was_first && let Some(first) = queue.waiting.values().next() {
-            // To watch the time from now on.
+            // The next waiter now watches the time.
             first.call.notify_one();
         }
     }

@@ -62,7 +62,7 @@ fn of_those_who_wait_for_each_other_one_is_refused_whatever_news_there_is_until_
     assert!(matches!(second.next_step(), Step::Refuse(_)));
     first.saw(&b_lock);
     assert!(!matches!(first.next_step(), Step::Refuse(_)), "the other one goes");
-    // It looks whether that is so, and finds that it is.
+    // The waiter checks the circle, and finds it unchanged.
     second.goes_on();
     assert!(matches!(second.next_step(), Step::Refuse(_)));
     drop(second);
@@ -114,7 +114,7 @@ fn who_is_ahead_is_waited_for_too() {
     assert!(matches!(last.next_step(), Step::Refuse(_)));
 }
 
-/// What the first one is handed, and by whom that was released.
+/// Hands the released lock over to the first waiter.
 fn handed(queues: &Queues, first: &Place, released: &Lock) -> Lock {
     let heir = queues.heir(&Acquisition::of(released).unwrap()).expect("somebody to hand it to");
     assert!(matches!(first.next_step(), Step::Wait));
@@ -127,7 +127,7 @@ fn for_long(key: &LockKey) -> Lock {
     Lock { expires_at: Instant::now() + 10 * LOOK_AGAIN, ..guard(key, &Aid::new()).1 }
 }
 
-/// The waiter that is next asks nothing, so that it can be handed the lock in turn.
+/// The next waiter does not ask, so that it can be handed the lock in turn.
 #[test]
 fn a_hand_over_is_no_reason_to_ask() {
     let (queues, key) = (unlimited(), key("a"));
@@ -136,7 +136,7 @@ fn a_hand_over_is_no_reason_to_ask() {
     let before = for_long(&key);
     first.saw(&before);
     assert!(matches!(first.next_step(), Step::WaitFirst(_)));
-    // It is handed the lock before it comes to ask.
+    // The handover comes before the waiter asks.
     queues.freed(&key);
     let lock = handed(&queues, &first, &before);
     first.granted(lock.clone());
@@ -152,13 +152,13 @@ fn late_news_of_a_release_does_not_have_the_next_one_ask_before_it_is_its_turn()
     queues.freed(&key);
     let lock = for_long(&key);
     first.granted(lock.clone());
-    // It was not late if nobody hands the lock over.
+    // Without a handover, the news was not late.
     let soon = Instant::now() + LOOK_AGAIN;
     assert!(matches!(second.next_step(), Step::WaitFirst(Some(until)) if until <= soon));
     handed(&queues, &second, &lock);
 }
 
-/// As by an upgrade.
+/// As an upgrade does it.
 #[test]
 fn one_acquisition_of_a_session_that_ends_does_not_end_the_next_one() {
     let (queues, owner, key) = (unlimited(), Aid::new(), key("a"));
@@ -176,7 +176,7 @@ fn one_acquisition_of_a_session_that_ends_does_not_end_the_next_one() {
     assert!(queues.state().held.is_empty());
 }
 
-/// What the store shows of a session that has it.
+/// The lock of this session, as the store shows it.
 fn seen(key: &LockKey, session: &Aid, mode: Mode) -> Lock {
     Lock { aid: session.clone(), mode, ..guard(key, session).1 }
 }
@@ -185,7 +185,7 @@ fn is_refused(place: &Place) -> bool {
     matches!(place.next_step(), Step::Refuse(_))
 }
 
-/// How much the search of a newcomer has looked at.
+/// How much the search of a newcomer visits.
 fn looked_at(queues: &Queues, newcomer: impl FnOnce() -> Place) -> (Place, usize) {
     let before = queues.state().looked_at;
     let place = newcomer();
@@ -193,7 +193,7 @@ fn looked_at(queues: &Queues, newcomer: impl FnOnce() -> Place) -> (Place, usize
     (place, after - before)
 }
 
-/// Each owner holds a document, and waits for that of the one before.
+/// Each owner holds a document, and waits for the document of its predecessor.
 fn chain(queues: &Queues, owners: &[Aid]) -> Vec<Place> {
     let keys: Vec<_> = (0..owners.len()).map(|n| key(&n.to_string())).collect();
     for (key, owner) in keys.iter().zip(owners) {
@@ -223,12 +223,12 @@ fn a_chain_of_ten_thousand_costs_a_newcomer_no_more_than_one_search_wherever_it_
     });
     assert!(looked <= deadlock::BUDGET, "{looked}");
     assert!(!is_refused(&middle));
-    // As the store shows it to the one who has come last.
+    // As the store shows it to the last waiter.
     let before = queues.state().looked_at;
     chain[LENGTH - 2].saw(&seen(&chain[LENGTH - 2].key, &owners[LENGTH - 2], Mode::Exclusive));
     let looked = queues.state().looked_at - before;
     assert!(looked <= deadlock::BUDGET, "{looked}");
-    // Longer than a search. Nobody is refused, and nothing breaks.
+    // Longer than one search can visit. The search refuses nobody and does not fail.
     assert!(!is_refused(&joins(&queues, &last, &owners[0])));
     assert!(!is_refused(&joins(&queues, &first, &owners[0])) || deadlock::BUDGET > 1);
 }
@@ -256,7 +256,7 @@ fn a_hundred_thousand_waiters_cost_a_newcomer_nothing() {
         let waits = |n: usize| joins(&queues, &keys[n % documents], &Aid::new());
         let mut all: Vec<_> = (0..100_000).map(waits).collect();
         assert_eq!(queues.waiting(), 100_000);
-        // One that holds something, and for which somebody waits.
+        // This owner holds a lock that another owner waits for.
         let (own, owner) = (key("own"), Aid::new());
         queues.holds(&own, guard(&own, &owner).0);
         all.push(joins(&queues, &own, &Aid::new()));
@@ -270,7 +270,8 @@ fn a_hundred_thousand_waiters_cost_a_newcomer_nothing() {
     }
 }
 
-/// Before each of the three, and behind them, others wait; some also for another document.
+/// Other waiters are before and behind each of the three, and some of these wait for another document as
+/// well.
 #[test]
 fn a_circle_of_three_is_found_through_long_queues() {
     let (queues, owners) = (unlimited(), [(); 3].map(|()| Aid::new()));
@@ -313,7 +314,7 @@ fn each_part_of_a_queue_is_gone_through_once() {
     assert!(looked <= 4 * BUSY, "{looked}");
 }
 
-/// It holds nothing of the queue in which it is in the way.
+/// The obstacle holds nothing in the queue where it waits.
 #[test]
 fn a_circle_is_found_through_somebody_deep_in_a_long_queue() {
     let (queues, deep, last) = (unlimited(), Aid::new(), Aid::new());
@@ -345,7 +346,7 @@ fn one_that_is_back_in_its_place_closes_a_circle_for_those_behind_it() {
     assert!(is_refused(&again), "it waits for a writer that waits for it");
 }
 
-/// As two tabs of a browser. They are let in together.
+/// As two tabs of a browser. They are granted the lock together.
 #[test]
 fn two_requests_of_a_session_that_wait_for_one_document_are_no_circle() {
     let (queues, alice) = (unlimited(), Aid::new());
@@ -371,12 +372,12 @@ fn of_many_readers_at_the_front_some_go_in_at_a_time_and_the_others_follow() {
     assert_eq!(asked, 1_000);
 }
 
-/// What the search is a shorter way to: everybody is looked at, one after the other.
+/// The slow search that the real one abbreviates: it visits everybody, one after the other.
 mod reference {
     use super::*;
     use std::collections::HashSet;
 
-    /// By any of its places, or by this one.
+    /// By any place of the owner, or by this place.
     pub(in crate::manager) fn waits_for_itself(
         state: &State,
         owner: &Aid,
@@ -427,9 +428,9 @@ mod reference {
     }
 }
 
-/// Random events. Whoever is refused is in a circle, even if all others that are refused go. A newcomer that is
-/// not refused is in none; nor is one that waits for a holder of whom there is news. If an owner waits twice
-/// for a document, a circle may be found only when it holds that.
+/// Random events. A refused waiter is in a circle, even if all other refused waiters leave. A newcomer
+/// that is not refused is in no circle, and neither is a waiter whose holder is news. If an owner waits
+/// twice for a document, the search may find a circle only once the owner holds that document.
 fn agrees_with_the_reference(seed: u64, waits_twice: bool) -> usize {
     let mut random = fastrand::Rng::with_seed(seed);
     let owners: Vec<_> = (0..random.usize(2..7)).map(|_| Aid::new()).collect();
@@ -459,7 +460,7 @@ fn agrees_with_the_reference(seed: u64, waits_twice: bool) -> usize {
                 let excludes = |it: &Held| mode == Mode::Exclusive || it.mode == Mode::Exclusive;
                 let is_excluded =
                     queues.state().held.get(key).is_some_and(|it| it.iter().any(excludes));
-                // As the store grants them.
+                // As the store grants the locks.
                 if !is_excluded {
                     guards.push((key.clone(), held.token));
                     queues.holds(key, held);
@@ -489,7 +490,7 @@ fn agrees_with_the_reference(seed: u64, waits_twice: bool) -> usize {
     refused
 }
 
-/// What is kept beside the queues says what they say.
+/// The indexes beside the queues agree with the queues.
 fn assert_is_sound(state: &State) {
     let all = state.queues.values().flat_map(|queue| queue.waiting.values());
     assert_eq!(state.waiting, all.clone().count());
@@ -515,13 +516,14 @@ fn assert_is_sound(state: &State) {
 struct Circle {
     owner: Option<Aid>,
     is_refused: bool,
-    /// Its owner is, by any of its places, if none of its requests for this document is refused.
+    /// Its owner is in a circle by any of its places, if none of its requests for this document is
+    /// refused.
     is_in_circle: bool,
-    /// By this place.
+    /// It is in a circle by this place.
     is_by_this: bool,
 }
 
-/// Of each in the queue.
+/// The circles of each waiter in the queue.
 fn in_circles(queues: &Queues, key: &LockKey) -> BTreeMap<u64, Circle> {
     let mut state = queues.state();
     let Some(queue) = state.queues.get(key) else { return BTreeMap::new() };
@@ -559,7 +561,7 @@ fn at_random_the_same_circles_are_found_as_by_looking_at_everybody() {
 #[test]
 #[ignore = "a measurement"]
 fn what_a_newcomer_costs() {
-    /// Joins and leaves, again and again. The longest and the mean time.
+    /// Joins and leaves again and again. Returns the longest and the mean time.
     fn measure(what: &str, mut newcomer: impl FnMut() -> Place) {
         const ROUNDS: u32 = 1_000;
         let (mut longest, mut sum) = (Duration::ZERO, Duration::ZERO);

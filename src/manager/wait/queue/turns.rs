@@ -1,4 +1,4 @@
-//! Numbers that are kept for those who have waited in vain and may be back at once.
+//! Numbers that are kept for waiters whose time is over and who may be back at once.
 
 use std::{
     collections::VecDeque,
@@ -7,15 +7,16 @@ use std::{
 
 use crate::{clock, key::LockKey, lock::Aid, random::HashMap};
 
-/// Over HTTP nobody can wait for as long as a person does, so they ask again and again.
+/// An HTTP request cannot wait for as long as a person does, so a client asks again and again.
 const KEEP_TURN: Duration = Duration::from_secs(3);
-/// How many are looked at for each that is kept: more than one, so that what is over goes in the end.
+/// How many entries are checked for each new one. More than one, so that all expired entries are removed
+/// in the end.
 const FORGET: usize = 4;
 
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Turns {
     kept: HashMap<(LockKey, Aid), (u64, Instant)>,
-    /// In the order in which they are over.
+    /// In the order in which they expire.
     ending: VecDeque<(Instant, (LockKey, Aid))>,
 }
 
@@ -27,13 +28,13 @@ impl Turns {
         self.kept.insert(whose, (number, until));
     }
 
-    /// The number that it had, if it is back in time.
+    /// The number that the owner had, if it is back in time.
     pub(in crate::manager) fn take(&mut self, key: &LockKey, owner: &Aid) -> Option<u64> {
         let (number, until) = self.kept.remove(&(key.clone(), owner.clone()))?;
         (until > clock::now()).then_some(number)
     }
 
-    /// Not all at once that are over, however many these are.
+    /// Removes a few expired entries, never all at once.
     fn forget(&mut self) {
         let now = clock::now();
         for _ in 0..FORGET {
@@ -41,7 +42,7 @@ impl Turns {
                 return;
             }
             let Some((until, whose)) = self.ending.pop_front() else { return };
-            // Else it was kept anew since.
+            // Otherwise the number was kept again in the meantime.
             if self.kept.get(&whose).is_some_and(|(_, kept)| *kept == until) {
                 self.kept.remove(&whose);
             }

@@ -1,4 +1,4 @@
-//! What those who look on have been told so far, and what is new.
+//! The last known locks of a collection, compared with the current ones.
 
 use std::{
     collections::BTreeSet,
@@ -12,30 +12,31 @@ use crate::{
     manager::LockManager, random::HashMap,
 };
 
-/// Of how many documents in a collection is known who holds them. Beyond, everybody is asked to look
-/// for themselves.
+/// For how many documents of a collection the holders are remembered. Beyond that, the subscribers are
+/// asked to list the locks themselves.
 const MOST: usize = 10_000;
-/// How often everybody is asked to look for themselves, at most, where there is more than is known.
+/// How often the subscribers are asked to list the locks, at most, if there are more locks than are
+/// remembered.
 const RESYNC: Duration = Duration::from_secs(1);
 
-/// For how many locks that are gone the store is asked why at the same time.
+/// For how many locks that are gone the store is asked for the reason at the same time.
 const AT_ONCE: usize = 16;
 
-/// What came of a look at all locks.
+/// The result of listing all locks.
 pub(in crate::manager) enum Looked {
-    /// Whatever has changed since the last one was told.
+    /// All changes since the last list were told.
     AndTold,
-    /// There was none to compare it with, or there are too many.
+    /// There was no earlier list to compare with, or there are too many locks.
     Anew,
 }
 
-/// The locks of a collection as everybody was told of them, and since when that is so.
+/// The locks of a collection as the subscribers know them, each with the time when it was seen first.
 pub(in crate::manager) struct Known {
-    /// When everybody was last asked to look for themselves.
+    /// When the subscribers were last asked to list the locks.
     asked: Option<Instant>,
     pub(in crate::manager) collection: &'static str,
     locks: HashMap<LockKey, Vec<(Lock, Instant)>>,
-    /// There are no more than could be listed.
+    /// All locks of the collection could be listed.
     is_complete: bool,
 }
 
@@ -44,7 +45,7 @@ impl Known {
         Self { asked: None, collection, locks: HashMap::default(), is_complete: false }
     }
 
-    /// Looks at these documents by one read, and tells what has changed.
+    /// Reads these documents by one read, and tells what has changed.
     pub(in crate::manager) async fn look_at(
         &mut self,
         manager: &LockManager,
@@ -88,7 +89,7 @@ impl Known {
         Ok(Looked::AndTold)
     }
 
-    /// Tells in which way these documents differ from before.
+    /// Tells how the locks on these documents differ from before.
     async fn are_now(&mut self, manager: &LockManager, now: Vec<(LockKey, Vec<Lock>)>) {
         let mut gone = Vec::new();
         for (key, locks) in &now {
@@ -131,7 +132,7 @@ fn by_document(locks: Vec<Lock>) -> HashMap<LockKey, Vec<Lock>> {
     all
 }
 
-/// A foreign lock has no token, and is told from others by when it was taken.
+/// A foreign lock has no token: it is recognised by the time when it was taken.
 fn is_same(old: &Lock, new: &Lock) -> bool {
     old.token == new.token && (old.token.is_some() || old.since == new.since)
 }
@@ -142,7 +143,7 @@ async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent
     }
     let ended = manager
         .run("last_end", manager.until(), lock.aid.clone(), |store, aid| store.last_end(aid));
-    // The end of a session is written down before its locks go.
+    // The end of a session is recorded before its locks are removed.
     match ended.await {
         Ok(Some(end)) if end.reason == EndReason::Expired => {
             if end.ago <= clock::since(seen) {
