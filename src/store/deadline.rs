@@ -1,4 +1,4 @@
-//! How long the caller of a verb still waits: a store passes that on to its server.
+//! How long the caller of a verb will still wait. A store passes this limit on to its server.
 #![cfg_attr(not(feature = "_mongo"), allow(dead_code, reason = "the embedded store has no server"))]
 
 use std::{
@@ -24,7 +24,7 @@ pub(crate) fn with_deadline<F: Future>(
     CALLER.scope(Caller { asked: Instant::now(), until }, verb)
 }
 
-/// When the caller of the running verb stops waiting, if it has said so: then it also asks again.
+/// When the caller of the running verb stops waiting, if it set a deadline. Such a caller also retries.
 pub(super) fn deadline() -> Option<Instant> {
     CALLER.try_with(|caller| caller.until).ok()
 }

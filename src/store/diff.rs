@@ -1,6 +1,6 @@
-//! What differs between two versions of a document, in whatever format.
+//! The differences between two versions of a document, in any format.
 
-/// A value of a document: one of JSON or of BSON.
+/// A JSON or BSON value of a document.
 pub(super) trait Value: Clone {
     /// The fields, if the value is a document.
     fn fields(&self) -> Option<impl Iterator<Item = (&String, &Self)>>;
@@ -8,30 +8,30 @@ pub(super) trait Value: Clone {
     /// A field, if the value is a document that has it.
     fn field(&self, name: &str) -> Option<&Self>;
 
-    /// Whether nothing would be changed by writing one for the other. The order of fields does not
-    /// count: a map may encode its entries in another order each time.
+    /// Whether replacing one value with the other would change nothing. The order of fields does not
+    /// count: a map may encode its entries in a different order each time.
     fn is_same(&self, other: &Self) -> bool;
 }
 
 /// The fields of a document that differ, by name.
 pub(super) type Changes<V> = Vec<(String, Change<V>)>;
 
-/// What became of a field.
+/// How a field changed.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change<V> {
-    /// It has this value now. Arrays too change as a whole: what the place of an element means, only the
-    /// application knows.
+    /// The field has this value now. Arrays also change as a whole, because only the application knows
+    /// what the position of an element means.
     Set(V),
-    /// It is not there any more.
+    /// The field was removed.
     Removed,
-    /// It is a document as before, in which these fields differ.
+    /// The field is still a document, in which these fields differ.
     Within(Changes<V>),
 }
 
-/// How deep fields are compared one by one. Deeper ones change as a whole.
+/// How deep fields are compared one by one. A deeper difference replaces the whole value.
 const DEPTH: usize = 50;
 
-/// What differs in `after`. Fields that neither version has are none of its business.
+/// The fields in which `after` differs. A field that neither version has is left alone.
 pub(super) fn between<V: Value>(before: &V, after: &V) -> Changes<V> {
     within(before, after, DEPTH)
 }
@@ -68,7 +68,7 @@ impl Value for serde_json::Value {
     }
 }
 
-/// Carries the changes out on a stored document.
+/// Applies the changes to a stored document.
 pub(super) fn apply(changes: Changes<serde_json::Value>, stored: &mut serde_json::Value) {
     let Some(fields) = stored.as_object_mut() else { return };
     for (name, change) in changes {

@@ -1,4 +1,4 @@
-//! A document on its way between a store and a Rust type.
+//! Documents in transit between a store and a Rust type.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ mod shape;
 
 pub(crate) use shape::misnamed_id;
 
-/// How a store keeps documents while they are outside it.
+/// The encoding in which a store hands documents out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
@@ -42,7 +42,7 @@ impl StoredDocument {
     }
 
     /// # Errors
-    /// What serde says if `value` has no form in this format.
+    /// The error of serde if `value` cannot be encoded in this format.
     pub fn encode<T: Serialize>(format: Format, value: &T) -> Result<Self, BoxError> {
         let bytes = match format {
             Format::Json => serde_json::to_vec(value)?,
@@ -53,7 +53,7 @@ impl StoredDocument {
     }
 
     /// # Errors
-    /// What serde says if the document is not a `T`.
+    /// The error of serde if the document is not a `T`.
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, BoxError> {
         match self.format {
             Format::Json => Ok(serde_json::from_slice(&self.bytes)?),
@@ -63,21 +63,21 @@ impl StoredDocument {
     }
 }
 
-/// What a [guarded save](crate::Store::save) writes.
+/// The content of a [guarded save](crate::Store::save).
 #[derive(Debug, Clone)]
 pub enum Edit {
-    /// What differs between two versions of the document, field by field, and nothing else: fields that
-    /// neither version names stay as they are, to the byte. Arrays count as one value.
+    /// Only the differences between two versions of the document, field by field. A field that neither
+    /// version names stays as it is, byte for byte. An array counts as one value.
     ///
-    /// `before` is what was loaded, as the Rust type writes it: not what is stored, of which that type
-    /// may know only a part.
+    /// `before` is the loaded document as the Rust type writes it. It may differ from the stored
+    /// document, of which the type may know only a part.
     Changes {
-        /// As it was loaded.
+        /// The document as it was loaded.
         before: StoredDocument,
-        /// As it is to be.
+        /// The document as it is to be saved.
         after: StoredDocument,
     },
-    /// The whole document. Fields that it does not name are gone.
+    /// The whole document. Fields that it does not name are removed.
     Replacement(StoredDocument),
 }
 

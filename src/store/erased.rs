@@ -1,4 +1,4 @@
-//! `Store` as a trait object, so that neither the manager nor an extractor has a type parameter for it.
+//! `Store` as a trait object, so that the manager and the extractors need no type parameter for it.
 
 use std::{
     future::Future,
@@ -19,10 +19,10 @@ use crate::{
     },
 };
 
-/// What a verb of [`DynStore`] returns.
+/// The return type of each verb of [`DynStore`].
 pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Declares the boxed twin of each verb, so that a verb is written down once in each trait only.
+/// Declares the boxed twin of each verb, so that each trait spells out a verb only once.
 macro_rules! erase {
     ($(fn $verb:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {
         /// [`Store`], object safe. Implemented for every store.

@@ -1,45 +1,46 @@
-//! What a store says of itself.
+//! The status of a store.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::{Serialize, Serializer};
 
-/// The answer to [`Store::status`](crate::Store::status), for people and programs that watch over a
+/// The answer to [`Store::status`](crate::Store::status), for the people and programs that monitor a
 /// server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct StoreStatus {
-    /// What it runs on.
+    /// The kind of deployment.
     pub topology: Topology,
-    /// Whether it takes writes at the moment. Not while there is no primary.
+    /// Whether the store takes writes at the moment. It does not while there is no primary.
     pub writable: bool,
-    /// How far the newest write that a majority has is behind the newest one. Every grant waits for a
-    /// majority. `None` where there is none to wait for, or where it is not known.
+    /// How far the majority-committed state lags behind the newest write. Every grant waits for a
+    /// majority. `None` if the deployment has no majority to wait for, or if the lag is not known.
     #[serde(rename = "majority_lag_ms", serialize_with = "millis_if_any")]
     pub majority_lag: Option<Duration>,
-    /// The indexes that [`prepare`](crate::Store::prepare) makes and that are not there any more, by
-    /// collection: by that of the locks, as `workitem.lock`.
+    /// The indexes that [`prepare`](crate::Store::prepare) creates but that are missing now, by the
+    /// name of the lock collection, such as `workitem.lock`.
     pub missing_indexes: BTreeMap<String, Vec<String>>,
 }
 
 impl StoreStatus {
-    /// One in which nothing is missing.
+    /// A status in which nothing is missing.
     #[must_use]
     pub fn new(topology: Topology, writable: bool) -> Self {
         Self { topology, writable, majority_lag: None, missing_indexes: BTreeMap::new() }
     }
 }
 
-/// What a store runs on, as far as it matters to those who run it.
+/// The kind of deployment that a store runs on, as far as operators need to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Topology {
     /// The process itself.
     Embedded,
-    /// One server: no transactions, no change streams, and what it has acknowledged is lost with it.
+    /// One server: no transactions and no change streams, and acknowledged writes are lost with the
+    /// server.
     Standalone,
-    /// Servers one of which is the primary.
+    /// Several servers, one of which is the primary.
     ReplicaSet,
     /// Several replica sets behind a router.
     Sharded,
@@ -56,7 +57,7 @@ impl fmt::Display for Topology {
     }
 }
 
-/// Durations are milliseconds to programs.
+/// Programs get durations in milliseconds.
 pub(crate) fn millis<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).serialize(to)
 }

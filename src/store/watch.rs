@@ -1,4 +1,4 @@
-//! What a store tells of by itself.
+//! The stream of changes that a store reports.
 
 use std::{fmt, pin::Pin};
 
@@ -6,26 +6,27 @@ use futures_util::{Stream, StreamExt};
 
 use crate::{error::StoreError, key::LockKey, lock::LockToken, store::Taken};
 
-/// Changes of one collection's locks, as [`Store::watch`](crate::Store::watch) tells them.
+/// Changes of one collection's locks, as [`Store::watch`](crate::Store::watch) reports them.
 ///
-/// Ends with an error or with `None` when the store cannot go on; then one watches anew.
+/// Ends with an error or with `None` when the store cannot continue. The subscriber then calls `watch`
+/// again.
 pub struct Watch(Pin<Box<dyn Stream<Item = Result<Change, StoreError>> + Send>>);
 
-/// What has happened.
+/// One report about the locks of a collection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {
-    /// The lock on this document is gone, excludes less than before, or runs out sooner. With
-    /// [`Interest::All`](crate::Interest::All) also: somebody has got it.
+    /// The lock on this document is gone, excludes less than before, or expires sooner. With
+    /// [`Interest::All`](crate::Interest::All) also: somebody has acquired it.
     Changed(LockKey),
     /// This acquisition of the lock was taken from its holder.
     Taken(LockKey, LockToken, Taken),
-    /// Something may have happened to any document.
+    /// Changes may have been missed, for any document.
     Missed,
 }
 
 impl Watch {
-    /// Tells what this stream yields.
+    /// Reports the items of this stream.
     pub fn new(changes: impl Stream<Item = Result<Change, StoreError>> + Send + 'static) -> Self {
         Self(Box::pin(changes))
     }
@@ -33,7 +34,7 @@ impl Watch {
     /// The next change.
     ///
     /// # Errors
-    /// [`StoreError`] if the store was not reached any more. That ends the watch.
+    /// [`StoreError`] if the store can no longer be reached. That ends the watch.
     ///
     /// # Cancel safety
     /// May be dropped and called again.

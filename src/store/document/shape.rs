@@ -6,11 +6,11 @@ use serde::{Deserialize, Deserializer, de::IgnoredAny, de::Visitor, forward_to_d
 
 use crate::store::document::StoredDocument;
 
-/// The field under which the type writes the document's id, if that is not `_id` although the type reads
-/// it from there: `#[serde(rename(serialize = "id", deserialize = "_id"))]`, made for an HTTP answer.
+/// The field under which the type writes the document's id, if it reads the id from `_id` but writes it
+/// elsewhere: `#[serde(rename(serialize = "id", deserialize = "_id"))]`, meant for an HTTP answer.
 ///
-/// Such a type would add a field to every document that it replaces. A type that does not write its id at
-/// all is in order.
+/// Such a type would add a field to every document that it replaces. A type that does not write its id
+/// at all is fine.
 pub(crate) fn misnamed_id<'de, T: Deserialize<'de>>(written: &StoredDocument) -> Option<String> {
     let reads = fields_of::<T>()?;
     if !reads.contains(&"_id") {
@@ -23,7 +23,7 @@ pub(crate) fn misnamed_id<'de, T: Deserialize<'de>>(written: &StoredDocument) ->
     written.into_iter().find(|name| !reads.contains(&name.as_str()))
 }
 
-/// The fields that a struct asks for; `None` where that cannot be seen, as with `#[serde(flatten)]`.
+/// The fields that a struct asks for; `None` if they cannot be determined, as with `#[serde(flatten)]`.
 fn fields_of<'de, T: Deserialize<'de>>() -> Option<&'static [&'static str]> {
     match T::deserialize(Probe) {
         Err(Asked(fields)) => fields,
@@ -31,7 +31,7 @@ fn fields_of<'de, T: Deserialize<'de>>() -> Option<&'static [&'static str]> {
     }
 }
 
-/// Gives nothing to read, and remembers what it was asked for.
+/// A deserializer without content that only records which fields the type asks for.
 struct Probe;
 
 #[derive(Debug)]
