@@ -1,4 +1,4 @@
-//! The embedded store: everything in this process, nothing on disk.
+//! The embedded store: all data in this process, none on disk.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -34,8 +34,8 @@ mod simulated;
 mod state;
 mod sweep;
 
-/// A store inside this process: for tests of handlers, for trying things out, and as the reference
-/// for what a store does. What it holds goes with the process.
+/// A store inside this process: for tests of handlers, for trying the crate out, and as the reference
+/// for the behaviour of every store. Its content is lost when the process ends.
 ///
 /// Clones share their content. Documents are kept as JSON.
 ///
@@ -61,10 +61,10 @@ impl MemoryStore {
         Self::default()
     }
 
-    /// Writes a document without regard to locks, as code past the crate would.
+    /// Writes a document without regard to locks, as code that bypasses this crate would.
     ///
     /// # Errors
-    /// If `document` has no form in JSON, or `id` is longer than an id may be.
+    /// If `document` cannot be encoded as JSON, or `id` is too long for an id.
     pub fn put<T: Lockable>(&self, id: T::Id, document: &T) -> Result<(), BoxError> {
         let value = serde_json::to_value(document)?;
         self.state().documents.insert(LockKey::of::<T>(id)?, value);
@@ -83,22 +83,22 @@ impl MemoryStore {
         Ok(values.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
     }
 
-    /// Removes a document, not its lock. Says whether there was one.
+    /// Removes a document, but not its lock. Returns whether the document existed.
     pub fn remove(&self, key: &LockKey) -> bool {
         self.state().documents.remove(key).is_some()
     }
 
-    /// Turns the store's clock on, so that a test need not wait for a lock to run out.
+    /// Advances the store's clock, so that a test need not wait for a lock to expire.
     #[cfg(feature = "test-util")]
     pub fn advance(&self, by: Duration) {
         self.state().turned_on += by;
     }
 
-    /// Makes one lock older, so that a test need not wait for it to run out.
+    /// Makes one lock older, so that a test need not wait for it to expire.
     #[cfg(feature = "test-util")]
     pub fn age(&self, key: &LockKey, by: Duration) {
-        // The clock of a young store has no past to set a lock back to: turn it on, and everything
-        // else with it.
+        // The clock of a new store has no past into which a lock could be moved. So advance the clock,
+        // and move all other dates forward by the same amount.
         let mut state = self.state();
         state.turned_on += by;
         for (other, record) in &mut state.locks {
@@ -257,7 +257,8 @@ impl Store for MemoryStore {
         let now = state.now();
         let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
         let Some(record) = state.locks.get_mut(key) else { return Ok(None) };
-        // What is taken over must be live. (What a holder hands over is its own, live or not.)
+        // A lock that is taken over must be live. (A holder may hand its own lock over even when it has
+        // expired.)
         let is_from = |it: &mut Grant| {
             let may_be = claim.taken.is_none() || it.is_live(now);
             it.mode == Mode::Exclusive && it.is_acquisition(aid, token) && may_be
@@ -376,7 +377,7 @@ impl Store for MemoryStore {
     async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
         let mut state = self.state();
         let now = state.now();
-        // An expired one is left to the sweep.
+        // An expired lock is left to the sweep.
         let is_seen = |grant: &Grant| {
             grant.is_live(now) && grant.aid == seen.aid && Some(grant.token) == seen.token
         };
@@ -429,7 +430,8 @@ impl Store for MemoryStore {
         let mut state = self.state();
         let now = state.now();
         if clock::now() >= until {
-            return Err(StoreError::new(StoreErrorKind::Unavailable, "saving: it is too late"));
+            let message = "saving: the deadline has passed; nothing was written";
+            return Err(StoreError::new(StoreErrorKind::Unavailable, message));
         }
         let State { locks, documents, .. } = &mut *state;
         let guards = |grant: &&mut Grant| {
@@ -444,7 +446,7 @@ impl Store for MemoryStore {
         };
         let mut written = stored.clone();
         write(&mut written);
-        // As MongoDB: the id stays, and may be left out.
+        // As in MongoDB: the id cannot change, and may be omitted.
         if let (Some(id), Some(fields)) = (stored.get("_id"), written.as_object_mut())
             && fields.entry("_id").or_insert_with(|| id.clone()) != id
         {

@@ -1,11 +1,11 @@
-//! Telling those who watch what happens to locks.
+//! Reports changes of locks to subscribers.
 
 use futures_util::{StreamExt, future::ready, stream};
 use tokio::sync::broadcast::{self, error::RecvError};
 
 use crate::store::{Change, Interest, Watch};
 
-/// How many changes are kept for one who is slow to hear them. More are [`Change::Missed`].
+/// How many changes are kept for a slow subscriber. Beyond that it gets [`Change::Missed`].
 const KEPT: usize = 1024;
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Changes {
     }
 
     pub(super) fn tell(&self, change: Change) {
-        // Nobody need listen.
+        // There may be no subscriber.
         let _ = self.0.send(change);
     }
 

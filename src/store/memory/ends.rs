@@ -1,4 +1,4 @@
-//! The sessions that have ended, and who is to be told.
+//! The sessions that have ended or become idle, and their announcements.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,13 +18,13 @@ const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ends {
     of: HashMap<Aid, End>,
-    /// Locks that ran out while their session had others, and until when that counts.
+    /// Expired locks of sessions that still had others, and until when they count.
     noted: HashMap<Aid, (Vec<LockKey>, Duration)>,
-    /// The size at which old ends are looked for, so that this costs nothing on average.
+    /// The size at which old ends are searched for, so that the search costs nothing on average.
     sweep_at: usize,
 }
 
-/// All times are those of the store's clock, but for what is shown.
+/// All times are on the store's clock, except `shown`.
 #[derive(Debug, Clone)]
 struct End {
     at: Duration,
@@ -34,7 +34,7 @@ struct End {
     event: Uuid,
     locks: Vec<LockKey>,
     announced: bool,
-    /// How often somebody took it in order to announce it, and who has it until when.
+    /// How many workers took it in order to announce it, and which worker has it until when.
     taken: u32,
     lease: Option<(Uuid, Duration)>,
 }
@@ -76,7 +76,8 @@ impl Ends {
         let earlier = self.of.remove(aid);
         let (end, named) = match earlier {
             Some(mut end) if end.for_good => {
-                // What it took after it had ended, if nobody has heard of the end yet.
+                // Locks that the session took after its end. They join the announcement if it is still
+                // to come.
                 if !end.announced {
                     end.add(locks.clone());
                 }
@@ -84,7 +85,7 @@ impl Ends {
             }
             earlier => {
                 let mut end = End::new(reason, true, now);
-                // Of a silence that nobody has heard of yet.
+                // Locks that the session lost while it was idle, if that was not announced yet.
                 end.add(earlier.filter(|end| !end.announced).map_or(Vec::new(), |end| end.locks));
                 end.add(self.take_noted(aid, now));
                 end.add(locks);
@@ -96,12 +97,12 @@ impl Ends {
         named
     }
 
-    /// Whether an earlier silence of this session is just being announced.
+    /// Whether an earlier idle timeout of this session is being announced at the moment.
     pub(super) fn is_being_announced(&self, aid: &Aid, now: Duration) -> bool {
         self.of.get(aid).is_some_and(|end| !end.announced && end.is_taken(now))
     }
 
-    /// Remembers for `ttl` that these locks ran out while their session has others.
+    /// Remembers for `ttl` that these locks expired while their session had others.
     pub(super) fn note(&mut self, aid: &Aid, locks: Vec<LockKey>, ttl: Duration, now: Duration) {
         let mut noted = self.take_noted(aid, now);
         noted.extend(locks);
@@ -158,7 +159,7 @@ impl Ends {
             .filter(|(_, end)| !end.announced && (is_mine(end) || !end.is_taken(now)))
             .take(limit)
             .map(|(aid, end)| {
-                // Not by the repetition of a call whose answer was lost.
+                // A repetition of a call whose answer was lost does not count.
                 end.taken += u32::from(!(is_mine(end) && end.is_taken(now)));
                 end.lease = Some((worker, now + lease));
                 SessionEnded {
@@ -193,7 +194,7 @@ impl Ends {
         }
     }
 
-    /// As if all of it had happened so much later.
+    /// Moves all times forward by `by`.
     #[cfg(feature = "test-util")]
     pub(super) fn shift(&mut self, by: Duration) {
         for (_, until) in self.noted.values_mut() {

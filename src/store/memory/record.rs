@@ -1,4 +1,4 @@
-//! The locks on one document, and who waits for it.
+//! The locks on one document, and its queue.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,15 +9,15 @@ use crate::{
     store::{Claim, MAX_READERS, TryAcquire},
 };
 
-/// All times are those of the store's clock, but for what is shown.
+/// All times are on the store's clock, except values of `SystemTime`, which are only shown.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Record {
-    /// One that is exclusive, or any number of readers. Those that have run out stay until the sweep
-    /// or until somebody takes their place.
+    /// One exclusive grant, or any number of readers. An expired grant stays until the sweep removes
+    /// it, or until another grant replaces it.
     pub(super) grants: Vec<Grant>,
     /// The last fencing token.
     fence: u64,
-    /// Who waits, in the order of arrival.
+    /// The waiters, in the order of arrival.
     pub(super) queue: Vec<Place>,
 }
 
@@ -32,13 +32,13 @@ pub(super) struct Grant {
     pub(super) holder: Holder,
     tab: Option<TabId>,
     pub(super) page: Option<PageId>,
-    /// When it was granted, and how long it may be held: what a grace does not change.
+    /// When it was granted, and how long it may be held. A grace period does not change these two.
     pub(super) granted: Duration,
     max_hold: Option<Duration>,
     fence: Option<FencingToken>,
-    /// When it runs out at the latest.
+    /// When it expires at the latest.
     pub(super) until: Option<Duration>,
-    /// A second request was told that the session has it.
+    /// A second request was told that the session holds the lock.
     pub(super) again: bool,
 }
 
@@ -74,12 +74,13 @@ impl Record {
         TryAcquire::Granted(self.grant(key, claim, fenced, None, now))
     }
 
-    /// The expired grants of other sessions, but for those that ended with their `max_hold`.
+    /// The expired grants of other sessions, except those that ended with their `max_hold`.
     pub(super) fn of_idle_sessions(&self, than: &Aid, now: Duration) -> Vec<Grant> {
         self.grants.iter().filter(|it| it.is_of_idle_session(than, now)).cloned().collect()
     }
 
-    /// Whatever else is there: an exclusive lock goes. `before` is an earlier acquisition that goes on.
+    /// Grants the claim, whatever else is there: an exclusive lock is removed. `before` is an earlier
+    /// acquisition that continues.
     pub(super) fn grant(
         &mut self,
         key: &LockKey,
@@ -114,7 +115,7 @@ impl Record {
         lock
     }
 
-    /// The lock that the session has already.
+    /// The lock that the session already has.
     fn reenter(&mut self, key: &LockKey, claim: &Claim, now: Duration) -> Option<TryAcquire> {
         let mine = self.grants.iter_mut().find(|grant| {
             grant.aid == claim.aid && grant.is_live(now) && grant.mode.covers(claim.mode)
@@ -140,18 +141,18 @@ impl Record {
         let excludes = |it: &&Grant| {
             it.aid != claim.aid && (it.mode == Mode::Exclusive || claim.mode == Mode::Exclusive)
         };
-        // An upgrade does not queue: those who wait, wait for its session.
+        // An upgrade does not queue: the waiters are waiting for its session.
         let is_reader = live().any(|grant| grant.aid == claim.aid);
         last(&mut live().filter(excludes))
             .or_else(|| self.before(claim).filter(|_| !is_reader).map(|it| it.to_lock(key, now)))
             .or_else(|| last(&mut live()).filter(|_| live().count() >= MAX_READERS))
     }
 
-    /// The first who waits and would be let in before this claim.
+    /// The first waiter that would be let in before this claim.
     fn before(&self, claim: &Claim) -> Option<&Place> {
         let before = self.queue.iter().take_while(|place| place.token != claim.token.of_place());
         let excludes = |it: &&Place| it.mode == Mode::Exclusive || claim.mode == Mode::Exclusive;
-        // Its own session is not in its way.
+        // A claim need not wait behind its own session.
         before.filter(excludes).find(|place| place.aid != claim.aid)
     }
 
@@ -172,7 +173,7 @@ impl Record {
         }
     }
 
-    /// Of several readers that of this session, else of the one who runs out last.
+    /// Of several readers: the lock of this session, or else the one that expires last.
     pub(super) fn live(&self, aid: Option<&Aid>, now: Duration) -> Option<&Grant> {
         let live = || self.grants.iter().filter(|grant| grant.is_live(now));
         let mine = live().find(|grant| aid == Some(&grant.aid));
@@ -217,13 +218,13 @@ impl Grant {
         !self.is_live(now) && self.aid != *other && !self.has_reached_max_hold()
     }
 
-    /// Not beyond the end of `max_hold`, nor earlier than before: a test may have turned the clock back.
+    /// Not beyond the end of `max_hold`, and never back in time: a test may have turned the clock back.
     pub(super) fn renew(&mut self, now: Duration, ttl: Duration) {
         self.ts = self.ts.max(now);
         self.ttl = self.until.map_or(ttl, |until| ttl.min(until.saturating_sub(now)));
     }
 
-    /// However often it is renewed.
+    /// Makes the grant expire by then, however often it is renewed.
     pub(super) fn run_out_by(&mut self, at: Duration) {
         let until = self.until.map_or(at, |until| until.min(at));
         self.until = Some(until);
@@ -254,7 +255,7 @@ impl Grant {
 }
 
 impl Place {
-    /// As the one whose document it is to be.
+    /// The waiter, shown as the next holder of the document.
     fn to_lock(&self, key: &LockKey, now: Duration) -> Lock {
         Lock {
             key: key.clone(),

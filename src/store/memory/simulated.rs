@@ -1,5 +1,5 @@
-//! What a simulation needs to make a replica set out of embedded stores: one for what the primary has,
-//! one for what a majority has, one for what a transaction sees.
+//! The parts from which a simulation builds a replica set out of embedded stores: one store for the
+//! state of the primary, one for the majority-committed state, and one for the view of a transaction.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -25,25 +25,25 @@ pub struct OnRecord {
     pub mode: Mode,
     /// When it expires or expired, by the [clock](MemoryStore::clock) of the store.
     pub until: Duration,
-    /// It expires because it was held for as long as it may be, which says nothing about its session.
+    /// It expires because it reached its `max_hold`, which does not mean that its session is idle.
     pub at_max_hold: bool,
 }
 
 impl MemoryStore {
-    /// What the store's clock shows.
+    /// The current time of the store's clock.
     #[must_use]
     pub fn clock(&self) -> Duration {
         self.state().now()
     }
 
-    /// Turns the store's clock back, as a fail-over to a server with a slower clock does: records may
-    /// be newer than the clock. Not to before its start.
+    /// Turns the store's clock back, as a failover to a server with a slower clock does: records may be
+    /// newer than the clock. The clock does not go back beyond its start.
     pub fn turn_back(&self, by: Duration) {
         let mut state = self.state();
         state.turned_on = state.turned_on.saturating_sub(by);
     }
 
-    /// A store of its own with the same content and the same clock. Nobody watches it.
+    /// An independent store with the same content and the same clock. It has no watchers.
     #[must_use]
     pub fn fork(&self) -> Self {
         let state = self.state();
@@ -51,7 +51,7 @@ impl MemoryStore {
         state.fork_with(locks, documents, state.ends.clone())
     }
 
-    /// The same with this document and its locks only.
+    /// The same, with only this document and its locks.
     #[must_use]
     pub fn fork_of(&self, key: &LockKey) -> Self {
         let state = self.state();
@@ -61,7 +61,7 @@ impl MemoryStore {
         state.fork_with(locks, documents, Ends::default())
     }
 
-    /// Takes the content of another store for its own, not its clock. Who watches is told of nothing.
+    /// Replaces the content with that of another store, but keeps the clock. Watchers are not told.
     pub fn take_all_from(&self, other: &Self) {
         let theirs = other.state();
         let (locks, documents) = (theirs.locks.clone(), theirs.documents.clone());
@@ -72,26 +72,26 @@ impl MemoryStore {
         (state.ends, state.former) = (ends, former);
     }
 
-    /// Takes the document from another store, if there is one.
+    /// Copies the document from another store, if it exists there.
     pub fn take_document_from(&self, other: &Self, key: &LockKey) {
         let document = other.state().documents.get(key).cloned();
         self.state().documents.extend(document.map(|document| (key.clone(), document)));
     }
 
-    /// Takes what is on record of the locks on a document from another store.
+    /// Copies the lock record of a document from another store.
     pub fn take_record_from(&self, other: &Self, key: &LockKey) {
         let record = other.state().locks.get(key).cloned();
         self.state().locks.extend(record.map(|record| (key.clone(), record)));
     }
 
-    /// Whether the same is on record of the locks on a document.
+    /// Whether both stores have the same lock record for a document.
     #[must_use]
     pub fn has_same_record(&self, other: &Self, key: &LockKey) -> bool {
         let theirs: Option<Record> = other.state().locks.get(key).cloned();
         self.state().locks.get(key) == theirs.as_ref()
     }
 
-    /// All grants, also those that have expired.
+    /// All grants, including expired ones.
     #[must_use]
     pub fn on_record(&self) -> Vec<OnRecord> {
         let state = self.state();

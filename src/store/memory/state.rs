@@ -1,4 +1,4 @@
-//! What the embedded store holds, behind one mutex.
+//! The content of the embedded store, behind one mutex.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,18 +21,18 @@ use crate::{
     },
 };
 
-/// How many expired grants are kept for a sweep.
+/// How many replaced expired grants are kept for the sweep.
 const MAX_FORMER: usize = 10_000;
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// The clock is a monotonic one: it counts from here, plus what a test has turned it on.
+    /// The clock is monotonic: it counts from here, plus the time by which a test has advanced it.
     pub(super) started: Instant,
     pub(super) turned_on: Duration,
     pub(super) rules: HashMap<String, Rules>,
     pub(super) locks: BTreeMap<LockKey, Record>,
     pub(super) ends: Ends,
-    /// Expired grants that somebody has taken over: left to the sweep, which tells of their sessions.
+    /// Expired grants that another session has taken over. The sweep reports their sessions.
     pub(super) former: Vec<(LockKey, Grant)>,
     pub(super) changes: Changes,
     pub(super) documents: BTreeMap<LockKey, Value>,
@@ -66,9 +66,9 @@ impl State {
         self.rules.get(collection).is_some_and(|rules| rules.fair)
     }
 
-    /// These grants have expired, and somebody has got the lock.
+    /// Keeps expired grants that another session has just replaced.
     pub(super) fn leave_to_sweep(&mut self, key: &LockKey, expired: impl Iterator<Item = Grant>) {
-        // Without a sweep nobody ever looks.
+        // Without a sweep, nobody ever removes them.
         let room = MAX_FORMER.saturating_sub(self.former.len());
         self.former.extend(expired.take(room).map(|grant| (key.clone(), grant)));
     }
@@ -91,7 +91,7 @@ impl State {
         })
     }
 
-    /// Removes all locks of the session, and names those that were live.
+    /// Removes all locks of the session, and returns the keys of those that were live.
     pub(super) fn remove_all(
         &mut self,
         collections: &[&str],
@@ -113,7 +113,7 @@ impl State {
         of_session.into_iter().filter(|(_, live)| *live).map(|(key, _)| key).collect()
     }
 
-    /// Removes the grants on the document of which this holds.
+    /// Removes the grants on the document for which `goes` holds.
     pub(super) fn remove_if(&mut self, key: &LockKey, goes: impl Fn(&Grant) -> bool) -> Released {
         let Some(record) = self.locks.get_mut(key) else { return Released::AlreadyGone };
         let before = record.grants.len();
@@ -125,7 +125,7 @@ impl State {
         Released::Released
     }
 
-    /// Something about this document excludes less than before. A record without anything in it goes.
+    /// Something on this document now excludes less than before. An empty record is removed.
     pub(super) fn weakened(&mut self, key: &LockKey) {
         let fenced = self.is_fenced(key.collection());
         let now = self.now();

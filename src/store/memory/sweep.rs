@@ -1,4 +1,4 @@
-//! What has run out is removed.
+//! Removes expired locks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -59,7 +59,7 @@ impl State {
         Swept { sessions, more, announcements: self.ends.some_to_announce(now), next }
     }
 
-    /// Of those who have gone without a word.
+    /// Removes the expired places of waiters that have vanished.
     fn forget_places(&mut self, collections: &[&str], now: Duration) {
         let gone: Vec<_> = (self.locks.iter())
             .filter(|(key, record)| {
