@@ -1,8 +1,8 @@
-//! What every [`Store`] must do, as tests. Feature `test-util`.
+//! Tests of the behaviour that every [`Store`] must have. Feature `test-util`.
 //!
-//! [`MemoryStore`](crate::MemoryStore) and `MongoStore` pass it; a store of your own should. Say how
-//! your store is filled and aged, and let [`store_conformance!`](crate::store_conformance) make one
-//! test of each case:
+//! [`MemoryStore`](crate::MemoryStore) and `MongoStore` pass them; a store of your own should. Tell the
+//! suite how to fill and age your store, and let [`store_conformance!`](crate::store_conformance) make
+//! one test of each case:
 //!
 //! ```
 //! use std::time::Duration;
@@ -68,7 +68,7 @@ impl Lockable for Page {
     const COLLECTION: &'static str = COLLECTION;
 }
 
-/// A store and what the cases need to do to it past its verbs.
+/// A store, and the operations beyond its verbs that the cases need.
 #[expect(async_fn_in_trait, reason = "each case runs its futures itself, in one task")]
 pub trait Subject: Sized {
     /// The store under test.
@@ -83,11 +83,11 @@ pub trait Subject: Sized {
     /// Writes a document without regard to locks.
     async fn put(&self, page: &Page);
 
-    /// Deletes a document, not its lock.
+    /// Deletes a document, but not its lock.
     async fn delete(&self, key: &LockKey);
 
-    /// Makes the locks on `key` older, and no others, and the places of those who wait for it: sets
-    /// all the dates that they run out by back.
+    /// Makes the locks on `key` and the places in its queue older, and no others: moves all dates of
+    /// expiry back by `by`.
     async fn age(&self, key: &LockKey, by: Duration);
 }
 
@@ -122,7 +122,7 @@ async fn sweep(store: &impl Store, limit: usize) -> Swept {
     store.sweep(&[COLLECTION], Uuid::new_v4(), limit).await.unwrap()
 }
 
-/// What nobody has announced so far; now somebody has.
+/// Takes all pending announcements, and marks them as announced.
 async fn announce_all(store: &impl Store) -> Vec<SessionEnded> {
     let worker = Uuid::new_v4();
     let ended = store.take_announcements(worker, 60 * SECOND, 1_000).await.unwrap();
@@ -180,7 +180,7 @@ async fn put<S: Subject>(subject: &S, id: &str, text: &str) {
     subject.put(&Page { id: id.to_owned(), text: text.to_owned() }).await;
 }
 
-/// A case: what must hold is its name.
+/// Each case is named after the rule that it checks.
 macro_rules! cases {
     ($(async fn $case:ident<$s:ident: Subject>($subject:ident: $type:ty) $body:block)*) => {
         $(

@@ -1,4 +1,4 @@
-//! How sessions end, and who is told.
+//! How sessions end, and the announcements of their ends.
 
 use super::*;
 
@@ -134,7 +134,7 @@ cases! {
                 let answer = store.try_acquire(&key(id), &claim).await.unwrap();
                 assert!(matches!(answer, TryAcquire::Granted(_)), "{answer:?}");
             }
-            // The trace does not go with the lock.
+            // Releasing the lock does not remove the trace.
             store.release(&key(id), &bob, claim.token, next).await.unwrap();
         }
         let swept = sweep(store, 100).await;
@@ -227,7 +227,7 @@ cases! {
         let (store, alice) = (subject.store(), Aid::new());
         end(store, &alice, EndReason::LoggedOut).await;
         announce_all(store).await;
-        // Its acquirer died before it could ask whether the session has ended.
+        // Its caller died before it could ask whether the session has ended.
         granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
         sweep(store, 100).await;
@@ -292,7 +292,7 @@ cases! {
         };
         let swept = tokio::join!(sweep_all(), sweep_all(), sweep_all(), sweep_all());
         let swept = swept.0 + swept.1 + swept.2 + swept.3;
-        // Whoever met another one at work has left it to that one.
+        // When two workers met, one of them left the session to the other.
         let left = sweep(store, 100).await.sessions;
         assert_eq!(swept + left, SESSIONS);
         let ended = announce_all(store).await;
@@ -308,13 +308,13 @@ cases! {
         let first = store.take_announcements(dies, 60 * SECOND, 10).await.unwrap();
         assert_eq!((first.len(), first[0].repeated), (1, false));
         assert_eq!(store.take_announcements(lives, 60 * SECOND, 10).await.unwrap(), []);
-        // It asks again because the first answer was lost, and gets a shorter lease.
+        // It repeats the call because the first answer was lost, and gets a shorter lease.
         let again = store.take_announcements(dies, Duration::from_millis(1), 10).await.unwrap();
         assert_eq!((again[0].event, again[0].repeated), (first[0].event, false));
         tokio::time::sleep(Duration::from_millis(20)).await;
         let second = store.take_announcements(lives, 60 * SECOND, 10).await.unwrap();
         assert_eq!((second[0].event, second[0].repeated), (first[0].event, true));
-        // The first one wakes up; it is not its business any more.
+        // The first worker wakes up. The end no longer belongs to it.
         store.announced(dies, &first).await.unwrap();
         assert_eq!(store.take_announcements(lives, 60 * SECOND, 10).await.unwrap().len(), 1);
         store.announced(lives, &second).await.unwrap();
@@ -338,7 +338,7 @@ cases! {
         let left = async || store.inspect(&key("a"), None).await.unwrap().map(|lock| lock.expires_in());
         assert!(left().await.unwrap() > TTL - 30 * SECOND, "the whole ttl at first");
         subject.age(&key("a"), TTL - 10 * SECOND).await;
-        // Renewed, re-entered and saved: none of them goes beyond it.
+        // Renewal, re-entry and save: none of them extends the lock beyond `max_hold`.
         assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1);
         assert!(left().await.unwrap() <= TTL / 2 + 10 * SECOND, "{:?}", left().await);
         let next = sweep(store, 100).await.next.unwrap();
@@ -363,7 +363,7 @@ cases! {
         subject.age(&key("a"), TTL).await;
         assert_eq!(sweep(store, 100).await.sessions, 0);
         assert_eq!(announce_all(store).await, []);
-        // But one that ran out before does.
+        // But a lock that expired before its `max_hold` does.
         let claim = Claim { max_hold: Some(3 * TTL), token: LockToken::new(), ..claim };
         let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
         subject.age(&key("a"), TTL).await;

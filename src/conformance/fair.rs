@@ -1,4 +1,4 @@
-//! Who waits is let in in the order of arrival.
+//! Waiters are let in in the order of arrival.
 
 use super::*;
 use crate::store::Rules;
@@ -9,13 +9,13 @@ async fn fair(store: &impl Store) {
     store.prepare(COLLECTION, &Rules::new(TTL).fair()).await.unwrap();
 }
 
-/// One who waits.
+/// The claim of a waiter.
 fn waits(mode: Mode) -> Claim {
     let aid = Aid::new();
     Claim { mode, place: Some(LEASE), holder: Holder::new("waits"), ..claim(&aid) }
 }
 
-/// What a claim gets: itself, or whoever is in its way.
+/// The result of a claim: its own lock, or the lock or place that is in its way.
 async fn tries(store: &impl Store, claim: &Claim) -> Result<Lock, Lock> {
     match store.try_acquire(&key("a"), claim).await.unwrap() {
         TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) => Ok(lock),
@@ -37,7 +37,7 @@ async fn leaves(store: &impl Store, claim: &Claim) {
     assert_eq!(released, Released::Released);
 }
 
-/// A document that somebody holds and others wait for, in this order.
+/// A document with a holder and a queue of waiters in these modes.
 async fn queue<S: Subject>(store: &S::Store, modes: &[Mode]) -> (Claim, Vec<Claim>) {
     fair(store).await;
     let holder = claim(&Aid::new());
@@ -95,7 +95,7 @@ cases! {
             let quick = Claim { mode, ..claim(&Aid::new()) };
             assert_eq!(refused(store, &quick).await.aid, waiting[0].aid);
         }
-        // Nor who has just had it, nor after the lock before has run out.
+        // The former holder does not overtake the queue, not even when the previous lock has expired.
         let again = Claim { token: LockToken::new(), ..holder };
         assert_eq!(refused(store, &again).await.aid, waiting[0].aid);
         gets(store, &waiting[0]).await;
@@ -138,7 +138,8 @@ cases! {
             assert_eq!(places, 0, "{mode:?}");
             leaves(store, &later).await;
 
-            // What came late was not what its next claim was told of: that is not given back with it.
+            // A late attempt is granted, and the waiter's next claim is told of that lock. Giving the
+            // attempt back must leave the lock.
             gets(store, first).await;
             assert_eq!(tries(store, &later).await.unwrap().token, Some(first.token), "{mode:?}");
             let back = store.retract(&key("a"), &first.aid, &[first.token], mode).await.unwrap();
@@ -158,7 +159,7 @@ cases! {
         subject.age(&key("a"), LEASE / 2).await;
         assert_eq!(store.keep_places(&key("a"), &[waiting[0].token], LEASE).await.unwrap(), 0);
         gets(store, &waiting[1]).await;
-        // It is not lost for good, but at the end of the queue.
+        // The lost place comes back, at the end of the queue.
         let third = waits(X);
         refused(store, &third).await;
         refused(store, &waiting[0]).await;
@@ -218,7 +219,7 @@ cases! {
             let subject = &S::fresh().await;
             let store = subject.store();
             let (holder, waiting) = queue::<S>(store, &[mode, X]).await;
-            // Another tab of the first one who waits: others are before it.
+            // A claim from another tab of the first waiter: other waiters are ahead of it.
             let other_tab = Claim { token: LockToken::new(), place: None, ..waiting[0].clone() };
             leaves(store, &holder).await;
             assert_eq!(refused(store, &other_tab).await.aid, waiting[1].aid);

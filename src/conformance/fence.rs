@@ -7,7 +7,7 @@ async fn fenced(store: &impl Store) {
     store.prepare(COLLECTION, &Rules::new(TTL).fenced()).await.unwrap();
 }
 
-/// The lock that was granted anew.
+/// The lock of a new grant.
 async fn fresh(store: &impl Store, claim: &Claim) -> Lock {
     match store.try_acquire(&key("a"), claim).await.unwrap() {
         TryAcquire::Granted(lock) => lock,
@@ -28,7 +28,7 @@ cases! {
         let hour = 60 * 60 * SECOND;
         assert!(u128::from(last.get()) + hour.as_millis() > before.as_millis(), "not below the clock");
         let mut rises = async |how: &str, aid: &Aid| {
-            // As if the clock stood still: all of this happens within a few milliseconds.
+            // The clock hardly moves: all of this happens within a few milliseconds.
             let next = fence(store, aid).await;
             assert!(next > last, "{how}: {next} after {last}");
             last = next;
@@ -47,7 +47,7 @@ cases! {
         subject.age(&key("a"), TTL).await;
         rises("taken over", &bob).await;
         subject.age(&key("a"), TTL).await;
-        // Alice and Bob: the one by the takeover, the other by the sweep.
+        // Alice by the takeover, Bob by the sweep.
         assert_eq!(sweep(store, 100).await.sessions, 2);
         assert!(announce_all(store).await.iter().all(|ended| ended.locks == [key("a")]));
         assert_eq!(sweep(store, 100).await.next, None);
@@ -96,7 +96,7 @@ cases! {
             TryAcquire::AlreadyMine(lock) => assert_eq!(lock.fence, of_alice.fence),
             other => panic!("{other:?}"),
         }
-        // The one with the highest leaves; nobody gets it again.
+        // The reader with the highest token leaves. No later grant gets that token again.
         store.release(&key("a"), &bob, of_bob.token.unwrap(), Mode::Shared).await.unwrap();
         let upgraded = fresh(store, &claim(&alice)).await;
         assert!(upgraded.fence > of_bob.fence);

@@ -1,4 +1,4 @@
-//! Releasing by granting.
+//! Handover: a release that grants the lock to the next holder.
 
 use super::*;
 
@@ -30,7 +30,7 @@ cases! {
             let again = handed(store, (&alice, token), &to).await.expect("as before");
             assert_eq!((again.token, again.since, again.mode), (Some(to.token), since, mode));
             assert_eq!(store.list(COLLECTION, None, 10).await.unwrap().len(), 1);
-            // Only one was told of it, so it can be taken back.
+            // Only one request was told of the lock, so the lock can be given back.
             let taken = store.retract(&key("a"), &to.aid, &[to.token], mode).await.unwrap();
             assert_eq!(taken, Released::Released);
         }

@@ -1,4 +1,4 @@
-//! Locks, and saving under them.
+//! Locks, and guarded saves.
 
 use super::*;
 
@@ -149,7 +149,8 @@ cases! {
         put(subject, "a", "old").await;
         let claim = claim(&alice);
         for _ in 0..2 {
-            // A repetition of the claim itself is not another request, and a renewal is none at all.
+            // A repeated attempt of the claim does not count as another request, and a renewal is no
+            // request at all.
             let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
         }
         store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
@@ -185,7 +186,7 @@ cases! {
             };
             assert_eq!(retract(&[next.token]).await, Released::AlreadyGone, "{mode:?}");
             assert_eq!(retract(&[]).await, Released::AlreadyGone, "{mode:?}");
-            // So no attempt counts as another request.
+            // None of the attempts counts as another request.
             assert_eq!(retract(&[next.token, first.token]).await, Released::Released, "{mode:?}");
             assert!(store.inspect(&key("a"), None).await.unwrap().is_none(), "{mode:?}");
         }
@@ -370,7 +371,7 @@ cases! {
         listed.sort();
         expected.sort();
         assert_eq!(listed, expected, "with their types");
-        // As in MongoDB, the number is one in both widths.
+        // As in MongoDB, the same number in 32 and in 64 bits is one id.
         held(store, &LockKey::new(COLLECTION, 5_i64).unwrap(), &Aid::new()).await;
         granted(store, &LockKey::new(COLLECTION, i64::MAX).unwrap(), &alice).await;
     }

@@ -1,4 +1,4 @@
-//! What pages need: tabs, a grace when they are loaded anew, taking over, and being told of it all.
+//! Features for pages: tabs, the grace period of a reload, takeovers, and the reports of all of these.
 
 use super::*;
 use crate::store::{Change, Interest, LastEnd, Watch};
@@ -7,7 +7,7 @@ async fn locks_on(store: &impl Store, id: &str) -> Vec<Lock> {
     store.locks_on(COLLECTION, &[key(id)]).await.unwrap()
 }
 
-/// Waits for the change of this document that `is_it` wants.
+/// Waits for the change that `is_it` accepts.
 async fn told(watch: &mut Watch, what: &str, is_it: impl Fn(&Change) -> bool) {
     let told = async {
         loop {
@@ -25,12 +25,12 @@ cases! {
     async fn a_lock_says_for_which_tab_and_which_user_it_was_granted<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let tab = TabId::new();
-        // As text that the database could take for something else.
+        // Text that the database could mistake for an operator.
         let holder = Holder::new("$alice").of_user("$$ROOT");
         let first = Claim { tab: Some(tab), holder: holder.clone(), ..claim(&alice) };
         let answer = store.try_acquire(&key("a"), &first).await.unwrap();
         assert!(matches!(answer, TryAcquire::Granted(lock) if lock.tab == Some(tab)));
-        // Another tab of the session: it is told whose it is, and leaves it there.
+        // Another tab of the session learns which tab holds the lock, and does not take it.
         let second = Claim { tab: Some(TabId::new()), holder: holder.clone(), ..claim(&alice) };
         let answer = store.try_acquire(&key("a"), &second).await.unwrap();
         assert!(matches!(answer, TryAcquire::AlreadyMine(lock) if lock.tab == Some(tab)));
@@ -56,7 +56,7 @@ cases! {
         subject.age(&key("a"), 5 * SECOND).await;
         assert_eq!(store.run_out_in(&key("a"), &alice, token, None, TTL).await.unwrap(), Released::AlreadyGone);
         assert!(locks_on(store, "a").await.is_empty());
-        // Its session has closed a page, and may have others.
+        // The session has closed one page, and may have others.
         sweep(store, 100).await;
         assert!(announce_all(store).await.is_empty());
         granted(store, &key("a"), &Aid::new()).await;
@@ -95,14 +95,14 @@ cases! {
         };
         assert_eq!((lock.token, lock.tab, lock.since), (Some(first.token), Some(tab), since));
         assert!(lock.expires_in() > 50 * SECOND);
-        // What the old page has sent comes late, and once more.
+        // A late and repeated request of the old page changes nothing.
         assert_eq!(goes(old).await, Released::AlreadyGone);
         assert!(locks_on(store, "a").await[0].expires_in() > 50 * SECOND);
-        // A form that says nothing of tabs has it back as well.
+        // A form that says nothing of tabs gets the lock back, too.
         assert_eq!(goes(new).await, Released::Released);
         let _ = store.try_acquire(&key("a"), &Claim { max_hold, ..claim(&alice) }).await.unwrap();
         assert!(locks_on(store, "a").await[0].expires_in() > 50 * SECOND);
-        // But nobody for longer than it may be held.
+        // But never for longer than its `max_hold`.
         subject.age(&key("a"), 50 * SECOND).await;
         let _ = store.try_acquire(&key("a"), &of(tab, new)).await.unwrap();
         let left = locks_on(store, "a").await[0].expires_in();
@@ -127,7 +127,7 @@ cases! {
             let _ = store.try_acquire(&key("a"), &claim(&alice)).await.unwrap();
             assert!(left().await > 50 * SECOND, "asked for again");
         }
-        // Nor is it forgotten if nobody renews it then.
+        // If nobody renews the lock then, its session is announced, too.
         subject.age(&key("a"), TTL).await;
         sweep(store, 100).await;
         assert_eq!(announce_all(store).await.len(), 1);
@@ -143,7 +143,7 @@ cases! {
             let answer = store.try_acquire(&key("a"), &other).await.unwrap();
             assert!(matches!(answer, TryAcquire::AlreadyMine(lock) if lock.tab == first.tab));
             assert!(locks_on(store, "a").await[0].expires_in() <= 30 * SECOND, "not renewed");
-            // Nobody else was told that the session has it.
+            // No other request was told that the session has the lock.
             let back = store.retract(&key("a"), &alice, &[first.token], Mode::Exclusive).await.unwrap();
             assert_eq!(back, Released::Released);
         }
@@ -229,7 +229,7 @@ cases! {
         store.run_out_in(&key("grace"), &alice, token, None, 5 * SECOND).await.unwrap();
         told(&mut watch, "it runs out sooner", changed("grace")).await;
 
-        // Whoever it is taken by, and again by the next one.
+        // Watchers learn by whom a lock is taken over, at the second takeover, too.
         let mut from = (alice.clone(), granted(store, &key("taken"), &alice).await);
         for reason in ["$first", "second \"$$ROOT\""] {
             let by = Taken { by: "Bob".to_owned(), reason: reason.to_owned() };

@@ -1,4 +1,4 @@
-//! Readers, and who waits for them.
+//! Readers, and the waiters behind them.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn reading(aid: &Aid) -> Claim {
     Claim { mode: Mode::Shared, ..claim(aid) }
 }
 
-/// A reader more.
+/// Adds a reader.
 async fn reads(store: &impl Store, key: &LockKey, aid: &Aid) -> LockToken {
     let claim = reading(aid);
     match store.try_acquire(key, &claim).await.unwrap() {
@@ -19,7 +19,7 @@ async fn reads(store: &impl Store, key: &LockKey, aid: &Aid) -> LockToken {
     }
 }
 
-/// The session's own lock, if it has one.
+/// The session's own lock on the document, if it has one.
 async fn lock_of(store: &impl Store, key: &LockKey, aid: &Aid) -> Option<Lock> {
     store.inspect(key, Some(aid)).await.unwrap().filter(|lock| lock.aid == *aid)
 }
@@ -289,7 +289,7 @@ cases! {
         let swept = sweep(store, 100).await;
         assert_eq!((swept.sessions, swept.announcements), (0, false), "nobody fell silent: {swept:?}");
 
-        // Its acquirer died before it could ask whether the session has ended.
+        // Its caller died before it could ask whether the session has ended.
         end(store, &bob, EndReason::LoggedOut).await;
         assert_eq!(announce_all(store).await.len(), 1);
         reads(store, &key("b"), &bob).await;
@@ -326,7 +326,7 @@ cases! {
 
     async fn a_silent_reader_is_announced_although_others_come_and_go<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
-        // Or where documents are read all the time no silence would ever be noticed.
+        // Otherwise, in a collection that is read all the time, an idle session would never be noticed.
         reads(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
         let token = reads(store, &key("a"), &bob).await;
@@ -387,12 +387,12 @@ cases! {
         subject.age(&key("a"), 10 * SECOND).await;
         assert_eq!(sweep(store, 100).await.sessions, 1);
         assert_eq!(announce_all(store).await[0].aid, alice);
-        // And one that is bounded by max_hold.
+        // Also a lock with a short `max_hold`.
         let short = Claim { max_hold: Some(TTL / 2), ..claim(&alice) };
         let _ = store.try_acquire(&key("a"), &short).await.unwrap();
         let next = sweep(store, 100).await.next.unwrap();
         assert!(next <= TTL / 2, "{next:?}");
-        // And one that is taken again for longer.
+        // Also a lock that is taken again for longer.
         let short = Claim { ttl: TTL / 2, token: LockToken::new(), ..claim(&alice) };
         let _ = store.try_acquire(&key("c"), &short).await.unwrap();
         let _ = store.try_acquire(&key("c"), &claim(&alice)).await.unwrap();
@@ -403,7 +403,7 @@ cases! {
             subject.age(&key(id), TTL).await;
         }
         assert_eq!(sweep(store, 100).await.sessions, 1);
-        // And one that is taken again for less.
+        // Also a lock that is taken again for a shorter time.
         granted(store, &key("d"), &alice).await;
         let _ = store.try_acquire(&key("d"), &short).await.unwrap();
         let next = sweep(store, 100).await.next.unwrap();
@@ -412,7 +412,7 @@ cases! {
 
     async fn no_more_readers_than_there_may_be<S: Subject>(subject: &S) {
         let store = subject.store();
-        // However long it takes to let them in, the first one shall not run out by itself.
+        // However long it takes to let all readers in, the first lock must not expire in the meantime.
         let ttl = 60 * TTL;
         store.prepare(COLLECTION, &crate::Rules::new(ttl)).await.unwrap();
         let reading = |aid: &Aid| Claim { ttl, ..reading(aid) };
@@ -429,7 +429,7 @@ cases! {
         store.release_session(COLLECTION, &first).await.unwrap();
         assert!(matches!(read().await, TryAcquire::Granted(_)), "for the one who has left");
         let TryAcquire::Held(_) = read().await else { panic!("one too many") };
-        // Those who have run out leave room, swept or not.
+        // Expired readers leave room for others, swept or not.
         subject.age(&key("a"), ttl).await;
         assert!(matches!(read().await, TryAcquire::Granted(_)));
         assert!(matches!(read().await, TryAcquire::Granted(_)));

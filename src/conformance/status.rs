@@ -1,4 +1,4 @@
-//! What a store says of itself.
+//! The status of a store.
 
 use super::*;
 use crate::store::Rules;

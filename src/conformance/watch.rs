@@ -1,9 +1,9 @@
-//! Hearing of what becomes free.
+//! Reports of documents that become free.
 
 use super::*;
 use crate::store::{Change, Interest, Rules, Watch};
 
-/// Waits until the document is said to be free, or nothing is certain any more.
+/// Waits until the document is reported as free, or changes as missed.
 async fn told_of(watch: &mut Watch, key: &LockKey, how: &str) {
     let told = async {
         loop {
@@ -25,7 +25,7 @@ cases! {
         for (n, rules) in [rules, rules.fenced(), rules.fair()].into_iter().enumerate() {
             store.prepare(COLLECTION, &rules).await.unwrap();
             let Some(mut watch) = store.watch(COLLECTION, Interest::Freed).await.unwrap() else { return };
-            // Each on a document of its own, so that no earlier change counts.
+            // Each case has a document of its own, so that no earlier change counts.
             let key = |how: &str| key(&format!("{n} {how}"));
 
             let token = granted(store, &key("released"), &alice).await;
@@ -46,7 +46,7 @@ cases! {
             sweep(store, 100).await;
             told_of(&mut watch, &key("swept"), "swept").await;
 
-            // One of two readers: the other may become a writer.
+            // One of two readers leaves: the other may become a writer.
             let claims = [&alice, &bob].map(|aid| Claim { mode: Mode::Shared, ..claim(aid) });
             for claim in &claims {
                 let _ = store.try_acquire(&key("read"), claim).await.unwrap();
