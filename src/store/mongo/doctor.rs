@@ -1,4 +1,4 @@
-//! Looks a database over: whether it keeps locks as they have to be kept.
+//! Checks whether a database is fit to keep locks.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -25,16 +25,16 @@ mod topology;
 
 pub use finding::{Finding, Severity};
 
-/// What a lock lives for unless its application says otherwise.
+/// The default ttl of a lock.
 const USUAL_TTL: Duration = Duration::from_secs(150);
 
 impl MongoStore {
-    /// Looks for what endangers the locks of these collections: the kind of deployment, the write
-    /// concern of the URI, missing indexes, a TTL index that differs from `ttl` or from the locks that
-    /// are held, servers whose clocks differ, privileges that the database user lacks, and how lock
-    /// collections are sharded. The worst comes first; an empty list is a clean bill of health.
+    /// Looks for dangers to the locks of these collections: the kind of deployment, the write concern
+    /// of the URI, missing indexes, a TTL index that differs from `ttl` or from the locks that are
+    /// held, servers whose clocks differ, missing privileges of the database user, and the sharding of
+    /// the lock collections. The worst finding comes first; an empty list means that nothing is wrong.
     ///
-    /// It only reads, so an application may log what it finds when it starts:
+    /// It only reads, so an application may log the findings when it starts:
     ///
     /// ```no_run
     /// # use actix_doclock::{MongoStore, StoreError};
@@ -46,15 +46,15 @@ impl MongoStore {
     /// ```
     ///
     /// # Errors
-    /// If the database is not reached. What the database user may not look at is left out, and said to
-    /// be.
+    /// If the database is not reached. A check that the database user has no privilege for is left out,
+    /// and reported as left out.
     pub async fn diagnose(
         &self,
         collections: &[impl AsRef<str>],
         ttl: Option<Duration>,
     ) -> Result<Vec<Finding>, StoreError> {
         let found = self.look_over(collections, ttl).await;
-        let mut findings = found.map_err(|e| store_error("looking the database over", e))?;
+        let mut findings = found.map_err(|e| store_error("checking the database", e))?;
         findings.sort_by_key(|finding| Reverse(finding.severity));
         Ok(findings)
     }
@@ -71,7 +71,7 @@ impl MongoStore {
         findings.extend(topology::write_concern(server, database.write_concern()));
 
         let status = doc! { "connectionStatus": 1, "showPrivileges": true };
-        // Not in the strict Stable API: then what the user lacks shows where it is needed.
+        // The strict Stable API lacks this command. Missing privileges then show where they are needed.
         let status = unless_strict(database.run_command(status).await)?;
         let user = privilege::User::of(&status.unwrap_or_default());
         let ended = database.collection::<Document>(ENDED);
@@ -108,7 +108,7 @@ impl MongoStore {
 
 const API_STRICT: i32 = 323;
 
-/// `None` if the connection takes the strict Stable API, which does not know the command.
+/// `None` if the connection uses the strict Stable API, which does not know the command.
 fn unless_strict<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -117,7 +117,7 @@ fn unless_strict<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
     }
 }
 
-/// `None` if the database user may not do this: the privileges say so anyhow.
+/// `None` if the database user may not do this. The check of the privileges reports that anyway.
 fn allowed<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

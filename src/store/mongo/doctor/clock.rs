@@ -1,7 +1,7 @@
-//! How far the servers' clocks are apart.
+//! The differences between the servers' clocks.
 //!
-//! Locks go by the clock of the server that writes them, so all that matters is the step that this
-//! clock makes when another server takes over.
+//! The server that writes a lock dates it by its own clock. So only one difference matters: the step of
+//! this clock when another server takes over.
 
 use std::{
     collections::BTreeSet,
@@ -22,17 +22,18 @@ use crate::store::mongo::doctor::{
     topology::Kind,
 };
 
-/// Nobody notices a lock that ends so much earlier or later.
+/// A lock that ends this much earlier or later is not noticed.
 const TOLERATED_MS: i64 = 1_000;
-/// The fastest of these answers counts. The first one may have to open the connection.
+/// How many readings are taken of each clock. The fastest answer counts; the first one may have to open
+/// the connection.
 const ROUNDS: usize = 4;
 
-/// One server's clock, by that of this machine.
+/// One server's clock, relative to that of this machine.
 #[derive(Debug, Clone)]
 struct Reading {
     server: String,
     ahead_ms: i64,
-    /// Half of what the answer took: when within that time the server looked at its clock is not known.
+    /// Half of the round trip: the server may have read its clock at any moment of it.
     give_or_take_ms: i64,
 }
 
@@ -46,7 +47,7 @@ pub(super) async fn findings(
         Kind::ReplicaSet => members(hello),
         Kind::Standalone | Kind::Sharded => reachable(database).await?,
     };
-    // The one whose clock counts now comes first.
+    // The primary comes first: its clock is the one that counts now.
     let primary = hello.get_str("primary").unwrap_or_default();
     servers.sort_by_key(|server| server != primary);
     let here = Here::now();
@@ -63,14 +64,14 @@ pub(super) async fn findings(
     Ok(findings)
 }
 
-/// Those that can become primary or be read from; a hidden one is not in the answer.
+/// The members that can become primary or be read from. The answer does not name hidden members.
 fn members(hello: &Document) -> Vec<String> {
     let named = |field| hello.get_array(field).into_iter().flatten();
     let hosts = named("hosts").chain(named("passives"));
     hosts.filter_map(Bson::as_str).map(ToOwned::to_owned).collect()
 }
 
-/// All that the driver has found.
+/// All servers that the driver has found.
 async fn reachable(database: &Database) -> Result<Vec<String>> {
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let found = Arc::clone(&seen);
@@ -83,7 +84,7 @@ async fn reachable(database: &Database) -> Result<Vec<String>> {
     Ok(seen.iter().cloned().collect())
 }
 
-/// One reading of this machine's clock, which goes on by the one that cannot be set.
+/// One reading of this machine's clock. A monotonic clock, which cannot be set, carries it on.
 struct Here {
     clock: SystemTime,
     then: Instant,
@@ -114,7 +115,7 @@ async fn read(database: &Database, server: &str, here: &Here) -> Result<Reading>
         let reading = Reading {
             server: server.to_owned(),
             ahead_ms: time - here.millis_at(asked + half),
-            // The clocks are read in whole milliseconds.
+            // Both clocks are read in whole milliseconds.
             give_or_take_ms: i64::try_from(half.as_millis()).unwrap_or(i64::MAX).saturating_add(2),
         };
         if best.as_ref().is_none_or(|best| reading.give_or_take_ms < best.give_or_take_ms) {
@@ -129,14 +130,14 @@ fn unreachable(server: &str) -> Finding {
         Severity::Warning,
         "unreachable_member",
         server,
-        "this member of the replica set does not answer here: its clock was not looked at, and if it \
-         becomes primary nothing can be locked from here",
-        "start it, or let this machine reach it by that name; if the URI says \
+        "this member of the replica set does not answer here: its clock was not checked, and if it \
+         becomes primary no document can be locked from here",
+        "start it, or make it reachable from this machine by that name; if the URI says \
          `directConnection=true`, name all members instead, with `replicaSet=…`",
     )
 }
 
-/// The first one's clock is the one that counts at the moment.
+/// The first reading is of the clock that counts at the moment.
 fn compare(readings: &[Reading], ttl: Duration) -> Vec<Finding> {
     let Some((first, others)) = readings.split_first() else { return Vec::new() };
     let mut findings = Vec::new();
@@ -149,12 +150,9 @@ fn compare(readings: &[Reading], ttl: Duration) -> Vec<Finding> {
         let is_grave = apart.unsigned_abs() >= ttl.as_millis() as u64 / 3;
         let severity = if is_grave { Severity::Error } else { Severity::Warning };
         let (direction, comes_of_it) = if apart > 0 {
-            (
-                "ahead of",
-                "all locks are that much older, and are lost if that is more than they had left",
-            )
+            ("ahead of", "all locks are that much older, and those with less time left are lost")
         } else {
-            ("behind", "the locks of those who have vanished stay for that much longer")
+            ("behind", "the locks of sessions that have vanished stay for that much longer")
         };
         findings.push(Finding::new(
             severity,
@@ -178,7 +176,7 @@ fn compare(readings: &[Reading], ttl: Duration) -> Vec<Finding> {
             "own_clock",
             "this machine",
             format!(
-                "its clock is {} {direction} that of {}; locks do not go by it, times in logs do",
+                "its clock is {} {direction} that of {}; locks do not depend on it, times in logs do",
                 seconds(first.ahead_ms),
                 first.server,
             ),
@@ -224,7 +222,7 @@ mod tests {
         };
         assert!(ahead.starts_with("b:1: its clock is 2.000 s ahead of that of a:1"), "{ahead}");
         assert!(behind.starts_with("c:1: its clock is 300.005 s behind that of a:1"), "{behind}");
-        // Only this machine is off, by the same from all of them.
+        // Only this machine is off, by the same amount from all servers.
         let [(Info, "own_clock", own)] = &found(&[(5_000, 1), (5_001, 1)])[..] else {
             panic!("no server is off");
         };

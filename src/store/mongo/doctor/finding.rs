@@ -1,29 +1,29 @@
-//! What is told about one thing that is wrong.
+//! A finding of the doctor.
 
 use mongodb::Namespace;
 use serde::Serialize;
 
-/// Something about a database that its locks suffer from, as
-/// [`MongoStore::diagnose`](crate::MongoStore::diagnose) finds it.
+/// A problem of a database that affects its locks, as reported by
+/// [`MongoStore::diagnose`](crate::MongoStore::diagnose).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// How bad it is.
+    /// How serious it is.
     pub severity: Severity,
-    /// What kind of finding it is, for programs: `missing_index`, for example.
+    /// The kind of finding, for programs: `missing_index`, for example.
     pub code: &'static str,
-    /// The collection, server or user that it is about.
+    /// The collection, server or user concerned.
     pub about: String,
-    /// What is wrong, and what comes of it.
+    /// The problem and its consequences.
     pub problem: String,
-    /// What to do.
+    /// The remedy.
     pub advice: String,
-    /// What to paste into `mongosh`, where a command does it.
+    /// A command to paste into `mongosh`, if a command is the remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
 
-/// How bad a [`Finding`] is.
+/// How serious a [`Finding`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -54,7 +54,7 @@ impl Finding {
     }
 }
 
-/// The collection in the words of `mongosh`.
+/// The collection as an expression of `mongosh`.
 pub(super) fn in_shell(namespace: &Namespace) -> String {
     format!("{}.getCollection({})", database_in_shell(&namespace.db), quoted(&namespace.coll))
 }
@@ -63,7 +63,7 @@ pub(super) fn database_in_shell(database: &str) -> String {
     format!("db.getSiblingDB({})", quoted(database))
 }
 
-/// As a literal of JavaScript, of characters that are safe to print and to paste.
+/// The text as a JavaScript literal, with only characters that are safe to print and to paste.
 pub(super) fn quoted(text: &str) -> String {
     let literal = serde_json::Value::from(text).to_string();
     let ascii = |c: char| match c {

@@ -1,4 +1,4 @@
-//! Whether a collection has its indexes, and the TTL index its ttl.
+//! Checks that a collection has its indexes, and that its TTL index has the right ttl.
 
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ pub(super) fn no_collections(database: &str) -> Finding {
         "no_lock_collections",
         database,
         "there is no lock collection in this database, so their indexes were not looked at",
-        "if there should be one: look at the name of the database; an application makes its lock \
+        "if there should be one, check the name of the database; an application creates its lock \
          collections when it starts",
     )
 }
 
-/// `held` is the longest ttl of a lock that is held, `ttl` what it ought to be.
+/// `held` is the longest ttl of a held lock, `ttl` the intended one.
 pub(super) fn of_locks(
     locks: &Namespace,
     existing: &[Document],
@@ -38,7 +38,7 @@ pub(super) fn of_locks(
     let expires = existing.iter().filter(|index| is_on(index, "ts")).find_map(expiry);
     match expires {
         None => findings.push(no_ttl_index(locks, existing, ttl.max(held))),
-        // A fenced collection, whose records are to stay.
+        // A fenced collection, whose records must stay.
         Some(seconds) if is_of_fenced(seconds) => {}
         Some(seconds) => findings.extend(wrong_ttl(locks, seconds, ttl, held)),
     }
@@ -72,8 +72,8 @@ fn missing(namespace: &Namespace, existing: &[Document], wanted: &[Plain]) -> Ve
     let finding = |index: &Plain| {
         let Plain { field, .. } = index;
         let serves = match *field {
-            "due" => "each look for sessions that have fallen silent",
-            "step" => "each look for sessions whose end is half-done",
+            "due" => "each search for idle sessions",
+            "step" => "each search for sessions whose end is half done",
             _ => "each renewal and each logout",
         };
         Finding::new(
@@ -98,7 +98,7 @@ fn create(namespace: &Namespace, index: &Plain) -> String {
     format!("{shell}.createIndex({{{field}: 1}}{options})")
 }
 
-/// Indexes of an earlier version, which a strict client of the Stable API does not use.
+/// Indexes of an earlier version, which the server does not use for a strict client of the Stable API.
 fn sparse(namespace: &Namespace, existing: &[Document], wanted: &[Plain]) -> Vec<Finding> {
     let is_sparse = |index: &&Plain| {
         let mut on_field = existing.iter().filter(|it| is_on(it, index.field)).peekable();
@@ -116,8 +116,8 @@ fn sparse(namespace: &Namespace, existing: &[Document], wanted: &[Plain]) -> Vec
                  the whole collection",
                 index.field
             ),
-            "restart the application with the privilege dropIndex, which makes a partial index of it, or \
-             run `doclock init`",
+            "restart the application with the privilege dropIndex, which replaces it with a partial index, \
+             or run `doclock init`",
         )
         .with_command(format!("{drop}; {}", create(namespace, index)))
     };
@@ -125,9 +125,9 @@ fn sparse(namespace: &Namespace, existing: &[Document], wanted: &[Plain]) -> Vec
 }
 
 const REGISTER: &str =
-    "restart the application, which makes it when it registers its types, or run `doclock init`";
+    "restart the application, which creates it when it registers its types, or run `doclock init`";
 
-/// There may be an ordinary index on the field, which is to become one.
+/// The field may have an ordinary index, which the command then turns into a TTL index.
 fn no_ttl_index(namespace: &Namespace, existing: &[Document], ttl: Option<Duration>) -> Finding {
     let seconds = ttl.map_or(150, whole_seconds);
     let command = if existing.iter().any(|index| is_on(index, "ts")) {
@@ -139,8 +139,8 @@ fn no_ttl_index(namespace: &Namespace, existing: &[Document], ttl: Option<Durati
         Severity::Error,
         "missing_index",
         namespace,
-        "the TTL index on `ts` is missing: what was left behind stays for good once no application \
-         server is there to remove it",
+        "the TTL index on `ts` is missing: once no application server is there to remove them, \
+         orphaned locks stay forever",
         REGISTER,
     )
     .with_command(command)
@@ -152,7 +152,7 @@ fn wrong_ttl(
     ttl: Option<Duration>,
     held: Option<Duration>,
 ) -> Option<Finding> {
-    // As long as locks with a longer ttl are held, the index has to keep to theirs.
+    // While locks with a longer ttl are held, the index must not be shorter than that.
     let wanted = whole_seconds(ttl.max(held)?);
     let (severity, problem, advice) = if expires < wanted as f64 {
         let whose = if ttl < held { "a lock that is held has" } else { "the ttl should be" };
@@ -165,7 +165,7 @@ fn wrong_ttl(
         (Severity::Error, problem, advice)
     } else if ttl.is_some() && expires > wanted as f64 {
         let problem = format!(
-            "the TTL index removes what was left behind after {expires} s, but the ttl should be \
+            "the TTL index removes orphaned locks after {expires} s, but the ttl should be \
              {wanted} s: for a program that locks without this crate, documents stay locked for longer"
         );
         let advice = "no server and no command lowers it; once no server and no lock with a longer ttl is \
@@ -263,7 +263,7 @@ mod tests {
     fn the_ttl_index_follows_the_ttl_or_the_longest_that_is_held() {
         use Severity::{Error, Warning};
         let severity = |seconds, ttl, held| found(seconds, ttl, held).map(|(severity, _)| severity);
-        // Nobody says what it should be.
+        // The intended ttl is not given.
         assert_eq!(severity(30.0, None, None), None);
         assert_eq!(severity(30.0, Some(150), None), Some(Error));
         assert_eq!(severity(300.0, Some(150), None), Some(Warning));
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(severity(150.0, Some(150), Some(300)), Some(Error));
         assert_eq!(severity(150.0, None, Some(300)), Some(Error));
         assert_eq!(severity(300.0, None, Some(150)), None);
-        // Fenced.
+        // A fenced collection.
         assert_eq!(severity(f64::from(i32::MAX), Some(150), Some(150)), None);
 
         let (_, command) = found(30.0, Some(150), Some(300)).unwrap();

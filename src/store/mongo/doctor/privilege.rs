@@ -1,4 +1,4 @@
-//! What the database user may do, against what locks need.
+//! Compares the privileges of the database user with those that locks need.
 
 use std::collections::BTreeSet;
 
@@ -18,20 +18,20 @@ use crate::{
     },
 };
 
-/// Needed where the crate keeps records of its own.
+/// Needed on the crate's own collections.
 const RECORDS: &[&str] =
     &["find", "insert", "update", "remove", "listIndexes", CREATE_INDEX, COLL_MOD];
 const CREATE_INDEX: &str = "createIndex";
 const COLL_MOD: &str = "collMod";
-/// Needed on locks, where there is such a thing.
+/// Needed on locks, if the deployment has change streams.
 const WATCH: &str = "changeStream";
-/// Needed on the documents themselves, which are loaded and saved.
+/// Needed on the documents, which are loaded and saved.
 const DOCUMENTS: &[&str] = &["find", "update"];
 
-/// Who the database takes us for: its answer to `connectionStatus`.
+/// The authenticated user, from the answer to `connectionStatus`.
 #[derive(Debug)]
 pub(super) struct User {
-    /// The name, and the database that keeps it. `None` where nobody is asked for one.
+    /// The name of the user, and the database that keeps it. `None` if nobody is authenticated.
     name: Option<(String, String)>,
     privileges: Vec<Document>,
 }
@@ -49,12 +49,12 @@ impl User {
         Self { name, privileges: listed("authenticatedUserPrivileges").cloned().collect() }
     }
 
-    /// Nobody has logged in, and the server does not answer strangers.
+    /// Nobody is authenticated, and the server does not answer strangers.
     pub(super) fn is_unknown(&self) -> bool {
         self.name.is_none()
     }
 
-    /// One for each collection on which the user lacks something.
+    /// One finding for each collection on which the user lacks a privilege.
     pub(super) fn findings(
         &self,
         database: &str,
@@ -95,7 +95,7 @@ impl User {
     }
 }
 
-/// An empty name in a resource stands for all that are not the system's.
+/// An empty name in a resource stands for all names except those of the system.
 fn covers(resource: &Document, database: &str, collection: &str) -> bool {
     let matches = |field, name: &str| {
         resource.get_str(field).is_ok_and(|named| named.is_empty() || named == name)
@@ -114,9 +114,9 @@ pub(super) fn not_authenticated(database: &str) -> Finding {
     )
 }
 
-/// The roles that MongoDB brings along do not name single collections, so they give more than this.
+/// The built-in roles of MongoDB cover whole databases, so they grant more than the missing actions.
 fn lacking((user, home): &(String, String), namespace: &Namespace, lacks: &[&str]) -> Finding {
-    // A server that finds the indexes as they should be changes nothing about them.
+    // A server that finds the indexes as they should be does not change them.
     let is_schema = |action: &&str| [CREATE_INDEX, COLL_MOD].contains(action);
     let (severity, comes_of_it) = if lacks.iter().all(is_schema) {
         (
@@ -125,9 +125,9 @@ fn lacking((user, home): &(String, String), namespace: &Namespace, lacks: &[&str
              has run `doclock init` before",
         )
     } else if lacks.iter().all(|action| is_schema(action) || *action == WATCH) {
-        (Severity::Warning, "who waits for a lock, or looks on, has to ask again and again")
+        (Severity::Warning, "waiters and watching pages have to poll")
     } else {
-        (Severity::Error, "what needs it is refused")
+        (Severity::Error, "commands that need it are refused")
     };
     let database = &namespace.db;
     let mut roles = Vec::new();

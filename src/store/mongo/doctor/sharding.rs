@@ -1,4 +1,4 @@
-//! How a lock collection lies on the shards.
+//! The sharding of a lock collection.
 
 use mongodb::{
     Client, Namespace,
@@ -8,10 +8,10 @@ use mongodb::{
 
 use crate::store::mongo::doctor::finding::{Finding, Severity, quoted};
 
-/// How a collection is divided.
+/// How a collection is sharded.
 #[derive(Debug, PartialEq)]
 pub(super) enum Sharded {
-    /// All of it is on one shard.
+    /// The whole collection is on one shard.
     Not,
     By(Document),
 }
@@ -19,12 +19,12 @@ pub(super) enum Sharded {
 pub(super) async fn of(client: &Client, namespace: &Namespace) -> Result<Sharded> {
     let known = client.database("config").collection::<Document>("collections");
     let known = known.find_one(doc! { "_id": namespace.to_string() }).await?;
-    // Those that were dropped stay on the list in older versions.
+    // Older versions keep dropped collections on the list.
     let known = known.filter(|it| !it.get_bool("dropped").unwrap_or_default());
     Ok(known.and_then(|it| it.get_document("key").ok().cloned()).map_or(Sharded::Not, Sharded::By))
 }
 
-/// `None` stands for not being allowed to look.
+/// `None` means that the database user may not look.
 pub(super) fn finding(locks: &Namespace, sharded: Option<&Sharded>) -> Finding {
     let by_id = format!("sh.shardCollection({}, {{_id: \"hashed\"}})", quoted(&locks.to_string()));
     match sharded {
@@ -32,34 +32,34 @@ pub(super) fn finding(locks: &Namespace, sharded: Option<&Sharded>) -> Finding {
             Severity::Info,
             "sharding_unknown",
             locks,
-            "the database user may not read `config.collections`, so how it is sharded was not looked at",
-            "have somebody who may look at `sh.status()`: by `_id`, or not at all",
+            "the database user may not read `config.collections`, so its sharding was not checked",
+            "let a user with that privilege run `sh.status()`: it should be sharded by `_id`, or not at all",
         ),
         Some(Sharded::Not) => Finding::new(
             Severity::Info,
             "not_sharded",
             locks,
-            "it is not sharded: all locks are on the primary shard of the database, where every command \
+            "it is not sharded: all locks are on the primary shard of the database, so every command \
              goes to one server",
-            "leave it like this as long as one shard can write the locks; beyond that shard it by `_id`",
+            "leave it like this as long as one shard can write the locks; beyond that, shard it by `_id`",
         )
         .with_command(by_id),
         Some(Sharded::By(key)) if key.keys().eq(["_id"]) => Finding::new(
             Severity::Info,
             "sharded_by_id",
             locks,
-            "it is sharded by `_id`: taking, saving under and releasing a lock goes to one shard; \
-             renewals, logouts and the look for silent sessions search by session and go to all of them",
+            "it is sharded by `_id`: acquiring, saving under and releasing a lock goes to one shard; \
+             renewals, logouts and the search for idle sessions go by session, and so to all shards",
             "expect on each shard one renewal in each third of the ttl from every session that holds \
-             locks, and from every application server a look for silent sessions, at most one a second",
+             locks, and from every application server a search for idle sessions, at most one a second",
         ),
         Some(Sharded::By(key)) => Finding::new(
             Severity::Error,
             "wrong_shard_key",
             locks,
             format!(
-                "it is sharded by {key}: an `_id` is unique on each shard only, so that one document can \
-                 be locked twice"
+                "it is sharded by {key}: an `_id` is then unique only on each shard, so that one document \
+                 can be locked twice"
             ),
             "stop the application, drop the collection, and shard it by `_id`",
         )

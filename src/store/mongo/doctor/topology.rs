@@ -1,4 +1,4 @@
-//! What kind of deployment it is, and what the application's own writes wait for.
+//! Checks the kind of deployment, and the write concern of the application's own writes.
 
 use mongodb::{
     bson::Document,
@@ -7,7 +7,7 @@ use mongodb::{
 
 use crate::store::mongo::doctor::finding::{Finding, Severity};
 
-/// That of MongoDB 4.4.
+/// The wire version of MongoDB 4.4.
 const OLDEST_WIRE_VERSION: i32 = 9;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// By a server's answer to `hello`.
+    /// The kind of deployment, from a server's answer to `hello`.
     pub(super) fn of(hello: &Document) -> Self {
         if hello.get_str("msg").is_ok_and(|it| it == "isdbgrid") {
             Self::Sharded
@@ -39,10 +39,10 @@ pub(super) fn findings(hello: &Document, kind: Kind) -> Vec<Finding> {
                 Severity::Warning,
                 "standalone",
                 server,
-                "it is a standalone server: without transactions, a guarded save looks at the lock \
+                "it is a standalone server: without transactions, a guarded save checks the lock \
                  just before it writes the document, and does not notice a lock that is lost between \
-                 the two; without change streams, who waits for a lock asks again and again, and \
-                 pages hear of the changes of their own server only",
+                 the two; without change streams, waiters have to poll, and pages hear only of changes \
+                 that their own server makes",
                 "make it a replica set, of which one member is enough: start mongod with `--replSet \
                  rs0`, initiate the set once, and write `replicaSet=rs0` into the URI",
             )
@@ -54,7 +54,7 @@ pub(super) fn findings(hello: &Document, kind: Kind) -> Vec<Finding> {
             Severity::Error,
             "not_primary",
             server,
-            "the URI leads to a member of the replica set that is not the primary: nothing can be \
+            "the URI leads to a member of the replica set that is not the primary: no document can be \
              locked there",
             "name all members in the URI, with `replicaSet=…` and without `directConnection=true`",
         ));
@@ -71,11 +71,11 @@ pub(super) fn findings(hello: &Document, kind: Kind) -> Vec<Finding> {
     findings
 }
 
-/// `concern` is that of the URI.
+/// `concern` is the write concern of the URI.
 pub(super) fn write_concern(kind: Kind, concern: Option<&WriteConcern>) -> Option<Finding> {
     let Acknowledgment::Nodes(nodes @ 0..=1) = concern?.w.as_ref()? else { return None };
     if kind == Kind::Standalone {
-        // Nobody else could acknowledge anything.
+        // There is no other server that could acknowledge a write.
         return None;
     }
     Some(Finding::new(
@@ -83,9 +83,9 @@ pub(super) fn write_concern(kind: Kind, concern: Option<&WriteConcern>) -> Optio
         "weak_write_concern",
         "the URI",
         format!(
-            "it says `w={nodes}`: locks and guarded saves are written with `w=majority` all the same, \
-             but what the application itself writes by this URI can be undone by a fail-over, also \
-             while it holds the lock"
+            "it says `w={nodes}`: locks and guarded saves are written with `w=majority` nevertheless, \
+             but a failover can undo the application's own writes by this URI, even while the \
+             application holds the lock"
         ),
         "write `w=majority` into the URI, or leave `w` out",
     ))
