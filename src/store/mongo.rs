@@ -1,4 +1,4 @@
-//! Locks beside the documents in MongoDB.
+//! The store on MongoDB: locks beside the documents they guard.
 
 use std::{
     collections::HashMap,
@@ -54,27 +54,27 @@ mod write;
 
 pub use doctor::{Finding, Severity};
 
-/// The sessions that have ended, one record each, for a day.
+/// The collection of ended sessions: one record each, kept for a day.
 const ENDED: &str = "doclock.ended";
 const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How often a claim is made again because other expired locks are in its way than those before.
+/// How often a claim is repeated because yet another expired lock is in its way.
 const TAKEOVERS: usize = 5;
 
-/// Longest wait for a majority, so that a request does not wait for good while replication stands.
+/// The longest wait for a majority, so that no request waits forever while replication stands still.
 const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The store on MongoDB 4.4 or later.
 ///
-/// Locks of the collection `workitem` live in `workitem.lock` of the same database, ended sessions
-/// in `doclock.ended`. All writes are acknowledged by a majority, all reads go to the primary, and a lease
-/// is believed as a majority has it, whatever the URI says: with `w:1` a paused or lagging primary grants
-/// one lock twice.
+/// Locks of the collection `workitem` live in `workitem.lock` of the same database, ended sessions in
+/// `doclock.ended`. All writes are acknowledged by a majority, all reads go to the primary, and a lease
+/// is trusted only once it is majority-committed, whatever the URI says: with `w:1` a paused or lagging
+/// primary would grant one lock twice.
 ///
-/// On a replica set or a sharded cluster a guarded save is a transaction. A standalone server has
-/// none: there the lock is checked and renewed immediately before the document is written, and a lock
-/// that is broken, released or run out between the two is not noticed. Use a standalone server for
-/// development.
+/// On a replica set or a sharded cluster a guarded save is a transaction. A standalone server has no
+/// transactions: there the lock is checked and renewed immediately before the document is written, and
+/// a lock that is broken, released or expires between the two goes unnoticed. Use a standalone server
+/// only for development.
 #[derive(Debug, Clone)]
 pub struct MongoStore {
     inner: Arc<Inner>,
@@ -84,19 +84,19 @@ pub struct MongoStore {
 struct Inner {
     database: Database,
     ended: Collection<Record>,
-    /// The connections for records that are stuck, whatever their collection.
+    /// The connections for stuck records of all collections.
     stuck: lanes::StuckLane,
-    /// Whether the server has transactions; asked once.
+    /// Whether the server has transactions; asked only once.
     transactions: OnceCell<bool>,
     collections: RwLock<HashMap<String, Prepared>>,
 }
 
-/// What `prepare` leaves for the other verbs.
+/// The result of `prepare`, for the other verbs.
 #[derive(Debug, Clone)]
 struct Prepared {
     locks: Collection<Record>,
-    /// The same records, as a majority has them: what the primary alone has may be undone by a
-    /// fail-over, so no lease is believed by that, not even by who has sent the renewal.
+    /// The same records, read from majority-committed state. A failover may undo a write that only the
+    /// primary has, so such a write proves no lease, not even to the sender of the renewal.
     leases: Collection<Record>,
     documents: Collection<RawDocumentBuf>,
     rules: Rules,
@@ -105,7 +105,7 @@ struct Prepared {
 }
 
 impl MongoStore {
-    /// Uses the database of a client that the application has already.
+    /// Uses the database of a client that the application already has.
     ///
     /// Its server selection time-out (30 s by default) should be shorter than the manager's
     /// deadline; see [`connect`](Self::connect).
@@ -131,8 +131,8 @@ impl MongoStore {
     async fn has_transactions(&self) -> Result<bool, StoreError> {
         let ask = async {
             let hello = self.inner.database.run_command(doc! { "hello": 1 }).await;
-            let hello = hello.map_err(|e| store_error("asking the server what it is", e))?;
-            // A member of a replica set says which; a mongos says `isdbgrid`.
+            let hello = hello.map_err(|e| store_error("asking the server for its kind", e))?;
+            // A member of a replica set names its set; a mongos says `isdbgrid`.
             Ok(hello.contains_key("setName")
                 || hello.get_str("msg").is_ok_and(|it| it == "isdbgrid"))
         };
@@ -154,7 +154,7 @@ impl MongoStore {
         collections.get(collection).cloned().ok_or_else(|| {
             StoreError::new(
                 StoreErrorKind::Other,
-                format!("the collection `{collection}` was never prepared: register its type"),
+                format!("the collection `{collection}` is not prepared: register its type"),
             )
         })
     }
@@ -166,7 +166,7 @@ impl Prepared {
     }
 }
 
-/// A collection whose concerns do not depend on the URI.
+/// A collection with fixed read and write concerns, whatever the URI says.
 fn majority<T: Send + Sync>(database: &Database, name: &str) -> Collection<T> {
     with_reads(database, name, ReadConcern::local())
 }
@@ -222,12 +222,12 @@ impl Store for MongoStore {
                 }
             }
         }
-        let message = format!("acquiring the lock on {key:?}: one expired lock after the other");
+        let message = format!("acquiring the lock on {key:?}: too many expired locks in a row");
         Err(StoreError::new(StoreErrorKind::Unavailable, message))
     }
 
-    // update comes back as: n matched → n live locks renewed. The rest of what the session believes in is
-    // lost, or its record is stuck at the moment and has the lease that it had.
+    // update returns: n matched → n live locks renewed. Any other lock that the session believes in is
+    // lost, or its record is stuck at the moment and keeps its current lease.
     async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
         let at = self.prepared(collection)?;
         let filter = pipeline::held_by(aids, at.rules.ttl);
@@ -236,7 +236,7 @@ impl Store for MongoStore {
         Ok(written.map_err(|e| store_error(format!("renewing locks in {collection}"), e))?.matched)
     }
 
-    // findAndModify comes back as: nothing → none of them is there; else how many are.
+    // findAndModify returns: nothing → none of these places exists; otherwise their number.
     async fn keep_places(
         &self,
         key: &LockKey,
@@ -298,10 +298,10 @@ impl Store for MongoStore {
             unless_told: true,
             ..Acquisition::new(key.id(), aid, token, mode)
         };
-        at.remove(&it).await.map_err(|e| store_error(format!("giving {key:?} back"), e))
+        at.remove(&it).await.map_err(|e| store_error(format!("giving back the lock on {key:?}"), e))
     }
 
-    // updateOne comes back as: 1 → it has that long; 0 → it was gone before.
+    // updateOne returns: 1 → the lock now expires within the grace period; 0 → it was gone already.
     async fn run_out_in(
         &self,
         key: &LockKey,
@@ -356,9 +356,9 @@ impl Store for MongoStore {
         }))
     }
 
-    // find, then the removal. A lock that is taken between the two is removed and not named. A
-    // removal whose reply was lost is repeated here, not by the manager: a second find would find
-    // nothing to name.
+    // A find, then the removal. A lock that is taken between the two is removed but not named. If the
+    // reply to the removal is lost, the removal is repeated here and not by the manager: a second find
+    // would find nothing to name.
     async fn release_session(
         &self,
         collection: &str,
@@ -433,7 +433,7 @@ impl Store for MongoStore {
         collection: &str,
         interest: Interest,
     ) -> Result<Option<Watch>, StoreError> {
-        // A standalone server has neither.
+        // A standalone server has neither change streams nor transactions.
         if !self.has_transactions().await? {
             return Ok(None);
         }

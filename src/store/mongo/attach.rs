@@ -1,4 +1,4 @@
-//! Lock collections as they are found, for programs that do not know their types.
+//! Opens lock collections as they are, for programs that do not know the types of the documents.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// Where there is no TTL index to tell. That of a manager which is not told either.
+/// The ttl if no TTL index tells one: the same as the default of a manager.
 const FOREIGN_TTL: Duration = Duration::from_secs(150);
 
 impl MongoStore {
@@ -22,7 +22,7 @@ impl MongoStore {
     /// # Errors
     /// If the database is not reached.
     pub async fn lock_collections(&self) -> Result<Vec<String>, StoreError> {
-        // So a user who may not list all collections is told of those that it may read.
+        // With this option a user who may not list all collections gets those that it may read.
         let names = self.database().list_collection_names().authorized_collections(true).await;
         let names = names.map_err(|e| store_error("looking for lock collections", e))?;
         let mut collections: Vec<_> = names
@@ -35,11 +35,11 @@ impl MongoStore {
         Ok(collections)
     }
 
-    /// Makes a lock collection ready for use as it is, and changes nothing about it. `None` if there is
-    /// none.
+    /// Opens an existing lock collection as it is, and changes nothing about it. Returns `None` if
+    /// there is none.
     ///
-    /// For programs that look at the locks of others, or break them. Whoever takes locks has to
-    /// [register](crate::LockManager::register) their types.
+    /// For programs that look at the locks of others, or break them. A program that takes locks has to
+    /// [register](crate::LockManager::register) its types.
     ///
     /// # Errors
     /// If the database is not reached, or its user may not look at the indexes.
@@ -56,8 +56,9 @@ impl MongoStore {
         let ttl = expires.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let mut rules = Rules::new(ttl.unwrap_or(FOREIGN_TTL));
         rules.fenced = expires.is_some_and(indexes::is_of_fenced);
-        // That cannot be seen. In a fair collection a record may hold more than its lock, which a
-        // removal must leave; where it does not, it costs that one nothing.
+        // Whether the collection is fair cannot be seen. In a fair collection a record may hold more
+        // than its lock, and a removal must leave the rest. If the collection is not fair, this caution
+        // costs nothing.
         rules.fair = true;
         self.now_has(collection, locks, rules);
         Ok(Some(rules))

@@ -1,4 +1,4 @@
-//! Rust values as BSON, alike for bson 2 and bson 3.
+//! Rust values as BSON, for both bson 2 and bson 3.
 
 use mongodb::bson::{Binary, Bson, oid::ObjectId, spec::BinarySubtype};
 use serde::{Serialize, de::DeserializeOwned};
@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::{error::BoxError, key::LockId};
 
-/// Encodes as the driver does for a `Collection<T>`.
+/// Encodes a value as the driver does for a `Collection<T>`.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
     #[allow(unused_imports, reason = "used with bson 2 only")]
     use either_bson::*;
@@ -17,7 +17,7 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
     }
 }
 
-/// Decodes as the driver does for a `Collection<T>`.
+/// Decodes a value as the driver does for a `Collection<T>`.
 #[allow(clippy::needless_question_mark, reason = "each bson has another error type")]
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
     #[allow(unused_imports, reason = "used with bson 2 only")]
@@ -31,10 +31,11 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
 
 /// The two functions whose names differ between bson 2 and bson 3.
 ///
-/// `mongodb::bson` is bson 3 as soon as any crate of the build asks for it, which no `cfg` of ours
-/// can see. So the compiler chooses: a glob import of an inner block goes before that of an outer
-/// one. [`encode`] and [`decode`] say bson 3's name and fall back to the functions of this module,
-/// these say bson 2's name and fall back to [`never`], which is only reached if a bson had neither.
+/// `mongodb::bson` becomes bson 3 as soon as any crate in the build asks for it, and no `cfg` of ours
+/// can see that. So the compiler chooses: a glob import of an inner block takes precedence over that of
+/// an outer one. [`encode`] and [`decode`] call the functions by their names in bson 3, and fall back
+/// to the functions of this module. These use the names in bson 2, and fall back to [`never`], which is
+/// reached only if a bson had neither.
 #[allow(clippy::needless_question_mark, reason = "each bson has another error type")]
 mod either_bson {
     use super::{BoxError, DeserializeOwned, Serialize};
@@ -99,7 +100,7 @@ impl From<&LockId> for Bson {
     }
 }
 
-/// A number, of whatever type a foreign program has given it.
+/// A number of any BSON type, because a foreign program may have written it.
 pub(super) fn number(value: &Bson) -> Option<f64> {
     match value {
         Bson::Int32(n) => Some((*n).into()),

@@ -1,4 +1,4 @@
-//! Collections by whose collation different strings are equal.
+//! Refuses collections whose collation treats different strings as equal.
 
 use futures_util::TryStreamExt;
 use mongodb::{Database, bson::doc};
@@ -8,8 +8,8 @@ use crate::{
     store::mongo::error::{is_denied, store_error},
 };
 
-/// Refuses a collection that takes `Home` and `home` for one document: to us these are two keys, so there
-/// would be two locks on it.
+/// Refuses a collection in which `Home` and `home` are the same document. To this crate they are two
+/// keys, so one document could get two locks.
 pub(super) async fn refuse(database: &Database, collection: &str) -> Result<(), StoreError> {
     let lock_collection = format!("{collection}.lock");
     let both = doc! { "name": { "$in": [collection, &lock_collection] } };
@@ -20,8 +20,8 @@ pub(super) async fn refuse(database: &Database, collection: &str) -> Result<(), 
         Err(e) if is_denied(&e) => {
             log::warn!(
                 target: "actix_doclock::store",
-                "whether {collection} has a collation is not known: give the database user the action \
-                 listCollections. With a case-insensitive one, one document could get two locks",
+                "cannot check whether {collection} has a collation: give the database user the action \
+                 listCollections. With a case-insensitive collation, one document could get two locks",
             );
             return Ok(());
         }
@@ -33,9 +33,9 @@ pub(super) async fn refuse(database: &Database, collection: &str) -> Result<(), 
         return Ok(());
     };
     let message = format!(
-        "{name} has the collation `{}`, by which different strings are one `_id`, and one document \
-         would get several locks: copy it into a collection without a default collation, and give the \
-         collation to the queries and indexes that need it",
+        "{name} has the collation `{}`, which treats different strings as the same `_id`, so that one \
+         document would get several locks: copy it into a collection without a default collation, and \
+         give the collation to the queries and indexes that need it",
         collation.locale,
     );
     Err(StoreError::new(StoreErrorKind::Other, message))

@@ -1,4 +1,4 @@
-//! From a URI to a store.
+//! Connects to MongoDB by a URI.
 
 use std::{error::Error, time::Duration};
 
@@ -9,17 +9,17 @@ use crate::{
     store::mongo::{MongoStore, error::store_error},
 };
 
-/// Unless the URI says otherwise: shorter than the manager's default deadline of 5 s, so that a
-/// request can be tried again, and that its error is ours and not a driver's time-out.
+/// Used unless the URI sets its own. Shorter than the manager's default deadline of 5 s, so that a
+/// request can be retried and fails with an error of ours, not with a time-out of the driver.
 const SERVER_SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl MongoStore {
-    /// Connects, and makes sure that a server answers.
+    /// Connects, and checks that a server answers.
     ///
-    /// Call it in `main`, not in the application factory: the driver lives on the runtime on which
-    /// it was made. Where the URI sets no time-outs, server selection gives up after 3 s and
-    /// connecting after 2 s.
+    /// Call it in `main`, not in the application factory: the driver lives on the runtime on which it
+    /// was created. If the URI sets no time-outs, server selection gives up after 3 s and connecting
+    /// after 2 s.
     ///
     /// # Errors
     /// If the URI is malformed, or no primary answers within the server selection time-out.
@@ -39,7 +39,7 @@ impl MongoStore {
                 "this is not a MongoDB URI; write `mongodb://host:27017/?replicaSet=rs0`, with the \
                  characters `: / ? # [ ] @ %` of a password percent-encoded",
             );
-            // The driver quotes what it could not read, which may be a part of the password.
+            // The driver quotes the part that it could not read, which may belong to the password.
             if uri.contains('@') { error } else { error.because(e) }
         };
         let mut options = ClientOptions::parse(uri).await.map_err(malformed)?;

@@ -1,4 +1,4 @@
-//! An edit of a document as an update of the server.
+//! Turns an edit of a document into an update of the server.
 
 use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// What is sent for an [`Edit`].
+/// The update that is sent for an [`Edit`].
 #[derive(Debug)]
 pub(super) enum Update {
     /// Nothing has changed.
@@ -46,7 +46,7 @@ fn decoded(document: &StoredDocument) -> Result<Bson, BoxError> {
     Ok(Bson::Document(codec::decode(document.as_bytes())?))
 }
 
-/// Whether a path with dots can name all of these fields.
+/// Whether a dotted path can name each of these fields.
 fn are_addressable(changes: &Changes<Bson>) -> bool {
     changes.iter().all(|(name, change)| {
         let is_addressable = !(name.is_empty() || name.starts_with('$') || name.contains('.'));
@@ -77,10 +77,10 @@ fn by_paths(changes: Changes<Bson>) -> Document {
     update
 }
 
-/// The document that `of` stands for, with these changes. For names with dots and dollars, which a path
-/// cannot name (nor can `$setField` before MongoDB 5).
+/// The document that `of` evaluates to, with these changes. For field names with dots or dollars, which
+/// no path can address (`$setField` can, but only since MongoDB 5).
 ///
-/// Each new value stands here once, for it may be nearly as large as a command can be.
+/// Each new value occurs here only once, because it may be nearly as large as a command may be.
 fn merged(of: Bson, changes: Changes<Bson>) -> Document {
     let (mut set, mut removed, mut within) = (Vec::new(), Vec::new(), Vec::new());
     for (name, change) in changes {
@@ -128,7 +128,7 @@ impl Value for Bson {
 
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
-            // A number that is none is not equal to itself, and zero is equal to its negative.
+            // NaN is not equal to itself, and zero is equal to negative zero; so compare the bits.
             (Self::Double(a), Self::Double(b)) => a.to_bits() == b.to_bits(),
             (Self::Array(a), Self::Array(b)) => {
                 a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.is_same(b))

@@ -1,5 +1,5 @@
-//! The ends of sessions: what is left to be done is kept in `doclock.ended`, so that any server can
-//! go on where another one stopped.
+//! The ends of sessions. Unfinished work is recorded in `doclock.ended`, so that any server can
+//! continue where another one stopped.
 
 use std::time::Duration;
 
@@ -37,13 +37,14 @@ mod sweep;
 
 pub(super) use pipeline::ended_for_good;
 
-/// How many locks are named in one command, which with the longest ids there are must stay below what
-/// the server takes. What is beyond is released without being named.
+/// How many locks are named in one command. With the longest possible ids the command must stay within
+/// the limits of the server. Locks beyond that number are released without being named.
 const NAMES_AT_ONCE: usize = 8_000;
 
 impl MongoStore {
-    /// Tombstone, names, removal, and then it may be announced. After each of these steps anybody
-    /// can go on: with the tombstone there is no new lock, and with the names none is forgotten.
+    /// Four steps: write the tombstone, store the names, remove the locks, allow the announcement.
+    /// After each step any worker can continue: the tombstone prevents new locks, and the names keep
+    /// any lock from being forgotten.
     pub(super) async fn end_for_good(
         &self,
         aid: &Aid,
@@ -52,14 +53,14 @@ impl MongoStore {
         worker: Uuid,
     ) -> Result<Vec<LockKey>, StoreError> {
         let failed = |e| store_error("ending a session", e);
-        // update, an upsert: inserted; or turned from a silence into an end for good; or found
-        // ended for good, and left as it is.
+        // update, an upsert: inserted; or an idle end is turned into a permanent one; or the record is
+        // found permanently ended, and left as it is.
         let end = pipeline::end_for_good(reason, Uuid::new_v4(), worker);
         let begun = self.write_ended(by_aid(aid), end, true).await;
         begun.map_err(|e| retry_duplicate_key(failed(e)))?;
         let released = self.release_ended(aid, collections).await?;
-        // findAndModify: the end with all names, also of an earlier attempt whose reply was lost; or
-        // nothing, if another worker has finished it or is at it.
+        // findAndModify returns: the end with all names, including those of an earlier attempt whose
+        // reply was lost; or nothing, if another worker has finished the end or is working on it.
         let mut mine = pipeline::waits_for("release", worker);
         mine.extend(by_aid(aid));
         mine.insert("by", worker.to_string());
@@ -72,7 +73,8 @@ impl MongoStore {
         Ok(finished.map_or(released, |end| names_of(&end)))
     }
 
-    // find: how it ended last; or that some of its locks ran out, which is no end; or nothing.
+    // find returns: how the session ended last; or a note of expired locks, which is no end; or
+    // nothing.
     pub(super) async fn last_end_of(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
         let record = (self.inner.ended)
             .find_one(by_aid(aid))
@@ -89,7 +91,7 @@ impl MongoStore {
         }))
     }
 
-    /// All locks of a session that has ended.
+    /// Removes all locks of a session that has ended.
     async fn release_ended(
         &self,
         aid: &Aid,
@@ -124,7 +126,8 @@ impl MongoStore {
         Ok(())
     }
 
-    /// One update of all records of `doclock.ended` that match, or of one that is made if there is none.
+    /// One update of all matching records of `doclock.ended`; with `upsert`, creates the record if it
+    /// is missing.
     async fn write_ended(
         &self,
         filter: Record,
@@ -136,8 +139,8 @@ impl MongoStore {
         write::write(ended, command, lanes::write_limit()).await
     }
 
-    /// Many updates of `doclock.ended` in one command. The driver has no call for that before
-    /// MongoDB 8.
+    /// Many updates of `doclock.ended` in one command. The driver has no method for that before MongoDB
+    /// 8.
     async fn update_ended(&self, updates: Vec<Record>) -> Result<(), StoreError> {
         if updates.is_empty() {
             return Ok(());
@@ -149,12 +152,12 @@ impl MongoStore {
             "maxTimeMS": millis(lanes::read_limit()),
             "writeConcern": majority_acknowledges(),
         };
-        let doing = "noting the ends of sessions";
+        let doing = "recording the ends of sessions";
         let reply = self.inner.database.run_command(command).await;
         let reply = reply.map_err(|e| store_error(doing, e))?;
         write::acknowledged(&reply, false).map_err(|e| store_error(doing, e))?;
         let errors = reply.get_array("writeErrors").map_or(&[][..], |errors| errors);
-        // Two servers that claim the same session at the same moment: it is the other one's.
+        // Two servers claimed the same session at the same moment: it belongs to the other one.
         let refused = errors
             .iter()
             .filter_map(Bson::as_document)

@@ -1,4 +1,4 @@
-//! What a driver error says about the request.
+//! Translates errors of the driver into errors of the store.
 
 use std::fmt::Display;
 
@@ -15,7 +15,7 @@ use crate::{
     store::mongo::codec,
 };
 
-/// Server codes after which the same request may be sent again: fail-over and shutdown, lost
+/// Server codes after which the same request may be sent again: failover and shutdown, lost
 /// connections, time limits, interruptions, and write conflicts.
 const TRANSIENT: &[i32] = &[
     6, 7, 24, 43, 50, 64, 89, 91, 112, 133, 134, 175, 189, 202, 237, 251, 262, 290, 317, 358, 384,
@@ -28,8 +28,8 @@ const DENIED: &[i32] = &[13, 18];
 pub(super) const DUPLICATE_KEY: i32 = 11000;
 const MAX_TIME_EXPIRED: i32 = 50;
 
-/// Why the server has refused one write of a command. The driver leaves it to whoever runs a command to
-/// look for that in the reply.
+/// Why the server refused one write of a command. The driver does not look for such an error in the
+/// reply to a raw command.
 #[derive(Debug, thiserror::Error)]
 #[error("{message} (server code {code})")]
 pub(super) struct Refused {
@@ -37,11 +37,11 @@ pub(super) struct Refused {
     pub(super) message: String,
 }
 
-/// A write was carried out on the primary, and no majority has acknowledged it in time.
+/// A write was carried out on the primary, but no majority acknowledged it in time.
 #[derive(Debug, thiserror::Error)]
 #[error("no majority has acknowledged it: {error}")]
 pub(super) struct Unacknowledged {
-    /// Whether it found what it was to write.
+    /// Whether a record matched the write.
     pub(super) has_written: bool,
     pub(super) error: Bson,
 }
@@ -54,19 +54,19 @@ const TRANSIENT_LABELS: &[&str] = &[
     "SystemOverloadedError",
 ];
 
-/// `doing` says what failed, as in "renewing locks in workitem".
+/// `doing` names the operation that failed, as in "renewing locks in workitem".
 pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
     let kind = kind(&error);
     let new = |what: &str| StoreError::new(kind, format!("{doing}: {what}"));
     match kind {
         StoreErrorKind::Unavailable if ran_out_of_time(&error) => {
-            new("MongoDB was not done in time: it is busy, or an open transaction keeps a record")
+            new("MongoDB did not finish in time: it is busy, or a transaction blocks the record")
                 .because(error)
         }
         StoreErrorKind::Unavailable => {
             new("MongoDB cannot be reached, or its answer was lost").because(error)
         }
-        // The server quotes the whole command, which is not for the log.
+        // The server quotes the whole command, which must not get into the log.
         StoreErrorKind::Denied => {
             new("the database user is not allowed to do this").because(match code(&error) {
                 Some(code) => format!("server code {code}"),
@@ -77,8 +77,8 @@ pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
     }
 }
 
-/// For upserts by `_id`, where two first ones can meet: whoever comes second finds the record next
-/// time. The server does that by itself, mostly.
+/// For upserts by `_id`, where two first attempts can meet. The second one finds the record when it is
+/// repeated. The server usually repeats it without our help.
 pub(super) fn retry_duplicate_key(error: StoreError) -> StoreError {
     let source = std::error::Error::source(&error).and_then(|e| e.downcast_ref::<Error>());
     if source.and_then(code) == Some(DUPLICATE_KEY) {
@@ -97,12 +97,12 @@ fn kind(error: &Error) -> StoreErrorKind {
         | ErrorKind::ServerSelection { .. }
         | ErrorKind::ConnectionPoolCleared { .. }
         | ErrorKind::DnsResolve { .. }
-        // Carried out, and not known to be durable.
+        // Carried out, but not known to be durable.
         | ErrorKind::Write(WriteFailure::WriteConcernError(_)) => StoreErrorKind::Unavailable,
         _ => match code(error) {
             Some(code) if TRANSIENT.contains(&code) => StoreErrorKind::Unavailable,
             Some(code) if DENIED.contains(&code) => StoreErrorKind::Denied,
-            // Ours alone: too late to go on.
+            // An error of our own: too late to continue.
             None if matches!(error.kind.as_ref(), ErrorKind::Custom(_)) => {
                 StoreErrorKind::Unavailable
             }
@@ -111,19 +111,19 @@ fn kind(error: &Error) -> StoreErrorKind {
     }
 }
 
-/// Whether the database user may not do this.
+/// Whether the database user lacks the privilege for this.
 pub(super) fn is_denied(error: &Error) -> bool {
     kind(error) == StoreErrorKind::Denied
 }
 
-/// Whether the server has given up at the time limit that was sent along, with nothing of this write
-/// carried out. (Written, and not acknowledged by a majority at the limit, is another error.)
+/// Whether the server gave up at the time limit of the command, before it carried out any of this
+/// write. (A write that a majority did not acknowledge before the limit is another error.)
 pub(super) fn ran_out_of_time(error: &Error) -> bool {
     code(error) == Some(MAX_TIME_EXPIRED)
 }
 
-/// `None` unless the time limit came before a majority had acknowledged the write; else whether it found what
-/// it was to write.
+/// `None` unless the time limit came before a majority had acknowledged the write. Otherwise: whether a
+/// record matched the write.
 pub(super) fn late_majority(error: &Error) -> Option<bool> {
     let ErrorKind::Custom(ours) = error.kind.as_ref() else { return None };
     let late: &Unacknowledged = ours.downcast_ref()?;
@@ -131,7 +131,7 @@ pub(super) fn late_majority(error: &Error) -> Option<bool> {
     (code == f64::from(MAX_TIME_EXPIRED)).then_some(late.has_written)
 }
 
-/// The server's code, wherever the driver has put it.
+/// The server's code, wherever the driver keeps it.
 pub(super) fn code(error: &Error) -> Option<i32> {
     match error.kind.as_ref() {
         ErrorKind::Command(e) => Some(e.code),

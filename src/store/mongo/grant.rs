@@ -1,4 +1,4 @@
-//! Locks are granted: the two commands that do it.
+//! The two commands that grant locks.
 
 use std::time::Instant;
 
@@ -20,23 +20,24 @@ use crate::{
     },
 };
 
-/// What came of a claim.
+/// The result of one attempt of a claim.
 pub(super) enum Answered {
     Answer(TryAcquire),
-    /// These expired grants are in its way, and are to be left to a reaper before the claim is made again.
+    /// These expired grants are in its way. They must be left to a reaper before the claim is repeated.
     Expired(Vec<Bson>),
 }
 
 impl Prepared {
-    // findAndModify comes back as: the token of this attempt or of an earlier one of our claim, whose reply
-    // was lost → granted; our aid with another token → already ours; anything else → held. Nothing →
-    // impossible, an upsert returns the document. 11000 → two first upserts met and the server did
-    // not retry by itself; tried again as unavailable. Write concern time-out, connection lost → not
-    // known; tried again.
+    // findAndModify returns: the token of this attempt, or of an earlier attempt of this claim whose
+    // reply was lost → granted. Our aid with another token → already ours. Anything else → held.
+    // Nothing → impossible, because an upsert returns the document. Error 11000 → two first upserts
+    // met, and the server did not retry; reported as unavailable, and repeated. Write concern time-out
+    // or lost connection → not known; repeated.
     //
-    // There are three forms of it, because the length of the pipeline is what it costs beyond an
-    // insert. A shorter one that does not come to an answer has changed nothing that matters, and is
-    // followed by the next. No two of them can grant: late, the second would bring back what was released.
+    // The command has three forms, because the length of the pipeline is its only cost beyond that of
+    // an insert. A shorter form that finds no answer has changed nothing that matters, and the next
+    // form follows. No two forms may both grant: a delayed second command could resurrect a released
+    // lock.
     pub(super) async fn acquire(
         &self,
         key: &LockKey,
@@ -46,7 +47,7 @@ impl Prepared {
         let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
         let mut has_readers = false;
         if is_exclusive && !rules.fair && !rules.fenced && !self.seen.is_there(key.id()) {
-            // From here on: a repetition has to look closer.
+            // From here on, a repetition must use a longer form, which looks closer.
             self.seen.there(key.id());
             let update = pipeline::acquire_if_free(claim, rules);
             let (it, asked) = self.attempt(key, update, None).await?;
@@ -57,7 +58,7 @@ impl Prepared {
                         return Ok(Answered::Answer(answer));
                     }
                 } else if record.get_str("token").is_ok_and(|it| it == claim.token.to_string()) {
-                    // What was left of a record had no `ts`.
+                    // The record was a leftover without `ts`.
                     return self.granted_before(key, claim).await.map(Answered::Answer);
                 }
                 has_readers = record.contains_key("readers");
@@ -93,12 +94,13 @@ impl Prepared {
     ) -> Option<Answered> {
         let former = record.get_array(pipeline::FORMER).map_or(&[][..], |former| former);
         let answer = self.fetched(key, record, asked).answer(claim);
-        // Readers are not in each other's way: the list is full, and has expired ones.
+        // Readers do not exclude each other: such a lock only means that the list is full, with expired
+        // readers.
         let is_in_the_way = |lock: &Lock| {
             !lock.expires_in().is_zero() && (lock.mode, claim.mode) != (Mode::Shared, Mode::Shared)
         };
         match answer {
-            // Somebody's live lock, or a waiter's turn.
+            // Another session's live lock, or the turn of a waiter.
             Some(TryAcquire::Held(lock)) if former.is_empty() || is_in_the_way(&lock) => {
                 Some(Answered::Answer(TryAcquire::Held(lock)))
             }
@@ -107,7 +109,8 @@ impl Prepared {
         }
     }
 
-    /// Reads what this claim was granted, because who changes a record is not told the time.
+    /// Reads what this claim was granted, because the reply to the shortest form does not contain the
+    /// server's time.
     async fn granted_before(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         let asked = Instant::now();
         let found = self.leases.find_one(pipeline::by_id(key.id()));
@@ -118,7 +121,7 @@ impl Prepared {
             Some(granted @ TryAcquire::Granted(_)) => Ok(granted),
             _ => Err(StoreError::new(
                 StoreErrorKind::Unavailable,
-                format!("{}: it was granted, and has gone again at once", acquiring(key)),
+                format!("{}: it was granted, but was gone again at once", acquiring(key)),
             )),
         }
     }
@@ -134,8 +137,8 @@ impl Prepared {
         done.map(|it| (it, asked)).map_err(|e| retry_duplicate_key(store_error(acquiring(key), e)))
     }
 
-    // findAndModify comes back as: our token → granted, also by an earlier attempt whose reply was
-    // lost; nothing → the acquisition had gone, and so has what an earlier attempt granted.
+    // findAndModify returns: our token → granted, perhaps by an earlier attempt whose reply was lost.
+    // Nothing → the acquisition was gone, and so is the lock that an earlier attempt was granted.
     pub(super) async fn hand_over(
         &self,
         key: &LockKey,
@@ -153,7 +156,7 @@ impl Prepared {
         let handed = pipeline::handed(&from, claim);
         let done = self.modify(key.id(), handed, update, false, Some(fields)).await;
         let record =
-            done.map_err(|e| store_error(format!("handing the lock on {key:?} over"), e))?.record;
+            done.map_err(|e| store_error(format!("handing over the lock on {key:?}"), e))?.record;
         let answer = record.and_then(|record| self.fetched(key, &record, asked).answer(claim));
         Ok(match answer {
             Some(TryAcquire::Granted(lock)) => Some(lock),

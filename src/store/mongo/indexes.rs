@@ -1,4 +1,4 @@
-//! Makes a lock collection ready.
+//! Prepares the indexes of collections.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Codes that say "there is such an index, with other options": another server was quicker.
+/// Codes for an existing index with other options: another server was quicker.
 const INDEX_CONFLICT: [i32; 2] = [85, 86];
 const NAMESPACE_NOT_FOUND: i32 = 26;
 const INDEX_NOT_FOUND: i32 = 27;
@@ -29,10 +29,10 @@ const INDEX_NOT_FOUND: i32 = 27;
 /// The server refuses an `expireAfterSeconds` beyond an `i32`.
 pub(super) const LONGEST_INDEX: Duration = Duration::from_secs(i32::MAX as u64);
 
-/// An index that only finds records.
+/// An ordinary index, through which no records expire.
 pub(super) struct Plain {
     pub(super) field: &'static str,
-    /// Only of records that have the field.
+    /// Contains only records that have the field.
     pub(super) partial: bool,
 }
 
@@ -40,18 +40,18 @@ const fn full(field: &'static str) -> Plain {
     Plain { field, partial: false }
 }
 
-/// Not `sparse`, which the Stable API takes for an index that is not there when it is strict.
+/// Instead of `sparse`: under the strict Stable API the server does not use sparse indexes.
 const fn partial(field: &'static str) -> Plain {
     Plain { field, partial: true }
 }
 
 pub(super) const OF_LOCKS: &[Plain] = &[full("aid"), partial("readers.aid"), partial("due")];
-/// Few records have something left to be done.
+/// Partial, because few records have unfinished steps.
 pub(super) const OF_ENDED: &[Plain] = &[partial("step")];
 #[cfg(feature = "mongo-session")]
 const OF_SESSIONS: &[Plain] = &[partial("due"), partial("by"), partial("aid"), partial("user")];
 
-/// Which of these are not there, and of the one on `ts`, by which records expire.
+/// The names of the missing indexes: of the expected ones, and of the TTL index on `ts`.
 pub(super) async fn missing(
     database: &Database,
     collection: &str,
@@ -66,10 +66,10 @@ pub(super) async fn missing(
     Ok(missing)
 }
 
-/// Creates the indexes that are missing and raises the expiry of the TTL index if it is too low.
+/// Creates the missing indexes, and raises the expiry of the TTL index if it is too low.
 ///
-/// Goes by what an index is on, not by its name: a hand-written protocol may have made some of
-/// them already.
+/// Recognises an index by its field, not by its name: a hand-written protocol may have created some of
+/// the indexes already.
 pub(super) async fn of_locks(
     database: &Database,
     locks: &Collection<Document>,
@@ -115,14 +115,14 @@ async fn ensure_of_locks(
 ) -> Result<(), Error> {
     let existing = list(database, locks.name()).await?;
     let wanted = if rules.fenced {
-        // A record that has run out still has its fence, which must not be forgotten.
+        // An expired record still holds its fence, which must not be forgotten.
         LONGEST_INDEX
     } else {
         rules.ttl
     };
     let was_fenced = !rules.fenced && existing.iter().filter_map(expiry).any(is_of_fenced);
-    // Never lowered but here, where it was no ttl: a server with the old, shorter ttl that starts again
-    // would have the TTL monitor remove the live locks of all others.
+    // The expiry is lowered only here, where it was not a ttl. Otherwise a server with an old, shorter
+    // ttl that restarts would make the TTL monitor remove the live locks of all other servers.
     let change = if was_fenced { Expiry::Set } else { Expiry::Raise };
     ensure_ttl(database, locks, "ts", whole_seconds(wanted), change, &existing).await?;
     if was_fenced {
@@ -136,7 +136,7 @@ pub(super) fn is_of_fenced(seconds: f64) -> bool {
     seconds >= LONGEST_INDEX.as_secs_f64()
 }
 
-/// To programs that lock by hand, documents with a record are locked.
+/// Removes records that only hold a fence: programs that lock by hand take any record for a lock.
 async fn forget_fences(locks: &Collection<Document>) -> Result<(), Error> {
     let mut only_fence = nothing_held();
     only_fence.insert("queue", doc! { "$exists": false });
@@ -174,8 +174,9 @@ async fn ensure(
         if on_field().any(|index| !is_sparse(index)) {
             continue;
         }
-        // Of an earlier version. Two on one field are not allowed before MongoDB 5, so it goes first: for
-        // a moment each look at the locks reads all of them.
+        // An index of an earlier version. Before MongoDB 5 one field cannot have two indexes, so the
+        // old one is dropped first. For a moment each query on the locks then reads the whole
+        // collection.
         for name in on_field().filter_map(|index| index.get_str("name").ok()) {
             match collection.drop_index(name).await {
                 Err(e) if is_denied(&e) => return Ok(()),
@@ -195,7 +196,7 @@ pub(super) fn is_sparse(index: &Document) -> bool {
     index.get_bool("sparse").unwrap_or(false)
 }
 
-/// One that started at the same moment, and saw the same index missing.
+/// Another server started at the same moment, and found the same index missing.
 fn met_another_server(ensured: &Result<(), Error>) -> bool {
     ensured.as_ref().is_err_and(|e| code(e).is_some_and(|code| INDEX_CONFLICT.contains(&code)))
 }
@@ -222,7 +223,7 @@ fn explained(
     Err(StoreError::new(StoreErrorKind::Denied, message).because(error))
 }
 
-/// What may be done to the expiry of a TTL index.
+/// Permitted changes to the expiry of a TTL index.
 #[derive(Clone, Copy, PartialEq)]
 enum Expiry {
     Raise,
@@ -251,7 +252,7 @@ async fn ensure_ttl(
             };
             if is_wrong(expiry(index)) {
                 let before = change_expiry(database, collection, field, seconds as f64).await?;
-                // Another server has raised it further at the same moment.
+                // Another server raised the expiry further at the same moment.
                 if let Some(higher) =
                     before.filter(|it| may == Expiry::Raise && *it > seconds as f64)
                 {
@@ -263,7 +264,7 @@ async fn ensure_ttl(
     Ok(())
 }
 
-/// Says what it was before.
+/// Returns the previous expiry.
 async fn change_expiry(
     database: &Database,
     collection: &Collection<Document>,
@@ -271,15 +272,15 @@ async fn change_expiry(
     seconds: f64,
 ) -> Result<Option<f64>, Error> {
     let change = doc! { "keyPattern": { field: 1 }, "expireAfterSeconds": seconds as i64 };
-    // A command does not take the write concern of the collection over by itself.
+    // A command does not inherit the write concern of the collection.
     let majority = doc! { "w": "majority" };
     let command = doc! { "collMod": collection.name(), "index": change, "writeConcern": majority };
     let reply = database.run_command(command).await?;
     Ok(reply.get("expireAfterSeconds_old").and_then(number))
 }
 
-/// As the server describes them. Not as `IndexModel`: the old shell wrote every number as a double,
-/// which that type does not take.
+/// The indexes as the server describes them. `IndexModel` would not do: the old shell wrote every
+/// number as a double, which that type rejects.
 pub(super) async fn list(database: &Database, collection: &str) -> Result<Vec<Document>, Error> {
     let command = doc! { "listIndexes": collection };
     let mut cursor = match database.run_cursor_command(command).await {
@@ -294,7 +295,7 @@ pub(super) async fn list(database: &Database, collection: &str) -> Result<Vec<Do
     Ok(indexes)
 }
 
-/// The longest ttl that a live lock says it has.
+/// The longest ttl of a live lock, as its record states it.
 pub(super) async fn longest_live(
     locks: &Collection<Document>,
     foreign_ttl: Duration,
@@ -302,11 +303,11 @@ pub(super) async fn longest_live(
     let longer = doc! { "ttl": { "$type": "number", "$gt": 0 } };
     let longest = locks.find_one(and_live(longer, foreign_ttl)).sort(doc! { "ttl": -1 }).await?;
     let longest = longest.as_ref().and_then(|record| record.get("ttl")).and_then(number);
-    // A foreign program may have written any number; the server takes no longer ttl than this.
+    // A foreign program may have written any number. The server takes no expiry longer than this.
     Ok(longest.map(|millis| Duration::from_millis(millis as u64).min(LONGEST_INDEX)))
 }
 
-/// Whether the index is on this field alone, ascending.
+/// Whether the index covers only this field, in ascending order.
 pub(super) fn is_on(index: &Document, field: &str) -> bool {
     index.get_document("key").is_ok_and(|key| {
         key.len() == 1 && key.get(field).and_then(number).is_some_and(|direction| direction > 0.0)

@@ -1,9 +1,9 @@
-//! One stuck record never holds up another document.
+//! Keeps one stuck record from holding up other documents.
 //!
-//! A write on a record waits inside the server while another server's transaction is open on that
-//! record, and keeps its connection: if that other server has died, for a minute. Ten such writes empty
-//! the default pool. So each write has a short time limit, few writes on one record are sent at once,
-//! and the writes on all records that are known to be stuck share a few connections.
+//! While another server's transaction on a record is open, a write on that record waits inside MongoDB
+//! and occupies its connection: for a minute, if that other server has died. Ten such writes exhaust
+//! the default pool. Therefore each write has a short time limit, few writes on one record are sent at
+//! the same time, and the writes on all stuck records share a few connections.
 
 use std::{
     collections::HashMap,
@@ -27,41 +27,41 @@ use crate::{
     store::{deadline, mongo::error::ran_out_of_time},
 };
 
-/// How long the server works on the first attempt of a write, unless the deadline comes first. With the
-/// next constant, what a record that has just become stuck costs the pool.
+/// The server's time limit for the first attempt of a write, unless the deadline comes first. Together
+/// with the next constant it bounds what a newly stuck record costs the pool.
 const LIMIT: Duration = Duration::from_millis(500);
-/// How many writes on one record are on their way at once: one that is sent while the last one waits for
-/// its majority, and a few more.
+/// How many writes on one record are in progress at the same time: one that is sent while the previous
+/// one waits for its majority, and a few more.
 const FOR_ONE_RECORD: usize = 4;
-/// How many writes on stuck records are on their way at once, all collections together.
+/// How many writes on stuck records are in progress at the same time, in all collections together.
 const FOR_STUCK_RECORDS: usize = 2;
-/// How much later than its time limit the answer to a write may come before others are sent.
+/// How long after its time limit a write may stay unanswered before other writes are sent.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How many records are remembered to be stuck.
+/// How many records are tracked before the unused ones are forgotten.
 const REMEMBERED: usize = 1_000;
-/// How long a read may take, and a write may wait for its turn, when the caller sets no deadline.
+/// The longest time for a read, or for a write to wait for its turn, if the caller sets no deadline.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// The connections for all records that are stuck.
+/// The connections for all stuck records.
 pub(super) type StuckLane = Arc<Semaphore>;
 
 pub(super) fn stuck_lane() -> StuckLane {
     Arc::new(Semaphore::new(FOR_STUCK_RECORDS))
 }
 
-/// The time limit of a write. Later attempts of a caller have more time, because a majority that is always
-/// slower than the limit is to be waited for in the end.
+/// The time limit of a write. Later attempts of a caller get more time: a majority that is always
+/// slower than the first limit must be waited for in the end.
 pub(super) fn write_limit() -> Duration {
     time_left(LIMIT.max(deadline::waited()))
 }
 
-/// The time limit of a read, which no transaction holds up.
+/// The time limit of a read, which no transaction blocks.
 pub(super) fn read_limit() -> Duration {
     time_left(LONGEST_WAIT)
 }
 
-/// What is left until the caller's deadline, at most `longest`. Who has none does not ask again, and has
-/// more time. Not zero, which the server takes for "no limit".
+/// The time until the caller's deadline, at most `longest`. A caller without a deadline does not retry,
+/// so it gets more time. Never zero, which means "no limit" to the server.
 fn time_left(longest: Duration) -> Duration {
     let Some(deadline) = deadline::deadline() else { return LONGEST_WAIT };
     let left = deadline.saturating_duration_since(Instant::now());
@@ -93,7 +93,7 @@ pub(super) struct Lanes {
 #[derive(Debug)]
 struct Lane {
     turns: Arc<Semaphore>,
-    /// How many writes wait for their turn or are on their way.
+    /// How many writes wait for their turn or are in progress.
     users: usize,
     is_stuck: bool,
 }
@@ -107,7 +107,7 @@ impl Lanes {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The records that are known to be stuck.
+    /// The records known to be stuck.
     pub(super) fn stuck(&self) -> Vec<Bson> {
         let records = self.records();
         records.iter().filter(|(_, lane)| lane.is_stuck).map(|(id, _)| Bson::from(id)).collect()
@@ -144,11 +144,11 @@ impl Lanes {
 async fn permit(of: Arc<Semaphore>, until: Instant) -> Result<OwnedSemaphorePermit> {
     match timeout_at(until.into(), of.acquire_owned()).await {
         Ok(permit) => permit.map_err(|closed: AcquireError| Error::custom(closed.to_string())),
-        Err(_) => Err(Error::custom("the record is stuck: an open transaction keeps it")),
+        Err(_) => Err(Error::custom("the record is stuck: an open transaction blocks it")),
     }
 }
 
-/// One who writes a record, or waits to.
+/// A write on a record, waiting or in progress.
 struct User<'a> {
     lanes: &'a Lanes,
     id: &'a LockId,
@@ -170,21 +170,21 @@ impl Drop for User<'_> {
 #[must_use = "a turn is for one write"]
 pub(super) struct Turn<'a> {
     user: User<'a>,
-    /// The time limit to send along.
+    /// The time limit to send with the write.
     pub(super) limit: Duration,
     permits: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }
 
 impl Turn<'_> {
-    /// Awaits the write, and learns from it whether the record is stuck.
+    /// Awaits the write, and notes whether the record is stuck.
     pub(super) async fn of<T>(self, write: impl Future<Output = Result<T>>) -> Result<T> {
         let Self { user, limit, permits } = self;
         let mut write = pin!(write);
         let done = match timeout(limit + SILENCE, &mut write).await {
             Ok(done) => done,
             Err(_) => {
-                // Behind a silent network there is no answer for a long time. The next write may have a
-                // connection that works.
+                // On a broken network there is no answer for a long time. The next write may get a
+                // working connection.
                 drop(permits);
                 write.await
             }

@@ -1,4 +1,4 @@
-//! Locks are looked at, one or several.
+//! Queries for one or several locks.
 
 use std::{collections::HashSet, slice, time::Instant};
 
@@ -14,28 +14,29 @@ use crate::{
     store::mongo::{MongoStore, Prepared, codec, error::store_error, lanes, pipeline},
 };
 
-/// What a session has in a collection.
+/// The locks of a session in a collection.
 pub(super) struct OfSession {
     /// Its live locks.
     pub(super) held: Vec<Lock>,
-    /// Whether it is in any list of readers, or may be: also where its own lease there is over.
+    /// Whether a list of readers contains the session, or may contain it, even with an expired lease.
     pub(super) may_read: bool,
 }
 
-/// What only the primary has is neither live nor gone.
+/// A lock that only the primary has is neither live nor gone.
 fn unknown_yet(doing: String) -> StoreError {
     let what = format!(
-        "{doing}: the primary has one that a majority has not acknowledged yet; if that lasts, \
-         look after the secondaries"
+        "{doing}: the primary has a lock that a majority has not acknowledged yet; if that lasts, \
+         check the secondaries"
     );
     StoreError::new(StoreErrorKind::Unavailable, what)
 }
 
 impl Prepared {
-    // find comes back as: the record as a majority has it → live, at least until then. Nothing → asked
-    // again, of what the primary has: nothing → not locked; a record → nobody knows yet, tried again
-    // as unavailable: it is being taken or renewed at this moment, the primary is a new one and has
-    // not heard what a majority has, or replication stands still.
+    // find returns: a majority-committed record → live, at least until that record expires. Nothing →
+    // the query is repeated on the state of the primary. Nothing there either → not locked. A record
+    // there → not yet known, reported as unavailable and repeated: the lock is being taken or renewed
+    // at this moment, or a new primary does not know yet what is majority-committed, or replication
+    // stands still.
     pub(super) async fn live(
         &self,
         key: &LockKey,
@@ -59,7 +60,7 @@ impl Prepared {
 }
 
 impl MongoStore {
-    /// Live locks as a majority has them, of these sessions only if any are named.
+    /// Majority-committed live locks; if `aids` are given, only those of these sessions.
     pub(super) async fn list_of(
         &self,
         collection: &str,
@@ -71,11 +72,11 @@ impl MongoStore {
             None => pipeline::and_live(Document::new(), at.rules.ttl),
             Some(aids) => pipeline::held_by(aids, at.rules.ttl),
         };
-        // Whoever asks for those of a session takes those that are not among them for lost.
+        // A caller that names sessions takes every lock that is not listed for lost.
         at.listed(live, aids, limit, aids.is_some()).await
     }
 
-    /// Live locks on these documents, as a majority has them.
+    /// Majority-committed live locks on these documents.
     pub(super) async fn locks_on_all(
         &self,
         collection: &str,
@@ -87,7 +88,7 @@ impl MongoStore {
         at.listed(live, None, keys.len(), true).await
     }
 
-    /// All that has to be removed if the session is to have nothing.
+    /// All locks of the session, so that they can be removed.
     pub(super) async fn of_session(
         &self,
         collection: &str,
@@ -103,14 +104,14 @@ impl MongoStore {
             of_session.held.extend(found.into_iter().filter(|lock| !lock.expires_in().is_zero()));
         })
         .await?;
-        // Not known of those beyond the limit.
+        // Beyond the limit it is not known whether the session reads.
         of_session.may_read |= seen >= limit;
         Ok(of_session)
     }
 }
 
 impl Prepared {
-    /// These locks as a majority has them. If `all`, those that only the primary has are an error.
+    /// Majority-committed locks. If `all`, a lock that only the primary has is an error.
     async fn listed(
         &self,
         live: Document,
@@ -156,7 +157,8 @@ impl Prepared {
             .map_err(failed)?;
         while cursor.advance().await.map_err(failed)? {
             let record = cursor.deserialize_current().map_err(failed)?;
-            // A foreign program may lock documents whose ids we cannot name, and so not lock.
+            // A foreign program may lock documents whose ids this crate cannot represent. It cannot
+            // lock them either.
             let id = record.get("_id").and_then(codec::lock_id);
             if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
                 take(&record, self.fetched(&key, &record, asked).locks());

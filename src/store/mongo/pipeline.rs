@@ -1,7 +1,7 @@
-//! The commands' filters and updates, as pure functions.
+//! The filters and updates of the commands, as pure functions.
 //!
-//! Two rules keep strings of users from being read as operators: a filter says `{field: {$eq: …}}`,
-//! a pipeline says `{$literal: …}`. Only `_id` may stand alone: see [`by_id`].
+//! Two rules keep strings from users from being read as operators: in a filter, write `{field: {$eq:
+//! …}}`; in a pipeline, write `{$literal: …}`. Only `_id` may stand without an operator: see [`by_id`].
 
 use std::time::Duration;
 
@@ -28,29 +28,30 @@ pub(super) use {
     settle::{left_over, no_live_place, nothing_held, nothing_in_it, take_out},
 };
 
-/// In the answer to a short claim: it has to be made in full.
+/// In the answer to the short form of a claim: the full form must follow.
 pub(super) const MORE: &str = "more";
 
-/// The record with this `_id`. Nothing else may stand in the filter of an upsert: the server
-/// refuses `$expr` there, and only for plain equality on `_id` it retries a duplicate key itself.
+/// The record with this `_id`. The filter of an upsert must contain nothing else: the server refuses
+/// `$expr` there, and retries a duplicate key only for plain equality on `_id`.
 ///
-/// Without `$eq`, which would have the server plan the query (a tenth of what an acquire costs it): a
-/// [`LockId`] is a number, a string or bytes, and never a document or a pattern that means more.
+/// Written without `$eq`, with which the server would plan the query (a tenth of the cost of an
+/// acquire). A [`LockId`] is a number, a string or bytes, and never a document or a pattern with a
+/// special meaning.
 pub(super) fn by_id(id: &LockId) -> Document {
     doc! { "_id": Bson::from(id) }
 }
 
-/// One acquisition of a lock, whether it has run out or not.
+/// One acquisition of a lock, live or expired.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Acquisition<'a> {
     pub(super) id: &'a LockId,
     pub(super) aid: &'a Aid,
     pub(super) token: LockToken,
-    /// Or by one of these attempts of the same claim.
+    /// Other attempts of the same claim, any of which may have been granted.
     pub(super) others: &'a [LockToken],
-    /// Shared if that is not known.
+    /// Shared if the mode is not known.
     pub(super) mode: Mode,
-    /// Unless another request was told that the session has it.
+    /// Only if no other request was told that the session has the lock.
     pub(super) unless_told: bool,
 }
 
@@ -59,12 +60,12 @@ impl<'a> Acquisition<'a> {
         Self { id, aid, token, others: &[], mode, unless_told: false }
     }
 
-    /// The record of the lock.
+    /// Matches the record of the lock.
     pub(super) fn filter(&self) -> Document {
         self.filter_with(&doc! {})
     }
 
-    /// The record if nobody else is in it, so that it may go as a whole.
+    /// The record if it contains nothing else, so that it may be deleted as a whole.
     pub(super) fn alone(&self, rules: &Rules) -> Document {
         let mut filter = self.filter_with(&doc! { "$size": 1 });
         if rules.fair {
@@ -99,7 +100,7 @@ impl<'a> Acquisition<'a> {
         [&self.token].into_iter().chain(self.others).map(ToString::to_string).collect()
     }
 
-    /// Whether it is this grant.
+    /// Whether `grant` is this acquisition.
     pub(super) fn is(&self, grant: Grant) -> Document {
         let mut all = vec![
             doc! { "$eq": [grant.field("aid"), literal(self.aid.as_str())] },
@@ -119,14 +120,14 @@ pub(super) fn of_sessions(aids: &[Aid]) -> Document {
     doc! { "$or": [exclusive, shared] }
 }
 
-/// Those of exclusive locks only.
+/// The records in which one of these sessions has or had an exclusive lock.
 pub(super) fn exclusive_of(aids: &[Aid]) -> Document {
     let aids: Vec<_> = aids.iter().map(Aid::as_str).collect();
     doc! { "aid": { "$in": aids } }
 }
 
-/// Has an exclusive lock run out after `grace` at the latest, as by `max_hold`. What that was stays, for
-/// a page that comes back.
+/// Makes an exclusive lock expire after `grace` at the latest, like a `max_hold`. The actual end of
+/// `max_hold` is kept in `leaving`, for a page that comes back.
 pub(super) fn run_out_in(grace: Duration) -> Vec<Document> {
     let by = doc! { "$add": ["$$NOW", millis(grace)] };
     let until = "$until";
@@ -135,12 +136,12 @@ pub(super) fn run_out_in(grace: Duration) -> Vec<Document> {
     run_out_by(doc! { "until": { "$min": [known, by] }, "leaving": before })
 }
 
-/// Has an exclusive lock run out now, and tells whoever watches by whom.
+/// Makes an exclusive lock expire now, and tells watchers by whom.
 pub(super) fn take_away(token: LockToken, by: &Taken) -> Vec<Document> {
     run_out_by(doc! { "until": "$$NOW", "taken": taken(token, by) })
 }
 
-/// Only shortens the lease. `due`, because `ts` does not tell of it any more.
+/// Only shortens the lease. Sets `due`, because `ts` alone no longer tells the expiry.
 fn run_out_by(changed: Document) -> Vec<Document> {
     let left = doc! { "$subtract": ["$until", "$ts"] };
     vec![
@@ -150,13 +151,13 @@ fn run_out_by(changed: Document) -> Vec<Document> {
     ]
 }
 
-/// How a record says that `token` was taken from its holder: as one string of JSON, because of a
-/// document a change stream tells only those fields that differ from before.
+/// How a record states that `token` was taken from its holder: as one string of JSON. If it were a
+/// document, a change stream would report only those of its fields that changed.
 fn taken(token: LockToken, by: &Taken) -> Document {
     literal(&json!({ "token": token, "by": by.by, "reason": by.reason }).to_string())
 }
 
-/// The same, read.
+/// Parses the string that [`taken`] writes.
 pub(super) fn read_taken(text: &str) -> Option<(LockToken, Taken)> {
     let taken: Value = serde_json::from_str(text).ok()?;
     let text = |name: &str| taken.get(name)?.as_str();
@@ -164,7 +165,7 @@ pub(super) fn read_taken(text: &str) -> Option<(LockToken, Taken)> {
     Some((text("token")?.parse().ok()?, by))
 }
 
-/// Narrows `filter` to locks that have not run out.
+/// Narrows `filter` to live locks.
 pub(super) fn and_live(mut filter: Document, foreign_ttl: Duration) -> Document {
     filter.insert("$expr", is_live(foreign_ttl));
     filter
@@ -185,7 +186,7 @@ pub(super) fn is_of(grant: Grant, aids: &[Aid]) -> Document {
     doc! { "$in": [grant.field("aid"), { "$literal": aids }] }
 }
 
-/// For grants that have run out, and so count as absent.
+/// Whether the grant has expired, and so counts as absent.
 pub(super) fn has_run_out(grant: Grant, foreign_ttl: Duration) -> Document {
     match grant {
         Grant::Reader => doc! { "$not": [is_live_reader()] },
@@ -193,7 +194,7 @@ pub(super) fn has_run_out(grant: Grant, foreign_ttl: Duration) -> Document {
     }
 }
 
-/// Starts the leases of these sessions anew.
+/// Renews the leases of these sessions.
 pub(super) fn renew(aids: &[Aid], rules: &Rules) -> Vec<Document> {
     let mine = doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] };
     let renewed = doc! { "$mergeObjects": [
@@ -207,11 +208,11 @@ pub(super) fn renew(aids: &[Aid], rules: &Rules) -> Vec<Document> {
     stages
 }
 
-/// The same for a save, which tells a request that it holds the lock.
+/// Renews the lock for a save, and marks it as known to a request.
 ///
-/// The name of the save is new each time, so that the record changes whatever its dates say: with a `ts`
-/// ahead of the clock (after a fail-over from a server whose clock was ahead, or within one millisecond)
-/// all else may stay as it is, and a transaction that writes nothing conflicts with nothing.
+/// The name of the save is always new, so that the record changes even if no date does. With a `ts`
+/// ahead of the clock (after a failover from a server whose clock was ahead, or within one millisecond)
+/// all other fields may stay the same, and a transaction that writes nothing conflicts with nothing.
 pub(super) fn renew_for_save(save: Uuid, rules: &Rules) -> Vec<Document> {
     let mut renewed = renewed_exclusive(rules);
     renewed.insert("again", true);
@@ -219,7 +220,7 @@ pub(super) fn renew_for_save(save: Uuid, rules: &Rules) -> Vec<Document> {
     vec![doc! { "$set": renewed }]
 }
 
-/// The record of a foreign program has no ttl of its own, and gets none.
+/// The record of a foreign program has no ttl of its own, and gets none here.
 fn renewed_exclusive(rules: &Rules) -> Document {
     let capped = Grant::Exclusive.capped("$ttl");
     let ttl = doc! { "$cond": [{ "$isNumber": "$ttl" }, capped.clone(), millis(rules.ttl)] };
@@ -232,8 +233,8 @@ fn renewed_exclusive(rules: &Rules) -> Document {
     }
 }
 
-/// The fields that make up a lock, and `now` to tell how long it lives; of readers the one of this
-/// session, else the one who runs out last.
+/// The fields of a lock, and `now` to compute its remaining time. Of several readers: the one of this
+/// session, or else the one that expires last.
 pub(super) fn lock_fields(aid: Option<&Aid>) -> Document {
     let reader = match aid {
         None => latest(readers_that(is_reader())),
@@ -251,7 +252,8 @@ pub(super) fn lock_fields(aid: Option<&Aid>) -> Document {
     reader_field(reader)
 }
 
-/// The same, for the answer to this claim: the session's own lock, or what is in its way.
+/// The same for the answer to this claim: the session's own lock, or the lock or place that is in its
+/// way.
 pub(super) fn answer_fields(claim: &Claim, rules: &Rules) -> Document {
     let mut fields = match claim.mode {
         Mode::Shared => lock_fields(Some(&claim.aid)),
@@ -268,14 +270,14 @@ pub(super) fn answer_fields(claim: &Claim, rules: &Rules) -> Document {
     fields
 }
 
-/// The same with all readers, or those of these sessions.
+/// The same with all readers, or with the readers of these sessions.
 pub(super) fn list_fields(aids: Option<&[Aid]>) -> Document {
     let mut listed = vec![is_live_reader()];
     listed.extend(aids.map(|aids| is_of(Grant::Reader, aids)));
     fields_with("readers", readers_that(doc! { "$and": listed }))
 }
 
-/// Null where there are readers, and none of them is meant.
+/// Null if there are readers, but none that matches.
 fn reader_field(reader: Document) -> Document {
     fields_with("reader", doc! { "$ifNull": [reader, Bson::Null] })
 }
@@ -293,14 +295,15 @@ fn exclusive_fields() -> Document {
     }
 }
 
-/// For the answer to a short claim: whether there is more to it.
+/// For the answer to the short form of a claim: the fields of an exclusive lock, and whether the full
+/// form must follow.
 pub(super) fn short_answer_fields(claim: &Claim) -> Document {
     let mut fields = exclusive_fields();
     fields.insert(MORE, acquire::more_to_it(claim));
     fields
 }
 
-/// The one of these readers who runs out last: alive, if any of them is.
+/// The reader that expires last. It is live if any of them is.
 fn latest(readers: Document) -> Document {
     let ends = doc! { "$map": { "input": "$$readers", "as": "r", "in": runs_out() } };
     let last = doc! { "$indexOfArray": ["$$ends", { "$max": "$$ends" }] };

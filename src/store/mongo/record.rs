@@ -1,4 +1,4 @@
-//! A stored record as a [`Lock`].
+//! Reads a stored record as a [`Lock`].
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,27 +13,27 @@ use crate::{
     },
 };
 
-/// A record that was fetched with `now` beside it, and what is needed to read it.
+/// A record that was fetched together with `now`, and the values that are needed to read it.
 pub(super) struct Fetched<'a> {
     pub(super) key: LockKey,
     pub(super) record: &'a Document,
     pub(super) foreign_ttl: Duration,
-    /// The moment before the request.
+    /// A moment before the request was sent.
     pub(super) asked: Instant,
 }
 
 impl Fetched<'_> {
-    /// The one lock: exclusive, or that of the reader who was asked for.
+    /// The lock: the exclusive one, or the one of the requested reader.
     pub(super) fn lock(self) -> Option<Lock> {
         match (self.record.get("reader"), self.record.get("readers")) {
             (Some(Bson::Document(reader)), _) => Some(self.reader(reader)),
-            // Nobody whom we know is in the list of readers.
+            // There are readers, but none that was asked for.
             (Some(_), _) | (_, Some(Bson::Array(_))) => None,
             (None, _) => Some(self.lock_of(self.record, Mode::Exclusive)),
         }
     }
 
-    /// All of them.
+    /// All locks in the record.
     pub(super) fn locks(self) -> Vec<Lock> {
         match self.record.get("readers") {
             Some(Bson::Array(readers)) => {
@@ -43,17 +43,17 @@ impl Fetched<'_> {
         }
     }
 
-    /// What a claim was answered: what its session has, or else what is in its way.
+    /// The answer to a claim: the session's own lock, or the lock or place that is in its way.
     pub(super) fn answer(self, claim: &Claim) -> Option<TryAcquire> {
         let place = self.record.get_document("place").ok().map(|place| self.place(place));
         let is_of = |lock: &Lock| lock.token.is_some_and(|it| it.is_of_same_claim(claim.token));
         let holds = |lock: &Lock| lock.aid == claim.aid && lock.mode.covers(claim.mode);
-        // Where there is a place, the lock before it may have run out.
+        // If there is a place, the lock ahead of it may have expired.
         let lock = self.lock().filter(|lock| place.is_none() || !lock.expires_in().is_zero());
         Some(match (lock, place) {
             (Some(lock), _) if holds(&lock) && is_of(&lock) => TryAcquire::Granted(lock),
             (Some(lock), _) if holds(&lock) => TryAcquire::AlreadyMine(lock),
-            // Readers are in nobody's way who wants to read.
+            // Readers do not exclude each other.
             (Some(lock), Some(place)) if lock.mode == claim.mode && claim.mode == Mode::Shared => {
                 TryAcquire::Held(place)
             }
@@ -66,11 +66,11 @@ impl Fetched<'_> {
         self.lock_of(reader, Mode::Shared)
     }
 
-    /// Takes what foreign programs write: anything may be missing or of another type.
+    /// Accepts records of foreign programs, in which any field may be missing or have another type.
     fn lock_of(&self, grant: &Document, mode: Mode) -> Lock {
         let ts = grant.get_datetime("ts").ok().copied();
         let token = token_of(grant);
-        // A foreign lock is told from others by its `ts`, whatever else its program writes.
+        // A foreign lock is recognised by its `ts`, whatever else its program writes.
         let since = grant.get_datetime("since").ok().copied().filter(|_| token.is_some()).or(ts);
         Lock {
             key: self.key.clone(),
@@ -87,7 +87,7 @@ impl Fetched<'_> {
         }
     }
 
-    /// Somebody who waits, as the one whose document it is to be.
+    /// A waiter, shown as the next holder of the document.
     fn place(&self, place: &Document) -> Lock {
         let until = place.get_datetime("until").ok().copied();
         let now = self.record.get_datetime("now").ok().copied();
@@ -108,7 +108,7 @@ impl Fetched<'_> {
         }
     }
 
-    /// `ts + ttl - now`. Everything here may come from a foreign program, hence the saturation.
+    /// `ts + ttl - now`. All values may come from a foreign program, hence the saturation.
     fn remaining(&self, grant: &Document, ts: Option<DateTime>) -> Duration {
         let (Some(ts), Ok(now)) = (ts, self.record.get_datetime("now")) else {
             return Duration::ZERO;
@@ -140,12 +140,13 @@ fn holder_of(grant: &Document) -> Option<Holder> {
 }
 
 fn in_our_time(millis: i64) -> Duration {
-    /// Nobody plans that far, and an `Instant` can hold it.
+    /// Longer than any lock, and short enough for an `Instant`.
     const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     Duration::from_millis(millis.try_into().unwrap_or(0)).min(FOREVER)
 }
 
-/// A date that can be shown: foreign programs write any, RFC 3339 has years of four digits only.
+/// A date that can be shown. Foreign programs write any date, but RFC 3339 has only years of four
+/// digits.
 pub(super) fn presentable(date: Option<DateTime>) -> SystemTime {
     const END_OF_9999: i64 = 253_402_300_799_999;
     let millis = date.map_or(0, DateTime::timestamp_millis).clamp(0, END_OF_9999);

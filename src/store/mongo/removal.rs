@@ -1,4 +1,4 @@
-//! Locks go: the one place where records are deleted, or kept for what else is in them.
+//! The removal of locks: the only place that deletes a record, or keeps it for its other content.
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -24,11 +24,11 @@ use crate::{
     },
 };
 
-/// Several grants of a collection.
+/// A selection of grants in a collection.
 pub(super) enum Grants<'a> {
     Of(&'a [Aid]),
     RunOutOf(&'a [Aid]),
-    /// These, if they have run out.
+    /// These grants, if they have expired.
     RunOut {
         ids: Vec<Bson>,
         tokens: Vec<&'a str>,
@@ -36,7 +36,8 @@ pub(super) enum Grants<'a> {
 }
 
 impl Grants<'_> {
-    /// Records that go as a whole, where there are no others.
+    /// Matches records to delete as a whole, in collections where a record contains nothing but the
+    /// lock.
     fn exclusive(&self, rules: &Rules) -> Document {
         let run_out = has_run_out(Grant::Exclusive, rules.ttl);
         match self {
@@ -79,8 +80,8 @@ impl Prepared {
         loop {
             let done = self.try_remove(it).await;
             match done.as_ref().err().and_then(late_majority) {
-                // The repetition waits for the majority again. Unless a fail-over has undone the removal, it
-                // finds nothing more to remove.
+                // The repetition waits for the majority again. Unless a failover has undone the
+                // removal, the repetition finds nothing more to remove.
                 Some(written) if lanes::may_repeat() => is_written |= written,
                 _ if is_written => return done.map(|_| Released::Released),
                 _ => return done,
@@ -90,12 +91,12 @@ impl Prepared {
 
     async fn try_remove(&self, it: &Acquisition<'_>) -> Result<Released> {
         let rules = &self.rules;
-        // An exclusive lock is alone in its record, unless others wait there.
+        // An exclusive lock is alone in its record, unless the record has a queue.
         let is_all = it.mode == Mode::Exclusive && !rules.fair;
         if !rules.fenced {
-            // delete comes back as: 1 → released; 0 → somebody else is in the record, too, or it is
-            // gone: given back before, never granted, or this is the repetition of a delete whose reply
-            // was lost.
+            // delete returns: 1 → released. 0 → the record has other content, too, or the lock is gone:
+            // given back before, never granted, or this is the repetition of a delete whose reply was
+            // lost.
             let deleted = self.write_one(it.id, it.alone(rules), &Write::Delete).await?;
             if is_all {
                 self.seen.gone(it.id);
@@ -108,13 +109,14 @@ impl Prepared {
         Ok(released(u64::from(gone)))
     }
 
-    // An exclusive lock first runs out, with the name of who broke it, for those who watch: a removal
-    // tells them nothing. updateOne: 0 → it was gone, or this is the repetition of a break whose
-    // answer was lost, or the lock had expired, and its session is left to the reaper. Who dies before the
-    // removal leaves it to the sweep. Then as `release`, which finds nothing if a waiter was quicker.
+    // First makes an exclusive lock expire, together with the name of who broke it. This is for
+    // watchers, because a removal carries no information. updateOne returns 0 → the lock was gone; or
+    // this repeats a break whose reply was lost; or the lock had expired, and its session is left to
+    // the reaper. If the process dies before the removal, the sweep removes the lock. The removal
+    // itself works as `release` does, and finds nothing if a waiter was quicker.
     //
-    // A foreign lock has no token; there the moment it was taken tells it from others, which has to be
-    // read again, because a lock that is shown does not carry every date there is.
+    // A foreign lock has no token. It is recognised by the date at which it was taken. That date must
+    // be read again, because a lock as shown cannot carry every date that a record can.
     pub(super) async fn take_away(&self, seen: &Lock, by: &Taken) -> Result<Released> {
         let Lock { key, aid, mode, .. } = seen;
         let Some(token) = seen.token else {
@@ -136,20 +138,21 @@ impl Prepared {
         }
         let broken = self.shorten(it.id, it.filter(), pipeline::take_away(token, by)).await?;
         if broken == Released::Released {
-            // Somebody may have got it between the two.
+            // Another session may have acquired it between the two commands; `remove` then removes
+            // nothing.
             self.remove(&it).await?;
         }
         Ok(broken)
     }
 
-    /// Changes when an exclusive lock runs out, if it has not.
+    /// Changes the expiry of an exclusive lock that is still live.
     pub(super) async fn shorten(
         &self,
         id: &LockId,
         lock: Document,
         by: Vec<Document>,
     ) -> Result<Released> {
-        // What somebody else has made of these would be an error in a pipeline.
+        // If a foreign program wrote other types into these fields, the pipeline would fail.
         let mut filter = pipeline::and_live(lock, self.rules.ttl);
         filter.insert("ts", doc! { "$type": "date" });
         filter.insert("ttl", doc! { "$type": "number" });
@@ -168,7 +171,7 @@ impl Prepared {
         Ok(released(self.write_one(id, filter, &Write::Delete).await?))
     }
 
-    /// Gives a place in the queue up.
+    /// Gives up a place in the queue.
     pub(super) async fn leave(&self, id: &LockId, token: LockToken) -> Result<()> {
         let mut filter = pipeline::by_id(id);
         filter.insert("queue.token", doc! { "$eq": token.to_string() });
@@ -176,9 +179,10 @@ impl Prepared {
         Ok(())
     }
 
-    // findAndModify comes back as: nothing → gone before; a record with something in it → done; one
-    // with nothing → this was the last one, and it is deleted unless somebody has come meanwhile. Who
-    // dies before that leaves it to the sweep; it is in nobody's way but a foreign program's.
+    // findAndModify returns: nothing → gone before. A record with content → done. A record without
+    // content → this was the last grant, and the record is deleted unless another claim used it
+    // meanwhile. If the process dies before that, the sweep deletes it; until then only foreign
+    // programs mind it.
     async fn change(&self, filter: Document, by: Vec<Document>, id: &LockId) -> Result<bool> {
         let there = |field: &str| {
             let is_there = doc! { "$ne": [{ "$type": field }, "missing"] };
@@ -198,8 +202,8 @@ impl Prepared {
         Ok(true)
     }
 
-    /// Removes several. Unless `shared`, there are no readers among them. May be called again after an
-    /// error.
+    /// Removes several grants. Unless `shared`, there are no readers among them. May be called again
+    /// after an error.
     pub(super) async fn remove_many(&self, grants: &Grants<'_>, shared: bool) -> Result<()> {
         let rules = &self.rules;
         if !rules.fenced && !rules.fair {
@@ -213,7 +217,7 @@ impl Prepared {
         self.tidy_up().await
     }
 
-    /// Removes what is left of locks that nobody holds and nobody waits for.
+    /// Removes records without a holder and without a waiter.
     pub(super) async fn tidy_up(&self) -> Result<()> {
         let mut left_over = pipeline::left_over();
         if self.rules.fenced && self.rules.fair {

@@ -30,30 +30,31 @@ use crate::{
 
 const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
 const PATH_NOT_VIABLE: i32 = 28;
-/// A document that would be larger than 16 MiB, as it is refused before and after the update.
+/// The document would be larger than 16 MiB: the two codes for before and after the update.
 const TOO_LARGE: [i32; 2] = [10334, 17419];
 
-/// One save, with everything it needs.
+/// One save with all its parts.
 pub(super) struct Save<'a> {
     pub(super) at: &'a Prepared,
     pub(super) id: &'a LockId,
     /// The live acquisition that guards the save.
     pub(super) acquisition: Document,
-    /// What the save makes of the acquisition's record.
+    /// The update of the lock record on a save.
     pub(super) renewed: Vec<Document>,
     pub(super) document: Document,
     pub(super) update: Update,
-    /// When its caller stops waiting.
+    /// When the caller stops waiting.
     pub(super) until: Instant,
 }
 
 impl Save<'_> {
-    /// Updates the document and touches the lock, both or neither.
+    /// Updates the document and touches the lock: both or neither.
     ///
-    /// The touch always changes the record, so that a takeover, a break or an expiry at the same moment
-    /// conflicts with it: whoever comes second sees the other's outcome. That is what a fence would give,
-    /// without a field in the document. The touch comes last because the record stays blocked until the
-    /// commit, and if this process dies in between, until the server gives the transaction up (60 s).
+    /// The touch always changes the record. A takeover, a break or an expiry at the same moment
+    /// therefore conflicts with it, and the later one sees the outcome of the earlier one. A fence
+    /// would have the same effect, but needs a field in the document. The touch comes last, because the
+    /// record stays blocked until the commit, and if this process dies in between, until the server
+    /// aborts the transaction (60 s).
     pub(super) async fn in_transaction(self, client: &Client) -> Result<Saved> {
         if let Update::Nothing = self.update {
             return self.renew_only().await;
@@ -72,8 +73,8 @@ impl Save<'_> {
             Ok(Saved::Saved) if Instant::now() < until => {
                 return commit(&mut session, until).await.map(|()| Saved::Saved);
             }
-            // Held up on its way: the caller has been told that the outcome is unknown, and may have
-            // saved something newer since. What was saved from here on would conflict with us.
+            // Delayed on its way: the caller has been told that the outcome is unknown, and may have
+            // saved something newer since. Committing now could undo that newer save.
             Ok(Saved::Saved) => Err(too_late()),
             other => other,
         };
@@ -82,10 +83,11 @@ impl Save<'_> {
     }
 
     async fn write_and_touch(self, session: &mut ClientSession) -> Result<Saved> {
-        // Within a transaction the server waits for no other one, so neither needs a time limit.
-        // 1 → written; 0 → somebody has deleted the document past the lock.
+        // Within a transaction the server does not wait for other transactions, so no time limit is
+        // needed.
+        // 1 → written; 0 → the document was deleted without regard to the lock.
         let written = self.write(Some(session)).await?;
-        // 1 → live and renewed; 0 → expired, released, broken, or another acquisition's.
+        // 1 → live and renewed; 0 → expired, released or broken, or another acquisition holds the lock.
         let touched = self.at.locks.update_one(self.acquisition, self.renewed).session(session);
         Ok(outcome(touched.await?.matched_count, written))
     }
@@ -104,7 +106,7 @@ impl Save<'_> {
         Ok(outcome(1, self.write(None).await?))
     }
 
-    /// The document stays as it is, if it is there.
+    /// Renews the lock and checks that the document exists, without changing the document.
     async fn renew_only(self) -> Result<Saved> {
         let touched = self.touch().await?;
         let found = self.at.documents.find_one(self.document).projection(doc! { "_id": 1 });
@@ -153,10 +155,10 @@ fn too_late() -> Error {
     Error::custom("the deadline has passed; nothing was written")
 }
 
-/// Commits, and commits again while it is not known whether that has happened.
+/// Commits, and repeats the commit while its outcome is not known.
 ///
-/// Repeating the whole transaction instead would be wrong: had the first one been committed and the
-/// lock been lost since, the answer would be "lost, nothing written".
+/// Repeating the whole transaction instead would be wrong: if the first one was committed and the lock
+/// lost since, the answer would be "lost, nothing written".
 async fn commit(session: &mut ClientSession, until: Instant) -> Result<()> {
     let mut pause = Duration::from_millis(20);
     loop {
@@ -182,7 +184,7 @@ pub(super) fn save_error(doing: impl Display, error: Error) -> StoreError {
         Some(DUPLICATE_KEY) => "a unique index of the collection has this value already",
         Some(DOCUMENT_VALIDATION_FAILURE) => "it does not pass the collection's validation",
         Some(PATH_NOT_VIABLE) => {
-            "a field that was a document when it was loaded is none any more; load it again"
+            "a field that was a document when it was loaded is no longer one; load the document again"
         }
         Some(code) if TOO_LARGE.contains(&code) => "it would be larger than 16 MiB",
         _ => return store_error(doing, error),

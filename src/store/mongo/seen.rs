@@ -1,4 +1,4 @@
-//! Which records were there when this process last saw them.
+//! Remembers which records existed when this process last saw them.
 
 use std::{
     collections::hash_map::RandomState,
@@ -8,11 +8,11 @@ use std::{
 
 use crate::key::LockId;
 
-/// How many are remembered at most: 32 KiB for each collection.
+/// The maximum number of remembered records: 32 KiB for each collection.
 const SLOTS: usize = 4096;
 
-/// A guess at which form of a command will do, never a decision: two records may share a slot, and
-/// other processes come and go unseen.
+/// A hint which form of a command will suffice, never a decision: two records may share a slot, and
+/// this process does not see the changes by other processes.
 #[derive(Debug)]
 pub(super) struct Seen {
     slots: Box<[AtomicU64]>,
@@ -25,19 +25,19 @@ impl Seen {
         Self { slots, hasher: RandomState::new() }
     }
 
-    /// Whether there was a record.
+    /// Whether the record existed when it was last seen.
     pub(super) fn is_there(&self, id: &LockId) -> bool {
         let (slot, hash) = self.slot(id);
         slot.load(Relaxed) == hash
     }
 
-    /// There is a record now.
+    /// Notes that the record exists.
     pub(super) fn there(&self, id: &LockId) {
         let (slot, hash) = self.slot(id);
         slot.store(hash, Relaxed);
     }
 
-    /// There is none any more.
+    /// Notes that the record no longer exists.
     pub(super) fn gone(&self, id: &LockId) {
         let (slot, hash) = self.slot(id);
         let _ = slot.compare_exchange(hash, 0, Relaxed, Relaxed);

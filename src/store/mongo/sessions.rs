@@ -1,4 +1,4 @@
-//! Web sessions in MongoDB. Knows nothing of actix: keys and states are strings.
+//! Web sessions in MongoDB. This module knows nothing of actix: keys and states are strings.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -25,21 +25,21 @@ mod pipeline;
 use change::Fact;
 pub(crate) use change::{Change, text_of};
 
-/// How long the note of an ended session stays, and one that no sweep has come to.
+/// How long the note of an ended session stays, and a session that no sweep has handled.
 const REMEMBER: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long no other sweep looks at a session that one has taken.
+/// How long other sweeps leave a session alone that one sweep has taken.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// Entries by name. Values are JSON, as actix-session keeps them.
+/// Entries by name. Values are JSON, as in actix-session.
 pub(crate) type State = HashMap<String, String>;
 
-/// What became of an update.
+/// The result of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Updated {
     Written,
     /// The session has ended. Nothing was written.
     Ended,
-    /// There is no such session, and none is remembered.
+    /// There is no such session, and no note of one.
     Unknown,
 }
 
@@ -51,15 +51,15 @@ pub(crate) struct Due {
     pub(crate) reason: EndReason,
 }
 
-/// A session, as its person may see it. Carries nothing that lets anyone in.
+/// A session as its user may see it. Contains nothing that grants access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredSession {
-    /// What `revoke` takes.
+    /// The argument for `revoke`.
     pub aid: Aid,
-    /// Whose it is.
+    /// The user of the session.
     pub user: String,
-    /// When it began, or got its present key.
+    /// When it began, or got its current key.
     pub created: SystemTime,
     /// When its state was last written.
     pub seen: SystemTime,
@@ -67,7 +67,7 @@ pub struct StoredSession {
     pub expires: SystemTime,
 }
 
-/// The collection of web sessions. Clones are handles to one.
+/// The collection of web sessions. Clones share one collection.
 #[derive(Debug, Clone)]
 pub(crate) struct Sessions {
     records: Collection<Record>,
@@ -92,7 +92,7 @@ impl Sessions {
         match state_of(&record) {
             Some(state) => Ok(Some(state)),
             None => {
-                // Said once, because from then on it is not loaded any more.
+                // Logged only once, because the record cannot be loaded from then on.
                 log::warn!(
                     target: "actix_doclock::store",
                     "a record in {} is not a web session, and is left out; was it edited by hand?",
@@ -109,10 +109,10 @@ impl Sessions {
         }
     }
 
-    /// updateOne, an upsert: inserted; or found, if this is the repetition of a save whose reply was
-    /// lost, and written again.
+    /// updateOne, an upsert: inserted; or found and written again, if this repeats a save whose reply
+    /// was lost.
     ///
-    /// `absolute_left` is that of the session whose key this one replaces.
+    /// `absolute_left` belongs to the session whose key this one replaces.
     pub(crate) async fn save(
         &self,
         key: &str,
@@ -125,7 +125,8 @@ impl Sessions {
         let create = pipeline::create(change, ttl, absolute);
         let saved = self.records.update_one(record.clone(), create).upsert(true).await;
         saved.map_err(|e| store_error("saving a web session", e))?;
-        // As with locks: a revocation at this moment either finds the record, or has left its note.
+        // As with locks: a revocation at this moment either finds the record, or has already left its
+        // note.
         if let Fact::Is(aid) = &change.aid
             && self.is_revoked(aid).await?
         {
@@ -134,7 +135,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// updateOne comes back as: 1 → updated; 0 → ended, or never there: then asked which.
+    /// updateOne returns: 1 → updated; 0 → ended or never there, and a query tells which.
     pub(crate) async fn update(
         &self,
         key: &str,
@@ -153,8 +154,8 @@ impl Sessions {
         Ok(if found.is_some() { Updated::Ended } else { Updated::Unknown })
     }
 
-    /// Not for every request: only if a twentieth of the time is used up. Or if there is more than
-    /// `ttl` left, because it is set to less than before.
+    /// Not every request writes: only if a twentieth of the time has passed, or if more than `ttl` is
+    /// left because the ttl is now shorter than before.
     pub(crate) async fn extend(&self, key: &str, ttl: Duration) -> Result<(), StoreError> {
         let other = pipeline::live_for_other_than(hashed(key), ttl - ttl / 20, ttl);
         let extended = self.records.update_one(other, pipeline::extend(ttl)).await;
@@ -162,11 +163,12 @@ impl Sessions {
         Ok(())
     }
 
-    /// Its locks are released after `grace`, unless there is a session with the same aid by then: a
-    /// new key for an old session is a deletion and a new session, too.
+    /// Releases the locks of the session after `grace`, unless a session with the same aid exists by
+    /// then: a new key for an old session is also a deletion and a new session.
     ///
-    /// Answers if it was live, and of this aid if one is given, and with what is left of its absolute
-    /// time-out. `call` recognises a deletion of its own whose reply was lost.
+    /// Returns `Some` if the session was live, and had this aid if one is given, with the rest of its
+    /// absolute time-out. `call` recognises an earlier attempt of the same deletion whose reply was
+    /// lost.
     pub(crate) async fn delete(
         &self,
         key: &str,
@@ -185,7 +187,7 @@ impl Sessions {
         }))
     }
 
-    /// Ends the sessions of this aid, also those that are just being given another key.
+    /// Ends the sessions of this aid, including those that are being given another key at the moment.
     pub(crate) async fn revoke(&self, aid: &Aid) -> Result<(), StoreError> {
         let failed = |e| store_error("revoking a web session", e);
         let note = doc! { "_id": { "$eq": aid.as_str() } };
@@ -201,7 +203,7 @@ impl Sessions {
         Ok(note.is_some())
     }
 
-    /// Ends those that have not ended yet. The first reason stays.
+    /// Ends the matching sessions that have not ended yet. The first reason stays.
     async fn end(
         &self,
         mut filter: Record,
@@ -214,7 +216,8 @@ impl Sessions {
         Ok(())
     }
 
-    /// The aids of this user's sessions; with those that are just being given another key.
+    /// The aids of this user's sessions, including those that are being given another key at the
+    /// moment.
     pub(crate) async fn aids_of(&self, user: &str) -> Result<BTreeSet<Aid>, StoreError> {
         let not_over = doc! { "$or": [
             { "ended": { "$exists": false } },
@@ -224,7 +227,7 @@ impl Sessions {
         Ok(self.find(of_user).await?.iter().filter_map(aid_of).collect())
     }
 
-    /// Ends the sessions of this user, and counts those that were live.
+    /// Ends the sessions of this user, and returns how many of them were live.
     pub(crate) async fn revoke_user(&self, user: &str) -> Result<usize, StoreError> {
         let mut live = doc! { "user": { "$eq": user }, "ended": { "$exists": false } };
         live.insert("$expr", doc! { "$gt": ["$expires", "$$NOW"] });
@@ -254,7 +257,7 @@ impl Sessions {
         Ok(self.find(of_user).await?.iter().filter_map(session).collect())
     }
 
-    /// Whether a live session has this aid.
+    /// Whether there is a live session with this aid.
     pub(crate) async fn has_live(&self, aid: &Aid) -> Result<bool, StoreError> {
         let live = doc! {
             "aid": { "$eq": aid.as_str() },
@@ -265,8 +268,8 @@ impl Sessions {
         Ok(found.map_err(|e| store_error("looking for a session with another key", e))?.is_some())
     }
 
-    /// At most `limit` sessions that have ended, and that no other sweep is at. One query if there
-    /// are none. `call` names this call, and is the same in its repetitions.
+    /// At most `limit` ended sessions that no other sweep has taken. One query if there are none.
+    /// `call` identifies this call, and stays the same when the call is repeated.
     pub(crate) async fn take_due(&self, call: Uuid, limit: i64) -> Result<Vec<Due>, StoreError> {
         let failed = |e| store_error("looking for web sessions that have ended", e);
         let mut ids = Vec::new();
@@ -311,7 +314,7 @@ impl Sessions {
     }
 }
 
-/// What stands in for a session key in the database: who reads it there has no key. A plain hash is
+/// The form of a session key in the database, from which nobody can read the key. A plain hash is
 /// enough, because a key is 64 random characters and not a password.
 fn hashed(key: &str) -> Bson {
     let bytes = Sha256::digest(key.as_bytes()).to_vec();

@@ -1,4 +1,4 @@
-//! How the servers are doing.
+//! The current state of the servers.
 
 use std::time::Duration;
 
@@ -17,17 +17,17 @@ use crate::{
 };
 
 impl MongoStore {
-    // hello comes back as: whoever is the primary, or else somebody who says that there is none.
-    // Nobody → unavailable.
+    // hello returns: the answer of the primary, or else of a member that says that there is none. No
+    // answer → unavailable.
     pub(super) async fn ask_status(&self, collections: &[&str]) -> Result<StoreStatus, StoreError> {
         let database = &self.inner.database;
-        // That there is no primary is an answer, too.
+        // A missing primary is also an answer.
         let anybody = ReadPreference::PrimaryPreferred { options: None };
         let hello = database
             .run_command(doc! { "hello": 1 })
             .selection_criteria(SelectionCriteria::ReadPreference(anybody))
             .await
-            .map_err(|e| store_error("asking the server how it is", e))?;
+            .map_err(|e| store_error("asking the server for its status", e))?;
         let mut status = said(&hello);
         if status.writable {
             let locks = collections.iter().map(|name| (format!("{name}.lock"), indexes::OF_LOCKS));
@@ -57,7 +57,7 @@ fn said(hello: &Document) -> StoreStatus {
     StoreStatus { majority_lag: majority_lag(hello), ..StoreStatus::new(topology, writable) }
 }
 
-/// By the dates of the primary alone, in whole seconds; it writes something every 10 s by itself.
+/// From the dates of the primary alone, in whole seconds. The primary writes at least every 10 s.
 fn majority_lag(hello: &Document) -> Option<Duration> {
     let writes = hello.get_document("lastWrite").ok()?;
     let millis = |name| writes.get_datetime(name).ok().copied().map(DateTime::timestamp_millis);

@@ -1,4 +1,4 @@
-//! Hearing of documents that become free, by a change stream.
+//! Reports documents that become free, from a change stream.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ use crate::{
     },
 };
 
-/// How long the server keeps a request open in which nothing happens.
+/// How long the server keeps a request open while nothing happens.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// How much later the answer may come. The driver has no time-out for that: behind a silent network
-/// it would wait for good, and with it everybody who waits for a lock.
+/// How much later the answer may come. The driver has no time-out for it: on a broken network it would
+/// wait forever, and so would all waiters.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Opens a change stream on the locks of a collection. Needs a replica set.
@@ -34,7 +34,7 @@ pub(super) async fn watch(
 ) -> Result<Watch, StoreError> {
     let opened = (locks.watch())
         .pipeline(pipeline(interest))
-        // The collection's own is `local`, which a change stream does not take.
+        // The collection's own read concern is `local`, which a change stream does not accept.
         .read_concern(ReadConcern::majority())
         .max_await_time(ANSWER_WITHIN)
         .await;
@@ -67,7 +67,8 @@ async fn next(
             return Ok(Some(Change::Missed));
         };
         let id = document.get("_id").and_then(codec::lock_id);
-        // A foreign program may lock documents whose ids we cannot name, and so not wait for.
+        // A foreign program may lock documents whose ids this crate cannot represent. Nobody waits for
+        // them here.
         if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
             let taken = event.get_str("taken").ok().and_then(read_taken);
             return Ok(Some(match taken {
@@ -79,7 +80,7 @@ async fn next(
     Ok(None)
 }
 
-/// Not renewals in any case, of which there are most.
+/// Never reports renewals, which are the most frequent events.
 fn pipeline(interest: Interest) -> Vec<Document> {
     let mut any = frees();
     let mut fields = doc! { "operationType": 1, "documentKey": 1 };
@@ -92,7 +93,7 @@ fn pipeline(interest: Interest) -> Vec<Document> {
     vec![doc! { "$match": { "$or": any } }, doc! { "$project": fields }]
 }
 
-/// Events by which somebody has got a lock.
+/// Events by which a session has acquired a lock.
 fn grants() -> Vec<Document> {
     let changed =
         doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
@@ -106,23 +107,23 @@ fn grants() -> Vec<Document> {
     ]
 }
 
-/// Events after which somebody may be let in.
+/// Events after which a waiter may be let in.
 fn frees() -> Vec<Document> {
     let left = |field: &str| {
         vec![
             doc! { "updateDescription.removedFields": field },
             doc! { "updateDescription.truncatedArrays.field": field },
-            // The whole array was written anew. A change within it has another name, with a dot.
+            // The whole array was rewritten. A change within the array has another name, with a dot.
             doc! { format!("updateDescription.updatedFields.{field}"): { "$exists": true } },
         ]
     };
     let mut any = vec![
         doc! { "operationType": { "$nin": ["insert", "update", "replace"] } },
-        // Not from one holder to the next.
+        // But no handover from one holder to the next.
         doc! { "operationType": "replace", "fullDocument.aid": { "$exists": false } },
         // Released, in a collection that keeps the record.
         doc! { "updateDescription.removedFields": "aid" },
-        // It runs out sooner than was known, and is not granted anew.
+        // The lock expires sooner than before, and this is not a new grant.
         doc! {
             "updateDescription.updatedFields.until": { "$exists": true },
             "updateDescription.updatedFields.token": { "$exists": false },

@@ -1,8 +1,9 @@
-//! Write commands: each sent once, with a time limit, and acknowledged by a majority.
+//! Write commands: each is sent once, with a time limit, and acknowledged by a majority.
 //!
-//! Run as commands, because the driver has no time limit for updates and deletes. Nor does it number them
-//! then for a retry of its own, which spares the server the bookkeeping of a retryable write: every write
-//! of the store can tell its own work from an earlier attempt, and the manager repeats it.
+//! They are run as raw commands, because the driver has no time limit for updates and deletes. The
+//! driver also does not number raw commands for its own retries, which spares the server the
+//! bookkeeping of a retryable write. No number is needed: every write of the store can tell its own
+//! work from that of an earlier attempt, and the manager repeats it.
 
 use std::time::Duration;
 
@@ -21,28 +22,28 @@ use crate::{
     },
 };
 
-/// How many records are dealt with one by one when one among them is stuck.
+/// How many records are handled one by one when one of them is stuck.
 const ONE_BY_ONE: i64 = 10_000;
-/// In how many parts records are split to find the one that is stuck.
+/// Into how many parts records are split to find the stuck one.
 const PARTS: usize = 8;
 
-/// What came of a `findAndModify`.
+/// The result of a `findAndModify`.
 pub(super) struct Modified {
-    /// The record as it is afterwards; `None` if no record matched.
+    /// The record after the command; `None` if no record matched.
     pub(super) record: Option<Document>,
-    /// The record was not there before.
+    /// The command created the record.
     pub(super) is_new: bool,
 }
 
-/// What came of a write on several records.
+/// The result of a write on several records.
 pub(super) struct Written {
     pub(super) matched: u64,
-    /// Why some records were left out: an open transaction keeps them.
+    /// Why some records were left out: an open transaction blocks them.
     stuck: Option<Error>,
 }
 
 impl Written {
-    /// How many records were written, if none was left out.
+    /// How many records were written; an error if any was left out.
     pub(super) fn all(self) -> Result<u64> {
         self.stuck.map_or(Ok(self.matched), Err)
     }
@@ -55,7 +56,8 @@ pub(super) enum Write {
 }
 
 impl Write {
-    /// The command for the records that `filter` matches; `upsert` for one that is to be made.
+    /// The command for the records that `filter` matches. With `upsert`, creates one record if none
+    /// matches.
     pub(super) fn command(
         &self,
         records: &Collection<Document>,
@@ -74,7 +76,7 @@ impl Write {
     }
 }
 
-/// Runs a write command, and says how many records it matched.
+/// Runs a write command, and returns how many records it matched.
 pub(super) async fn write(
     records: &Collection<Document>,
     command: Document,
@@ -101,7 +103,8 @@ async fn run(
     records.client().database(&records.namespace().db).run_command(command).await
 }
 
-/// Carried out, but not known to be durable: an error, which the driver leaves to whoever runs a command.
+/// An error if the write was carried out but is not known to be durable. The driver does not check this
+/// for a raw command.
 pub(super) fn acknowledged(reply: &Document, has_written: bool) -> Result<()> {
     match reply.get("writeConcernError") {
         Some(error) => Err(Error::custom(Unacknowledged { has_written, error: error.clone() })),
@@ -112,7 +115,7 @@ pub(super) fn acknowledged(reply: &Document, has_written: bool) -> Result<()> {
 impl Prepared {
     /// One `findAndModify` on the record `id`.
     ///
-    /// `fields` none: the whole record, which costs the server less than to compute any.
+    /// Without `fields` the whole record is returned, which costs the server less than any projection.
     pub(super) async fn modify(
         &self,
         id: &LockId,
@@ -158,7 +161,8 @@ impl Prepared {
 
     /// One write on all records that `filter` matches.
     ///
-    /// A stuck record does not keep the others from being written: it comes last, by itself.
+    /// A stuck record does not keep the others from being written: it comes last, in a command of its
+    /// own.
     pub(super) async fn write_all(&self, filter: Document, write: &Write) -> Result<Written> {
         let stuck = self.lanes.stuck();
         if stuck.is_empty() {
@@ -171,7 +175,7 @@ impl Prepared {
         self.write_in_parts(filter, write).await
     }
 
-    /// The same, in parts that get smaller where one of them does not come to an end.
+    /// The same in parts. A part that exceeds its time limit is split further.
     async fn write_in_parts(&self, filter: Document, write: &Write) -> Result<Written> {
         let found = self.locks.find(filter.clone()).projection(doc! { "_id": 1 });
         let mut cursor = found.limit(ONE_BY_ONE).max_time(lanes::read_limit()).await?;
@@ -205,7 +209,7 @@ impl Prepared {
             let filter = among(&filter, std::slice::from_ref(&id));
             let done = match codec::lock_id(&id) {
                 Some(id) => self.write_one(&id, filter, write).await,
-                // That of a foreign program.
+                // The record of a foreign program.
                 None => {
                     let command = write.command(&self.locks, filter, false);
                     self::write(&self.locks, command, lanes::write_limit()).await

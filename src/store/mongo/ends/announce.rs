@@ -1,4 +1,4 @@
-//! Ends that somebody is to be told of.
+//! Pending announcements of ends.
 
 use std::time::Duration;
 
@@ -64,7 +64,8 @@ impl MongoStore {
         ended: &[SessionEnded],
     ) -> Result<(), StoreError> {
         let ids: Vec<_> = ended.iter().map(|end| end.aid.as_str()).collect();
-        // The same end: its session may have been ended for good while it was announced as silent.
+        // Only the same end: while its idle end was being announced, the session may have ended
+        // permanently.
         let events: Vec<_> = ended.iter().map(|end| end.event.to_string()).collect();
         let mine = doc! {
             "_id": { "$in": ids },
@@ -73,11 +74,12 @@ impl MongoStore {
             "step": "announce",
         };
         let done = self.write_ended(mine, pipeline::announced(), false).await;
-        done.map_err(|e| store_error("noting announced ends of sessions", e))?;
+        done.map_err(|e| store_error("recording announced ends of sessions", e))?;
         Ok(())
     }
 
-    /// A record that somebody has edited cannot be announced. Said once: then it is as good as done.
+    /// A record that somebody has edited cannot be announced. It is logged once, and then counts as
+    /// done.
     async fn give_up(&self, record: &Record) -> Result<(), StoreError> {
         log::warn!(
             target: "actix_doclock::store",

@@ -1,5 +1,5 @@
-//! What is left of an expired lock that somebody has taken over: a trace in `doclock.ended`, by which a
-//! reaper learns that the former holder may be idle.
+//! The trace of an expired lock that another session has taken over. From this trace in `doclock.ended`
+//! a reaper learns that the former holder may be idle.
 //!
 //! ```text
 //! { _id:   "former/<token>/<ms of its last renewal>",
@@ -10,8 +10,8 @@
 //!   token: "<the expired acquisition>" }
 //! ```
 //!
-//! A trace outlives its step for as long as an end is remembered, so that a repeated takeover does not
-//! bring it back.
+//! A trace is kept for as long as an end is remembered, even after its step is done, so that a repeated
+//! takeover does not create it a second time.
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -20,10 +20,10 @@ use crate::{error::StoreError, key::LockKey, store::mongo::MongoStore};
 pub(super) const LOOK: &str = "look";
 
 impl MongoStore {
-    // update, an upsert for each: made, or found and left as it is. Before the lock is taken over, so that
-    // whoever dies in between leaves both the trace and the expired lock to the reaper.
+    // update, an upsert for each trace: created, or found and left as it is. This happens before the
+    // takeover: if the process dies in between, the reaper finds both the trace and the expired lock.
     //
-    // Returns the leases of those that have a trace now.
+    // Returns the leases that now have a trace.
     pub(in crate::store::mongo) async fn leave_to_reaper(
         &self,
         key: &LockKey,
@@ -54,7 +54,7 @@ fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
     Some((lease.to_owned(), doc! { "q": { "_id": { "$eq": id } }, "u": [once], "upsert": true }))
 }
 
-/// The traces that nobody has looked at, of locks in these collections.
+/// The unseen traces of locks in these collections.
 pub(super) fn traces(collections: &[&str], limit: i64) -> Vec<Document> {
     let waits = doc! { "step": LOOK, "_id": { "$type": "string" }, "c": { "$in": collections } };
     vec![
@@ -69,7 +69,7 @@ pub(super) fn traces(collections: &[&str], limit: i64) -> Vec<Document> {
     ]
 }
 
-/// Somebody has looked.
+/// Marks a trace as seen.
 pub(super) fn seen() -> Vec<Document> {
     vec![doc! { "$unset": "step" }]
 }

@@ -1,4 +1,4 @@
-//! What a sweep looks for, as pure functions.
+//! The queries of a sweep, as pure functions.
 
 use std::time::Duration;
 
@@ -16,8 +16,9 @@ use crate::{
     },
 };
 
-/// The one query of a sweep that finds nothing: everything that may have to be done, and when to
-/// look again. Each part is a range of an index; `ended` is the collection it is sent to.
+/// The first query of a sweep, and the only one if nothing is overdue. It returns everything that may
+/// have to be done, and the time of the next sweep. Each part is an index range. `ended` is the
+/// collection that the query is sent to.
 pub(super) fn overdue(
     ended: &str,
     collections: &[(String, String, Duration)],
@@ -49,11 +50,11 @@ pub(super) fn overdue(
     stages
 }
 
-/// Exclusive locks, of those that have the ttl of the collection.
+/// Expired exclusive locks that have the ttl of the collection.
 fn overdue_by_ts(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
     let run_out = doc! { "$and": [
-        // By the ttl that is set here, so that the range of the index has an end. Who sets a shorter
-        // one finds its own sooner; a lock with a longer one is not yet run out.
+        // Uses the ttl configured here, so that the index range has an end. A server with a shorter ttl
+        // finds its own locks sooner; a lock with a longer ttl has not expired yet.
         { "$lte": ["$ts", latest(ttl)] },
         { "$ne": [{ "$type": "$due" }, "date"] },
         exclusive_is_overdue(ttl),
@@ -69,7 +70,8 @@ fn overdue_by_ts(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
     ]
 }
 
-/// What `ts` does not tell of: readers, short locks, and what is kept for those who wait.
+/// Overdue entries that `ts` does not show: readers, locks with a short ttl, and records kept for
+/// waiters.
 fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
     let reader_is_overdue = doc! { "$and": [is_reader(), { "$not": [is_live_reader()] }] };
     let nobody_waits = doc! { "$and": [
@@ -80,7 +82,7 @@ fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> 
     ] };
     let run_out = doc! { "$and": [
         { "$lte": ["$due", "$$NOW"] },
-        // So that a record which is not ours to deal with is in nobody's way.
+        // Skips records that are not ours to handle, so that they do not use up the limit.
         { "$or": [
             exclusive_is_overdue(ttl),
             some_reader(reader_is_overdue.clone()),
@@ -108,7 +110,7 @@ fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> 
                 ],
                 "default": [gone(Grant::Exclusive)],
             } },
-            // When its next reader runs out, once these have gone.
+            // The expiry of the next reader, once these are removed.
             "next": { "$min": left },
         } },
         doc! { "$unwind": { "path": "$gone", "preserveNullAndEmptyArrays": true } },
@@ -119,7 +121,7 @@ fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> 
 fn exclusive_is_overdue(ttl: Duration) -> Document {
     doc! { "$and": [
         { "$eq": [{ "$type": "$aid" }, "string"] },
-        // Foreign programs write none. Their sessions are not ours to end.
+        // Foreign programs write no token. Their sessions are not ours to end.
         { "$eq": [{ "$type": "$token" }, "string"] },
         { "$not": [is_shared()] },
         has_run_out(Grant::Exclusive, ttl),
@@ -140,7 +142,7 @@ fn next_by_ts(ttl: Duration) -> Vec<Document> {
         doc! { "$match": { "ts": { "$type": "date" }, "$expr": { "$gt": ["$ts", latest(ttl)] } } },
         doc! { "$sort": { "ts": 1 } },
         doc! { "$limit": 1 },
-        // The same as `ts + ttl - now`, for any date.
+        // Equals `ts + ttl - now`, and works for any date.
         doc! { "$project": { "_id": 0, "next": { "$subtract": ["$ts", latest(ttl)] } } },
     ]
 }
@@ -158,7 +160,7 @@ fn latest(ttl: Duration) -> Document {
     doc! { "$subtract": ["$$NOW", millis(ttl)] }
 }
 
-/// Those of the sessions that hold a lock.
+/// The sessions among these that hold a live lock.
 pub(super) fn awake(aids: &[Aid], ttl: Duration) -> Vec<Document> {
     let live = doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] };
     vec![
@@ -169,7 +171,7 @@ pub(super) fn awake(aids: &[Aid], ttl: Duration) -> Vec<Document> {
     ]
 }
 
-/// The locks of these sessions that have run out.
+/// The expired locks of these sessions.
 pub(super) fn run_out_of(aids: &[Aid], ttl: Duration) -> Document {
     let mut filter = of_sessions(aids);
     filter.insert(
@@ -181,7 +183,7 @@ pub(super) fn run_out_of(aids: &[Aid], ttl: Duration) -> Document {
     filter
 }
 
-/// Whose they are.
+/// The sessions of those locks.
 pub(super) fn run_out_fields(aids: &[Aid]) -> Document {
     doc! { "aids": holders(is_run_out_of(aids)), "shared": is_shared() }
 }

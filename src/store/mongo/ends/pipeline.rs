@@ -4,14 +4,14 @@
 //! { _id:    <aid>,
 //!   ts:     <Date: when the session ended>,
 //!   reason: "logged_out" | "expired" | "revoked",
-//!   silent: true,                      // not for good: it only fell silent
+//!   silent: true,                      // the session only became idle; it may come back
 //!   event:  "<name of this end>",
-//!   step:   "release" | "announce",    // what is still to be done; absent when all is
-//!   by: "<worker>", lease: <Date>,     // who is at it, and until when nobody else may be
+//!   step:   "release" | "announce",    // the next step; absent when all steps are done
+//!   by: "<worker>", lease: <Date>,     // the worker that has it, and until when it is reserved
 //!   locks:  [ { c: "<collection>", id: <_id> } ],
-//!   noted:  <Date: until when they count although no step is left>,
+//!   noted:  <Date: until when the names count although no step is left>,
 //!   taken:  <how often it was taken to be announced>,
-//!   told:   true }                     // announced; a release was begun once more
+//!   told:   true }                     // already announced; its locks are being released once more
 //! indexes: ts (TTL), step (partial)
 //! ```
 
@@ -27,13 +27,13 @@ use crate::{
     store::mongo::pipeline::millis,
 };
 
-/// How long nobody else goes on with what a worker has begun.
+/// How long an end that a worker has begun is reserved for that worker.
 const RELEASE_LEASE: Duration = Duration::from_secs(10);
 
-/// Ends the session for good. What has been ended for good stays as it is, unless `worker` may go on
-/// with it.
+/// Ends the session permanently. A session that has already ended permanently stays as it is, unless
+/// `worker` may continue that end.
 ///
-/// A silence that nobody has heard of yet goes along: its locks are announced with this end.
+/// If an idle end was not announced yet, its locks are announced with this end.
 pub(super) fn end_for_good(reason: EndReason, event: Uuid, worker: Uuid) -> Vec<Document> {
     let mut end = begin(reason, event, worker);
     end.insert("locks", doc! { "$cond": [{ "$or": [has_step(), is_noted()] }, locks(), []] });
@@ -52,7 +52,7 @@ pub(super) fn end_for_good(reason: EndReason, event: Uuid, worker: Uuid) -> Vec<
     } } }]
 }
 
-/// Claims a session that seems to have fallen silent, or whose end was left half-done.
+/// Claims a session that seems to be idle, or whose end was left half done.
 pub(super) fn claim(event: Uuid, worker: Uuid) -> Vec<Document> {
     let mut silence = begin(EndReason::Expired, event, worker);
     silence.insert("silent", true);
@@ -62,7 +62,7 @@ pub(super) fn claim(event: Uuid, worker: Uuid) -> Vec<Document> {
         "branches": [
             { "case": someone_else_is_at_it(worker), "then": "$$ROOT" },
             { "case": has_step(), "then": go_on(worker) },
-            // Ended and announced long ago; what ran out is a lock that got in all the same.
+            // Ended and announced long ago. The expired lock was acquired in spite of that end.
             { "case": is_for_good(), "then": again },
         ],
         "default": silence,
@@ -91,13 +91,14 @@ fn go_on(worker: Uuid) -> Document {
     doc! { "$mergeObjects": ["$$ROOT", mine] }
 }
 
-/// Names what is about to be released.
+/// Stores the names of the locks that are about to be released.
 pub(super) fn name(keys: &[LockKey]) -> Vec<Document> {
     vec![doc! { "$set": { "locks": with_names(locks(), keys) } }]
 }
 
-/// Remembers for the ttl that these locks ran out while their session has others. Should it turn out
-/// to be silent, they were just the first ones: its requests have not renewed all at the same moment.
+/// Remembers for the ttl that these locks expired while their session had others. If the session turns
+/// out to be idle, they were just the first to expire: its requests did not renew all locks at the same
+/// moment.
 pub(super) fn note(keys: &[LockKey], ttl: Duration) -> Vec<Document> {
     let known = doc! { "$cond": [{ "$or": [has_step(), is_noted()] }, locks(), []] };
     let noted = doc! {
@@ -123,7 +124,7 @@ fn is_noted() -> Document {
     doc! { "$gt": ["$noted", "$$NOW"] }
 }
 
-/// The locks are gone. What was announced before is not announced again.
+/// The locks are gone. An end that was announced before is not announced again.
 pub(super) fn released() -> Vec<Document> {
     vec![doc! { "$set": {
         "step": { "$cond": [{ "$eq": ["$told", true] }, "$$REMOVE", "announce"] },
@@ -133,7 +134,7 @@ pub(super) fn released() -> Vec<Document> {
 }
 
 pub(super) fn take(worker: Uuid, lease: Duration) -> Vec<Document> {
-    // Not by the repetition of a command whose reply was lost.
+    // A repetition of a command whose reply was lost does not count.
     let anew = doc! { "$cond": [
         { "$and": [{ "$gt": ["$lease", "$$NOW"] }, { "$eq": ["$by", literal(worker)] }] }, 0, 1,
     ] };
@@ -146,12 +147,12 @@ pub(super) fn take(worker: Uuid, lease: Duration) -> Vec<Document> {
     } }]
 }
 
-/// Nothing is left to be done.
+/// Marks all steps as done.
 pub(super) fn announced() -> Vec<Document> {
     vec![doc! { "$unset": ["step", "by", "lease", "locks", "noted", "taken"] }]
 }
 
-/// Ends that wait for this step, and that `worker` may take it with.
+/// The ends that wait for this step, except those reserved for other workers.
 pub(super) fn waits_for(step: &str, worker: Uuid) -> Document {
     doc! {
         "step": step,
@@ -160,7 +161,7 @@ pub(super) fn waits_for(step: &str, worker: Uuid) -> Document {
     }
 }
 
-/// Sessions that were ended, and not just silent.
+/// The record of a session that has ended, and is not just idle.
 pub(in crate::store::mongo) fn ended_for_good(aid: &Aid) -> Document {
     doc! { "_id": { "$eq": aid.as_str() }, "silent": { "$ne": true } }
 }
@@ -182,6 +183,6 @@ fn locks() -> Document {
 }
 
 fn literal(id: Uuid) -> String {
-    // Hexadecimal digits and hyphens only: never an operator or a field path.
+    // A UUID has only hexadecimal digits and hyphens: it is never an operator or a field path.
     id.to_string()
 }

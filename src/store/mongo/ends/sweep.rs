@@ -1,4 +1,4 @@
-//! Sessions that have fallen silent, many at once.
+//! Finds idle sessions, and ends many at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,28 +25,28 @@ use crate::{
     },
 };
 
-/// What the query of a sweep has found.
+/// The result of a sweep's query.
 #[derive(Default)]
 struct Overdue {
     run_out: BTreeMap<Aid, Vec<RunOut>>,
     records: usize,
-    /// Collections with records that are kept for nobody any more.
+    /// Collections with records that are no longer needed.
     left_over: BTreeSet<String>,
-    /// Ends that somebody else began, and did not come to the end of.
+    /// Ends that another worker began but did not finish.
     unfinished: Vec<Aid>,
     announcements: bool,
     next: Option<Duration>,
 }
 
-/// A grant that has run out.
+/// An expired grant.
 struct RunOut {
     collection: String,
     id: Bson,
     token: String,
     shared: bool,
-    /// And not because of `max_hold`.
+    /// The grant did not expire because of its `max_hold`.
     by_silence: bool,
-    /// Somebody has taken the lock over, and left this trace of it.
+    /// Another session has taken the lock over, and left this trace of the grant.
     trace: Option<Bson>,
 }
 
@@ -78,13 +78,14 @@ impl Overdue {
 struct Claimed {
     aid: Aid,
     for_good: bool,
-    /// It has the names of locks already: of an earlier attempt, or of a silence not yet announced.
+    /// It already has the names of locks: from an earlier attempt, or from an idle end not yet
+    /// announced.
     has_names: bool,
 }
 
 impl MongoStore {
-    /// One query; and if there is something to do, about as many commands as there are steps in
-    /// [`end_for_good`](Self::end_for_good), whatever the number of sessions.
+    /// One query; and if there is work, about as many commands as [`end_for_good`](Self::end_for_good)
+    /// has steps, whatever the number of sessions.
     pub(in crate::store::mongo) async fn sweep_overdue(
         &self,
         collections: &[&str],
@@ -115,14 +116,16 @@ impl MongoStore {
         let aids = silent.iter().map(|(aid, _)| aid.clone());
         let claimed =
             self.claim(found.unfinished.into_iter().chain(aids).collect(), worker).await?;
-        // A worker that gets less than half leaves the field to the one that is at it.
+        // A worker that gets less than half of the sessions leaves the rest to the worker that has
+        // them.
         let is_ahead = 2 * (claimed.len() + quiet.len()) > run_out.len();
         swept.more = found.records >= limit && is_ahead;
         self.release_claimed(collections, &claimed, &silent, worker, &mut swept).await?;
         Ok(swept)
     }
 
-    /// Locks that have run out, of sessions that have not. Just these: others may follow meanwhile.
+    /// Removes expired locks of sessions that are not idle. Only these locks: others may expire
+    /// meanwhile.
     async fn remove_quietly(&self, quiet: &[(Aid, Vec<RunOut>)]) -> Result<(), StoreError> {
         let mut notes = Vec::new();
         for (aid, of) in quiet {
@@ -151,13 +154,14 @@ impl MongoStore {
         Ok(())
     }
 
-    /// Of these locks everything is written down that their traces are kept for.
+    /// Marks the traces of these locks as seen: everything that the traces are kept for is now
+    /// recorded.
     async fn looked_at(&self, of: impl Iterator<Item = &RunOut>) -> Result<(), StoreError> {
         let traces: Vec<_> = of.filter_map(|record| record.trace.clone()).collect();
         if !traces.is_empty() {
             let these = doc! { "_id": { "$in": traces } };
             let seen = self.write_ended(these, former::seen(), false).await;
-            seen.map_err(|e| store_error("noting former holders of locks", e))?;
+            seen.map_err(|e| store_error("recording former holders of locks", e))?;
         }
         Ok(())
     }
@@ -168,7 +172,7 @@ impl MongoStore {
         worker: Uuid,
         limit: usize,
     ) -> Result<Overdue, StoreError> {
-        let failed = |e| store_error("looking for sessions that have fallen silent", e);
+        let failed = |e| store_error("looking for idle sessions", e);
         let mut locks = Vec::new();
         for collection in collections {
             let at = self.prepared(collection)?;
@@ -196,13 +200,13 @@ impl MongoStore {
         Ok(found)
     }
 
-    /// Those of the sessions that hold a live lock anywhere.
+    /// The sessions among these that hold a live lock in any collection.
     async fn awake(&self, collections: &[&str], aids: &[Aid]) -> Result<BTreeSet<Aid>, StoreError> {
         let mut awake = BTreeSet::new();
         for collection in collections {
             let at = self.prepared(collection)?;
             let failed = |e| store_error(format!("looking for live locks in {collection}"), e);
-            // Not the command `distinct`, which knows no `$$NOW` up to MongoDB 6.
+            // The command `distinct` would not do: up to MongoDB 6 it does not know `$$NOW`.
             let live = overdue::awake(aids, at.rules.ttl);
             let mut cursor =
                 at.locks.aggregate(live).max_time(lanes::read_limit()).await.map_err(failed)?;
@@ -214,8 +218,8 @@ impl MongoStore {
         Ok(awake)
     }
 
-    /// What of these sessions has run out, and what it locks if that can be named; and whether there
-    /// are readers among them.
+    /// The expired locks of these sessions, each with its key if that can be named; and whether there
+    /// may be readers among them.
     async fn run_out(
         &self,
         collections: &[&str],
@@ -244,13 +248,13 @@ impl MongoStore {
                 shared |= record.get_bool("shared").unwrap_or(false);
                 records += 1;
             }
-            // Not known of those beyond the limit.
+            // Beyond the limit it is not known whether there are readers.
             shared |= records >= NAMES_AT_ONCE;
         }
         Ok((found, shared))
     }
 
-    /// Makes these ends this worker's, unless another one is at them.
+    /// Assigns these ends to this worker, except those that another worker has.
     async fn claim(&self, aids: Vec<Aid>, worker: Uuid) -> Result<Vec<Claimed>, StoreError> {
         if aids.is_empty() {
             return Ok(Vec::new());
@@ -266,9 +270,9 @@ impl MongoStore {
         self.claimed(&aids, worker).await
     }
 
-    /// Those of the ends that are this worker's now.
+    /// The ends among these that now belong to this worker.
     async fn claimed(&self, aids: &[Aid], worker: Uuid) -> Result<Vec<Claimed>, StoreError> {
-        let failed = |e| store_error("claiming sessions that have fallen silent", e);
+        let failed = |e| store_error("claiming idle sessions", e);
         let ids: Vec<_> = aids.iter().map(Aid::as_str).collect();
         let mine = doc! { "_id": { "$in": ids }, "by": worker.to_string(), "step": "release" };
         let mut cursor =
@@ -285,7 +289,8 @@ impl MongoStore {
         Ok(claimed)
     }
 
-    /// A silence without a lock is none: another worker was quicker, or the session has come back.
+    /// An idle end without locks is withdrawn: another worker was quicker, or the session has come
+    /// back.
     async fn release_claimed(
         &self,
         collections: &[&str],
@@ -318,8 +323,8 @@ impl MongoStore {
             }
         });
         self.update_ended(named.collect()).await?;
-        // Only those whose names are kept: after a long stall somebody else may be at the others, or
-        // they have been ended for good.
+        // Only the sessions whose names were stored. After a long stall another worker may have the
+        // others, or they may have ended permanently.
         let aids: Vec<_> = claimed.iter().map(|end| end.aid.clone()).collect();
         let (for_good, silent): (Vec<_>, Vec<_>) =
             self.claimed(&aids, worker).await?.into_iter().partition(|end| end.for_good);
@@ -347,7 +352,7 @@ impl MongoStore {
         if !ended.is_empty() {
             self.write_ended(mine(&ended), pipeline::released(), false).await.map_err(failed)?;
         }
-        // The others were found silent before, and have waited for their announcement.
+        // The others were found idle earlier, and only waited for their announcement.
         let anew = |end: &&&Claimed| end.for_good || names.contains_key(&end.aid);
         swept.sessions = ended.iter().filter(anew).count();
         swept.announcements |= !ended.is_empty();

@@ -1,4 +1,4 @@
-//! The one command that takes a lock.
+//! The command that acquires a lock.
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -19,15 +19,17 @@ use crate::{
     },
 };
 
-/// In the answer to a claim: the expired grants in its way of which no trace is left yet, so that it was not
-/// granted. `[ { aid, token, lease } ]`, where `lease` names the token and its last renewal.
+/// In the answer to a claim: the expired grants that are in its way and still lack a trace, so that the
+/// claim was not granted. `[ { aid, token, lease } ]`, where `lease` names the token and its last
+/// renewal.
 pub(in crate::store::mongo) const FORMER: &str = "former";
 
-/// Takes the lock if nobody is in the way, renews it if it is the session's own, and leaves the
-/// record as it is (no write, no change event) if it is somebody else's. Who keeps a place leaves it
-/// there. An expired lock of another session is replaced only if it is among the `traced`.
+/// Takes the lock if no other session is in the way, and renews it if it is the session's own. If the
+/// lock is another session's, leaves the record as it is (no write, no change event), except that a
+/// claim with a place adds the place. An expired lock of another session is replaced only if it is
+/// among the `traced`.
 ///
-/// After the shape of DistributedLock's `MongoDistributedLock`: one upsert by `_id`, on server time.
+/// Modelled on DistributedLock's `MongoDistributedLock`: one upsert by `_id`, on server time.
 pub(in crate::store::mongo) fn acquire(
     claim: &Claim,
     traced: &[String],
@@ -48,16 +50,16 @@ pub(in crate::store::mongo) fn acquire(
     stages
 }
 
-/// The least there is of it, for a document that is expected to be free: does nothing to a record with
-/// any `ts`. For an exclusive claim in a collection that is neither fair nor fenced.
+/// The shortest form, for a document that is expected to be free: does nothing to a record with a `ts`.
+/// For an exclusive claim in a collection that is neither fair nor fenced.
 pub(in crate::store::mongo) fn acquire_if_free(claim: &Claim, rules: &Rules) -> Vec<Document> {
     let it = Acquire { claim, traced: &[], rules };
     let granted = it.granted(it.grant());
     vec![doc! { "$replaceWith": { "$cond": ["$ts", "$$ROOT", granted] } }]
 }
 
-/// The same for an exclusive claim in a collection that is not fair, unless there is
-/// [more to it](more_to_it): then it does nothing. It is half as long, and nearly always enough.
+/// The short form, for an exclusive claim in a collection that is not fair: does nothing if there is
+/// [more to it](more_to_it). It is half as long as the full form, and nearly always enough.
 pub(in crate::store::mongo) fn acquire_shortly(
     claim: &Claim,
     traced: &[String],
@@ -82,18 +84,18 @@ pub(in crate::store::mongo) fn acquire_shortly(
     vec![doc! { "$replaceWith": switch }]
 }
 
-/// Whether there are readers, or the session comes back to a lock that was to run out.
+/// Whether there are readers, or the session comes back to a lock in its grace period.
 pub(in crate::store::mongo) fn more_to_it(claim: &Claim) -> Document {
     let comes_back = doc! { "$eq": ["$aid", literal(claim.aid.as_str())] };
     doc! { "$or": [is_shared(), { "$and": [is_leaving(), comes_back] }] }
 }
 
-/// What the answer to the claim tells of expired grants.
+/// The expired grants that the answer to the claim reports.
 pub(in crate::store::mongo) fn former(claim: &Claim, traced: &[String], rules: &Rules) -> Document {
     Acquire { claim, traced, rules }.former()
 }
 
-/// The record of the lock `from`, or what it is after it was handed over.
+/// Matches the record of the lock `from`, before and after its handover.
 pub(in crate::store::mongo) fn handed(from: &Acquisition<'_>, claim: &Claim) -> Document {
     let mut filter = by_id(from.id);
     let either = doc! { "$in": [from.token.to_string(), claim.token.to_string()] };
@@ -106,7 +108,7 @@ pub(in crate::store::mongo) fn handed(from: &Acquisition<'_>, claim: &Claim) -> 
     filter
 }
 
-/// Gives the exclusive lock `from` to the claim: if it is to be taken over, only while it is live. A
+/// Gives the exclusive lock `from` to the claim. A takeover requires that the lock is live. A
 /// repetition changes nothing.
 pub(in crate::store::mongo) fn hand_over(
     from: &Acquisition<'_>,
@@ -140,13 +142,13 @@ pub(in crate::store::mongo) fn hand_over(
 
 struct Acquire<'a> {
     claim: &'a Claim,
-    /// The leases of expired grants of which a trace is left.
+    /// The leases of expired grants that have a trace.
     traced: &'a [String],
     rules: &'a Rules,
 }
 
-/// An expired grant. A save that is committed late can make it live again, under the same token: what was
-/// noted of it before is then not about this lease.
+/// An expired grant. A save that is committed late can make it live again, under the same token. A
+/// trace of the earlier lease does not apply to the new one.
 fn former_of(grant: Grant) -> Document {
     let (token, ts) = (grant.field("token"), grant.field("ts"));
     let renewed = doc! { "$cond": [is(&ts, "date"), { "$toString": { "$toLong": &ts } }, ""] };
@@ -157,7 +159,7 @@ fn former_of(grant: Grant) -> Document {
 type Branch = (Document, Bson);
 
 impl Acquire<'_> {
-    /// What a free document, the usual one, has to pass is as little as can be: `ts` is missing.
+    /// A free document is the usual case, and passes with the least effort: its `ts` is missing.
     fn exclusive(&self) -> Vec<Branch> {
         let is_live = || is_live(self.rules.ttl);
         let other_reader =
@@ -172,7 +174,7 @@ impl Acquire<'_> {
         branches.extend(self.is_of_another_tab().map(|other| (other, "$$ROOT".into())));
         branches.push((mine, self.reentered_or_back().into()));
         if self.rules.fair {
-            // An upgrade does not queue: those who wait, wait for its session.
+            // An upgrade does not queue: the waiters are waiting for its session.
             let must_wait = doc! { "$and": [self.is_behind(), { "$not": [self.is_reader()] }] };
             branches.push((must_wait, self.refused()));
         }
@@ -192,13 +194,13 @@ impl Acquire<'_> {
             branches.push((self.is_behind(), self.refused()));
         }
         let full = |readers: Document| doc! { "$gte": [{ "$size": readers }, MAX_READERS as i64] };
-        // Counted only where there are so many, run out or not.
+        // Live readers are counted only if the list is long enough, expired readers included.
         let full = doc! { "$and": [full(readers()), full(readers_that(is_live_reader()))] };
         branches.push((full, self.refused()));
         branches
     }
 
-    /// Whether the session has the lock exclusively in another tab. `None` if the claim is of no tab.
+    /// Whether another tab of the session holds the exclusive lock. `None` if the claim names no tab.
     fn is_of_another_tab(&self) -> Option<Document> {
         let tab = self.claim.tab?;
         Some(doc! { "$and": [
@@ -222,7 +224,7 @@ impl Acquire<'_> {
         fields
     }
 
-    /// Whether others are before this claim in the queue.
+    /// Whether other waiters are ahead of this claim in the queue.
     fn is_behind(&self) -> Document {
         doc! { "$ne": [in_the_way_of(self.claim), []] }
     }
@@ -241,7 +243,7 @@ impl Acquire<'_> {
         }
     }
 
-    /// A new document and not a merge: nothing of an earlier holder stays.
+    /// A new document instead of a merge: nothing of an earlier holder stays.
     fn granted(&self, grant: Document) -> Document {
         let mut granted = doc! { "_id": "$_id" };
         granted.extend(grant);
@@ -255,7 +257,7 @@ impl Acquire<'_> {
         granted
     }
 
-    /// The expired grants that the claim would replace, and of which a reaper could not hear any more.
+    /// The expired grants that the claim would replace before a reaper could hear of them.
     fn former(&self) -> Document {
         let all = doc! { "$concatArrays": [self.former_exclusive(), self.former_readers()] };
         self.without_trace(all)
@@ -268,7 +270,8 @@ impl Acquire<'_> {
         } }
     }
 
-    /// The expired exclusive lock, if there is one. That of a foreign program has no token.
+    /// The expired exclusive lock, if there is one. The lock of a foreign program has no token, and is
+    /// left out.
     fn former_exclusive(&self) -> Document {
         let expired = doc! { "$and": [
             is("$aid", "string"),
@@ -279,7 +282,7 @@ impl Acquire<'_> {
         doc! { "$cond": [expired, [former_of(Grant::Exclusive)], []] }
     }
 
-    /// The expired readers that do not stay.
+    /// The expired readers that the claim would remove.
     fn former_readers(&self) -> Document {
         let gone = readers_that(doc! { "$and": [
             is_reader(),
@@ -294,7 +297,7 @@ impl Acquire<'_> {
         }
     }
 
-    /// Not of this session, which is here; and not one that ended with its `max_hold`.
+    /// Not of this session, which is active; and not a grant that ended with its `max_hold`.
     fn is_of_idle_session(&self, grant: Grant) -> Document {
         doc! { "$and": [
             { "$ne": [grant.field("aid"), self.aid()] },
@@ -306,8 +309,8 @@ impl Acquire<'_> {
         doc! { "$lt": [{ "$size": readers() }, MAX_READERS as i64] }
     }
 
-    /// One reader more. Those that have run out are left to the sweep, which announces their
-    /// sessions, unless there are too many.
+    /// Adds a reader. Expired readers are left to the sweep, which announces their sessions, unless
+    /// there are too many of them.
     fn joined(&self, grant: Document) -> Document {
         let stays = doc! { "$and": [
             is_reader(),
@@ -355,7 +358,7 @@ impl Acquire<'_> {
         millis(self.claim.max_hold.map_or(self.claim.ttl, |max_hold| max_hold.min(self.claim.ttl)))
     }
 
-    /// The exclusive lock that the session has.
+    /// Re-entry: renews the exclusive lock that the session has.
     fn reentered(&self) -> Document {
         let mut reentered = self.renewed(Grant::Exclusive);
         let ttl = Grant::Exclusive.capped(millis(self.claim.ttl));
@@ -369,20 +372,20 @@ impl Acquire<'_> {
         doc! { "$mergeObjects": ["$$ROOT", reentered, self.again(Grant::Exclusive)] }
     }
 
-    /// The same, if it may have been to run out with a page that has gone.
+    /// The same, if the lock may be in its grace period because its page has gone.
     fn reentered_or_back(&self) -> Document {
         let again = self.again(Grant::Exclusive);
         let back = doc! { "$mergeObjects": ["$$ROOT", self.back_in_time(), again] };
         doc! { "$cond": [is_leaving(), back, self.reentered()] }
     }
 
-    /// Of what was to run out with a page that has gone.
+    /// Re-entry within the grace period: removes its limit.
     fn back_in_time(&self) -> Document {
         let mut back = self.renewed(Grant::Exclusive);
         let (ttl, until) = self.lease_that_goes_on();
         back.insert("due", due_again(ttl.clone(), self.rules));
         back.insert("ttl", ttl);
-        // Null, because what is merged cannot remove a field.
+        // Null, because a merge cannot remove a field.
         back.insert("until", doc! { "$ifNull": [until, Bson::Null] });
         back.insert("leaving", Bson::Null);
         if let Some(page) = self.claim.page {
@@ -394,8 +397,8 @@ impl Acquire<'_> {
         back
     }
 
-    /// The ttl and the end of `max_hold` of an exclusive lock that goes on, without regard to a page
-    /// that has gone.
+    /// The ttl and the end of `max_hold` of an exclusive lock that continues, without the limit of a
+    /// grace period.
     fn lease_that_goes_on(&self) -> (Document, Document) {
         let until = doc! { "$cond": [is_leaving(), "$leaving.until", "$until"] };
         let ends = doc! { "$eq": [{ "$type": until.clone() }, "date"] };
@@ -407,7 +410,7 @@ impl Acquire<'_> {
         )
     }
 
-    /// The shared lock that the session has.
+    /// Renews the shared lock that the session has.
     fn read_on(&self) -> Document {
         let mine = doc! { "$and": [{ "$eq": ["$$r.aid", self.aid()] }, is_live_reader()] };
         let renewed = doc! {
@@ -430,7 +433,7 @@ impl Acquire<'_> {
         }
     }
 
-    /// Not for a repetition whose first reply was lost.
+    /// Marks the lock as known to another request, except for a repetition whose first reply was lost.
     fn again(&self, grant: Grant) -> Document {
         let (token, claim) = (grant.field("token"), self.claim.token);
         let same = doc! { "$and": [
@@ -441,8 +444,8 @@ impl Acquire<'_> {
     }
 }
 
-/// When the sweep has to look at an exclusive lock that is renewed for `ttl`: where `ts` tells that,
-/// never, unless it was said before.
+/// When the sweep must look at an exclusive lock that is renewed for `ttl`. If `ts` tells that already,
+/// the field is left out, unless the record had it before.
 pub(super) fn due_again(ttl: impl Into<Bson>, rules: &Rules) -> Document {
     let ttl = ttl.into();
     let is_shorter = doc! { "$lt": [ttl.clone(), millis(rules.ttl)] };

@@ -1,8 +1,8 @@
-//! A grant in an expression: an exclusive one stands in the record itself, those of readers in its
-//! `readers`.
+//! The fields of a grant in an expression. An exclusive grant stands in the record itself, the grants
+//! of readers stand in its `readers`.
 //!
-//! An error here would make the document unlockable for good, whatever somebody has written there.
-//! So every expression asks for the type before it counts, and counts within bounds.
+//! An error in an expression would make the document unlockable forever, whatever a foreign program
+//! wrote there. So every expression checks the type before it calculates, and stays within bounds.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use mongodb::bson::{Bson, Document, doc};
 
 use crate::store::mongo::pipeline::millis;
 
-/// Where the fields of a grant are found.
+/// Where the fields of a grant are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::store::mongo) enum Grant {
-    /// That of an exclusive lock: in the record.
+    /// An exclusive grant: in the record.
     Exclusive,
-    /// That of `r`, an element of `readers`.
+    /// The grant of a reader: in `r`, an element of `readers`.
     Reader,
 }
 
-/// Milliseconds beyond which no date and no ttl is taken at its word, so that their sum is a date.
+/// Dates and ttls beyond this number of milliseconds are cut off, so that their sum is a valid date.
 const FAR: i64 = 100_000_000_000_000;
 
 impl Grant {
@@ -30,13 +30,13 @@ impl Grant {
         }
     }
 
-    /// The `ts` of a renewal. The server fixes the time of a command when it begins: one that had to wait
-    /// must not take back what was renewed meanwhile.
+    /// The `ts` of a renewal. The server fixes the time of a command when the command begins. A command
+    /// that had to wait must not take back a later renewal.
     pub(super) fn not_before(self) -> Document {
         doc! { "$max": [self.field("ts"), "$$NOW"] }
     }
 
-    /// `ttl`, or what is left until the end of `max_hold` if that is less.
+    /// `ttl`, or the time until the end of `max_hold` if that is less.
     pub(super) fn capped(self, ttl: impl Into<Bson>) -> Document {
         let (ttl, until) = (ttl.into(), self.field("until"));
         let left = doc! { "$subtract": [{ "$max": [until, "$$NOW"] }, "$$NOW"] };
@@ -47,7 +47,7 @@ impl Grant {
         is(&self.field("until"), "date")
     }
 
-    /// Whether the last renewal could not give the whole ttl any more.
+    /// Whether the last renewal could no longer grant the whole ttl.
     pub(in crate::store::mongo) fn has_reached_max_hold(self) -> Document {
         let after_1970 = |date: &str| doc! { "$max": [self.field(date), { "$toDate": 0_i64 }] };
         doc! { "$and": [
@@ -61,8 +61,8 @@ impl Grant {
 
     /// `ts + ttl > now`, on the server's clock.
     ///
-    /// Written as `ttl > now - ts`, because a sum with a number that somebody else wrote can
-    /// overflow; nor is a date before 1970 taken at its word, for the difference can overflow, too.
+    /// Written as `ttl > now - ts`, because a sum with a number from a foreign program can overflow. A
+    /// date before 1970 counts as 1970, because the difference can overflow, too.
     fn outlives_now(self, ttl: impl Into<Bson>) -> Document {
         let age = doc! {
             "$subtract": ["$$NOW", { "$max": [self.field("ts"), { "$toDate": 0_i64 }] }]
@@ -71,12 +71,12 @@ impl Grant {
     }
 }
 
-/// Whether an exclusive lock is to run out with a page that has gone.
+/// Whether an exclusive lock is in its grace period, because its page has gone.
 pub(super) fn is_leaving() -> Document {
     is("$leaving", "object")
 }
 
-/// Whether `r` is a reader, and not something that somebody else has put there.
+/// Whether `r` is a reader, and not an entry that a foreign program put there.
 pub(in crate::store::mongo) fn is_reader() -> Document {
     doc! { "$and": [
         is("$$r.ts", "date"),
@@ -90,12 +90,12 @@ pub(in crate::store::mongo) fn is_live_reader() -> Document {
     doc! { "$and": [is_reader(), Grant::Reader.outlives_now("$$r.ttl")] }
 }
 
-/// The readers of whom this holds, or none where there is no list of readers.
+/// The readers for which `hold` is true; none if there is no list of readers.
 pub(in crate::store::mongo) fn readers_that(hold: impl Into<Bson>) -> Document {
     doc! { "$filter": { "input": readers(), "as": "r", "cond": hold.into() } }
 }
 
-/// Whether it holds of one of them.
+/// Whether `holds` is true for some reader.
 pub(in crate::store::mongo) fn some_reader(holds: impl Into<Bson>) -> Document {
     doc! { "$anyElementTrue": [
         { "$map": { "input": readers(), "as": "r", "in": holds.into() } },
@@ -106,26 +106,27 @@ pub(super) fn readers() -> Document {
     doc! { "$cond": [is_shared(), "$readers", []] }
 }
 
-/// A lock of readers, or what is left of one.
+/// Whether the record has a list of readers, even if all of them have expired.
 pub(in crate::store::mongo) fn is_shared() -> Document {
     doc! { "$isArray": "$readers" }
 }
 
-/// Whether somebody holds the lock, in either mode: `ts` and `ttl` tell of the last reader, too.
+/// Whether somebody holds the lock, in either mode: for readers, `ts` and `ttl` describe the one that
+/// expires last.
 ///
-/// A record without a ttl is a foreign one and has the collection's; one without a date is dead, as
-/// it is for the TTL index.
+/// A record without a ttl is a foreign one, and has the ttl of the collection. A record without a date
+/// is dead, for the TTL index, too.
 pub(super) fn is_live(foreign_ttl: Duration) -> Document {
     let ttl = doc! { "$cond": [{ "$isNumber": "$ttl" }, "$ttl", millis(foreign_ttl)] };
     doc! { "$and": [is("$ts", "date"), Grant::Exclusive.outlives_now(ttl)] }
 }
 
-/// When `r` was taken or renewed, in milliseconds.
+/// When `r` was granted or renewed, in milliseconds.
 pub(super) fn began() -> Document {
     within_bounds(doc! { "$toLong": "$$r.ts" })
 }
 
-/// When `r` runs out, in milliseconds.
+/// When `r` expires, in milliseconds.
 pub(in crate::store::mongo) fn runs_out() -> Document {
     doc! { "$add": [began(), within_bounds("$$r.ttl")] }
 }
@@ -138,10 +139,10 @@ pub(super) fn is(field: &str, bson_type: &str) -> Document {
     doc! { "$eq": [{ "$type": field }, bson_type] }
 }
 
-/// The next fencing token: higher than the last one, and after the loss of all records higher than
-/// any that was given before, as long as the clock is not set back.
+/// The next fencing token: higher than the last one. If all records were lost, it is still higher than
+/// any earlier token, as long as the clock is not set back.
 ///
-/// What is not a number that such a token can have counts as none.
+/// A value that cannot be such a token counts as zero.
 pub(super) fn next_fence() -> Document {
     let is_sound = doc! { "$and": [
         { "$isNumber": "$fence" }, { "$gte": ["$fence", 0] }, { "$lt": ["$fence", i64::MAX / 2] },

@@ -1,4 +1,4 @@
-//! The places of those who wait for a document of a fair collection, in the order of arrival.
+//! The queue of a document in a fair collection: the places of its waiters, in the order of arrival.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// The places before which this claim would be let in. Its own session is not in its way.
+/// The places that are ahead of this claim and exclude it. A place of its own session does not.
 pub(super) fn in_the_way_of(claim: &Claim) -> Document {
     let mine = doc! { "$indexOfArray": ["$$queue.token", claim.token.of_place().to_string()] };
     let before = doc! { "$switch": {
@@ -36,8 +36,8 @@ pub(super) fn in_the_way_of(claim: &Claim) -> Document {
     doc! { "$let": { "vars": { "queue": live_places() }, "in": others } }
 }
 
-/// The places with one for this claim: where it is, or at the end. As many as there can be readers;
-/// who comes after that has to try again and again.
+/// The queue with a place for this claim: renewed where it is, or added at the end. A queue is as long
+/// as the list of readers may be; a claim beyond that gets no place, and must poll.
 pub(super) fn with_place(claim: &Claim, lease: Duration) -> Document {
     let token = claim.token.of_place().to_string();
     let until = doc! { "$add": ["$$NOW", millis(lease.min(LONGEST_LEASE))] };
@@ -64,20 +64,20 @@ pub(super) fn with_place(claim: &Claim, lease: Duration) -> Document {
     doc! { "$let": { "vars": { "queue": live_places() }, "in": places } }
 }
 
-/// The places without that of this claim.
+/// The queue without the place of this claim.
 pub(super) fn without(token: LockToken) -> Document {
     let others = doc! { "$ne": ["$$p.token", token.of_place().to_string()] };
     doc! { "$filter": { "input": live_places(), "as": "p", "cond": others } }
 }
 
-/// Gives a place up.
+/// Gives up a place.
 pub(in crate::store::mongo) fn leave(token: LockToken, rules: &Rules) -> Vec<Document> {
     let mut stages = vec![doc! { "$set": { "queue": without(token) } }];
     stages.extend(settle(rules));
     stages
 }
 
-/// Keeps these places for so long from now.
+/// Extends these places to `lease` from now.
 pub(in crate::store::mongo) fn keep(
     tokens: &[LockToken],
     lease: Duration,
@@ -94,7 +94,7 @@ pub(in crate::store::mongo) fn keep(
     stages
 }
 
-/// How many of these places there are.
+/// How many of these places still exist.
 pub(in crate::store::mongo) fn count(tokens: &[LockToken]) -> Document {
     doc! { "$size": { "$filter": { "input": live_places(), "as": "p", "cond": is_of(tokens) } } }
 }

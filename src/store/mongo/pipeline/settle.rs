@@ -1,4 +1,4 @@
-//! Taking grants out of a record, and bringing the rest into order.
+//! Removes grants from a record, and brings the rest into order.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::store::{
     },
 };
 
-/// Takes those grants out of which this holds.
+/// Removes the grants for which `goes` is true.
 pub(in crate::store::mongo) fn take_out(
     goes: impl Fn(Grant) -> Document,
     rules: &Rules,
@@ -20,7 +20,7 @@ pub(in crate::store::mongo) fn take_out(
     let left = doc! { "$switch": {
         "branches": [
             { "case": is_shared(), "then": readers_that(doc! { "$not": [goes(Grant::Reader)] }) },
-            // A lock that nobody holds any more.
+            // The record of a lock that nobody holds any more.
             { "case": goes(Grant::Exclusive), "then": [] },
         ],
         "default": "$readers",
@@ -30,16 +30,17 @@ pub(in crate::store::mongo) fn take_out(
     stages
 }
 
-/// What each change of readers, of places or of who is left ends with: the fields that follow from
-/// others. What nobody holds keeps its fence and those who wait; if there is neither, it is an
-/// [empty](nothing_in_it) record, which whoever made it removes, or else the next sweep.
+/// The last stage of each change to the readers, the places or the holder: updates the fields that
+/// depend on others. A record without a holder keeps its fence and its queue. Without these two, it is
+/// an [empty](nothing_in_it) record. The command that emptied it then removes it, or else the next
+/// sweep does.
 ///
-/// Changes nothing in a record that is in order, so that a refusal is no write.
+/// Leaves a record that is in order unchanged, so that a refusal is not a write.
 pub(super) fn settle(rules: &Rules) -> Vec<Document> {
     let of_all = |what: Document| {
         doc! { "$map": { "input": "$$readers", "as": "r", "in": what } }
     };
-    // All of them, for those that have run out wait for the sweep. So no clock is needed here.
+    // Counts all readers: the sweep removes the expired ones. So no clock is needed here.
     let newest = doc! { "$max": "$$began" };
     let shared = doc! { "$mergeObjects": ["$$ROOT", {
         "readers": "$$readers",
@@ -91,7 +92,7 @@ fn held_by_nobody(rules: &Rules) -> Document {
     rest
 }
 
-/// Without a lock, alive or not. Those who wait may be in it, and its fence.
+/// A record without any lock, live or expired. It may still have a queue and a fence.
 pub(in crate::store::mongo) fn nothing_held() -> Document {
     doc! {
         "ts": { "$exists": false },
@@ -100,7 +101,7 @@ pub(in crate::store::mongo) fn nothing_held() -> Document {
     }
 }
 
-/// Not even that.
+/// A record without a lock, a queue and a fence.
 pub(in crate::store::mongo) fn nothing_in_it() -> Document {
     let mut filter = nothing_held();
     filter.insert("queue", doc! { "$exists": false });
@@ -108,7 +109,7 @@ pub(in crate::store::mongo) fn nothing_in_it() -> Document {
     filter
 }
 
-/// Nobody waits any more.
+/// The queue has no live place.
 pub(in crate::store::mongo) fn no_live_place() -> Document {
     doc! { "$eq": [live_places(), []] }
 }
@@ -117,7 +118,7 @@ fn is_there(field: &str) -> Document {
     doc! { "$ne": [{ "$type": field }, "missing"] }
 }
 
-/// What is left of locks that nobody holds and nobody waits for.
+/// Records without a holder and without a waiter that are due for removal.
 pub(in crate::store::mongo) fn left_over() -> Document {
     let mut filter = nothing_held();
     filter.insert("due", doc! { "$type": "date" });
@@ -126,10 +127,10 @@ pub(in crate::store::mongo) fn left_over() -> Document {
     filter
 }
 
-/// So that no date that somebody has written there reserves a document for good.
+/// The longest lease of a place, so that no date from a foreign program reserves a document forever.
 pub(super) const LONGEST_LEASE: Duration = Duration::from_secs(60 * 60);
 
-/// Places whose lease has not passed.
+/// The places whose lease has not expired.
 pub(super) fn live_places() -> Document {
     let queue = doc! { "$cond": [{ "$isArray": "$queue" }, "$queue", []] };
     let is_live = doc! { "$and": [

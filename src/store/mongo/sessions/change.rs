@@ -1,21 +1,22 @@
-//! What a request has done to its session, so that two at the same moment do not undo each other.
+//! The changes that a request made to its session, so that two concurrent requests do not undo each
+//! other.
 
 use crate::store::mongo::sessions::State;
 
-/// The difference between what was loaded and what is to be saved.
+/// The difference between the loaded session and the one to be saved.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Change {
-    /// Nothing of the former state stays.
+    /// Nothing of the former state is kept.
     pub(super) replaces: bool,
     pub(super) set: State,
     pub(super) removed: Vec<String>,
     pub(super) aid: Fact,
-    /// The entry of an aid that is only set if there is none. Not part of `set`.
+    /// The entry of an aid that is set only if the session has none. Not part of `set`.
     pub(super) spare_aid: Option<(String, String)>,
     pub(super) user: Fact,
 }
 
-/// What becomes of a field beside the state.
+/// The change to a field outside the state.
 #[derive(Debug, PartialEq)]
 pub(super) enum Fact {
     Unchanged,
@@ -25,10 +26,10 @@ pub(super) enum Fact {
 }
 
 impl Change {
-    /// Without a `base` everything is replaced. So it is by a request that has cleared the session or
-    /// begun another one in it, whatever others have added in the meantime. `aid` and `user` are the
-    /// names of the entries that the record has beside the state, too. A spare aid gives way to one
-    /// that another request has given the session since.
+    /// Without a `base` everything is replaced. A request that has cleared the session, or has begun
+    /// another one in it, also replaces everything, whatever other requests added in the meantime.
+    /// `aid` and `user` are the names of the entries that the record also has outside the state. A
+    /// spare aid yields to an aid that another request has given the session since.
     pub(crate) fn between(
         base: Option<State>,
         state: State,
@@ -57,7 +58,7 @@ impl Change {
         change
     }
 
-    /// Whether this begins another session rather than changing the one that was loaded.
+    /// Whether this begins another session instead of changing the loaded one.
     pub(crate) fn replaces(&self) -> bool {
         self.replaces
     }
@@ -73,7 +74,7 @@ impl Change {
     }
 }
 
-/// A JSON string without its quotes; anything else as it is.
+/// A JSON string without its quotes; any other value unchanged.
 pub(crate) fn text_of(json: &str) -> String {
     serde_json::from_str(json).unwrap_or_else(|_| json.to_owned())
 }

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! { _id:     <SHA-256 of the session key>,
-//!   aid:     "<who holds its locks>",
-//!   user:    "<whose session it is>",
+//!   aid:     "<the aid that holds its locks>",
+//!   user:    "<the user of the session>",
 //!   state:   [ { k: "<name>", v: "<JSON>" } ],
 //!   created: <Date>, seen: <Date: last written>,
 //!   until:   <Date: when it ends at the latest>,
 //!   expires: <Date: when it ends unless it is extended>,
-//!   due:     <Date: when a sweep has to look at it; absent once one has>, by: "<worker>",
+//!   due:     <Date: when a sweep must handle it; absent once one has>, by: "<worker>",
 //!   ended:   "logged_out" | "expired" | "revoked" }   // then there is no state any more
 //! indexes: expires (TTL, a day later), due, by, aid, user
 //! ```
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// A session that can be loaded: by the server's clock, whether or not the TTL monitor has been there.
+/// A session that can be loaded: by the server's clock, whether or not the TTL monitor has run.
 pub(super) fn live(key: Bson) -> Document {
     doc! {
         "_id": { "$eq": key },
@@ -35,7 +35,7 @@ pub(super) fn live(key: Bson) -> Document {
     }
 }
 
-/// The same, unless the time that it has left is between the two.
+/// The same, unless its remaining time is between `least` and `most`.
 pub(super) fn live_for_other_than(key: Bson, least: Duration, most: Duration) -> Document {
     let mut filter = live(key);
     filter.insert(
@@ -51,7 +51,7 @@ pub(super) fn live_for_other_than(key: Bson, least: Duration, most: Duration) ->
     filter
 }
 
-/// A session that can be loaded, of this aid if one is given; or one that `call` has ended.
+/// A session that can be loaded, with this aid if one is given; or a session that `call` has ended.
 pub(super) fn live_or_ended_by(key: Bson, aid: Option<&str>, call: Uuid) -> Document {
     let mut live = live(key.clone());
     if let Some(aid) = aid {
@@ -70,7 +70,7 @@ pub(super) fn create(change: &Change, ttl: Duration, absolute: Option<Duration>)
     stages
 }
 
-/// Sets and removes the entries that the request has changed, and leaves those of other requests.
+/// Sets and removes the entries that this request has changed, and keeps those of other requests.
 pub(super) fn update(change: &Change, ttl: Duration) -> Vec<Document> {
     let entries: Vec<_> = change.set.iter().map(|(k, v)| doc! { "k": k, "v": v }).collect();
     let entries = doc! { "$literal": entries };
@@ -109,7 +109,7 @@ pub(super) fn update(change: &Change, ttl: Duration) -> Vec<Document> {
     stages
 }
 
-/// Sliding time-out, up to the absolute one.
+/// The sliding time-out, up to the absolute one.
 pub(super) fn extend(ttl: Duration) -> Vec<Document> {
     let slid = in_future(ttl);
     let capped = doc! { "$min": [slid.clone(), "$until"] };
@@ -119,7 +119,7 @@ pub(super) fn extend(ttl: Duration) -> Vec<Document> {
     ]
 }
 
-/// Not loadable any more. What it held is to be released after `grace`.
+/// The session can no longer be loaded. Its locks are to be released after `grace`.
 pub(super) fn end(reason: EndReason, grace: Duration) -> Vec<Document> {
     vec![
         doc! { "$set": {
@@ -129,24 +129,25 @@ pub(super) fn end(reason: EndReason, grace: Duration) -> Vec<Document> {
     ]
 }
 
-/// The same, with who has done it.
+/// The same, and notes the call that ended it.
 pub(super) fn end_by(reason: EndReason, grace: Duration, call: Uuid) -> Vec<Document> {
     let mut stages = end(reason, grace);
     stages.push(doc! { "$set": { "by": call.to_string() } });
     stages
 }
 
-/// For whoever saves a session of this aid from now on, because it is just given another key.
+/// Stops a request that is about to save a session of this aid, because the session is being given
+/// another key.
 pub(super) fn note_of_revocation() -> Vec<Document> {
     vec![doc! { "$set": { "ended": EndReason::Revoked.as_str(), "expires": "$$NOW" } }]
 }
 
-/// A sweep looks at it; for the time of `lease` no other one does.
+/// Reserves the session for one sweep, for the time of `lease`.
 pub(super) fn take(call: Uuid, lease: Duration) -> Vec<Document> {
     vec![doc! { "$set": { "by": call.to_string(), "due": in_future(lease) } }]
 }
 
-/// What is left is a note that there was such a session, so that no late request revives it.
+/// Leaves only a note that the session existed, so that no late request revives it.
 pub(super) fn finish() -> Vec<Document> {
     vec![
         doc! { "$set": { "ended": { "$ifNull": ["$ended", "expired"] } } },
@@ -154,8 +155,9 @@ pub(super) fn finish() -> Vec<Document> {
     ]
 }
 
-/// A live one is not, whatever it says: it may have been seen as over by a primary whose clock was
-/// ahead, and extended since. One that `call` has taken is, still.
+/// A live session is never due, whatever its record says: a primary whose clock was ahead may have
+/// taken it for ended, and it may have been extended since. A session that `call` has taken is still
+/// due for that call.
 pub(super) fn is_due(call: Uuid) -> Document {
     let is_over = doc! { "$or": [
         { "$ne": [{ "$type": "$ended" }, "missing"] },
@@ -170,8 +172,8 @@ pub(super) fn is_due(call: Uuid) -> Document {
     ] }
 }
 
-/// How much of the absolute time-out is left, for the session with the next key. As a duration, so that
-/// no date makes its way through a client.
+/// The rest of the absolute time-out, for the session with the next key. A duration, so that no date
+/// travels through a client.
 pub(super) fn absolute_left() -> Document {
     let left = doc! { "$subtract": ["$until", "$$NOW"] };
     doc! { "_id": 0, "left": { "$cond": [has_until(), left, "$$REMOVE"] } }
@@ -182,7 +184,7 @@ fn has_until() -> Document {
 }
 
 fn in_future(duration: Duration) -> Document {
-    /// What comes after is not a date any more.
+    /// Beyond this the result is no valid date.
     const LONGEST: Duration = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
     doc! { "$add": ["$$NOW", millis(duration.min(LONGEST))] }
 }
