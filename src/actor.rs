@@ -1,4 +1,4 @@
-//! Who asks.
+//! The person that acts on locks.
 
 use std::collections::BTreeSet;
 
@@ -27,21 +27,22 @@ impl Actor {
         Self { id: None, label: label.into(), roles: BTreeSet::new() }
     }
 
-    /// The same person with what the application tells them from others by, as the key of their
-    /// account. Two sessions of one id are one person's: each may take over what the other holds.
+    /// The same person with an id, by which the application distinguishes people: for example the key of
+    /// their account. Two sessions with one id belong to one person, and each may take over the other's
+    /// locks.
     #[must_use]
     pub fn with_id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// What the application tells this person from others by, if it said so.
+    /// The id by which the application distinguishes this person, if it gave one.
     #[must_use]
     pub fn id(&self) -> Option<&str> {
         self.id.as_deref()
     }
 
-    /// How others see them in a lock.
+    /// The holder that others see in this person's locks.
     pub(crate) fn holder(&self) -> Holder {
         let holder = Holder::new(self.label.clone());
         match &self.id {
@@ -50,14 +51,15 @@ impl Actor {
         }
     }
 
-    /// Whether a session of this very person holds the lock, as far as both have an [id](Self::with_id).
+    /// Whether a session of this person holds the lock. Always false unless both have an
+    /// [id](Self::with_id).
     #[must_use]
     pub fn is_holder_of(&self, lock: &Lock) -> bool {
         let user = lock.holder.as_ref().and_then(|holder| holder.user.as_deref());
         self.id.is_some() && self.id.as_deref() == user
     }
 
-    /// The same person with one role more.
+    /// The same person with one more role.
     #[must_use]
     pub fn with_role(mut self, role: impl Into<String>) -> Self {
         self.roles.insert(role.into());

@@ -1,7 +1,7 @@
-//! The clock of this process that cannot be set.
+//! The monotonic clock of this process, which nobody can set.
 //!
-//! Tokio's, not the standard library's: where a test has paused Tokio's clock, deadlines, leases and
-//! timers stay on the same time. In a server the two clocks are one.
+//! Tokio's clock, not the standard library's: if a test pauses Tokio's clock, then deadlines, leases and
+//! timers all follow the paused time. In a server the two clocks are the same.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The end of a session, as the application is told.
+//! The end of a session, as the application is told about it.
 
 use std::time::SystemTime;
 
@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::{key::LockKey, lock::Aid};
 
-/// How many of its locks the announcement of a session's end names at most.
+/// How many locks the announcement of a session's end contains at most.
 pub const MAX_NAMED_LOCKS: usize = 1000;
 
 /// Why a session ended.
@@ -17,10 +17,10 @@ pub const MAX_NAMED_LOCKS: usize = 1000;
 pub enum EndReason {
     /// The person ended it: `purge`, `clear`, `Identity::logout`, or a deadline of the identity.
     LoggedOut,
-    /// It fell silent: none of its locks was renewed for their ttl. Or its time was over, if it is in
-    /// a session store that can tell.
+    /// Its idle timeout has passed: none of its locks was renewed for their ttl. Or the session itself
+    /// has expired, if it is in a session store that reports this.
     Expired,
-    /// Somebody else ended it.
+    /// Another person ended it.
     Revoked,
 }
 
@@ -34,34 +34,35 @@ impl EndReason {
         }
     }
 
-    /// What is not known counts as a logout: records of the first version of this crate say nothing.
+    /// An unknown reason counts as a logout, because records of the first version of this crate contain
+    /// no reason.
     pub(crate) fn from_stored(reason: &str) -> Self {
         let known = [Self::Expired, Self::Revoked].into_iter().find(|r| r.as_str() == reason);
         known.unwrap_or(Self::LoggedOut)
     }
 }
 
-/// A session that has ended, with what it held.
+/// A session that has ended, with its locks.
 ///
 /// For the listener of
 /// [`on_session_end`](crate::LockManagerBuilder::on_session_end).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionEnded {
-    /// Tells this end from every other, and is the same when it is announced again.
+    /// Identifies this end. A repeated announcement has the same value.
     pub event: Uuid,
     /// The session.
     pub aid: Aid,
     /// Why it ended.
     pub reason: EndReason,
-    /// Whether it is over. A session that has only fallen silent (its locks have run out, and that is
-    /// all that is known) may come back, lock again, and end once more.
+    /// Whether the session is over. An idle session (its locks have expired, and nothing more is known)
+    /// may come back, lock again, and end once more.
     pub for_good: bool,
-    /// The locks that went with it, at most [`MAX_NAMED_LOCKS`].
+    /// The locks that ended with the session, at most [`MAX_NAMED_LOCKS`].
     pub locks: Vec<LockKey>,
     /// When it ended, by the server's clock.
     pub at: SystemTime,
-    /// Whether a listener may have been called with this `event` before, by a server that was killed
-    /// or cut off before it could say so.
+    /// Whether a listener may have been called with this `event` before, by a server that was killed or
+    /// cut off before it could record the call.
     pub repeated: bool,
 }

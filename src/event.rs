@@ -1,31 +1,31 @@
-//! What happens to locks, for those who look on.
+//! The events of locks, for subscribers.
 
 use crate::{lock::Lock, store::Taken};
 
-/// What has happened to a lock, as [`LockManager::events`](crate::LockManager::events) tells it.
+/// An event of a lock, from [`LockManager::events`](crate::LockManager::events).
 ///
-/// Renewals are not told. Each carries the lock as it was when it was last seen.
+/// Renewals are no events. Each event carries the lock as it was seen last.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum LockEvent {
-    /// Somebody has got it.
+    /// The lock was granted.
     Acquired(Lock),
-    /// It was given back; or it ran into its [`max_hold`](crate::LockManagerBuilder::max_hold), or was
-    /// run out when somebody else took it.
+    /// The lock was given back, reached its [`max_hold`](crate::LockManagerBuilder::max_hold), or had
+    /// expired when another session took it.
     Released(Lock),
-    /// Its session has fallen silent.
+    /// The session was idle, and the lock has expired.
     Expired(Lock),
-    /// It was broken or taken over by somebody who is not its holder.
+    /// The lock was broken or taken over by another person.
     Broken(Lock, Taken),
-    /// It went with its session, which was ended.
+    /// The session was ended, and the lock with it.
     SessionEnded(Lock),
-    /// Something may have happened to any lock: look at everything anew. The first of all events, and
-    /// after each gap.
+    /// Any lock may have changed: read everything again. This is the first event of all, and follows each
+    /// gap.
     Resync,
 }
 
 impl LockEvent {
-    /// The lock that it is about.
+    /// The lock of this event.
     #[must_use]
     pub fn lock(&self) -> Option<&Lock> {
         match self {
@@ -38,7 +38,7 @@ impl LockEvent {
         }
     }
 
-    /// Its name on the wire.
+    /// The name of the event on the wire.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

@@ -1,11 +1,11 @@
-//! What is locked: one document, named by its collection and its `_id`.
+//! The name of a document that can be locked: its collection and its `_id`.
 
 use std::{cmp::Ordering, fmt, hash, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
-/// The longest string that is taken as an id, in bytes. The server itself has no such limit.
+/// The longest string id that is accepted, in bytes. The server itself has no such limit.
 pub const MAX_ID_BYTES: usize = 1024;
 
 /// The longest collection name, in bytes: MongoDB allows 255 for database, name and `.lock` together.
@@ -30,11 +30,11 @@ const MAX_COLLECTION_BYTES: usize = 120;
 /// }
 /// ```
 ///
-/// A type may name a part of the fields only: a guarded save writes what has changed, and leaves the
-/// others as they are.
+/// A type may contain only some of the fields: a guarded save writes the changes, and leaves the other
+/// fields as they are.
 pub trait Lockable: Serialize + DeserializeOwned + 'static {
-    /// The type of `_id`. Anything that parses from a path segment and becomes a [`LockId`]:
-    /// `ObjectId`, `String`, `i32`, `i64`, `Uuid`, or a newtype of your own around one of them.
+    /// The type of `_id`. Any type that parses from a path segment and converts into a [`LockId`]:
+    /// `ObjectId`, `String`, `i32`, `i64`, `Uuid`, or your own newtype around one of them.
     type Id: FromStr + Into<LockId>;
 
     /// The collection that holds the documents. Their locks live in `<COLLECTION>.lock`.
@@ -43,24 +43,24 @@ pub trait Lockable: Serialize + DeserializeOwned + 'static {
     /// The name of the path parameter that carries the id, as in `/workitem/{id}`.
     const PATH_PARAM: &'static str = "id";
 
-    /// Whether each grant carries a [`FencingToken`](crate::FencingToken), for guarding things outside
-    /// the database. Default: no.
+    /// Whether each grant carries a [`FencingToken`](crate::FencingToken), to guard resources outside the
+    /// database. Default: no.
     ///
-    /// Costs one record for each document that was ever locked, for good, because a counter must
-    /// outlive the lock. Programs that lock by inserting a record (seed protocols without this crate)
-    /// find all of these documents locked. All servers must say the same.
+    /// Fencing costs one permanent record for each document that was ever locked, because a counter must
+    /// outlive the lock. Programs that lock by inserting a record (older protocols without this crate)
+    /// find all of these documents locked. All servers must use the same value.
     const FENCED: bool = false;
 
-    /// Whether those who wait for a document are let in in the order of arrival, over all servers.
+    /// Whether the waiters of a document get the lock in the order of their arrival, across all servers.
     /// Default: in that order within each process, and in any order between processes.
     ///
-    /// Costs one command more for each that has to wait, and one a second for each document that is
-    /// waited for. A server that dies while somebody waits there costs the next one at most 5 s. All
-    /// servers must say the same.
+    /// Fairness costs one more command for each waiter, and one command a second for each awaited
+    /// document. If a server dies while it has waiters, the next waiter loses at most 5 s. All servers
+    /// must use the same value.
     const FAIR: bool = false;
 }
 
-/// The type of locks without a document, which [`LockKey::named`] names. Register it as any other:
+/// The type of locks without a document, which [`LockKey::named`] names. Register it as any other type:
 /// `locks.register::<Named>().await?`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -73,7 +73,8 @@ impl Lockable for Named {
 
 /// The `_id` of a document, with its BSON type.
 ///
-/// Equal as in MongoDB: the numbers `5` of both widths name one document, the string `"5"` another.
+/// Ids are equal if MongoDB treats them as equal: the numbers `5` of both widths name one document, the
+/// string `"5"` names another.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum LockId {
@@ -89,7 +90,7 @@ pub enum LockId {
     Uuid(Uuid),
 }
 
-/// What decides whether two ids are one, and their order.
+/// The form in which ids are compared.
 #[derive(PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Canonical<'a> {
     Number(i64),
@@ -99,8 +100,8 @@ enum Canonical<'a> {
 }
 
 impl LockId {
-    /// Whether ids of this type may be strings. Told by what the type parses; if it parses none of these
-    /// texts, it may.
+    /// Whether ids of this type may be strings. Decided by trying to parse examples; if none of them
+    /// parses, the answer is yes.
     pub(crate) fn may_be_text<I: FromStr + Into<Self>>() -> bool {
         const TEXTS: [&str; 4] =
             ["5", "home", "64b7f0c2a1d3e4f5a6b7c8d9", "9a3f4e52-31c8-4d2b-8f57-0c6e1b2a7d94"];
@@ -146,7 +147,7 @@ impl Ord for LockId {
     }
 }
 
-/// The id as it stands in a URL, before percent-encoding.
+/// The id as it appears in a URL, before percent-encoding.
 impl fmt::Display for LockId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -290,7 +291,7 @@ impl fmt::Debug for LockKey {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidKey {
-    /// The collection name is empty, too long, or has a character that has a meaning elsewhere.
+    /// The collection name is empty, too long, or contains a reserved character.
     #[error(
         "a collection name has 1 to {MAX_COLLECTION_BYTES} bytes, no `$`, `/` or NUL, and does not begin with `system.`"
     )]
@@ -301,7 +302,7 @@ pub enum InvalidKey {
     /// The text is not an id of the collection's type.
     #[error("this is not an id of the collection `{collection}`")]
     NotOfType {
-        /// The collection whose id type was asked for.
+        /// The collection with that id type.
         collection: &'static str,
     },
 }

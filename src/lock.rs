@@ -1,4 +1,4 @@
-//! The grant, and the words that describe it.
+//! A lock, and the types that describe it.
 
 use std::{
     fmt,
@@ -16,8 +16,8 @@ pub const MAX_LABEL_BYTES: usize = 4096;
 
 /// "Application id": the web session, job or process that holds locks.
 ///
-/// A random value that says nothing about anybody. It is no credential, but nobody else has any
-/// use for it either: it is never shown to another client, and `Debug` shows only its beginning.
+/// A random value that reveals nothing about a person. It is not a credential, but it is still never
+/// shown to another client, and `Debug` shows only its beginning.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Aid(String);
@@ -37,7 +37,7 @@ impl Aid {
     }
 }
 
-/// For stores: the aid that a record carries, which may be that of a foreign program.
+/// For stores: the aid of a record, which a foreign program may have written.
 impl From<String> for Aid {
     fn from(stored: String) -> Self {
         Self(stored)
@@ -51,71 +51,71 @@ impl fmt::Debug for Aid {
     }
 }
 
-/// Tells one acquisition of a lock from every other, also from those of the same session.
+/// Identifies one acquisition of a lock, even among acquisitions of the same session.
 ///
-/// New for each acquisition, kept by renewal and re-entry. Clients see it as `Lock-Token`.
+/// New for each acquisition, and kept by renewal and re-entry. Clients see it as `Lock-Token`.
 ///
-/// A claim whose outcome is not known is sent again under the [next attempt's](Self::next_attempt) token,
-/// which only differs in its last bytes. So a claim recognises what an earlier attempt of it was granted;
-/// and an attempt that the store carries out long after another one was answered does not bring to life
-/// what was released since.
+/// A claim whose outcome is unknown is sent again under the [next attempt's](Self::next_attempt) token,
+/// which differs only in its last bytes. So a claim recognises a lock that was granted to one of its
+/// earlier attempts. And a late duplicate, which the store carries out long after another attempt was
+/// answered, cannot resurrect a released lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LockToken(Uuid);
 
 impl LockToken {
-    /// A new random token: that of the first attempt of a claim.
+    /// A new random token, for the first attempt of a claim.
     #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
     #[must_use]
     pub fn new() -> Self {
         Self(random::uuid()).of_place()
     }
 
-    /// The same claim, sent again because nobody knows what became of it.
+    /// The token of the same claim for a repetition, which is sent because the outcome is unknown.
     #[must_use]
     pub fn next_attempt(self) -> Self {
-        // Nobody has the time for as many as there are.
+        // No claim lives long enough to use all the numbers.
         let number = self.number();
         self.with(number & !ATTEMPT | number.wrapping_add(1) & ATTEMPT)
     }
 
-    /// Of all attempts of a claim the first.
+    /// The token of the first attempt of this claim.
     #[must_use]
     pub fn first_attempt(self) -> Self {
         self.with(self.number() & !ATTEMPT)
     }
 
-    /// Of all attempts that a claim can make the last. In between, in the order of their text, are those of
-    /// this claim alone.
+    /// The last token that an attempt of this claim can have. In text order, all tokens between the first
+    /// and the last one belong to this claim.
     #[must_use]
     pub fn last_attempt(self) -> Self {
         self.with(self.number() | ATTEMPT)
     }
 
-    /// Whether they are attempts of the same claim.
+    /// Whether both are attempts of the same claim.
     #[must_use]
     pub fn is_of_same_claim(self, other: Self) -> bool {
         self.first_attempt() == other.first_attempt()
     }
 
-    /// The name of the place that this claim has in a queue. All claims of one who waits there, try after try,
-    /// have the same one.
+    /// The name of this claim's position in a queue. All successive claims of one waiter have the same
+    /// name.
     #[must_use]
     pub fn of_place(self) -> Self {
         self.with(0)
     }
 
-    /// Another claim of one who waits, and was refused. It keeps the same place.
+    /// The next claim of a waiter that was refused. It keeps the same position.
     pub(crate) fn next_claim(self) -> Self {
         self.with(self.last_attempt().number().wrapping_add(1))
     }
 
-    /// This attempt and all before it.
+    /// The tokens of this attempt and of all earlier ones.
     pub(crate) fn attempts(self) -> impl Iterator<Item = Self> {
         (self.first_attempt().number()..=self.number()).map(move |number| self.with(number))
     }
 
-    /// Which claim of its place, and which attempt of that.
+    /// The number of the claim at its position, and the number of the attempt.
     fn number(self) -> u32 {
         let [.., a, b, c, d] = self.0.into_bytes();
         u32::from_be_bytes([a, b, c, d])
@@ -157,7 +157,7 @@ macro_rules! chosen_by_pages {
             pub struct $name(Uuid);
 
             impl $name {
-                /// A new random one.
+                /// A new random value.
                 #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
                 #[must_use]
                 pub fn new() -> Self {
@@ -192,14 +192,14 @@ chosen_by_pages! {
     PageId;
 }
 
-/// Who is shown to people as the one who holds a lock. For display; it gives no rights.
+/// The name that people see as the holder of a lock. For display; it gives no rights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Holder {
-    /// A name that colleagues recognise. Shown to everybody who meets the lock.
+    /// A name that colleagues recognise. Shown to everybody who finds the document locked.
     pub label: String,
-    /// The person's id in the application, for policies: [`Actor::id`](crate::Actor::id). Never
-    /// shown to anybody.
+    /// The person's id in the application, for policies: [`Actor::id`](crate::Actor::id). Never shown to
+    /// anybody.
     #[serde(skip)]
     pub user: Option<String>,
 }
@@ -211,7 +211,7 @@ impl Holder {
         Self { label: cut(label.into(), MAX_LABEL_BYTES), user: None }
     }
 
-    /// The same with the person's id, cut alike.
+    /// The same holder with the person's id, also cut.
     #[must_use]
     pub fn of_user(mut self, id: impl Into<String>) -> Self {
         self.user = Some(cut(id.into(), MAX_LABEL_BYTES));
@@ -219,7 +219,7 @@ impl Holder {
     }
 }
 
-/// At most so many bytes of it, and no half character.
+/// Cuts the text to at most this many bytes, between two characters.
 pub(crate) fn cut(mut text: String, bytes: usize) -> String {
     let end = (0..=bytes.min(text.len())).rfind(|&i| text.is_char_boundary(i));
     text.truncate(end.unwrap_or(0));
@@ -231,21 +231,21 @@ pub(crate) fn cut(mut text: String, bytes: usize) -> String {
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Mode {
-    /// One holder, nobody beside it.
+    /// One holder, and no other lock.
     Exclusive,
-    /// Any number of readers, no exclusive lock beside them.
+    /// Any number of readers, and no exclusive lock.
     Shared,
 }
 
 impl Mode {
-    /// Whether who holds a lock in this mode may do what needs one in `wanted`.
+    /// Whether a lock in this mode is enough for an operation that needs `wanted`.
     pub(crate) fn covers(self, wanted: Self) -> bool {
         self == Self::Exclusive || wanted == Self::Shared
     }
 }
 
-/// Tells a guarded thing outside the database which of two holders came later: it must refuse whoever
-/// brings a lower one than it has seen.
+/// Tells a resource outside the database which of two holders came later. The resource must refuse a
+/// token that is lower than one that it has seen.
 ///
 /// Strictly increasing for each document of a [fenced](crate::Lockable::FENCED) collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -260,7 +260,7 @@ impl FencingToken {
     }
 }
 
-/// For stores, and for what was written down.
+/// For stores, and for programs that keep tokens.
 impl From<u64> for FencingToken {
     fn from(stored: u64) -> Self {
         Self(stored)
@@ -273,35 +273,36 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// One lock: a grant of ours, or what is known about somebody else's.
+/// One lock: our own grant, or what is known about another session's lock.
 #[derive(Debug, Clone)]
 pub struct Lock {
     /// The locked document.
     pub key: LockKey,
-    /// How much it excludes.
+    /// How much the lock excludes.
     pub mode: Mode,
-    /// The session that holds it.
+    /// The session that holds the lock.
     pub aid: Aid,
     /// The acquisition. `None` in the record of a foreign program, which writes no token.
     pub token: Option<LockToken>,
-    /// The tab of the session that it was granted to, if that had a name.
+    /// The tab of the session to which the lock was granted, if the tab had a name.
     pub tab: Option<TabId>,
-    /// The place of this acquisition among all of the document. Only in a
+    /// The number of this acquisition among all acquisitions of the document. Only in a
     /// [fenced](crate::Lockable::FENCED) collection.
     pub fence: Option<FencingToken>,
-    /// Who is shown. `None` in the record of a foreign program.
+    /// The holder as shown to people. `None` in the record of a foreign program.
     pub holder: Option<Holder>,
-    /// When it was taken, by the server's clock. For display.
+    /// When the lock was taken, by the server's clock. For display.
     pub since: SystemTime,
-    /// When it runs out unless it is renewed, by the clock of this process that cannot be set.
+    /// When the lock expires unless it is renewed, by the monotonic clock of this process.
     ///
-    /// Counted from before the request was sent that brought this answer, so never later than what
-    /// the server goes by. The server decides; this tells a holder when to stop believing.
+    /// Counted from before the request that led to this answer was sent, so never later than the server's
+    /// own time of expiry. The server decides; this value tells a holder when to stop relying on the
+    /// lock.
     pub expires_at: Instant,
 }
 
 impl Lock {
-    /// How long it still lives unless it is renewed; zero if it has run out.
+    /// The remaining lifetime unless the lock is renewed; zero if it has expired.
     #[must_use]
     pub fn expires_in(&self) -> Duration {
         self.expires_at.saturating_duration_since(clock::now())
@@ -339,7 +340,7 @@ mod tests {
                 assert_eq!((attempt.of_place(), attempt.first_attempt()), (place, token));
                 assert!(attempt.is_of_same_claim(token));
                 assert!(!attempt.is_of_same_claim(token.next_claim()));
-                // As the store in MongoDB compares them.
+                // Compared as text, as in MongoDB.
                 assert!(first <= attempt.to_string() && attempt.to_string() <= last);
             }
             assert_eq!(attempts[2].attempts().collect::<Vec<_>>(), attempts);

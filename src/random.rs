@@ -1,12 +1,12 @@
-//! Where everything random in the manager and the embedded store comes from.
+//! The source of all random values in the manager and the embedded store.
 //!
-//! With the feature `test-util` a test can seed it, so that a simulation repeats itself exactly. For the
+//! With the feature `test-util` a test can seed it, so that a simulation is exactly repeatable. For the
 //! same reason no `select!` in the manager chooses its branch at random.
 
 use uuid::Uuid;
 
-/// As the one of the standard library. With `test-util` all maps hash alike, so that the order in
-/// which they are iterated over is the same in each run.
+/// The standard map. With `test-util`, all maps hash alike, so that their order of iteration is the same
+/// in each run.
 #[cfg(feature = "test-util")]
 pub(crate) type HashMap<K, V> = std::collections::HashMap<
     K,
@@ -42,9 +42,8 @@ thread_local! {
     static SEEDED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
 }
 
-/// Makes everything random that the crate does on this thread depend on `seed` alone: tokens, ids,
-/// the jitter of pauses. For a simulation on one thread, never for a server: anybody could guess what
-/// comes next.
+/// Makes all random values of the crate on this thread depend on `seed` alone: tokens, ids, the jitter of
+/// pauses. For a simulation on one thread, never for a server: anybody could guess the next values.
 #[cfg(feature = "test-util")]
 pub fn seed_randomness(seed: u64) {
     SEEDED.set(Some(seed));
