@@ -1,4 +1,4 @@
-//! The crate in an actix-web application. The only place that knows HTTP.
+//! The crate in an actix-web application. Only this module uses HTTP.
 
 mod admin;
 mod api;

@@ -1,4 +1,4 @@
-//! The table of all locks, for those who may see it.
+//! The table of all locks, for administrators.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,12 +29,12 @@ pub(super) fn routes(config: &mut ServiceConfig) {
 }
 
 /// # Errors
-/// 404 if the application has no admin policy: there is no such page. 403 by the policy.
+/// 404 if the application has no admin policy: then there is no such page. 403 if the policy refuses.
 pub(super) fn allowed(locks: &SessionLocks) -> Result<(), Problem> {
     match locks.manager().may_see_all(&locks.locks.actor()) {
         Some(true) => Ok(()),
         Some(false) => Err(Problem::new(StatusCode::FORBIDDEN, "not_an_administrator")
-            .detail("the locks of everybody are for administrators to see")),
+            .detail("only administrators may see the locks of all users")),
         None => Err(Problem::new(StatusCode::NOT_FOUND, "no_such_route")
             .detail("this application has no table of all locks")),
     }
@@ -58,9 +58,9 @@ async fn style(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Pr
 #[derive(Serialize)]
 struct AllBody {
     locks: Vec<LockBody>,
-    /// There are more than are listed.
+    /// There are more locks than those listed.
     more: bool,
-    /// Whether changes are told at once; else within a second or so.
+    /// Whether changes are reported at once; otherwise within about a second.
     told: bool,
 }
 
@@ -73,7 +73,8 @@ struct LockBody {
     holder: Option<Holder>,
     since: String,
     expires_in_ms: u64,
-    /// Names the acquisition, so that no other is broken. It opens nothing to another session.
+    /// Identifies the acquisition, so that no other lock is broken. The token is of no use to another
+    /// session.
     token: Option<LockToken>,
     may_break: bool,
 }
@@ -87,7 +88,7 @@ async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
         documents.entry(lock.key.collection().to_owned()).or_default().insert(&lock.key);
     }
     let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
-    // Who has had it longest comes first.
+    // The oldest lock comes first.
     locks.sort_by_key(|lock| lock.since);
     let all: Vec<_> = (locks.into_iter())
         .map(|lock| LockBody {

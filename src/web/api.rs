@@ -1,4 +1,4 @@
-//! The lock API, for pages that lock without loading.
+//! The lock API, for pages that lock documents without loading them.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -23,10 +23,11 @@ use crate::{
     },
 };
 
-/// The largest body that the lock API takes: a heartbeat of some hundred locks.
+/// The largest body that the lock API accepts: a heartbeat of several hundred locks.
 const MAX_BODY_BYTES: usize = 64 * 1024;
 
-/// The longest grace for a page that goes. Whoever wants longer had better not release.
+/// The longest grace period for a page that is closed. A page that needs longer should not release its
+/// lock.
 const LONGEST_GRACE: Duration = Duration::from_secs(10);
 
 /// The lock API. Mount it under a scope of your choice, inside
@@ -41,39 +42,47 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// |---|---|
 /// | `POST /{collection}/{id}` | 201 taken, 200 held already; the lock |
 /// | `GET /{collection}/{id}` | 200 `{"state": "free" \| "mine" \| "mine_elsewhere" \| "held", …}` |
-/// | `DELETE /{collection}/{id}`, `POST /{collection}/{id}/release` | 204, also when it had gone |
-/// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews everything of the session |
+/// | `DELETE /{collection}/{id}`, `POST /{collection}/{id}/release` | 204, also if the lock was gone |
+/// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews all locks of the session |
 /// | `GET /` | 200, the locks of the session |
 /// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::LockingSession::event_streams) streams |
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
 /// | `GET /admin` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
-/// Bodies are JSON of any content type, and may be empty. `POST /{collection}/{id}` takes `{"mode":
-/// "exclusive" | "shared", "wait_ms": 0, "take_over": false}`, these being the defaults; who waits is
-/// cut at [`longest_wait`](crate::LockingSession::longest_wait), and who asks again within 3 s after
-/// that has kept its place on this server. `take_over` takes the lock from another tab of the session,
-/// or from another session if the [policy](crate::LockManagerBuilder::take_over_policy) allows it (else
-/// 403); refusals say in `may_take_over` whether it would. `heartbeat`: `{"locks": {"collection/id":
-/// "token", …}}` is what the page believes it holds; what it does not is in `lost`. Without a body,
-/// everything of the session is in `held`. `release`: `{"token": "…"}` releases that acquisition only;
-/// `sendBeacon` cannot set headers. With `"grace_ms"`, at most 10 000, it runs out after that instead,
-/// unless the session asks for it before: so a page that is loaded anew keeps its lock. `break`:
-/// `{"reason": "…", "token": "…"}`, the reason of at most [`MAX_REASON_BYTES`], the token of the
-/// lock that is meant if no other is. Tokens may be written as they stand in `Lock-Token`. At most 64 KiB.
-/// A session that has ended holds nothing, so `heartbeat`, `release` and `GET` answer it as any other.
+/// Bodies are JSON of any content type, of at most 64 KiB, and may be empty. A session that has ended
+/// holds nothing, so `heartbeat`, `release` and `GET` answer it as any other session.
 ///
-/// A page that sends the header `Doclock-Tab` with a UUID of its tab has its locks for itself: to other
-/// tabs of the session they are `mine_elsewhere` (423) until they take them over. `/events` takes it as
-/// `?tab=`. With a UUID of this load of the page in `Doclock-Page`, and as `page` in the release, what a
-/// page sends when it goes does no harm if it comes after what the next load of it has sent.
+/// - `POST /{collection}/{id}` accepts `{"mode": "exclusive" | "shared", "wait_ms": 0, "take_over":
+///   false}`; these values are the defaults. A wait is limited to
+///   [`longest_wait`](crate::LockingSession::longest_wait). A client that asks again within 3 s after its
+///   wait keeps its place in the queue of this server. `take_over` takes the lock from another tab of the
+///   session, or from another session if the [policy](crate::LockManagerBuilder::take_over_policy) allows
+///   it (otherwise 403). A refusal says in `may_take_over` whether the policy would allow a takeover.
+/// - `heartbeat` accepts `{"locks": {"collection/id": "token", …}}`, the locks that the page believes it
+///   holds. Those that it does not hold are in `lost`. Without a body, all locks of the session are in
+///   `held`.
+/// - `release` accepts `{"token": "…"}`, and then releases only that acquisition; `sendBeacon` cannot set
+///   headers. With `"grace_ms"`, at most 10 000, the lock expires after that time instead, unless the
+///   session asks for it before. So a page that is reloaded keeps its lock.
+/// - `break` accepts `{"reason": "…", "token": "…"}`. The reason has at most [`MAX_REASON_BYTES`]. With a
+///   token, only the lock with that token is broken.
 ///
-/// The stream of events begins with `resync`, which is also sent after each gap: look at everything
-/// anew. Then `acquired`, and `released`, `expired`, `broken` or `session_ended`, with the document, the
-/// holder, and whose it is or was: `mine`, `mine_elsewhere` or `held`. `?keys=collection/id,…` leaves
-/// others out. Each 15 s without an event there is a comment.
+/// Tokens may be written as they appear in `Lock-Token`.
 ///
-/// Who may call it is the application's to say: wrap the scope in what guards your other routes.
+/// A page that sends a UUID of its tab in the header `Doclock-Tab` keeps its locks to that tab: to other
+/// tabs of the session they are `mine_elsewhere` (423) until they are taken over. `/events` accepts the
+/// UUID as `?tab=`. A page can also send a UUID of its current load, in the header `Doclock-Page` and as
+/// `page` in the release. Then the last request of a closed page does no harm if it arrives after the
+/// first request of the reloaded page.
+///
+/// The stream of events begins with `resync`, which is also sent after each gap: the page should then
+/// read everything again. The other events are `acquired`, `released`, `expired`, `broken` and
+/// `session_ended`. They carry the document, the holder, and whose lock it is or was: `mine`,
+/// `mine_elsewhere` or `held`. `?keys=collection/id,…` selects some documents. After 15 s without an
+/// event there is a comment.
+///
+/// The application decides who may call the API: wrap the scope in the guards of your other routes.
 /// Changes are refused to pages of other sites.
 pub fn lock_api(config: &mut ServiceConfig) {
     config
@@ -92,7 +101,7 @@ pub fn lock_api(config: &mut ServiceConfig) {
 /// One lock of the session, as the client sees it.
 #[derive(Serialize)]
 struct MineBody {
-    /// As a heartbeat names it.
+    /// The name of the document in a heartbeat.
     key: String,
     collection: String,
     id: String,
@@ -137,7 +146,7 @@ struct StateBody {
     may_take_over: Option<bool>,
 }
 
-/// Whose lock it is, as seen by this tab of this session.
+/// Whose lock it is, from the view of this tab of this session.
 pub(super) fn state_of(lock: &Lock, locks: &RequestLocks) -> &'static str {
     if Some(&lock.aid) != locks.aid().as_ref() {
         "held"
@@ -203,7 +212,7 @@ async fn acquire(
 struct ReleaseBody {
     /// The acquisition to release. `sendBeacon` cannot set a header.
     token: Option<String>,
-    /// The load of the page that goes; likewise.
+    /// The load of the page that is being closed. A beacon cannot set a header for this either.
     page: Option<String>,
     grace_ms: u64,
 }
@@ -228,7 +237,7 @@ async fn release(
     let until = locks.locks.begin();
     if let Some(aid) = locks.locks.aid() {
         for token in tokens {
-            // Or an exclusive one: a beacon does not say.
+            // Or an exclusive lock: a beacon does not say which.
             let mode = Mode::Shared;
             let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
             if grace.is_zero() {
@@ -244,7 +253,7 @@ async fn release(
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct HeartbeatBody {
-    /// What the client believes it holds: `"collection/id"` → token.
+    /// The locks that the client believes it holds: `"collection/id"` → token.
     locks: HashMap<String, String>,
 }
 
@@ -269,7 +278,7 @@ async fn heartbeat(
     let believed = (read::<HeartbeatBody>(body)?.locks.into_iter())
         .map(|(name, token)| Ok((name, parse_token(&token)?)))
         .collect::<Result<HashMap<_, _>, Problem>>()?;
-    // The wrap has started a renewal of the session's locks, if one was due.
+    // `locks.session(…)` has started a renewal of the session's locks, if one was due.
     let until = locks.locks.begin();
     locks.locks.renewed(until).await;
     let held = match locks.locks.aid() {
@@ -314,7 +323,7 @@ async fn break_lock(
     let token = token.map(|token| parse_token(&token)).transpose()?;
     let on_it = locks.manager().locks_on(&key).await?;
     let is_meant = |lock: &&Lock| token.is_none() || lock.token == token;
-    // Of several readers each has to be broken, or none.
+    // If the document has several readers, all of their locks must be broken, or none.
     let (meant, actor): (Vec<_>, _) =
         (on_it.iter().filter(is_meant).collect(), locks.locks.actor());
     if !meant.iter().all(|lock| locks.manager().may_break(&actor, lock)) {
@@ -333,8 +342,8 @@ fn key(locks: &SessionLocks, req: &HttpRequest) -> Result<LockKey, Problem> {
     let param = |name| path_param(req, name).unwrap_or_default();
     locks.manager().key(&param("collection"), &param("id")).map_err(|e| match e {
         LockError::Misconfigured(_) => {
-            // A developer's mistake or anybody's guess, so no error.
-            log::warn!(target: "actix_doclock::web", "the lock API was asked for {:?}: {e}", req.path());
+            // A developer's mistake or a guess of a client, so this is not logged as an error.
+            log::warn!(target: "actix_doclock::web", "a client asked the lock API for {:?}: {e}", req.path());
             Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
                 .detail("there is no such collection of lockable documents")
         }
@@ -342,7 +351,7 @@ fn key(locks: &SessionLocks, req: &HttpRequest) -> Result<LockKey, Problem> {
     })
 }
 
-/// An empty body says the same as `{}`. Its type is not looked at: `sendBeacon` sends text.
+/// An empty body means `{}`. The content type is ignored: `sendBeacon` sends text.
 fn read<T: Default + DeserializeOwned>(body: Body) -> Result<T, Problem> {
     let body = body.map_err(|e| Problem::of_body(e.as_response_error()))?;
     if body.is_empty() {

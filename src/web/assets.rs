@@ -24,7 +24,7 @@ async fn client_types(req: HttpRequest) -> HttpResponse {
     file(&req, "text/plain; charset=utf-8", include_str!("assets/client.d.ts"))
 }
 
-/// A file that browsers keep, and ask each time whether it is still the same.
+/// A file that browsers cache, and revalidate at each use.
 pub(super) fn file(req: &HttpRequest, content_type: &str, text: &'static str) -> HttpResponse {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! Server-sent events: what happens to locks, told to pages.
+//! Server-sent events: tells pages what happens to locks.
 
 use std::{
     collections::HashSet,
@@ -27,23 +27,23 @@ use crate::{
     },
 };
 
-/// Proxies close connections that are silent, most of them after a minute, some after half of one.
+/// Proxies close idle connections, most of them after a minute, some after half a minute.
 const BEAT: Duration = Duration::from_secs(15);
-/// How long a stream lasts. Browsers open the next one by themselves, and whoever may not do so any more
-/// is told by then.
+/// How long a stream lasts. Browsers open the next stream themselves. A client that is no longer allowed
+/// to do so notices it then.
 const LIFE: Duration = Duration::from_secs(15 * 60);
-/// When a page whose stream was refused may try again.
+/// When a page may try again after its stream was refused.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 pub(super) struct Asked {
     /// An `EventSource` cannot set headers.
     tab: Option<String>,
-    /// The documents to hear of, separated by commas; else all.
+    /// The documents to report, separated by commas; otherwise all.
     keys: Option<String>,
 }
 
-/// To whom a stream goes.
+/// The receiver of a stream.
 struct Listener {
     events: LockEvents,
     aid: Option<Aid>,
@@ -51,7 +51,7 @@ struct Listener {
     keys: Option<HashSet<String>>,
     ends: bool,
     until: Instant,
-    /// For what is said at the beginning.
+    /// For the first message.
     manager: crate::LockManager,
     _admitted: Admitted,
 }
@@ -65,7 +65,7 @@ pub(super) async fn stream(
     let admitted =
         manager.event_streams().admit(address, locks.locks.streams()).ok_or_else(|| {
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
-                .detail("this server holds too many streams of events; ask now and then instead")
+                .detail("this server has too many open event streams; poll instead")
                 .retry_after(TRY_AGAIN_AFTER)
         })?;
     let Asked { tab, keys } = asked.into_inner();
@@ -90,14 +90,15 @@ pub(super) async fn stream(
     Ok(HttpResponse::Ok()
         .content_type("text/event-stream")
         .insert_header((header::CACHE_CONTROL, "no-store"))
-        // Neither a compression of this server nor a proxy is to wait until it has more.
+        // Neither the compression of this server nor a proxy should wait for more data.
         .insert_header((header::CONTENT_ENCODING, "identity"))
         .insert_header(("x-accel-buffering", "no"))
         .streaming(messages))
 }
 
 impl Listener {
-    /// `None` when the server is being stopped, the session has ended, or the stream has lasted long.
+    /// `None` when the server is being stopped, the session has ended, or the stream has lasted for its
+    /// full time.
     async fn next(&mut self) -> Option<String> {
         loop {
             if self.ends || clock::now() >= self.until {
@@ -116,7 +117,7 @@ impl Listener {
         }
     }
 
-    /// What this one is told of it, if anything.
+    /// The data of the event for this receiver, if the event concerns it.
     fn data(&self, event: &Arc<LockEvent>) -> Option<Value> {
         let Some(lock) = event.lock() else {
             return Some(json!({ "told": self.manager.is_told_of_events() }));

@@ -23,75 +23,76 @@ use crate::{
     },
 };
 
-/// A document that this session locks with the request: acquired, or confirmed if the session holds
-/// it already; then loaded.
+/// A document that this request locks for the session and then loads. If the session already holds the
+/// lock, the lock is confirmed.
 ///
-/// The id is taken from the path parameter [`Lockable::PATH_PARAM`]. Use it where editing begins,
+/// The id comes from the path parameter [`Lockable::PATH_PARAM`]. Use this type where editing begins,
 /// with `POST`: prefetching browsers and crawlers follow every `GET`.
 ///
 /// - *Proves:* the session held the lock when the document was loaded.
-/// - *Ends* with the session, by [`release`](Guarded::release), or when the session is silent for
-///   the ttl. Dropping it does **not** release: the person goes on editing between requests.
-/// - *If the answer is an error*, a lock that this request took is given back before it is sent.
+/// - *Ends* with the session, by [`release`](Guarded::release), or when the session is idle for the ttl.
+///   Dropping this value does **not** release the lock: the person goes on editing between requests.
+/// - *If the answer is an error*, a lock that this request took is given back before the answer is sent.
 ///
 /// # Errors
-/// As an argument `LockedDoc<T>` the request is answered with the error. `Option<LockedDoc<T>>` and
-/// `Result<LockedDoc<T>, LockError>` call the handler all the same, for a read-only page:
+/// As an argument `LockedDoc<T>`, the request is answered with the error. With `Option<LockedDoc<T>>` or
+/// `Result<LockedDoc<T>, LockError>`, the handler is called anyway, for example to show a read-only page:
 ///
 /// [`LockError::Held`] 423, [`LockError::StaleToken`] 412, [`LockError::NotFound`] 404,
 /// [`LockError::InvalidKey`] and [`LockError::MalformedToken`] 400, [`LockError::SessionEnded`] 401, [`LockError::Store`] 503,
 /// [`LockError::Document`] and [`LockError::Misconfigured`] 500.
 ///
-/// If the client sends a `Lock-Token`, the lock is confirmed only, and it must be that acquisition. A
-/// request for several documents sends the tokens of all of them, separated by commas.
+/// If the client sends a `Lock-Token`, the lock is only confirmed, and it must have that token. A request
+/// for several documents sends all their tokens, separated by commas.
 pub type LockedDoc<T> = Guarded<T, Acquire>;
 
-/// A document that this session must hold already: confirmed, never acquired; then loaded.
+/// A document whose lock this session must already hold. The lock is confirmed, never acquired; then the
+/// document is loaded.
 ///
-/// Use it where work is saved. Nothing is taken by it, so nothing needs to be given back.
+/// Use it where work is saved. It takes no lock, so there is nothing to give back.
 ///
-/// - *Proves:* the session held the lock when the document was loaded. By the client's
-///   `Lock-Token`, if it sends one, even the same acquisition: not one that another tab of the
-///   session took later.
-/// - What decides is [`save`](Guarded::save): it writes if the lock is live at that moment.
+/// - *Proves:* the session held the lock when the document was loaded. If the client sends a
+///   `Lock-Token`, it was even the same acquisition, and not a later one of another tab of the session.
+/// - [`save`](Guarded::save) decides: it writes only if the lock is live at that moment.
 ///
 /// # Errors
 /// Those of [`LockedDoc`], but [`LockError::Lost`] 409 instead of [`LockError::Held`].
 pub type HeldDoc<T> = Guarded<T, Confirm>;
 
-/// A document that others may read, but nobody edit, while this session reads it: a shared lock,
-/// acquired or confirmed; then loaded.
+/// A document that others may read but not edit while this session reads it: takes or confirms a shared
+/// lock, and then loads the document.
 ///
-/// For what takes several documents into account, or must not change under a calculation. Whoever only
-/// wants to look needs no lock: [`SessionLocks::load`](crate::SessionLocks::load).
+/// For work that considers several documents, or that needs a document not to change during a
+/// calculation. A handler that only shows a document needs no lock:
+/// [`SessionLocks::load`](crate::SessionLocks::load).
 ///
-/// - *Proves:* no other session held an exclusive lock when the document was loaded. Other readers may
-///   be there. If this session holds the exclusive lock, that is confirmed and stays.
-/// - *Ends* as that of a [`LockedDoc`], for each reader by itself.
-/// - A [`LockedDoc`] of the same session and document turns it into an exclusive lock, with a new
-///   token, if nobody else reads it. Beside other readers that is refused with [`LockError::Held`],
-///   at once: two readers that waited for each other would do so for good.
+/// - *Proves:* no other session held an exclusive lock when the document was loaded. There may be other
+///   readers. If this session holds the exclusive lock, that lock is confirmed and stays exclusive.
+/// - *Ends* as the lock of a [`LockedDoc`], for each reader separately.
+/// - A [`LockedDoc`] of the same session and document turns it into an exclusive lock with a new token,
+///   if there is no other reader. Otherwise it is refused with [`LockError::Held`], at once: two readers
+///   would wait for each other forever.
 ///
 /// # Errors
 /// Those of [`LockedDoc`].
 pub type SharedDoc<T> = Guarded<T, Share>;
 
-/// How a [`Guarded`] document came by its lock: taken or confirmed. See [`LockedDoc`].
+/// How a [`Guarded`] document got its lock: taken or confirmed. See [`LockedDoc`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Acquire;
 
-/// How a [`Guarded`] document came by its lock: held before. See [`HeldDoc`].
+/// How a [`Guarded`] document got its lock: held before. See [`HeldDoc`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Confirm;
 
-/// How a [`Guarded`] document came by its lock: shared with others. See [`SharedDoc`].
+/// How a [`Guarded`] document got its lock: shared with others. See [`SharedDoc`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Share;
 
-/// The locks under which a document may be written.
+/// The locks that allow a document to be written.
 #[doc(hidden)]
 pub trait Exclusive {}
 
@@ -100,11 +101,11 @@ impl Exclusive for Confirm {}
 
 /// A loaded document whose lock this session holds. Dereferences to the document.
 ///
-/// Used under its names [`LockedDoc`], [`HeldDoc`] and [`SharedDoc`].
+/// Used under the names [`LockedDoc`], [`HeldDoc`] and [`SharedDoc`].
 #[must_use = "the document is locked and loaded for a reason"]
 pub struct Guarded<T, How> {
     document: T,
-    /// As it was loaded or saved last; `None` if it is not to be written.
+    /// The document as it was last loaded or saved; `None` if it may not be written.
     before: Option<StoredDocument>,
     mine: Mine,
     locks: RequestLocks,
@@ -112,23 +113,24 @@ pub struct Guarded<T, How> {
 }
 
 impl<T: Lockable, How: Exclusive> Guarded<T, How> {
-    /// Writes what has changed since the document was loaded, if this acquisition of its lock is live at
-    /// that moment. Keeps the lock, with a new lease.
+    /// Writes the changes since the document was loaded, if this acquisition of its lock is live at that
+    /// moment. Keeps the lock and renews its lease.
     ///
-    /// Field by field, also in documents within the document; an array is one value. So fields that `T`
-    /// does not name stay as they are, and so do those that other programs have changed in the meantime.
+    /// Compares field by field, also in nested documents; an array is one value. So fields that `T` does
+    /// not contain stay as they are, and so do fields that other programs have changed in the meantime.
     /// If nothing has changed, only the lease is renewed. To write the whole document, see
     /// [`replace`](Self::replace).
     ///
-    /// On a replica set, whatever was paused, partitioned or skewed in between: checking the lock
-    /// and writing the document is one transaction.
+    /// On a replica set this holds even if a process was paused, a network partitioned or a clock skewed
+    /// in between: the check of the lock and the write of the document are one transaction.
     ///
     /// # Errors
     /// [`LockError::Lost`] 409 or [`LockError::NotFound`] 404: nothing was written.
-    /// [`LockError::Rejected`] 422: a unique index or a validation rule of the collection forbids it, its
-    /// `_id` has changed, or it would be larger than 16 MiB. [`LockError::Document`] 500 if the document
-    /// has no BSON form. [`LockError::Misconfigured`] 500 if `T` reads its id from `_id` and writes it
-    /// elsewhere. [`LockError::Store`] 503: it is not known whether it was written; saving again is safe.
+    /// [`LockError::Rejected`] 422: a unique index or a validation rule of the collection forbids the
+    /// document, its `_id` has changed, or it would be larger than 16 MiB. [`LockError::Document`] 500 if
+    /// the document has no BSON form. [`LockError::Misconfigured`] 500 if `T` reads its id from `_id` and
+    /// writes it to another field. [`LockError::Store`] 503: it is unknown whether the document was
+    /// written; saving again is safe.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
@@ -136,11 +138,11 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
         self.write(self.before.clone()).await
     }
 
-    /// As [`save`](Self::save), but writes the whole document: fields that `T` does not name, or that
-    /// others have added since, are gone.
+    /// As [`save`](Self::save), but writes the whole document: fields that `T` does not contain, or that
+    /// others have added since, are removed.
     ///
     /// # Errors
-    /// As `save`, and as cancel safe.
+    /// As `save`. It is also as cancel safe.
     pub async fn replace(&mut self) -> Result<(), LockError> {
         self.write(None).await
     }
@@ -155,7 +157,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
                 return Ok(());
             }
             Err(LockError::Lost { .. }) => self.locks.forget(*token),
-            // Nobody needs a lock on what is not there.
+            // A lock on a missing document is of no use.
             Err(LockError::NotFound { .. }) => self.locks.release(&self.mine, until).await?,
             Err(_) => {}
         }
@@ -165,13 +167,16 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// [`save`](Self::save), then [`release`](Self::release).
     ///
     /// # Errors
-    /// Those of `save`; the lock is kept, so that it can be tried again. That a saved document could
-    /// not be released at once is none: that goes on in the background.
+    /// The errors of `save`; the lock is kept, so that the handler can try again. A failed release of a
+    /// saved document is no error: the release goes on in the background.
     pub async fn save_and_release(mut self) -> Result<(), LockError> {
         self.save().await?;
         if let Err(e) = self.locks.release(&self.mine, self.locks.begin()).await {
             let held = self.mine.acquisition();
-            log::warn!(target: "actix_doclock::web", "{:?} is saved, not yet released: {e}", held.key);
+            log::warn!(
+                target: "actix_doclock::web",
+                "{:?} is saved, but its lock is not released yet: {e}", held.key,
+            );
             self.locks.forget(held.token);
             self.locks.manager().release_in_background(held);
         }
@@ -180,19 +185,19 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
 }
 
 impl<T: Lockable, How> Guarded<T, How> {
-    /// Gives the lock back. That it had gone already is no error.
+    /// Gives the lock back. It is no error if the lock is already gone.
     ///
     /// # Errors
-    /// [`LockError::Store`] 503; the lock then goes with its session or its ttl.
+    /// [`LockError::Store`] 503; the lock then ends with its session, or expires.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the lock is released all the same.
+    /// If the future is dropped, the lock is still released.
     pub async fn release(self) -> Result<(), LockError> {
         self.locks.release(&self.mine, self.locks.begin()).await
     }
 
-    /// Waits until this process learns that the lock is gone, at the latest when it runs out; see
-    /// [`LockManager::lost`](crate::LockManager::lost). For handlers that take long.
+    /// Waits until this process learns that the lock is gone, at the latest when the lock expires; see
+    /// [`LockManager::lost`](crate::LockManager::lost). For handlers that run long.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<T, How> {
         self.locks.manager().lost(&self.mine.lock)
     }
@@ -203,7 +208,7 @@ impl<T: Lockable, How> Guarded<T, How> {
         &self.mine.lock
     }
 
-    /// The document alone. The lock stays with the session.
+    /// Returns the document alone. The session keeps the lock.
     #[must_use]
     pub fn into_inner(self) -> T {
         self.document
@@ -213,7 +218,7 @@ impl<T: Lockable, How> Guarded<T, How> {
         Self { document, before: None, mine, locks, how: PhantomData }
     }
 
-    /// The same for a document that may be written.
+    /// The same document, prepared for being written.
     fn editable(self) -> Result<Self, LockError> {
         let encoded = self.locks.manager().encode(&self.document);
         let unwritable = |source| LockError::Document { key: self.mine.lock.key.clone(), source };
@@ -290,9 +295,9 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
             let offered = locks.offered()?;
             let confirm = locks.confirm(&key, Mode::Exclusive, offered, until);
             let load = locks.manager().load::<T>(&key, until);
-            // At the same time if the client has been told of this very acquisition: then nobody else
-            // can have written in between. Else one after the other, or a lock that another tab of
-            // the session takes in between would seem to cover an older document.
+            // Both at the same time if the client knows this very acquisition: then no other session can
+            // have written in between. Otherwise one after the other: another tab of the session could
+            // take the lock in between, and that lock would then seem to cover an older document.
             let (mine, document) = if offered.is_empty() {
                 (confirm.await?, load.await)
             } else {
@@ -323,8 +328,8 @@ fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKe
     }
     let param = path_param(req, T::PATH_PARAM).ok_or_else(|| {
         misconfigured(format!(
-            "the route `{}` has no parameter `{{{}}}`, from which the id of `{}` is taken: name it \
-             so, or set `Lockable::PATH_PARAM`",
+            "the route `{}` has no parameter `{{{}}}` for the id of `{}`: name a parameter \
+             like this, or set `Lockable::PATH_PARAM`",
             req.match_pattern().unwrap_or_default(),
             T::PATH_PARAM,
             T::COLLECTION,

@@ -1,4 +1,4 @@
-//! Times as programs read them.
+//! Times in the formats of the HTTP API.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,5 +1,6 @@
-//! What the session store of a request and the wrap know of each other, past actix-session: a store is
-//! given a key and a state, and not what it was asked before. Only `MongoSessionStore` uses it.
+//! Data that the session store and `locks.session(…)` share within a request. actix-session cannot pass
+//! them: it gives a store only a key and a state, not the results of earlier calls. Only
+//! `MongoSessionStore` uses this.
 
 use std::{cell::RefCell, collections::HashMap, future::Future, time::Duration};
 
@@ -9,22 +10,22 @@ tokio::task_local! {
     static MEMORY: RefCell<Memory>;
 }
 
-/// What the current request has to do with its session.
+/// The session of the current request.
 #[derive(Default)]
 #[cfg_attr(
     not(all(feature = "mongo-session", feature = "_mongo")),
-    allow(dead_code, reason = "nobody else uses it")
+    allow(dead_code, reason = "only MongoSessionStore uses it")
 )]
 pub(super) struct Memory {
-    /// The key of the session that it has loaded, and the state as it was.
+    /// The key of the loaded session, and the state as it was loaded.
     pub(super) loaded: Option<(String, HashMap<String, String>)>,
-    /// The aid that it has given its session holds nothing.
+    /// The session holds no locks under the aid that this request has given it.
     pub(super) aid_is_spare: bool,
-    /// What was left of the absolute time-out when the session gave up its key.
+    /// The rest of the absolute time-out when the session gave up its key.
     pub(super) absolute_left: Option<Duration>,
-    /// The session had ended by the time it was to be saved.
+    /// The session had ended before it could be saved.
     pub(super) has_ended: bool,
-    /// Why the session middleware could not do its work.
+    /// Why the session middleware has failed.
     pub(super) failed: Option<StoreError>,
 }
 
@@ -32,7 +33,7 @@ pub(super) fn with_memory<F: Future>(request: F) -> impl Future<Output = F::Outp
     MEMORY.scope(RefCell::default(), request)
 }
 
-/// Outside of the wrap there is none.
+/// `None` outside of `locks.session(…)`.
 pub(super) fn memory<T>(access: impl FnOnce(&mut Memory) -> T) -> Option<T> {
     MEMORY.try_with(|memory| access(&mut memory.borrow_mut())).ok()
 }

@@ -16,15 +16,15 @@ use crate::{
     web::format::{millis, rfc3339},
 };
 
-/// When to try again what another session holds. It may come free at any moment before its lock
-/// runs out, so sooner than that.
+/// When to ask again for a lock that another session holds. The lock may become free at any moment before
+/// it expires, so this is shorter than its lease.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
 const STORE_MAY_BE_BACK_AFTER: Duration = Duration::from_secs(2);
 
 /// An answer of the type `application/problem+json`.
 ///
-/// What [`LockError`] answers with, and for handlers that want to answer alike. Carries nothing of
-/// what went on inside: the `detail` is written for the client.
+/// [`LockError`] answers with this type, and handlers may do so as well. It reveals no internals: the
+/// `detail` is written for the client.
 ///
 /// ```
 /// use actix_doclock::Problem;
@@ -40,7 +40,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with this status; `code` is for programs, like `"not_logged_in"`.
+    /// A problem with this status. `code` is for programs, as in `"not_logged_in"`.
     #[must_use]
     pub fn new(status: StatusCode, code: &str) -> Self {
         let mut body = Map::new();
@@ -51,13 +51,13 @@ impl Problem {
         Self { status, body, retry_after: None }
     }
 
-    /// What happened to this request and what can be done, for the person who reads it.
+    /// What happened to this request and what to do, for the person who reads it.
     #[must_use]
     pub fn detail(self, detail: impl fmt::Display) -> Self {
         self.with("detail", detail.to_string())
     }
 
-    /// A member more.
+    /// Adds a member.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.body.insert(name.into(), value.into());
@@ -83,7 +83,7 @@ impl Problem {
         JsonConfig::default().error_handler(answer)
     }
 
-    /// What was wrong with the body of a request.
+    /// A problem for a malformed body of a request.
     pub(super) fn of_body(error: &(impl ResponseError + ?Sized)) -> Self {
         Self::new(error.status_code(), "bad_body").detail(error)
     }
@@ -182,7 +182,7 @@ impl From<&LockError> for Problem {
     }
 }
 
-/// For handlers that answer with problems of their own too.
+/// For handlers that also answer with their own problems.
 impl From<LockError> for Problem {
     fn from(error: LockError) -> Self {
         log_fault(&error);
@@ -201,10 +201,10 @@ impl ResponseError for LockError {
     }
 }
 
-/// The client is told nothing about a fault of the server, so the log is.
+/// The client is told nothing about a fault of the server, so the fault is logged.
 fn log_fault(error: &LockError) {
-    // What is misconfigured was logged when it was found. The others are no faults, and as many as clients
-    // like.
+    // A wrong configuration was logged when it was found. The other two are not faults, and clients can
+    // cause any number of them.
     let is_known = matches!(
         error,
         LockError::Misconfigured(_) | LockError::ShutDown | LockError::TooManyWaiters { .. }
@@ -220,8 +220,8 @@ fn log_fault(error: &LockError) {
     }
 }
 
-/// For the developer, in the log. The client is told nothing of it; a handler that takes an
-/// `Option` would not even know.
+/// Logs the advice for the developer. The client does not see it, and a handler that takes an `Option`
+/// would not notice the error at all.
 pub(super) fn misconfigured(what_to_do: impl Into<String>) -> LockError {
     let what_to_do = what_to_do.into();
     log::error!(target: "actix_doclock::web", "{what_to_do}");

@@ -1,4 +1,4 @@
-//! What one request does with the locks of its session.
+//! The locks of a session during one request.
 
 mod locking;
 
@@ -30,36 +30,37 @@ use crate::{
     web::{memory::memory, problem::misconfigured},
 };
 
-/// Where the aid is kept in the state of the session.
+/// The key of the aid in the state of the session.
 pub(super) const AID: &str = "doclock.aid";
 
-/// Announces a granted lock, and proves in a request that it is the same acquisition.
+/// Announces a granted lock in an answer, and identifies the same acquisition in a request.
 const LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
 
-/// How long ago the person has last touched the page that sends this request, in milliseconds.
+/// The time since the person last touched the page that sends this request, in milliseconds.
 const IDLE_MS: HeaderName = HeaderName::from_static("doclock-idle-ms");
 
-/// The tab that sends this request: a UUID that its page has chosen.
+/// The tab that sends this request: a UUID chosen by its page.
 const TAB: HeaderName = HeaderName::from_static("doclock-tab");
 
-/// The load of that page, which is new each time.
+/// The load of that page: a UUID that is new at each load.
 const PAGE: HeaderName = HeaderName::from_static("doclock-page");
 
-/// A browser loads a page that its person may never look at.
+/// A browser preloads a page that the person may never look at.
 const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
 
 pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
 
-/// How long requests wait for locks that others hold.
+/// How long requests wait for locks of other sessions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Waits {
-    /// What extractors do.
+    /// The wait of the extractors.
     pub(super) documents: Duration,
-    /// What a client may ask for.
+    /// The longest wait that a client may ask for.
     pub(super) longest: Duration,
 }
 
-/// The locks in one request: lives in its extensions, shared by the wrap and the extractors.
+/// The locks in one request. Lives in the extensions of the request, shared by `locks.session(…)` and the
+/// extractors.
 #[derive(Clone)]
 pub(crate) struct RequestLocks(Rc<State>);
 
@@ -69,35 +70,35 @@ struct State {
     keep_fresh_on_error: bool,
     waits: Waits,
     streams: Limits,
-    /// The page has sent this request by itself, and its person has been away for long.
+    /// The page has sent this request automatically, and its person has been away for long.
     idle: bool,
     tab: Option<TabId>,
     page: Option<PageId>,
-    /// Nobody has asked for this page so far.
+    /// The page is preloaded: nobody has asked for it yet.
     speculative: bool,
-    /// The tokens that the client sent; `None` if the header is not one.
+    /// The tokens that the client sent; `None` if the header is malformed.
     offered: Option<Vec<LockToken>>,
     session: RefCell<Option<Session>>,
-    /// The aid that was in the session when the request came.
+    /// The aid of the session when the request arrived.
     aid_before: RefCell<Option<Aid>>,
-    /// The aid that locks are taken with. It is put into the session when one is kept.
+    /// The aid for new locks. It is put into the session when a lock is kept.
     aid: RefCell<Option<Aid>>,
-    /// The session that this request has ended, if it is saved like that.
+    /// The aid of the session that this request has ended, if the session store accepts this.
     ending: RefCell<Option<Aid>>,
-    /// Granted to this request, and given back unless the request succeeds.
+    /// The locks that were granted to this request. They are given back unless the request succeeds.
     fresh: RefCell<Vec<Provisional>>,
-    /// Acquired or confirmed, and not released since.
+    /// The locks that were acquired or confirmed, and not released since.
     held: RefCell<Vec<LockToken>>,
-    /// What goes on in the background on account of this request.
+    /// Tracks the background operations of this request.
     scope: TaskTracker,
     /// The deadline of the latest operation.
     until: Cell<Option<Instant>>,
     renewal: RefCell<Option<Receiver<()>>>,
-    /// How many cookies the answer had before that of the session.
+    /// The number of cookies in the answer before the session's cookie.
     cookies: Cell<usize>,
 }
 
-/// The life of a request, in the order in which it happens. For the wrap.
+/// The life of a request, in order. For `locks.session(…)`.
 impl RequestLocks {
     pub(super) fn new(
         manager: LockManager,
@@ -143,7 +144,7 @@ impl RequestLocks {
         self.0.session.replace(Some(session));
     }
 
-    /// The handler has answered; what is put into the session now is saved with it.
+    /// The handler has answered. Changes to the session are still saved with it.
     pub(super) fn before_session_is_saved(&self, response: &HttpResponse<impl Sized>) {
         let status = response.status();
         self.0.cookies.set(response.headers().get_all(SET_COOKIE).count());
@@ -151,7 +152,7 @@ impl RequestLocks {
         let Some(session) = session.as_ref() else { return };
         let (before, now) = (self.0.aid_before.borrow().clone(), aid_in(session));
         if before.is_some() && now.is_none() && session.status() == SessionStatus::Unchanged {
-            // Neither purged nor cleared nor removed: somebody else has emptied the session.
+            // Neither purged nor cleared nor removed: another middleware has emptied the session.
             misconfigured(
                 "there is another session middleware inside `locks.session(…)`: remove its \
                  `.wrap(SessionMiddleware::new(store, key))`",
@@ -161,13 +162,13 @@ impl RequestLocks {
         let vanished = before.is_some() && now != before;
         if vanished {
             self.0.ending.replace(before);
-            // A handler that changes the session into another one (`clear`, then a login) begins
-            // a new aid with it.
+            // If a handler turns the session into another one (`clear`, then a login), the new session
+            // gets a new aid.
             self.0.aid.take();
         }
         let keeps_locks = !vanished && self.keeps(status) && !self.0.fresh.borrow().is_empty();
-        // Piggybacks on a login: an aid that is there before the first lock cannot be lost between
-        // two first requests at the same moment.
+        // Uses the save of a login: if the aid is there before the first lock, two simultaneous first
+        // requests cannot lose it.
         let is_saved_anyway =
             matches!(session.status(), SessionStatus::Changed | SessionStatus::Renewed)
                 && !session.entries().is_empty()
@@ -182,13 +183,13 @@ impl RequestLocks {
             }
         }
         if keeps_locks && aid_in(session) != *self.0.aid.borrow() {
-            // Purged by the very request that began it.
+            // The session was purged by the same request that began it.
             self.0.fresh.take();
             self.0.held.take();
         }
     }
 
-    /// The session middleware has done its work.
+    /// The session middleware has finished.
     pub(super) async fn session_saved(&self, response: &mut HttpResponse<impl Sized>) {
         let ending = self.0.ending.take();
         if let Some(aid) = ending {
@@ -197,7 +198,8 @@ impl RequestLocks {
             if let Err(e) = self.0.manager.release_session(&aid).await {
                 log::error!(
                     target: "actix_doclock::session",
-                    "the locks of the ended session {aid:?} go with their ttl: {e}",
+                    "the locks of the ended session {aid:?} were not released, and remain until they \
+                     expire: {e}",
                 );
             }
         }
@@ -219,17 +221,18 @@ impl RequestLocks {
         }
     }
 
-    /// The request has failed, or its session could not be saved: nothing was granted, nothing ended.
+    /// The request has failed, or its session could not be saved: no lock is kept, and no session has
+    /// ended.
     pub(super) async fn session_not_saved(&self) {
         self.0.ending.take();
         self.0.fresh.take();
         self.settle().await;
     }
 
-    /// The session store was too late: another request has ended the session, or given it another key.
+    /// The session was saved too late: another request has already ended it, or changed its key.
     ///
     /// # Errors
-    /// If the request was granted a lock: no session has the aid that it was granted to.
+    /// If the request was granted a lock: no session has the aid of that lock.
     pub(super) async fn session_has_ended(
         &self,
         response: &mut HttpResponse<impl Sized>,
@@ -238,7 +241,7 @@ impl RequestLocks {
             self.session_not_saved().await;
             return Err(LockError::SessionEnded { ago: Duration::ZERO });
         }
-        // The browser may have another key by now; it is not to get the dead one again.
+        // The browser may already have another key, and should not get the dead one again.
         let cookies: Vec<_> = response.headers().get_all(SET_COOKIE).cloned().collect();
         response.headers_mut().remove(SET_COOKIE);
         for cookie in cookies.into_iter().take(self.0.cookies.get()) {
@@ -251,8 +254,8 @@ impl RequestLocks {
         self.0.keep_fresh_on_error || !(status.is_client_error() || status.is_server_error())
     }
 
-    /// Waits until nothing of this request is under way, so that its answer is the last word: "400"
-    /// means "not locked". Not longer than its operations were allowed to take.
+    /// Waits until the operations of this request are complete, so that its answer is final: "400" means
+    /// "not locked". Does not wait longer than the operations may take.
     async fn settle(&self) {
         if let Some(until) = self.0.until.get() {
             self.0.scope.close();
@@ -269,8 +272,9 @@ impl fmt::Debug for RequestLocks {
 
 impl Drop for State {
     fn drop(&mut self) {
-        // The connection was lost while the session was being saved. The person has logged out, so
-        // their locks go; if the session store has not heard of it, it gets a new aid later.
+        // The connection was lost while the session was being saved. The person has logged out, so the
+        // locks are released. If the session store did not save the logout, the session gets a new aid
+        // later.
         if let Some(aid) = self.ending.take() {
             self.manager.release_session_in_background(aid);
         }
@@ -281,14 +285,13 @@ fn aid_in(session: &Session) -> Option<Aid> {
     session.get(AID).ok().flatten()
 }
 
-/// How long the person has been away, as far as the page says; anything that is not a number says
-/// nothing.
+/// How long the person has been away, according to the page. A value that is not a number is ignored.
 fn idle_for(headers: &HeaderMap) -> Option<Duration> {
     let ms = headers.get(IDLE_MS)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_millis(ms))
 }
 
-/// A name that the page has chosen. One that is malformed counts as none.
+/// A name chosen by the page. A malformed name is ignored.
 fn named<T: FromStr>(headers: &HeaderMap, header: HeaderName) -> Option<T> {
     headers.get(header)?.to_str().ok()?.trim().parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Refuses what another web site makes a browser send.
+//! Refuses requests that a page of another web site makes a browser send.
 
 use std::future::{Ready, ready};
 
@@ -15,8 +15,8 @@ use crate::web::problem::Problem;
 
 /// Proves that a request does not come from a page of another site.
 ///
-/// By `Sec-Fetch-Site`, which browsers set and pages cannot; in older browsers by `Origin`, which
-/// must name the host that was asked. A request with neither is not from a browser.
+/// It uses `Sec-Fetch-Site`, which browsers set and pages cannot set; in older browsers it uses `Origin`,
+/// which must be the host of the request. A request with neither header does not come from a browser.
 #[derive(Debug)]
 pub(super) struct SameSite;
 
@@ -34,7 +34,7 @@ impl FromRequest for SameSite {
     }
 }
 
-/// `host` is what a reverse proxy says the client asked for.
+/// `host` is the requested host according to the reverse proxy.
 fn is_cross_site(headers: &HeaderMap, host: &str) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site == "cross-site";

@@ -9,11 +9,11 @@ use crate::manager::LockManager;
 impl LockManager {
     /// Runs the HTTP server until it stops, and then [shuts the manager down](Self::shutdown).
     ///
-    /// Instead of `server.await`, where pages open streams of events or wait for locks: a graceful stop
-    /// waits for those requests, for 30 s by default. So when `SIGTERM` comes, they are ended; actix-web
-    /// hears the signal as well and stops as ever. Who stops the server by its
-    /// [`ServerHandle`](actix_web::dev::ServerHandle) calls
-    /// [`begin_shutdown`](Self::begin_shutdown) before.
+    /// Use it instead of `server.await` if pages open event streams or wait for locks: a graceful stop
+    /// waits for those requests, for 30 s by default. So this method ends them when `SIGTERM` arrives.
+    /// actix-web receives the signal as well, and stops as usual. If you stop the server by its
+    /// [`ServerHandle`](actix_web::dev::ServerHandle), call [`begin_shutdown`](Self::begin_shutdown)
+    /// first.
     ///
     /// ```no_run
     /// # use actix_doclock::{LockManager, MemoryStore};
@@ -27,7 +27,7 @@ impl LockManager {
     /// ```
     ///
     /// # Errors
-    /// Those of the server.
+    /// The errors of the server.
     pub async fn serve(&self, server: Server) -> io::Result<()> {
         let mut server = std::pin::pin!(server);
         let served = tokio::select! {
@@ -42,7 +42,7 @@ impl LockManager {
     }
 }
 
-/// Where there is no such signal, or it cannot be listened for: never.
+/// Never resolves if the system has no such signal, or if this process cannot listen for it.
 async fn told_to_stop() {
     #[cfg(unix)]
     {

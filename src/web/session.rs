@@ -1,4 +1,5 @@
-//! The one wrap: a session middleware with the locks around and inside it.
+//! `locks.session(…)`: wraps a session middleware, with one part of the locks around it and one inside
+//! it.
 
 use std::{fmt, future::Future, pin::Pin, rc::Rc, time::Duration};
 
@@ -20,17 +21,17 @@ use crate::{
     },
 };
 
-/// Well below the minute after which proxies give up on an answer.
+/// Well below the minute after which proxies stop waiting for an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// A stream that is silent costs some kilobytes and a file descriptor, of which there are often 1 024
-/// or a few thousand.
+/// An idle stream costs some kilobytes and a file descriptor. The limit for descriptors is often 1 024 or
+/// a few thousand.
 const EVENT_STREAMS: usize = 4096;
 
 type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
 impl LockManager {
-    /// Puts the locks around a session middleware: wrap the application in this *instead of* the
+    /// Puts the locks around a session middleware: wrap the application in the result *instead of* the
     /// [`SessionMiddleware`].
     ///
     /// ```no_run
@@ -46,9 +47,9 @@ impl LockManager {
     /// # }
     /// ```
     ///
-    /// One wrap of two parts. The inner one sees the session as handlers leave it; the outer one
-    /// knows whether the session was saved. So a missing or a wrongly ordered middleware, which
-    /// actix-session answers with an empty session in silence, cannot happen.
+    /// This is one wrap with two parts. The inner part sees the session as the handlers leave it; the
+    /// outer part knows whether the session was saved. So a session middleware cannot be missing or in
+    /// the wrong order, which actix-session would not report: it would hand out an empty session.
     /// `IdentityMiddleware` goes inside: `.wrap(IdentityMiddleware::default()).wrap(locks.session(…))`.
     pub fn session<K: SessionStore>(&self, session: SessionMiddleware<K>) -> LockingSession<K> {
         LockingSession {
@@ -65,16 +66,16 @@ impl LockManager {
 
 /// A [`SessionMiddleware`] with locks. Made by [`LockManager::session`].
 ///
-/// - The first lock of a session, or a request that saves the session anyway (a login), writes an
-///   aid into the session under the key `doclock.aid`. Refusals and lock-free requests write nothing.
-/// - A request of a session that has an aid renews all its locks, at most once in a third of the
-///   ttl, and does not wait for that. A session that holds nothing costs nothing after its login,
-///   and later an update that finds nothing: another server may have granted it something.
-/// - When the aid vanishes from the session (`purge`, `clear`, `Identity::logout`), and the session
-///   store has accepted that, all locks of the session are released before the answer is sent.
-///   `renew` keeps them.
-/// - A lock that was freshly taken by a request whose answer is an error (4xx, 5xx) is given back
-///   before the answer is sent.
+/// - The first lock of a session, or a request that saves the session anyway (a login), writes an aid
+///   into the session under the key `doclock.aid`. Refusals and requests without locks write nothing.
+/// - A request of a session with an aid renews all its locks, at most once in a third of the ttl, and
+///   does not wait for the renewal. A session without locks costs nothing after its login, and later an
+///   update that matches nothing: another server may have granted it a lock.
+/// - When the aid is removed from the session (`purge`, `clear`, `Identity::logout`), and the session
+///   store has accepted this, all locks of the session are released before the answer is sent. `renew`
+///   keeps the locks.
+/// - If the answer of a request is an error (4xx, 5xx), a lock that this request has freshly taken is
+///   given back before the answer is sent.
 #[must_use = "wrap the application in it: `App::new().wrap(…)`"]
 pub struct LockingSession<K: SessionStore + 'static> {
     manager: LockManager,
@@ -87,60 +88,59 @@ pub struct LockingSession<K: SessionStore + 'static> {
 }
 
 impl<K: SessionStore + 'static> LockingSession<K> {
-    /// Who the person of a session is: the label that others see, and the roles that policies ask
-    /// for. Default: nobody, shown as the manager's
-    /// [`holder_label`](crate::LockManagerBuilder::holder_label).
+    /// Identifies the person of a session: the label that others see, and the roles for the policies.
+    /// Default: no person; the manager's [`holder_label`](crate::LockManagerBuilder::holder_label) is
+    /// shown.
     pub fn identify(mut self, identify: impl Fn(&Session) -> Option<Actor> + 'static) -> Self {
         self.identify = Rc::new(identify);
         self
     }
 
-    /// How long the person may do nothing while the page keeps the session alive by itself. Default:
-    /// for good.
+    /// How long the person may do nothing while the page keeps the session alive. Default: no limit.
     ///
-    /// A page says so with the header `Doclock-Idle-Ms`: the milliseconds since the last key or click
-    /// of its person. A heartbeat, or any other request, that says at least this much does not count
-    /// as a sign of life: the session's locks go with their ttl. Requests without the header do count;
-    /// so does whatever takes or saves a document. It is the page's word: this is for people who left
-    /// their desk, not against them.
+    /// A page reports this in the header `Doclock-Idle-Ms`: the milliseconds since the person's last key
+    /// or click. A heartbeat or any other request with at least this value does not count as activity, so
+    /// the session's locks expire. Requests without the header count as activity, and so does each
+    /// request that takes or saves a document. The server trusts the page: this setting is for people who
+    /// left their desk, and is no protection against them.
     pub fn idle_after(mut self, idle_after: Duration) -> Self {
         self.idle_after = Some(idle_after);
         self
     }
 
-    /// How long [`LockedDoc`](crate::LockedDoc) and [`SharedDoc`](crate::SharedDoc) wait for a lock
-    /// that another session holds. Default: not at all.
+    /// How long [`LockedDoc`](crate::LockedDoc) and [`SharedDoc`](crate::SharedDoc) wait for a lock of
+    /// another session. Default: not at all.
     ///
-    /// The connection is kept open meanwhile, so stay below the time-outs of proxies and browsers. A
-    /// client that gives up takes its place in the queue along, if the server hears of it: over HTTP/1
-    /// only with [`h1_allow_half_closed(false)`](actix_web::HttpServer::h1_allow_half_closed), over HTTP/2
-    /// not at all. Otherwise its request goes on, and if the lock is granted to it, the session has it.
+    /// The connection stays open meanwhile, so stay below the time-outs of proxies and browsers. A client
+    /// that gives up loses its place in the queue, once the server notices. The server notices it over
+    /// HTTP/1 only with [`h1_allow_half_closed(false)`](actix_web::HttpServer::h1_allow_half_closed), and
+    /// over HTTP/2 not at all. Otherwise the request goes on, and if the lock is granted to it, the
+    /// session holds the lock.
     pub fn wait_for_documents(mut self, time: Duration) -> Self {
         self.waits.documents = time;
         self
     }
 
-    /// How long a client of the [lock API](crate::lock_api) may wait: longer `wait_ms` are cut. Default
-    /// 30 s.
+    /// How long a client of the [lock API](crate::lock_api) may wait: a longer `wait_ms` is shortened to
+    /// this. Default 30 s.
     pub fn longest_wait(mut self, time: Duration) -> Self {
         self.waits.longest = time;
         self
     }
 
-    /// How many streams of [events](crate::lock_api) this server holds open at most, and how many of them
-    /// to one address. Default 4 096 each; more are answered with 503, and their pages ask now and then
-    /// instead.
+    /// How many [event streams](crate::lock_api) this server keeps open at most, in total and for one
+    /// address. Default 4 096 each. More streams are answered with 503, and their pages poll instead.
     ///
-    /// The address is that of the other end of the connection: of the reverse proxy, where there is one.
-    /// So set the second lower only if browsers connect to this server themselves, and then not below
-    /// the number of people behind one company's gateway.
+    /// The address is the peer of the connection: the reverse proxy, if there is one. So lower the second
+    /// limit only if browsers connect to this server directly, and not below the number of people behind
+    /// one company's gateway.
     pub fn event_streams(mut self, in_all: usize, per_address: usize) -> Self {
         self.streams = Limits { total: in_all, per_address };
         self
     }
 
-    /// Keeps a fresh lock although the answer of its request is an error (4xx, 5xx). Default: it is
-    /// given back, because the client does not know that it has it.
+    /// Keeps a fresh lock even if the answer of its request is an error (4xx, 5xx). Default: the lock is
+    /// given back, because the client does not know that it holds the lock.
     pub fn keep_fresh_locks_on_error(mut self) -> Self {
         self.keep_fresh_on_error = true;
         self
@@ -222,7 +222,7 @@ where
         if req.extensions().contains::<RequestLocks>() {
             let error = misconfigured(
                 "the request passes `locks.session(…)` twice: keep the wrap of the whole \
-                 application, remove that of the scope",
+                 application, remove the wrap of the scope",
             );
             return Box::pin(async { Err(error.into()) });
         }
@@ -248,7 +248,7 @@ where
                 }
                 Err(error) => {
                     locks.session_not_saved().await;
-                    // actix-session makes an empty 500 of what is an outage of our database.
+                    // actix-session turns an outage of our database into an empty 500.
                     let outage = memory(|it| it.failed.take()).flatten();
                     Err(outage.map_or(error, |outage| LockError::Store(outage).into()))
                 }

@@ -16,7 +16,7 @@ use crate::{
     web::request::{Ask, Mine, RequestLocks},
 };
 
-/// What this session holds, and everything that can be done about it. Takes nothing by itself.
+/// The locks of this session, and operations on them. The extractor itself takes no lock.
 ///
 /// ```
 /// # use actix_doclock::{LockError, SessionLocks};
@@ -49,8 +49,8 @@ impl SessionLocks {
         }
     }
 
-    /// Takes the lock on the document `id`, or confirms that the session holds it. Looks neither
-    /// whether there is such a document, nor at a `Lock-Token` of the client.
+    /// Takes the lock on the document `id`, or confirms that the session holds it. Does not check whether
+    /// the document exists, and ignores a `Lock-Token` of the client.
     ///
     /// # Errors
     /// Those of [`LockedDoc`](crate::LockedDoc), without [`LockError::NotFound`].
@@ -64,19 +64,19 @@ impl SessionLocks {
         Ok(mine.lock)
     }
 
-    /// Takes or confirms the exclusive locks on all of these documents, or takes none. Doubles count
-    /// once. Looks neither whether there are such documents, nor at a `Lock-Token` of the client.
+    /// Takes or confirms the exclusive locks on all of these documents, or takes none. Duplicate keys
+    /// count once. Does not check whether the documents exist, and ignores a `Lock-Token` of the client.
     ///
-    /// They are taken in the order of their keys, so two such calls cannot wait for each other; `wait`
-    /// is for all of them together. What was freshly taken is given back in reverse order if one is
-    /// refused. See [`Job::acquire_all`](crate::Job::acquire_all) for what is left to the caller.
+    /// The locks are taken in the order of their keys, so two such calls cannot wait for each other;
+    /// `wait` is for all of them together. If one lock is refused, the freshly taken locks are given back
+    /// in reverse order. See [`Job::acquire_all`](crate::Job::acquire_all) for the duties of the caller.
     ///
     /// # Errors
     /// Those of [`LockedDoc`](crate::LockedDoc), without [`LockError::NotFound`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, what was freshly taken is given back with the request if its answer is
-    /// an error, and else belongs to the session.
+    /// If the future is dropped, the freshly taken locks are given back if the answer of the request is
+    /// an error. Otherwise they belong to the session.
     pub async fn acquire_all(
         &self,
         keys: impl IntoIterator<Item = LockKey>,
@@ -101,7 +101,7 @@ impl SessionLocks {
         Ok(all.into_iter().map(|mine| mine.lock).collect())
     }
 
-    /// The document as it is now, to read. Needs no lock, and takes none.
+    /// The current document, to read. Needs no lock, and takes none.
     ///
     /// # Errors
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
@@ -109,7 +109,7 @@ impl SessionLocks {
         self.manager().load(&LockKey::of::<T>(id)?, self.locks.begin()).await
     }
 
-    /// Releases whatever acquisition of this document the session holds; nothing if none.
+    /// Releases the session's lock on this document, if it holds one.
     ///
     /// # Errors
     /// [`LockError::Store`].
@@ -117,10 +117,10 @@ impl SessionLocks {
         self.release_key(&LockKey::of::<T>(id)?).await
     }
 
-    /// Releases everything that the session holds, and names it. The session goes on.
+    /// Releases all locks of the session, and returns their documents. The session goes on.
     ///
     /// # Errors
-    /// [`LockError::Store`]; what is left goes with the session or its ttl.
+    /// [`LockError::Store`]; the remaining locks end with the session, or expire.
     pub async fn release_all(&self) -> Result<Vec<LockKey>, LockError> {
         let Some(aid) = self.locks.aid() else { return Ok(Vec::new()) };
         let released = self.manager().release_all(&aid).await?;
@@ -128,7 +128,7 @@ impl SessionLocks {
         Ok(released)
     }
 
-    /// The manager, for what is not about this session.
+    /// The manager, for operations beyond this session.
     #[must_use]
     pub fn manager(&self) -> &LockManager {
         self.locks.manager()

@@ -1,4 +1,4 @@
-//! Web sessions that are known to end.
+//! Web sessions whose end is noticed.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -23,15 +23,16 @@ use crate::{
 mod builder;
 mod sweep;
 
-/// How long after the deletion of a session another one may come with its locks, at least.
+/// The minimum time that another session has, after the deletion of a session, to continue with its
+/// locks.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Web sessions in MongoDB, for [`SessionMiddleware`](actix_session::SessionMiddleware). Feature
 /// `mongo-session`.
 ///
-/// What cookies and Redis cannot do: a session that expires, is deleted or revoked here takes its
-/// locks with it at once, and the [listener](crate::LockManagerBuilder::on_session_end) is called,
-/// although no request comes.
+/// This store can do what cookies and Redis cannot: when a session expires, is deleted or is revoked
+/// here, its locks are released at once, and the [listener](crate::LockManagerBuilder::on_session_end) is
+/// called, even if no request arrives.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -52,22 +53,22 @@ const GRACE: Duration = Duration::from_secs(10);
 /// # Ok(()) }
 /// ```
 ///
-/// - *Keys* are 64 random characters. The database has their SHA-256 only: who reads it cannot use
-///   what they find. States are stored as they are.
-/// - *Time-outs* go by the database server's clock. The sliding one is that of the session middleware
-///   (`PersistentSession` or `BrowserSession`, one day unless set). It is extended by requests that
-///   change the session, or by all with `TtlExtensionPolicy::OnEveryRequest`. The absolute one counts
-///   from the beginning of the session, and a `renew` does not change that.
-/// - *Two requests at the same moment* do not undo each other's changes: only the entries that a
-///   request has set or removed are written, in one update. That needs the wrap
-///   [`locks.session(…)`](LockManager::session); without it the later one overwrites, as in all
-///   other stores. A `clear` removes everything. What a request writes while another one renews the
-///   session goes with the old key.
-/// - *An ended session* is not revived by a request that was under way when it ended: what that
-///   request wanted to save is dropped.
+/// - *Keys* are 64 random characters. The database contains only their SHA-256, so a person who reads the
+///   database cannot use them. States are stored unencrypted.
+/// - *Time-outs* follow the database server's clock. The sliding time-out is that of the session
+///   middleware (`PersistentSession` or `BrowserSession`, one day unless set). It is extended by requests
+///   that change the session, or by all requests with `TtlExtensionPolicy::OnEveryRequest`. The absolute
+///   time-out counts from the beginning of the session, and a `renew` does not change it.
+/// - *Two requests at the same moment* do not undo each other's changes: only the entries that a request
+///   has set or removed are written, in one update. This needs the wrap
+///   [`locks.session(…)`](LockManager::session); without it the later request overwrites the earlier one,
+///   as in all other stores. A `clear` removes everything. If one request renews the session, the changes
+///   of another request at the same moment are lost with the old key.
+/// - *An ended session* is not revived by a request that was under way when it ended: the changes of that
+///   request are dropped.
 ///
-/// Clones are handles to one store. Build it in `main`: like the manager, it runs on the runtime on
-/// which it was built.
+/// Clones are handles to one store. Build it in `main`: like the manager, it runs on the runtime on which
+/// it was built.
 #[derive(Clone)]
 pub struct MongoSessionStore {
     inner: Arc<Inner>,
@@ -80,7 +81,7 @@ struct Inner {
 }
 
 impl MongoSessionStore {
-    /// The live sessions of a user: for a page on which people see where they are logged in.
+    /// The live sessions of a user, for a page that shows people where they are logged in.
     ///
     /// # Errors
     /// [`StoreError`], within the manager's deadline.
@@ -93,11 +94,11 @@ impl MongoSessionStore {
         .await
     }
 
-    /// Ends a session: no request gets in with it any more, its locks are gone on return, and the
+    /// Ends a session: it is no longer accepted, its locks are released when this method returns, and the
     /// listener is called in the background.
     ///
     /// # Errors
-    /// [`LockError::Store`]. What has been begun then is finished by a repeated call, or by the next
+    /// [`LockError::Store`]. An unfinished revocation is completed by a repeated call, or by the next
     /// sweep of any server.
     ///
     /// # Cancel safety
@@ -113,10 +114,10 @@ impl MongoSessionStore {
         Ok(())
     }
 
-    /// Ends all sessions of a user, as after a change of the password. Says how many there were that
-    /// could be used.
+    /// Ends all sessions of a user, for example after a change of the password. Returns the number of
+    /// sessions that were usable.
     ///
-    /// A login that comes at the same moment may or may not be among them.
+    /// A login at the same moment may or may not be included.
     ///
     /// # Errors
     /// As [`revoke`](Self::revoke): some of the sessions may have been revoked.
@@ -125,7 +126,8 @@ impl MongoSessionStore {
         let revoked = self.run("revoking the sessions of a user", move |sessions| {
             let user = of.clone();
             async move {
-                // In this order, so that none is missed that is just given another aid or key.
+                // In this order, so that a session is not missed that is just being given another aid or
+                // key.
                 let aids = sessions.aids_of(&user).await?;
                 Ok((sessions.revoke_user(&user).await?, aids))
             }
@@ -151,8 +153,8 @@ impl MongoSessionStore {
         self.inner.locks.in_own_task(what, move || attempt(sessions.clone())).await
     }
 
-    /// What the current request has done to the session with this key, which it has loaded if that
-    /// is known.
+    /// The changes of the current request to the session with this key, compared with the loaded state if
+    /// that is known.
     fn change(&self, key: Option<&str>, state: State) -> Arc<Change> {
         let base = memory(|it| {
             let (loaded, state) = it.loaded.as_ref()?;
@@ -166,10 +168,10 @@ impl MongoSessionStore {
     async fn create(&self, state: State, ttl: &Ttl) -> Result<SessionKey, anyhow::Error> {
         let key = generate_session_key();
         if memory(|it| it.has_ended) == Some(true) {
-            // This would be the session under a new key, had it not ended: nothing has this one.
+            // This would be the renewed session, but the session has ended. No record has this key.
             return Ok(key);
         }
-        // A new key for the same session does not make it younger.
+        // A new key for the same session does not make the session younger.
         let old_key = memory(|it| it.loaded.as_ref().map(|(key, _)| key.clone())).flatten();
         let is_renewed = !self.change(old_key.as_deref(), state.clone()).replaces();
         let left = memory(|it| it.absolute_left).flatten().filter(|_| is_renewed);
@@ -215,8 +217,8 @@ impl SessionStore for MongoSessionStore {
         });
         match updated.await.map_err(|e| UpdateError::Other(failed(e)))? {
             Updated::Written => Ok(key),
-            // An ended session is over, also for a request that was under way: this key lets nobody
-            // in, and the wrap does not send it.
+            // An ended session is over, also for a request that was under way: this key is not valid, and
+            // the wrap does not send it.
             Updated::Ended => {
                 memory(|it| it.has_ended = true);
                 Ok(key)
@@ -239,7 +241,7 @@ impl SessionStore for MongoSessionStore {
         let name: Arc<str> = key.as_ref().into();
         let grace = GRACE.max(self.inner.locks.deadline() * 2);
         let call = Uuid::new_v4();
-        // Not one that another request has cleared since.
+        // Uses the aid from the load: another request may have cleared it since.
         let aid = memory(|it| it.loaded.as_ref()?.1.get(AID).map(|json| text_of(json))).flatten();
         let deleted = self.run("deleting a web session", move |sessions| {
             let (name, aid) = (Arc::clone(&name), aid.clone());
@@ -253,7 +255,7 @@ impl SessionStore for MongoSessionStore {
     }
 }
 
-/// Keeps the error for the wrap, and returns what actix-session is told.
+/// Keeps the error for the wrap, and returns the error for actix-session.
 fn failed(error: StoreError) -> anyhow::Error {
     let told = anyhow::Error::msg(error.to_string());
     memory(|it| it.failed = Some(error));
@@ -261,7 +263,7 @@ fn failed(error: StoreError) -> anyhow::Error {
 }
 
 fn std_duration(ttl: &Ttl) -> Duration {
-    // A negative one is over already.
+    // A negative duration has already passed.
     Duration::try_from(*ttl).unwrap_or(Duration::ZERO)
 }
 

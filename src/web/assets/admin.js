@@ -5,7 +5,7 @@ import { DocLock } from './client.js';
 const RELOAD_MS = 15_000;   // renewals are not announced
 const $ = id => document.getElementById(id);
 const rows = new Map();     // name -> {lock, row}
-// Locks that others have taken by hand have no token.
+// Locks of foreign programs have no token.
 const nameOf = lock => lock.token ?? lock.key;
 let list = { locks: [], more: false };
 let isLive = false, timer = 0, loading = false, loadAgain = false, breaking = null;
@@ -29,7 +29,7 @@ function explain({ status, body }) {
   return body.detail || body.title || `The server answered ${status}.`;
 }
 
-// Several things at once, as when a session ends, are one reload.
+// Several events at once, as when a session ends, lead to one reload.
 function reloadIn(ms) {
   clearTimeout(timer);
   timer = setTimeout(reload, ms);
@@ -74,7 +74,7 @@ function left(ms) {
   return `${Math.floor(s / 60)}:${String(s % 60).padStart(2, '0')}`;
 }
 
-const label = lock => lock.holder?.label || 'Not known';
+const label = lock => lock.holder?.label || 'Unknown';
 
 function matches(lock, words) {
   const text = `${lock.key} ${label(lock)} ${lock.mode}`.toLowerCase();
@@ -99,7 +99,7 @@ function render() {
     draw(row, lock);
   });
   put($('count'), list.locks.length === shown.length ? `${shown.length} locked` : `${shown.length} of ${list.locks.length}`);
-  if (list.more) put($('count'), $('count').textContent + ', and more than are listed here');
+  if (list.more) put($('count'), $('count').textContent + ', and more that are not listed here');
   put($('live'), isLive ? 'Live' : 'Not live: reloading every few seconds');
   $('live').dataset.live = isLive;
   $('locks').hidden = !shown.length;
@@ -119,8 +119,8 @@ function draw(row, lock) {
   cell('mode').dataset.mode = lock.mode;
   put(cell('age'), age(now - lock.from));
   cell('age').title = new Date(lock.from).toLocaleString();
-  put(cell('left'), lock.until > now ? left(lock.until - now) : 'running out');
-  lock.ttl = row.ttl = Math.max(row.ttl ?? 0, lock.until - now);   // the most that was seen
+  put(cell('left'), lock.until > now ? left(lock.until - now) : 'expiring');
+  lock.ttl = row.ttl = Math.max(row.ttl ?? 0, lock.until - now);   // the longest time seen
   cell('bar').style.setProperty('--part', `${Math.max(0, (lock.until - now) / lock.ttl * 100)}%`);
   cell('break').hidden = !lock.may_break;
   cell('break').setAttribute('aria-label', `Break the lock of ${label(lock).slice(0, 100)} on ${lock.key.slice(0, 100)}`);
@@ -150,7 +150,7 @@ $('break-no').addEventListener('click', () => $('break').close());
 $('break').addEventListener('submit', async event => {
   event.preventDefault();
   $('break-yes').disabled = true;
-  // With the token: whoever has the document by now is not meant.
+  // With the token, so that a new holder's lock is not broken.
   const { collection, id, token } = breaking;
   const path = `${encodeURIComponent(collection)}/${encodeURIComponent(id)}/break`;
   const answer = await ask('POST', path, { reason: $('reason').value.trim(), token: token ?? undefined });
@@ -163,7 +163,7 @@ $('break').addEventListener('submit', async event => {
   reload();
 });
 
-// ---- what happens ---------------------------------------------------------------------------
+// ---- events ---------------------------------------------------------------------------------
 
 $('filter').addEventListener('input', render);
 document.addEventListener('visibilitychange', () => { if (!document.hidden) reload(); });

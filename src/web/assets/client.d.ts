@@ -1,17 +1,17 @@
 // Types of client.js.
 
-/** How a document stands, for the page that asks. */
+/** The state of a document, for the page that asks. */
 export interface Standing {
   /**
-   * `mine`: this page has the lock. `mine_elsewhere`: another tab of the same person has it.
-   * `held`: somebody else has it. `free`: nobody has it.
+   * `mine`: this page holds the lock. `mine_elsewhere`: another tab of the same person holds it.
+   * `held`: another person holds it. `free`: nobody holds it.
    */
   state: 'mine' | 'mine_elsewhere' | 'held' | 'free';
   mode: Mode | null;
-  /** Who has it, for display only. Show it as text: it was typed by somebody. */
+  /** The holder, for display only. Show it as plain text: a person may have typed it. */
   holder: string | null;
   since: Date | null;
-  /** In ms as `Date.now()`: when it ends unless it is renewed. */
+  /** In ms as `Date.now()`: when the lock expires unless it is renewed. */
   expiresAt: number | null;
   /** Whether `takeOver` is allowed. */
   mayTakeOver: boolean;
@@ -19,13 +19,13 @@ export interface Standing {
 
 export type Mode = 'exclusive' | 'shared';
 
-/** Why a page has its lock no more. May be completed by a later `change`. */
+/** Why a page has lost its lock. May be completed by a later `change`. */
 export interface Loss {
-  /** `broken`: removed or taken over; who has it now, if anybody, the lock tells. */
+  /** `broken`: removed or taken over; see the lock for the new holder, if there is one. */
   kind: 'broken' | 'expired' | 'released' | 'session_ended' | 'unknown';
-  /** Who broke it, for display only. */
+  /** The person who broke it, for display only. */
   by: string | null;
-  /** Why, in the words of who broke it. */
+  /** The reason that this person gave. */
   reason: string | null;
   at: Date;
 }
@@ -41,25 +41,25 @@ export interface Problem {
 export interface Options {
   /** Default: `exclusive`. */
   mode?: Mode;
-  /** `false`: only look. Default: true. */
+  /** `false`: only show the state. Default: true. */
   acquire?: boolean;
-  /** Stand in line if somebody else has it. Default: false. */
+  /** Wait if there is another holder. Default: false. */
   wait?: boolean;
-  /** Stop standing in line when the person has not touched the page for so long. Default: ten minutes. */
+  /** Stop waiting when the person has not touched the page for this long. Default: ten minutes. */
   waitIdleMs?: number;
-  /** The lock is here, for the first time or again: load the document, it may have changed. */
+  /** This page holds the lock, for the first time or again: load the document, it may have changed. */
   onheld?(lock: DocLock): void;
-  /** The lock is gone. What was typed is the page's to keep. */
+  /** The lock is gone. The page should keep the text that was typed. */
   onlost?(loss: Loss, lock: DocLock): void;
-  /** Nobody has the lock any more. */
+  /** Nobody holds the lock any more. */
   onfree?(lock: DocLock): void;
   /** Any of the fields has changed. */
   onchange?(lock: DocLock): void;
 }
 
-/** What happened to a lock. `resync`: look at everything; `hint`: look at this one. */
+/** An event of a lock. `resync`: check all documents; `hint`: check this document. */
 export type LockEvent =
-  /** `isLive`: there is a stream; else this comes every few seconds, while the page is visible. */
+  /** `isLive`: there is a stream. Otherwise this comes every few seconds while the page is visible. */
   | { type: 'resync'; isLive: boolean }
   | { type: 'hint'; key: string }
   | {
@@ -73,58 +73,58 @@ export type LockEvent =
       by?: string; reason?: string;
     };
 
-/** The lock of one document. Also tells `held`, `lost`, `free` and `change` as an `EventTarget`. */
+/** The lock of one document. As an `EventTarget` it dispatches `held`, `lost`, `free` and `change`. */
 export class DocLock extends EventTarget {
-  /** Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for it. */
+  /** Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for the lock. */
   static open(url: string | URL, options?: Options): DocLock;
-  /** How a document stands, asked once; `null` if the server did not say. */
+  /** The state of a document, from one request; `null` if the server did not answer. */
   static look(url: string | URL): Promise<Standing | null>;
-  /** What happens to the locks of the lock API at `base`, as in `/locks`. Returns what ends it. */
+  /** Reports the events of the lock API at `base`, as in `/locks`. Returns a function that ends this. */
   static events(base: string, callback: (event: LockEvent) => void): () => void;
 
   readonly url: string;
-  /** As events and heartbeats name it: `collection/id`. */
+  /** The name in events and heartbeats: `collection/id`. */
   readonly key: string;
   readonly mode: Mode;
   /**
-   * As in `Standing`. `unknown`: not answered yet; or this page had it and its time is up, as after a
-   * sleep, until the server has said whether it is still there.
+   * As in `Standing`. `unknown`: there is no answer yet; or this page held the lock until it expired,
+   * as after a sleep, and the server has not yet confirmed it.
    */
   readonly state: Standing['state'] | 'unknown';
   readonly holder: string | null;
   readonly since: Date | null;
   readonly expiresAt: number | null;
   readonly mayTakeOver: boolean;
-  /** Of this acquisition. */
+  /** The token of this acquisition. */
   readonly token: string | null;
-  /** Why this page has it no more; `null` once it has it again. */
+  /** Why this page has lost the lock; `null` once it holds the lock again. */
   readonly lost: Loss | null;
-  /** The page stands in line. */
+  /** This page waits for the lock. */
   readonly waiting: boolean;
-  /** What the person asked for is under way. */
+  /** An operation that the person asked for is under way. */
   readonly busy: boolean;
-  /** The server did not answer lately. A lock that is `mine` is so until `expiresAt` all the same. */
+  /** The server did not answer recently. A lock that is `mine` remains so until `expiresAt`. */
   readonly offline: boolean;
-  /** Why the server refused the last request, other than that somebody has the lock. */
+  /** Why the server refused the last request, unless the reason is another holder. */
   readonly problem: Problem | null;
 
   /** Asks for the lock, also after a loss. Never rejects. */
   acquire(): Promise<DocLock['state']>;
-  /** Takes the lock from another tab, or from somebody else if `mayTakeOver`. Never rejects. */
+  /** Takes the lock from another tab, or from another person if `mayTakeOver`. Never rejects. */
   takeOver(): Promise<DocLock['state']>;
-  /** Stands in line until the lock is here, while the page is visible and the person is there. */
+  /** Waits until this page holds the lock, while the page is visible and the person is active. */
   wait(): void;
   stopWaiting(): void;
-  /** Asks the server how things stand. */
+  /** Asks the server for the current state. */
   check(): Promise<void>;
-  /** Gives the lock up, and goes on telling who has it. */
+  /** Gives the lock up, and goes on reporting its holder. */
   release(): Promise<void>;
-  /** Gives the lock up; nothing is told any more. */
+  /** Gives the lock up, and reports nothing any more. */
   close(): Promise<void>;
   /**
-   * `fetch` with the proof that this page holds the lock. A refusal because of the lock is `lost`
-   * when this resolves. Rejects if this page does not have the lock. `releases`: the server releases
-   * the lock with this request.
+   * `fetch` with the proof that this page holds the lock. If the server refuses the request because
+   * of the lock, `lost` is set when this resolves. Rejects if this page does not hold the lock.
+   * `releases`: this request also releases the lock.
    */
   fetch(url: RequestInfo | URL, init?: RequestInit, options?: { releases?: boolean }): Promise<Response>;
 }

@@ -1,30 +1,30 @@
-// The lock API for pages: keeps the lock of a document while a person has it open, and tells the
-// page what becomes of it. No dependencies, no build; types are in client.d.ts.
+// The lock API for pages: keeps the lock of a document while a person has the document open, and
+// tells the page about each change of the lock. No dependencies, no build; types are in client.d.ts.
 //
 //   import { DocLock } from '/locks/client.js';
 //   const lock = DocLock.open('/locks/workitem/42', {
-//     onheld: async () => show(await load()),     // ours now: load the document, it may have changed
+//     onheld: async () => show(await load()),     // locked: load the document, it may have changed
 //     onlost: loss => disableSaving(loss),        // keep what was typed; lock.acquire() asks again
 //     onchange: lock => drawBanner(lock.state, lock.holder),
 //   });
 //   const answer = await lock.fetch('/api/workitem/42', { method: 'PUT', body });
 //   lock.close();
 //
-// Three parts: this tab, the feed of events, the lock.
+// This file has three parts: the tab, the feed of events, and the lock.
 
 const TIMEOUT_MS = 10_000;
-const WAIT_MS = 25_000;          // one turn of waiting; proxies cut what is silent for longer
-const GRACE_MS = 4_000;          // for a reload; who waits is to be in within six seconds of a closed tab
+const WAIT_MS = 25_000;          // one request that waits; proxies close connections that are idle for longer
+const GRACE_MS = 4_000;          // for a reload; a waiter should get the lock within six seconds of a closed tab
 const POLL_MS = 4_000;           // without a stream
-const LOOK_MS = [5_000, 30_000]; // renewals by others are not announced
+const LOOK_MS = [5_000, 30_000]; // renewals by other sessions are not announced
 const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync'];
 
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const clamp = (ms, low, high) => Math.min(Math.max(ms, low), high);
 const visible = () => document.visibilityState === 'visible';
-// Two clocks: the wall clock may be set, and the other one may stand still while the computer sleeps.
+// Two clocks: the wall clock may be set, and the monotonic clock may stop while the computer sleeps.
 const now = () => ({ wall: Date.now(), steady: performance.now() });
-// So that the pages of an office do not come back in step after an outage.
+// Random, so that the pages of an office do not all come back at the same moment after an outage.
 const backOff = (failures, most) => Math.min(500 * 2 ** failures, most) * (0.5 + Math.random() / 2);
 
 // ---- this tab -------------------------------------------------------------------------------
@@ -36,19 +36,19 @@ function uuid() {
   return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-');
 }
 
-const remembered = {   // storage may be forbidden: then a reload is a new tab
+const remembered = {   // storage may be forbidden: then each reload counts as a new tab
   get: () => { try { return sessionStorage.getItem('doclock-tab'); } catch { return null; } },
   set: id => { try { sessionStorage.setItem('doclock-tab', id); } catch { /* as above */ } },
 };
 
 let tabId = null, leaveTab = () => {};
 
-// Whether no other page has this id. A duplicated tab starts with a copy of the sessionStorage, a
-// reload with its own; so the id belongs to the page that holds a Web Lock of this name.
+// Whether no other page has this id. A duplicated tab starts with a copy of the sessionStorage, and a
+// reloaded page starts with its own. So the id belongs to the page that holds a Web Lock of this name.
 function claim(id) {
   if (!navigator.locks) return ask(id);
   return new Promise(claimed => {
-    // A reloaded page may come a little before the old one has gone.
+    // A reloaded page may start a little before the old page has gone.
     navigator.locks.request('doclock-tab:' + id, { signal: AbortSignal.timeout(700) }, () => {
       claimed(true);
       return new Promise(leave => { leaveTab = leave; });
@@ -82,7 +82,7 @@ async function nameTab() {
 }
 
 let tab = nameTab();
-let page = uuid();   // this load: the beacon of an older one may come later than the first request of this
+let page = uuid();   // this load: the beacon of an older load may arrive after the first request of this load
 addEventListener('pagehide', () => leaveTab());
 addEventListener('pageshow', event => {
   if (!event.persisted) return;
@@ -97,7 +97,7 @@ for (const event of ['pointerdown', 'pointermove', 'keydown', 'wheel', 'touchsta
 
 const headers = async () => ({ 'Doclock-Tab': await tab, 'Doclock-Page': page, 'Doclock-Idle-Ms': String(Date.now() - touched) });
 
-// A visible page whose timers stood still has slept, or its clock was set.
+// If the timers of a visible page stopped, the computer slept or its clock was set.
 const everySecond = new Set();
 let lastTick = Date.now();
 setInterval(() => {
@@ -106,7 +106,7 @@ setInterval(() => {
   for (const task of everySecond) task(overslept);
 }, 1000);
 
-// Never rejects: no answer is `status: 0`.
+// Never rejects: a missing answer is `status: 0`.
 async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {}) {
   const init = { method, headers: await headers(), cache: 'no-store', signal: AbortSignal.timeout(timeout) };
   if (signal) init.signal = AbortSignal.any([signal, init.signal]);
@@ -125,10 +125,10 @@ async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {})
   }
 }
 
-// It may come true later: the network, the database or a proxy.
+// A temporary failure of the network, the database or a proxy: the request may succeed later.
 const isTrouble = answer => [0, 408, 429].includes(answer.status) || answer.status >= 500;
 
-// How a document stands, in the words and by the clock of this page.
+// The state of a document, in the terms and by the clock of this page.
 function standing({ sent, date, body }) {
   const skew = Math.abs(Date.now() - date) > 2000 ? Date.now() - date : 0;   // `Date` has seconds only
   return {
@@ -141,10 +141,10 @@ function standing({ sent, date, body }) {
   };
 }
 
-// ---- the feed: what happens to the locks, told to every page of this browser ----------------
+// ---- the feed: tells every page of this browser about the locks -----------------------------
 
-// HTTP/1.1 allows six connections to a server, and a stream for each tab would leave none for the
-// seventh. So the tab with the Web Lock has the stream, and passes on what it hears.
+// HTTP/1.1 allows six connections to a server: with a stream for each tab, the seventh tab would have
+// no connection. So only the tab with the Web Lock has a stream, and it passes the events on.
 class Feed {
   static #feeds = new Map();
 
@@ -160,7 +160,7 @@ class Feed {
     document.addEventListener('freeze', () => Feed.#each('leave'));
     document.addEventListener('resume', () => Feed.#each('join'));
     document.addEventListener('visibilitychange', () => {
-      if (!navigator.locks) Feed.#each(visible() ? 'join' : 'leave');   // each page has its own: only where it is seen
+      if (!navigator.locks) Feed.#each(visible() ? 'join' : 'leave');   // own stream per page: only while visible
     });
     everySecond.add(overslept => Feed.#each(overslept ? 'reconnect' : 'poll'));
   }
@@ -209,13 +209,13 @@ class Feed {
     this.#isLive = false;
   }
 
-  /** A hint for the other tabs, at once: what they believe about this document may be outdated. */
+  /** Tells the other tabs at once that their state of this document may be outdated. */
   hint(key) { this.#channel?.postMessage({ type: 'hint', key }); }
 
-  /** The stream may be a dead connection of before the sleep. */
+  /** After a sleep of the computer, the stream may be a dead connection. */
   reconnect() { if (this.#source) this.#connect(); }
 
-  /** Without a stream, pages look by themselves. */
+  /** Without a stream, pages poll. */
   poll() {
     if (this.#isLive || !visible() || Date.now() - this.#polled < POLL_MS) return;
     this.#polled = Date.now();
@@ -240,7 +240,7 @@ class Feed {
     }
     source.onerror = () => {
       pass({ type: 'down' });
-      // After a network error the browser tries again by itself, after a refusal it does not.
+      // After a network error the browser reconnects; after a refusal it does not.
       if (source === this.#source && source.readyState === EventSource.CLOSED) {
         this.#retry = setTimeout(() => this.#connect(), backOff(++this.#failures, 30_000));
       }
@@ -248,7 +248,7 @@ class Feed {
   }
 
   #tell(event) {
-    if (event.isReply && this.#isLive) return;   // to a tab that has just come
+    if (event.isReply && this.#isLive) return;   // a reply for a tab that has just joined
     if (event.type === 'down') {
       this.#isLive = false;
       this.#polled = Date.now();
@@ -262,47 +262,47 @@ class Feed {
 // ---- the lock -------------------------------------------------------------------------------
 
 /**
- * What a page knows about the lock of one document, and what it can do about it. The fields are
- * facts of this moment; whatever changes one of them ends in a `change` event.
+ * The lock of one document, with its state and its operations. The fields show the current state;
+ * each change of a field is followed by a `change` event.
  */
 export class DocLock extends EventTarget {
   url; key; mode;
-  /** Who has it, if not this page; since when; until when at the latest, in ms as Date.now() has them. */
+  /** The holder, if it is not this page; the start and the latest end of the lock, in ms as in Date.now(). */
   holder = null; since = null; expiresAt = null; mayTakeOver = false;
-  /** Why this page has it no more: {kind, by, reason, at}; null once it has it again. */
+  /** Why this page has lost the lock: {kind, by, reason, at}; null once it holds the lock again. */
   lost = null;
-  /** This page stands in line. */
+  /** This page waits for the lock. */
   waiting = false;
-  /** What a person asked for is under way. */
+  /** An operation that the person asked for is under way. */
   busy = false;
-  /** Why the server refused the last request, in its words: an RFC 9457 problem, or null. */
+  /** Why the server refused the last request: its RFC 9457 problem, or null. */
   problem = null;
 
   static #apis = new Map();
   #api; #state = 'unknown'; #token = null; #until = null; #ttl = 0; #closed = false; #waitIdleMs;
-  #turn = 0;             // an answer is dropped if there was something newer since it was asked for
-  #wanted = false;       // asked for, and no answer arrived: the lock may be here
+  #turn = 0;             // an answer is dropped if something newer has happened since its request
+  #wanted = false;       // requested, but no answer arrived: this page may hold the lock
   #releasing = false;    // a save that releases is under way
   #news = null;          // the latest event that may have ended the lock
   #line = null; #poll = null; #nudge = () => {}; #lookTimer;
 
   /**
-   * Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for it unless `acquire`
-   * is false. With `wait`, stands in line if somebody else has it.
+   * Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for the lock unless
+   * `acquire` is false. With `wait`, waits for the lock if there is another holder.
    */
   static open(url, options) { return new DocLock(url, options); }
 
-  /** How a document stands, asked once: {state, mode, holder, since, expiresAt, mayTakeOver}, or null. */
+  /** The state of a document, from one request: {state, mode, holder, since, expiresAt, mayTakeOver}, or null. */
   static async look(url) {
     const answer = await request('GET', url);
     return answer.ok ? standing(answer) : null;
   }
 
   /**
-   * Calls back with {type, key, …} whatever happens to the locks of the API at `base`. At `resync`,
-   * which comes every few seconds where there is no stream, look at everything that is shown; and at
-   * the document of any other event, since `mine` may be the view of another tab.
-   * Returns what ends it.
+   * Calls back with {type, key, …} for each event of the locks of the API at `base`. At a `resync`,
+   * which comes every few seconds if there is no stream, check all shown documents. At any other
+   * event, check its document, because `mine` may be the view of another tab.
+   * Returns a function that ends the callbacks.
    */
   static events(base, callback) { return Feed.of(base.replace(/\/$/, '')).listen(callback); }
 
@@ -327,27 +327,27 @@ export class DocLock extends EventTarget {
   }
 
   /**
-   * `mine`: this page has it. `mine_elsewhere`: another tab of the same person. `held`: somebody
-   * else. `free`: nobody. `unknown`: not answered yet; or this page had it and its time is up, as
-   * after a sleep, until the server has said whether it is still there.
+   * `mine`: this page holds the lock. `mine_elsewhere`: another tab of the same person holds it.
+   * `held`: another person holds it. `free`: nobody holds it. `unknown`: there is no answer yet; or
+   * this page held the lock until it expired, as after a sleep, and the server has not yet confirmed it.
    */
   get state() { return this.#state === 'mine' && !this.#isInTime() ? 'unknown' : this.#state; }
 
-  /** Of this acquisition, or null. */
+  /** The token of this acquisition, or null. */
   get token() { return this.#token; }
 
-  /** The server did not answer lately. A lock that is `mine` is so until `expiresAt` all the same. */
+  /** The server did not answer recently. A lock that is `mine` remains so until `expiresAt`. */
   get offline() { return this.#api.failures > 0; }
 
-  /** Asks for the lock, also after a loss. Resolves to the state, as `takeOver` does; never rejects. */
+  /** Asks for the lock, also after a loss. Resolves to the state, as `takeOver` does. Never rejects. */
   acquire() { return this.#ask({}); }
 
-  /** Takes the lock from another tab, or from somebody else if `mayTakeOver`. */
+  /** Takes the lock from another tab, or from another person if `mayTakeOver`. */
   takeOver() { return this.#ask({ take_over: true }); }
 
   /**
-   * Stands in line until the lock is here, `stopWaiting` is called, or the person has not touched
-   * the page for `waitIdleMs`. A hidden page does not wait: nobody would see that it has the lock.
+   * Waits until this page holds the lock, `stopWaiting` is called, or the person has not touched the
+   * page for `waitIdleMs`. A hidden page does not wait: nobody would see that it holds the lock.
    */
   wait() {
     if (this.waiting || this.#closed || this.#token) return;
@@ -365,10 +365,10 @@ export class DocLock extends EventTarget {
     this.#changed();
   }
 
-  /** Asks the server how things stand. */
+  /** Asks the server for the current state. */
   async check() { await (this.#token ? DocLock.#beat(this.#api) : this.#look()); }
 
-  /** Gives the lock up, and goes on telling who has it. */
+  /** Gives the lock up, and goes on reporting its holder. */
   async release() {
     this.stopWaiting();
     if (!this.#token) return;
@@ -380,7 +380,7 @@ export class DocLock extends EventTarget {
     this.#api.feed.hint(this.key);
   }
 
-  /** Gives the lock up; nothing is told any more. */
+  /** Gives the lock up, and reports nothing any more. */
   async close() {
     if (this.#closed) return;
     this.#closed = true;
@@ -390,12 +390,12 @@ export class DocLock extends EventTarget {
   }
 
   /**
-   * `fetch` with the proof that this page holds the lock. If it is refused because of the lock, that
-   * is `lost` when this resolves. `releases`: the server releases the lock with this request.
+   * `fetch` with the proof that this page holds the lock. If the server refuses the request because
+   * of the lock, `lost` is set when this resolves. `releases`: this request also releases the lock.
    */
   async fetch(url, init = {}, { releases = false } = {}) {
     const token = this.#token, all = new Headers(init.headers);
-    // Without a token the server would look at the session only, which may hold it in another tab.
+    // Without a token the server would check only the session, which may hold the lock in another tab.
     if (!token) throw new Error('This page does not have the lock.');
     for (const [name, value] of Object.entries(await headers())) all.set(name, value);
     all.set('Lock-Token', `<urn:uuid:${token}>`);
@@ -416,12 +416,12 @@ export class DocLock extends EventTarget {
     } else if ([409, 412, 423].includes(response.status)) {
       const problem = await response.clone().json().catch(() => ({}));
       if (problem.state === 'lost') this.#lose();
-      else await this.check();   // the application may have conflicts of its own
+      else await this.check();   // it may be a conflict of the application itself
     }
     return response;
   }
 
-  // -- asking and standing in line
+  // -- asking and waiting
 
   async #ask(body) {
     if (this.busy || this.#closed) return this.state;
@@ -437,7 +437,7 @@ export class DocLock extends EventTarget {
   }
 
   async #standInLine(line) {
-    let waitMs = this.#state === 'unknown' ? 0 : WAIT_MS;   // 0: who has it is worth knowing at once
+    let waitMs = this.#state === 'unknown' ? 0 : WAIT_MS;   // 0: show the holder at once
     let failures = 0;
     while (this.#line === line && !this.#token) {
       if (this.busy || !visible()) {
@@ -455,7 +455,7 @@ export class DocLock extends EventTarget {
       failures = isTrouble(answer) ? failures + 1 : 0;
       if (failures) await this.#pause(backOff(failures, 15_000));
       else if (!answer.ok && answer.status !== 423) return this.stopWaiting();
-      // Refused without waiting: one's own other tab, which no line helps against.
+      // Refused without a wait: another tab of this person holds the lock, so waiting does not help.
       else if (waitMs && Date.now() - began < 1000) await this.#pause(WAIT_MS);
       waitMs = WAIT_MS;
     }
@@ -511,7 +511,7 @@ export class DocLock extends EventTarget {
 
   #saw({ state, mode, ...facts }) {
     if (state === 'mine') {
-      // This tab's: the answer that says so is on its way or was lost, or it was granted before a reload.
+      // The lock belongs to this tab: its answer is under way or was lost, or it was granted before a reload.
       if (this.#poll) return this.#lookIn(1000);
       if (this.#wanted && visible()) return void this.acquire();
       state = 'free';
@@ -525,11 +525,11 @@ export class DocLock extends EventTarget {
     this.#changed();
   }
 
-  // -- having and losing
+  // -- holding and losing
 
   #isInTime() { return Date.now() < this.#until.wall && performance.now() < this.#until.steady; }
 
-  // Counted from before the request was sent: this page gives up before the server lets another in.
+  // Counted from before the request was sent: this page gives up before the server grants the lock to others.
   #renew({ sent }, ms) {
     this.#until = { wall: sent.wall + ms, steady: sent.steady + ms };
     this.#ttl = Math.max(this.#ttl, ms);
@@ -570,7 +570,7 @@ export class DocLock extends EventTarget {
     this.#lookIn(0);
   }
 
-  // Why, is told by an event, and that may come before or after the end is noticed.
+  // An event tells the reason. It may arrive before or after the end is noticed.
   #explain() {
     const { lost } = this, news = this.#news;
     if (lost?.kind !== 'unknown' || !news || Math.abs(lost.at - news.at) > 10_000) return;
@@ -616,7 +616,7 @@ export class DocLock extends EventTarget {
     const ttls = [...api.locks].filter(lock => lock.#token).map(lock => lock.#ttl);
     if (!ttls.length) return;
     const ttl = Math.min(...ttls);
-    // The server renews once in a third of the ttl: a beat a little later is never for nothing.
+    // The server renews once in a third of the ttl: a slightly later heartbeat always renews.
     const ms = api.failures ? backOff(api.failures, clamp(ttl / 6, 500, 15_000)) : ttl / 3 + 250;
     api.timer = setTimeout(() => DocLock.#beat(api), ms);
   }
@@ -674,12 +674,12 @@ export class DocLock extends EventTarget {
       if (visible()) DocLock.#wake();
       else DocLock.#each(lock => lock.#poll?.abort());
     });
-    // Not before: a hidden tab is still somebody's work.
+    // Not earlier: a person may still be working on a hidden tab.
     addEventListener('pagehide', () => DocLock.#each(lock => {
       const body = JSON.stringify({ token: lock.#token, page, grace_ms: GRACE_MS });
       if (lock.#token) navigator.sendBeacon(lock.url + '/release', body);
     }));
-    addEventListener('pageshow', event => {   // back again, and the beacon has gone out
+    addEventListener('pageshow', event => {   // the page is back, but its beacon was sent
       if (event.persisted) DocLock.#each(lock => lock.#token ? lock.acquire() : lock.check());
     });
     everySecond.add(overslept => {

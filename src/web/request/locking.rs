@@ -26,11 +26,11 @@ use crate::{
 
 /// How long the tombstone of a session is taken as a logout that another tab has not noticed yet.
 ///
-/// Later it is a session that came back, with a copied cookie or from a cookie store, which cannot
-/// forget: the application has accepted it as a session, so it gets a new aid and may lock.
+/// A later request belongs to a session that came back: with a copied cookie, or from a cookie store,
+/// which cannot forget. The application has accepted the session, so it gets a new aid and may lock.
 const LOGOUT_IS_NEWS_FOR: Duration = Duration::from_secs(60);
 
-/// A lock of this session, with the token that is never missing from our own.
+/// A lock of this session. Our own locks always have a token.
 pub(in crate::web) struct Mine {
     pub(in crate::web) lock: Lock,
     pub(in crate::web) token: LockToken,
@@ -39,7 +39,7 @@ pub(in crate::web) struct Mine {
 
 impl Mine {
     fn new(lock: Lock) -> Result<Self, LockError> {
-        // Only by the hand of somebody who edits lock records.
+        // Only possible if somebody has edited the lock record by hand.
         let token =
             lock.token.ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
         Ok(Self { lock, token, is_fresh: false })
@@ -51,19 +51,20 @@ impl Mine {
     }
 }
 
-/// In which way a lock is asked for.
+/// How to ask for a lock.
 #[derive(Clone, Copy)]
 pub(in crate::web) struct Ask<'a> {
     pub(in crate::web) mode: Mode,
-    /// The acquisitions that the client believes in: only one of these will do. Any, if there are none.
+    /// The tokens that the client sent: the lock must have one of them. If there are none, any
+    /// acquisition will do.
     pub(in crate::web) offered: &'a [LockToken],
     pub(in crate::web) wait: Wait,
-    /// From another tab, or if the policy allows it from another session.
+    /// Takes the lock from another tab, or from another session if the policy allows it.
     pub(in crate::web) take_over: bool,
 }
 
 impl Ask<'_> {
-    /// The exclusive lock, whatever the client believes.
+    /// Asks for the exclusive lock, without a token of the client.
     pub(in crate::web) fn exclusive(wait: Wait) -> Self {
         Self { mode: Mode::Exclusive, offered: &[], wait, take_over: false }
     }
@@ -92,17 +93,17 @@ impl RequestLocks {
         until
     }
 
-    /// How long extractors wait.
+    /// The wait of the extractors.
     pub(in crate::web) fn wait(&self) -> Wait {
         Wait::for_at_most(self.0.waits.documents)
     }
 
-    /// How long a client waits that wants to wait so long.
+    /// The wait of a client that asks for this long.
     pub(in crate::web) fn wait_at_most(&self, wanted: Duration) -> Wait {
         Wait::for_at_most(wanted.min(self.0.waits.longest))
     }
 
-    /// The aid of the session, if it has ever locked anything or been saved.
+    /// The aid of the session, if the session has ever locked anything or been saved.
     pub(in crate::web) fn aid(&self) -> Option<Aid> {
         self.0.aid.borrow().clone()
     }
@@ -113,12 +114,12 @@ impl RequestLocks {
         actor.unwrap_or_else(|| Actor::new(self.0.manager.holder().label.clone()))
     }
 
-    /// The tokens that the client sent; empty if none.
+    /// The tokens that the client sent; empty if there were none.
     pub(in crate::web) fn offered(&self) -> Result<&[LockToken], LockError> {
         self.0.offered.as_deref().ok_or(LockError::MalformedToken)
     }
 
-    /// Takes or confirms the lock and does `work` with it; takes no lock if that fails.
+    /// Takes or confirms the lock and does `work` with it. Keeps no new lock if the work fails.
     ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
@@ -136,7 +137,7 @@ impl RequestLocks {
         }
         if !how.offered.is_empty() && !how.take_over {
             let until = self.begin();
-            // At the same time: who has been told of this acquisition had it before.
+            // At the same time: a client with this token already had the lock before.
             let confirm = self.confirm(key, how.mode, how.offered, until);
             let (confirmed, worked) = tokio::join!(confirm, work(false, until));
             let mine = confirmed.map_err(|e| match e {
@@ -150,8 +151,8 @@ impl RequestLocks {
         loop {
             let (mine, fresh) = self.take(key, how, &aid).await?;
             let until = self.begin();
-            // A session that ends at this moment either finds the lock, or has left its tombstone.
-            // A lock that was there before was found by it.
+            // A session that ends at this moment either releases this lock, or has already left its
+            // tombstone. A lock from an earlier request was released by that end.
             let alive = async {
                 if mine.is_fresh { self.session_is_alive(&aid, until).await } else { Ok(()) }
             };
@@ -166,8 +167,8 @@ impl RequestLocks {
             match alive.and(room) {
                 Ok(()) => return self.keep_if_found(mine, fresh, worked, until).await,
                 Err(LockError::SessionEnded { ago }) => {
-                    // Outright, and before anything else is tried: whatever other request of the
-                    // ended session was told that it has the lock, it has not.
+                    // Released before anything else is tried: other requests of the ended session may
+                    // have been told that they hold this lock, and they do not.
                     self.release(&mine, until).await?;
                     if let Some(fresh) = fresh {
                         fresh.forget();
@@ -182,7 +183,8 @@ impl RequestLocks {
         }
     }
 
-    /// One command, if nobody has to be waited for: the lock, and if it is fresh, what gives it back.
+    /// One command, if there is no wait. Returns the lock, and, if it is fresh, the handle that gives it
+    /// back.
     async fn take(
         &self,
         key: &LockKey,
@@ -205,7 +207,7 @@ impl RequestLocks {
                     let (lock, token) = (fresh.lock().clone(), fresh.token());
                     return Ok((Mine { lock, token, is_fresh: true }, Some(fresh)));
                 }
-                // Another request of the session has got it while this one waited.
+                // Another request of the session has got the lock during this wait.
                 Acquired::Held(lock) if lock.aid == wanted.aid && !has_waited => {
                     has_waited = true;
                     continue;
@@ -234,18 +236,18 @@ impl RequestLocks {
                 let (lock, token) = (fresh.lock().clone(), fresh.token());
                 return Ok((Mine { lock, token, is_fresh: true }, Some(fresh)));
             }
-            // It has gone in the meantime: it may be free now.
+            // The lock is gone in the meantime, so it may be free now.
         }
     }
 
-    /// Whether the session has this lock for itself in another tab than that of this request. What is
-    /// shared, all its tabs have.
+    /// Whether another tab of this session holds this lock. A shared lock belongs to all tabs of its
+    /// session.
     pub(in crate::web) fn is_of_another_tab(&self, lock: &Lock) -> bool {
         let tabs = self.0.tab.zip(lock.tab);
         lock.mode == Mode::Exclusive && tabs.is_some_and(|(this, of_lock)| this != of_lock)
     }
 
-    /// As the lock API answers it: with whether this person could have the lock all the same.
+    /// The answer of the lock API, including whether this person may take over the lock.
     pub(in crate::web) fn problem(&self, error: LockError) -> Problem {
         let may_take_over = match &error {
             LockError::Held(lock) => Some(self.may_take_over(lock)),
@@ -259,7 +261,7 @@ impl RequestLocks {
         }
     }
 
-    /// The load of the page that this request comes from.
+    /// The load of the page that sent this request.
     pub(in crate::web) fn page(&self) -> Option<PageId> {
         self.0.page
     }
@@ -287,7 +289,7 @@ impl RequestLocks {
             }
             Err(e) => {
                 if let LockError::NotFound { .. } = e {
-                    // Nobody needs a lock on what is not there, not even one held before.
+                    // A lock on a missing document is of no use, not even one from an earlier request.
                     self.release(&mine, until).await?;
                     if let Some(fresh) = fresh {
                         fresh.forget();
@@ -305,7 +307,7 @@ impl RequestLocks {
         }
     }
 
-    /// A new aid for a session that came back, unless another extractor has given it one.
+    /// A new aid for a session that came back, unless another extractor has already given it one.
     fn replace_aid(&self, dead: &Aid) -> Aid {
         let mut aid = self.0.aid.borrow_mut();
         if aid.as_ref() == Some(dead) {
@@ -321,7 +323,7 @@ impl RequestLocks {
         }
     }
 
-    /// Makes sure that this session holds the lock already, by one of the tokens if any are offered.
+    /// Makes sure that this session already holds the lock; if tokens are offered, with one of them.
     pub(in crate::web) async fn confirm(
         &self,
         key: &LockKey,
@@ -356,7 +358,7 @@ impl RequestLocks {
         Ok(mine)
     }
 
-    /// Releases this acquisition, also if other requests were told that the session has it.
+    /// Releases this acquisition, even if other requests were told that the session holds it.
     pub(in crate::web) async fn release(
         &self,
         mine: &Mine,
@@ -367,7 +369,7 @@ impl RequestLocks {
         Ok(())
     }
 
-    /// This acquisition is not held any more, as far as this request is concerned.
+    /// This request no longer holds this acquisition.
     pub(in crate::web) fn forget(&self, token: LockToken) {
         self.0.held.borrow_mut().retain(|held| *held != token);
         for gone in self.0.fresh.borrow_mut().extract_if(.., |fresh| fresh.token() == token) {
@@ -375,7 +377,7 @@ impl RequestLocks {
         }
     }
 
-    /// Nor is any other.
+    /// This request holds no locks any more.
     pub(in crate::web) fn forget_all(&self) {
         self.0.held.take();
         for gone in self.0.fresh.take() {
@@ -383,7 +385,7 @@ impl RequestLocks {
         }
     }
 
-    /// Waits for the renewal that this request has started, if it has.
+    /// Waits for the renewal that this request has started, if it has started one.
     pub(in crate::web) async fn renewed(&self, until: Instant) {
         let renewal = self.0.renewal.take();
         if let Some(renewal) = renewal {

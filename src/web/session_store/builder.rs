@@ -1,4 +1,4 @@
-//! What can be set, with its defaults.
+//! The settings of the session store, with their defaults.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 const COLLECTION: &str = "doclock.session";
-/// Where actix-identity keeps it.
+/// Where actix-identity stores the user's id.
 const USER: &str = "actix_identity.user_id";
 
 /// Settings of a [`MongoSessionStore`].
@@ -25,14 +25,14 @@ pub struct MongoSessionStoreBuilder {
 }
 
 impl MongoSessionStoreBuilder {
-    /// The collection that the sessions are kept in. Default `doclock.session`.
+    /// The collection of the sessions. Default `doclock.session`.
     pub fn collection(mut self, name: impl Into<String>) -> Self {
         self.collection = name.into();
         self
     }
 
-    /// The entry of the session's state that says whose it is, for
-    /// [`revoke_all_of`](MongoSessionStore::revoke_all_of). Default: that of actix-identity.
+    /// The entry of the session's state that contains the user, for
+    /// [`revoke_all_of`](MongoSessionStore::revoke_all_of). Default: the entry of actix-identity.
     pub fn user_key(mut self, key: impl Into<String>) -> Self {
         self.user_key = key.into();
         self
@@ -44,8 +44,8 @@ impl MongoSessionStoreBuilder {
         self
     }
 
-    /// Makes the collection ready, and begins to watch for sessions that end, as often as the
-    /// manager's [reaper](crate::LockManagerBuilder::reaper_interval); not at all if it has none.
+    /// Prepares the collection, and starts to watch for ended sessions, as often as the manager's
+    /// [reaper](crate::LockManagerBuilder::reaper_interval). Does not watch if the manager has no reaper.
     ///
     /// # Errors
     /// If the database is not reached, or its user lacks a privilege; the message names it.
@@ -69,7 +69,7 @@ impl MongoSessionStoreBuilder {
 }
 
 impl MongoSessionStore {
-    /// In the database of `store`, for the locks of `locks`.
+    /// Settings for a store in the database of `store`, with the locks of `locks`.
     pub fn builder(store: &MongoStore, locks: &LockManager) -> MongoSessionStoreBuilder {
         MongoSessionStoreBuilder {
             store: store.clone(),

@@ -1,4 +1,4 @@
-//! Noticing that sessions have ended, although no request comes.
+//! Notices ended sessions, even if no request arrives.
 
 use std::{
     sync::{Arc, Weak},
@@ -16,15 +16,15 @@ use crate::{
     web::session_store::{Inner, MongoSessionStore},
 };
 
-/// How many ended sessions are taken at once, so that other servers get some, too.
+/// How many ended sessions are taken at once, so that other servers get some as well.
 const TAKEN: i64 = 100;
-/// How many of them are dealt with at the same time.
+/// How many of them are processed at the same time.
 const AT_ONCE: usize = 16;
 
 impl MongoSessionStore {
-    /// Deals with the sessions that have ended: releases their locks and has the listener called.
-    /// This happens all the time in the background; call it in tests, or where the manager has no
-    /// reaper. Says how many sessions there were.
+    /// Processes the ended sessions: releases their locks and has the listener called. This happens
+    /// continuously in the background; call it in tests, or if the manager has no reaper. Returns the
+    /// number of sessions.
     ///
     /// # Errors
     /// [`LockError::Store`].
@@ -40,7 +40,7 @@ impl MongoSessionStore {
 
     async fn sweep_some(&self) -> Result<usize, LockError> {
         if !self.inner.locks.has_types() {
-            // The server is just starting, and would end sessions without releasing anything.
+            // The server is just starting, and would end sessions without releasing their locks.
             return Ok(0);
         }
         let call = Uuid::new_v4();
@@ -58,7 +58,7 @@ impl MongoSessionStore {
             for (session, end) in some.iter().zip(ends) {
                 match end {
                     Ok(()) => ended.push(session.id.clone()),
-                    // It comes up again later. The others are not to wait for that.
+                    // This session is tried again later. The others should not wait for it.
                     Err(e) => failed = Some(e),
                 }
             }
