@@ -1,24 +1,25 @@
-//! What can be asked for.
+//! The arguments of the command.
 
 use std::time::Duration;
 
 use actix_doclock::LockToken;
 use clap::{Parser, Subcommand, builder::NonEmptyStringValueParser};
 
-/// Looks at the locks that actix-doclock keeps in a MongoDB database, breaks them, and finds what is
-/// wrong with the database.
+/// Lists, watches and breaks the locks that actix-doclock keeps in a MongoDB database, and finds problems
+/// of the database.
 ///
-/// The database is read only, but for `break` and `init`.
+/// Only `break` and `init` write to the database.
 #[derive(Debug, Parser)]
 #[command(name = "doclock", version, after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
 pub(crate) struct Args {
-    /// The database server. Better set in the environment, where others do not see the password
+    /// The URI of the database server. Better set in the environment, where other users do not see the
+    /// password
     #[arg(long, env = "MONGODB_URI", hide_env_values = true, global = true)]
     pub(crate) uri: Option<String>,
     /// The database with the locks
     #[arg(long, env = "MONGODB_DATABASE", global = true, value_name = "NAME")]
     pub(crate) database: Option<String>,
-    /// Prints one JSON document instead of text for people; `watch` one a line
+    /// Prints one JSON document instead of text for people; `watch` prints one document for each line
     #[arg(long, global = true)]
     pub(crate) json: bool,
     #[command(subcommand)]
@@ -27,11 +28,11 @@ pub(crate) struct Args {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done; `doctor` has found nothing that is wrong
-  1  `doctor` has found something; there is no such lock, or it was not broken
+  0  done; `doctor` has found no problem
+  1  `doctor` has found a problem; there is no such lock, or it was not broken
   2  wrong use: an option, a name, or the form of the URI
-  3  the database was not reached, or has not answered in time
-  4  the database has refused, or the output could not be written";
+  3  the database was not reached, or did not answer in time
+  4  the database refused the command, or the output could not be written";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -41,26 +42,27 @@ pub(crate) enum Command {
     Show(Which),
     /// Takes a document's lock from its holder, whose unsaved work is refused from then on
     ///
-    /// Breaks exactly the lock that was there when the command looked, never one that was taken since.
-    /// What was broken, by whom and why, goes to the log (standard error).
+    /// Breaks exactly the lock that was there when the command looked, never a later one. The broken
+    /// lock, the actor and the reason are written to the log (standard error).
     Break(Break),
-    /// Follows what happens to locks, until it is interrupted
+    /// Follows the events of locks until it is interrupted
     ///
-    /// On a replica set within milliseconds, else by looking once a second. With `--json` one document
-    /// a line; after a `resync`, which carries all live locks, anything may have happened before it.
+    /// On a replica set events arrive within milliseconds; otherwise the locks are listed once a second.
+    /// With `--json` it prints one document for each line. A `resync` contains all live locks: some
+    /// events before it may be missing.
     Watch(Collections),
-    /// Makes lock collections with their indexes, as an application does that registers its types
+    /// Creates lock collections with their indexes, as an application does that registers its types
     ///
-    /// May be repeated. A TTL index with a shorter ttl is raised. None is ever lowered, because live locks
-    /// with the longer ttl would be removed: `doctor` tells how to lower one by hand.
+    /// May be repeated. A TTL index with a shorter ttl is raised. A longer ttl is never lowered, because
+    /// live locks with that ttl would be removed: `doctor` tells how to lower it by hand.
     Init(Init),
-    /// Looks for what endangers the locks, and says what to do
+    /// Finds problems that endanger the locks, and says what to do
     Doctor(Doctor),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Collections {
-    /// Only of this collection of documents; may be repeated. Default: all that have locks
+    /// Only this collection of documents; may be repeated. Default: all collections that have locks
     #[arg(long = "collection", value_name = "NAME")]
     pub(crate) collections: Vec<String>,
 }
@@ -69,7 +71,7 @@ pub(crate) struct Collections {
 pub(crate) struct List {
     #[command(flatten)]
     pub(crate) of: Collections,
-    /// Only those whose holder's name contains this, in whatever case
+    /// Only locks whose holder's name contains this text; case is ignored
     #[arg(long, value_name = "TEXT")]
     pub(crate) holder: Option<String>,
 }
@@ -78,7 +80,7 @@ pub(crate) struct List {
 pub(crate) struct Which {
     /// The document, as `list` shows it
     ///
-    /// An id that could be of several types is tried as each of them. In JSON it is of one type only:
+    /// If an id could have several types, all of them are tried. In JSON an id has exactly one type:
     /// `workitem/"5"` is a string, `workitem/{"$oid":"…"}` an ObjectId, `workitem/{"$uuid":"…"}` a UUID.
     #[arg(value_name = "COLLECTION/ID")]
     pub(crate) key: String,
@@ -88,16 +90,16 @@ pub(crate) struct Which {
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) which: Which,
-    /// Why; goes to the log, and to those who have the document open
+    /// The reason; written to the log, and shown to those who have the document open
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
-    /// Who breaks it; goes to the log, and to those who have the document open
+    /// The person who breaks the lock; written to the log, and shown to those who have the document open
     #[arg(long, env = "USER", hide_env_values = true, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) actor: String,
-    /// Only this lock, of several readers for example; `show` tells its token
+    /// Only this lock, for example of one of several readers; `show` prints the tokens
     #[arg(long)]
     pub(crate) token: Option<LockToken>,
-    /// Does not ask
+    /// Does not ask for confirmation
     #[arg(long)]
     pub(crate) yes: bool,
 }
@@ -107,7 +109,7 @@ pub(crate) struct Init {
     /// The collections of the documents; the locks of `workitem` are kept in `workitem.lock`
     #[arg(required = true, value_name = "COLLECTION")]
     pub(crate) collections: Vec<String>,
-    /// How long a lock outlives the last sign of life of its session, from 1s to 30days
+    /// How long a lock outlives the last activity of its session, from 1s to 30days
     #[arg(long, default_value = "150s", value_parser = ttl)]
     pub(crate) ttl: Duration,
     /// The types are registered with `FENCED`: records are kept when their locks are gone
@@ -119,12 +121,12 @@ pub(crate) struct Init {
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) of: Collections,
-    /// The ttl that the application is configured with. Default: it is not compared
+    /// The ttl that the application is configured with. Default: the ttl is not checked
     #[arg(long, value_parser = ttl)]
     pub(crate) ttl: Option<Duration>,
 }
 
-/// As the builder of a `LockManager` accepts it.
+/// Parses a ttl within the limits of `LockManager`'s builder.
 fn ttl(text: &str) -> Result<Duration, String> {
     let ttl = humantime::parse_duration(text).map_err(|e| format!("{e}; write `150s` or `5m`"))?;
     let range = Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 60 * 60);

@@ -21,7 +21,7 @@ pub(crate) async fn break_lock(
     if args.token.is_some() {
         seen.retain(|lock| lock.token == args.token);
     }
-    // What was asked about by the person is what is broken, however long they think.
+    // Breaks exactly the locks that the person was asked about, however long the answer takes.
     let agreed = !seen.is_empty() && (args.yes || agreed(&seen)?);
     let locks = manager(store).await?;
     let actor = Actor::new(&args.actor);
@@ -48,9 +48,11 @@ pub(crate) async fn break_lock(
 
 fn agreed(seen: &[Lock]) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() {
-        return Err(Failure::Usage("nobody is there to be asked: add --yes".to_owned()));
+        return Err(Failure::Usage(
+            "there is no terminal to ask for confirmation: add --yes".to_owned(),
+        ));
     }
-    let question = "Break this? What the holder has not saved yet is refused then. [y/N]";
+    let question = "Break this lock? Unsaved work of the holder will be refused. [y/N]";
     write!(io::stderr(), "{}\n{question} ", locks::table(seen))?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;

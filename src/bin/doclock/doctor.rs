@@ -1,4 +1,4 @@
-//! What is wrong with the database.
+//! Finds problems of the database.
 
 use actix_doclock::{Finding, MongoStore, Severity};
 use serde_json::json;

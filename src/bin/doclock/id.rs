@@ -1,4 +1,4 @@
-//! Ids as text. Which type a collection's ids have is known to its application only.
+//! Ids as text. Only the application knows which type the ids of a collection have.
 
 use actix_doclock::{LockId, LockKey};
 use serde_json::{Value, json};
@@ -6,16 +6,16 @@ use uuid::Uuid;
 
 use crate::Failure;
 
-/// Every document that this may name, as `COLLECTION/ID`.
+/// All documents that this text may name, as `COLLECTION/ID`.
 pub(crate) fn keys(text: &str) -> Result<Vec<LockKey>, Failure> {
-    let (collection, id) = text
-        .split_once('/')
-        .ok_or_else(|| Failure::Usage(format!("`{text}` is no document: write COLLECTION/ID")))?;
+    let (collection, id) = text.split_once('/').ok_or_else(|| {
+        Failure::Usage(format!("`{text}` does not name a document: write COLLECTION/ID"))
+    })?;
     let key = |id| LockKey::new(collection, id).map_err(|e| Failure::Usage(e.to_string()));
     ids(id).into_iter().map(key).collect()
 }
 
-/// A key as [`keys`] reads it back, if it can.
+/// A key in a form that [`keys`] reads back.
 pub(crate) fn text(key: &LockKey) -> String {
     let plain = key.id().to_string();
     if ids(&plain).first() == Some(key.id()) {
@@ -32,12 +32,12 @@ pub(crate) fn json(id: &LockId) -> Value {
         LockId::Int32(n) => json!(n),
         LockId::Int64(n) => json!(n),
         LockId::String(s) => json!(s),
-        // Types that a later version may have.
+        // A later version may have more types.
         other => json!(other.to_string()),
     }
 }
 
-/// The likeliest comes first. MongoDB takes integers of both widths for one.
+/// The likeliest type comes first. MongoDB treats integers of both widths as equal.
 fn ids(text: &str) -> Vec<LockId> {
     if let Some(id) = serde_json::from_str(text).ok().and_then(|value| from_json(&value)) {
         return vec![id];
@@ -50,7 +50,7 @@ fn ids(text: &str) -> Vec<LockId> {
     ids
 }
 
-/// Not of a bare number, which may be meant as a string as well.
+/// A bare number gives `None`, because it may also be meant as a string.
 fn from_json(value: &Value) -> Option<LockId> {
     match value {
         Value::String(s) => Some(s.as_str().into()),

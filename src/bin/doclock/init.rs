@@ -1,4 +1,4 @@
-//! Makes lock collections.
+//! Creates lock collections.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{Failure, Outcome, answer, answer_within, args::Init, output};
 
-/// On a collection that is there already.
+/// The time limit for an index on an existing collection.
 const INDEX_WITHIN: Duration = Duration::from_secs(10 * 60);
 
 pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<Outcome, Failure> {
@@ -27,7 +27,7 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<
     let mut made = Vec::new();
     for collection in &args.collections {
         answer_within(INDEX_WITHIN, store.prepare(collection, &rules)).await?;
-        // Longer than asked for, if the index was longer before.
+        // Longer than the ttl of the option, if the index had a longer one before.
         let ttl = answer(store.attach(collection)).await?.map_or(args.ttl, |rules| rules.ttl);
         made.push((collection, ttl));
     }
@@ -44,7 +44,7 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<
         } else {
             let after = humantime::format_duration(ttl);
             let kept = if ttl > args.ttl {
-                ", as before (nothing lowers it by itself; `doclock doctor --ttl` tells how)"
+                ", as before (it is never lowered automatically; `doclock doctor --ttl` tells how)"
             } else {
                 ""
             };

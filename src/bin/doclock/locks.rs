@@ -1,4 +1,4 @@
-//! Who holds what.
+//! Lists and shows locks.
 
 use actix_doclock::{Lock, Mode, MongoStore, Store};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result
     Ok(if locks.is_empty() { Outcome::NotSo } else { Outcome::Done })
 }
 
-/// Those that are named, or else all.
+/// The named collections, or all if none are named.
 pub(crate) async fn collections(
     store: &MongoStore,
     args: &Collections,
@@ -50,7 +50,7 @@ pub(crate) async fn collections(
     Ok(args.collections.clone())
 }
 
-/// Those on the documents of these collections, in order.
+/// The locks on the documents of these collections, in order.
 pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Vec<Lock>, Failure> {
     let mut locks = Vec::new();
     for collection in collections {

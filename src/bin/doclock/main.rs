@@ -1,4 +1,4 @@
-//! `doclock`: looks at the locks of a database, breaks them, and finds what is wrong with it.
+//! `doclock`: lists, watches and breaks the locks of a database, and finds problems of the database.
 
 use std::{
     error::Error,
@@ -23,18 +23,18 @@ mod locks;
 mod output;
 mod watch;
 
-/// How a run ended, as the exit code tells it.
+/// How a run ended, for the exit code.
 enum Outcome {
     Done = 0,
-    /// Findings, or no such lock.
+    /// There are findings, or there is no such lock.
     NotSo = 1,
 }
 
-/// Why there is no outcome.
+/// Why a run has no outcome.
 enum Failure {
-    /// 2, as clap's own.
+    /// Exit code 2, as for clap's own errors.
     Usage(String),
-    /// 3 if the database was not reached, else 4.
+    /// Exit code 3 if the database was not reached, otherwise 4.
     Store(StoreError),
     Output(io::Error),
 }
@@ -60,7 +60,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// The longest wait for an answer. The driver itself has no limit for a server that falls silent.
+/// The longest wait for an answer. The driver itself has no limit for a server that stops answering.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 #[tokio::main(flavor = "current_thread")]
@@ -76,7 +76,7 @@ async fn main() -> ExitCode {
             tell(&with_causes(&error));
             ExitCode::from(if error.kind() == StoreErrorKind::Unavailable { 3 } else { 4 })
         }
-        // Whoever reads has seen enough.
+        // The reader of the output has closed it.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }
@@ -108,7 +108,7 @@ async fn connect(args: &Args) -> Result<MongoStore, Failure> {
     let database =
         needed(&args.database, "--database NAME, or MONGODB_DATABASE in the environment")?;
     match answer(MongoStore::connect(&uri, &database)).await {
-        // It was not asked yet: what is wrong is the URI.
+        // The server was not asked yet, so the URI is wrong.
         Err(Failure::Store(error)) if error.kind() == StoreErrorKind::Other => {
             Err(Failure::Usage(error.to_string()))
         }
@@ -116,13 +116,13 @@ async fn connect(args: &Args) -> Result<MongoStore, Failure> {
     }
 }
 
-/// A manager that leaves everything to the servers of the application, but for what it is told to do.
+/// A manager without background work: the servers of the application do that.
 async fn manager(store: &MongoStore) -> Result<LockManager, Failure> {
     let locks = LockManager::builder(store.clone()).without_reaper().break_policy(|_, _| true);
     locks.build().await.map_err(|e| Failure::Usage(e.to_string()))
 }
 
-/// What the store says, unless it says nothing.
+/// The answer of the store, within the time limit.
 async fn answer<T>(asked: impl Future<Output = Result<T, StoreError>>) -> Result<T, Failure> {
     answer_within(ANSWER_WITHIN, asked).await
 }
@@ -140,7 +140,7 @@ async fn answer_within<T>(
     }
 }
 
-/// To the person, not to the program that reads the output. Nobody is left to be told if it fails.
+/// Writes to the person, not to the program that reads the output. If this fails, nobody can be told.
 fn tell(message: &str) {
     let _ = writeln!(io::stderr(), "doclock: {}", output::printable(message));
 }
@@ -150,7 +150,7 @@ fn with_causes(error: &StoreError) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let text = error.to_string();
-        // What the driver adds from there on is for its own developers.
+        // From there on the driver's text is for its own developers.
         message += &format!(": {}", text.split(", labels: ").next().unwrap_or_default());
         cause = error.source();
     }

@@ -1,4 +1,4 @@
-//! For the eye, and for programs.
+//! Output for people and for programs.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -6,19 +6,19 @@ use comfy_table::{ColumnConstraint, ContentArrangement, Row, Table, Width, prese
 use serde_json::Value;
 use terminal_size::{Width as Columns, terminal_size};
 
-/// Names are what people chose; nobody needs more of one to recognise it.
+/// People chose these names; this much of a name is enough to recognise it.
 const WIDEST: usize = 60;
-/// A line that is too long for the terminal is better than a column that says nothing.
+/// A line that is too long for the terminal is better than an unreadable column.
 const NARROWEST: u16 = 10;
 
-/// Text that was written by anybody, without what a terminal would obey: what has no shape of its
-/// own is shown by its number.
+/// Makes untrusted text safe for a terminal: characters without a visible shape are shown by their
+/// number.
 pub(crate) fn printable(text: &str) -> String {
-    // In a text without delimiters quotes mean nothing.
+    // The text has no delimiters, so quotes need no escape.
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }
 
-/// The same, cut as in a table.
+/// The same, cut to the width of a table column.
 pub(crate) fn short(text: &str) -> String {
     let text = printable(text);
     match text.char_indices().nth(WIDEST) {
@@ -27,7 +27,8 @@ pub(crate) fn short(text: &str) -> String {
     }
 }
 
-/// One line for each row, cut to fit: in the column `shrinks`, as long as that is enough.
+/// One line for each row, cut to the terminal's width: first in the column `shrinks`, as far as that is
+/// enough.
 pub(crate) fn table(
     header: &[&str],
     shrinks: usize,
@@ -39,7 +40,7 @@ pub(crate) fn table(
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_truncation_indicator("…")
         .set_header(header);
-    // In a file or a pipe there is room.
+    // A file or a pipe has no width.
     if io::stdout().is_terminal()
         && let Some((Columns(columns), _)) = terminal_size()
     {

@@ -1,4 +1,4 @@
-//! What happens to locks, as it happens.
+//! Follows the events of locks.
 
 use std::time::SystemTime;
 
@@ -18,11 +18,11 @@ pub(crate) async fn watch(
     json: bool,
 ) -> Result<Outcome, Failure> {
     let collections = locks::collections(store, args).await?;
-    // Before anything is promised: whether they are there.
+    // First checks that the collections exist.
     locks::all(store, &collections).await?;
     let manager = manager(store).await?;
     for collection in &collections {
-        // As long-lived as this process, which ends with the command.
+        // Leaked on purpose: the process ends with the command.
         manager.attach(collection.clone().leak());
     }
     let mut events = manager.events();
@@ -41,7 +41,7 @@ pub(crate) async fn watch(
             (LockEvent::Resync, false) => {
                 let all = locks::all(store, &collections).await?;
                 let held = Some(all.iter().map(|lock| lock.token).collect());
-                // Each collection begins with one of its own.
+                // Each collection begins with its own resync.
                 if shown == held {
                     continue;
                 }
