@@ -1,5 +1,5 @@
-//! Giving locks back: to the next waiter, to nobody, or when the user of a closed page does not return in
-//! time.
+//! Giving locks back: to the next waiter, without a waiter, or when the user of a closed page does not
+//! return in time.
 
 use std::{
     sync::Arc,

@@ -154,7 +154,7 @@ impl LockManager {
     /// let mut events = locks.events();
     /// while let Some(event) = events.next().await {
     ///     match &*event {
-    ///         LockEvent::Resync => println!("look at everything anew: locks.list()"),
+    ///         LockEvent::Resync => println!("read everything again: locks.list()"),
     ///         other => println!("{}: {:?}", other.name(), other.lock()),
     ///     }
     /// }
