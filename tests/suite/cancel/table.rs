@@ -72,40 +72,40 @@ pub(super) fn cases() -> Vec<Case> {
 fn manager() -> Vec<Case> {
     table! {
         "manager.rs::register" => Hers, 0, |s| { s.hers().await; } { s.locks.register::<Paper>().await }
-        "manager.rs::try_acquire" => Free, 0, |s| {} {
+        "manager/acquire.rs::try_acquire" => Free, 0, |s| {} {
             s.locks.try_acquire(&s.key, &s.alice, &Holder::new("alice")).await
         }
-        "manager.rs::renew" => Hers, 0, |s| { s.hers().await; } { s.locks.renew(&s.alice).await }
-        "manager.rs::release" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
+        "manager/session.rs::renew" => Hers, 0, |s| { s.hers().await; } { s.locks.renew(&s.alice).await }
+        "manager/release.rs::release" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
             s.locks.release(&lock).await
         }
-        "manager.rs::release_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+        "manager/session.rs::release_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
             s.locks.release_session(&s.alice).await
         }
-        "manager.rs::revoke_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+        "manager/session.rs::revoke_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
             s.locks.revoke_session(&s.alice).await
         }
-        "manager.rs::release_all" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+        "manager/session.rs::release_all" => FreeOnceBegun, 0, |s| { s.hers().await; } {
             s.locks.release_all(&s.alice).await
         }
-        "manager.rs::inspect" => Hers, 0, |s| { s.hers().await; } { s.locks.inspect(&s.key).await }
-        "manager.rs::locks_on" => Hers, 0, |s| { s.hers().await; } { s.locks.locks_on(&s.key).await }
-        "manager.rs::list" => Hers, 0, |s| { s.hers().await; } { s.locks.list().await }
-        "manager.rs::list_of" => Hers, 0, |s| { s.hers().await; } { s.locks.list_of(&s.alice).await }
+        "manager/query.rs::inspect" => Hers, 0, |s| { s.hers().await; } { s.locks.inspect(&s.key).await }
+        "manager/query.rs::locks_on" => Hers, 0, |s| { s.hers().await; } { s.locks.locks_on(&s.key).await }
+        "manager/query.rs::list" => Hers, 0, |s| { s.hers().await; } { s.locks.list().await }
+        "manager/query.rs::list_of" => Hers, 0, |s| { s.hers().await; } { s.locks.list_of(&s.alice).await }
         "manager.rs::shutdown" => Free, 0, |s| {
             drop(s.locks.acquire(&s.key, Wait::no()).await.unwrap());
         } { s.locks.shutdown().await }
         "manager/health.rs::check_health" => Hers, 0, |s| { s.hers().await; } {
             s.locks.check_health().await
         }
-        "manager/take_over.rs::break_lock" => HersOrFree, 1, |s| { s.hers().await; } {
+        "manager/takeover.rs::break_lock" => HersOrFree, 1, |s| { s.hers().await; } {
             s.locks.break_lock(&s.key, &s.actor()).await
         }
-        "manager/take_over.rs::break_seen" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
+        "manager/takeover.rs::break_seen" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
             s.locks.break_seen(&lock, &s.actor(), "").await
         }
-        "manager/reaper.rs::sweep" => Hers, 0, |s| { s.hers().await; } { s.locks.sweep().await }
-        "manager/events.rs::next" => Hers, 1, |s| {
+        "manager/background/reaper.rs::sweep" => Hers, 0, |s| { s.hers().await; } { s.locks.sweep().await }
+        "manager/watch/events.rs::next" => Hers, 1, |s| {
             s.hers().await;
             let mut events = s.locks.events();
         } { while events.next().await.is_some() {} }
@@ -117,35 +117,35 @@ fn manager() -> Vec<Case> {
 
 fn jobs() -> Vec<Case> {
     table! {
-        "manager/job.rs::acquire" => Free, 0, |s| { let job = s.locks.job("it"); } {
+        "manager/guard/job.rs::acquire" => Free, 0, |s| { let job = s.locks.job("it"); } {
             job.acquire(&s.key, Wait::no()).await
         }
-        "manager/job.rs::acquire_shared" => Free, 0, |s| { let job = s.locks.job("it"); } {
+        "manager/guard/job.rs::acquire_shared" => Free, 0, |s| { let job = s.locks.job("it"); } {
             job.acquire_shared(&s.key, Wait::no()).await
         }
-        "manager/job.rs::acquire_all" => Free, 1, |s| { let job = s.locks.job("it"); } {
+        "manager/guard/job.rs::acquire_all" => Free, 1, |s| { let job = s.locks.job("it"); } {
             job.acquire_all([s.other.clone(), s.key.clone()], Wait::no()).await
         }
-        "manager/job.rs::with_lock" => Free, 2, |s| { let job = s.locks.job("it"); } {
+        "manager/guard/job.rs::with_lock" => Free, 2, |s| { let job = s.locks.job("it"); } {
             job.with_lock(&s.key, Wait::no(), tokio::task::yield_now()).await
         }
-        "manager/job.rs::acquire" => Free, 0, |s| {} { s.locks.acquire(&s.key, s.patience()).await }
-        "manager/job.rs::acquire_shared" => Free, 0, |s| {} {
+        "manager/guard/job.rs::acquire" => Free, 0, |s| {} { s.locks.acquire(&s.key, s.patience()).await }
+        "manager/guard/job.rs::acquire_shared" => Free, 0, |s| {} {
             s.locks.acquire_shared(&s.key, s.patience()).await
         }
-        "manager/job.rs::acquire_all" => Free, 1, |s| {} {
+        "manager/guard/job.rs::acquire_all" => Free, 1, |s| {} {
             s.locks.acquire_all([s.other.clone(), s.key.clone()], s.patience()).await
         }
-        "manager/job.rs::with_lock" => Free, 2, |s| {} {
+        "manager/guard/job.rs::with_lock" => Free, 2, |s| {} {
             s.locks.with_lock(&s.key, s.patience(), tokio::task::yield_now()).await
         }
-        "manager/job.rs::acquire (waits)" => Hers, 1, |s| { s.hers().await; } {
+        "manager/guard/job.rs::acquire (waits)" => Hers, 1, |s| { s.hers().await; } {
             s.locks.acquire(&s.key, s.patience()).await
         }
-        "manager/job.rs::acquire_shared (waits)" => Hers, 1, |s| { s.hers().await; } {
+        "manager/guard/job.rs::acquire_shared (waits)" => Hers, 1, |s| { s.hers().await; } {
             s.locks.acquire_shared(&s.key, s.patience()).await
         }
-        "manager/job.rs::acquire (let in by a release)" => FreeOnceBegun, 1, |s| { let lock = s.hers().await; } {
+        "manager/guard/job.rs::acquire (let in by a release)" => FreeOnceBegun, 1, |s| { let lock = s.hers().await; } {
             tokio::join!(s.locks.acquire(&s.key, s.patience()), s.locks.release(&lock))
         }
         "manager/guard.rs::upgrade" => Free, 0, |s| {
