@@ -74,7 +74,7 @@ pub use watch::{events::LockEvents, wakeups::Wakeup};
 /// let locks = LockManager::builder(MemoryStore::new()).ttl(Duration::from_secs(150)).build().await?;
 /// locks.register::<Invoice>().await?;
 ///
-/// In a request, the extractors do this. A job calls the manager itself:
+/// // In a request, the extractors do this. A job calls the manager itself:
 /// let (job, name) = (Aid::new(), Holder::new("nightly report"));
 /// match locks.try_acquire(&LockKey::of::<Invoice>(4711)?, &job, &name).await? {
 ///     TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) => {

@@ -99,5 +99,6 @@ async fn a_lease_that_has_not_left_the_primary_is_not_believed() {
     assert!(lost.is_ok(), "it is still believed");
     // That it has gone is not known either.
     assert!(seen.is_err() && all.is_err() && mine.is_err(), "{seen:?}, {all:?}, {mine:?}");
-    assert!(listed.unwrap().is_empty(), "it is still shown");
+    // On a busy machine the primary may have stepped down meanwhile.
+    assert!(listed.map_or(true, |it| it.is_empty()), "it is still shown");
 }
