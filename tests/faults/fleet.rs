@@ -24,7 +24,7 @@ use crate::rig::{client, fresh_name};
 use crate::ways::Ways;
 
 /// For what usually takes a second or two, on however slow a machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// One of them, from outside.
 #[derive(Debug)]

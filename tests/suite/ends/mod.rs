@@ -132,11 +132,15 @@ async fn idle_sessions_with_waiters(locks: &LockManager, heard: &Heard) {
         "all {SESSIONS} announced {:?} after the last takeover",
         taken.iter().max().unwrap().elapsed()
     );
+    let mut told = Vec::new();
     for (aid, key) in idle {
         let ended: Vec<_> = heard.of(&aid).into_iter().map(|it| (it.reason, it.locks)).collect();
-        assert_eq!(ended, [(EndReason::Expired, vec![key])]);
+        // Twice if a server looked for idle sessions at the very moment at which the waiter left the trace.
+        let once = (EndReason::Expired, vec![key]);
+        assert!(ended == [once.clone()] || ended == [once.clone(), once], "{ended:?}");
+        told.push(aid);
     }
-    assert_eq!(heard.all().len(), SESSIONS, "and nobody else: {:?}", heard.all());
+    assert!(heard.all().iter().all(|it| told.contains(&it.aid)), "nobody else: {:?}", heard.all());
 }
 
 #[tokio::test]
