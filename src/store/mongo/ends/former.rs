@@ -7,11 +7,14 @@
 //!   step:  "look",                  // absent when a reaper has looked
 //!   aid:   "<the former holder>",
 //!   c: "<collection>", id: <_id>,   // what was locked
-//!   token: "<the expired acquisition>" }
+//!   lease: "<token>/<ms of its last renewal>" }
 //! ```
 //!
 //! A trace is kept for as long as an end is remembered, even after its step is done, so that a repeated
 //! takeover does not create it a second time.
+//!
+//! A sweep may find the expired lock at the same moment, and announce its session before the trace is
+//! written. Therefore an idle end keeps the `leases` that it named, and their traces are not announced again.
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -38,7 +41,7 @@ impl MongoStore {
 
 fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
     let field = |name| grant.get_str(name).ok();
-    let (aid, token, lease) = (field("aid")?, field("token")?, field("lease")?);
+    let (aid, lease) = (field("aid")?, field("lease")?);
     let trace = doc! {
         "_id": "$_id",
         "ts": "$$NOW",
@@ -46,7 +49,7 @@ fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
         "aid": { "$literal": aid },
         "c": { "$literal": key.collection() },
         "id": { "$literal": Bson::from(key.id()) },
-        "token": { "$literal": token },
+        "lease": { "$literal": lease },
     };
     let is_new = doc! { "$eq": [{ "$type": "$ts" }, "missing"] };
     let once = doc! { "$replaceWith": { "$cond": [is_new, trace, "$$ROOT"] } };
@@ -54,16 +57,24 @@ fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
     Some((lease.to_owned(), doc! { "q": { "_id": { "$eq": id } }, "u": [once], "upsert": true }))
 }
 
-/// The unseen traces of locks in these collections.
-pub(super) fn traces(collections: &[&str], limit: i64) -> Vec<Document> {
+/// The unseen traces of locks in these collections. `ended` is the collection of the traces and the ends.
+pub(super) fn traces(ended: &str, collections: &[&str], limit: i64) -> Vec<Document> {
+    let named = doc! { "$let": {
+        "vars": { "named": { "$arrayElemAt": ["$end.leases", 0] } },
+        "in": { "$cond": [{ "$isArray": "$$named" }, "$$named", []] },
+    } };
     let waits = doc! { "step": LOOK, "_id": { "$type": "string" }, "c": { "$in": collections } };
     vec![
         doc! { "$match": waits },
         doc! { "$limit": limit },
+        doc! { "$lookup": {
+            "from": ended, "localField": "aid", "foreignField": "_id", "as": "end",
+        } },
         doc! { "$project": {
             "_id": "$id", "trace": "$_id", "collection": "$c", "gone": {
-                "aid": "$aid", "token": "$token",
-                "shared": { "$literal": false }, "by_silence": { "$literal": true },
+                "aid": "$aid",
+                "shared": { "$literal": false },
+                "by_silence": { "$not": [{ "$in": ["$lease", named] }] },
             },
         } },
     ]

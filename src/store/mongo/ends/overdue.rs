@@ -35,7 +35,7 @@ pub(super) fn overdue(
             { "$limit": 1 },
             { "$project": { "_id": 0, "announcement": "$_id" } },
         ] } },
-        doc! { "$unionWith": { "coll": ended, "pipeline": traces(&names, limit) } },
+        doc! { "$unionWith": { "coll": ended, "pipeline": traces(ended, &names, limit) } },
     ];
     for (collection, locks, ttl) in collections {
         for part in [
@@ -183,9 +183,12 @@ pub(super) fn run_out_of(aids: &[Aid], ttl: Duration) -> Document {
     filter
 }
 
-/// The sessions of those locks.
+/// The leases of those locks.
 pub(super) fn run_out_fields(aids: &[Aid]) -> Document {
-    doc! { "aids": holders(is_run_out_of(aids)), "shared": is_shared() }
+    let readers = readers_that(is_run_out_of(aids));
+    let readers = doc! { "$map": { "input": readers, "as": "r", "in": Grant::Reader.lease() } };
+    let leases = doc! { "$cond": [is_shared(), readers, [Grant::Exclusive.lease()]] };
+    doc! { "leases": leases, "shared": is_shared() }
 }
 
 fn is_run_out_of(aids: &[Aid]) -> Document {

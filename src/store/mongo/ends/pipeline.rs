@@ -9,6 +9,7 @@
 //!   step:   "release" | "announce",    // the next step; absent when all steps are done
 //!   by: "<worker>", lease: <Date>,     // the worker that has it, and until when it is reserved
 //!   locks:  [ { c: "<collection>", id: <_id> } ],
+//!   leases: [ "<lease>" ],             // of the expired locks that an idle end named; see `former.rs`
 //!   noted:  <Date: until when the names count although no step is left>,
 //!   taken:  <how often it was taken to be announced>,
 //!   told:   true }                     // already announced; its locks are being released once more
@@ -94,6 +95,15 @@ fn go_on(worker: Uuid) -> Document {
 /// Stores the names of the locks that are about to be released.
 pub(super) fn name(keys: &[LockKey]) -> Vec<Document> {
     vec![doc! { "$set": { "locks": with_names(locks(), keys) } }]
+}
+
+/// The same for expired locks, with their leases.
+pub(super) fn name_expired(keys: &[LockKey], leases: &[String]) -> Vec<Document> {
+    let known = doc! { "$cond": [{ "$isArray": "$leases" }, "$leases", []] };
+    let some = &leases[..leases.len().min(MAX_NAMED_LOCKS)];
+    let all = doc! { "$setUnion": [known, { "$literal": some }] };
+    let leases = doc! { "$slice": [all, MAX_NAMED_LOCKS as i64] };
+    vec![doc! { "$set": { "locks": with_names(locks(), keys), "leases": leases } }]
 }
 
 /// Remembers for the ttl that these locks expired while their session had others. If the session turns

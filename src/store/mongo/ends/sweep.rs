@@ -74,6 +74,13 @@ impl Overdue {
     }
 }
 
+/// The expired locks of one session.
+#[derive(Default)]
+struct Names {
+    keys: Vec<LockKey>,
+    leases: Vec<String>,
+}
+
 /// An end that this worker has claimed.
 struct Claimed {
     aid: Aid,
@@ -218,14 +225,13 @@ impl MongoStore {
         Ok(awake)
     }
 
-    /// The expired locks of these sessions, each with its key if that can be named; and whether there
-    /// may be readers among them.
+    /// The names of the expired locks of these sessions; and whether there may be readers among them.
     async fn run_out(
         &self,
         collections: &[&str],
         aids: &[Aid],
-    ) -> Result<(Vec<(Aid, Option<LockKey>)>, bool), StoreError> {
-        let (mut found, mut shared) = (Vec::new(), false);
+    ) -> Result<(BTreeMap<Aid, Names>, bool), StoreError> {
+        let (mut found, mut shared) = (BTreeMap::<_, Names>::new(), false);
         for collection in collections {
             let at = self.prepared(collection)?;
             let failed = |e| store_error(format!("looking for locks in {collection}"), e);
@@ -241,9 +247,11 @@ impl MongoStore {
                 let record: Record = cursor.deserialize_current().map_err(failed)?;
                 let id = record.get("_id").and_then(codec::lock_id);
                 let key = id.and_then(|id| LockKey::new(*collection, id).ok());
-                let aids = record.get_array("aids").map_or(&[][..], |aids| aids);
-                for aid in aids.iter().filter_map(Bson::as_str) {
-                    found.push((Aid::from(aid.to_owned()), key.clone()));
+                let leases = record.get_array("leases").map_or(&[][..], |leases| leases);
+                for lease in leases.iter().filter_map(Bson::as_document) {
+                    let names = found.entry(aid_of(lease, "aid")).or_default();
+                    names.keys.extend(key.clone());
+                    names.leases.extend(lease.get_str("lease").map(str::to_owned));
                 }
                 shared |= record.get_bool("shared").unwrap_or(false);
                 records += 1;
@@ -304,22 +312,18 @@ impl MongoStore {
         }
         let silent: Vec<_> =
             claimed.iter().filter(|end| !end.for_good).map(|end| end.aid.clone()).collect();
-        let mut names: BTreeMap<Aid, Vec<LockKey>> = BTreeMap::new();
-        let (run_out, shared) = self.run_out(collections, &silent).await?;
-        for (aid, key) in run_out {
-            names.entry(aid).or_default().extend(key);
-        }
+        let (mut names, shared) = self.run_out(collections, &silent).await?;
         let taken_over: Vec<_> = (found.iter())
             .flat_map(|(aid, of)| of.iter().map(move |record| (aid, record)))
             .filter(|(_, record)| record.trace.is_some())
             .collect();
         for (aid, record) in taken_over.iter().filter(|(aid, _)| silent.contains(aid)) {
-            names.entry((*aid).clone()).or_default().extend(record.key());
+            names.entry((*aid).clone()).or_default().keys.extend(record.key());
         }
-        let named = names.iter().filter(|(_, keys)| !keys.is_empty()).map(|(aid, keys)| {
+        let named = names.iter().filter(|(_, names)| !names.keys.is_empty()).map(|(aid, names)| {
             doc! {
                 "q": { "_id": { "$eq": aid.as_str() }, "by": worker.to_string() },
-                "u": pipeline::name(keys),
+                "u": pipeline::name_expired(&names.keys, &names.leases),
             }
         });
         self.update_ended(named.collect()).await?;

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// In the answer to a claim: the expired grants that are in its way and still lack a trace, so that the
-/// claim was not granted. `[ { aid, token, lease } ]`, where `lease` names the token and its last
+/// claim was not granted. `[ { aid, lease } ]`, where `lease` names the token and its last
 /// renewal.
 pub(in crate::store::mongo) const FORMER: &str = "former";
 
@@ -147,15 +147,6 @@ struct Acquire<'a> {
     rules: &'a Rules,
 }
 
-/// An expired grant. A save that is committed late can make it live again, under the same token. A
-/// trace of the earlier lease does not apply to the new one.
-fn former_of(grant: Grant) -> Document {
-    let (token, ts) = (grant.field("token"), grant.field("ts"));
-    let renewed = doc! { "$cond": [is(&ts, "date"), { "$toString": { "$toLong": &ts } }, ""] };
-    let lease = doc! { "$concat": [&token, "/", renewed] };
-    doc! { "aid": grant.field("aid"), "token": token, "lease": lease }
-}
-
 type Branch = (Document, Bson);
 
 impl Acquire<'_> {
@@ -279,7 +270,7 @@ impl Acquire<'_> {
             { "$not": [is_live(self.rules.ttl)] },
             self.is_of_idle_session(Grant::Exclusive),
         ] };
-        doc! { "$cond": [expired, [former_of(Grant::Exclusive)], []] }
+        doc! { "$cond": [expired, [Grant::Exclusive.lease()], []] }
     }
 
     /// The expired readers that the claim would remove.
@@ -289,7 +280,7 @@ impl Acquire<'_> {
             { "$not": [is_live_reader()] },
             self.is_of_idle_session(Grant::Reader),
         ] });
-        let gone = doc! { "$map": { "input": gone, "as": "r", "in": former_of(Grant::Reader) } };
+        let gone = doc! { "$map": { "input": gone, "as": "r", "in": Grant::Reader.lease() } };
         if self.claim.mode == Mode::Shared {
             doc! { "$cond": [self.are_few(), [], gone] }
         } else {

@@ -43,6 +43,14 @@ impl Grant {
         doc! { "$cond": [self.has_max_hold(), { "$min": [ttl.clone(), left] }, ttl] }
     }
 
+    /// `{ aid, lease }`, where the lease is named by the token and the last renewal. A save that is
+    /// committed late can make an expired grant live again, under the same token: that is another lease.
+    pub(in crate::store::mongo) fn lease(self) -> Document {
+        let (token, ts) = (self.field("token"), self.field("ts"));
+        let renewed = doc! { "$cond": [is(&ts, "date"), { "$toString": { "$toLong": ts } }, ""] };
+        doc! { "aid": self.field("aid"), "lease": { "$concat": [token, "/", renewed] } }
+    }
+
     pub(super) fn has_max_hold(self) -> Document {
         is(&self.field("until"), "date")
     }
