@@ -1,7 +1,7 @@
 //! Tokens, tabs, pages, labels, keys: everything that is read from a piece of text.
 #![no_main]
 
-use actix_doclock::{Holder, LockKey, LockToken, MAX_LABEL_BYTES, PageId, TabId};
+use actix_doclock::{Holder, LockKey, LockToken, PageId, TabId, limits::MAX_LABEL_BYTES};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -1,6 +1,6 @@
 //! What each operation costs in round trips, and that a refusal writes nothing.
 
-use actix_doclock::{Aid, Lock, LockKey, Released, Saved, TryAcquire};
+use actix_doclock::{Aid, Lock, LockKey, Released, TryAcquire, store::Saved};
 use mongodb::bson::{RawDocumentBuf, doc};
 use mongodb::{Collection, Database};
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use actix_doclock::{Aid, LockKey, Released, Saved, TryAcquire};
+use actix_doclock::{Aid, LockKey, Released, TryAcquire, store::Saved};
 use mongodb::bson::spec::{BinarySubtype, ElementType};
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId};
 use mongodb::error::{ErrorKind, WriteFailure};
@@ -129,7 +129,8 @@ async fn a_foreign_lock_can_be_broken_and_no_later_one_with_it() {
     assert!(foreign_acquire(&database, "a").await);
     rig::age(&database, &key("a"), Duration::from_secs(1)).await;
     let store = &app.store;
-    let broken = actix_doclock::Store::break_lock(store, &seen, &by_root()).await.unwrap();
+    let broken =
+        actix_doclock::conformance::Shorthand::break_lock(store, &seen, &by_root()).await.unwrap();
     assert_eq!(broken, Released::AlreadyGone);
     assert_eq!(count(&database).await, 1);
 }
@@ -387,6 +388,6 @@ async fn a_list_leaves_out_what_it_cannot_name() {
     // The shell's 7 is a double, and the same id as ours.
     app.held(&LockKey::new("workitem", 7_i64).unwrap()).await;
     // All of a session goes, also what cannot be named.
-    assert_eq!(app.locks.release_session(&foreign).await.unwrap().len(), 3);
+    assert_eq!(app.locks.end_session(&foreign).await.unwrap().len(), 3);
     assert_eq!(count(&database).await, 0);
 }

@@ -27,8 +27,9 @@
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, Claim, Holder, Lock, LockError, LockKey, LockToken, Mode, Released, Saved, Store,
-    StoreErrorKind, TryAcquire,
+    Aid, Holder, Lock, LockError, LockKey, LockToken, Mode, Released, StoreErrorKind, TryAcquire,
+    conformance::Shorthand,
+    store::{Claim, Saved, Store},
 };
 use mongodb::Database;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -62,7 +63,7 @@ async fn no_command_carries_a_time_of_the_client() {
     assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
     app.locks.inspect(&key("a")).await.unwrap();
     app.locks.release(&lock).await.unwrap();
-    app.locks.release_session(&aid).await.unwrap();
+    app.locks.end_session(&aid).await.unwrap();
 
     let sent = sent.lock().unwrap();
     assert!(sent.len() >= 10, "{sent:?}");
@@ -190,7 +191,7 @@ async fn a_session_that_ends_while_it_acquires_leaves_no_lock_behind() {
                 };
                 let ending = async {
                     pause(race % 5).await;
-                    other.locks.release_session(&aid).await.unwrap();
+                    other.locks.end_session(&aid).await.unwrap();
                 };
                 tokio::join!(acquiring, ending);
             }
@@ -215,7 +216,7 @@ async fn whichever_comes_first_the_end_of_the_session_or_the_lock() {
     let (a, alice) = (key("a"), Aid::new());
     // The lock first: the end removes it.
     assert!(acquire_in_session(&app, &a, &alice).await.is_some());
-    assert_eq!(app.locks.release_session(&alice).await.unwrap(), [key("a")]);
+    assert_eq!(app.locks.end_session(&alice).await.unwrap(), [key("a")]);
     assert_eq!(count(&database).await, 0);
     // The end first: nothing but the tombstone tells the acquire. Without the question it stays.
     let unasked = app.granted(&a, &alice).await;
@@ -233,7 +234,7 @@ async fn the_tombstone_is_there_before_the_locks_are_removed() {
     let alice = Aid::new();
     app.granted(&key("a"), &alice).await;
     proxy.hold_request("delete");
-    let ending = async { app.locks.release_session(&alice).await.unwrap() };
+    let ending = async { app.locks.end_session(&alice).await.unwrap() };
     let looking = async {
         proxy.until_fired(1).await;
         let ended = other.store.session_ended(&alice).await.unwrap();

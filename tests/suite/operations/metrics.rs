@@ -261,7 +261,7 @@ async fn renewals_are_counted_and_a_guard_that_is_found_to_be_lost() {
 async fn ends_of_sessions_are_counted_by_their_reason_and_sweeps_timed() {
     let mut seen = Recorded::start();
     let (locks, store) = embedded().await;
-    locks.release_session(&Aid::new()).await.unwrap();
+    locks.end_session(&Aid::new()).await.unwrap();
     locks.revoke_session(&Aid::new()).await.unwrap();
     for id in ["a", "b"] {
         granted(&locks, id, &Aid::new()).await;

@@ -66,7 +66,7 @@ async fn everything_is_told(cluster: &Cluster, broken: &str) {
     hears(&mut events, "a", "released", "alice").await;
     take(&there, "a", &bob, "bob").await;
     hears(&mut events, "a", "acquired", "bob").await;
-    there.release_session(&bob).await.unwrap();
+    there.end_session(&bob).await.unwrap();
     hears(&mut events, "a", "session_ended", "bob").await;
 
     take(&there, "silent", &alice, "alice").await;
