@@ -109,13 +109,7 @@ fn latencies() -> Vec<Subject> {
             verbs::DELETE_MANY,
         );
         add("handover in one process", "hand-over", (0, 0), hand_over::SAME, hand_over::STREAM);
-        add(
-            "handover between processes",
-            "hand-over",
-            (0, 0),
-            hand_over::OTHER,
-            hand_over::STREAM,
-        );
+        add("handover between processes", "hand-over", (0, 0), hand_over::OTHER, hand_over::STREAM);
         add("HTTP request with `LockedDoc`", "web", (1, 1), web::LOCKED, web::PLAIN);
     }
     all
