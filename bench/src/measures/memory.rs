@@ -1,4 +1,4 @@
-//! What a lock that is held, and somebody who waits, take in the application.
+//! The memory of a held lock, and of a waiter, in the application.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
         })
         .collect();
     sleep(Duration::from_secs(1)).await;
-    add(bench, "one who waits, with its task", crowd);
+    add(bench, "a waiter, with its task", crowd);
     first.release().await.unwrap();
     join_all(waiting).await;
 }
