@@ -33,10 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{
-    Notify,
-    oneshot::{self, Sender},
-};
+use tokio::sync::{Notify, oneshot};
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -44,8 +41,8 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
-        claim::{Acquired, Wanted},
-        wait::queue::deadlock::{Edge, Found, Obstacle},
+        claim::Wanted,
+        wait::queue::deadlock::{Found, Obstacle},
     },
     random::HashMap,
     store::Acquisition,
@@ -55,10 +52,12 @@ pub(in crate::manager) mod deadlock;
 mod owners;
 mod place;
 mod turns;
+mod waiter;
 
 use owners::Owners;
 pub(in crate::manager) use place::{Place, Step};
 use turns::Turns;
+pub(in crate::manager) use waiter::{Heir, Waiter};
 
 /// Bounded as in "Lock Cohorting" (Dice, Marathe, Shavit: PPoPP 2012): enough handovers to gain most of
 /// what they save, few enough not to starve waiters of other processes.
@@ -139,55 +138,6 @@ pub(in crate::manager) struct Queue {
     arrivals: Arc<tokio::sync::Mutex<()>>,
 }
 
-#[derive(Debug)]
-pub(in crate::manager) struct Waiter {
-    pub(in crate::manager) owner: Aid,
-    /// The session that asks the store. A guard has a session of its own.
-    aid: Aid,
-    pub(in crate::manager) mode: Mode,
-    /// It counts towards the limits: another waiter is ahead of it, or the store has refused it. Before
-    /// that, it costs no more than a caller that does not want to wait.
-    is_counted: bool,
-    /// How to hand the lock over to it. Whoever hands the lock over takes this.
-    will: Option<Will>,
-    /// A handover to it has begun.
-    is_heir: bool,
-    /// Its own request is under way. A handover at the same time would lead to two grants of one lock,
-    /// and giving back the second grant would leave the first one behind.
-    is_asking: bool,
-    /// Its position in the store's queue, in a fair collection.
-    token: Option<LockToken>,
-    /// It asks the store as soon as it has its turn.
-    asked: bool,
-    /// The circle that it is part of. It is about to leave, so it counts as waiting for nobody.
-    pub(in crate::manager) deadlock: Option<Vec<Edge>>,
-    call: Arc<Notify>,
-}
-
-/// What the first waiter leaves with its queue, so that a releasing guard can hand the lock over to it.
-#[derive(Debug)]
-struct Will {
-    wanted: Wanted,
-    scope: TaskTracker,
-    gift: Sender<Acquired>,
-}
-
-/// The waiter that the lock is handed over to. If this is dropped without a gift, the waiter asks the
-/// store.
-#[derive(Debug)]
-pub(in crate::manager) struct Heir {
-    pub(in crate::manager) wanted: Wanted,
-    pub(in crate::manager) scope: TaskTracker,
-    gift: Sender<Acquired>,
-}
-
-impl Heir {
-    /// If the waiter has left in the meantime, the lock is given back.
-    pub(in crate::manager) fn give(self, gift: Acquired) {
-        drop(self.gift.send(gift));
-    }
-}
-
 /// A guard of this process.
 #[derive(Debug)]
 pub(in crate::manager) struct Held {
@@ -218,20 +168,9 @@ impl Queues {
     ) -> Result<Place, TooMany> {
         let (key, call) = (&wanted.key, Arc::new(Notify::new()));
         let (gift, receiver) = oneshot::channel();
-        let will = Will { wanted: wanted.clone(), scope: scope.clone(), gift };
-        let waiter = Waiter {
-            owner: owner.clone(),
-            aid: wanted.aid.clone(),
-            mode: wanted.mode,
-            is_counted: false,
-            will: may_inherit.then_some(will),
-            is_heir: false,
-            is_asking: false,
-            token: None,
-            asked: false,
-            deadlock: None,
-            call: Arc::clone(&call),
-        };
+        let heir = Heir { wanted: wanted.clone(), scope: scope.clone(), gift };
+        let heir = may_inherit.then_some(heir);
+        let waiter = Waiter::new(owner, wanted, heir, Arc::clone(&call));
         let mut state = self.state();
         let is_first = !state.queues.contains_key(key);
         if !is_first {
@@ -308,12 +247,9 @@ impl Queues {
             queue.stands_back = Some(clock::now() + STAND_BACK);
             return None;
         }
-        let first = queue.waiting.values_mut().next().filter(|first| !first.is_asking)?;
-        let Will { wanted, scope, gift } = first.will.take()?;
-        first.is_heir = true;
-        first.asked = false;
+        let heir = queue.waiting.values_mut().next()?.inherits()?;
         queue.handed += 1;
-        Some(Heir { wanted, scope, gift })
+        Some(heir)
     }
 
     /// Wakes the first waiter of every document of the collection.
@@ -426,11 +362,11 @@ impl State {
         }
         let queue = self.queues.entry(key.clone()).or_default();
         let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| number < *first);
-        waiter.asked = is_first || queue.is_held_by(&owner);
+        waiter.is_called = is_first || queue.is_held_by(&owner);
         if waiter.mode == Mode::Exclusive {
             queue.writers.insert(number);
         }
-        if waiter.will.is_none() {
+        if waiter.heir.is_none() {
             queue.sessions.insert(waiter.aid.clone(), number);
         }
         queue.waiting.insert(number, waiter);
@@ -548,7 +484,7 @@ impl State {
         let shown = queue.sessions.get(&lock.aid).copied();
         for number in own.into_iter().chain(shown) {
             if let Some(waiter) = queue.waiting.get_mut(&number) {
-                waiter.ask();
+                waiter.call();
             }
         }
     }
@@ -586,8 +522,7 @@ impl State {
         let Some(queue) = self.queues.get_mut(key) else { return };
         for (number, circle) in found.circles {
             if let Some(waiter) = queue.waiting.get_mut(&number) {
-                waiter.deadlock = Some(circle);
-                waiter.call.notify_one();
+                waiter.refuse(circle);
             }
         }
     }
@@ -600,7 +535,7 @@ impl Queue {
 
     fn ask_first(&mut self) {
         if let Some(first) = self.waiting.values_mut().next() {
-            first.ask();
+            first.call();
         }
     }
 
@@ -608,7 +543,7 @@ impl Queue {
     fn ask_readers(&mut self) {
         let readers = self.waiting.values_mut().take_while(|waiter| waiter.mode == Mode::Shared);
         for waiter in readers.take(READERS_AT_ONCE) {
-            waiter.ask();
+            waiter.call();
         }
     }
 
@@ -627,13 +562,6 @@ impl Queue {
             || it.mode == Mode::Shared && !has_writers_ahead
             || self.is_held_by(&it.owner)
             || self.is_held_by(&it.aid)
-    }
-}
-
-impl Waiter {
-    fn ask(&mut self) {
-        self.asked = true;
-        self.call.notify_one();
     }
 }
 

@@ -50,19 +50,17 @@ impl Place {
         let look_at = [expires_at, queue.looks_again].into_iter().flatten().min();
         let stands_back = queue.stands_back;
         let Some(waiter) = queue.waiting.get_mut(&self.number) else { return Step::Try };
-        waiter.is_asking = false;
-        if waiter.is_heir {
+        if !waiter.was_answered() {
             return Step::Wait;
         }
         if let Some(cycle) = &waiter.deadlock {
             return Step::Refuse(cycle.clone());
         }
-        if may_try && waiter.asked {
+        if may_try && waiter.is_called {
             if let Some(until) = stands_back.filter(|until| *until > clock::now()) {
                 return Step::WaitFirst(Some(until));
             }
-            waiter.asked = false;
-            waiter.is_asking = true;
+            waiter.asks();
             queue.looks_again = None;
             return Step::Try;
         }
@@ -114,15 +112,14 @@ impl Place {
     /// The handover to this waiter has failed.
     fn is_no_heir(&self) {
         if let Some(waiter) = self.waiter(&mut self.queues.state()) {
-            waiter.is_heir = false;
-            waiter.asked = true;
+            waiter.was_not_given();
         }
     }
 
     /// Has this waiter ask the store again.
     pub(in crate::manager) fn ask(&self) {
         if let Some(waiter) = self.waiter(&mut self.queues.state()) {
-            waiter.asked = true;
+            waiter.is_called = true;
         }
     }
 
@@ -140,7 +137,7 @@ impl Place {
         let mut state = self.queues.state();
         state.has_no_holder(&self.key);
         if let Some(waiter) = self.waiter(&mut state) {
-            waiter.asked = true;
+            waiter.is_called = true;
         }
     }
 
@@ -203,7 +200,7 @@ impl Drop for Place {
             // News arrived before the grant did. Nearly always it is late news of the release that led to
             // this grant. If the next waiter asked at once, it could not be handed the lock, and the next
             // release would bring such late news again.
-            Some(_) if gone.asked => queue.looks_again = Some(clock::now() + LOOK_AGAIN),
+            Some(_) if gone.is_called => queue.looks_again = Some(clock::now() + LOOK_AGAIN),
             Some(_) => {}
             // This waiter was called and leaves without having asked.
             None if was_first => queue.ask_first(),
@@ -211,7 +208,7 @@ impl Drop for Place {
         }
         if was_first && let Some(first) = queue.waiting.values().next() {
             // The next waiter now watches the time.
-            first.call.notify_one();
+            first.wake();
         }
     }
 }
