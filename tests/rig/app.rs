@@ -150,7 +150,7 @@ pub(crate) async fn count(database: &Database) -> u64 {
 }
 
 /// Makes all locks older, as if their sessions had been idle for that long.
-pub(crate) async fn silence_all(database: &Database, since: Duration) {
+pub(crate) async fn age_all(database: &Database, since: Duration) {
     let by = i64::try_from(since.as_millis()).unwrap();
     let older = vec![doc! { "$set": { "ts": { "$subtract": ["$ts", by] } } }];
     lock_records(database).update_many(doc! {}, older).await.unwrap();

@@ -61,7 +61,7 @@ fn holds_as_a_child_of_another_test() {
 }
 
 /// The server goes on with a renewal that it has received when the client is killed.
-async fn nothing_more_comes_from_it(database: &Database) {
+async fn until_it_sends_nothing_more(database: &Database) {
     let admin = database.client().database("admin");
     eventually("its connections are closed", async || {
         let of_it = [
@@ -86,7 +86,7 @@ async fn when_the_holder_is_killed_the_next_one_is_in_as_soon_as_its_lock_has_ru
     sleep(LEASE / 2).await;
     assert!(!waiting.is_finished());
     drop(holder);
-    nothing_more_comes_from_it(&database).await;
+    until_it_sends_nothing_more(&database).await;
     let old = record(&database, &key("a")).await.unwrap();
     let ended = date(&old, "ts").timestamp_millis() + old.get_i64("ttl").unwrap();
     commands.take();
