@@ -437,7 +437,7 @@ async fn explained(uri: &str, held: usize) {
     println!("| totalDocsExamined | {:?} |", all_of(&explain, "totalDocsExamined"));
     println!("| plan | {:?} |", all_of(&explain, "stage"));
     println!("| indexes | {:?} |", all_of(&explain, "indexName"));
-    println!("| keys that the whole server has scanned meanwhile | {scanned} |");
+    println!("| keys that the whole server has scanned in that time | {scanned} |");
 }
 
 async fn nothing_expires(database: &Database) -> LockManager {

@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, join_all};
 
 use crate::{peers::npm::Npm, report::Role, stats::Samples};
 
-/// Takes the lock on a key for a task and gives it back; false if somebody else has it.
+/// Takes the lock on a key for a task and gives it back; false if another contender has it.
 pub type Cycle = Arc<dyn Fn(Turn) -> BoxFuture<'static, bool> + Send + Sync>;
 
 #[derive(Debug, Clone, Copy)]

@@ -16,10 +16,10 @@ cases! {
 
     async fn an_ended_session_has_no_locks_and_is_announced_once_with_their_names<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
-        for id in ["a", "b", "run out"] {
+        for id in ["a", "b", "expired"] {
             granted(store, &key(id), &alice).await;
         }
-        subject.age(&key("run out"), TTL).await;
+        subject.age(&key("expired"), TTL).await;
         let of_bob = granted(store, &key("of bob"), &bob).await;
         assert_eq!(sorted(end(store, &alice, EndReason::Revoked).await), [key("a"), key("b")]);
         assert_eq!(end(store, &alice, EndReason::LoggedOut).await, []);

@@ -209,10 +209,10 @@ cases! {
 
     async fn releasing_a_session_removes_and_names_its_locks_only<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
-        for id in ["a", "b", "run out"] {
+        for id in ["a", "b", "expired"] {
             granted(store, &key(id), &alice).await;
         }
-        subject.age(&key("run out"), TTL).await;
+        subject.age(&key("expired"), TTL).await;
         let of_bob = granted(store, &key("of bob"), &bob).await;
         let mut released = store.release_session(COLLECTION, &alice).await.unwrap();
         released.sort();

@@ -187,15 +187,15 @@ cases! {
 
     async fn the_last_end_of_a_session_is_known<S: Subject>(subject: &S) {
         let store = subject.store();
-        let [silent, out, alive] = [Aid::new(), Aid::new(), Aid::new()];
-        granted(store, &key("a"), &silent).await;
+        let [idle, out, alive] = [Aid::new(), Aid::new(), Aid::new()];
+        granted(store, &key("a"), &idle).await;
         granted(store, &key("b"), &alive).await;
         subject.age(&key("a"), TTL).await;
         sweep(store, 100).await;
         announce_all(store).await;
         end(store, &out, EndReason::LoggedOut).await;
         let last = async |aid: &Aid| store.last_end(aid).await.unwrap();
-        assert!(matches!(last(&silent).await, Some(LastEnd { reason: EndReason::Expired, .. })));
+        assert!(matches!(last(&idle).await, Some(LastEnd { reason: EndReason::Expired, .. })));
         let ended = last(&out).await.unwrap();
         assert_eq!(ended.reason, EndReason::LoggedOut);
         assert!(ended.ago < 30 * SECOND);
@@ -215,11 +215,11 @@ cases! {
         };
         granted(store, &key("free"), &alice).await;
         told(&mut watch, "granted", changed("free")).await;
-        granted(store, &key("run out"), &alice).await;
-        told(&mut watch, "granted", changed("run out")).await;
-        subject.age(&key("run out"), TTL).await;
-        granted(store, &key("run out"), &bob).await;
-        told(&mut watch, "granted after the last lock has expired", changed("run out")).await;
+        granted(store, &key("expired"), &alice).await;
+        told(&mut watch, "granted", changed("expired")).await;
+        subject.age(&key("expired"), TTL).await;
+        granted(store, &key("expired"), &bob).await;
+        told(&mut watch, "granted after the last lock has expired", changed("expired")).await;
         for aid in [&alice, &bob] {
             let reads = Claim { mode: Mode::Shared, ..claim(aid) };
             let _ = store.try_acquire(&key("read"), &reads).await.unwrap();

@@ -221,8 +221,8 @@ impl<'a> Parsed<'a> {
         let idle: Vec<_> = (self.grants.iter())
             .filter(|grant| grant.over.is_none() && !grant.aid.is_empty())
             .collect();
-        let silent = idle.iter().filter(|it| !self.announced.contains(&(it.aid, it.key)));
-        violations.extend(silent.map(|grant| {
+        let unannounced = idle.iter().filter(|it| !self.announced.contains(&(it.aid, it.key)));
+        violations.extend(unannounced.map(|grant| {
             format!("{}: the idle holder of {} was announced to nobody", grant.key, grant.token)
         }));
         idle.len()

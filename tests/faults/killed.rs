@@ -142,9 +142,9 @@ async fn killed_while_sweeping(server: &Mongod, command: &str, lost: Lost) -> us
     let settings = Settings { reaper: None, deadline: PATIENCE, ..Settings::default() };
     let mut fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(1).await;
-    let silent = fleet.inside("silent").await;
+    let idle = fleet.inside("idle").await;
     let key = LockKey::new(Fenced::COLLECTION, "0").unwrap();
-    let lock = Desk::new(&silent).acquire(&key).await.expect("a free document");
+    let lock = Desk::new(&idle).acquire(&key).await.expect("a free document");
     crate::rig::age(&fleet.database, &key, 10 * settings.ttl).await;
 
     let sweep = script(&["begin", "wait:go", "sweep"], "0");

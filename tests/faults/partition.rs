@@ -22,7 +22,7 @@ const GENEROUS: Duration = Duration::from_secs(15);
 const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_cut_off_knows_it_before_another_one_is_let_in() {
+async fn a_cut_off_server_knows_of_its_loss_before_another_one_is_let_in() {
     println!(
         "by a proxy for each application server and member; not by network namespaces: the \
          servers listen on the loopback of this one only"

@@ -119,7 +119,7 @@ async fn a_lock_acknowledged_by_one_member_is_found_to_be_granted_twice() {
     let mut attempts = 0;
     while Desk::new(&after).acquire(&key).await.is_none() {
         attempts += 1;
-        assert!(attempts < 600, "locked for good");
+        assert!(attempts < 600, "locked forever");
         sleep(Duration::from_millis(100)).await;
     }
     set.members()[primary].restart_member().await;

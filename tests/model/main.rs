@@ -108,7 +108,7 @@ fn a_session_that_ends_while_it_acquires_more_than_once() {
 
 #[test]
 fn two_sessions_and_a_failover() {
-    holds("fail-over", &Protocol { failovers: 1, ..ALICE_AND_BOB });
+    holds("failover", &Protocol { failovers: 1, ..ALICE_AND_BOB });
 }
 
 #[test]

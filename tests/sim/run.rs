@@ -140,7 +140,7 @@ impl Staff {
                     Ok(Ok(())) => {}
                     Ok(Err(e)) => self.world.violation(format!("a worker at s{number}: {e}")),
                     Err(_) => {
-                        self.world.violation(format!("somebody at s{number} never stops waiting"))
+                        self.world.violation(format!("a worker at s{number} never stops waiting"))
                     }
                 }
             }

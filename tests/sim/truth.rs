@@ -80,9 +80,9 @@ impl Truth {
             |it: &&OnRecord| grants.iter().any(|new| (&new.key, new.token) == (&it.key, it.token));
         for gone in self.grants.iter().filter(|it| !is_there(it)) {
             let by_own_session = why == Why::Granted(&gone.aid);
-            let is_silence = gone.until <= clock && !gone.at_max_hold;
+            let is_idle = gone.until <= clock && !gone.at_max_hold;
             let has_ended = self.ended.contains(&gone.aid);
-            if is_silence && why != Why::Removed && !by_own_session && !has_ended {
+            if is_idle && why != Why::Removed && !by_own_session && !has_ended {
                 let of_session = self.untold.entry(gone.aid.clone()).or_default();
                 of_session.insert(gone.key.clone(), gone.into());
             }
@@ -130,7 +130,7 @@ impl Truth {
         clock: Duration,
         was_heard_of: impl Fn(LockToken) -> bool,
     ) -> Vec<(Aid, LockKey, Duration)> {
-        let idle_sessions = self.silences(clock);
+        let idle_sessions = self.idle_sessions(clock);
         let last = idle_sessions.into_iter().filter_map(|(aid, keys)| {
             let heard_of = keys.into_iter().filter(|(_, it)| was_heard_of(it.token));
             let (key, last) = heard_of.max_by_key(|(_, it)| it.until)?;

@@ -384,10 +384,10 @@ async fn the_ttl_index_removes_only_expired_locks() {
     let database = rig::fresh_database(&server.uri()).await;
     let app = App::on(&database).await;
     let live = app.granted(&key("live"), &Aid::new()).await;
-    app.granted(&key("run out"), &Aid::new()).await;
+    app.granted(&key("expired"), &Aid::new()).await;
     let foreign = doc! { "_id": "foreign", "ts": DateTime::from_millis(5), "aid": "x" };
     lock_records(&database).insert_one(foreign).await.unwrap();
-    rig::age(&database, &key("run out"), TTL + Duration::from_secs(1)).await;
+    rig::age(&database, &key("expired"), TTL + Duration::from_secs(1)).await;
 
     eventually("the monitor comes round", async || count(&database).await == 1).await;
     let record = record(&database, &key("live")).await.expect("the live one stays");

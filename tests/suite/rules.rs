@@ -86,7 +86,7 @@ fn has_date(value: &Bson) -> bool {
     }
 }
 
-/// Rule 4. The record is still there, and nobody else has taken the lock, but it is gone anyway.
+/// Rule 4. The record is still there, and no other session has taken the lock, but it is gone anyway.
 #[tokio::test]
 async fn an_expired_lock_is_gone_for_its_holder_too() {
     let (app, database) = app().await;

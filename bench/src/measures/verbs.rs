@@ -98,7 +98,7 @@ async fn refusing_peers(bench: &Bench<'_>, at: &'static str, mongo: &Mongo) -> V
     let client = mongo_lock::client(mongo).await;
     let name = HELD.name();
     let held = mongo_lock_async::Lock::try_acquire(&client, &name, Duration::from_secs(3600)).await;
-    assert!(held.unwrap().is_some(), "nobody else is at it");
+    assert!(held.unwrap().is_some(), "no other contender holds it");
     let upsert = seeds::Upsert::on(&mongo.client().await).await;
     assert!(upsert.try_acquire(HELD).await);
     let crate_async = cycle(move |turn| {

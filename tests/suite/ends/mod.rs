@@ -399,7 +399,7 @@ async fn a_sweep_never_removes_a_lock_that_was_just_granted() {
 
 /// The same, at the last possible moment.
 #[tokio::test]
-async fn a_session_that_wakes_up_before_its_locks_are_removed_keeps_what_it_takes() {
+async fn a_session_that_wakes_up_before_its_locks_are_removed_keeps_its_new_locks() {
     let faulty = Faulty::new().await;
     let alice = sessions(&faulty.other, 1).await.remove(0);
     age_all(&faulty.database, TTL).await;

@@ -92,14 +92,14 @@ impl Grant {
     }
 
     pub(super) fn runs_out(&self) -> u64 {
-        let silent = self.renewed + self.ttl;
-        self.limit().map_or(silent, |limit| limit.min(silent))
+        let idle_at = self.renewed + self.ttl;
+        self.limit().map_or(idle_at, |limit| limit.min(idle_at))
     }
 
     /// It has expired although it could have been renewed, and it belongs to another session.
     fn is_of_idle_session(&self, other: usize, now: u64) -> bool {
-        let by_silence = self.limit().is_none_or(|limit| self.renewed + self.ttl < limit);
-        self.runs_out() <= now && self.who != other && by_silence
+        let by_idleness = self.limit().is_none_or(|limit| self.renewed + self.ttl < limit);
+        self.runs_out() <= now && self.who != other && by_idleness
     }
 
     fn is_acquisition(&self, asked: &Asked) -> bool {
@@ -327,13 +327,13 @@ impl Reference {
         for (who, at) in std::mem::take(&mut self.former) {
             run_out.entry(who).or_default().insert(at);
         }
-        let mut silent = 0;
+        let mut idle = 0;
         for (who, documents) in run_out {
             if awake.contains(&who) {
                 self.noted.entry(who).or_default().extend(documents);
                 continue;
             }
-            silent += 1;
+            idle += 1;
             let mut all = self.noted.remove(&who).unwrap_or_default();
             all.extend(documents);
             match self.ends.get_mut(&who) {
@@ -345,7 +345,7 @@ impl Reference {
                 }
             }
         }
-        silent
+        idle
     }
 
     /// Takes all unannounced ends, and marks them as announced.

@@ -76,16 +76,16 @@ async fn a_handover_costs_the_same_for_any_number_of_waiters_and_keeps_their_ord
         let of = |name: &str| sent.iter().filter(|it| *it == name).count();
         let each = sent.len() as f64 / crowd as f64;
         eprintln!(
-            "{crowd} wait: {each:.2} commands for each hand-over ({} findAndModify, {} delete, {} getMore), \
+            "{crowd} wait: {each:.2} commands for each handover ({} findAndModify, {} delete, {} getMore), \
              {:?} each",
             of("findAndModify"),
             of("delete"),
             of("getMore"),
             took / crowd as u32,
         );
-        assert!(each <= AT_MOST, "{crowd}: {each} commands for each hand-over");
+        assert!(each <= AT_MOST, "{crowd}: {each} commands for each handover");
         let writes = writes_for_each(&sent, crowd);
-        assert!(writes <= WRITES, "{crowd}: {writes} writes for each hand-over");
+        assert!(writes <= WRITES, "{crowd}: {writes} writes for each handover");
     }
 }
 
@@ -129,10 +129,8 @@ async fn on_a_slow_server_a_handover_takes_no_more_writes_than_on_a_fast_one() {
         held.release().await.unwrap();
         assert_eq!(all_served(all, hold).await, Vec::from_iter(0..CROWD));
         let writes = writes_for_each(&commands.take(), CROWD);
-        eprintln!(
-            "held for {hold:?}, max_hold {max_hold:?}: {writes:.2} writes for each hand-over"
-        );
-        assert!(writes <= AT_MOST, "held for {hold:?}: {writes} writes for each hand-over");
+        eprintln!("held for {hold:?}, max_hold {max_hold:?}: {writes:.2} writes for each handover");
+        assert!(writes <= AT_MOST, "held for {hold:?}: {writes} writes for each handover");
     });
     join_all(cases).await;
 }
@@ -172,8 +170,8 @@ async fn two_servers_with_a_hundred_waiters_each_serve_all_at_a_constant_cost() 
         assert!(of_it.is_sorted(), "in each process the order of arrival: {order:?}");
     }
     let each = commands.take().len() as f64 / order.len() as f64;
-    eprintln!("2 x {EACH} wait on two servers: {each:.2} commands for each hand-over");
-    assert!(each <= AT_MOST, "{each} commands for each hand-over");
+    eprintln!("2 x {EACH} wait on two servers: {each:.2} commands for each handover");
+    assert!(each <= AT_MOST, "{each} commands for each handover");
 }
 
 /// The first waiter checks once more after it has opened the stream, and then waits to be told. As long

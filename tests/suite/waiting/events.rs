@@ -70,11 +70,11 @@ async fn every_event_is_reported(cluster: &Cluster, broken: &str) {
     there.release_session(&bob).await.unwrap();
     hears(&mut events, "a", "session_ended", "bob").await;
 
-    take(&there, "silent", &alice, "alice").await;
-    hears(&mut events, "silent", "acquired", "alice").await;
-    age(cluster, "silent", TTL).await;
+    take(&there, "idle", &alice, "alice").await;
+    hears(&mut events, "idle", "acquired", "alice").await;
+    age(cluster, "idle", TTL).await;
     there.sweep().await.unwrap();
-    hears(&mut events, "silent", "expired", "alice").await;
+    hears(&mut events, "idle", "expired", "alice").await;
 
     let seen = take(&there, "b", &alice, "alice").await;
     hears(&mut events, "b", "acquired", "alice").await;
