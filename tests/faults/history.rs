@@ -34,7 +34,7 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
 pub(crate) struct Line {
     pub(crate) at: Moment,
     pub(crate) process: String,
-    /// Connects the begin of an operation with its outcome.
+    /// Connects the beginning of an operation with its outcome.
     pub(crate) op: u64,
     pub(crate) event: Event,
 }

@@ -195,7 +195,7 @@ impl Protocol {
         }
     }
 
-    /// Leases are counted only while the number of a lease matters to something.
+    /// Leases are counted only while some participant knows a lease by its number.
     fn counts_leases(&self, world: &World) -> bool {
         let is_known = || world.primary.traces.iter().flatten().any(|trace| *trace != Trace::No);
         self.reaper && self.rules.trace_names_lease && (is_known() || world.is_passing_on())

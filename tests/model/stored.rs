@@ -7,7 +7,7 @@ pub(crate) struct Lock {
     pub(crate) token: Token,
     /// The rest of its lease by the server's clock. The lock has expired if this is not positive.
     pub(crate) left: i8,
-    /// The number of its current lease, modulo 4. Counted only while the number matters.
+    /// The number of its current lease, modulo 4. Counted only while some participant knows this number.
     pub(crate) lease: u8,
     /// Granted to an attempt whose caller had stopped waiting, or given back without an answer. Its
     /// holder is not to blame for it, but the lock goes with its ttl. (In the code it goes a bit

@@ -17,7 +17,7 @@ async fn counted() -> (App, Commands, Database) {
     let uri = mongod::shared_replica_set().await.uri().to_owned();
     let (database, commands) = rig::counted_database(&uri).await;
     let app = trusting(&database).await;
-    // Until the watch begins, all leases are forgotten again.
+    // When the watch begins, all earlier leases are forgotten.
     let mut events = app.locks.events();
     let witness = key("witness");
     let aid = Aid::new();

@@ -192,7 +192,7 @@ async fn a_renewal_by_another_server_is_found_before_it_counts_as_lost() {
 }
 
 #[tokio::test]
-async fn a_renewal_on_this_server_saves_the_question_to_the_database() {
+async fn a_renewal_by_this_manager_needs_no_further_query() {
     let store = MemoryStore::new();
     let locks =
         LockManager::builder(store.clone()).ttl(TTL).without_reaper().build().await.unwrap();
