@@ -34,7 +34,7 @@ impl Lockable for Page {
     const COLLECTION: &'static str = "page";
 }
 
-async fn manager(store: impl actix_doclock::Store) -> LockManager {
+async fn manager(store: impl actix_doclock::store::Store) -> LockManager {
     let locks = LockManager::builder(store).build().await.unwrap();
     locks.register::<Page>().await.unwrap();
     locks

@@ -1,10 +1,11 @@
-//! Contacts and categories: a contact names categories. Who puts a category on a contact holds a
-//! shared lock on the category, so that many can at the same time; who deletes a category holds the
-//! exclusive one while taking it off all contacts. So no contact ever names a category that is gone.
+//! Contacts and categories: a contact names categories. A task that adds a category to a contact holds
+//! a shared lock on the category, so that many tasks can do so at the same time. A task that deletes a
+//! category holds the exclusive lock while it removes the category from all contacts. So no contact ever
+//! names a category that is gone.
 //!
 //! `cargo run --example categories` keeps the locks in this process,
 //! `cargo run --example categories -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB. With
-//! `--without-lock` one sees what the locks are for.
+//! `--without-lock` the output shows the purpose of the locks.
 #![allow(missing_docs)]
 
 mod support;
@@ -47,7 +48,7 @@ impl Lockable for Category {
     const COLLECTION: &'static str = "category";
 }
 
-/// Categories, and contacts with their categories. Each change is one step, several are not.
+/// Categories, and contacts with their categories. Each change is atomic, a sequence of changes is not.
 #[derive(Default)]
 struct AddressBook {
     data: Mutex<Data>,
@@ -66,7 +67,7 @@ impl AddressBook {
         self.data.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is the category there? Then the contact gets it. Other work comes in between.
+    /// Adds the category to the contact, if it exists. Other tasks run between the check and the write.
     async fn add(&self, contact: u32, category: u32) {
         let adding = self.adding.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_adding.fetch_max(adding, Ordering::SeqCst);
@@ -77,7 +78,7 @@ impl AddressBook {
         self.adding.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Takes the category off all contacts, then deletes it.
+    /// Removes the category from all contacts, then deletes it.
     async fn delete(&self, category: u32) {
         for categories in self.data().contacts.values_mut() {
             categories.remove(&category);
@@ -117,7 +118,7 @@ async fn main() -> Result<(), BoxError> {
             Ok::<_, BoxError>(())
         });
     }
-    // Not the first one, for something is to be left.
+    // The first category remains.
     for category in 1..CATEGORIES {
         let (locks, book) = (servers[category as usize % 2].clone(), Arc::clone(&book));
         tasks.spawn(async move {

@@ -1,6 +1,6 @@
-//! What a critical section in a cluster guarantees: one at a time; a holder that has crashed is waited
-//! for as long as its lock said it may be silent, and no longer; what it does later does no harm. The
-//! time is that of the database server, whatever the clocks of the others say.
+//! The guarantees of a critical section in a cluster: one task at a time; others wait for a crashed
+//! holder until the ttl of its lock is over, and no longer; a late release by that holder does no harm.
+//! Only the clock of the database server counts.
 //!
 //! `cargo run --example critical_section` keeps the locks in this process,
 //! `cargo run --example critical_section -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB.
@@ -21,7 +21,7 @@ use clap::Parser;
 use tokio::{task::JoinSet, time::sleep};
 
 const TASKS: u32 = 20;
-/// That of the managers. A lock may have a shorter one.
+/// The ttl of the managers. A lock may have a shorter ttl.
 const TTL: Duration = Duration::from_secs(60);
 const SHORT_TTL: Duration = Duration::from_secs(2);
 
@@ -93,7 +93,7 @@ async fn crashed(one: &LockManager, other: &LockManager) -> Result<(), BoxError>
     let key = LockKey::named("crashed")?;
     let crashed = one.job("crashes").ttl(SHORT_TTL).acquire(&key, Wait::no()).await?;
     let taken = Instant::now();
-    // As far as its lock is concerned, this server is dead from here on: it renews nothing.
+    // For its lock, this server is dead from here on: it renews nothing.
     one.shutdown().await;
 
     let next = other.acquire(&key, Wait::until_acquired()).await?;

@@ -1,5 +1,5 @@
-//! A file that is not in the database, guarded by fencing tokens: a writer that was stalled for longer
-//! than its lock lives, and does not know it, is refused by the file itself.
+//! Fencing tokens guard a file outside the database: the file itself refuses a writer that was stalled
+//! for longer than the lease of its lock, without knowing it.
 //!
 //! `cargo run --example fencing` keeps the locks in this process,
 //! `cargo run --example fencing -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB.
@@ -34,8 +34,8 @@ impl Lockable for Ledger {
     const FENCED: bool = true;
 }
 
-/// A file that remembers the highest token it was written with. Whoever guards a thing has to do this
-/// in one step with the writing; here a rename does both.
+/// A file that remembers the highest token with which it was written. The check and the write must be
+/// one step; here a rename does both.
 struct FencedFile(PathBuf);
 
 impl FencedFile {
@@ -81,7 +81,7 @@ async fn write_both(servers: &[LockManager], directory: &Path) -> Result<(), Box
     let first = stalled.fence().ok_or("not a fenced collection")?;
     file.write("by the first one", first)?;
     println!("the first one has written, with its token");
-    // It stalls: nothing renews its lock any more, and it does not notice.
+    // The first writer stalls: nothing renews its lock any more, and the writer does not notice.
     one.shutdown().await;
 
     let next = other.acquire(&key, Wait::until_acquired()).await?;

@@ -1,6 +1,5 @@
-//! Several servers update reports in an outside system, which knows no locks: read a report by its id,
-//! do something, write it back. Nobody may get past the reading while somebody else is at the same
-//! report.
+//! Several servers update reports in an outside system without locks: they read a report by its id,
+//! change it, and write it back. Only one server may do this with the same report at a time.
 //!
 //! `cargo run --example reporting` keeps the locks in this process,
 //! `cargo run --example reporting -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` in MongoDB.
@@ -21,7 +20,7 @@ use tokio::{task::JoinSet, time::sleep};
 const SERVERS: usize = 3;
 const REPORTS: u32 = 2;
 const REQUESTS: u32 = 24;
-/// As the clients of such an API expect it.
+/// As long as the clients of such an API expect to wait.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Parser)]
@@ -30,7 +29,7 @@ struct Arguments {
     locks: support::Locks,
 }
 
-/// The outside system: a report is a number here. It answers slowly, and takes what it is given.
+/// The outside system: a report is a number here. It answers slowly, and accepts every write.
 #[derive(Default)]
 struct ReportingSystem(Mutex<BTreeMap<u32, u32>>);
 
@@ -46,7 +45,7 @@ impl ReportingSystem {
     }
 }
 
-/// One request to one of the servers. Says how long it waited, and how long it worked.
+/// One request to one of the servers. Returns how long it waited, and how long it worked.
 async fn handle(
     locks: &LockManager,
     reports: &ReportingSystem,

@@ -1,10 +1,10 @@
-//! A pool of workers that write what comes in to one file for each data type. The storage takes one
-//! writer at a time for each file: two at once would corrupt it. Workers of different types do not wait
-//! for each other.
+//! A pool of workers that write incoming messages to one file for each data type. Each file allows only
+//! one writer at a time: two at once would corrupt it. Writers of different types do not wait for each
+//! other.
 //!
 //! `cargo run --example workers` runs the workers as tasks of this process;
-//! `cargo run --example workers -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` as processes of their
-//! own. With `--without-lock` one sees what the lock is for.
+//! `cargo run --example workers -- --mongodb mongodb://127.0.0.1/?replicaSet=rs0` runs them as separate
+//! processes. With `--without-lock` the output shows the purpose of the lock.
 #![allow(missing_docs)]
 
 mod support;
@@ -32,7 +32,7 @@ const WORKERS: usize = 4;
 const TYPES: [&str; 2] = ["t1", "t2"];
 /// For each worker and data type.
 const MESSAGES: usize = 5;
-/// The storage writes a message in so many pieces.
+/// The number of pieces in which the storage writes a message.
 const PIECES: usize = 6;
 
 #[derive(Parser, Clone)]
@@ -75,7 +75,7 @@ async fn main() -> Result<(), BoxError> {
 
 async fn run_as_tasks(arguments: &Arguments, storage: &Path) -> Result<(), BoxError> {
     let start = Barrier::new(WORKERS);
-    // Each of them with a manager of its own, as processes have.
+    // Each worker has its own manager, as in separate processes.
     let servers = arguments.locks.servers(WORKERS, Duration::from_secs(30)).await?;
     let workers = servers.iter().enumerate().map(async |(worker, locks)| {
         locks.register::<Named>().await?;
@@ -100,7 +100,7 @@ async fn run_as_processes(storage: &Path) -> Result<(), BoxError> {
             .spawn()
     };
     let mut workers: Vec<Child> = (0..WORKERS).map(start).collect::<Result<_, _>>()?;
-    // They begin together.
+    // All workers begin together.
     for worker in &mut workers {
         let output = worker.stdout.take().ok_or("no output of a worker")?;
         let ready = BufReader::new(output).lines().next_line().await?;
@@ -128,7 +128,7 @@ async fn be_a_worker(arguments: &Arguments, worker: usize, storage: &Path) -> Re
     Ok(())
 }
 
-/// Takes message after message, and writes it to the file of its type.
+/// Takes one message after another, and writes it to the file of its type.
 async fn work(
     arguments: &Arguments,
     locks: &LockManager,
@@ -151,7 +151,7 @@ async fn work(
     Ok(())
 }
 
-/// Piece by piece: what another writer writes in between is in between.
+/// Writes a message piece by piece. Pieces of another writer may end up in between.
 async fn write(file: &Path, worker: usize, message: usize) -> Result<(), BoxError> {
     let mut file = OpenOptions::new().create(true).append(true).open(file)?;
     for piece in 0..PIECES {
@@ -161,7 +161,7 @@ async fn write(file: &Path, worker: usize, message: usize) -> Result<(), BoxErro
     Ok(())
 }
 
-/// For each file, how many messages stand in it in one piece, and how many pieces there are.
+/// For each file, the number of intact messages, and the number of pieces.
 fn check(storage: &Path) -> Result<BTreeMap<String, (usize, usize)>, BoxError> {
     let mut found = BTreeMap::new();
     for file in TYPES {

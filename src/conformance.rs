@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use actix_doclock::{LockKey, MemoryStore, Store, Rules, conformance::{COLLECTION, Page, Subject, TTL}};
+//! use actix_doclock::{LockKey, MemoryStore, conformance::{COLLECTION, Page, Subject, TTL}, store::{Store, Rules}};
 //!
 //! struct Memory(MemoryStore);
 //!
@@ -43,7 +43,7 @@ use crate::{
     ended::{EndReason, SessionEnded},
     key::{LockKey, Lockable},
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
-    store::{Claim, Released, Saved, Store, StoredDocument, Swept, Taken, TryAcquire},
+    store::{Acquisition, Claim, Released, Saved, Store, StoredDocument, Swept, Taken, TryAcquire},
 };
 
 /// The collection that the cases lock in.
@@ -169,7 +169,14 @@ async fn save(
     token: LockToken,
     document: &StoredDocument,
 ) -> Saved {
-    store.save(key, aid, token, &document.clone().into(), Instant::now() + TTL).await.unwrap()
+    store
+        .save(
+            &Acquisition::exclusive(key, aid, token),
+            &document.clone().into(),
+            Instant::now() + TTL,
+        )
+        .await
+        .unwrap()
 }
 
 async fn text_of(store: &impl Store, key: &LockKey) -> String {
@@ -202,6 +209,7 @@ mod hand_over;
 mod locks;
 mod pages;
 mod shared;
+mod shorthand;
 mod status;
 mod watch;
 
@@ -212,6 +220,9 @@ pub use hand_over::*;
 pub use locks::*;
 pub use pages::*;
 pub use shared::*;
+pub use shorthand::Shorthand;
+
+pub use crate::random::seed_randomness;
 pub use status::*;
 pub use watch::*;
 

@@ -2,9 +2,9 @@
 //!
 //! | page | answers |
 //! |---|---|
-//! | [life_of_a_lock] | which states a lock has, what is stored in each, waiting and handover |
+//! | [life_of_a_lock] | the states of a lock, the record in each, waiting and handover |
 //! | [waiting] | waiting, jobs, readers and writers, fences, several locks |
-//! | [session_ends] | how the application hears of ended sessions |
+//! | [session_ends] | how the application is told of ended sessions |
 //! | [ttl] | how long a lock should outlive the last sign of life |
 //! | [sessions_and_proxies] | cookies, Redis or `MongoSessionStore`; reverse proxies |
 //! | [http], [answers] | the lock API, its events, `client.js`; every answer and its code |
@@ -12,15 +12,15 @@
 //! | [stored] | the record of a lock, field by field |
 //! | [production], [operations], [cli] | a checklist; health, metrics, log lines; the command `doclock` |
 //! | [troubleshooting], [faq] | symptoms and questions |
-//! | [from_a_hand_written_protocol] | moving over from locks of your own |
-//! | [guarantees], [tests] | what is guaranteed in full, and which tests guard it |
-//! | [faults], [model], [simulation] | how the guarantees were tried |
-//! | [benchmarks] | what a lock costs |
+//! | [from_a_hand_written_protocol] | migrating from your own locks |
+//! | [guarantees], [tests] | the guarantees in full, and the tests that guard them |
+//! | [faults], [model], [simulation] | how the guarantees were tested |
+//! | [benchmarks] | the cost of a lock |
 
 macro_rules! pages {
     ($($page:ident: $file:literal,)*) => {
         $(
-            // The first definition of a link counts: here pages are modules, in the repository they are files.
+            // The first definition of a link wins: here pages are modules, in the repository they are files.
             #[doc = include_str!("guide/links.md")]
             #[doc = include_str!(concat!("../docs/", $file))]
             pub mod $page {}

@@ -18,39 +18,55 @@ mod key;
 mod lock;
 mod manager;
 mod random;
-mod store;
+pub mod store;
 #[cfg(feature = "web")]
 mod web;
 
 pub use actor::Actor;
-pub use ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded};
+pub use ended::{EndReason, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use event::LockEvent;
-pub use key::{InvalidKey, LockId, LockKey, Lockable, MAX_ID_BYTES, Named};
-pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, MAX_LABEL_BYTES, Mode, PageId, TabId};
+pub use key::{InvalidKey, LockId, LockKey, Lockable, Named};
+pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, PageId, TabId};
 #[cfg(feature = "metrics")]
 pub use manager::metrics;
 pub use manager::{
-    BuildError, Health, HealthReport, HealthStatus, Job, LockEvents, LockGuard, LockGuards,
-    LockManager, LockManagerBuilder, MAX_REASON_BYTES, ReaperHealth, ReaperState, StoreHealth,
-    TaskPanics, Wait, Wakeup,
-};
-#[cfg(feature = "test-util")]
-pub use random::seed_randomness;
-#[cfg(feature = "test-util")]
-pub use store::OnRecord;
-#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
-pub use store::StoredSession;
-pub use store::{
-    Change, Claim, Edit, Format, Interest, LastEnd, MAX_READERS, MemoryStore, Released, Rules,
-    Saved, Store, StoreStatus, StoredDocument, Swept, Taken, Topology, TryAcquire, Watch,
+    BuildError, Job, LockEvents, LockGuard, LockGuards, LockManager, LockManagerBuilder, Wait,
 };
 #[cfg(feature = "_mongo")]
-pub use store::{Finding, MongoStore, Severity};
+#[doc(inline)]
+pub use store::MongoStore;
+#[doc(inline)]
+pub use store::{MemoryStore, Released, TryAcquire};
 #[cfg(feature = "web")]
 pub use web::{
-    Acquire, Confirm, Guarded, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware,
-    Problem, SessionLocks, Share, SharedDoc, lock_api,
+    HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware, Problem, SessionLocks, SharedDoc,
+    lock_api,
 };
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use web::{MongoSessionStore, MongoSessionStoreBuilder};
+
+/// What `LockedDoc`, `HeldDoc` and `SharedDoc` have in common.
+#[cfg(feature = "web")]
+pub mod extract {
+    pub use crate::web::{Acquire, Confirm, Guarded, Share};
+}
+
+/// The answers of [`LockManager::health`] and [`LockManager::check_health`].
+///
+/// [`LockManager::health`]: crate::LockManager::health
+/// [`LockManager::check_health`]: crate::LockManager::check_health
+pub mod health {
+    pub use crate::manager::{
+        Health, HealthReport, HealthStatus, ReaperHealth, ReaperState, StoreHealth, TaskPanics,
+        Wakeup,
+    };
+}
+
+/// Limits that are not settings.
+pub mod limits {
+    pub use crate::{
+        ended::MAX_NAMED_LOCKS, key::MAX_ID_BYTES, lock::MAX_LABEL_BYTES,
+        manager::MAX_REASON_BYTES, store::MAX_READERS,
+    };
+}

@@ -15,7 +15,7 @@ use crate::{
     error::LockError,
     key::{InvalidKey, LockId, LockKey, Lockable},
     lock::{Aid, Holder},
-    store::{DynStore, Rules},
+    store::{Acquisition, DynStore, Rules},
 };
 
 mod acquire;
@@ -43,7 +43,6 @@ pub use background::{
     sweeps::{ReaperHealth, ReaperState},
 };
 pub use builder::{BuildError, LockManagerBuilder};
-pub(crate) use claim::Acquisition;
 pub use claim::Wait;
 #[cfg(feature = "web")]
 pub(crate) use claim::{Acquired, Provisional, Wanted};
@@ -172,7 +171,7 @@ struct Registered {
 
 impl LockManager {
     /// Starts a manager over this store. See [`LockManagerBuilder`] for the settings.
-    pub fn builder(store: impl crate::Store) -> LockManagerBuilder {
+    pub fn builder(store: impl crate::store::Store) -> LockManagerBuilder {
         LockManagerBuilder::new(Arc::new(store))
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    slice,
     time::{Duration, Instant},
 };
 
@@ -11,9 +12,10 @@ use crate::{
     ended::{EndReason, SessionEnded},
     error::StoreError,
     key::LockKey,
-    lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
+    lock::{Aid, Lock, LockToken, PageId},
 };
 
+mod claim;
 mod deadline;
 mod diff;
 mod document;
@@ -21,9 +23,11 @@ mod erased;
 mod memory;
 #[cfg(feature = "_mongo")]
 pub(crate) mod mongo;
+mod rules;
 mod status;
 mod watch;
 
+pub use claim::{Acquisition, Claim, Query, Removal, Taken};
 pub(crate) use deadline::with_deadline;
 pub(crate) use document::misnamed_id;
 pub use document::{Edit, Format, StoredDocument};
@@ -35,6 +39,7 @@ pub use memory::OnRecord;
 pub use mongo::sessions::StoredSession;
 #[cfg(feature = "_mongo")]
 pub use mongo::{Finding, MongoStore, Severity};
+pub use rules::Rules;
 pub use status::{StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};
 pub use watch::{Change, Watch};
@@ -60,7 +65,7 @@ pub use watch::{Change, Watch};
 ///    exception is [`save`](Store::save), if the lock is lost between two calls. When the outcome of a
 ///    save is in doubt, the answer is [`OutcomeUnknown`](crate::StoreErrorKind::OutcomeUnknown), and
 ///    the save is not repeated.
-/// 5. **A removal names the acquisition.** A late or repeated [`release`](Store::release) never removes
+/// 5. **A removal names the acquisition.** A late or repeated [`remove_lock`](Store::remove_lock) never removes
 ///    a newer lock, not even a newer lock of the same session.
 /// 6. **The answer of a verb is durable**: no crash or failover that the store is built to survive
 ///    takes it back.
@@ -72,14 +77,11 @@ pub use watch::{Change, Watch};
 /// Either may stop after any step; the same call by any worker then continues it:
 ///
 /// - The end of a session is recorded *before* its locks are removed. A caller acquires its lock first
-///   and asks [`session_ended`](Store::session_ended) second. Whichever comes first, the end or the
+///   and asks for the [`last_end`](Store::last_end) second. Whichever comes first, the end or the
 ///   lock, no lock of an ended session remains.
 /// - One worker claims an end, and stores the names of the locks with it *before* it removes them. The
 ///   end is therefore announced with all its locks: once, or at least once if the worker dies.
 pub trait Store: Send + Sync + 'static {
-    /// How this store wants documents encoded.
-    fn format(&self) -> Format;
-
     /// Makes the collection ready: its lock collection, indexes, and the ttl for foreign records.
     ///
     /// Called once for each collection when an application server starts, before any other verb
@@ -133,31 +135,10 @@ pub trait Store: Send + Sync + 'static {
         aids: &[Aid],
     ) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
-    /// Extends the [places](LockToken::of_place) with these names in the queue of a fair collection to
-    /// `lease` from now, and returns how many of them still existed. One command per awaited document.
-    fn keep_places(
+    /// Removes one lock, if the condition of the [removal](Removal) holds, and nothing else.
+    fn remove_lock(
         &self,
-        key: &LockKey,
-        tokens: &[LockToken],
-        lease: Duration,
-    ) -> impl Future<Output = Result<u64, StoreError>> + Send;
-
-    /// Gives up the [place](LockToken::of_place) with this name in the queue of a fair collection.
-    fn leave(
-        &self,
-        key: &LockKey,
-        token: LockToken,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
-
-    /// Removes this acquisition of the lock, and nothing else.
-    ///
-    /// `mode` is the mode of the grant, or [`Shared`](Mode::Shared) if the caller does not know it.
-    fn release(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        mode: Mode,
+        removal: Removal<'_>,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
     /// Releases this acquisition of an exclusive lock and grants the claim in the same step. If the
@@ -170,47 +151,9 @@ pub trait Store: Send + Sync + 'static {
     /// the claim takes the lock over. A claim of the same session continues the lock: `since` stays.
     fn hand_over(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        from: &Acquisition,
         claim: &Claim,
     ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
-
-    /// Makes this acquisition of an exclusive lock expire after `grace`, however often it is renewed,
-    /// unless its session takes the lock again before then. For a page that was closed or is being
-    /// reloaded: if `page` is given, only while the lock belongs to that page.
-    ///
-    /// As with `max_hold`, such an expiry does not mean that the session is idle.
-    fn run_out_in(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        page: Option<PageId>,
-        grace: Duration,
-    ) -> impl Future<Output = Result<Released, StoreError>> + Send;
-
-    /// Removes the lock that any of these attempts of a claim acquired, unless another request has been
-    /// told that the session holds it.
-    ///
-    /// For a grant that its request no longer wants. In the meantime another request of the same
-    /// session may have been answered [`AlreadyMine`](TryAcquire::AlreadyMine), or may have saved. The
-    /// lock then belongs to that request, and stays.
-    fn retract(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        tokens: &[LockToken],
-        mode: Mode,
-    ) -> impl Future<Output = Result<Released, StoreError>> + Send;
-
-    /// Removes all locks of the session in this collection, and returns the keys of those that were
-    /// live. The session continues.
-    fn release_session(
-        &self,
-        collection: &str,
-        aid: &Aid,
-    ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send;
 
     /// Ends the session permanently: remembers the end for a day, removes all its locks in these
     /// collections, and stores an announcement. Returns the locks that the session held, and the locks
@@ -227,11 +170,12 @@ pub trait Store: Send + Sync + 'static {
         worker: Uuid,
     ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send;
 
-    /// How long ago the session was [ended](Self::end_session), or `None` if it was not.
-    fn session_ended(
+    /// How the session last ended or became idle, if the store still remembers it. A permanent end stays
+    /// the last one.
+    fn last_end(
         &self,
         aid: &Aid,
-    ) -> impl Future<Output = Result<Option<Duration>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Option<LastEnd>, StoreError>> + Send;
 
     /// Removes expired locks, oldest first, of about `limit` sessions.
     ///
@@ -252,67 +196,38 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Swept, StoreError>> + Send;
 
-    /// Returns at most `limit` ends that are not announced yet. For the time of `lease` no other worker
-    /// gets them; after that they count as [repeated](SessionEnded::repeated).
-    fn take_announcements(
+    /// The live locks that the query asks for, on at most `limit` documents of the collection. Each reader
+    /// has an entry of its own.
+    ///
+    /// Reads only majority-committed state. If a failover could still undo a lock or its renewal, the
+    /// lock is neither live nor gone: the answer is
+    /// [`Unavailable`](crate::StoreErrorKind::Unavailable), except to [`Query::All`], which leaves such
+    /// a lock out.
+    fn locks(
         &self,
-        worker: Uuid,
-        lease: Duration,
+        collection: &str,
+        query: Query<'_>,
         limit: usize,
-    ) -> impl Future<Output = Result<Vec<SessionEnded>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
 
-    /// Marks these ends as announced, if they still belong to this worker.
-    fn announced(
-        &self,
-        worker: Uuid,
-        ended: &[SessionEnded],
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
-
-    /// The live lock on this document, if there is one. Of several readers: the lock of `aid`, or else
-    /// the one that expires last. Reads only majority-committed state: if a failover could still undo
-    /// the lock or its renewal, the answer is [`Unavailable`](crate::StoreErrorKind::Unavailable),
-    /// neither live nor gone.
-    fn inspect(
+    /// The document as it is now.
+    fn load(
         &self,
         key: &LockKey,
-        aid: Option<&Aid>,
-    ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Option<StoredDocument>, StoreError>> + Send;
 
-    /// The live locks on at most `limit` documents of the collection. If `aids` are given: only the
-    /// locks of these sessions, and only from majority-committed state, as in
-    /// [`inspect`](Self::inspect). Each reader has an entry of its own.
-    fn list(
-        &self,
-        collection: &str,
-        aids: Option<&[Aid]>,
-        limit: usize,
-    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
-
-    /// All live locks on these documents of a collection: for each document the exclusive lock, or the
-    /// locks of its readers.
-    fn locks_on(
-        &self,
-        collection: &str,
-        keys: &[LockKey],
-    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
-
-    /// How the session last ended or became idle, if the store still remembers it.
-    fn last_end(
-        &self,
-        aid: &Aid,
-    ) -> impl Future<Output = Result<Option<LastEnd>, StoreError>> + Send;
-
-    /// Reports changes from now on, above all documents that become free. Returns `None` if this store
-    /// cannot; the caller must then poll.
+    /// Edits the document if this acquisition of its exclusive lock is live, and renews the lock. An edit without
+    /// changes only renews the lock.
     ///
-    /// Every change after this call has returned is reported, or [`Missed`](Change::Missed) is. The
-    /// expiry of a lock need not be reported. Other changes may be reported as well: a subscriber looks
-    /// at the lock after each report.
-    fn watch(
+    /// After `until` the caller has been told that the outcome is unknown, and may have saved something
+    /// newer. A save that is delayed on its way therefore gives up by then. If a newer save can
+    /// overtake it even later, as between the last check and the commit, the older save must fail.
+    fn save(
         &self,
-        collection: &str,
-        interest: Interest,
-    ) -> impl Future<Output = Result<Option<Watch>, StoreError>> + Send;
+        held: &Acquisition,
+        edit: &Edit,
+        until: Instant,
+    ) -> impl Future<Output = Result<Saved, StoreError>> + Send;
 
     /// The state of the store at this moment, with the missing indexes of these collections, which must
     /// be prepared. Changes nothing. If the store takes no writes, that is an answer; `Err` means that
@@ -322,82 +237,117 @@ pub trait Store: Send + Sync + 'static {
         collections: &[&str],
     ) -> impl Future<Output = Result<StoreStatus, StoreError>> + Send;
 
-    /// Removes exactly this lock for somebody who is not its holder, foreign locks included. Watchers
-    /// learn who broke it, unless it is a foreign or a shared lock.
-    fn break_lock(
-        &self,
-        seen: &Lock,
-        taken: &Taken,
-    ) -> impl Future<Output = Result<Released, StoreError>> + Send;
+    // What follows is optional.
 
-    /// Whether the document exists.
-    fn exists(&self, key: &LockKey) -> impl Future<Output = Result<bool, StoreError>> + Send;
+    /// How this store wants documents encoded: as JSON by default.
+    fn format(&self) -> Format {
+        Format::Json
+    }
 
-    /// The document as it is now.
-    fn load(
-        &self,
-        key: &LockKey,
-    ) -> impl Future<Output = Result<Option<StoredDocument>, StoreError>> + Send;
+    /// Whether the document exists. By default the store loads it.
+    fn exists(&self, key: &LockKey) -> impl Future<Output = Result<bool, StoreError>> + Send {
+        async { Ok(self.load(key).await?.is_some()) }
+    }
 
-    /// Edits the document if this acquisition of its lock is live, and renews the lock. An edit without
-    /// changes only renews the lock.
-    ///
-    /// After `until` the caller has been told that the outcome is unknown, and may have saved something
-    /// newer. A save that is delayed on its way therefore gives up by then. If a newer save can
-    /// overtake it even later, as between the last check and the commit, the older save must fail.
-    fn save(
+    /// Removes all locks of the session in this collection, and returns the keys of those that were
+    /// live. The session continues. By default one removal for each lock.
+    fn release_all(
         &self,
-        key: &LockKey,
+        collection: &str,
         aid: &Aid,
-        token: LockToken,
-        edit: &Edit,
-        until: Instant,
-    ) -> impl Future<Output = Result<Saved, StoreError>> + Send;
-}
+    ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send {
+        async {
+            let held = self.locks(collection, Query::Of(slice::from_ref(aid)), usize::MAX).await?;
+            for acquisition in held.iter().filter_map(Acquisition::of) {
+                self.remove_lock(Removal::Release(&acquisition)).await?;
+            }
+            Ok(held.into_iter().map(|lock| lock.key).collect())
+        }
+    }
 
-/// A claim on a lock, with all that the store needs to grant it.
-#[derive(Debug, Clone)]
-pub struct Claim {
-    /// The session that is to hold the lock.
-    pub aid: Aid,
-    /// The name of this acquisition, chosen before the first attempt. Each repetition carries the [next
-    /// token](LockToken::next_attempt). The store can thus recognise the same claim, and can tell a
-    /// late attempt from the one that was granted.
-    pub token: LockToken,
-    /// The tab of the session that claims the lock, stored with the lock.
-    pub tab: Option<TabId>,
-    /// The page that claims the lock, stored with it too. Re-entry replaces it with the newer page.
-    pub page: Option<PageId>,
-    /// The holder as others see it.
-    pub holder: Holder,
-    /// By whom and why a lock is taken over, in a [`hand_over`](Store::hand_over) that the holder did
-    /// not ask for. Watchers are told.
-    pub taken: Option<Taken>,
-    /// Exclusive or shared.
-    pub mode: Mode,
-    /// How long the lock outlives the last sign of life of its session.
-    pub ttl: Duration,
-    /// How long after the grant the lock expires, however often it is renewed.
-    pub max_hold: Option<Duration>,
-    /// How long to keep a place in the queue of a [fair](Rules::fair) collection if the claim is not
-    /// granted. `None` if the claim does not wait.
-    pub place: Option<Duration>,
-}
+    /// Extends the [places](LockToken::of_place) with these names in the queue of a fair collection to
+    /// `lease` from now, and returns how many of them still existed. One command per awaited document.
+    ///
+    /// By default there are no queues; [`prepare`](Self::prepare) then refuses [fair](Rules::fair)
+    /// collections.
+    fn keep_places(
+        &self,
+        _key: &LockKey,
+        _tokens: &[LockToken],
+        _lease: Duration,
+    ) -> impl Future<Output = Result<u64, StoreError>> + Send {
+        async { Ok(0) }
+    }
 
-/// By whom and why a lock was taken from its holder.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taken {
-    /// By whom: a label to show.
-    pub by: String,
-    /// Why, in their words.
-    pub reason: String,
+    /// Gives up the [place](LockToken::of_place) with this name in the queue of a fair collection.
+    fn leave(
+        &self,
+        _key: &LockKey,
+        _token: LockToken,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Makes this acquisition of an exclusive lock expire after `grace`, however often it is renewed,
+    /// unless its session takes the lock again before then. For a page that was closed or is being
+    /// reloaded: if `page` is given, only while the lock belongs to that page.
+    ///
+    /// As with `max_hold`, such an expiry does not mean that the session is idle.
+    ///
+    /// By default nothing happens: the lock of a closed page lives until it expires.
+    fn expire_in(
+        &self,
+        _held: &Acquisition,
+        _page: Option<PageId>,
+        _grace: Duration,
+    ) -> impl Future<Output = Result<Released, StoreError>> + Send {
+        async { Ok(Released::AlreadyGone) }
+    }
+
+    /// Returns at most `limit` ends that are not announced yet. For the time of `lease` no other worker
+    /// gets them; after that they count as [repeated](SessionEnded::repeated).
+    ///
+    /// By default nothing is announced: the listener is never called.
+    fn take_announcements(
+        &self,
+        _worker: Uuid,
+        _lease: Duration,
+        _limit: usize,
+    ) -> impl Future<Output = Result<Vec<SessionEnded>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
+    /// Marks these ends as announced, if they still belong to this worker.
+    fn announced(
+        &self,
+        _worker: Uuid,
+        _ended: &[SessionEnded],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Reports changes from now on, above all documents that become free. `None`, the default, means
+    /// that this store cannot; the caller must then poll.
+    ///
+    /// Every change after this call has returned is reported, or [`Missed`](Change::Missed) is. The
+    /// expiry of a lock need not be reported. Other changes may be reported as well: a subscriber looks
+    /// at the lock after each report.
+    fn watch(
+        &self,
+        _collection: &str,
+        _interest: Interest,
+    ) -> impl Future<Output = Result<Option<Watch>, StoreError>> + Send {
+        async { Ok(None) }
+    }
 }
 
 /// How a session last ended, as [`Store::last_end`] returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastEnd {
-    /// [`Expired`](EndReason::Expired) if the session only became idle.
+    /// [`Expired`](EndReason::Expired) if the session became idle.
     pub reason: EndReason,
+    /// Whether the session is over. An idle session may come back.
+    pub for_good: bool,
     /// How long ago.
     pub ago: Duration,
 }
@@ -414,52 +364,6 @@ pub enum Interest {
 /// How many sessions may hold a shared lock on one document at the same time.
 pub const MAX_READERS: usize = 1_000;
 
-/// How the locks of a collection behave. All servers of a cluster must agree on them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Rules {
-    /// The ttl of a lock that has none of its own, such as the lock of a foreign program. Also the
-    /// longest ttl that this crate writes.
-    pub ttl: Duration,
-    /// Each grant carries a [`FencingToken`](crate::FencingToken), higher than that of any earlier
-    /// grant on the same document. The record therefore stays when its lock is gone.
-    pub fenced: bool,
-    /// Waiters are let in in the order of arrival, over all servers.
-    pub fair: bool,
-    /// The ids may be strings. A store then refuses a collection in which different strings are the
-    /// same id.
-    pub text_ids: bool,
-}
-
-impl Rules {
-    /// Not fenced, not fair, and without string ids.
-    #[must_use]
-    pub fn new(ttl: Duration) -> Self {
-        Self { ttl, fenced: false, fair: false, text_ids: false }
-    }
-
-    /// With ids that may be strings.
-    #[must_use]
-    pub fn with_text_ids(mut self) -> Self {
-        self.text_ids = true;
-        self
-    }
-
-    /// With fencing tokens.
-    #[must_use]
-    pub fn fenced(mut self) -> Self {
-        self.fenced = true;
-        self
-    }
-
-    /// First come, first served.
-    #[must_use]
-    pub fn fair(mut self) -> Self {
-        self.fair = true;
-        self
-    }
-}
-
 /// The answer to [`Store::try_acquire`]. Exhaustive, as the other answers are: the caller must handle
 /// each case.
 #[derive(Debug, Clone)]
@@ -474,7 +378,7 @@ pub enum TryAcquire {
     Held(Lock),
 }
 
-/// The answer to [`Store::release`], [`Store::retract`] and [`Store::break_lock`].
+/// The answer to [`Store::remove_lock`] and [`Store::expire_in`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
     /// The lock was there, and is now removed.

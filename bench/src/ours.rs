@@ -3,8 +3,10 @@
 use std::{collections::HashMap, sync::Mutex, sync::OnceLock, time::Duration};
 
 use actix_doclock::{
-    Aid, Claim, Holder, LockId, LockKey, LockManager, LockToken, Lockable, Mode, MongoStore,
-    Released, Store, TryAcquire, Wait,
+    Aid, Holder, LockId, LockKey, LockManager, LockToken, Lockable, Mode, MongoStore, Released,
+    TryAcquire, Wait,
+    conformance::Shorthand,
+    store::{Claim, Store},
 };
 use mongodb::Database;
 use serde::{Deserialize, Serialize};

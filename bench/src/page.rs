@@ -55,7 +55,7 @@ fn plots(report: &Report) -> [(&'static str, String); 4] {
         &latency(&everywhere, (1, 10_000), "cycle"),
     );
     let hand_over = plot::bars(
-        "Hand-over: from the release to the one who waited, median and 99th percentile",
+        "Handover: from the release to the grant of the waiter, median and 99th percentile",
         "ms, logarithmic; shorter is better",
         &latency(&everywhere, (0, 0), "hand-over"),
     );

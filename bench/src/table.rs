@@ -108,14 +108,8 @@ fn latencies() -> Vec<Subject> {
             MANAGER,
             verbs::DELETE_MANY,
         );
-        add("hand-over in one process", "hand-over", (0, 0), hand_over::SAME, hand_over::STREAM);
-        add(
-            "hand-over between processes",
-            "hand-over",
-            (0, 0),
-            hand_over::OTHER,
-            hand_over::STREAM,
-        );
+        add("handover in one process", "hand-over", (0, 0), hand_over::SAME, hand_over::STREAM);
+        add("handover between processes", "hand-over", (0, 0), hand_over::OTHER, hand_over::STREAM);
         add("HTTP request with `LockedDoc`", "web", (1, 1), web::LOCKED, web::PLAIN);
     }
     all
@@ -380,7 +374,7 @@ fn sizes(report: &Report, measure: &str) -> String {
 
 fn waiters(report: &Report) -> String {
     let mut table = String::from(
-        "| | who wait | got it | until the last, ms | each, ms | out of turn by, places: p50 / max |\n\
+        "| | waiters | granted | until the last, ms | each, ms | out of turn by, places: p50 / max |\n\
          |---|---:|---:|---:|---:|---:|\n",
     );
     each(report, "waiters", &mut table, 5, |at, who, table| {

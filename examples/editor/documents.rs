@@ -1,4 +1,4 @@
-//! The documents that are edited, and what is done with them besides locking.
+//! The documents of the editor, and all operations on them except locking.
 
 use actix_doclock::{BoxError, Lockable, MemoryStore, MongoStore};
 use actix_web::cookie::Key;
@@ -39,7 +39,7 @@ const SAMPLES: [(&str, &str); 3] = [
     ),
 ];
 
-/// Where they are kept.
+/// The store of the documents.
 #[derive(Clone)]
 pub(crate) enum Documents {
     Memory(MemoryStore),
@@ -74,7 +74,7 @@ impl Documents {
             return Ok(());
         }
         for (n, (title, body)) in (1..).zip(SAMPLES) {
-            // The same ids everywhere: two servers may start at the same moment.
+            // The same ids on every server: two servers may start at the same moment.
             let id = ObjectId::from_bytes([n; 12]);
             match self {
                 Self::Memory(store) => {
@@ -90,7 +90,7 @@ impl Documents {
         Ok(())
     }
 
-    /// The key that session cookies are encrypted with: the same for all servers on one database.
+    /// The key that encrypts the session cookies: the same for all servers on one database.
     pub(crate) async fn session_key(&self) -> Result<Key, BoxError> {
         let Self::Mongo(store) = self else {
             return Ok(Key::generate());

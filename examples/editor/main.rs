@@ -1,8 +1,8 @@
-//! A small back office: people log in by name and edit documents, never two of them the same one.
+//! A small back office: people log in by name and edit documents, never two people the same document.
 //!
 //! `cargo run --example editor` starts it on the embedded store. `--mongodb URI` (or the variable
-//! `MONGODB_URI`) takes a database instead; then any number of servers can run side by side, and a
-//! login ends on all of them when its time is over.
+//! `MONGODB_URI`) uses a database instead; then any number of servers can share it, and a login expires
+//! on all of them at the same time.
 
 mod documents;
 mod operations;
@@ -31,7 +31,7 @@ use crate::{
 
 #[derive(Parser)]
 struct Args {
-    /// Where to listen; port 0 picks a free one.
+    /// The address to listen on; port 0 picks a free port.
     #[arg(long, default_value = "127.0.0.1:8080")]
     bind: String,
     /// A MongoDB URI. Without one, everything is in memory and gone when the server ends.
@@ -43,11 +43,11 @@ struct Args {
     /// How long a lock outlives the last sign of life of its session.
     #[arg(long, default_value_t = 150, value_name = "N")]
     ttl_secs: u64,
-    /// How long a login is good for, on MongoDB. (A cookie cannot be taken back.)
+    /// How long a login lasts, on MongoDB. (A cookie cannot be revoked.)
     #[arg(long, default_value_t = 12 * 60 * 60, value_name = "N")]
     login_secs: u32,
-    /// Who may open `/locks/admin`, and break or take over everybody's locks. (There are no passwords:
-    /// whoever logs in by that name is it.) May be repeated.
+    /// The name of an administrator, who may open `/locks/admin`, and break or take over all locks. (There
+    /// are no passwords: anybody can log in by that name.) May be repeated.
     #[arg(long, value_name = "NAME")]
     admin: Vec<String>,
 }
@@ -111,7 +111,7 @@ async fn serve<S: SessionStore + 'static>(
     let server = HttpServer::new(move || {
         let session = SessionMiddleware::builder(sessions(), key.clone())
             .session_lifecycle(BrowserSession::default().state_ttl(login))
-            // For http on this machine. Behind https, leave it out.
+            // For http on this machine. Behind https, remove this line.
             .cookie_secure(false)
             .build();
         let known = admins.clone();
@@ -132,7 +132,7 @@ async fn serve<S: SessionStore + 'static>(
             .service(web::scope("/locks").configure(lock_api))
             .default_service(web::to(routes::not_found))
     })
-    // Who waits for a lock and closes the tab is not to get it any more.
+    // A waiter who closes the tab should no longer get the lock.
     .h1_allow_half_closed(false)
     .bind(&args.bind)?;
     for address in server.addrs() {

@@ -1,6 +1,6 @@
-//! What is asked by the load balancer, by Prometheus, and by the person on call.
+//! The routes for the load balancer, for Prometheus, and for the person on call.
 //!
-//! Here for everybody; in production these routes are not for the world.
+//! In this example they are open to everybody. Do not make them public in production.
 
 use actix_doclock::LockManager;
 use actix_web::{
@@ -32,20 +32,20 @@ pub(crate) mod metrics {
     };
     use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
-    /// From a command to a database nearby up to a wait of half a minute.
+    /// From a command to a nearby database up to a wait of half a minute.
     const SECONDS: [f64; 15] = [
         0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     ];
 
-    /// There is one for the process.
+    /// The process has only one recorder.
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 
-    /// Call it before anything is counted.
+    /// Call this before anything is counted.
     pub(crate) fn install() -> Result<(), BoxError> {
         let prometheus = PrometheusBuilder::new().set_buckets(&SECONDS)?.install_recorder()?;
         actix_doclock::metrics::describe();
         let recorder = RECORDER.get_or_init(|| prometheus);
-        // Whether or not somebody asks, or what was timed would pile up.
+        // Without this upkeep, the measured times would pile up if nobody scrapes them.
         rt::spawn(async {
             loop {
                 rt::time::sleep(Duration::from_secs(5)).await;

@@ -1,4 +1,4 @@
-//! What the server answers.
+//! The routes of the server.
 
 use actix_doclock::{Actor, BoxError, HeldDoc, LockError, LockedDoc, Problem, SessionLocks};
 use actix_session::{Session, SessionExt};
@@ -30,27 +30,27 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .route("/favicon.ico", get().to(HttpResponse::NoContent));
 }
 
-/// Under which key the session knows who has logged in.
+/// The session key for the name of the person.
 pub(crate) const NAME: &str = "name";
 
-/// The names of those who have the role [`ADMIN`].
+/// The names of the people with the role [`ADMIN`].
 pub(crate) struct Admins(pub(crate) Vec<String>);
 
-/// The role of those who may see, break and take over everybody's locks.
+/// The role that permits its people to see, break and take over all locks.
 pub(crate) const ADMIN: &str = "admin";
 
 fn name(session: &Session) -> Option<String> {
     session.get(NAME).ok().flatten()
 }
 
-/// For the locks: who others see, and what they may do.
+/// The person of a session, as other people see them, with their roles.
 pub(crate) fn person(session: &Session, admins: &[String]) -> Option<Actor> {
     let name = name(session)?;
     let actor = Actor::new(&*name).with_id(&*name);
     Some(if admins.contains(&name) { actor.with_role(ADMIN) } else { actor })
 }
 
-/// Whoever has not logged in may read, and nothing else.
+/// Without a login, a visitor may only read.
 pub(crate) async fn only_readers_need_no_login(
     req: ServiceRequest,
     next: Next<impl MessageBody>,
@@ -89,12 +89,12 @@ struct SaveOptions {
     release: bool,
 }
 
-/// Editing begins: the document is locked for this session, or the answer says who has it.
+/// Begins to edit: locks the document for this session, or answers with the name of the holder.
 async fn edit(item: LockedDoc<WorkItem>) -> impl Responder {
     HttpResponse::Ok().json(View::from(&*item))
 }
 
-/// Saves what was typed, if the session still holds the lock.
+/// Saves the typed text, if the session still holds the lock.
 async fn save(
     mut item: HeldDoc<WorkItem>,
     options: Query<SaveOptions>,
@@ -136,16 +136,16 @@ async fn login(session: Session, login: Json<Login>) -> Result<impl Responder, E
         return Err(problem.detail("a name has 1 to 200 bytes").into());
     }
     if name(&session).is_some_and(|old| old != new) {
-        // Somebody else at the same browser: what the first one held goes.
+        // Another person at the same browser: the locks of the first person are released.
         session.clear();
     }
-    // A new key for a session with new rights. Its locks stay.
+    // A new key for a session with new rights. Its locks remain.
     session.renew();
     session.insert(NAME, new)?;
     Ok(HttpResponse::NoContent())
 }
 
-/// The locks of the session go with it.
+/// Ends the session, and so releases its locks.
 async fn logout(session: Session) -> impl Responder {
     session.purge();
     HttpResponse::NoContent()

@@ -1,12 +1,12 @@
-//! What the examples have in common: where the locks are kept.
-#![allow(dead_code, reason = "not each example needs all of it")]
+//! Shared by the examples: the choice of the store.
+#![allow(dead_code, reason = "not every example uses everything")]
 
 use std::time::Duration;
 
 use actix_doclock::{BoxError, LockManager, MemoryStore, MongoStore};
 use clap::Args;
 
-/// Where the locks are kept.
+/// The store of the locks.
 #[derive(Args, Clone)]
 pub(crate) struct Locks {
     /// Keep the locks in MongoDB instead of this process.
@@ -18,7 +18,7 @@ pub(crate) struct Locks {
 }
 
 impl Locks {
-    /// As many application servers over one store.
+    /// This number of application servers, with one store.
     pub(crate) async fn servers(
         &self,
         count: usize,

@@ -1,7 +1,7 @@
 //! Everything that is parsed from a string: tokens, tabs, pages, labels, keys.
 #![no_main]
 
-use actix_doclock::{Holder, LockKey, LockToken, MAX_LABEL_BYTES, PageId, TabId};
+use actix_doclock::{Holder, LockKey, LockToken, PageId, TabId, limits::MAX_LABEL_BYTES};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

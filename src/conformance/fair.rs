@@ -243,7 +243,7 @@ cases! {
                     assert_eq!(store.break_lock(&seen, &taken()).await.unwrap(), Released::Released);
                 }
                 "end" => drop(end(store, &holder.aid, EndReason::LoggedOut).await),
-                "release" => drop(store.release_session(COLLECTION, &holder.aid).await.unwrap()),
+                "release" => drop(store.release_all(COLLECTION, &holder.aid).await.unwrap()),
                 _ => {
                     store.keep_places(&key("a"), &[waiting[0].token], 2 * TTL).await.unwrap();
                     subject.age(&key("a"), TTL).await;

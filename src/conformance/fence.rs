@@ -57,7 +57,7 @@ cases! {
         let token = seen().await.token.unwrap();
         assert_eq!(store.retract(&key("a"), &alice, &[token], Mode::Exclusive).await.unwrap(), Released::Released);
         rises("retracted", &alice).await;
-        store.release_session(COLLECTION, &alice).await.unwrap();
+        store.release_all(COLLECTION, &alice).await.unwrap();
         rises("all released", &alice).await;
         end(store, &alice, EndReason::LoggedOut).await;
         rises("ended", &bob).await;
@@ -111,10 +111,10 @@ cases! {
     async fn without_fences_a_lock_has_none<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         assert_eq!(fresh(store, &claim(&alice)).await.fence, None);
-        store.release_session(COLLECTION, &alice).await.unwrap();
+        store.release_all(COLLECTION, &alice).await.unwrap();
         fenced(store).await;
         assert!(fence(store, &alice).await.get() > 0);
-        store.release_session(COLLECTION, &alice).await.unwrap();
+        store.release_all(COLLECTION, &alice).await.unwrap();
         store.prepare(COLLECTION, &Rules::new(TTL)).await.unwrap();
         assert_eq!(fresh(store, &claim(&alice)).await.fence, None, "the collection is no longer fenced");
     }

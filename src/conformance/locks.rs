@@ -214,12 +214,12 @@ cases! {
         }
         subject.age(&key("expired"), TTL).await;
         let of_bob = granted(store, &key("of bob"), &bob).await;
-        let mut released = store.release_session(COLLECTION, &alice).await.unwrap();
+        let mut released = store.release_all(COLLECTION, &alice).await.unwrap();
         released.sort();
         assert_eq!(released, [key("a"), key("b")]);
         assert_eq!(token_on(store, &key("a")).await, None);
         assert_eq!(token_on(store, &key("of bob")).await, Some(of_bob));
-        assert_eq!(store.release_session(COLLECTION, &alice).await.unwrap(), []);
+        assert_eq!(store.release_all(COLLECTION, &alice).await.unwrap(), []);
     }
 
     async fn an_expired_lock_is_neither_inspected_nor_listed<S: Subject>(subject: &S) {
@@ -307,7 +307,7 @@ cases! {
         put(subject, "a", "old").await;
         let token = granted(store, &key("a"), &alice).await;
         let document = encoded(store, "a", "new");
-        let late = store.save(&key("a"), &alice, token, &document.into(), Instant::now()).await;
+        let late = store.save(&Acquisition::exclusive(&key("a"), &alice, token), &document.into(), Instant::now()).await;
         assert_eq!(late.unwrap_err().kind(), crate::StoreErrorKind::Unavailable);
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
@@ -329,7 +329,7 @@ cases! {
         let token = granted(store, &key("a"), &alice).await;
         let renamed = encoded(store, "b", "new");
         let until = Instant::now() + TTL;
-        assert!(store.save(&key("a"), &alice, token, &renamed.into(), until).await.is_err());
+        assert!(store.save(&Acquisition::exclusive(&key("a"), &alice, token), &renamed.into(), until).await.is_err());
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
 
@@ -394,7 +394,7 @@ cases! {
             assert_eq!(saved, Saved::Saved, "{hostile}");
             assert_eq!(text_of(store, &key(hostile)).await, hostile);
             assert_eq!(store.session_ended(&alice).await.unwrap(), None);
-            assert_eq!(store.release_session(COLLECTION, &alice).await.unwrap(), [key(hostile)]);
+            assert_eq!(store.release_all(COLLECTION, &alice).await.unwrap(), [key(hostile)]);
             granted(store, &key(hostile), &alice).await;
             subject.age(&key(hostile), TTL).await;
             assert_eq!(sweep(store, 100).await.sessions, 1, "{hostile}");

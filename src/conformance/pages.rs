@@ -45,7 +45,7 @@ cases! {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
         for again in [20 * SECOND, 5 * SECOND, 40 * SECOND] {
-            let shortened = store.run_out_in(&key("a"), &alice, token, None, again).await.unwrap();
+            let shortened = store.expire_in(&Acquisition::exclusive(&key("a"), &alice, token), None, again).await.unwrap();
             assert_eq!(shortened, Released::Released);
         }
         let left = || async { locks_on(store, "a").await[0].expires_in() };
@@ -55,7 +55,7 @@ cases! {
         assert_eq!(token_on(store, &key("a")).await, Some(token), "until then it is held");
         held(store, &key("a"), &Aid::new()).await;
         subject.age(&key("a"), 5 * SECOND).await;
-        assert_eq!(store.run_out_in(&key("a"), &alice, token, None, TTL).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.expire_in(&Acquisition::exclusive(&key("a"), &alice, token), None, TTL).await.unwrap(), Released::AlreadyGone);
         assert!(locks_on(store, "a").await.is_empty());
         // The session has closed one page, but it may have others.
         sweep(store, 100).await;
@@ -67,10 +67,10 @@ cases! {
         let (store, alice) = (subject.store(), Aid::new());
         let stale = granted(store, &key("a"), &alice).await;
         store.release(&key("a"), &alice, stale, Mode::Exclusive).await.unwrap();
-        assert_eq!(store.run_out_in(&key("a"), &alice, stale, None, SECOND).await.unwrap(), Released::AlreadyGone);
+        assert_eq!(store.expire_in(&Acquisition::exclusive(&key("a"), &alice, stale), None, SECOND).await.unwrap(), Released::AlreadyGone);
         let token = granted(store, &key("a"), &alice).await;
         for (aid, token) in [(&alice, stale), (&Aid::new(), token)] {
-            let shortened = store.run_out_in(&key("a"), aid, token, None, SECOND).await.unwrap();
+            let shortened = store.expire_in(&Acquisition::exclusive(&key("a"), aid, token), None, SECOND).await.unwrap();
             assert_eq!(shortened, Released::AlreadyGone);
         }
         assert!(locks_on(store, "a").await[0].expires_in() > 30 * SECOND);
@@ -85,7 +85,7 @@ cases! {
         let _ = store.try_acquire(&key("a"), &first).await.unwrap();
         let since = locks_on(store, "a").await[0].since;
         let goes = async |page| {
-            store.run_out_in(&key("a"), &alice, first.token, Some(page), 5 * SECOND).await.unwrap()
+            store.expire_in(&Acquisition::exclusive(&key("a"), &alice, first.token), Some(page), 5 * SECOND).await.unwrap()
         };
         assert_eq!(goes(new).await, Released::AlreadyGone, "the other page does not hold it");
         assert_eq!(goes(old).await, Released::Released);
@@ -116,7 +116,7 @@ cases! {
         let token = granted(store, &key("a"), &alice).await;
         let left = || async { locks_on(store, "a").await[0].expires_in() };
         for _ in 0..2 {
-            store.run_out_in(&key("a"), &alice, token, None, 5 * SECOND).await.unwrap();
+            store.expire_in(&Acquisition::exclusive(&key("a"), &alice, token), None, 5 * SECOND).await.unwrap();
             assert!(left().await <= 5 * SECOND);
             let back = store.try_acquire(&key("a"), &claim(&alice)).await.unwrap();
             assert!(matches!(back, TryAcquire::AlreadyMine(_)), "{back:?}");
@@ -159,7 +159,7 @@ cases! {
         subject.age(&key("a"), 50 * SECOND).await;
         let aged = locks_on(store, "a").await[0].since;
         let second = Claim { tab: Some(TabId::new()), max_hold, ..claim(&alice) };
-        let lock = store.hand_over(&key("a"), &alice, first.token, &second).await.unwrap();
+        let lock = store.hand_over(&Acquisition::exclusive(&key("a"), &alice, first.token), &second).await.unwrap();
         let lock = lock.expect("it was there");
         assert_eq!((lock.token, lock.tab), (Some(second.token), second.tab));
         assert!(lock.since == since || lock.since == aged, "the lock keeps its start");
@@ -227,7 +227,7 @@ cases! {
         }
         let token = granted(store, &key("grace"), &alice).await;
         told(&mut watch, "granted", changed("grace")).await;
-        store.run_out_in(&key("grace"), &alice, token, None, 5 * SECOND).await.unwrap();
+        store.expire_in(&Acquisition::exclusive(&key("grace"), &alice, token), None, 5 * SECOND).await.unwrap();
         told(&mut watch, "the lock expires sooner", changed("grace")).await;
 
         // A report of a takeover names the session that takes over, at a second takeover too.
@@ -235,7 +235,7 @@ cases! {
         for reason in ["$first", "second \"$$ROOT\""] {
             let by = Taken { by: "Bob".to_owned(), reason: reason.to_owned() };
             let to = Claim { taken: Some(by.clone()), ..claim(&Aid::new()) };
-            let lock = store.hand_over(&key("taken"), &from.0, from.1, &to).await.unwrap();
+            let lock = store.hand_over(&Acquisition::exclusive(&key("taken"), &from.0, from.1), &to).await.unwrap();
             assert!(lock.is_some());
             told(&mut watch, "taken over", taken_from("taken", from.1, by)).await;
             from = (to.aid, to.token);

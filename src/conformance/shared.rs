@@ -276,7 +276,7 @@ cases! {
         for aid in [&alice, &bob] {
             reads(store, &key("a"), aid).await;
         }
-        let released = sorted(store.release_session(COLLECTION, &alice).await.unwrap());
+        let released = sorted(store.release_all(COLLECTION, &alice).await.unwrap());
         assert_eq!(released, [key("a"), key("alone")]);
         assert_eq!(readers(store).await, [bob].into());
     }
@@ -285,7 +285,7 @@ cases! {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         reads(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
-        assert_eq!(store.release_session(COLLECTION, &alice).await.unwrap(), []);
+        assert_eq!(store.release_all(COLLECTION, &alice).await.unwrap(), []);
         let swept = sweep(store, 100).await;
         assert_eq!((swept.sessions, swept.announcements), (0, false), "no session became idle: {swept:?}");
 
@@ -414,19 +414,19 @@ cases! {
         let store = subject.store();
         // The first lock must not expire before all readers are in, however long that takes.
         let ttl = 60 * TTL;
-        store.prepare(COLLECTION, &crate::Rules::new(ttl)).await.unwrap();
+        store.prepare(COLLECTION, &crate::store::Rules::new(ttl)).await.unwrap();
         let reading = |aid: &Aid| Claim { ttl, ..reading(aid) };
         let read = async || store.try_acquire(&key("a"), &reading(&Aid::new())).await.unwrap();
         let first = Aid::new();
         assert!(matches!(store.try_acquire(&key("a"), &reading(&first)).await.unwrap(), TryAcquire::Granted(_)));
         subject.age(&key("a"), SECOND).await;
-        for _ in 1..crate::MAX_READERS {
+        for _ in 1..crate::limits::MAX_READERS {
             assert!(matches!(read().await, TryAcquire::Granted(_)));
         }
         let TryAcquire::Held(_) = read().await else { panic!("one too many") };
         let again = store.try_acquire(&key("a"), &reading(&first)).await.unwrap();
         assert!(matches!(again, TryAcquire::AlreadyMine(_)), "{again:?}");
-        store.release_session(COLLECTION, &first).await.unwrap();
+        store.release_all(COLLECTION, &first).await.unwrap();
         assert!(matches!(read().await, TryAcquire::Granted(_)), "in the place of the reader that has left");
         let TryAcquire::Held(_) = read().await else { panic!("one too many") };
         // Expired readers make room for others, swept or not.

@@ -39,7 +39,7 @@ cases! {
             store.break_lock(&seen, &taken()).await.unwrap();
             told_of(&mut watch, &key("broken"), "broken").await;
             granted(store, &key("all"), &alice).await;
-            store.release_session(COLLECTION, &alice).await.unwrap();
+            store.release_all(COLLECTION, &alice).await.unwrap();
             told_of(&mut watch, &key("all"), "all released").await;
             granted(store, &key("swept"), &alice).await;
             subject.age(&key("swept"), TTL).await;

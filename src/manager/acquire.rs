@@ -14,7 +14,7 @@ use crate::{
         claim::{Acquired, Provisional, Wanted},
         observe, task,
     },
-    store::{Claim, TryAcquire, with_deadline},
+    store::{Claim, Query, TryAcquire, with_deadline},
 };
 
 impl LockManager {
@@ -131,7 +131,7 @@ impl LockManager {
         let lists = self.in_each_collection(|collection| {
             let args = (collection, aid.clone(), limit + 1);
             self.run("list", until, args, |store, (collection, aid, limit)| {
-                store.list(collection, Some(slice::from_ref(aid)), *limit)
+                store.locks(collection, Query::Of(slice::from_ref(aid)), *limit)
             })
         });
         let locks = lists.await?.iter().map(Vec::len).sum();

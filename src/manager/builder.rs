@@ -184,7 +184,7 @@ impl LockManagerBuilder {
     ///
     /// The next request that would have to wait is refused with [`LockError::TooManyWaiters`], over HTTP
     /// 503 `too_many_waiters`. So no session can fill the queue of a [fair](crate::Lockable::FAIR)
-    /// collection, which has [`MAX_READERS`](crate::MAX_READERS) places: each server gives a session only
+    /// collection, which has [`MAX_READERS`](crate::limits::MAX_READERS) places: each server gives a session only
     /// this many. A request that gets its lock at once, or that does not want to wait, does not count.
     ///
     /// [Jobs](LockManager::job) are not limited: how many locks a job wants at the same time is up to the

@@ -9,7 +9,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
     manager::LockManager,
-    store::Claim,
+    store::{Acquisition, Claim},
 };
 
 /// Whether, and how long, to wait for a lock that has another holder.
@@ -114,38 +114,6 @@ impl Wanted {
     }
 }
 
-/// One acquisition of a lock.
-#[derive(Debug, Clone)]
-pub(crate) struct Acquisition {
-    pub(crate) key: LockKey,
-    pub(crate) aid: Aid,
-    pub(crate) token: LockToken,
-    pub(crate) mode: Mode,
-}
-
-impl Acquisition {
-    /// `None` for a lock of a foreign program.
-    pub(crate) fn of(lock: &Lock) -> Option<Self> {
-        let (key, aid, token) = (lock.key.clone(), lock.aid.clone(), lock.token?);
-        Some(Self { key, aid, token, mode: lock.mode })
-    }
-}
-
-/// Attempts of a claim whose grants nobody wants.
-#[derive(Debug, Clone)]
-pub(super) struct Unwanted {
-    pub(super) key: LockKey,
-    pub(super) aid: Aid,
-    pub(super) tokens: Vec<LockToken>,
-    pub(super) mode: Mode,
-}
-
-impl Unwanted {
-    pub(super) fn new(key: &LockKey, claim: &Claim, tokens: Vec<LockToken>) -> Self {
-        Self { key: key.clone(), aid: claim.aid.clone(), tokens, mode: claim.mode }
-    }
-}
-
 /// A fresh lock that is given back when this value is dropped, unless it was confirmed before.
 ///
 /// So a request leaves no lock behind, however it ends: a deadline passes, a handler is dropped with its
@@ -193,8 +161,8 @@ impl Drop for Provisional {
     fn drop(&mut self) {
         if !self.confirmed {
             let Lock { key, aid, mode, .. } = self.lock.clone();
-            let unwanted = Unwanted { key, aid, tokens: vec![self.token], mode };
-            self.manager.give_back(unwanted, &self.scope);
+            let unwanted = Acquisition { key, aid, token: self.token, mode };
+            self.manager.give_back(vec![unwanted], &self.scope);
         }
     }
 }

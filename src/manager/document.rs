@@ -5,9 +5,9 @@ use std::{any::type_name, time::Instant};
 use crate::{
     error::{BoxError, LockError, StoreErrorKind},
     key::{LockKey, Lockable},
-    lock::{Aid, LockToken, Mode},
-    manager::{LockManager, claim::Acquisition, observe},
-    store::{Edit, Saved, StoredDocument, misnamed_id},
+    lock::Mode,
+    manager::{LockManager, observe},
+    store::{Acquisition, Edit, Saved, StoredDocument, misnamed_id},
 };
 
 impl LockManager {
@@ -50,17 +50,16 @@ impl LockManager {
     /// [`LockError::Misconfigured`] and those of the store.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.save", skip_all,
-        fields(collection = key.collection(), outcome = tracing::field::Empty),
+        fields(collection = held.key.collection(), outcome = tracing::field::Empty),
     ))]
     pub(crate) async fn save<T: Lockable>(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        held: &Acquisition,
         before: Option<StoredDocument>,
         document: &T,
         until: Instant,
     ) -> Result<StoredDocument, LockError> {
+        let key = &held.key;
         let timer = observe::Timer::start(self, key, Mode::Exclusive);
         let after = self
             .encode(document)
@@ -78,15 +77,13 @@ impl LockManager {
             Some(before) => Edit::Changes { before, after: after.clone() },
             None => Edit::Replacement(after.clone()),
         };
-        let args = (key.clone(), aid.clone(), token, edit, until);
-        let saved = self.run("save", until, args, |store, (key, aid, token, edit, until)| {
-            store.save(key, aid, *token, edit, *until)
-        });
+        let args = (held.clone(), edit, until);
+        let saved = self
+            .run("save", until, args, |store, (held, edit, until)| store.save(held, edit, *until));
         let saved = saved.await;
         let key = key.clone();
         if let Ok(Saved::Lost) = saved {
-            let (key, aid) = (key.clone(), aid.clone());
-            self.inner.gone(&Acquisition { key, aid, token, mode: Mode::Exclusive });
+            self.inner.gone(held);
         }
         let saved = match saved {
             Ok(Saved::Saved) => Ok(after),

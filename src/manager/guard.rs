@@ -15,10 +15,10 @@ use crate::{
     lock::{Aid, FencingToken, Lock, LockToken, Mode},
     manager::{
         LockManager,
-        claim::{Acquired, Acquisition, Wanted},
+        claim::{Acquired, Wanted},
         guard::lost::Watch,
     },
-    store::Released,
+    store::{Acquisition, Released},
 };
 
 /// A lock that is held as long as this value lives. Made by [`LockManager::acquire`] and by a

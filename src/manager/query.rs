@@ -8,6 +8,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock},
     manager::LockManager,
+    store::Query,
 };
 
 /// How many documents of a collection are listed in the locks of all users.
@@ -59,9 +60,10 @@ impl LockManager {
         self.registered(key.collection())?;
         let asked = clock::now();
         let args = (key.clone(), aid.cloned());
-        let lock =
-            self.run("inspect", until, args, |store, (key, aid)| store.inspect(key, aid.as_ref()));
-        let lock = lock.await?;
+        let lock = self.run("inspect", until, args, |store, (key, aid)| {
+            store.locks(key.collection(), Query::One { key, aid: aid.as_ref() }, 1)
+        });
+        let lock = lock.await?.pop();
         match &lock {
             Some(lock) => self.inner.watched.saw(lock, asked),
             None => self.inner.watched.saw_free(key, asked),
@@ -83,7 +85,8 @@ impl LockManager {
         let lists = self.in_each_collection(|collection| {
             let args = (collection, aid.cloned(), limit);
             self.run("list", until, args, |store, (collection, aid, limit)| {
-                store.list(collection, aid.as_ref().map(slice::from_ref), *limit)
+                let of = aid.as_ref().map_or(Query::All, |aid| Query::Of(slice::from_ref(aid)));
+                store.locks(collection, of, *limit)
             })
         });
         let asked = clock::now();
@@ -102,7 +105,7 @@ impl LockManager {
     ) -> Result<Vec<Lock>, LockError> {
         let (collection, _) = self.registered(collection)?;
         self.run("locks_on", self.until(), (collection, keys), |store, (collection, keys)| {
-            store.locks_on(collection, keys)
+            store.locks(collection, Query::On(keys), keys.len())
         })
         .await
     }

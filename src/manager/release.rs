@@ -2,6 +2,7 @@
 //! return in time.
 
 use std::{
+    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,17 +14,16 @@ use crate::{
     clock,
     error::{LockError, StoreError},
     key::LockKey,
-    lock::{Lock, Mode, PageId},
+    lock::{Lock, LockToken, Mode, PageId},
     manager::{
         LockManager,
-        claim::Unwanted,
-        claim::{Acquired, Acquisition, Provisional},
+        claim::{Acquired, Provisional},
         observe,
         rhythm::jittered,
         task,
         wait::queue::Heir,
     },
-    store::{Claim, Released, TryAcquire},
+    store::{Acquisition, Claim, Released, Removal, TryAcquire},
 };
 
 impl LockManager {
@@ -42,9 +42,9 @@ impl LockManager {
 
     /// The claim may have been granted anyway, or may still be under way. No caller knows of it.
     pub(super) fn claim_is_unknown(&self, key: &LockKey, claim: &Claim, scope: &TaskTracker) {
-        let unknown = Unwanted::new(key, claim, claim.token.attempts().collect());
-        self.give_back(unknown.clone(), scope);
-        self.give_back_later(unknown);
+        let attempts = attempts(key, claim, claim.token.attempts());
+        self.give_back(attempts.clone(), scope);
+        self.give_back_later(attempts);
     }
 
     /// One attempt of the claim was answered. Earlier attempts without an answer may still be under way,
@@ -54,34 +54,28 @@ impl LockManager {
             TryAcquire::Granted(lock) => lock.token,
             TryAcquire::AlreadyMine(_) | TryAcquire::Held(_) => Some(claim.token),
         };
-        let late: Vec<_> =
-            claim.token.attempts().filter(|token| Some(*token) != answered).collect();
+        let late = claim.token.attempts().filter(|token| Some(*token) != answered);
+        let late = attempts(key, claim, late);
         if !late.is_empty() {
-            self.give_back_later(Unwanted::new(key, claim, late));
+            self.give_back_later(late);
         }
     }
 
     /// Gives back a grant that its request does not want. Nobody waits for this, and it is tried until
     /// the lock would expire.
-    pub(super) fn give_back(&self, unwanted: Unwanted, scope: &TaskTracker) {
+    pub(super) fn give_back(&self, attempts: Vec<Acquisition>, scope: &TaskTracker) {
         let (manager, until) = (self.clone(), clock::now() + self.ttl());
         self.inner.runner.spawn(scope, async move {
-            let Unwanted { key, aid, tokens, mode } = unwanted;
             let retracted = task::retry(until, task::BACKGROUND, || {
-                manager.inner.store.retract(&key, &aid, &tokens, mode)
+                manager.inner.store.remove_lock(Removal::Retract(&attempts))
             });
-            let retracted = retracted.await;
-            let all = tokens.iter().map(|&token| Acquisition {
-                key: key.clone(),
-                aid: aid.clone(),
-                token,
-                mode,
-            });
-            match retracted {
+            match retracted.await {
                 // The lock was never granted, or was given back before, or it is still there for another
                 // request that was told of it. The first waiter asks the store.
-                Ok(Released::AlreadyGone) => all.for_each(|it| manager.inner.queues.ended(&it)),
-                _ => manager.released_in_background(&key, retracted, all),
+                Ok(Released::AlreadyGone) => {
+                    attempts.iter().for_each(|it| manager.inner.queues.ended(it));
+                }
+                retracted => manager.released_in_background(retracted, &attempts),
             }
         });
     }
@@ -89,11 +83,11 @@ impl LockManager {
     /// Gives the lock back once more, for an acquire that was delayed on its way and arrived after the
     /// first attempt to give it back. Otherwise this orphaned lock would live as long as its session,
     /// which renews all its locks.
-    fn give_back_later(&self, unwanted: Unwanted) {
+    fn give_back_later(&self, attempts: Vec<Acquisition>) {
         let manager = Arc::downgrade(&self.inner);
         self.inner.runner.spawn_after(jittered(self.ttl() / 3), async move {
             if let Some(inner) = manager.upgrade() {
-                Self { inner }.give_back(unwanted, &TaskTracker::new());
+                Self { inner }.give_back(attempts, &TaskTracker::new());
             }
         });
     }
@@ -112,11 +106,10 @@ impl LockManager {
     fn release_alone_in_background(&self, held: Acquisition) {
         let (manager, until) = (self.clone(), clock::now() + self.ttl());
         self.inner.runner.spawn(&TaskTracker::new(), async move {
-            let Acquisition { key, aid, token, mode } = &held;
             let released = task::retry(until, task::BACKGROUND, || {
-                manager.inner.store.release(key, aid, *token, *mode)
+                manager.inner.store.remove_lock(Removal::Release(&held))
             });
-            manager.released_in_background(key, released.await, [held.clone()]);
+            manager.released_in_background(released.await, slice::from_ref(&held));
         });
     }
 
@@ -132,14 +125,12 @@ impl LockManager {
         let claim = heir.wanted.claim(self.inner.settings.max_hold, None);
         let manager = self.clone();
         self.inner.runner.spawn(&TaskTracker::new(), async move {
-            let Acquisition { key, aid, token, .. } = &held;
             let asked = clock::now();
-            let handed = task::retry(until, longest_pause, || {
-                manager.inner.store.hand_over(key, aid, *token, &claim)
-            });
+            let handed =
+                task::retry(until, longest_pause, || manager.inner.store.hand_over(&held, &claim));
             match handed.await {
                 Ok(Some(lock)) => {
-                    observe::handed_over(&manager, key);
+                    observe::handed_over(&manager, &held.key);
                     manager.inner.watched.ended(&held);
                     manager.inner.watched.saw(&lock, asked);
                     manager.inner.queues.was_handed(&lock);
@@ -154,7 +145,7 @@ impl LockManager {
                 Err(error) => {
                     // The handover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
-                    manager.claim_is_unknown(key, &claim, &heir.scope);
+                    manager.claim_is_unknown(&held.key, &claim, &heir.scope);
                     // Otherwise the lock is still recorded under its old holder, and may be renewed
                     // there.
                     manager.release_alone_in_background(held);
@@ -164,15 +155,16 @@ impl LockManager {
         })
     }
 
+    /// `these` are the attempts of one claim.
     fn released_in_background(
         &self,
-        key: &LockKey,
         released: Result<Released, StoreError>,
-        these: impl IntoIterator<Item = Acquisition>,
+        these: &[Acquisition],
     ) {
+        let Some(Acquisition { key, .. }) = these.first() else { return };
         observe::released(self, key, &released);
         match released {
-            Ok(_) => these.into_iter().for_each(|it| self.inner.gone(&it)),
+            Ok(_) => these.iter().for_each(|it| self.inner.gone(it)),
             Err(e) => log::warn!(
                 target: "actix_doclock::manager",
                 "a lock on {key:?} could not be given back; it has expired by now: {e}",
@@ -195,7 +187,7 @@ impl LockManager {
             return Ok(task::answer("release", until, handed).await?);
         }
         let released = self.run("release", until, held.clone(), |store, it| {
-            store.release(&it.key, &it.aid, it.token, it.mode)
+            store.remove_lock(Removal::Release(it))
         });
         let released = released.await;
         observe::released(self, &held.key, &released);
@@ -215,8 +207,8 @@ impl LockManager {
     ) -> Result<(), LockError> {
         self.inner.distrusts(&held.key);
         let args = (held.clone(), page, grace);
-        let shortened = self.run("run_out_in", until, args, |store, (it, page, grace)| {
-            store.run_out_in(&it.key, &it.aid, it.token, *page, *grace)
+        let shortened = self.run("expire_in", until, args, |store, (it, page, grace)| {
+            store.expire_in(it, *page, *grace)
         });
         if shortened.await? == Released::AlreadyGone {
             // This page holds no exclusive lock with this token: it may belong to a newer page of this
@@ -230,4 +222,14 @@ impl LockManager {
         self.inner.queues.freed(&held.key);
         Ok(())
     }
+}
+
+/// Attempts of one claim.
+fn attempts(
+    key: &LockKey,
+    Claim { aid, mode, .. }: &Claim,
+    tokens: impl Iterator<Item = LockToken>,
+) -> Vec<Acquisition> {
+    let attempt = |token| Acquisition { key: key.clone(), aid: aid.clone(), token, mode: *mode };
+    tokens.map(attempt).collect()
 }

@@ -54,27 +54,27 @@ impl LockManager {
     ///
     /// # Cancel safety
     /// If the future is dropped, the session is still ended.
-    pub async fn release_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        self.end_session(aid, EndReason::LoggedOut).await
+    pub async fn end_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+        self.end(aid, EndReason::LoggedOut).await
     }
 
-    /// Ends another session: as [`release_session`](Self::release_session), with the reason
+    /// Ends another session: as [`end_session`](Self::end_session), with the reason
     /// [`Revoked`](EndReason::Revoked).
     ///
     /// This takes away the locks, not the session: if the session store still accepts the session, it
     /// goes on, and may lock again after a minute.
     ///
     /// # Errors
-    /// As `release_session`. It is also as cancel safe.
+    /// As `end_session`. It is also as cancel safe.
     pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        self.end_session(aid, EndReason::Revoked).await
+        self.end(aid, EndReason::Revoked).await
     }
 
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.end_session", skip_all,
         fields(outcome = tracing::field::Empty),
     ))]
-    pub(crate) async fn end_session(
+    pub(crate) async fn end(
         &self,
         aid: &Aid,
         reason: EndReason,
@@ -95,10 +95,10 @@ impl LockManager {
     }
 
     /// Ends a session without making the caller wait.
-    pub(crate) fn release_session_in_background(&self, aid: Aid) {
+    pub(crate) fn end_session_in_background(&self, aid: Aid) {
         let manager = self.clone();
         self.inner.runner.spawn(&TaskTracker::new(), async move {
-            if let Err(e) = manager.release_session(&aid).await {
+            if let Err(e) = manager.end_session(&aid).await {
                 log::error!(
                     target: "actix_doclock::manager",
                     "the locks of the ended session {aid:?} were not released, and remain until they \
@@ -118,8 +118,8 @@ impl LockManager {
         let asked = clock::now();
         let released = self.in_each_collection(|collection| {
             let args = (collection, aid.clone());
-            self.run("release_session", until, args, |store, (collection, aid)| {
-                store.release_session(collection, aid)
+            self.run("release_all", until, args, |store, (collection, aid)| {
+                store.release_all(collection, aid)
             })
         });
         let released: Vec<_> = released.await?.into_iter().flatten().collect();
@@ -133,7 +133,9 @@ impl LockManager {
         aid: &Aid,
         until: Instant,
     ) -> Result<Option<Duration>, LockError> {
-        self.run("session_ended", until, aid.clone(), |store, aid| store.session_ended(aid)).await
+        let end =
+            self.run("last_end", until, aid.clone(), |store, aid| store.last_end(aid)).await?;
+        Ok(end.filter(|end| end.for_good).map(|end| end.ago))
     }
 
     /// Renews all locks of an active session, at most once in a third of the ttl, and without making the

@@ -12,10 +12,10 @@ use crate::{
     lock::{Lock, Mode, cut},
     manager::{
         LockManager,
-        claim::{Acquisition, Provisional, Wanted},
+        claim::{Provisional, Wanted},
         observe, task,
     },
-    store::{Released, Taken},
+    store::{Acquisition, Released, Removal, Taken},
 };
 
 /// The longest reason for a break that is kept and shown, in bytes. A longer one is cut.
@@ -67,7 +67,7 @@ impl LockManager {
         let taken = taken_by(actor, reason);
         let args = (lock.clone(), taken.clone());
         let broken = self.run("break_lock", self.until(), args, |store, (lock, taken)| {
-            store.break_lock(lock, taken)
+            store.remove_lock(Removal::Break { seen: lock, taken })
         });
         let broken = broken.await?;
         observe::broken(self, &lock.key, Some(broken));
@@ -120,7 +120,7 @@ impl LockManager {
         let asked = clock::now();
         let take = async move {
             let handed = task::retry(until, task::FOREGROUND, || {
-                manager.inner.store.hand_over(&held.key, &held.aid, held.token, &claim)
+                manager.inner.store.hand_over(&held, &claim)
             });
             match handed.await {
                 Ok(Some(lock)) => {

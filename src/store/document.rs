@@ -63,7 +63,7 @@ impl StoredDocument {
     }
 }
 
-/// The content of a [guarded save](crate::Store::save).
+/// The content of a [guarded save](crate::store::Store::save).
 #[derive(Debug, Clone)]
 pub enum Edit {
     /// Only the differences between two versions of the document, field by field. A field that neither

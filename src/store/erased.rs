@@ -12,10 +12,10 @@ use crate::{
     ended::{EndReason, SessionEnded},
     error::StoreError,
     key::LockKey,
-    lock::{Aid, Lock, LockToken, Mode, PageId},
+    lock::{Aid, Lock, LockToken, PageId},
     store::{
-        Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
-        StoredDocument, Swept, Taken, TryAcquire, Watch,
+        Acquisition, Claim, Edit, Format, Interest, LastEnd, Query, Released, Removal, Rules,
+        Saved, Store, StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
     },
 };
 
@@ -46,48 +46,26 @@ erase! {
     fn prepare(collection: &'a str, rules: &'a Rules) -> ();
     fn try_acquire(key: &'a LockKey, claim: &'a Claim) -> TryAcquire;
     fn renew(collection: &'a str, aids: &'a [Aid]) -> u64;
-    fn keep_places(key: &'a LockKey, tokens: &'a [LockToken], lease: Duration) -> u64;
-    fn leave(key: &'a LockKey, token: LockToken) -> ();
-    fn release(key: &'a LockKey, aid: &'a Aid, token: LockToken, mode: Mode) -> Released;
-    fn run_out_in(
-        key: &'a LockKey,
-        aid: &'a Aid,
-        token: LockToken,
-        page: Option<PageId>,
-        grace: Duration
-    ) -> Released;
-    fn retract(key: &'a LockKey, aid: &'a Aid, tokens: &'a [LockToken], mode: Mode) -> Released;
-    fn release_session(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
+    fn remove_lock(removal: Removal<'a>) -> Released;
+    fn hand_over(from: &'a Acquisition, claim: &'a Claim) -> Option<Lock>;
     fn end_session(
         aid: &'a Aid,
         reason: EndReason,
         collections: &'a [&'a str],
         worker: Uuid
     ) -> Vec<LockKey>;
-    fn hand_over(
-        key: &'a LockKey,
-        aid: &'a Aid,
-        token: LockToken,
-        claim: &'a Claim
-    ) -> Option<Lock>;
-    fn session_ended(aid: &'a Aid) -> Option<Duration>;
-    fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
-    fn take_announcements(worker: Uuid, lease: Duration, limit: usize) -> Vec<SessionEnded>;
-    fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
-    fn inspect(key: &'a LockKey, aid: Option<&'a Aid>) -> Option<Lock>;
-    fn list(collection: &'a str, aids: Option<&'a [Aid]>, limit: usize) -> Vec<Lock>;
-    fn locks_on(collection: &'a str, keys: &'a [LockKey]) -> Vec<Lock>;
     fn last_end(aid: &'a Aid) -> Option<LastEnd>;
-    fn watch(collection: &'a str, interest: Interest) -> Option<Watch>;
-    fn break_lock(seen: &'a Lock, taken: &'a Taken) -> Released;
+    fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
+    fn locks(collection: &'a str, query: Query<'a>, limit: usize) -> Vec<Lock>;
+    fn load(key: &'a LockKey) -> Option<StoredDocument>;
+    fn save(held: &'a Acquisition, edit: &'a Edit, until: Instant) -> Saved;
     fn status(collections: &'a [&'a str]) -> StoreStatus;
     fn exists(key: &'a LockKey) -> bool;
-    fn load(key: &'a LockKey) -> Option<StoredDocument>;
-    fn save(
-        key: &'a LockKey,
-        aid: &'a Aid,
-        token: LockToken,
-        edit: &'a Edit,
-        until: Instant
-    ) -> Saved;
+    fn release_all(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
+    fn keep_places(key: &'a LockKey, tokens: &'a [LockToken], lease: Duration) -> u64;
+    fn leave(key: &'a LockKey, token: LockToken) -> ();
+    fn expire_in(held: &'a Acquisition, page: Option<PageId>, grace: Duration) -> Released;
+    fn take_announcements(worker: Uuid, lease: Duration, limit: usize) -> Vec<SessionEnded>;
+    fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
+    fn watch(collection: &'a str, interest: Interest) -> Option<Watch>;
 }

@@ -21,8 +21,8 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, Mode, PageId},
     store::{
-        Change, Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
-        StoredDocument, Swept, Taken, Topology, TryAcquire, Watch, diff,
+        Acquisition, Change, Claim, Edit, Format, Interest, LastEnd, Query, Released, Removal,
+        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Topology, TryAcquire, Watch, diff,
     },
 };
 
@@ -123,10 +123,6 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
-    fn format(&self) -> Format {
-        Format::Json
-    }
-
     async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
         self.state().rules.insert(collection.to_owned(), *rules);
         Ok(())
@@ -191,56 +187,59 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn release(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        _mode: Mode,
-    ) -> Result<Released, StoreError> {
-        Ok(self.state().remove_if(key, |grant| grant.is_acquisition(aid, token)))
+    async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        Ok(match removal {
+            Removal::Release(Acquisition { key, aid, token, .. }) => {
+                state.remove_if(key, |grant| grant.is_acquisition(aid, *token))
+            }
+            Removal::Retract(attempts) => {
+                let Some(key) = removal.key() else { return Ok(Released::AlreadyGone) };
+                let is_attempt = |grant: &Grant| {
+                    attempts.iter().any(|it| grant.is_acquisition(&it.aid, it.token))
+                };
+                state.remove_if(key, |grant| is_attempt(grant) && !grant.again)
+            }
+            Removal::Break { seen, taken } => {
+                // An expired lock is left to the sweep.
+                let is_seen = |grant: &Grant| {
+                    grant.is_live(now) && grant.aid == seen.aid && Some(grant.token) == seen.token
+                };
+                let is_there = |record: &Record| record.grants.iter().any(is_seen);
+                if let Some(token) = seen.token
+                    && state.locks.get(&seen.key).is_some_and(is_there)
+                {
+                    state.changes.tell(Change::Taken(seen.key.clone(), token, taken.clone()));
+                }
+                state.remove_if(&seen.key, is_seen)
+            }
+        })
     }
 
-    async fn run_out_in(
+    async fn expire_in(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        held: &Acquisition,
         page: Option<PageId>,
         grace: Duration,
     ) -> Result<Released, StoreError> {
+        let Acquisition { key, aid, token, .. } = held;
         let mut state = self.state();
         let now = state.now();
         let grants = state.locks.get_mut(key).map_or(&mut [][..], |record| &mut record.grants);
         let is_it = |grant: &&mut Grant| {
-            grant.is_acquisition(aid, token)
+            grant.is_acquisition(aid, *token)
                 && grant.mode == Mode::Exclusive
                 && (page.is_none() || grant.page == page)
                 && grant.is_live(now)
         };
         let Some(grant) = grants.iter_mut().find(is_it) else { return Ok(Released::AlreadyGone) };
-        grant.run_out_by(now + grace);
+        grant.expire_by(now + grace);
         state.changes.tell(Change::Changed(key.clone()));
         Ok(Released::Released)
     }
 
-    async fn retract(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        tokens: &[LockToken],
-        _mode: Mode,
-    ) -> Result<Released, StoreError> {
-        let untold =
-            |grant: &Grant| grant.aid == *aid && tokens.contains(&grant.token) && !grant.again;
-        Ok(self.state().remove_if(key, untold))
-    }
-
-    async fn release_session(
-        &self,
-        collection: &str,
-        aid: &Aid,
-    ) -> Result<Vec<LockKey>, StoreError> {
+    async fn release_all(&self, collection: &str, aid: &Aid) -> Result<Vec<LockKey>, StoreError> {
         let mut state = self.state();
         let now = state.now();
         Ok(state.remove_all(&[collection], aid, now))
@@ -248,11 +247,10 @@ impl Store for MemoryStore {
 
     async fn hand_over(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        from: &Acquisition,
         claim: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
+        let Acquisition { key, aid, token, .. } = from;
         let mut state = self.state();
         let now = state.now();
         let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
@@ -261,7 +259,7 @@ impl Store for MemoryStore {
         // expired.)
         let is_from = |it: &mut Grant| {
             let may_be = claim.taken.is_none() || it.is_live(now);
-            it.mode == Mode::Exclusive && it.is_acquisition(aid, token) && may_be
+            it.mode == Mode::Exclusive && it.is_acquisition(aid, *token) && may_be
         };
         let from = record.grants.extract_if(.., is_from).next();
         let is_handed = |it: &Grant| it.is_acquisition(&claim.aid, claim.token) && it.is_live(now);
@@ -272,7 +270,7 @@ impl Store for MemoryStore {
         let before = from.filter(|from| from.aid == claim.aid);
         let lock = record.grant(key, claim, rules.0, before, now);
         if let Some(taken) = &claim.taken {
-            state.changes.tell(Change::Taken(key.clone(), token, taken.clone()));
+            state.changes.tell(Change::Taken(key.clone(), *token, taken.clone()));
         }
         state.changes.tell(Change::Changed(key.clone()));
         if claim.mode == Mode::Shared {
@@ -292,11 +290,6 @@ impl Store for MemoryStore {
         let now = state.now();
         let released = state.remove_all(collections, aid, now);
         Ok(state.ends.for_good(aid, reason, released, now))
-    }
-
-    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
-        let state = self.state();
-        Ok(state.ends.ended_for_good(aid, state.now()))
     }
 
     async fn sweep(
@@ -324,37 +317,30 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
-        let state = self.state();
-        let now = state.now();
-        let live = state.locks.get(key).and_then(|record| record.live(aid, now));
-        Ok(live.map(|grant| grant.to_lock(key, now)))
-    }
-
-    async fn list(
+    async fn locks(
         &self,
         collection: &str,
-        aids: Option<&[Aid]>,
+        query: Query<'_>,
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
         let mut state = self.state();
         let now = state.now();
-        let documents = state.live_in(collection, aids, now).take(limit);
-        let locks = documents.flat_map(|(key, grants)| {
-            grants.into_iter().map(|grant| grant.to_lock(key, now)).collect::<Vec<_>>()
-        });
-        Ok(locks.collect())
-    }
-
-    async fn locks_on(&self, _: &str, keys: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
-        let state = self.state();
-        let now = state.now();
-        let live = keys.iter().flat_map(|key| {
-            let grants = state.locks.get(key).map_or(&[][..], |record| &record.grants);
-            let live = grants.iter().filter(|grant| grant.is_live(now));
-            live.map(move |grant| grant.to_lock(key, now))
-        });
-        Ok(live.collect())
+        Ok(match query {
+            Query::One { key, aid } => {
+                let live = state.locks.get(key).and_then(|record| record.live(aid, now));
+                live.map(|grant| grant.to_lock(key, now)).into_iter().collect()
+            }
+            Query::On(keys) => {
+                let live = keys.iter().take(limit).flat_map(|key| {
+                    let grants = state.locks.get(key).map_or(&[][..], |record| &record.grants);
+                    let live = grants.iter().filter(|grant| grant.is_live(now));
+                    live.map(move |grant| grant.to_lock(key, now))
+                });
+                live.collect()
+            }
+            Query::Of(aids) => state.locks_in(collection, Some(aids), limit),
+            Query::All => state.locks_in(collection, None, limit),
+        })
     }
 
     async fn status(&self, _collections: &[&str]) -> Result<StoreStatus, StoreError> {
@@ -374,22 +360,6 @@ impl Store for MemoryStore {
         Ok(Some(self.state().changes.watch(collection, interest)))
     }
 
-    async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
-        let mut state = self.state();
-        let now = state.now();
-        // An expired lock is left to the sweep.
-        let is_seen = |grant: &Grant| {
-            grant.is_live(now) && grant.aid == seen.aid && Some(grant.token) == seen.token
-        };
-        let is_there = |record: &Record| record.grants.iter().any(is_seen);
-        if let Some(token) = seen.token
-            && state.locks.get(&seen.key).is_some_and(is_there)
-        {
-            state.changes.tell(Change::Taken(seen.key.clone(), token, taken.clone()));
-        }
-        Ok(state.remove_if(&seen.key, is_seen))
-    }
-
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
         Ok(self.state().documents.contains_key(key))
     }
@@ -401,12 +371,11 @@ impl Store for MemoryStore {
 
     async fn save(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        held: &Acquisition,
         edit: &Edit,
         until: Instant,
     ) -> Result<Saved, StoreError> {
+        let Acquisition { key, aid, token, .. } = held;
         let json = |document: &StoredDocument| {
             let json = serde_json::from_slice::<Value>(document.as_bytes());
             json.map_err(|e| unwritable(key, "is not JSON").because(e))
@@ -435,7 +404,7 @@ impl Store for MemoryStore {
         }
         let State { locks, documents, .. } = &mut *state;
         let guards = |grant: &&mut Grant| {
-            grant.is_acquisition(aid, token) && grant.is_live(now) && grant.mode == Mode::Exclusive
+            grant.is_acquisition(aid, *token) && grant.is_live(now) && grant.mode == Mode::Exclusive
         };
         let guard = locks.get_mut(key).and_then(|record| record.grants.iter_mut().find(guards));
         let Some(guard) = guard else {

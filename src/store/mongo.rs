@@ -15,17 +15,17 @@ use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use self::{
-    error::store_error, grant::Answered, lanes::Lanes, list::OfSession, pipeline::Acquisition,
+    error::store_error, grant::Answered, lanes::Lanes, list::OfSession, pipeline::Target,
     record::Fetched, removal::Grants, seen::Seen, write::Write,
 };
 use crate::{
     ended::{EndReason, SessionEnded},
     error::{StoreError, StoreErrorKind},
     key::LockKey,
-    lock::{Aid, Lock, LockToken, Mode, PageId},
+    lock::{Aid, Lock, LockToken, PageId},
     store::{
-        Claim, Edit, Format, Interest, LastEnd, Released, Rules, Saved, Store, StoreStatus,
-        StoredDocument, Swept, Taken, TryAcquire, Watch,
+        Acquisition, Claim, Edit, Format, Interest, LastEnd, Query, Released, Removal, Rules,
+        Saved, Store, StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
     },
 };
 
@@ -269,65 +269,43 @@ impl Store for MongoStore {
         left.map_err(|e| store_error(format!("leaving the queue for {key:?}"), e))
     }
 
-    async fn release(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        mode: Mode,
-    ) -> Result<Released, StoreError> {
+    async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
+        let Some(key) = removal.key() else { return Ok(Released::AlreadyGone) };
         let at = self.prepared(key.collection())?;
-        let it = Acquisition::new(key.id(), aid, token, mode);
-        let released = at.remove(&it).await;
-        released.map_err(|e| store_error(format!("releasing the lock on {key:?}"), e))
-    }
-
-    async fn retract(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        tokens: &[LockToken],
-        mode: Mode,
-    ) -> Result<Released, StoreError> {
-        let at = self.prepared(key.collection())?;
-        let Some((&token, others)) = tokens.split_first() else {
-            return Ok(Released::AlreadyGone);
+        let (doing, removed) = match removal {
+            Removal::Release(it) => ("releasing", at.remove(&Target::of(it)).await),
+            Removal::Retract(attempts) => {
+                let Some(it) = Target::untold(attempts) else { return Ok(Released::AlreadyGone) };
+                ("giving back", at.remove(&it).await)
+            }
+            Removal::Break { seen, taken } => ("breaking", at.take_away(seen, taken).await),
         };
-        let it = Acquisition {
-            others,
-            unless_told: true,
-            ..Acquisition::new(key.id(), aid, token, mode)
-        };
-        at.remove(&it).await.map_err(|e| store_error(format!("giving back the lock on {key:?}"), e))
+        removed.map_err(|e| store_error(format!("{doing} the lock on {key:?}"), e))
     }
 
     // updateOne returns: 1 → the lock now expires within the grace period; 0 → it was gone already.
-    async fn run_out_in(
+    async fn expire_in(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        held: &Acquisition,
         page: Option<PageId>,
         grace: Duration,
     ) -> Result<Released, StoreError> {
+        let key = &held.key;
         let at = self.prepared(key.collection())?;
-        let it = Acquisition::new(key.id(), aid, token, Mode::Exclusive);
-        let mut filter = it.filter();
+        let mut filter = Target::exclusive(held).filter();
         if let Some(page) = page {
             filter.insert("page", doc! { "$eq": page.to_string() });
         }
-        let shortened = at.shorten(key.id(), filter, pipeline::run_out_in(grace)).await;
+        let shortened = at.shorten(key.id(), filter, pipeline::expire_in(grace)).await;
         shortened.map_err(|e| store_error(format!("shortening the lease on {key:?}"), e))
     }
 
     async fn hand_over(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        from: &Acquisition,
         claim: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
-        self.prepared(key.collection())?.hand_over(key, aid, token, claim).await
+        self.prepared(from.key.collection())?.hand_over(from, claim).await
     }
 
     async fn end_session(
@@ -340,30 +318,10 @@ impl Store for MongoStore {
         self.end_for_good(aid, reason, collections, worker).await
     }
 
-    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
-        let ended = &self.inner.ended;
-        let record = ended
-            .find_one(ends::ended_for_good(aid))
-            .max_time(lanes::read_limit())
-            .projection(doc! { "_id": 0, "ago": { "$cond": [
-                { "$eq": [{ "$type": "$ts" }, "date"] }, { "$subtract": ["$$NOW", "$ts"] }, 0_i64,
-            ] } })
-            .await
-            .map_err(|e| store_error("asking whether a session has ended", e))?;
-        Ok(record.map(|record| {
-            let ago = record.get_i64("ago").unwrap_or(0);
-            Duration::from_millis(ago.try_into().unwrap_or(0))
-        }))
-    }
-
     // A find, then the removal. A lock that is taken between the two is removed but not named. If the
     // reply to the removal is lost, the removal is repeated here and not by the manager: a second find
     // would find nothing to name.
-    async fn release_session(
-        &self,
-        collection: &str,
-        aid: &Aid,
-    ) -> Result<Vec<LockKey>, StoreError> {
+    async fn release_all(&self, collection: &str, aid: &Aid) -> Result<Vec<LockKey>, StoreError> {
         let aids = std::slice::from_ref(aid);
         let OfSession { held, may_read } = self.of_session(collection, aid, usize::MAX).await?;
         let at = self.prepared(collection)?;
@@ -404,24 +362,13 @@ impl Store for MongoStore {
         self.ends_announced(worker, ended).await
     }
 
-    async fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
-        let at = self.prepared(key.collection())?;
-        let asked = Instant::now();
-        let record = at.live(key, pipeline::lock_fields(aid)).await?;
-        Ok(record.and_then(|record| at.fetched(key, &record, asked).lock()))
-    }
-
-    async fn list(
+    async fn locks(
         &self,
         collection: &str,
-        aids: Option<&[Aid]>,
+        query: Query<'_>,
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
-        self.list_of(collection, aids, limit).await
-    }
-
-    async fn locks_on(&self, collection: &str, keys: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
-        self.locks_on_all(collection, keys).await
+        self.locks_of(collection, query, limit).await
     }
 
     async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
@@ -445,11 +392,6 @@ impl Store for MongoStore {
         self.ask_status(collections).await
     }
 
-    async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
-        let broken = self.prepared(seen.key.collection())?.take_away(seen, taken).await;
-        broken.map_err(|e| store_error(format!("breaking the lock on {:?}", seen.key), e))
-    }
-
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
         let at = self.prepared(key.collection())?;
         let found = at.documents.find_one(pipeline::by_id(key.id())).projection(doc! { "_id": 1 });
@@ -467,21 +409,19 @@ impl Store for MongoStore {
 
     async fn save(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        held: &Acquisition,
         edit: &Edit,
         until: Instant,
     ) -> Result<Saved, StoreError> {
+        let key = &held.key;
         let at = self.prepared(key.collection())?;
         let update = edit::update(edit).map_err(|why| {
             StoreError::new(StoreErrorKind::Rejected, format!("saving {key:?}: {why}"))
         })?;
-        let acquisition = Acquisition::new(key.id(), aid, token, Mode::Exclusive);
         let save = save::Save {
             at: &at,
             id: key.id(),
-            acquisition: pipeline::and_live(acquisition.filter(), at.rules.ttl),
+            acquisition: pipeline::and_live(Target::exclusive(held).filter(), at.rules.ttl),
             renewed: pipeline::renew_for_save(Uuid::new_v4(), &at.rules),
             document: pipeline::by_id(key.id()),
             update,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::{Serialize, Serializer};
 
-/// The answer to [`Store::status`](crate::Store::status), for the people and programs that monitor a
+/// The answer to [`Store::status`](crate::store::Store::status), for the people and programs that monitor a
 /// server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -17,7 +17,7 @@ pub struct StoreStatus {
     /// majority. `None` if the deployment has no majority to wait for, or if the lag is not known.
     #[serde(rename = "majority_lag_ms", serialize_with = "millis_if_any")]
     pub majority_lag: Option<Duration>,
-    /// The indexes that [`prepare`](crate::Store::prepare) creates but that are missing now, by the
+    /// The indexes that [`prepare`](crate::store::Store::prepare) creates but that are missing now, by the
     /// name of the lock collection, such as `workitem.lock`.
     pub missing_indexes: BTreeMap<String, Vec<String>>,
 }

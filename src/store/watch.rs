@@ -6,7 +6,7 @@ use futures_util::{Stream, StreamExt};
 
 use crate::{error::StoreError, key::LockKey, lock::LockToken, store::Taken};
 
-/// Changes of one collection's locks, as [`Store::watch`](crate::Store::watch) reports them.
+/// Changes of one collection's locks, as [`Store::watch`](crate::store::Store::watch) reports them.
 ///
 /// Ends with an error or with `None` when the store cannot continue. The subscriber then calls `watch`
 /// again.
@@ -17,7 +17,7 @@ pub struct Watch(Pin<Box<dyn Stream<Item = Result<Change, StoreError>> + Send>>)
 #[non_exhaustive]
 pub enum Change {
     /// The lock on this document is gone, excludes less than before, or expires sooner. With
-    /// [`Interest::All`](crate::Interest::All) also: somebody has acquired it.
+    /// [`Interest::All`](crate::store::Interest::All) also: somebody has acquired it.
     Changed(LockKey),
     /// This acquisition of the lock was taken from its holder.
     Taken(LockKey, LockToken, Taken),

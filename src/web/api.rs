@@ -13,7 +13,8 @@ use crate::{
     error::LockError,
     key::LockKey,
     lock::{Holder, Lock, LockToken, Mode},
-    manager::{Acquisition, MAX_REASON_BYTES},
+    manager::MAX_REASON_BYTES,
+    store::Acquisition,
     web::{
         Problem, SessionLocks, admin, assets, events,
         format::{millis, rfc3339},

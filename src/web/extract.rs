@@ -148,15 +148,14 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     }
 
     async fn write(&mut self, before: Option<StoredDocument>) -> Result<(), LockError> {
-        let (Mine { lock, token, .. }, until) = (&self.mine, self.locks.begin());
-        let manager = self.locks.manager();
-        let saved = manager.save(&lock.key, &lock.aid, *token, before, &self.document, until).await;
+        let (held, until) = (self.mine.acquisition(), self.locks.begin());
+        let saved = self.locks.manager().save(&held, before, &self.document, until).await;
         match saved {
             Ok(saved) => {
                 self.before = Some(saved);
                 return Ok(());
             }
-            Err(LockError::Lost { .. }) => self.locks.forget(*token),
+            Err(LockError::Lost { .. }) => self.locks.forget(held.token),
             // A lock on a missing document is of no use.
             Err(LockError::NotFound { .. }) => self.locks.release(&self.mine, until).await?,
             Err(_) => {}

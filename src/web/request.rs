@@ -195,7 +195,7 @@ impl RequestLocks {
         if let Some(aid) = ending {
             self.0.held.take();
             self.0.fresh.take();
-            if let Err(e) = self.0.manager.release_session(&aid).await {
+            if let Err(e) = self.0.manager.end_session(&aid).await {
                 log::error!(
                     target: "actix_doclock::session",
                     "the locks of the ended session {aid:?} were not released, and remain until they \
@@ -276,7 +276,7 @@ impl Drop for State {
         // locks are released. If the session store did not save the logout, the session gets a new aid
         // later.
         if let Some(aid) = self.ending.take() {
-            self.manager.release_session_in_background(aid);
+            self.manager.end_session_in_background(aid);
         }
     }
 }

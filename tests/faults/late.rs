@@ -3,7 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, Claim, Holder, LockKey, Lockable, Mode, Store, TryAcquire};
+use actix_doclock::{
+    Aid, Holder, LockKey, Lockable, Mode, TryAcquire,
+    store::{Claim, Store},
+};
 use mongodb::bson::{Document, doc};
 use tokio::time::sleep;
 

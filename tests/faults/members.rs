@@ -4,7 +4,7 @@ use std::slice;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use actix_doclock::{LockKey, Lockable, Store};
+use actix_doclock::{LockKey, Lockable, conformance::Shorthand};
 use mongodb::bson::{Document, doc};
 use mongodb::options::{Acknowledgment, WriteConcern};
 use tokio::sync::{Mutex, MutexGuard};

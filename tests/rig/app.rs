@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable,
-    MongoStore, Saved, Store, StoreError, StoreErrorKind, StoredDocument as Encoded, Taken,
-    TryAcquire,
+    MongoStore, StoreError, StoreErrorKind, TryAcquire,
+    store::{Acquisition, Saved, Store, StoredDocument as Encoded, Taken},
 };
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::{Collection, Database};
@@ -113,7 +113,7 @@ impl App {
         let item = WorkItem { id: lock.key.id().to_string(), title: title.into() };
         let item = Encoded::encode(self.store.format(), &item).unwrap();
         let until = Instant::now() + self.locks.deadline();
-        self.store.save(&lock.key, &lock.aid, lock.token.unwrap(), &item.into(), until).await
+        self.store.save(&Acquisition::of(lock).unwrap(), &item.into(), until).await
     }
 
     /// Breaks the lock on `key`; needs a policy that allows it.

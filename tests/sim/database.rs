@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use actix_doclock::{
-    Aid, LockKey, LockToken, MemoryStore, Saved, SessionEnded, Store, StoreError, StoreErrorKind,
-    StoredDocument,
+    Aid, LockKey, LockToken, MemoryStore, SessionEnded, StoreError, StoreErrorKind,
+    store::{Acquisition, Saved, Store, StoredDocument},
 };
 use futures_util::FutureExt;
 use tokio::sync::Notify;
@@ -234,8 +234,11 @@ impl Database {
         let mut state = self.state();
         state.is_open(it)?;
         let far = Instant::now() + Duration::from_secs(3600);
-        let saved =
-            at_once(it.view.save(&it.key, aid, token, &document.clone().into(), far.into_std()))?;
+        let saved = at_once(it.view.save(
+            &Acquisition::exclusive(&it.key, aid, token),
+            &document.clone().into(),
+            far.into_std(),
+        ))?;
         if saved != Saved::Saved {
             if saved == Saved::Lost && !self.rules.guarded_save {
                 force(&it.view, &it.key, document);

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, Change, Claim, Edit, EndReason, Format, Interest, LastEnd, Lock, LockKey, LockToken,
-    MemoryStore, Mode, PageId, Released, Rules as Behaviour, Saved, SessionEnded, Store,
-    StoreError, StoreErrorKind, StoreStatus, StoredDocument, Swept, Taken, TryAcquire, Watch,
+    Aid, EndReason, Lock, LockKey, LockToken, MemoryStore, Mode, PageId, Released, SessionEnded,
+    StoreError, StoreErrorKind, TryAcquire,
+    conformance::Shorthand,
+    store::{
+        Acquisition, Change, Claim, Edit, Interest, LastEnd, Query, Removal, Rules as Behaviour,
+        Saved, Store, StoreStatus, StoredDocument, Swept, Taken, Watch,
+    },
 };
 use futures_util::stream;
 use tokio::time::{sleep, timeout};
@@ -261,10 +265,6 @@ fn looks_at_idle(state: &mut State) {
 }
 
 impl Store for Link {
-    fn format(&self) -> Format {
-        Format::Json
-    }
-
     async fn prepare(&self, collection: &str, rules: &Behaviour) -> Result<(), StoreError> {
         at_once(self.world.database.state().primary.prepare(collection, rules))
     }
@@ -338,48 +338,25 @@ impl Store for Link {
         left.0
     }
 
-    async fn release(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        mode: Mode,
-    ) -> Result<Released, StoreError> {
-        let (on, of) = (key.clone(), aid.clone());
-        let by_token = self.world.rules().release_by_token;
-        let released = self
-            .send("release", Touches::One(key.clone()), Repeats::Harmless, move |state| {
-                let mut tokens = vec![token];
-                if !by_token {
-                    let all = state.primary.on_record().into_iter();
-                    tokens = all
-                        .filter(|it| (&it.key, &it.aid) == (&on, &of))
-                        .map(|it| it.token)
-                        .collect();
-                }
-                let mut released = Ok(Released::AlreadyGone);
-                for token in tokens {
-                    released = at_once(state.primary.release(&on, &of, token, mode));
-                }
-                seen(state, Why::Removed, released)
-            })
-            .await?;
-        released.0
+    async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
+        match removal {
+            Removal::Release(it) => self.release(it).await,
+            Removal::Retract(attempts) => self.retract(attempts).await,
+            Removal::Break { seen, taken } => self.break_lock(seen, taken).await,
+        }
     }
 
     async fn hand_over(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        from: &Acquisition,
         claim: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
         let asked = now();
-        let (link, on, of, to) = (self.clone(), key.clone(), aid.clone(), claim.clone());
+        let (link, held, to) = (self.clone(), from.clone(), claim.clone());
         let (handed, at) = self
-            .send("hand_over", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+            .send("hand_over", Touches::One(from.key.clone()), Repeats::Harmless, move |state| {
                 looks_at_idle(state);
-                let mut handed = at_once(state.primary.hand_over(&on, &of, token, &to))?;
+                let mut handed = at_once(state.primary.hand_over(&held, &to))?;
                 if let Some(lock) = &mut handed {
                     link.named(state, lock);
                 }
@@ -389,54 +366,27 @@ impl Store for Link {
         Ok(handed?.map(|lock| self.believed(lock, asked, at)))
     }
 
-    async fn run_out_in(
+    async fn expire_in(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        held: &Acquisition,
         page: Option<PageId>,
         grace: Duration,
     ) -> Result<Released, StoreError> {
-        let (on, of) = (key.clone(), aid.clone());
+        let it = held.clone();
         let shortened = self
-            .send("run_out_in", Touches::One(key.clone()), Repeats::Harmless, move |state| {
-                let done = at_once(state.primary.run_out_in(&on, &of, token, page, grace));
+            .send("expire_in", Touches::One(held.key.clone()), Repeats::Harmless, move |state| {
+                let done = at_once(state.primary.expire_in(&it, page, grace));
                 seen(state, Why::Removed, done)
             })
             .await?;
         shortened.0
     }
 
-    async fn retract(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        tokens: &[LockToken],
-        mode: Mode,
-    ) -> Result<Released, StoreError> {
-        let (on, of, tokens) = (key.clone(), aid.clone(), tokens.to_vec());
-        let spares_told = self.world.rules().retract_unless_told;
-        let retracted = self
-            .send("retract", Touches::One(key.clone()), Repeats::Harmless, move |state| {
-                let mut retracted = at_once(state.primary.retract(&on, &of, &tokens, mode));
-                for token in tokens.iter().filter(|_| !spares_told) {
-                    retracted = at_once(state.primary.release(&on, &of, *token, mode));
-                }
-                seen(state, Why::Removed, retracted)
-            })
-            .await?;
-        retracted.0
-    }
-
-    async fn release_session(
-        &self,
-        collection: &str,
-        aid: &Aid,
-    ) -> Result<Vec<LockKey>, StoreError> {
+    async fn release_all(&self, collection: &str, aid: &Aid) -> Result<Vec<LockKey>, StoreError> {
         let (collection, of) = (collection.to_owned(), aid.clone());
         let released = self
-            .send("release_session", Touches::Any, Repeats::Never, move |state| {
-                let released = at_once(state.primary.release_session(&collection, &of));
+            .send("release_all", Touches::Any, Repeats::Never, move |state| {
+                let released = at_once(state.primary.release_all(&collection, &of));
                 seen(state, Why::Removed, released)
             })
             .await?;
@@ -460,7 +410,7 @@ impl Store for Link {
                 state.tombstones.insert(of.clone());
             } else {
                 for collection in &*in_all {
-                    drop(at_once(state.primary.release_session(collection, &of)));
+                    drop(at_once(state.primary.release_all(collection, &of)));
                 }
                 state.looks_at_record(Why::Removed);
             }
@@ -475,18 +425,6 @@ impl Store for Link {
                 let ended = at_once(state.primary.end_session(&of, reason, names, worker));
                 state.truth.ended(&of);
                 seen(state, Why::Removed, ended)
-            })
-            .await?;
-        ended.0
-    }
-
-    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
-        let of = aid.clone();
-        let ended = self
-            .send("session_ended", Touches::Nothing, Repeats::Harmless, move |state| {
-                let ended = at_once(state.primary.session_ended(&of));
-                let begun = state.tombstones.contains(&of).then_some(Duration::ZERO);
-                ended.map(|ended| ended.or(begun))
             })
             .await?;
         ended.0
@@ -539,46 +477,23 @@ impl Store for Link {
         noted.0
     }
 
-    async fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
-        let asked = now();
-        let (key, aid) = (key.clone(), aid.cloned());
-        let (found, at) = self
-            .read(
-                "inspect",
-                move |store| at_once(store.inspect(&key, aid.as_ref())),
-                |majority, primary| is_some(primary) && !is_some(majority),
-            )
-            .await?;
-        Ok(found?.map(|lock| self.believed(lock, asked, at)))
-    }
-
-    async fn list(
+    async fn locks(
         &self,
         collection: &str,
-        aids: Option<&[Aid]>,
+        query: Query<'_>,
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
         let asked = now();
-        let (collection, aids) = (collection.to_owned(), aids.map(<[Aid]>::to_vec));
-        let of_sessions = aids.is_some();
+        let (collection, query) = (collection.to_owned(), Asked::from(query));
+        let (one, all) = (matches!(query, Asked::One(..)), matches!(query, Asked::All));
         let (found, at) = self
             .read(
-                "list",
-                move |store| at_once(store.list(&collection, aids.as_deref(), limit)),
-                move |majority, primary| of_sessions && has_more(primary, majority),
-            )
-            .await?;
-        Ok(found?.into_iter().map(|lock| self.believed(lock, asked, at)).collect())
-    }
-
-    async fn locks_on(&self, collection: &str, keys: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
-        let asked = now();
-        let (collection, keys) = (collection.to_owned(), keys.to_vec());
-        let (found, at) = self
-            .read(
-                "locks_on",
-                move |store| at_once(store.locks_on(&collection, &keys)),
-                |majority, primary| is_any(primary) && !is_any(majority),
+                "locks",
+                move |store| at_once(store.locks(&collection, query.as_query(), limit)),
+                move |majority, primary| match one {
+                    true => is_any(primary) && !is_any(majority),
+                    false => !all && has_more(primary, majority),
+                },
             )
             .await?;
         Ok(found?.into_iter().map(|lock| self.believed(lock, asked, at)).collect())
@@ -588,7 +503,12 @@ impl Store for Link {
         let of = aid.clone();
         let last = self
             .send("last_end", Touches::Nothing, Repeats::Harmless, move |state| {
-                at_once(state.primary.last_end(&of))
+                let begun =
+                    LastEnd { reason: EndReason::LoggedOut, for_good: true, ago: Duration::ZERO };
+                let last = at_once(state.primary.last_end(&of))?;
+                let is_over = last.is_some_and(|last| last.for_good);
+                let has_begun = !is_over && state.tombstones.contains(&of);
+                Ok(if has_begun { Some(begun) } else { last })
             })
             .await?;
         last.0
@@ -613,42 +533,6 @@ impl Store for Link {
         at_once(self.world.database.state().primary.status(collections))
     }
 
-    /// First the lock expires, then it goes.
-    async fn break_lock(&self, seen_lock: &Lock, taken: &Taken) -> Result<Released, StoreError> {
-        let Lock { key, aid, mode, .. } = seen_lock.clone();
-        let (on, touches) = (key.clone(), Touches::One(key));
-        let mut has_expired = Released::AlreadyGone;
-        if let (Some(token), Mode::Exclusive) = (seen_lock.token, mode) {
-            let expired = self
-                .send("break_lock, first", touches.clone(), Repeats::Harmless, move |state| {
-                    let run_out = state.primary.run_out_in(&on, &aid, token, None, Duration::ZERO);
-                    let expired = at_once(run_out);
-                    seen(state, Why::Removed, expired)
-                })
-                .await?;
-            has_expired = expired.0?;
-            self.stalls().await;
-        }
-        let (broken, taken) = (seen_lock.clone(), taken.clone());
-        let removed = self
-            .send("break_lock, second", touches, Repeats::Harmless, move |state| {
-                let removed = at_once(state.primary.break_lock(&broken, &taken));
-                seen(state, Why::Removed, removed)
-            })
-            .await?;
-        Ok(if has_expired == Released::Released { has_expired } else { removed.0? })
-    }
-
-    async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
-        let on = key.clone();
-        let exists = self
-            .send("exists", Touches::Nothing, Repeats::Harmless, move |state| {
-                at_once(state.primary.exists(&on))
-            })
-            .await?;
-        exists.0
-    }
-
     async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
         let on = key.clone();
         let loaded = self
@@ -661,12 +545,11 @@ impl Store for Link {
 
     async fn save(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        held: &Acquisition,
         edit: &Edit,
         until: Instant,
     ) -> Result<Saved, StoreError> {
+        let Acquisition { key, aid, token, .. } = held;
         // The servers of the simulation write whole documents.
         let Edit::Replacement(document) = edit else { panic!("not a whole document: {edit:?}") };
         self.is_alive().await;
@@ -679,11 +562,109 @@ impl Store for Link {
             self.world.database.write_at_once(key, document);
         }
         let mut it = self.world.database.begin(key)?;
-        let saved = self.in_transaction(&mut it, aid, token, document, until, fate).await;
+        let saved = self.in_transaction(&mut it, aid, *token, document, until, fate).await;
         self.world.database.abort(&it);
         let outcome = saved.as_ref().map_err(|error| error.kind());
         self.world.note(format_args!("s{} save {key:?} {token}: {outcome:?}", self.server));
         saved
+    }
+}
+
+/// A [`Query`] that outlives its caller.
+enum Asked {
+    One(LockKey, Option<Aid>),
+    On(Vec<LockKey>),
+    Of(Vec<Aid>),
+    All,
+}
+
+impl From<Query<'_>> for Asked {
+    fn from(query: Query<'_>) -> Self {
+        match query {
+            Query::One { key, aid } => Self::One(key.clone(), aid.cloned()),
+            Query::On(keys) => Self::On(keys.to_vec()),
+            Query::Of(aids) => Self::Of(aids.to_vec()),
+            Query::All => Self::All,
+        }
+    }
+}
+
+impl Asked {
+    fn as_query(&self) -> Query<'_> {
+        match self {
+            Self::One(key, aid) => Query::One { key, aid: aid.as_ref() },
+            Self::On(keys) => Query::On(keys),
+            Self::Of(aids) => Query::Of(aids),
+            Self::All => Query::All,
+        }
+    }
+}
+
+/// Removals.
+impl Link {
+    async fn release(&self, it: &Acquisition) -> Result<Released, StoreError> {
+        let it = it.clone();
+        let by_token = self.world.rules().release_by_token;
+        let released = self
+            .send("release", Touches::One(it.key.clone()), Repeats::Harmless, move |state| {
+                let mut these = vec![it.clone()];
+                if !by_token {
+                    let all = state.primary.on_record().into_iter();
+                    these = all
+                        .filter(|other| (&other.key, &other.aid) == (&it.key, &it.aid))
+                        .map(|other| Acquisition { token: other.token, ..it.clone() })
+                        .collect();
+                }
+                let mut released = Ok(Released::AlreadyGone);
+                for it in these {
+                    released = at_once(state.primary.remove_lock(Removal::Release(&it)));
+                }
+                seen(state, Why::Removed, released)
+            })
+            .await?;
+        released.0
+    }
+
+    async fn retract(&self, attempts: &[Acquisition]) -> Result<Released, StoreError> {
+        let Some(first) = attempts.first() else { return Ok(Released::AlreadyGone) };
+        let touches = Touches::One(first.key.clone());
+        let attempts = attempts.to_vec();
+        let spares_told = self.world.rules().retract_unless_told;
+        let retracted = self
+            .send("retract", touches, Repeats::Harmless, move |state| {
+                let mut retracted = at_once(state.primary.remove_lock(Removal::Retract(&attempts)));
+                for it in attempts.iter().filter(|_| !spares_told) {
+                    retracted = at_once(state.primary.remove_lock(Removal::Release(it)));
+                }
+                seen(state, Why::Removed, retracted)
+            })
+            .await?;
+        retracted.0
+    }
+
+    /// First the lock expires, then it goes.
+    async fn break_lock(&self, seen_lock: &Lock, taken: &Taken) -> Result<Released, StoreError> {
+        let touches = Touches::One(seen_lock.key.clone());
+        let mut has_expired = Released::AlreadyGone;
+        if let (Some(it), Mode::Exclusive) = (Acquisition::of(seen_lock), seen_lock.mode) {
+            let expired = self
+                .send("break_lock, first", touches.clone(), Repeats::Harmless, move |state| {
+                    let expired = at_once(state.primary.expire_in(&it, None, Duration::ZERO));
+                    seen(state, Why::Removed, expired)
+                })
+                .await?;
+            has_expired = expired.0?;
+            self.stalls().await;
+        }
+        let (broken, taken) = (seen_lock.clone(), taken.clone());
+        let removed = self
+            .send("break_lock, second", touches, Repeats::Harmless, move |state| {
+                let removal = Removal::Break { seen: &broken, taken: &taken };
+                let removed = at_once(state.primary.remove_lock(removal));
+                seen(state, Why::Removed, removed)
+            })
+            .await?;
+        Ok(if has_expired == Released::Released { has_expired } else { removed.0? })
     }
 }
 
@@ -773,10 +754,6 @@ fn said(answer: &TryAcquire) -> String {
 }
 
 type Found<T> = Result<T, StoreError>;
-
-fn is_some(found: &Found<Option<Lock>>) -> bool {
-    matches!(found, Ok(Some(_)))
-}
 
 fn is_any(found: &Found<Vec<Lock>>) -> bool {
     found.as_ref().is_ok_and(|locks| !locks.is_empty())

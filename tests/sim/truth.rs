@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 use std::time::Duration;
 
-use actix_doclock::{Aid, LockKey, LockToken, OnRecord, SessionEnded};
+use actix_doclock::{Aid, LockKey, LockToken, SessionEnded, store::OnRecord};
 
 /// The reason why a grant may have disappeared in a step.
 #[derive(Debug, Clone, Copy, PartialEq)]

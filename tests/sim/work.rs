@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockError, LockGuard, LockKey, Lockable, MemoryStore, Released,
-    Saved, Store, StoreErrorKind, StoredDocument, TryAcquire, Wait,
+    StoreErrorKind, TryAcquire, Wait,
+    conformance::Shorthand,
+    store::{Acquisition, Saved, Store, StoredDocument},
 };
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -584,8 +586,13 @@ impl Desk {
         let saving = tokio::spawn(async move {
             let mut pause = Duration::from_millis(20);
             loop {
-                let saved =
-                    link.save(&key, &aid, token, &document.clone().into(), until.into_std()).await;
+                let saved = link
+                    .save(
+                        &Acquisition::exclusive(&key, &aid, token),
+                        &document.clone().into(),
+                        until.into_std(),
+                    )
+                    .await;
                 let may_try = matches!(&saved, Err(e) if e.kind() == StoreErrorKind::Unavailable);
                 if !may_try || Instant::now() + pause >= until {
                     return saved;
@@ -632,7 +639,7 @@ impl Desk {
             }
             End::LogOut | End::Vanish => {
                 world.stats().ended += 1;
-                let ended = locks.release_session(&self.aid).await;
+                let ended = locks.end_session(&self.aid).await;
                 if ended.is_ok() {
                     world.has_ended(&self.aid);
                 }

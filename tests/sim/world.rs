@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use actix_doclock::{
-    Aid, Lock, LockKey, LockManager, LockToken, Lockable, Mode, OnRecord, SessionEnded,
+    Aid, Lock, LockKey, LockManager, LockToken, Lockable, Mode, SessionEnded, store::OnRecord,
 };
 use fastrand::Rng;
 use tokio::sync::Notify;

@@ -3,7 +3,10 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
-use actix_doclock::{Aid, Holder, LockKey, Lockable, MongoStore, Rules, Saved, Store, TryAcquire};
+use actix_doclock::{
+    Aid, Holder, LockKey, Lockable, MongoStore, TryAcquire,
+    store::{Rules, Saved, Store},
+};
 use mongodb::Database;
 use mongodb::bson::{Document, doc, oid::ObjectId};
 use serde_json::{Value, json};

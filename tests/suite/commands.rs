@@ -1,6 +1,6 @@
 //! The cost of each operation in round trips; a refusal writes nothing.
 
-use actix_doclock::{Aid, Lock, LockKey, Released, Saved, TryAcquire};
+use actix_doclock::{Aid, Lock, LockKey, Released, TryAcquire, store::Saved};
 use mongodb::bson::{RawDocumentBuf, doc};
 use mongodb::{Collection, Database};
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use actix_doclock::{
-    LockKey, MemoryStore, MongoStore, Rules, Store,
+    LockKey, MemoryStore, MongoStore,
     conformance::{COLLECTION, Page, Subject, TTL},
+    store::{Rules, Store},
 };
 use mongodb::{Collection, Database, bson::doc};
 

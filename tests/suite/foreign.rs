@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use actix_doclock::{Aid, LockKey, Released, Saved, TryAcquire};
+use actix_doclock::{Aid, LockKey, Released, TryAcquire, store::Saved};
 use mongodb::bson::spec::{BinarySubtype, ElementType};
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId};
 use mongodb::error::{ErrorKind, WriteFailure};
@@ -129,7 +129,8 @@ async fn a_foreign_lock_can_be_broken_and_no_later_one_with_it() {
     assert!(foreign_acquire(&database, "a").await);
     rig::age(&database, &key("a"), Duration::from_secs(1)).await;
     let store = &app.store;
-    let broken = actix_doclock::Store::break_lock(store, &seen, &by_root()).await.unwrap();
+    let broken =
+        actix_doclock::conformance::Shorthand::break_lock(store, &seen, &by_root()).await.unwrap();
     assert_eq!(broken, Released::AlreadyGone);
     assert_eq!(count(&database).await, 1);
 }
@@ -386,7 +387,7 @@ async fn a_list_leaves_out_locks_that_it_cannot_name() {
     assert_eq!(app.locks.list_of(&foreign).await.unwrap().len(), 3);
     // The shell's 7 is a double, and counts as the same id as ours.
     app.held(&LockKey::new("workitem", 7_i64).unwrap()).await;
-    // A release of the session removes all its locks, even those that cannot be named.
-    assert_eq!(app.locks.release_session(&foreign).await.unwrap().len(), 3);
+    // The end of the session removes all its locks, even those that cannot be named.
+    assert_eq!(app.locks.end_session(&foreign).await.unwrap().len(), 3);
     assert_eq!(count(&database).await, 0);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use actix_doclock::{Aid, LockEvent, Saved, TryAcquire};
+use actix_doclock::{Aid, LockEvent, TryAcquire, store::Saved};
 use mongodb::Database;
 use tokio::time::sleep;
 

@@ -31,7 +31,7 @@ async fn a_loss_through_this_server_is_known_at_once() {
         match n {
             0 => drop(app.locks.release(&lock).await.unwrap()),
             1 => drop(app.break_lock(&key("a")).await.unwrap()),
-            2 => drop(app.locks.release_session(&alice).await.unwrap()),
+            2 => drop(app.locks.end_session(&alice).await.unwrap()),
             3 => drop(app.locks.revoke_session(&alice).await.unwrap()),
             _ => drop(app.locks.release_all(&alice).await.unwrap()),
         }
@@ -78,7 +78,7 @@ async fn news_of_other_locks_and_earlier_acquisitions_change_nothing() {
     app.locks.release(&old).await.unwrap();
     let of_b = app.granted(&key("b"), &alice).await;
     app.locks.release(&of_b).await.unwrap();
-    app.locks.release_session(&Aid::new()).await.unwrap();
+    app.locks.end_session(&Aid::new()).await.unwrap();
     other.held(&key("a")).await;
     app.locks.renew(&alice).await.unwrap();
     assert!(timeout(A_WHILE, &mut lost).await.is_err());

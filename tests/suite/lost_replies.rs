@@ -6,7 +6,10 @@
 
 use std::time::Duration;
 
-use actix_doclock::{Aid, HeldDoc, LockError, LockedDoc, Saved, Store, StoreError, StoreErrorKind};
+use actix_doclock::{
+    Aid, HeldDoc, LockError, LockedDoc, StoreError, StoreErrorKind, conformance::Shorthand,
+    store::Saved,
+};
 use actix_session::{SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{HttpResponse, cookie::Key, http::StatusCode, test, web};
 use mongodb::bson::doc;
@@ -164,7 +167,7 @@ async fn the_end_of_a_session_is_repeated_which_the_driver_never_does() {
         for _ in 0..losses {
             faulty.proxy.drop_request("delete");
         }
-        assert_eq!(faulty.app.locks.release_session(&alice).await.unwrap(), [key("a")]);
+        assert_eq!(faulty.app.locks.end_session(&alice).await.unwrap(), [key("a")]);
         assert_eq!(count(&faulty.database).await, 0);
         assert!(faulty.other.store.session_ended(&alice).await.unwrap().is_some());
         faulty.assert_fired(losses);
@@ -183,7 +186,7 @@ async fn a_session_ends_whichever_reply_is_lost() {
             for _ in 0..losses {
                 faulty.proxy.drop_reply_to(command);
             }
-            faulty.app.locks.release_session(&alice).await.unwrap();
+            faulty.app.locks.end_session(&alice).await.unwrap();
             assert!(record(&faulty.database, &key("a")).await.is_none(), "{command}");
             assert!(record(&faulty.database, &key("of bob")).await.is_some(), "{command}");
             assert!(faulty.other.store.session_ended(&alice).await.unwrap().is_some());
@@ -199,7 +202,7 @@ async fn a_session_whose_removal_is_repeated_still_names_its_locks() {
     let alice = Aid::new();
     faulty.app.granted(&key("a"), &alice).await;
     faulty.proxy.drop_reply_to("delete");
-    assert_eq!(faulty.app.locks.release_session(&alice).await.unwrap(), [key("a")]);
+    assert_eq!(faulty.app.locks.end_session(&alice).await.unwrap(), [key("a")]);
     faulty.assert_fired(1);
 }
 

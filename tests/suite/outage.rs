@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, Lock, LockError, Saved, StoreErrorKind, TryAcquire};
+use actix_doclock::{Aid, Lock, LockError, StoreErrorKind, TryAcquire, store::Saved};
 use mongodb::Database;
 use tokio::time::sleep;
 
@@ -50,7 +50,7 @@ async fn everything_is_unknown(app: &App, alice: &Aid, released: &Lock) {
             unknown_in_time("reentry", app.try_acquire(&a, alice)),
             unknown_in_time("renewing", app.locks.renew(alice)),
             unknown_in_time("releasing", app.locks.release(released)),
-            unknown_in_time("ending a session", app.locks.release_session(&bob)),
+            unknown_in_time("ending a session", app.locks.end_session(&bob)),
             unknown_in_time("inspecting", app.locks.inspect(&a)),
             unknown_in_time("listing", app.locks.list()),
         )

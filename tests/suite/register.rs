@@ -6,7 +6,9 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, LockError, LockKey, LockManager, Lockable, MongoStore, Saved, Store, StoreErrorKind,
+    Aid, LockError, LockKey, LockManager, Lockable, MongoStore, StoreErrorKind,
+    conformance::Shorthand,
+    store::{Saved, Store},
 };
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use mongodb::{Database, IndexModel};
@@ -432,7 +434,7 @@ async fn writes_wait_for_a_majority_and_reads_use_the_primary_whatever_the_uri_s
     app.locks.release(&lock).await.unwrap();
     app.granted(&a, &alice).await;
     app.break_lock(&a).await.unwrap();
-    app.locks.release_session(&alice).await.unwrap();
+    app.locks.end_session(&alice).await.unwrap();
     app.store.session_ended(&alice).await.unwrap();
 
     let mut seen = BTreeMap::<&str, usize>::new();

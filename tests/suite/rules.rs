@@ -26,8 +26,9 @@
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, Claim, Holder, Lock, LockError, LockKey, LockToken, Mode, Released, Saved, Store,
-    StoreErrorKind, TryAcquire,
+    Aid, Holder, Lock, LockError, LockKey, LockToken, Mode, Released, StoreErrorKind, TryAcquire,
+    conformance::Shorthand,
+    store::{Claim, Saved, Store},
 };
 use mongodb::Database;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -61,7 +62,7 @@ async fn no_command_carries_a_time_of_the_client() {
     assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
     app.locks.inspect(&key("a")).await.unwrap();
     app.locks.release(&lock).await.unwrap();
-    app.locks.release_session(&aid).await.unwrap();
+    app.locks.end_session(&aid).await.unwrap();
 
     let sent = sent.lock().unwrap();
     assert!(sent.len() >= 10, "{sent:?}");
@@ -189,7 +190,7 @@ async fn a_session_that_ends_while_it_acquires_leaves_no_lock_behind() {
                 };
                 let ending = async {
                     pause(race % 5).await;
-                    other.locks.release_session(&aid).await.unwrap();
+                    other.locks.end_session(&aid).await.unwrap();
                 };
                 tokio::join!(acquiring, ending);
             }
@@ -214,7 +215,7 @@ async fn the_end_of_a_session_wins_whether_it_comes_before_or_after_the_lock() {
     let (a, alice) = (key("a"), Aid::new());
     // The lock comes first, and the end removes it.
     assert!(acquire_in_session(&app, &a, &alice).await.is_some());
-    assert_eq!(app.locks.release_session(&alice).await.unwrap(), [key("a")]);
+    assert_eq!(app.locks.end_session(&alice).await.unwrap(), [key("a")]);
     assert_eq!(count(&database).await, 0);
     // The end comes first. Only the tombstone tells the acquire; without the check the lock would stay.
     let unasked = app.granted(&a, &alice).await;
@@ -232,7 +233,7 @@ async fn the_tombstone_is_there_before_the_locks_are_removed() {
     let alice = Aid::new();
     app.granted(&key("a"), &alice).await;
     proxy.hold_request("delete");
-    let ending = async { app.locks.release_session(&alice).await.unwrap() };
+    let ending = async { app.locks.end_session(&alice).await.unwrap() };
     let looking = async {
         proxy.until_fired(1).await;
         let ended = other.store.session_ended(&alice).await.unwrap();

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, Claim, Edit, Holder, Lock, LockKey, LockToken, Lockable, MemoryStore, Mode, Rules, Saved,
-    Store, StoreErrorKind, StoredDocument, TryAcquire,
+    Aid, Holder, Lock, LockKey, LockToken, Lockable, MemoryStore, Mode, StoreErrorKind, TryAcquire,
+    store::{Acquisition, Claim, Edit, Rules, Saved, Store, StoredDocument},
 };
 use mongodb::Database;
 use mongodb::bson::{
@@ -201,7 +201,7 @@ async fn edit(store: &impl Store, lock: &Lock, after: &Part) {
     let encode = |part: &Part| StoredDocument::encode(store.format(), part).unwrap();
     let edit = Edit::Changes { before: encode(&loaded), after: encode(after) };
     let until = Instant::now() + TTL;
-    let saved = store.save(&lock.key, &lock.aid, lock.token.unwrap(), &edit, until).await.unwrap();
+    let saved = store.save(&Acquisition::of(lock).unwrap(), &edit, until).await.unwrap();
     assert_eq!(saved, Saved::Saved);
 }
 
@@ -342,7 +342,7 @@ async fn save(
     let encode = |it: &Large| StoredDocument::encode(app.store.format(), it).unwrap();
     let edit = Edit::Changes { before: encode(before), after: encode(after) };
     let until = Instant::now() + TTL;
-    let saved = app.store.save(&lock.key, &lock.aid, lock.token.unwrap(), &edit, until).await;
+    let saved = app.store.save(&Acquisition::of(lock).unwrap(), &edit, until).await;
     saved.map_err(|e| e.kind())
 }
 
@@ -378,8 +378,8 @@ async fn a_save_without_changes_renews_the_lock_and_writes_no_document() {
     let item = WorkItem { id: "a".to_owned(), title: "whatever".to_owned() };
     let item = StoredDocument::encode(app.store.format(), &item).unwrap();
     let edit = Edit::Changes { before: item.clone(), after: item };
-    let (token, until) = (lock.token.unwrap(), Instant::now() + TTL);
-    let save = || app.store.save(&lock.key, &lock.aid, token, &edit, until);
+    let (held, until) = (Acquisition::of(&lock).unwrap(), Instant::now() + TTL);
+    let save = || app.store.save(&held, &edit, until);
     assert_eq!(save().await.unwrap(), Saved::Saved);
     assert_eq!(commands.take(), ["update", "find"]);
     assert_eq!(title(&database, "a").await, "old");
@@ -412,7 +412,7 @@ async fn change_id(store: &impl Store, lock: &Lock, item: impl Fn(&str) -> WorkI
     let encode = |id: &str| StoredDocument::encode(store.format(), &item(id)).unwrap();
     let edit = Edit::Changes { before: encode("a"), after: encode("b") };
     let until = Instant::now() + TTL;
-    let saved = store.save(&lock.key, &lock.aid, lock.token.unwrap(), &edit, until).await;
+    let saved = store.save(&Acquisition::of(lock).unwrap(), &edit, until).await;
     let error = saved.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Rejected);
     error.to_string()

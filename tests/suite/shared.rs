@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Holder, Lock, LockToken, MAX_READERS, Mode, MongoStore, Released, Rules,
-    Saved, Store, StoredDocument, TryAcquire,
+    Aid, EndReason, Holder, Lock, LockToken, Mode, MongoStore, Released, TryAcquire,
+    conformance::Shorthand,
+    limits::MAX_READERS,
+    store::{Acquisition, Claim, Rules, Saved, Store, StoredDocument},
 };
 use futures_util::future::join_all;
 use mongodb::Database;
@@ -80,7 +82,7 @@ async fn release(store: &MongoStore, lock: &Lock) -> Released {
     store.release(&lock.key, &lock.aid, lock.token.unwrap(), lock.mode).await.unwrap()
 }
 
-async fn sweep(store: &MongoStore) -> actix_doclock::Swept {
+async fn sweep(store: &MongoStore) -> actix_doclock::store::Swept {
     store.sweep(&[COLLECTION], Uuid::new_v4(), 100).await.unwrap()
 }
 
@@ -575,7 +577,13 @@ async fn every_verb(
                     )
                     .unwrap();
                     let until = Instant::now() + TTL;
-                    let saved = store.save(&a, &alice, claim.token, &document.into(), until).await;
+                    let saved = store
+                        .save(
+                            &Acquisition::exclusive(&a, &alice, claim.token),
+                            &document.into(),
+                            until,
+                        )
+                        .await;
                     let saved = saved.unwrap_or_else(|e| failed("save", &e));
                     assert_eq!(saved == Saved::Saved, mode == Mode::Exclusive, "{what}");
                 }
@@ -592,7 +600,7 @@ async fn every_verb(
         }
     }
     fresh().await;
-    store.release_session(COLLECTION, &x).await.unwrap_or_else(|e| failed("release_session", &e));
+    store.release_all(COLLECTION, &x).await.unwrap_or_else(|e| failed("release_session", &e));
     store
         .end_session(&x, EndReason::Revoked, &[COLLECTION], Uuid::new_v4())
         .await

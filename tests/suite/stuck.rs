@@ -125,10 +125,10 @@ async fn the_end_of_a_session_releases_stuck_locks_later_and_all_others_at_once(
     let mut transaction = stuck(&database, &ids[7..8]).await;
     let left = async || lock_records(&database).count_documents(doc! {}).await.unwrap();
     while left().await > 1 {
-        assert!(app.locks.release_session(&aid).await.is_err(), "one lock is still there");
+        assert!(app.locks.end_session(&aid).await.is_err(), "one lock is still there");
     }
     transaction.abort_transaction().await.unwrap();
-    app.locks.release_session(&aid).await.unwrap();
+    app.locks.end_session(&aid).await.unwrap();
     assert_eq!(left().await, 0);
 }
 

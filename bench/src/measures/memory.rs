@@ -46,7 +46,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
     drop(held);
     sleep(Duration::from_millis(500)).await;
     add(bench, "a lock held by a web session", many);
-    let _ = locks.release_session(&aid).await.unwrap();
+    let _ = locks.end_session(&aid).await.unwrap();
 
     let crowd = bench.effort.pick(100, 1_000);
     let turn = Turn { task: 0, key: 99_999 };
@@ -62,7 +62,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
         })
         .collect();
     sleep(Duration::from_secs(1)).await;
-    add(bench, "one who waits, with its task", crowd);
+    add(bench, "a waiter, with its task", crowd);
     first.release().await.unwrap();
     join_all(waiting).await;
 }

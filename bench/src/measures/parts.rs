@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use actix_doclock::{Holder, Lockable, MongoStore, Released, Store, TryAcquire};
+use actix_doclock::{
+    Holder, Lockable, MongoStore, Released, TryAcquire, conformance::Shorthand, store::Store,
+};
 use mongodb::bson::doc;
 
 use super::{Bench, cycle::in_turn, fresh};

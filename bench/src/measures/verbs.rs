@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, Holder, LockManager, MongoStore, Store, TryAcquire};
+use actix_doclock::{Aid, Holder, LockManager, MongoStore, TryAcquire, store::Store};
 use mongodb::{
     Collection, IndexModel,
     bson::{Document, doc},
@@ -218,14 +218,14 @@ async fn ends(
         floor.push(began.elapsed());
         assert_eq!(deleted, size as u64);
         let began = Instant::now();
-        assert_eq!(locks.release_session(&aid).await.unwrap().len(), size);
+        assert_eq!(locks.end_session(&aid).await.unwrap().len(), size);
         ours.push(began.elapsed());
         // An ended session gets no more locks.
         aid = Aid::new();
         hold(locks, &aid, 0..size).await;
         fill(raw, aid.as_str(), size).await;
     }
-    let _ = locks.release_session(&aid).await.unwrap();
+    let _ = locks.end_session(&aid).await.unwrap();
     raw.delete_many(doc! {}).await.unwrap();
     for (who, role, took) in [(DELETE_MANY, Role::Floor, floor), (MANAGER, Role::Ours, ours)] {
         let row = Row::new("end session", at, who, role).load(1, size);

@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use actix_doclock::{LockKey, LockManager, Lockable, LockedDoc, MemoryStore, MongoStore, Store};
+use actix_doclock::{
+    LockKey, LockManager, Lockable, LockedDoc, MemoryStore, MongoStore, store::Store,
+};
 use actix_session::{Session, SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{
     App, HttpResponse, HttpServer, Responder,

@@ -1,23 +1,23 @@
 // The open document. `view.mode` says how it is open:
-//   wait    asking the server
-//   read    the text only: nobody is logged in, or somebody else is editing
+//   wait    the server has not answered yet
+//   read    the text only: nobody is logged in, or another person is editing
 //   edit    this page holds the lock
-//   lost    the lock went while we held it: what was typed stays in the fields
-// Whoever changes the state calls render(), which draws everything from it.
+//   lost    this page has lost the lock: the typed text stays in the fields
+// Each change of the state is followed by render(), which draws everything from the state.
 
 import { DocLock } from '/locks/client.js';
 import { call, docUrl, explain, lockUrl, session } from './server.js';
 import { $, ago, clock, discard, left, name, put, quote, show, toast } from './show.js';
 
-let view = null;   // {id, mode, lock, doc: as saved, holder: who had it, conflict, error, …}
+let view = null;   // {id, mode, lock, doc: as saved, holder: the last one seen, conflict, error, …}
 
 export const id = () => view ? view.id : '';
 export const isEdited = id => Boolean(view && view.id === id && view.mode === 'edit');
 export const isDirty = () => Boolean(view && (view.mode === 'edit' || view.mode === 'lost') && !same(fields(), view.doc));
 
-// ---- opening, having, losing, leaving -------------------------------------------------------
+// ---- opening, holding, losing, leaving ------------------------------------------------------
 
-/** For editing if it can be had, now or when it is this person's turn; for whoever is not logged in, to read. */
+/** Opens a document: to edit, now or when the lock is granted; or only to read, if nobody is logged in. */
 export function open(id, doc) {
   const v = view = { id, doc, mode: 'wait' };
   v.lock = DocLock.open(lockUrl(id), {
@@ -38,7 +38,7 @@ async function load(v) {
   render();
 }
 
-// The lock is ours, for the first time or again: somebody may have saved something in between.
+// This page holds the lock, for the first time or again: somebody may have saved in between.
 async function held(v) {
   const answer = await call('GET', docUrl(v.id));
   if (view !== v || !v.lock.token) return;
@@ -72,7 +72,7 @@ function enter(v, mode) {
   const isNew = v.mode !== mode;
   v.mode = mode;
   dispatchEvent(new Event('editor:mode'));
-  if (isNew && mode !== 'lost') $('heading').focus();   // never take the focus from somebody who is typing
+  if (isNew && mode !== 'lost') $('heading').focus();   // a person who is typing keeps the focus
 }
 
 async function save(close) {
@@ -83,7 +83,7 @@ async function save(close) {
   const url = docUrl(v.id) + (close ? '?release=true' : '');
   const answer = await call('PUT', url, { json: typed, lock: v.lock, releases: close });
   Object.assign(v, { busy: false, closing: false });
-  if (view !== v || v.mode !== 'edit') return;   // lost: that has been told
+  if (view !== v || v.mode !== 'edit') return;   // lost: the page shows that already
   if (answer.ok) {
     Object.assign(v, { doc: { ...v.doc, ...typed }, saved: Date.now(), conflict: false });
     dispatchEvent(new Event('editor:saved'));
@@ -120,16 +120,16 @@ export function loggedOut() {
   view.lock.check();
 }
 
-/** The texts as they are saved now. */
+/** Takes the texts as they are saved now. */
 export function update(docs) {
   const fresh = view && docs.find(doc => doc.id === view.id);
   if (fresh && view.mode === 'read') Object.assign(view, { doc: fresh, error: '' });
 }
 
-// ---- what was typed -------------------------------------------------------------------------
+// ---- the typed text -------------------------------------------------------------------------
 
 const fields = () => ({ title: $('title').value, body: $('body').value });
-const lines = text => text.replace(/\r\n?/g, '\n');   // as a textarea gives them back
+const lines = text => text.replace(/\r\n?/g, '\n');   // as a textarea returns them
 const same = (a, b) => a.title === b.title && lines(a.body) === lines(b.body);
 
 function fill(doc) {
@@ -142,7 +142,7 @@ async function copyText() {
   try {
     await navigator.clipboard.writeText(text);
     toast('Your text is in the clipboard.');
-  } catch {   // not a secure context: leave it selected
+  } catch {   // not a secure context: leave the text selected
     $('body').select();
     const copied = document.execCommand('copy');
     toast(copied ? 'The text is in the clipboard, without the title.' : 'The text is selected: copy it with the keyboard.');
@@ -151,7 +151,7 @@ async function copyText() {
 
 // ---- drawing --------------------------------------------------------------------------------
 
-// The banner over the document: {kind, title, text, more, and the labels of the buttons enter, wait, holder}.
+// The banner above the document: {kind, title, text, more, and the labels of the buttons enter, wait, holder}.
 function banner(v) {
   const { mode, lock, error } = v;
   if (mode === 'lost') return bannerOfLoss(v);
@@ -168,17 +168,17 @@ function banner(v) {
     return {
       kind: 'held', title: [name(lock.holder), ` is editing this${since(lock)}.`],
       text: [!session.me ? 'You can read it. To edit it later, log in.'
-        : lock.waiting ? 'You can read it now, and edit it as soon as it is your turn: the page changes by itself.'
-        : 'You can read it; it becomes free when they finish, log out or fall silent.'],
-      more: `If they fall silent now: in ${left(lock.expiresAt)} at the latest.`,
+        : lock.waiting ? 'You can read it now. The page changes automatically when it is your turn to edit.'
+        : 'You can read it. It becomes free when they finish, log out or become idle.'],
+      more: `If they become idle now: in ${left(lock.expiresAt)} at the latest.`,
       wait: session.me && (lock.waiting ? 'Only read' : 'Edit when it is free'), holder: holderLabel(lock),
     };
   }
-  if (!session.me) return { kind: 'info', title: ['Log in to edit.'], text: ['Without that you can read everything.'], enter: 'Log in' };
+  if (!session.me) return { kind: 'info', title: ['Log in to edit.'], text: ['Without a login you can read everything.'], enter: 'Log in' };
   if (lock.state === 'mine_elsewhere') {
     return {
       kind: 'held', title: ['You are editing this in another tab.'],
-      text: ['Editing here ends it there; what you typed there stays in that tab.'], enter: 'Edit here',
+      text: ['If you edit here, editing ends there; the text that you typed there stays in that tab.'], enter: 'Edit here',
     };
   }
   if (lock.token) return { kind: '' };   // the document is on its way
@@ -189,28 +189,28 @@ function banner(v) {
     };
   }
   return {
-    kind: 'info', title: ['Whether somebody is editing this is not known at the moment.'],
+    kind: 'info', title: ['At the moment it is not known whether somebody is editing this.'],
     text: lock.offline ? ['Trying again.'] : [], enter: lock.busy ? '' : 'Try again',
   };
 }
 
 function bannerOfLoss({ lock, gone }) {
-  const kept = isDirty() ? ' What you typed is still below and not saved.' : ' You had no unsaved changes.';
+  const kept = isDirty() ? ' Your text is still below and not saved.' : ' You had no unsaved changes.';
   const bad = (title, text, buttons) => ({ kind: 'bad', title, text: [...text, kept], ...buttons });
   if (gone) return bad(['This document no longer exists.'], []);
-  if (!session.me) return bad(['Your session ended, your lock is gone.'], ['Log in, then open the document again.'], { enter: 'Edit again' });
+  if (!session.me) return bad(['Your session ended, and your lock is gone.'], ['Log in, then open the document again.'], { enter: 'Edit again' });
   if (lock.state === 'mine_elsewhere') {
     return bad(['You are editing this in another tab.'], ['This tab no longer has the lock.'], { enter: 'Edit here' });
   }
   const { kind, by, reason } = lock.lost ?? {};
-  const why = by ? [name(by), lock.state === 'held' ? ' has taken it over.' : ' has ended your lock.']
-    : [kind === 'expired' ? 'Your lock had run out.' : 'Your lock is gone.'];
+  const why = by ? [name(by), lock.state === 'held' ? ' has taken it over.' : ' has broken your lock.']
+    : [kind === 'expired' ? 'Your lock has expired.' : 'Your lock is gone.'];
   if (reason) why.push(' Reason: ', quote(reason), '.');
   if (lock.state === 'held') {
     const wait = lock.waiting ? 'Stop waiting' : 'Edit when it is free';
     return bad([name(lock.holder), ` is editing this now${since(lock)}.`], why, { wait, holder: holderLabel(lock) });
   }
-  if (lock.state === 'free') why.push(' Nobody has the document now.');
+  if (lock.state === 'free') why.push(' Nobody is editing the document now.');
   return bad(['Your lock on this document is gone.'], why, { enter: 'Edit again' });
 }
 
@@ -258,7 +258,7 @@ function renderForm(v) {
   put($('close'), isDirty() ? 'Close without saving' : 'Close');
   $('lock-line').dataset.offline = lock.offline;
   put($('lock-line'), v.mode !== 'edit' ? ''
-    : lock.state !== 'mine' ? 'The lock may have run out. Your text is kept; asking the server.'
+    : lock.state !== 'mine' ? 'The lock may have expired. Your text is kept; asking the server.'
     : lock.offline ? `No connection. The document stays locked for you until ${clock(lock.expiresAt)}; trying again.`
     : `Locked for you as long as this page is open; without a connection until ${clock(lock.expiresAt)}.`);
 }
@@ -266,15 +266,15 @@ function renderForm(v) {
 function renderHolder(lock) {
   put($('holder-who'), name(lock.holder));
   put($('holder-since'), lock.since ? `${clock(lock.since)} · ${ago(lock.since)}` : 'not known');
-  put($('holder-until'), `in ${left(lock.expiresAt)}, if they fall silent`);
+  put($('holder-until'), `in ${left(lock.expiresAt)}, if they become idle`);
   put($('holder-note'), lock.mayTakeOver
-    ? 'Taking over ends their editing at once. They are told that it was you, and keep the text they have typed.'
-    : 'Only they can end this, or an administrator.');
+    ? 'A takeover ends their editing at once. They see your name, and keep the text that they have typed.'
+    : 'Only they or an administrator can end this.');
   show($('holder-take'), lock.mayTakeOver && session.me !== null);
   $('holder-take').disabled = lock.busy;
 }
 
-// ---- what people do -------------------------------------------------------------------------
+// ---- the buttons ----------------------------------------------------------------------------
 
 $('enter').addEventListener('click', () => {
   const { lock } = view;
@@ -291,7 +291,7 @@ $('holder-take').addEventListener('click', async () => {
   const { lock } = view;
   if (await lock.takeOver() === 'mine') return;
   if ($('holder').open) $('holder').close();
-  toast(lock.problem?.detail ?? 'It could not be taken over.');
+  toast(lock.problem?.detail ?? 'The takeover failed.');
 });
 $('copy').addEventListener('click', copyText);
 $('form').addEventListener('submit', event => { event.preventDefault(); save(false); });

@@ -1,19 +1,19 @@
-// The page of the example `editor`: who is logged in, the list, and which document is open.
+// The page of the example `editor`: the login, the list, and the open document.
 
 import { DocLock } from '/locks/client.js';
 import * as open from './document.js';
 import { call, explain, lockUrl, session } from './server.js';
 import { $, ago, clock, discard, name, put, show, toast } from './show.js';
 
-const REFRESH_MS = 10000;   // the texts; what happens to the locks is told at once
+const REFRESH_MS = 10000;   // the texts; changes of the locks are reported at once
 const RETRY_MS = 3000;
 
-let docs = [];       // as of the last answer
-const locks = {}, asks = {};   // id -> how it stands, and the latest question
+let docs = [];       // from the last answer
+const locks = {}, asks = {};   // id -> the state of its lock, and the latest request for it
 let trouble = '';    // why the list could not be loaded
 let timer = 0, due = null, refreshing = null;
 
-/** The list; `who` is logged in, and the `lockStates`, too. Resolves when no older answer can arrive any more. */
+/** Loads the list; also the login (`who`) and the `lockStates`. Resolves when no older answer can arrive any more. */
 function refresh(also) {
   due = { ...due, ...also };
   return refreshing ??= refreshAll();
@@ -42,7 +42,7 @@ async function refreshAll() {
 async function look(id) {
   const asked = asks[id] = {};
   const lock = await DocLock.look(lockUrl(id));
-  if (asks[id] !== asked) return;   // a newer answer is on its way
+  if (asks[id] !== asked) return;   // a newer request is under way
   locks[id] = lock;
   render();
 }
@@ -50,7 +50,7 @@ async function look(id) {
 const BADGES = {
   free: () => ['Free'],
   held: lock => [name(lock.holder), ' is editing'],
-  mine: (_, isOpen) => [isOpen ? 'You are editing' : 'You have just been editing'],
+  mine: (_, isOpen) => [isOpen ? 'You are editing' : 'You were just editing'],
   mine_elsewhere: () => ['You are editing in another tab'],
   unknown: () => ['Not known at the moment'],
 };

@@ -2,13 +2,13 @@
 
 const REQUEST_MS = 10000;
 
-/** Who is logged in: `me` is a name or null. */
+/** The login: `me` is a name or null. */
 export const session = { me: null };
 
 export const docUrl = id => '/api/workitem/' + encodeURIComponent(id);
 export const lockUrl = id => '/locks/workitem/' + encodeURIComponent(id);
 
-/** Never rejects: no answer is `status: 0`. With `lock`, the request proves that this page holds it. */
+/** Never rejects: a missing answer is `status: 0`. With `lock`, the request proves that this page holds the lock. */
 export async function call(method, url, { json, lock, releases } = {}) {
   const init = { method, cache: 'no-store', signal: AbortSignal.timeout(REQUEST_MS) };
   if (json) Object.assign(init, { headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(json) });

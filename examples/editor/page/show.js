@@ -1,14 +1,14 @@
-// How things are shown: text with names in it, times, notes, questions.
+// Display: text with names in it, times, notes, questions.
 
 export const $ = id => document.getElementById(id);
 
-/** What somebody has typed, in a sentence of ours: it cannot turn round what it stands in. A name is cut, too. */
+/** Typed text in one of our sentences: it cannot reverse the direction of the sentence. Names are also cut. */
 export const quote = text => ({ text });
 export const name = text => ({ text: text || 'Somebody', isName: true });
 
 const shown = new WeakMap();
 
-/** Shows strings and names. What is there already is left alone: it would be read aloud again. */
+/** Shows strings and names. Unchanged content is left alone: a screen reader would read it aloud again. */
 export function put(el, ...parts) {
   const key = JSON.stringify(parts);
   if (shown.get(el) === key) return;
@@ -45,7 +45,7 @@ export function toast(...parts) {
   toastTimer = setTimeout(() => put($('toast')), 6000);
 }
 
-/** Whether a person wants to throw away what is not saved. */
+/** Asks whether to discard the unsaved text. */
 export function discard() {
   const ask = $('ask');
   if (ask.open) return Promise.resolve(false);

@@ -1,6 +1,9 @@
 //! Finds problems of the database.
 
-use actix_doclock::{Finding, MongoStore, Severity};
+use actix_doclock::{
+    MongoStore,
+    store::{Finding, Severity},
+};
 use serde_json::json;
 
 use crate::{

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use actix_doclock::{LockKey, MongoStore, Rules, Store};
+use actix_doclock::{
+    LockKey, MongoStore,
+    store::{Rules, Store},
+};
 use serde_json::json;
 
 use crate::{Failure, Outcome, answer, answer_within, args::Init, output};

@@ -1,6 +1,9 @@
 //! Lists and shows locks.
 
-use actix_doclock::{Lock, Mode, MongoStore, Store};
+use actix_doclock::{
+    Lock, Mode, MongoStore,
+    store::{Query, Store},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -55,7 +58,7 @@ pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Ve
     let mut locks = Vec::new();
     for collection in collections {
         attach(store, collection).await?;
-        locks.extend(answer(store.list(collection, None, usize::MAX)).await?);
+        locks.extend(answer(store.locks(collection, Query::All, usize::MAX)).await?);
     }
     locks.sort_by(|a, b| a.key.cmp(&b.key).then(a.since.cmp(&b.since)));
     Ok(locks)
@@ -74,9 +77,11 @@ async fn attach(store: &MongoStore, collection: &str) -> Result<(), Failure> {
 /// All live locks on the document, or on the documents that the text may name.
 pub(crate) async fn on(store: &MongoStore, which: &Which) -> Result<Vec<Lock>, Failure> {
     let mut locks = Vec::new();
-    for key in id::keys(&which.key)? {
+    for key in &id::keys(&which.key)? {
         attach(store, key.collection()).await?;
-        locks.extend(answer(store.locks_on(key.collection(), std::slice::from_ref(&key))).await?);
+        locks.extend(
+            answer(store.locks(key.collection(), Query::On(std::slice::from_ref(key)), 1)).await?,
+        );
     }
     Ok(locks)
 }

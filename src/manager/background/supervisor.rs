@@ -29,7 +29,7 @@ const PROVEN: Duration = Duration::from_secs(60);
 /// The maximum length of a stored panic message.
 const MESSAGE_BYTES: usize = 500;
 
-/// The panics of one kind of background task, as part of [`Health`](crate::Health).
+/// The panics of one kind of background task, as part of [`Health`](crate::health::Health).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TaskPanics {

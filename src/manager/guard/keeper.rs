@@ -15,14 +15,9 @@ use crate::{
     error::LockError,
     key::LockKey,
     lock::{Aid, LockToken},
-    manager::{
-        Inner, LockManager,
-        claim::{Acquisition, Wanted},
-        observe,
-        rhythm::jittered,
-        wait::queue::Held,
-    },
+    manager::{Inner, LockManager, claim::Wanted, observe, rhythm::jittered, wait::queue::Held},
     random::HashMap,
+    store::{Acquisition, Query},
 };
 
 /// How many guards one command renews. Each guard is a session of its own, and the command lists the
@@ -163,7 +158,7 @@ impl LockManager {
             return Ok(());
         }
         let listed = self.run("list", until, args, |store, (collection, aids)| {
-            store.list(collection, Some(aids), usize::MAX)
+            store.locks(collection, Query::Of(aids), usize::MAX)
         });
         let listed = listed.await?;
         let live: HashMap<_, _> = listed.iter().map(|lock| (lock.token, lock)).collect();

@@ -14,10 +14,9 @@ use crate::{
     lock::{Lock, Mode, PageId},
     manager::{
         Inner, LockManager,
-        claim::Acquisition,
         guard::lost::{Watch, Watched},
     },
-    store::Claim,
+    store::{Acquisition, Claim},
 };
 
 /// A lease is trusted only if at least this much of it is left: enough time to answer before it expires.

@@ -17,8 +17,9 @@ use crate::{
     clock,
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
-    manager::{LockManager, claim::Acquisition},
+    manager::LockManager,
     random::HashMap,
+    store::Acquisition,
 };
 
 /// How long before the deadline the server is asked, at most: another server may have renewed the lock.

@@ -44,10 +44,11 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
-        claim::{Acquired, Acquisition, Wanted},
+        claim::{Acquired, Wanted},
         wait::queue::deadlock::{Edge, Found, Obstacle},
     },
     random::HashMap,
+    store::Acquisition,
 };
 
 pub(in crate::manager) mod deadlock;

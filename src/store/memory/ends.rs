@@ -133,14 +133,10 @@ impl Ends {
         }
     }
 
-    pub(super) fn ended_for_good(&self, aid: &Aid, now: Duration) -> Option<Duration> {
-        let end = self.of.get(aid).filter(|end| end.for_good)?;
-        Some(now.saturating_sub(end.at))
-    }
-
     pub(super) fn last(&self, aid: &Aid, now: Duration) -> Option<LastEnd> {
         let end = self.of.get(aid)?;
-        Some(LastEnd { reason: end.reason, ago: now.saturating_sub(end.at) })
+        let ago = now.saturating_sub(end.at);
+        Some(LastEnd { reason: end.reason, for_good: end.for_good, ago })
     }
 
     pub(super) fn some_to_announce(&self, now: Duration) -> bool {

@@ -225,7 +225,7 @@ impl Grant {
     }
 
     /// Makes the grant expire by then, however often it is renewed.
-    pub(super) fn run_out_by(&mut self, at: Duration) {
+    pub(super) fn expire_by(&mut self, at: Duration) {
         let until = self.until.map_or(at, |until| until.min(at));
         self.until = Some(until);
         self.ttl = self.ttl.min(until.saturating_sub(self.ts));

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     clock,
     key::LockKey,
-    lock::Aid,
+    lock::{Aid, Lock},
     store::{
         Change, Released, Rules,
         memory::{
@@ -89,6 +89,20 @@ impl State {
             let live: Vec<_> = record.grants.iter_mut().filter(is_listed).collect();
             (!live.is_empty()).then_some((key, live))
         })
+    }
+
+    pub(super) fn locks_in(
+        &mut self,
+        collection: &str,
+        aids: Option<&[Aid]>,
+        limit: usize,
+    ) -> Vec<Lock> {
+        let now = self.now();
+        let documents = self.live_in(collection, aids, now).take(limit);
+        let locks = documents.flat_map(|(key, grants)| {
+            grants.into_iter().map(|grant| grant.to_lock(key, now)).collect::<Vec<_>>()
+        });
+        locks.collect()
     }
 
     /// Removes all locks of the session, and returns the keys of those that were live.

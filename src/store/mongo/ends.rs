@@ -35,8 +35,6 @@ mod overdue;
 mod pipeline;
 mod sweep;
 
-pub(super) use pipeline::ended_for_good;
-
 /// How many locks are named in one command. With the longest possible ids the command must stay within
 /// the limits of the server. Locks beyond that number are released without being named.
 const NAMES_AT_ONCE: usize = 8_000;
@@ -79,15 +77,18 @@ impl MongoStore {
         let record = (self.inner.ended)
             .find_one(by_aid(aid))
             .max_time(lanes::read_limit())
-            .projection(doc! { "_id": 0, "reason": 1, "ago": { "$cond": [
-                { "$eq": [{ "$type": "$ts" }, "date"] }, { "$subtract": ["$$NOW", "$ts"] }, "$$REMOVE",
-            ] } })
+            .projection(pipeline::last_end())
             .await
             .map_err(|e| store_error("asking how a session has ended", e))?;
         Ok(record.and_then(|record| {
-            let reason = EndReason::from_stored(record.get_str("reason").ok()?);
-            let ago = record.get_i64("ago").ok()?.try_into().unwrap_or(0);
-            Some(LastEnd { reason, ago: Duration::from_millis(ago) })
+            let for_good = record.get_bool("for_good").unwrap_or(false);
+            let reason = record.get_str("reason").ok();
+            if reason.is_none() && !for_good {
+                return None;
+            }
+            let ago = record.get_i64("ago").ok().and_then(|ago| ago.try_into().ok()).unwrap_or(0);
+            let reason = EndReason::from_stored(reason.unwrap_or_default());
+            Some(LastEnd { reason, for_good, ago: Duration::from_millis(ago) })
         }))
     }
 

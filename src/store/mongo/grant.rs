@@ -7,14 +7,13 @@ use mongodb::bson::{Bson, Document};
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::LockKey,
-    lock::{Aid, Lock, LockToken, Mode},
+    lock::{Lock, Mode},
     store::{
-        Claim, TryAcquire,
+        Acquisition, Claim, TryAcquire,
         mongo::{
             Prepared,
             error::{retry_duplicate_key, store_error},
-            lanes,
-            pipeline::{self, Acquisition},
+            lanes, pipeline,
             write::Modified,
         },
     },
@@ -141,19 +140,17 @@ impl Prepared {
     // Nothing → the acquisition was gone, and so is the lock that an earlier attempt was granted.
     pub(super) async fn hand_over(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        from: &Acquisition,
         claim: &Claim,
     ) -> Result<Option<Lock>, StoreError> {
-        let from = Acquisition::new(key.id(), aid, token, Mode::Exclusive);
+        let key = &from.key;
         let asked = Instant::now();
         let fields = match claim.mode {
             Mode::Exclusive => pipeline::short_answer_fields(claim),
             Mode::Shared => pipeline::answer_fields(claim, &self.rules),
         };
-        let update = pipeline::hand_over(&from, claim, &self.rules);
-        let handed = pipeline::handed(&from, claim);
+        let update = pipeline::hand_over(from, claim, &self.rules);
+        let handed = pipeline::handed(from, claim);
         let done = self.modify(key.id(), handed, update, false, Some(fields)).await;
         let record =
             done.map_err(|e| store_error(format!("handing over the lock on {key:?}"), e))?.record;

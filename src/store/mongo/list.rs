@@ -11,7 +11,10 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::LockKey,
     lock::{Aid, Lock},
-    store::mongo::{MongoStore, Prepared, codec, error::store_error, lanes, pipeline},
+    store::{
+        Query,
+        mongo::{MongoStore, Prepared, codec, error::store_error, lanes, pipeline},
+    },
 };
 
 /// The locks of a session in a collection.
@@ -60,32 +63,33 @@ impl Prepared {
 }
 
 impl MongoStore {
-    /// Majority-committed live locks; if `aids` are given, only those of these sessions.
-    pub(super) async fn list_of(
+    pub(super) async fn locks_of(
         &self,
         collection: &str,
-        aids: Option<&[Aid]>,
+        query: Query<'_>,
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
         let at = self.prepared(collection)?;
-        let live = match aids {
-            None => pipeline::and_live(Document::new(), at.rules.ttl),
-            Some(aids) => pipeline::held_by(aids, at.rules.ttl),
-        };
-        // A caller that names sessions takes every lock that is not listed for lost.
-        at.listed(live, aids, limit, aids.is_some()).await
-    }
-
-    /// Majority-committed live locks on these documents.
-    pub(super) async fn locks_on_all(
-        &self,
-        collection: &str,
-        keys: &[LockKey],
-    ) -> Result<Vec<Lock>, StoreError> {
-        let at = self.prepared(collection)?;
-        let ids: Vec<_> = keys.iter().map(|key| Bson::from(key.id())).collect();
-        let live = pipeline::and_live(doc! { "_id": { "$in": ids } }, at.rules.ttl);
-        at.listed(live, None, keys.len(), true).await
+        let ttl = at.rules.ttl;
+        match query {
+            Query::One { key, aid } => {
+                let asked = Instant::now();
+                let record = at.live(key, pipeline::lock_fields(aid)).await?;
+                let lock = record.and_then(|record| at.fetched(key, &record, asked).lock());
+                Ok(lock.into_iter().collect())
+            }
+            Query::On(keys) => {
+                let ids: Vec<_> = keys.iter().map(|key| Bson::from(key.id())).collect();
+                let live = pipeline::and_live(doc! { "_id": { "$in": ids } }, ttl);
+                at.listed(live, None, limit, true).await
+            }
+            Query::Of(aids) => {
+                at.listed(pipeline::held_by(aids, ttl), Some(aids), limit, true).await
+            }
+            Query::All => {
+                at.listed(pipeline::and_live(Document::new(), ttl), None, limit, false).await
+            }
+        }
     }
 
     /// All locks of the session, so that they can be removed.

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{
     key::LockId,
     lock::{Aid, LockToken, Mode},
-    store::{Claim, Rules, Taken},
+    store::{Acquisition, Claim, Rules, Taken},
 };
 
 mod acquire;
@@ -41,23 +41,34 @@ pub(super) fn by_id(id: &LockId) -> Document {
     doc! { "_id": Bson::from(id) }
 }
 
-/// One acquisition of a lock, live or expired.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Acquisition<'a> {
+/// One grant, live or expired, as a command names it.
+#[derive(Debug, Clone)]
+pub(super) struct Target<'a> {
     pub(super) id: &'a LockId,
-    pub(super) aid: &'a Aid,
-    pub(super) token: LockToken,
-    /// Other attempts of the same claim, any of which may have been granted.
-    pub(super) others: &'a [LockToken],
+    aid: &'a Aid,
+    /// The token; or those of all attempts of a claim, any of which may have been granted.
+    tokens: Vec<String>,
     /// Shared if the mode is not known.
     pub(super) mode: Mode,
     /// Only if no other request was told that the session has the lock.
-    pub(super) unless_told: bool,
+    unless_told: bool,
 }
 
-impl<'a> Acquisition<'a> {
-    pub(super) fn new(id: &'a LockId, aid: &'a Aid, token: LockToken, mode: Mode) -> Self {
-        Self { id, aid, token, others: &[], mode, unless_told: false }
+impl<'a> Target<'a> {
+    pub(super) fn of(it: &'a Acquisition) -> Self {
+        let tokens = vec![it.token.to_string()];
+        Self { id: it.key.id(), aid: &it.aid, tokens, mode: it.mode, unless_told: false }
+    }
+
+    /// The same, if it is a grant of an exclusive lock.
+    pub(super) fn exclusive(it: &'a Acquisition) -> Self {
+        Self { mode: Mode::Exclusive, ..Self::of(it) }
+    }
+
+    /// What any of these attempts of a claim was granted, unless another request was told of it.
+    pub(super) fn untold(attempts: &'a [Acquisition]) -> Option<Self> {
+        let tokens = attempts.iter().map(|it| it.token.to_string()).collect();
+        Some(Self { tokens, unless_told: true, ..Self::of(attempts.first()?) })
     }
 
     /// Matches the record of the lock.
@@ -77,9 +88,9 @@ impl<'a> Acquisition<'a> {
     fn filter_with(&self, readers: &Document) -> Document {
         let mut grant = doc! {
             "aid": { "$eq": self.aid.as_str() },
-            "token": match self.others {
-                [] => doc! { "$eq": self.token.to_string() },
-                _ => doc! { "$in": self.tokens() },
+            "token": match &self.tokens[..] {
+                [token] => doc! { "$eq": token },
+                tokens => doc! { "$in": tokens },
             },
         };
         if self.unless_told {
@@ -96,15 +107,11 @@ impl<'a> Acquisition<'a> {
         filter
     }
 
-    fn tokens(&self) -> Vec<String> {
-        [&self.token].into_iter().chain(self.others).map(ToString::to_string).collect()
-    }
-
     /// Whether `grant` is this acquisition.
     pub(super) fn is(&self, grant: Grant) -> Document {
         let mut all = vec![
             doc! { "$eq": [grant.field("aid"), literal(self.aid.as_str())] },
-            doc! { "$in": [grant.field("token"), self.tokens()] },
+            doc! { "$in": [grant.field("token"), &self.tokens] },
         ];
         if self.unless_told {
             all.push(doc! { "$eq": [{ "$type": grant.field("again") }, "missing"] });
@@ -128,21 +135,21 @@ pub(super) fn exclusive_of(aids: &[Aid]) -> Document {
 
 /// Makes an exclusive lock expire after `grace` at the latest, like a `max_hold`. The actual end of
 /// `max_hold` is kept in `leaving`, for a page that comes back.
-pub(super) fn run_out_in(grace: Duration) -> Vec<Document> {
+pub(super) fn expire_in(grace: Duration) -> Vec<Document> {
     let by = doc! { "$add": ["$$NOW", millis(grace)] };
     let until = "$until";
     let known = doc! { "$cond": [Grant::Exclusive.has_max_hold(), until, by.clone()] };
     let before = doc! { "$cond": [grant::is_leaving(), "$leaving", { "until": until }] };
-    run_out_by(doc! { "until": { "$min": [known, by] }, "leaving": before })
+    expire_by(doc! { "until": { "$min": [known, by] }, "leaving": before })
 }
 
 /// Makes an exclusive lock expire now, and tells watchers by whom.
 pub(super) fn take_away(token: LockToken, by: &Taken) -> Vec<Document> {
-    run_out_by(doc! { "until": "$$NOW", "taken": taken(token, by) })
+    expire_by(doc! { "until": "$$NOW", "taken": taken(token, by) })
 }
 
 /// Only shortens the lease. Sets `due`, because `ts` alone no longer tells the expiry.
-fn run_out_by(changed: Document) -> Vec<Document> {
+fn expire_by(changed: Document) -> Vec<Document> {
     let left = doc! { "$subtract": ["$until", "$ts"] };
     vec![
         doc! { "$set": changed },

@@ -9,14 +9,14 @@ use crate::{
     key::LockId,
     lock::{Aid, Lock, LockToken, Mode},
     store::{
-        Released, Rules, Taken,
+        Acquisition, Released, Rules, Taken,
         mongo::{
             Prepared,
             error::late_majority,
             lanes,
             pipeline::{
-                self, Acquisition, Grant, exclusive_of, has_run_out, is_live_reader, is_of,
-                of_sessions, some_reader, take_out,
+                self, Grant, Target, exclusive_of, has_run_out, is_live_reader, is_of, of_sessions,
+                some_reader, take_out,
             },
             record::presentable,
             write::Write,
@@ -75,7 +75,7 @@ impl Grants<'_> {
 
 impl Prepared {
     /// Removes one acquisition.
-    pub(super) async fn remove(&self, it: &Acquisition<'_>) -> Result<Released> {
+    pub(super) async fn remove(&self, it: &Target<'_>) -> Result<Released> {
         let mut is_written = false;
         loop {
             let done = self.try_remove(it).await;
@@ -89,7 +89,7 @@ impl Prepared {
         }
     }
 
-    async fn try_remove(&self, it: &Acquisition<'_>) -> Result<Released> {
+    async fn try_remove(&self, it: &Target<'_>) -> Result<Released> {
         let rules = &self.rules;
         // An exclusive lock is alone in its record, unless the record has a queue.
         let is_all = it.mode == Mode::Exclusive && !rules.fair;
@@ -128,7 +128,8 @@ impl Prepared {
             }
             return self.remove_foreign(key.id(), ts.into()).await;
         };
-        let it = Acquisition::new(key.id(), aid, token, *mode);
+        let it = Acquisition { key: key.clone(), aid: aid.clone(), token, mode: *mode };
+        let it = Target::of(&it);
         if *mode == Mode::Shared {
             let mut live = it.filter();
             let reads = doc! { "$and": [it.is(Grant::Reader), is_live_reader()] };

@@ -4,7 +4,7 @@
 //   import { DocLock } from '/locks/client.js';
 //   const lock = DocLock.open('/locks/workitem/42', {
 //     onheld: async () => show(await load()),     // locked: load the document, it may have changed
-//     onlost: loss => disableSaving(loss),        // keep what was typed; lock.acquire() asks again
+//     onlost: loss => disableSaving(loss),        // keep the typed text; lock.acquire() asks again
 //     onchange: lock => drawBanner(lock.state, lock.holder),
 //   });
 //   const answer = await lock.fetch('/api/workitem/42', { method: 'PUT', body });
@@ -15,7 +15,7 @@
 const TIMEOUT_MS = 10_000;
 const WAIT_MS = 25_000;          // one request that waits; proxies close connections that are idle for longer
 const GRACE_MS = 4_000;          // for a reload; a waiter should get the lock within six seconds of a closed tab
-const POLL_MS = 4_000;           // without a stream
+const POLL_MS = 4_000;           // while there is no stream
 const LOOK_MS = [5_000, 30_000]; // renewals by other sessions are not announced
 const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync'];
 
@@ -44,7 +44,7 @@ const remembered = {   // storage may be forbidden: then each reload counts as a
 let tabId = null, leaveTab = () => {};
 
 // Whether no other page has this id. A duplicated tab starts with a copy of the sessionStorage, and a
-// reloaded page starts with its own. So the id belongs to the page that holds a Web Lock of this name.
+// reloaded page starts with its own. Therefore the id belongs to the page that holds a Web Lock of this name.
 function claim(id) {
   if (!navigator.locks) return ask(id);
   return new Promise(claimed => {

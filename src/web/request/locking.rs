@@ -15,9 +15,9 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode, PageId},
     manager::{
-        Acquired, Acquisition, LockManager, Provisional, Wait, Wanted, can_be_taken_over,
-        watch::streams::Limits,
+        Acquired, LockManager, Provisional, Wait, Wanted, can_be_taken_over, watch::streams::Limits,
     },
+    store::Acquisition,
     web::{
         problem::{Problem, misconfigured},
         request::RequestLocks,

@@ -80,7 +80,7 @@ impl MongoSessionStore {
             async move { sessions.has_live(&aid).await }
         });
         if !goes_on.await? {
-            self.inner.locks.end_session(aid, session.reason).await?;
+            self.inner.locks.end(aid, session.reason).await?;
         }
         Ok(())
     }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use actix_doclock::{
-    Aid, Holder, Lock, LockKey, Released, Saved, Store, StoredDocument, TryAcquire,
+    Aid, Holder, Lock, LockKey, Released, TryAcquire,
+    store::{Acquisition, Saved, Store, StoredDocument},
 };
 use mongodb::bson::doc;
 use mongodb::options::WriteConcern;
@@ -88,7 +89,9 @@ impl Desk {
         let document = StoredDocument::encode(self.server.store.format(), &counted).unwrap();
         let until = Instant::now() + self.server.settings.deadline;
         let (store, token) = (&self.server.store, lock.token.expect("our own"));
-        let saved = store.save(&lock.key, &self.aid, token, &document.into(), until).await;
+        let saved = store
+            .save(&Acquisition::exclusive(&lock.key, &self.aid, token), &document.into(), until)
+            .await;
         let is_saved = matches!(saved, Ok(Saved::Saved));
         self.server.history.write(
             op,
@@ -149,7 +152,7 @@ impl Desk {
         history.write(op, Event::ReleaseBegan { token: token(lock) });
         history.write(
             op,
-            match self.server.locks.release_session(&self.aid).await {
+            match self.server.locks.end_session(&self.aid).await {
                 // It does not say how many of them were live.
                 Ok(_) => Event::AlreadyGone,
                 Err(e) => self.unknown(e),

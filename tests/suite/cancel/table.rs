@@ -81,7 +81,7 @@ fn manager() -> Vec<Case> {
             s.locks.release(&lock).await
         }
         "manager/session.rs::release_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
-            s.locks.release_session(&s.alice).await
+            s.locks.end_session(&s.alice).await
         }
         "manager/session.rs::revoke_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
             s.locks.revoke_session(&s.alice).await

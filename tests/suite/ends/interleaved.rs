@@ -1,7 +1,7 @@
 //! Two operations on one session, on two servers or one. The first is held up before its first command,
 //! before its second, and so on, and the other one is carried out in between.
 
-use actix_doclock::{LockError, Store};
+use actix_doclock::{LockError, conformance::Shorthand};
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -13,7 +13,7 @@ fn sweep(app: App, _: Aid) -> JoinHandle<Result<(), LockError>> {
 }
 
 fn log_out(app: App, aid: Aid) -> JoinHandle<Result<(), LockError>> {
-    tokio::spawn(async move { app.locks.release_session(&aid).await.map(drop) })
+    tokio::spawn(async move { app.locks.end_session(&aid).await.map(drop) })
 }
 
 /// Checks the announcements of the session at each of these moments.

@@ -171,7 +171,7 @@ async fn three_servers_announce_each_end_once() {
     let database = servers[0].store.database().clone();
     let mut aids = sessions(&servers[0], SESSIONS).await;
     let logs_out = aids.pop().unwrap();
-    servers[1].locks.release_session(&logs_out).await.unwrap();
+    servers[1].locks.end_session(&logs_out).await.unwrap();
     age_all(&database, TTL).await;
     let live = servers[2].granted(&key("live"), &Aid::new()).await;
 
@@ -234,7 +234,7 @@ async fn a_listener_that_panics_hangs_or_fails_does_not_affect_others() {
             let aid = Aid::new();
             let holder = Holder::new("alice");
             let _ = locks.try_acquire(&key(kind), &aid, &holder).await.unwrap();
-            locks.release_session(&aid).await.unwrap();
+            locks.end_session(&aid).await.unwrap();
         }
         heard.until("all are called", (round + 1) * kinds.len()).await;
     }
@@ -259,7 +259,7 @@ async fn a_listener_may_use_the_manager() {
                 for key in &ended.locks {
                     app.granted(key, &system).await;
                 }
-                let released = app.locks.release_session(&system).await?;
+                let released = app.locks.end_session(&system).await?;
                 seen.lock().unwrap().extend(released);
                 Ok(())
             }
@@ -280,7 +280,7 @@ async fn a_session_ended_by_a_server_without_a_listener_is_announced_by_one_with
     let database = replica_set().await;
     let deaf = App::with(&database, |settings| settings.reaper_interval(OFTEN)).await;
     let [alice, bob] = &sessions(&deaf, 2).await[..] else { unreachable!() };
-    deaf.locks.release_session(alice).await.unwrap();
+    deaf.locks.end_session(alice).await.unwrap();
     age_all(&database, TTL).await;
     eventually("the deaf one has swept", async || count(&database).await == 0).await;
     let heard = Heard::default();
@@ -330,7 +330,7 @@ async fn a_shutdown_stops_the_reaper_and_waits_for_the_listener() {
     });
     let app = app.await;
     let alice = sessions(&app, 1).await.remove(0);
-    app.locks.release_session(&alice).await.unwrap();
+    app.locks.end_session(&alice).await.unwrap();
     called.notified().await;
     let mut shutdown = Box::pin(app.locks.shutdown());
     assert!(timeout(5 * OFTEN, &mut shutdown).await.is_err(), "the listener is waited for");
@@ -370,7 +370,7 @@ async fn a_dropped_manager_is_not_kept_alive_by_its_tasks() {
     other.register::<WorkItem>().await.unwrap();
     drop(locks);
     sleep(5 * OFTEN).await;
-    other.release_session(&Aid::new()).await.unwrap();
+    other.end_session(&Aid::new()).await.unwrap();
     sleep(5 * OFTEN).await;
     assert_eq!(heard.all(), []);
 }
@@ -445,7 +445,7 @@ async fn a_stuck_logout_is_completed_by_another_server() {
     let alice = sessions(&other, 1).await.remove(0);
     faulty.proxy.hold_request("find");
     let (app, aid) = (faulty.app.clone(), alice.clone());
-    let logout = tokio::spawn(async move { app.locks.release_session(&aid).await });
+    let logout = tokio::spawn(async move { app.locks.end_session(&aid).await });
     faulty.proxy.until_fired(1).await;
     assert_eq!(
         other.locks.sweep().await.unwrap(),
@@ -607,7 +607,7 @@ async fn a_listener_is_called_once_although_the_record_of_the_call_is_lost() {
     for drop in [Proxy::drop_reply_to, Proxy::drop_request] {
         let faulty = Faulty::new().await;
         let heard = Heard::default();
-        faulty.other.locks.release_session(&Aid::new()).await.unwrap();
+        faulty.other.locks.end_session(&Aid::new()).await.unwrap();
         let through = faulty.app.store.database();
         let (_app, go_on) = with_patient_listener(through, &heard, NO_DEADLINE).await;
         heard.until("it is called", 1).await;
@@ -624,7 +624,7 @@ async fn a_listener_is_called_once_although_an_outage_delays_the_record_of_the_c
     let deadline = Duration::from_millis(300);
     let faulty = Faulty::new().await;
     let heard = Heard::default();
-    faulty.other.locks.release_session(&Aid::new()).await.unwrap();
+    faulty.other.locks.end_session(&Aid::new()).await.unwrap();
     let through = faulty.app.store.database();
     let (_app, go_on) = with_patient_listener(through, &heard, deadline).await;
     heard.until("it is called", 1).await;

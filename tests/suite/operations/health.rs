@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    HealthReport, HealthStatus, LockManager, LockManagerBuilder, MemoryStore, MongoStore,
-    ReaperState, Topology, Wait,
+    LockManager, LockManagerBuilder, MemoryStore, MongoStore, Wait,
+    health::{HealthReport, HealthStatus, ReaperState},
+    store::Topology,
 };
 use mongodb::Database;
 use mongodb::bson::doc;

@@ -261,7 +261,7 @@ async fn renewals_and_lost_guards_are_counted() {
 async fn ends_of_sessions_are_counted_by_reason_and_sweeps_are_timed() {
     let mut seen = Recorded::start();
     let (locks, store) = embedded().await;
-    locks.release_session(&Aid::new()).await.unwrap();
+    locks.end_session(&Aid::new()).await.unwrap();
     locks.revoke_session(&Aid::new()).await.unwrap();
     for id in ["a", "b"] {
         granted(&locks, id, &Aid::new()).await;

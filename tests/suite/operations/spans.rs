@@ -44,7 +44,7 @@ async fn one_of_each() -> (Aid, String) {
     locks.break_lock(&key("secret"), &Actor::new("bob")).await.unwrap_err();
     locks.release(&lock).await.unwrap();
     locks.sweep().await.unwrap();
-    locks.release_session(&aid).await.unwrap();
+    locks.end_session(&aid).await.unwrap();
     (aid, lock.token.unwrap().to_string())
 }
 

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use actix_doclock::{
-    Aid, Claim, EndReason, Holder, LockToken, Mode, MongoStore, Rules, Store, Taken, TryAcquire,
+    Aid, EndReason, Holder, LockToken, Mode, MongoStore, TryAcquire,
+    conformance::Shorthand,
+    store::{Acquisition, Claim, Rules, Store, Taken},
 };
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId};
 use mongodb::bson::{Regex, spec::BinarySubtype};
@@ -134,21 +136,30 @@ impl Server {
             .renew(COLLECTIONS[0], &[bob.clone(), Aid::from("alice".to_owned())])
             .await
             .expect("renew");
-        store.release_session(COLLECTIONS[0], &bob).await.expect("release_session");
+        store.release_all(COLLECTIONS[0], &bob).await.expect("release_session");
         let by = LockToken::new();
         store.release(&a, &bob, by, Mode::Shared).await.expect("release");
         store.retract(&a, &bob, &[by], Mode::Exclusive).await.expect("retract");
-        store.run_out_in(&a, &bob, by, None, Duration::ZERO).await.expect("run_out_in");
+        store
+            .expire_in(&Acquisition::exclusive(&a, &bob, by), None, Duration::ZERO)
+            .await
+            .expect("run_out_in");
         store.keep_places(&a, &[by], TTL).await.expect("keep_places");
         store.leave(&a, by).await.expect("leave");
         let to = claim(&bob, Mode::Exclusive);
-        assert!(store.hand_over(&a, &bob, by, &to).await.expect("hand_over").is_none());
+        assert!(
+            store
+                .hand_over(&Acquisition::exclusive(&a, &bob, by), &to)
+                .await
+                .expect("hand_over")
+                .is_none()
+        );
         for mode in [Mode::Shared, Mode::Exclusive] {
             let answer = store.try_acquire(&a, &claim(&bob, mode)).await.expect("try_acquire");
             if let TryAcquire::Held(lock) = answer {
                 assert_ne!(lock.aid, bob);
             }
-            store.release_session(COLLECTIONS[0], &bob).await.expect("release_session");
+            store.release_all(COLLECTIONS[0], &bob).await.expect("release_session");
         }
         store.sweep(COLLECTIONS, Uuid::new_v4(), 100).await.expect("sweep");
         self.can_be_had(&bob).await;
@@ -178,7 +189,7 @@ impl Server {
                     }
                 }
                 _ => {
-                    store.release_session(COLLECTIONS[0], bob).await.expect("release_session");
+                    store.release_all(COLLECTIONS[0], bob).await.expect("release_session");
                     return;
                 }
             }

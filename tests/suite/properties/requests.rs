@@ -211,7 +211,7 @@ fn an_id_in_a_path_arrives_unchanged() {
         let encoded = utf8_percent_encode(&id, NON_ALPHANUMERIC).to_string();
         let post = || TestRequest::post().uri(&format!("/locks/note/{encoded}"));
         runtime.block_on(async {
-            if id.len() > actix_doclock::MAX_ID_BYTES {
+            if id.len() > actix_doclock::limits::MAX_ID_BYTES {
                 assert_eq!(answer(&app, post()).await.0, StatusCode::BAD_REQUEST);
                 return;
             }

@@ -6,7 +6,10 @@ mod run;
 
 use std::time::Duration;
 
-use actix_doclock::{LockKey, MemoryStore, MongoStore, Rules, Store};
+use actix_doclock::{
+    LockKey, MemoryStore, MongoStore,
+    store::{Rules, Store},
+};
 use mongodb::bson::{Document, doc};
 use tokio::runtime::Runtime;
 

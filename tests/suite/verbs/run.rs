@@ -6,8 +6,10 @@ use std::{
 };
 
 use actix_doclock::{
-    Aid, Claim, EndReason, FencingToken, Holder, Lock, LockKey, LockToken, Mode, PageId, Released,
-    Saved, Store, StoredDocument, TabId, Taken, TryAcquire,
+    Aid, EndReason, FencingToken, Holder, Lock, LockKey, LockToken, Mode, PageId, Released, TabId,
+    TryAcquire,
+    conformance::Shorthand,
+    store::{Acquisition, Claim, Saved, Store, StoredDocument, Taken},
 };
 use uuid::Uuid;
 
@@ -92,7 +94,7 @@ impl<'a, S: Subject> Run<'a, S> {
             Op::Sweep => self.sweep().await,
             Op::Announce => self.announce().await,
             Op::ReleaseSession(who) => {
-                let named = store.release_session(COLLECTIONS[0], &self.aids[*who]).await.unwrap();
+                let named = store.release_all(COLLECTIONS[0], &self.aids[*who]).await.unwrap();
                 assert_eq!(numbers(&named), self.reference.release_session(*who), "released");
             }
             Op::End(who, revoked) => {
@@ -157,7 +159,10 @@ impl<'a, S: Subject> Run<'a, S> {
             }
             Op::RunOutIn(_, page, grace) => {
                 let of = page.map(|page| self.pages[page]);
-                let answer = store.run_out_in(&key, aid, token, of, seconds(*grace)).await.unwrap();
+                let answer = store
+                    .expire_in(&Acquisition::exclusive(&key, aid, token), of, seconds(*grace))
+                    .await
+                    .unwrap();
                 let expected = self.reference.run_out_in(asked, *page, *grace);
                 assert_eq!(released(answer), expected, "has a grace");
             }
@@ -177,7 +182,10 @@ impl<'a, S: Subject> Run<'a, S> {
                 // In a fair collection, the lock is taken over, not handed over.
                 let by = Taken { by: "root".to_owned(), reason: String::new() };
                 claim.taken = self.kind.fair.then_some(by);
-                let lock = store.hand_over(&key, aid, token, &claim).await.unwrap();
+                let lock = store
+                    .hand_over(&Acquisition::exclusive(&key, aid, token), &claim)
+                    .await
+                    .unwrap();
                 assert_eq!(lock.is_some(), self.reference.hand_over(asked, &to), "handed over");
                 if let Some(lock) = lock {
                     assert_eq!(self.token(&lock), Some(to.token));
@@ -188,7 +196,11 @@ impl<'a, S: Subject> Run<'a, S> {
                 let item = WorkItem { id: key.id().to_string(), title: asked.token.to_string() };
                 let item = StoredDocument::encode(store.format(), &item).unwrap();
                 let until = Instant::now() + seconds(60);
-                let saved = match store.save(&key, aid, token, &item.into(), until).await.unwrap() {
+                let saved = match store
+                    .save(&Acquisition::exclusive(&key, aid, token), &item.into(), until)
+                    .await
+                    .unwrap()
+                {
                     Saved::Saved => "saved",
                     Saved::Lost => "lost",
                     Saved::DocumentGone => "gone",
@@ -309,7 +321,7 @@ impl<'a, S: Subject> Run<'a, S> {
             store.leave(&document(asked.document), claim.token.of_place()).await.unwrap();
         }
         for aid in &self.aids {
-            store.release_session(COLLECTIONS[0], aid).await.unwrap();
+            store.release_all(COLLECTIONS[0], aid).await.unwrap();
         }
         store.sweep(COLLECTIONS, Uuid::new_v4(), 1_000).await.unwrap();
         if let (Some(records), false) = (self.on.records().await, self.kind.fenced) {

@@ -67,7 +67,7 @@ async fn every_event_is_reported(cluster: &Cluster, broken: &str) {
     hears(&mut events, "a", "released", "alice").await;
     take(&there, "a", &bob, "bob").await;
     hears(&mut events, "a", "acquired", "bob").await;
-    there.release_session(&bob).await.unwrap();
+    there.end_session(&bob).await.unwrap();
     hears(&mut events, "a", "session_ended", "bob").await;
 
     take(&there, "idle", &alice, "alice").await;

@@ -1,6 +1,9 @@
 //! First come, first served, across all servers.
 
-use actix_doclock::{Aid, Claim, Holder, LockToken, Lockable, Mode, Rules, Store, TryAcquire};
+use actix_doclock::{
+    Aid, Holder, LockToken, Lockable, Mode, TryAcquire,
+    store::{Claim, Rules, Store},
+};
 use mongodb::bson::{Document, doc};
 use serde::{Deserialize, Serialize};
 

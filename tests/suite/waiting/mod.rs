@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use actix_doclock::{
     Job, LockError, LockGuard, LockKey, LockManager, LockManagerBuilder, Lockable, MemoryStore,
-    MongoStore, Wait, Wakeup,
+    MongoStore, Wait, health::Wakeup,
 };
 use futures_util::future::join_all;
 use mongodb::Database;

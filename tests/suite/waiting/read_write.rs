@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use actix_doclock::{
-    Aid, Claim, Holder, Lock, LockToken, Lockable, Mode, Released, Rules, Store, TryAcquire,
+    Aid, Holder, Lock, LockToken, Lockable, Mode, Released, TryAcquire,
+    conformance::Shorthand,
+    store::{Claim, Rules, Store},
 };
 
 use mongodb::bson::doc;

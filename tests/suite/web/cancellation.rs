@@ -3,9 +3,11 @@
 use std::{future::Future, pin::pin, task::Context, time::Instant};
 
 use actix_doclock::{
-    Aid, Claim, Edit, EndReason, Format, Interest, LastEnd, LockToken, Mode, MongoStore, PageId,
-    Released, Rules, Saved, SessionEnded, Store, StoreError, StoreStatus, StoredDocument, Swept,
-    Taken, TryAcquire, Watch,
+    Aid, EndReason, LockToken, MongoStore, PageId, Released, SessionEnded, StoreError, TryAcquire,
+    store::{
+        Acquisition, Claim, Edit, Interest, LastEnd, Query, Removal, Rules, Saved, Store,
+        StoreStatus, StoredDocument, Swept, Watch,
+    },
 };
 use futures_util::task::noop_waker_ref;
 use tokio::task::yield_now;
@@ -31,9 +33,6 @@ impl Pausing {
 }
 
 impl Store for Pausing {
-    fn format(&self) -> Format {
-        self.0.format()
-    }
     async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
         self.0.prepare(collection, rules).await
     }
@@ -42,6 +41,56 @@ impl Store for Pausing {
     }
     async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
         self.paused(self.0.renew(collection, aids)).await
+    }
+    async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
+        self.paused(self.0.remove_lock(removal)).await
+    }
+    async fn hand_over(
+        &self,
+        from: &Acquisition,
+        claim: &Claim,
+    ) -> Result<Option<Lock>, StoreError> {
+        self.paused(self.0.hand_over(from, claim)).await
+    }
+    async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+        collections: &[&str],
+        worker: Uuid,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        self.paused(self.0.end_session(aid, reason, collections, worker)).await
+    }
+    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
+        self.paused(self.0.last_end(aid)).await
+    }
+    async fn sweep(&self, names: &[&str], worker: Uuid, limit: usize) -> Result<Swept, StoreError> {
+        self.paused(self.0.sweep(names, worker, limit)).await
+    }
+    async fn locks(
+        &self,
+        collection: &str,
+        query: Query<'_>,
+        limit: usize,
+    ) -> Result<Vec<Lock>, StoreError> {
+        self.paused(self.0.locks(collection, query, limit)).await
+    }
+    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
+        self.paused(self.0.load(key)).await
+    }
+    async fn save(
+        &self,
+        held: &Acquisition,
+        edit: &Edit,
+        until: Instant,
+    ) -> Result<Saved, StoreError> {
+        self.paused(self.0.save(held, edit, until)).await
+    }
+    async fn status(&self, names: &[&str]) -> Result<StoreStatus, StoreError> {
+        self.0.status(names).await
+    }
+    async fn release_all(&self, collection: &str, aid: &Aid) -> Result<Vec<LockKey>, StoreError> {
+        self.paused(self.0.release_all(collection, aid)).await
     }
     async fn keep_places(
         &self,
@@ -54,70 +103,13 @@ impl Store for Pausing {
     async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
         self.paused(self.0.leave(key, token)).await
     }
-    async fn hand_over(
+    async fn expire_in(
         &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        claim: &Claim,
-    ) -> Result<Option<Lock>, StoreError> {
-        self.paused(self.0.hand_over(key, aid, token, claim)).await
-    }
-    async fn status(&self, names: &[&str]) -> Result<StoreStatus, StoreError> {
-        self.0.status(names).await
-    }
-    async fn locks_on(&self, collection: &str, keys: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
-        self.paused(self.0.locks_on(collection, keys)).await
-    }
-    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
-        self.paused(self.0.last_end(aid)).await
-    }
-    async fn run_out_in(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
+        held: &Acquisition,
         page: Option<PageId>,
         grace: Duration,
     ) -> Result<Released, StoreError> {
-        self.paused(self.0.run_out_in(key, aid, token, page, grace)).await
-    }
-    async fn watch(
-        &self,
-        collection: &str,
-        interest: Interest,
-    ) -> Result<Option<Watch>, StoreError> {
-        self.0.watch(collection, interest).await
-    }
-    async fn release(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        mode: Mode,
-    ) -> Result<Released, StoreError> {
-        self.paused(self.0.release(key, aid, token, mode)).await
-    }
-    async fn retract(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        tokens: &[LockToken],
-        mode: Mode,
-    ) -> Result<Released, StoreError> {
-        self.paused(self.0.retract(key, aid, tokens, mode)).await
-    }
-    async fn end_session(
-        &self,
-        aid: &Aid,
-        reason: EndReason,
-        collections: &[&str],
-        worker: Uuid,
-    ) -> Result<Vec<LockKey>, StoreError> {
-        self.paused(self.0.end_session(aid, reason, collections, worker)).await
-    }
-    async fn sweep(&self, names: &[&str], worker: Uuid, limit: usize) -> Result<Swept, StoreError> {
-        self.paused(self.0.sweep(names, worker, limit)).await
+        self.paused(self.0.expire_in(held, page, grace)).await
     }
     async fn take_announcements(
         &self,
@@ -130,45 +122,12 @@ impl Store for Pausing {
     async fn announced(&self, worker: Uuid, ended: &[SessionEnded]) -> Result<(), StoreError> {
         self.paused(self.0.announced(worker, ended)).await
     }
-    async fn session_ended(&self, aid: &Aid) -> Result<Option<Duration>, StoreError> {
-        self.paused(self.0.session_ended(aid)).await
-    }
-    async fn release_session(
+    async fn watch(
         &self,
         collection: &str,
-        aid: &Aid,
-    ) -> Result<Vec<LockKey>, StoreError> {
-        self.paused(self.0.release_session(collection, aid)).await
-    }
-    async fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
-        self.paused(self.0.inspect(key, aid)).await
-    }
-    async fn list(
-        &self,
-        collection: &str,
-        aids: Option<&[Aid]>,
-        limit: usize,
-    ) -> Result<Vec<Lock>, StoreError> {
-        self.paused(self.0.list(collection, aids, limit)).await
-    }
-    async fn break_lock(&self, seen: &Lock, taken: &Taken) -> Result<Released, StoreError> {
-        self.paused(self.0.break_lock(seen, taken)).await
-    }
-    async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {
-        self.paused(self.0.exists(key)).await
-    }
-    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
-        self.paused(self.0.load(key)).await
-    }
-    async fn save(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        token: LockToken,
-        edit: &Edit,
-        until: Instant,
-    ) -> Result<Saved, StoreError> {
-        self.paused(self.0.save(key, aid, token, edit, until)).await
+        interest: Interest,
+    ) -> Result<Option<Watch>, StoreError> {
+        self.0.watch(collection, interest).await
     }
 }
 

@@ -28,7 +28,7 @@ impl Heard {
     /// will be no more.
     pub(super) async fn in_the_end(&self, locks: &LockManager) -> Vec<SessionEnded> {
         let last = Aid::new();
-        locks.release_session(&last).await.unwrap();
+        locks.end_session(&last).await.unwrap();
         eventually("the last end is told", async || {
             self.so_far().iter().any(|ended| ended.aid == last)
         })

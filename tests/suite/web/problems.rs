@@ -3,9 +3,11 @@
 use std::time::Instant;
 
 use actix_doclock::{
-    Aid, Claim, Edit, EndReason, Format, Interest, LastEnd, LockToken, Mode, PageId, Released,
-    Rules, Saved, SessionEnded, Store, StoreError, StoreErrorKind, StoreStatus, StoredDocument,
-    Swept, Taken, TryAcquire, Watch,
+    Aid, EndReason, Released, StoreError, StoreErrorKind, TryAcquire,
+    store::{
+        Acquisition, Claim, Edit, LastEnd, Query, Removal, Rules, Saved, Store, StoreStatus,
+        StoredDocument, Swept,
+    },
 };
 use uuid::Uuid;
 
@@ -49,7 +51,7 @@ async fn malformed_and_hostile_requests_get_a_problem_and_leave_no_lock() {
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
 
-    let too_long = "x".repeat(actix_doclock::MAX_ID_BYTES + 1);
+    let too_long = "x".repeat(actix_doclock::limits::MAX_ID_BYTES + 1);
     alice.post(&format!("/note/{too_long}")).await.problem(400);
     alice.post(&format!("/locks/note/{too_long}")).await.problem(400);
     for invalid_utf8 in ["%ff", "a%C3", "%ED%A0%80"] {
@@ -159,10 +161,8 @@ impl Down {
     }
 }
 
+/// Only the required verbs: whatever else a manager asks for has a default.
 impl Store for Down {
-    fn format(&self) -> Format {
-        Format::Json
-    }
     async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
         self.0.prepare(collection, rules).await
     }
@@ -172,64 +172,10 @@ impl Store for Down {
     async fn renew(&self, _: &str, _: &[Aid]) -> Result<u64, StoreError> {
         self.error()
     }
-    async fn keep_places(
-        &self,
-        _: &LockKey,
-        _: &[LockToken],
-        _: Duration,
-    ) -> Result<u64, StoreError> {
+    async fn remove_lock(&self, _: Removal<'_>) -> Result<Released, StoreError> {
         self.error()
     }
-    async fn leave(&self, _: &LockKey, _: LockToken) -> Result<(), StoreError> {
-        self.error()
-    }
-    async fn hand_over(
-        &self,
-        _: &LockKey,
-        _: &Aid,
-        _: LockToken,
-        _: &Claim,
-    ) -> Result<Option<Lock>, StoreError> {
-        self.error()
-    }
-    async fn status(&self, _: &[&str]) -> Result<StoreStatus, StoreError> {
-        self.error()
-    }
-    async fn locks_on(&self, _: &str, _: &[LockKey]) -> Result<Vec<Lock>, StoreError> {
-        self.error()
-    }
-    async fn last_end(&self, _: &Aid) -> Result<Option<LastEnd>, StoreError> {
-        self.error()
-    }
-    async fn run_out_in(
-        &self,
-        _: &LockKey,
-        _: &Aid,
-        _: LockToken,
-        _: Option<PageId>,
-        _: Duration,
-    ) -> Result<Released, StoreError> {
-        self.error()
-    }
-    async fn watch(&self, _: &str, _: Interest) -> Result<Option<Watch>, StoreError> {
-        self.error()
-    }
-    async fn release(
-        &self,
-        _: &LockKey,
-        _: &Aid,
-        _: LockToken,
-        _: Mode,
-    ) -> Result<Released, StoreError> {
-        self.error()
-    }
-    async fn retract(
-        &self,
-        _: &LockKey,
-        _: &Aid,
-        _: &[LockToken],
-        _: Mode,
-    ) -> Result<Released, StoreError> {
+    async fn hand_over(&self, _: &Acquisition, _: &Claim) -> Result<Option<Lock>, StoreError> {
         self.error()
     }
     async fn end_session(
@@ -241,49 +187,22 @@ impl Store for Down {
     ) -> Result<Vec<LockKey>, StoreError> {
         self.error()
     }
+    async fn last_end(&self, _: &Aid) -> Result<Option<LastEnd>, StoreError> {
+        self.error()
+    }
     async fn sweep(&self, _: &[&str], _: Uuid, _: usize) -> Result<Swept, StoreError> {
         self.error()
     }
-    async fn take_announcements(
-        &self,
-        _: Uuid,
-        _: Duration,
-        _: usize,
-    ) -> Result<Vec<SessionEnded>, StoreError> {
-        self.error()
-    }
-    async fn announced(&self, _: Uuid, _: &[SessionEnded]) -> Result<(), StoreError> {
-        self.error()
-    }
-    async fn session_ended(&self, _: &Aid) -> Result<Option<Duration>, StoreError> {
-        self.error()
-    }
-    async fn release_session(&self, _: &str, _: &Aid) -> Result<Vec<LockKey>, StoreError> {
-        self.error()
-    }
-    async fn inspect(&self, _: &LockKey, _: Option<&Aid>) -> Result<Option<Lock>, StoreError> {
-        self.error()
-    }
-    async fn list(&self, _: &str, _: Option<&[Aid]>, _: usize) -> Result<Vec<Lock>, StoreError> {
-        self.error()
-    }
-    async fn break_lock(&self, _: &Lock, _: &Taken) -> Result<Released, StoreError> {
-        self.error()
-    }
-    async fn exists(&self, _: &LockKey) -> Result<bool, StoreError> {
+    async fn locks(&self, _: &str, _: Query<'_>, _: usize) -> Result<Vec<Lock>, StoreError> {
         self.error()
     }
     async fn load(&self, _: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
         self.error()
     }
-    async fn save(
-        &self,
-        _: &LockKey,
-        _: &Aid,
-        _: LockToken,
-        _: &Edit,
-        _: Instant,
-    ) -> Result<Saved, StoreError> {
+    async fn save(&self, _: &Acquisition, _: &Edit, _: Instant) -> Result<Saved, StoreError> {
+        self.error()
+    }
+    async fn status(&self, _: &[&str]) -> Result<StoreStatus, StoreError> {
         self.error()
     }
 }

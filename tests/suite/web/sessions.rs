@@ -227,7 +227,7 @@ on_every_session_store! {
         let aid = locks.inspect(&key("a")).await.unwrap().unwrap().aid;
         // The other tab logs out, but this one still sends the session: in a request under way, or with
         // a cookie that a cookie store cannot revoke.
-        locks.release_session(&aid).await.unwrap();
+        locks.end_session(&aid).await.unwrap();
         alice.post("/note/a").await.problem(401);
         alice.put("/note/a", "new").await.problem(401);
         alice.post("/locks/note/a").await.problem(401);
@@ -240,7 +240,7 @@ on_every_session_store! {
         let (alice, bob) = (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
         alice.post("/note/a").await.token();
         let ended = locks.inspect(&key("a")).await.unwrap().unwrap().aid;
-        locks.release_session(&ended).await.unwrap();
+        locks.end_session(&ended).await.unwrap();
         store.advance(Duration::from_secs(61));
         let token = alice.post("/note/a").await.token();
         assert_ne!(locks.inspect(&key("a")).await.unwrap().unwrap().aid, ended);

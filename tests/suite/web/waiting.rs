@@ -2,7 +2,7 @@
 
 use std::{future::Future, net::TcpListener, time::Instant};
 
-use actix_doclock::{LockGuard, MongoStore, Wait, Wakeup};
+use actix_doclock::{LockGuard, MongoStore, Wait, health::Wakeup};
 use actix_web::HttpServer;
 use futures_util::future::join_all;
 use mongodb::bson::{Document, doc};

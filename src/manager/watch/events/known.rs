@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 
 use crate::{
     clock, ended::EndReason, error::LockError, event::LockEvent, key::LockKey, lock::Lock,
-    manager::LockManager, random::HashMap,
+    manager::LockManager, random::HashMap, store::Query,
 };
 
 /// For how many documents of a collection the holders are remembered. Beyond that, the subscribers are
@@ -72,7 +72,7 @@ impl Known {
     ) -> Result<Looked, LockError> {
         let args = (self.collection, MOST);
         let listed = manager.run("list", manager.until(), args, |store, (collection, most)| {
-            store.list(collection, None, *most)
+            store.locks(collection, Query::All, *most)
         });
         let mut now = by_document(listed.await?);
         let was_new = self.locks.is_empty() && !self.is_complete;

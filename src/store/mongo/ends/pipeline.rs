@@ -24,7 +24,6 @@ use uuid::Uuid;
 use crate::{
     ended::{EndReason, MAX_NAMED_LOCKS},
     key::LockKey,
-    lock::Aid,
     store::mongo::pipeline::millis,
 };
 
@@ -171,9 +170,14 @@ pub(super) fn waits_for(step: &str, worker: Uuid) -> Document {
     }
 }
 
-/// The record of a session that has ended, and is not just idle.
-pub(in crate::store::mongo) fn ended_for_good(aid: &Aid) -> Document {
-    doc! { "_id": { "$eq": aid.as_str() }, "silent": { "$ne": true } }
+/// The fields of the last end of a session that the caller is told.
+pub(super) fn last_end() -> Document {
+    let ago = doc! { "$subtract": ["$$NOW", "$ts"] };
+    doc! {
+        "_id": 0, "reason": 1,
+        "for_good": { "$ne": ["$silent", true] },
+        "ago": { "$cond": [{ "$eq": [{ "$type": "$ts" }, "date"] }, ago, 0_i64] },
+    }
 }
 
 fn has_step() -> Document {

@@ -5,9 +5,9 @@ use mongodb::bson::{Bson, Document, doc};
 use crate::{
     lock::Mode,
     store::{
-        Claim, MAX_READERS, Rules,
+        Acquisition, Claim, MAX_READERS, Rules,
         mongo::pipeline::{
-            Acquisition, by_id,
+            Target, by_id,
             grant::{
                 Grant, is, is_leaving, is_live, is_live_reader, is_reader, is_shared, next_fence,
                 readers, readers_that, some_reader,
@@ -96,8 +96,8 @@ pub(in crate::store::mongo) fn former(claim: &Claim, traced: &[String], rules: &
 }
 
 /// Matches the record of the lock `from`, before and after its handover.
-pub(in crate::store::mongo) fn handed(from: &Acquisition<'_>, claim: &Claim) -> Document {
-    let mut filter = by_id(from.id);
+pub(in crate::store::mongo) fn handed(from: &Acquisition, claim: &Claim) -> Document {
+    let mut filter = by_id(from.key.id());
     let either = doc! { "$in": [from.token.to_string(), claim.token.to_string()] };
     if claim.mode == Mode::Exclusive {
         filter.insert("token", either);
@@ -111,13 +111,13 @@ pub(in crate::store::mongo) fn handed(from: &Acquisition<'_>, claim: &Claim) -> 
 /// Gives the exclusive lock `from` to the claim. A takeover requires that the lock is live. A
 /// repetition changes nothing.
 pub(in crate::store::mongo) fn hand_over(
-    from: &Acquisition<'_>,
+    from: &Acquisition,
     claim: &Claim,
     rules: &Rules,
 ) -> Vec<Document> {
     let it = Acquire { claim, traced: &[], rules };
     let is_shared = claim.mode == Mode::Shared;
-    let goes_on = (from.aid == &claim.aid).then(|| {
+    let goes_on = (from.aid == claim.aid).then(|| {
         let (ttl, until) = it.lease_that_goes_on();
         doc! { "since": { "$ifNull": ["$since", "$$NOW"] }, "ttl": ttl, "until": until }
     });
@@ -129,7 +129,7 @@ pub(in crate::store::mongo) fn hand_over(
     if let Some(taken) = &claim.taken {
         granted.insert("taken", super::taken(from.token, taken));
     }
-    let mut from = from.is(Grant::Exclusive);
+    let mut from = Target::exclusive(from).is(Grant::Exclusive);
     if claim.taken.is_some() {
         from = doc! { "$and": [from, is_live(rules.ttl)] };
     }

@@ -40,7 +40,7 @@ async fn no_command_carries_a_time_of_the_client() {
     assert_eq!(server.locks.sweep().await.unwrap(), 0, "it still has the other one");
     rig::age(&database, &key("b"), TTL).await;
     assert_eq!(server.locks.sweep().await.unwrap(), 1);
-    server.locks.release_session(&Aid::new()).await.unwrap();
+    server.locks.end_session(&Aid::new()).await.unwrap();
     server.locks.revoke_session(&Aid::new()).await.unwrap();
     assert_eq!(server.told().await.len(), 5);
 

@@ -35,7 +35,7 @@ async fn a_request_under_way_does_not_revive_an_ended_session() {
             assert_eq!(alice.get("/state").await.json(), json!({}), "{end}, {late}");
             assert_eq!(server.sessions.list_of("alice").await.unwrap(), [], "{end}, {late}");
             records(&server.database).delete_many(doc! {}).await.unwrap();
-            server.locks.release_session(&aid).await.unwrap();
+            server.locks.end_session(&aid).await.unwrap();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The sessions of one user.
 
-use actix_doclock::StoredSession;
+use actix_doclock::store::StoredSession;
 
 use super::*;
 

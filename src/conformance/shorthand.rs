@@ -1,0 +1,86 @@
+use std::{future::Future, time::Duration};
+
+use crate::{
+    error::StoreError,
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode},
+    store::{Acquisition, Query, Released, Removal, Store, Taken},
+};
+
+/// Shorter calls of the verbs of a store, for tests.
+pub trait Shorthand: Store {
+    /// [`Removal::Release`].
+    fn release(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        token: LockToken,
+        mode: Mode,
+    ) -> impl Future<Output = Result<Released, StoreError>> + Send {
+        let it = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
+        async move { self.remove_lock(Removal::Release(&it)).await }
+    }
+
+    /// [`Removal::Retract`].
+    fn retract(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        tokens: &[LockToken],
+        mode: Mode,
+    ) -> impl Future<Output = Result<Released, StoreError>> + Send {
+        let attempt = |&token| Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
+        let attempts: Vec<_> = tokens.iter().map(attempt).collect();
+        async move { self.remove_lock(Removal::Retract(&attempts)).await }
+    }
+
+    /// [`Removal::Break`].
+    fn break_lock(
+        &self,
+        seen: &Lock,
+        taken: &Taken,
+    ) -> impl Future<Output = Result<Released, StoreError>> + Send {
+        async move { self.remove_lock(Removal::Break { seen, taken }).await }
+    }
+
+    /// [`Query::One`].
+    fn inspect(
+        &self,
+        key: &LockKey,
+        aid: Option<&Aid>,
+    ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send {
+        async move { Ok(self.locks(key.collection(), Query::One { key, aid }, 1).await?.pop()) }
+    }
+
+    /// [`Query::Of`], or [`Query::All`].
+    fn list(
+        &self,
+        collection: &str,
+        aids: Option<&[Aid]>,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send {
+        self.locks(collection, aids.map_or(Query::All, Query::Of), limit)
+    }
+
+    /// [`Query::On`].
+    fn locks_on(
+        &self,
+        collection: &str,
+        keys: &[LockKey],
+    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send {
+        self.locks(collection, Query::On(keys), keys.len())
+    }
+
+    /// How long ago the session ended permanently, by [`Store::last_end`].
+    fn session_ended(
+        &self,
+        aid: &Aid,
+    ) -> impl Future<Output = Result<Option<Duration>, StoreError>> + Send {
+        async move {
+            let end = self.last_end(aid).await?;
+            Ok(end.filter(|end| end.for_good).map(|end| end.ago))
+        }
+    }
+}
+
+impl<S: Store> Shorthand for S {}

@@ -1,0 +1,126 @@
+//! What a verb is about: a claim, a grant, a removal, a query.
+
+use std::time::Duration;
+
+use crate::{
+    key::LockKey,
+    lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
+};
+
+/// A claim on a lock, with all that the store needs to grant it.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// The session that is to hold the lock.
+    pub aid: Aid,
+    /// The name of this acquisition, chosen before the first attempt. Each repetition carries the [next
+    /// token](LockToken::next_attempt). The store can thus recognise the same claim, and can tell a
+    /// late attempt from the one that was granted.
+    pub token: LockToken,
+    /// The tab of the session that claims the lock, stored with the lock.
+    pub tab: Option<TabId>,
+    /// The page that claims the lock, stored with it too. Re-entry replaces it with the newer page.
+    pub page: Option<PageId>,
+    /// The holder as others see it.
+    pub holder: Holder,
+    /// By whom and why a lock is taken over, in a [`hand_over`](Store::hand_over) that the holder did
+    /// not ask for. Watchers are told.
+    pub taken: Option<Taken>,
+    /// Exclusive or shared.
+    pub mode: Mode,
+    /// How long the lock outlives the last sign of life of its session.
+    pub ttl: Duration,
+    /// How long after the grant the lock expires, however often it is renewed.
+    pub max_hold: Option<Duration>,
+    /// How long to keep a place in the queue of a [fair](Rules::fair) collection if the claim is not
+    /// granted. `None` if the claim does not wait.
+    pub place: Option<Duration>,
+}
+
+/// By whom and why a lock was taken from its holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    /// By whom: a label to show.
+    pub by: String,
+    /// Why, in their words.
+    pub reason: String,
+}
+
+/// One grant of a lock, as its holder names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Acquisition {
+    /// The document.
+    pub key: LockKey,
+    /// The session.
+    pub aid: Aid,
+    /// The token of the grant.
+    pub token: LockToken,
+    /// The mode of the grant, or [`Shared`](Mode::Shared) if the caller does not know it.
+    pub mode: Mode,
+}
+
+impl Acquisition {
+    /// An acquisition of an exclusive lock.
+    #[must_use]
+    pub fn exclusive(key: &LockKey, aid: &Aid, token: LockToken) -> Self {
+        Self { key: key.clone(), aid: aid.clone(), token, mode: Mode::Exclusive }
+    }
+
+    /// The acquisition of this lock; `None` if a foreign program holds the lock.
+    #[must_use]
+    pub fn of(lock: &Lock) -> Option<Self> {
+        let (key, aid, token) = (lock.key.clone(), lock.aid.clone(), lock.token?);
+        Some(Self { key, aid, token, mode: lock.mode })
+    }
+}
+
+/// Which lock [`Store::remove_lock`](crate::store::Store::remove_lock) removes, and on which condition.
+#[derive(Debug, Clone, Copy)]
+pub enum Removal<'a> {
+    /// Its holder releases it.
+    Release(&'a Acquisition),
+    /// The request that claimed it no longer wants it, and any of these attempts of one claim may have
+    /// been granted. Removed only if no other request was told that the session holds the lock:
+    /// another request of the session may have been answered
+    /// [`AlreadyMine`](crate::store::TryAcquire::AlreadyMine), or may have saved. The lock then belongs
+    /// to that request, and stays.
+    Retract(&'a [Acquisition]),
+    /// Somebody else than its holder removes it. The lock may be a foreign one. Removed only while it is
+    /// live. Watchers learn who broke it, unless it is a foreign or a shared lock.
+    Break {
+        /// The lock as it was shown.
+        seen: &'a Lock,
+        /// By whom, and why.
+        taken: &'a Taken,
+    },
+}
+
+impl Removal<'_> {
+    /// The document; `None` if there is nothing to remove.
+    #[must_use]
+    pub fn key(&self) -> Option<&LockKey> {
+        match self {
+            Self::Release(it) => Some(&it.key),
+            Self::Retract(attempts) => attempts.first().map(|it| &it.key),
+            Self::Break { seen, .. } => Some(&seen.key),
+        }
+    }
+}
+
+/// Which live locks of a collection [`Store::locks`](crate::store::Store::locks) reads.
+#[derive(Debug, Clone, Copy)]
+pub enum Query<'a> {
+    /// At most one lock on this document. Of several readers: the lock of the session `aid`, or else the
+    /// lock that expires last.
+    One {
+        /// The document.
+        key: &'a LockKey,
+        /// The session that asks.
+        aid: Option<&'a Aid>,
+    },
+    /// All locks on these documents: the exclusive lock, or the locks of all readers.
+    On(&'a [LockKey]),
+    /// All locks of these sessions.
+    Of(&'a [Aid]),
+    /// All locks.
+    All,
+}

@@ -1,0 +1,49 @@
+//! How the locks of a collection behave.
+
+use std::time::Duration;
+
+/// How the locks of a collection behave. All servers of a cluster must agree on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rules {
+    /// The ttl of a lock that has none of its own, such as the lock of a foreign program. Also the
+    /// longest ttl that this crate writes.
+    pub ttl: Duration,
+    /// Each grant carries a [`FencingToken`](crate::FencingToken), higher than that of any earlier
+    /// grant on the same document. The record therefore stays when its lock is gone.
+    pub fenced: bool,
+    /// Waiters are let in in the order of arrival, over all servers.
+    pub fair: bool,
+    /// The ids may be strings. A store then refuses a collection in which different strings are the
+    /// same id.
+    pub text_ids: bool,
+}
+
+impl Rules {
+    /// Not fenced, not fair, and without string ids.
+    #[must_use]
+    pub fn new(ttl: Duration) -> Self {
+        Self { ttl, fenced: false, fair: false, text_ids: false }
+    }
+
+    /// With ids that may be strings.
+    #[must_use]
+    pub fn with_text_ids(mut self) -> Self {
+        self.text_ids = true;
+        self
+    }
+
+    /// With fencing tokens.
+    #[must_use]
+    pub fn fenced(mut self) -> Self {
+        self.fenced = true;
+        self
+    }
+
+    /// First come, first served.
+    #[must_use]
+    pub fn fair(mut self) -> Self {
+        self.fair = true;
+        self
+    }
+}
