@@ -1,7 +1,9 @@
-//! What a lock costs, beside what the database itself costs: `cargo bench --features test-util`.
+//! The cost of a lock, compared with the cost of the database itself: `cargo bench --features
+//! test-util`.
 //!
-//! On a replica set of one that is started for it, or on `MONGODB_URI`. All on one machine and with
-//! majority write concern; compare the ratios inside one run, not the figures of two.
+//! The database is a replica set with one member that the benchmark starts, or the one at
+//! `MONGODB_URI`. Everything runs on one machine and with majority write concern. Compare the ratios
+//! within one run, not the figures of two runs.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/rig/mod.rs"]

@@ -1,10 +1,10 @@
-//! How long it takes from a release to the moment at which the one who waited holds the lock:
-//! `cargo bench --features test-util --bench handover`, or a part of it: `… -- stream`, `other`, `same`,
-//! `polling`. Three minutes.
+//! Measures the time from a release until the waiter holds the lock: `cargo bench --features test-util
+//! --bench handover`, or a part of it: `… -- stream`, `other`, `same`, `polling`. Three minutes.
 //!
-//! On a replica set of one that is started for it, or on `MONGODB_URI`. Beside it, in the same run and
-//! between the same two processes: the change stream alone, and asking every 100 ms, as the articles
-//! do that this crate comes from.
+//! The database is a replica set with one member that the benchmark starts, or the one at
+//! `MONGODB_URI`. For comparison, the same run also measures, between the same two processes, the
+//! change stream alone and polling every 100 ms. The articles that this crate goes back to poll like
+//! that.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/rig/mod.rs"]
@@ -83,7 +83,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() * 1e3
 }
 
-/// Not in step with anything that the server does by itself.
+/// Random, so that the rounds do not run in step with the server's periodic work.
 async fn a_while() {
     let random = uuid::Uuid::new_v4().into_bytes()[0];
     sleep(Duration::from_millis(20) + Duration::from_micros(100) * u32::from(random)).await;
@@ -149,7 +149,7 @@ async fn raw_records(uri: &str, database: &str) -> Collection<Document> {
 
 // The other process
 
-/// Each time it is told to: waits for the lock, says when it holds it, and gives it back.
+/// On each order: waits for the lock, says when it holds it, and gives it back.
 async fn waiter(uri: &str, database: &str, polls: bool) {
     let locks = manager(uri, database).await;
     let mut told = BufReader::new(stdin()).lines();

@@ -1,9 +1,10 @@
-//! What a thousand streams of events cost one server, and how long it takes from a release on another
+//! Measures the cost of a thousand event streams to one server, and the time from a release on another
 //! server to the event in the pages: `cargo bench --features test-util --bench streams [-- <streams>]`.
 //! One minute.
 //!
-//! The server is a process of its own, on a replica set of one that is started for it. This process
-//! holds the other ends of the streams, and takes and releases locks past that server.
+//! The server is a separate process. Its database is a replica set with one member that the benchmark
+//! starts. This process holds the other ends of the streams. It takes and releases locks without going
+//! through that server.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/rig/mod.rs"]
@@ -76,7 +77,7 @@ async fn measure(uri: &str, database: &str, streams: usize) {
     let key = LockKey::named("shown").unwrap();
     let (heard, mut hears) = mpsc::unbounded_channel();
 
-    // One stream, opened and in use, is there before memory is measured.
+    // One stream is open and in use before the memory is measured.
     tokio::spawn(listen(address, heard.clone()));
     sleep(Duration::from_secs(1)).await;
     locks.acquire(&key, Wait::no()).await.unwrap().release().await.unwrap();
@@ -123,7 +124,7 @@ async fn measure(uri: &str, database: &str, streams: usize) {
     );
 }
 
-/// Says when each release was heard.
+/// Reports when each release was heard.
 async fn listen(address: SocketAddr, heard: mpsc::UnboundedSender<Instant>) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /locks/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
@@ -135,7 +136,7 @@ async fn listen(address: SocketAddr, heard: mpsc::UnboundedSender<Instant>) {
     }
 }
 
-/// What the process has in memory, in KiB.
+/// The memory of the process, in KiB.
 fn memory(pid: u32) -> usize {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

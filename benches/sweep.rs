@@ -1,9 +1,10 @@
-//! What it costs when very many sessions expire at the same moment, and what a reaper costs while
-//! nothing happens: `cargo bench --features test-util --bench sweep`, or a part of it:
-//! `… --bench sweep -- expiry` or `… -- idle`. Four minutes.
+//! Measures the cost when very many sessions expire at the same moment, and the cost of an idle reaper:
+//! `cargo bench --features test-util --bench sweep`, or a part of it: `… --bench sweep -- expiry` or `…
+//! -- idle`. Four minutes.
 //!
-//! On a replica set of one that is started for it, or on `MONGODB_URI`. Application servers, the
-//! work in the foreground and the database share one machine; compare the figures of one run.
+//! The database is a replica set with one member that the benchmark starts, or the one at
+//! `MONGODB_URI`. Application servers, the foreground work and the database share one machine, so
+//! compare only figures of one run.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/rig/mod.rs"]
@@ -36,8 +37,8 @@ use uuid::Uuid;
 
 const LOCKS_OF_A_SESSION: usize = 3;
 const FOREGROUND_TASKS: usize = 8;
-/// From the end of the seeding to the expiry: for the application servers to start, and for the
-/// foreground to show what it does undisturbed.
+/// From the end of the seeding to the expiry. In that time the application servers start, and the
+/// foreground shows its undisturbed figures.
 const LEAD: Duration = Duration::from_secs(15);
 const GIVE_UP: Duration = Duration::from_secs(180);
 const IDLE: Duration = Duration::from_secs(60);
@@ -60,13 +61,13 @@ struct Scenario {
     foreground: bool,
 }
 
-/// What one scenario has shown. Durations are counted from the expiry, in milliseconds.
+/// The results of one scenario. Durations are counted from the expiry, in milliseconds.
 #[derive(Serialize, Deserialize)]
 struct Figures {
     gone: u128,
     told: u128,
     commands: usize,
-    /// What the database server has worked, in milliseconds.
+    /// The processor time of the database server, in milliseconds.
     server: i64,
     rss_before: u64,
     rss_peak: u64,
@@ -74,7 +75,7 @@ struct Figures {
     during: Foreground,
 }
 
-/// What the foreground has done in a while.
+/// The results of the foreground work over a period.
 #[derive(Serialize, Deserialize)]
 struct Foreground {
     cycles: usize,
@@ -121,7 +122,8 @@ async fn main() {
     let wanted = |part| arguments.is_empty() || arguments.iter().any(|argument| argument == part);
     let uri = rig::mongod::shared_replica_set().await;
     if let Some(server) = uri.server() {
-        // It takes what has run out once a minute, announces nothing, and would win now and then.
+        // The monitor removes expired locks once a minute and announces nothing. Now and then it would
+        // win.
         server.parameter("ttlMonitorEnabled", false).await;
     }
     if wanted("expiry") {
@@ -179,7 +181,7 @@ async fn expiry(uri: &str) {
     println!();
 }
 
-/// Each in a process of its own, for what an allocator has once got it keeps.
+/// Each in a process of its own, because an allocator does not return its memory.
 async fn run(uri: &str, scenario: Scenario) -> Figures {
     let database = rig::fresh_database(uri).await;
     let lead = LEAD.as_millis() as i64;
@@ -219,7 +221,7 @@ async fn application(uri: &str, database: &str, scenario: Scenario) -> Figures {
     commands.store(0, Ordering::Relaxed);
     let worked = worked(&database).await;
     let rss_before = memory("VmRSS");
-    // The high-water mark begins anew.
+    // Resets the high-water mark.
     fs::write("/proc/self/clear_refs", "5").unwrap();
 
     let gone = {
@@ -234,7 +236,7 @@ async fn application(uri: &str, database: &str, scenario: Scenario) -> Figures {
     let cycles: Vec<_> = foreground.join_all().await.into_iter().flatten().collect();
     let commands = commands.load(Ordering::Relaxed);
     let server = self::worked(&database).await - worked;
-    // For a second call that is on its way.
+    // Time for a duplicate call that may be under way.
     sleep(Duration::from_secs(1)).await;
     called.assert_once_each();
     Figures {
@@ -249,7 +251,7 @@ async fn application(uri: &str, database: &str, scenario: Scenario) -> Figures {
     }
 }
 
-/// A client that counts what it sends to the locks.
+/// A client that counts its commands to the locks.
 async fn counting(uri: &str, commands: &Arc<AtomicUsize>) -> Client {
     let mut options = ClientOptions::parse(uri).await.unwrap();
     let commands = Arc::clone(commands);
@@ -263,7 +265,7 @@ async fn counting(uri: &str, commands: &Arc<AtomicUsize>) -> Client {
     Client::with_options(options).unwrap()
 }
 
-/// By the server's clock, on ours.
+/// The expiry by the server's clock, converted to ours.
 async fn time_of_expiry(locks: &Collection<Document>) -> Instant {
     let left = doc! { "$subtract": [{ "$add": ["$ts", "$ttl"] }, "$$NOW"] };
     let asked = Instant::now();
@@ -273,7 +275,7 @@ async fn time_of_expiry(locks: &Collection<Document>) -> Instant {
     asked + left
 }
 
-/// How often the listener was called for each session. Takes no memory while it counts.
+/// How often the listener was called for each session. Counting allocates no memory.
 struct Called {
     times: Vec<AtomicU8>,
 }
@@ -309,7 +311,7 @@ impl Called {
 
 async fn gone(locks: &Collection<Document>, expiry: Instant) -> Duration {
     loop {
-        // The number of records costs the server nothing, a query would disturb it.
+        // The estimated count costs the server nothing; a query would disturb it.
         if locks.estimated_document_count().await.unwrap() <= FOREGROUND_TASKS as u64 {
             let asked = expiry.elapsed();
             if locks.find_one(doc! { "_id": { "$gte": 0 } }).await.unwrap().is_none() {
@@ -321,7 +323,7 @@ async fn gone(locks: &Collection<Document>, expiry: Instant) -> Duration {
     }
 }
 
-/// Takes a document of its own and gives it back until it is told to stop.
+/// Acquires and releases its own document until it is told to stop.
 async fn cycles(locks: LockManager, task: i64, stop: Arc<AtomicBool>) -> Vec<Cycle> {
     let (aid, holder) = (Aid::new(), Holder::new("foreground"));
     let key = LockKey::of::<Page>(-1 - task).unwrap();
@@ -371,7 +373,7 @@ async fn worked(database: &Database) -> i64 {
     (time("user_time_us") + time("system_time_us")) / 1000
 }
 
-/// Of this process, in KiB.
+/// The memory of this process, in KiB.
 fn memory(what: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(what)).unwrap();
@@ -381,7 +383,7 @@ fn memory(what: &str) -> u64 {
 // Idleness
 
 async fn idle(uri: &str) {
-    println!("One server for {} s, in which nothing runs out\n", IDLE.as_secs());
+    println!("One server for {} s, in which nothing expires\n", IDLE.as_secs());
     println!("| locks held | commands |");
     println!("|---:|---|");
     let sent = try_join_all([0, 1_000].map(|held| tokio::spawn(idle_with(uri.to_owned(), held))));
@@ -394,7 +396,7 @@ async fn idle(uri: &str) {
 async fn idle_with(uri: String, held: usize) -> (usize, String) {
     let (database, commands) = rig::counted_database(&uri).await;
     seed(&database, held / LOCKS_OF_A_SESSION, Bson::from("$$NOW")).await;
-    let _server = nothing_runs_out(&database).await;
+    let _server = nothing_expires(&database).await;
     commands.take();
     sleep(IDLE).await;
     let mut counts = BTreeMap::new();
@@ -405,11 +407,11 @@ async fn idle_with(uri: String, held: usize) -> (usize, String) {
     (held, counts.join(", "))
 }
 
-/// The query of a reaper while many locks are live, as the server carries it out.
+/// The query of a reaper while many locks are live, with the server's execution plan.
 async fn explained(uri: &str, held: usize) {
     let (database, commands) = rig::recorded_database(uri).await;
     seed(&database, held / LOCKS_OF_A_SESSION, Bson::from("$$NOW")).await;
-    let server = nothing_runs_out(&database).await;
+    let server = nothing_expires(&database).await;
     let scanned = async || {
         let status = database.run_command(doc! { "serverStatus": 1 }).await.unwrap();
         let executor = status.get_document("metrics").unwrap().get_document("queryExecutor");
@@ -435,17 +437,17 @@ async fn explained(uri: &str, held: usize) {
     println!("| totalDocsExamined | {:?} |", all_of(&explain, "totalDocsExamined"));
     println!("| plan | {:?} |", all_of(&explain, "stage"));
     println!("| indexes | {:?} |", all_of(&explain, "indexName"));
-    println!("| keys that the whole server has scanned meanwhile | {scanned} |");
+    println!("| keys that the whole server has scanned in that time | {scanned} |");
 }
 
-async fn nothing_runs_out(database: &Database) -> LockManager {
-    let server = server(database, |ended| panic!("nothing has run out: {ended:?}")).await;
-    // For what it does once.
+async fn nothing_expires(database: &Database) -> LockManager {
+    let server = server(database, |ended| panic!("no session has expired: {ended:?}")).await;
+    // Time for the one-time work.
     sleep(Duration::from_secs(1)).await;
     server
 }
 
-/// The values of this field, at whatever depth.
+/// The values of this field, at any depth.
 fn all_of<'a>(bson: &'a Bson, field: &str) -> Vec<&'a Bson> {
     match bson {
         Bson::Array(array) => array.iter().flat_map(|bson| all_of(bson, field)).collect(),
@@ -463,7 +465,7 @@ fn all_of<'a>(bson: &'a Bson, field: &str) -> Vec<&'a Bson> {
 
 // Both
 
-/// An application server, with all settings as they are by default.
+/// An application server with the default settings.
 async fn server(
     database: &Database,
     listener: impl Fn(SessionEnded) + Send + Sync + 'static,
@@ -477,7 +479,7 @@ async fn server(
     locks
 }
 
-/// Locks of so many sessions, each as `pipeline::acquire` writes it; `ts` is an expression, so that
+/// Locks of that many sessions, each as `pipeline::acquire` writes it. `ts` is an expression, so that
 /// only the server's clock counts.
 async fn seed(database: &Database, sessions: usize, ts: Bson) {
     let locks = LockManager::builder(MongoStore::new(database)).without_reaper().build().await;
@@ -500,7 +502,7 @@ async fn seed(database: &Database, sessions: usize, ts: Bson) {
         };
         records(database).insert_many(some.iter().map(record)).await.unwrap();
     }
-    // One command has one `$$NOW`: all run out at the same moment.
+    // One command has one `$$NOW`, so that all locks expire at the same moment.
     let of_now = vec![doc! { "$set": { "ts": ts, "since": "$$NOW" } }];
     records(database).update_many(doc! {}, of_now).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! On what and with what it was measured.
+//! Describes the machine and the versions that a measurement ran on.
 
 use std::{fs, process::Command, thread};
 

@@ -18,7 +18,8 @@ pub fn start() {
     ON.store(true, Relaxed);
 }
 
-/// Ends counting: how many bytes are still held of what was allocated, and how often something was.
+/// Ends counting. Returns how many of the allocated bytes are still held, and the number of
+/// allocations.
 pub fn stop() -> (i64, u64) {
     ON.store(false, Relaxed);
     (BYTES.load(Relaxed), CALLS.load(Relaxed))
@@ -31,7 +32,7 @@ fn count(bytes: i64, calls: u64) {
     }
 }
 
-// SAFETY: everything is left to the system's allocator.
+// SAFETY: every call is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64, 1);

@@ -1,4 +1,4 @@
-//! What the database itself costs: the driver, without any protocol.
+//! The cost of the database alone: the driver, without any protocol.
 
 use mongodb::{
     Collection, Database,
@@ -31,7 +31,7 @@ pub fn w1(journal: bool) -> WriteConcern {
     concern
 }
 
-/// As much as an exclusive lock of ours carries.
+/// Carries as much data as one of our exclusive locks.
 fn record(turn: Turn) -> Document {
     doc! {
         "_id": turn.name(),
@@ -56,7 +56,7 @@ pub fn insert_delete(at: &'static str, raw: Collection<Document>) -> Contender {
     )
 }
 
-/// False if it is there already.
+/// False if the record is there already.
 pub async fn insert(raw: &Collection<Document>, turn: Turn) -> bool {
     match raw.insert_one(record(turn)).await {
         Ok(_) => true,

@@ -1,4 +1,4 @@
-//! So many tasks that take and give back locks as fast as they can, for a while.
+//! A number of tasks that take and give back locks as fast as they can, for a while.
 
 use std::{
     future::Future,
@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, join_all};
 
 use crate::{peers::npm::Npm, report::Role, stats::Samples};
 
-/// Takes the lock on a key for a task and gives it back; false if somebody else has it.
+/// Takes the lock on a key for a task and gives it back; false if another contender has it.
 pub type Cycle = Arc<dyn Fn(Turn) -> BoxFuture<'static, bool> + Send + Sync>;
 
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +20,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// The same names for everybody.
+    /// The same names for every contender.
     pub fn name(self) -> String {
         format!("document-{:05}", self.key)
     }
@@ -33,13 +33,14 @@ where
     Arc::new(move |turn| Box::pin(cycle(turn)))
 }
 
-/// Somebody who takes part in the comparison.
+/// A participant in the comparison.
 pub struct Contender {
     pub at: &'static str,
     pub who: String,
     pub role: Role,
     pub by: By,
-    /// Whether it waits where others ask again and again; then it has no uncontended rows of its own.
+    /// Whether it waits where others ask again and again. A contender that waits has no uncontended
+    /// rows of its own.
     pub waits: bool,
 }
 
@@ -92,7 +93,7 @@ async fn load(cycle: &Cycle, tasks: usize, keys: usize, time: Duration) -> Sampl
     for samples in join_all(tasks).await {
         all.add(samples.expect("no panic"));
     }
-    // The last ones included: they were counted.
+    // Includes the last cycles, because they were counted.
     all.elapsed = began.elapsed();
     all
 }

@@ -40,7 +40,7 @@ async fn main() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("beside the crate");
     let target = repository.join("bench/target");
     let is_whole = only.is_none() && !has("--quick");
-    // Parts, or hasty ones, are not for others to read.
+    // The results of a part, or of a hasty run, are not for others to read.
     let (raw, docs) = if is_whole {
         (target.join("results.json"), repository.join("docs"))
     } else {
@@ -67,7 +67,7 @@ async fn measure(report: &mut Report, effort: Effort, only: Option<&str>, raw: &
         let started = Instant::now();
         measure(&mut bench).await;
         eprintln!("— {name}: {:.0} s", started.elapsed().as_secs_f64());
-        // Should a later one fail.
+        // Written after each measure, in case a later one fails.
         bench.report.write(raw).expect("a file can be written");
     }
     let minutes = format!("{:.0}", began.elapsed().as_secs_f64() / 60.0);

@@ -1,4 +1,4 @@
-//! What is measured, in the order in which it is.
+//! All measures, in the order in which they run.
 
 pub mod cycle;
 pub mod hand_over;
@@ -27,7 +27,7 @@ pub struct Bench<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// For trying whether all of it works.
+    /// To try whether all of it works.
     Quick,
     /// For the page.
     Full,
@@ -38,14 +38,15 @@ impl Effort {
         if self == Self::Quick { quick } else { full }
     }
 
-    /// How long a slice of load lasts, and how many there are of each, in turn with the others.
+    /// How long a slice of load lasts, and how many slices each contender gets, in turn with the
+    /// others.
     pub fn slices(self) -> (Duration, usize) {
         self.pick((Duration::from_millis(120), 1), (Duration::from_millis(500), 3))
     }
 }
 
 impl<'a> Bench<'a> {
-    /// The replica sets, by the names that rows say `at` with.
+    /// The replica sets, by the names in the rows' field `at`.
     pub fn sets(&self) -> [(&'static str, &'a Mongo); 2] {
         [("one", &self.servers.one), ("three", &self.servers.three)]
     }
@@ -65,7 +66,7 @@ pub const ALL: &[(&str, Measure)] = &[
     ("many", |bench| Box::pin(many::measure(bench))),
 ];
 
-/// A database of its own, on a client of its own with the options by default.
+/// A new database, on a new client with the default options.
 pub async fn fresh(mongo: &Mongo) -> Database {
     mongo.client().await.database(&format!("bench_{}", Uuid::new_v4().simple()))
 }

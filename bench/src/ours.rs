@@ -1,4 +1,4 @@
-//! The crate itself, at the two levels: the verbs of the store, and the manager that users call.
+//! The crate itself, at two levels: the verbs of the store, and the manager that users call.
 
 use std::{collections::HashMap, sync::Mutex, sync::OnceLock, time::Duration};
 
@@ -21,7 +21,7 @@ pub const MANAGER: &str = "LockManager";
 pub const WAITING: &str = "LockManager, waiting";
 pub const TRUSTING: &str = "LockManager, `trust_leases`";
 
-/// What is locked.
+/// The document that is locked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Page {
     #[serde(rename = "_id")]
@@ -34,7 +34,7 @@ impl Lockable for Page {
     const COLLECTION: &'static str = "page";
 }
 
-/// The same, first come, first served.
+/// The same document with a fair queue.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct FairPage {
     #[serde(rename = "_id")]
@@ -55,7 +55,7 @@ pub fn fair_key(turn: Turn) -> LockKey {
     LockKey::of::<FairPage>(turn.name()).unwrap()
 }
 
-/// With all settings as they are by default.
+/// With the default settings.
 pub async fn manager(store: impl Store) -> LockManager {
     let locks = LockManager::builder(store).build().await.unwrap();
     locks.register::<Page>().await.unwrap();
@@ -67,7 +67,7 @@ pub async fn on(database: &Database) -> LockManager {
     manager(MongoStore::new(database)).await
 }
 
-/// Asks nobody again while a lease lasts.
+/// Does not ask the database again while a lease lasts.
 pub async fn trusting(database: &Database) -> LockManager {
     let locks = LockManager::builder(MongoStore::new(database)).trust_leases();
     let locks = locks.build().await.unwrap();
@@ -90,7 +90,7 @@ pub fn claim(aid: &Aid) -> Claim {
     }
 }
 
-/// The session of a task: one for the whole run.
+/// The session of a task, the same for the whole run.
 pub fn session(task: usize) -> Aid {
     static SESSIONS: OnceLock<Mutex<HashMap<usize, Aid>>> = OnceLock::new();
     let mut sessions = SESSIONS.get_or_init(Mutex::default).lock().unwrap();
@@ -142,7 +142,7 @@ pub fn locks(at: &'static str, locks: LockManager) -> Contender {
     )
 }
 
-/// As jobs and workers do it, who wait for their turn.
+/// As jobs and workers lock: they wait for their turn.
 pub fn waiting(at: &'static str, locks: LockManager) -> Contender {
     let cycle = cycle(move |turn| {
         let locks = locks.clone();

@@ -1,4 +1,4 @@
-//! The page: written text, in which the tables and plots of the last run are put.
+//! The page: a written text into which the tables and plots of the last run are inserted.
 
 use std::{fs, path::Path};
 

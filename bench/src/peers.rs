@@ -1,4 +1,5 @@
-//! What people would pick instead, each with the client library and the settings that it comes with.
+//! The alternatives that people would pick, each with the client library and the settings that it comes
+//! with.
 
 pub mod mongo_lock;
 pub mod npm;

@@ -1,11 +1,11 @@
-//! Plots as SVG, legible on light and on dark ground.
+//! Plots as SVG, legible on light and on dark backgrounds.
 
 use std::fmt::Write;
 
 use crate::report::Role;
 
 const WIDTH: f64 = 860.0;
-/// Follows the reader's system, since a page cannot tell an image.
+/// The colours follow the reader's system, since a page cannot pass its theme to an image.
 const STYLE: &str = "
     text { font: 13px system-ui, sans-serif; fill: #1f2328 }
     .title { font-size: 15px; font-weight: 600 } .small { font-size: 12px; fill: #59636e }
@@ -27,7 +27,7 @@ pub struct Bar {
     pub label: String,
     pub role: Role,
     pub value: f64,
-    /// Where a whisker ends.
+    /// The end of the whisker.
     pub up_to: Option<f64>,
 }
 
@@ -41,7 +41,7 @@ pub struct Line {
 struct Axis {
     from: f64,
     to: f64,
-    /// Where these are drawn.
+    /// The coordinates of the two ends.
     at: [f64; 2],
 }
 
@@ -53,7 +53,7 @@ impl Axis {
         if values.is_empty() {
             return Self { from: 0.0, to: 1.0, at };
         }
-        // A bar needs a length.
+        // Without this, a bar at the minimum would have no length.
         let from = (from - 0.1).floor();
         Self { from, to: to.ceil().max(from + 1.0), at }
     }
@@ -67,7 +67,7 @@ impl Axis {
         (self.from as i32..=self.to as i32).map(|power| 10_f64.powi(power))
     }
 
-    /// As [`Self::over`], but only as long as it has to be.
+    /// Like [`Self::over`], but no longer than necessary.
     fn around(values: impl Iterator<Item = f64>, at: [f64; 2]) -> Self {
         let values: Vec<_> = values.filter(|value| *value > 0.0).map(f64::log10).collect();
         let (from, to) = values
@@ -79,7 +79,7 @@ impl Axis {
         Self { from: from - 0.1, to: to + 0.1, at }
     }
 
-    /// Those of 1, 2 and 5 and their tenfolds that are on it.
+    /// The multiples of 1, 2 and 5 in each power of ten, as far as they are on the axis.
     fn fine_ticks(&self) -> impl Iterator<Item = f64> {
         let powers = self.from.floor() as i32..=self.to.floor() as i32;
         let all = powers.flat_map(|power| [1.0, 2.0, 5.0].map(|it| it * 10_f64.powi(power)));
@@ -204,7 +204,7 @@ pub fn lines(title: &str, [along, up]: [&str; 2], panels: &[(&str, Vec<Line>)]) 
     document(title, lowest, &body)
 }
 
-/// So that lines of one colour can be told apart.
+/// Tells lines of one colour apart.
 const DASHES: [&str; 8] = ["none", "6 4", "6 4", "none", "none", "2 4", "12 4 2 4", "8 4"];
 
 fn document(title: &str, height: f64, body: &str) -> String {
@@ -282,7 +282,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// Of a tick, which has few digits.
+/// The label of a tick, which has few digits.
 fn on_axis(value: f64) -> String {
     if value >= 1.0 && value.fract() == 0.0 && value < 1e3 {
         format!("{value:.0}")

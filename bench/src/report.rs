@@ -1,4 +1,4 @@
-//! The raw results: one JSON file, of which the page and the plots are made.
+//! The raw results: one JSON file from which the page and the plots are made.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -16,9 +16,9 @@ pub struct Report {
 /// One measurement of one contender.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
-    /// What was measured, as `cycle`.
+    /// The name of the measure, such as `cycle`.
     pub measure: String,
-    /// Under which circumstances: `one`, `three`, `redis`, …
+    /// The environment: `one`, `three`, `redis`, …
     pub at: String,
     pub who: String,
     pub role: Role,
@@ -50,7 +50,7 @@ impl Row {
     }
 
     pub fn value(mut self, name: &str, value: f64) -> Self {
-        // JSON knows no NaN.
+        // JSON has no NaN.
         if value.is_finite() {
             self.values.insert(name.into(), value);
         }

@@ -1,4 +1,5 @@
-//! The servers that are compared, each started anew with what it takes to survive a crash stated.
+//! The servers that are compared. Each is started from scratch, with explicit settings for surviving a
+//! crash.
 
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../tests/rig/server.rs"]
@@ -15,7 +16,7 @@ use mongodb::{
 use server::Server;
 use tokio::time::{sleep, timeout};
 
-/// As whom PostgreSQL runs where this runs as root, which it refuses.
+/// PostgreSQL refuses to run as root, so a benchmark that runs as root starts it as this user.
 const NOBODY: &str = "nobody";
 
 /// Prepares a cluster of databases in the current directory and becomes its server.
@@ -37,7 +38,7 @@ const POSTGRES: &str = r#"
     exec "$@"
 "#;
 
-/// Everything that runs for the benchmark; it ends with this.
+/// Everything that runs for the benchmark; dropping it stops all servers.
 pub struct Servers {
     pub one: Mongo,
     pub three: Mongo,
@@ -55,7 +56,7 @@ impl Servers {
     }
 }
 
-/// A replica set of so many members.
+/// A replica set with the given number of members.
 pub struct Mongo {
     members: Vec<Server>,
     pub version: String,
@@ -71,7 +72,7 @@ impl Mongo {
         });
         let config = doc! { "_id": "rs0", "members": hosts.collect::<Vec<_>>() };
         admin(&members[0], doc! { "replSetInitiate": config }).await;
-        // Not after the ten seconds in which nobody stands for election.
+        // Without this, nobody stands for election in the first ten seconds.
         let _ = try_admin(&members[0], doc! { "replSetStepUp": 1 }).await;
         for member in &members {
             let ready = |hello: &Document| {
@@ -87,12 +88,12 @@ impl Mongo {
         Self { members, version: info.get_str("version").unwrap_or_default().to_owned() }
     }
 
-    /// What an application would be configured with, and nothing more.
+    /// The URI that an application would be configured with, without any extras.
     pub fn uri(&self) -> String {
         self.uri_of("")
     }
 
-    /// The same with a default database, for those that lock in that.
+    /// The same with a default database, for crates that lock in the default database.
     pub fn uri_of(&self, database: &str) -> String {
         let hosts: Vec<_> =
             self.members.iter().map(|member| format!("127.0.0.1:{}", member.port())).collect();
@@ -103,14 +104,14 @@ impl Mongo {
         Client::with_uri_str(self.uri()).await.expect("a valid URI")
     }
 
-    /// A client with other options than those by default.
+    /// A client whose options differ from the defaults.
     pub async fn client_with(&self, change: impl FnOnce(&mut ClientOptions)) -> Client {
         let mut options = ClientOptions::parse(self.uri()).await.expect("a valid URI");
         change(&mut options);
         Client::with_options(options).expect("valid options")
     }
 
-    /// The processor time that all members have taken.
+    /// The processor time that all members have used.
     pub async fn processor_time(&self) -> Duration {
         let status = join_all(self.members.iter().map(|it| admin(it, doc! { "serverStatus": 1 })));
         let of = |status: &Document| {
@@ -121,7 +122,7 @@ impl Mongo {
         status.await.iter().map(of).sum()
     }
 
-    /// Sets a parameter of each member, if it lets itself be set.
+    /// Sets a parameter of each member. False if the server refuses.
     pub async fn parameter(&self, name: &str, value: i32) -> bool {
         let set = |member| try_admin(member, doc! { "setParameter": 1, name: value });
         join_all(self.members.iter().map(set)).await.into_iter().all(|set| set.is_ok())
@@ -136,7 +137,7 @@ async fn try_admin(member: &Server, command: Document) -> mongodb::error::Result
     let uri = format!("mongodb://127.0.0.1:{}/?directConnection=true", member.port());
     let client = Client::with_uri_str(uri).await?;
     let reply = client.database("admin").run_command(command).await;
-    // Not for longer: the driver's own wait has been seen to last for good, after a step-down.
+    // At most two seconds: after a step-down, the driver's own shutdown was seen to hang forever.
     let _ = timeout(Duration::from_secs(2), client.shutdown().immediate(true)).await;
     reply
 }
@@ -148,10 +149,10 @@ fn mongod(port: u16) -> Vec<String> {
         ["--port", &port],
         ["--dbpath", "."],
         ["--replSet", "rs0"],
-        // What is measured fits in; without it each member takes half of the machine's memory.
+        // The measured data fits; by default, each member would take half of the machine's memory.
         ["--wiredTigerCacheSizeGB", "1"],
         ["--oplogSize", "512"],
-        // Noise once a second.
+        // Would disturb the measurement once a second.
         ["--setParameter", "diagnosticDataCollectionEnabled=false"],
     ];
     let flags = ["--nounixsocket", "--quiet"];
@@ -182,7 +183,7 @@ impl Redis {
     }
 }
 
-/// PostgreSQL as it is by default: every commit waits for the disk.
+/// PostgreSQL with default settings: every commit waits for the disk.
 pub struct Postgres {
     server: Server,
     pub version: String,
@@ -210,7 +211,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // Killed, it would leave its shared memory behind.
+        // If it were killed, it would leave its shared memory behind.
         self.server.signal("INT");
         std::thread::sleep(Duration::from_secs(1));
     }

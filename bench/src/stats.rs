@@ -1,13 +1,13 @@
-//! What was measured: samples, and what is kept of them.
+//! Samples of a measurement, and the figures computed from them.
 
 use std::time::Duration;
 
 /// The outcome of one or more slices of the same load.
 #[derive(Debug, Default, Clone)]
 pub struct Samples {
-    /// Of what succeeded, in µs.
+    /// The durations of the successful cycles, in µs.
     pub took: Vec<f32>,
-    /// How often it was refused instead.
+    /// The number of refused cycles.
     pub refused: u64,
     pub elapsed: Duration,
 }
@@ -28,7 +28,7 @@ impl Samples {
         self.took.len() as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// The values at these parts of the sorted samples, in µs.
+    /// The values at these fractions of the sorted samples, in µs.
     pub fn at(&self, parts: &[f64]) -> Vec<f64> {
         let mut sorted = self.took.clone();
         sorted.sort_by(f32::total_cmp);

@@ -1,4 +1,4 @@
-//! Tables of the page, out of the raw results.
+//! Tables of the page, made from the raw results.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ use crate::{
     report::{Report, Role, Row},
 };
 
-/// Where something was measured, in words.
+/// The environment of a measurement, in words.
 pub fn place(at: &str) -> &str {
     match at {
         "one" => "MongoDB, one node",
@@ -213,7 +213,7 @@ fn uncontended(report: &Report) -> String {
     table
 }
 
-/// Acquire and release by themselves, one after the other.
+/// Acquire and release, measured separately.
 fn parts(report: &Report) -> String {
     let mut table = String::from("| p50 / p99 ms | acquire | release |\n|---|---:|---:|\n");
     each(report, "acquire", &mut table, 2, |at, who, table| {
@@ -270,7 +270,7 @@ fn contended(report: &Report) -> String {
     table
 }
 
-/// The contenders of a measure, under the name of their place.
+/// The contenders of a measure, grouped by place.
 fn each(
     report: &Report,
     measure: &str,
@@ -292,7 +292,7 @@ fn each(
         for who in names {
             let mut row = String::new();
             cells(at, who, &mut row);
-            // Not everybody takes part in everything.
+            // Not every contender takes part in every measure.
             if row.contains(|c: char| c.is_ascii_digit()) {
                 let who = shown(report, measure, at, who);
                 writeln!(table, "| {who} |{row}").expect("a string");
@@ -301,7 +301,7 @@ fn each(
     }
 }
 
-/// Floors in italics, ours in bold.
+/// Floors in italics, our rows in bold.
 fn shown(report: &Report, measure: &str, at: &str, who: &str) -> String {
     match report.find(measure, at, who).map(|row| row.role) {
         Some(Role::Floor) => format!("*{who}*"),
@@ -402,7 +402,7 @@ fn wrap(report: &Report) -> String {
     table
 }
 
-/// By how many ns the wrap slows down the requests that are so named.
+/// By how many ns the wrap slows down these requests.
 pub fn added_by_wrap(report: &Report, who: &str) -> Option<f64> {
     let of = |who: &str| report.find("wrap", "memory", who)?.get("p50");
     let without = who.replace(web::WRAP, web::SESSION);

@@ -1,4 +1,4 @@
-//! Tokens, tabs, pages, labels, keys: everything that is read from a piece of text.
+//! Everything that is parsed from a string: tokens, tabs, pages, labels, keys.
 #![no_main]
 
 use actix_doclock::{Holder, LockKey, LockToken, PageId, TabId, limits::MAX_LABEL_BYTES};

@@ -1,5 +1,6 @@
-//! Requests of any bytes to an application in this process, as in `tests/suite/properties/requests.rs`:
-//! no answer of 500, and nobody else's lock touched.
+//! Requests with arbitrary bytes to an application in this process, as in
+//! `tests/suite/properties/requests.rs`. No answer may be a 500, and no other session's lock may be
+//! touched.
 #![no_main]
 
 #[path = "../../tests/suite/properties/hostile.rs"]

@@ -16,10 +16,10 @@ cases! {
 
     async fn an_ended_session_has_no_locks_and_is_announced_once_with_their_names<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
-        for id in ["a", "b", "run out"] {
+        for id in ["a", "b", "expired"] {
             granted(store, &key(id), &alice).await;
         }
-        subject.age(&key("run out"), TTL).await;
+        subject.age(&key("expired"), TTL).await;
         let of_bob = granted(store, &key("of bob"), &bob).await;
         assert_eq!(sorted(end(store, &alice, EndReason::Revoked).await), [key("a"), key("b")]);
         assert_eq!(end(store, &alice, EndReason::LoggedOut).await, []);
@@ -31,12 +31,12 @@ cases! {
         assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("b")]);
         assert!(!ended[0].repeated);
         let off = SystemTime::now().duration_since(ended[0].at).unwrap_or_default();
-        assert!(off < 60 * SECOND, "ended now, not {off:?} ago");
+        assert!(off < 60 * SECOND, "expected an end now, not {off:?} ago");
         end(store, &alice, EndReason::LoggedOut).await;
         assert_eq!(announce_all(store).await, []);
     }
 
-    async fn whatever_the_reason_an_end_is_for_good_and_there_is_one<S: Subject>(subject: &S) {
+    async fn an_end_is_final_and_unique_whatever_its_reason<S: Subject>(subject: &S) {
         let store = subject.store();
         for reason in [EndReason::LoggedOut, EndReason::Revoked, EndReason::Expired] {
             let alice = Aid::new();
@@ -50,14 +50,14 @@ cases! {
         }
     }
 
-    async fn a_session_that_held_nothing_ends_with_an_announcement_too<S: Subject>(subject: &S) {
+    async fn a_session_without_locks_is_announced_too_when_it_ends<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         end(store, &alice, EndReason::LoggedOut).await;
         let ended = announce_all(store).await;
         assert_eq!((ended.len(), ended[0].locks.len()), (1, 0));
     }
 
-    async fn a_silent_session_is_swept_and_announced_with_its_locks<S: Subject>(subject: &S) {
+    async fn an_idle_session_is_swept_and_announced_with_its_locks<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         for id in ["a", "b"] {
             granted(store, &key(id), &alice).await;
@@ -76,7 +76,7 @@ cases! {
         assert_eq!(announce_all(store).await, []);
     }
 
-    async fn a_session_with_a_live_lock_is_not_silent<S: Subject>(subject: &S) {
+    async fn a_session_with_a_live_lock_is_not_idle<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
@@ -86,7 +86,7 @@ cases! {
         assert_eq!(token_on(store, &key("b")).await, Some(live));
     }
 
-    async fn what_ran_out_a_little_earlier_than_the_rest_is_named_too<S: Subject>(subject: &S) {
+    async fn a_lock_that_expired_a_little_earlier_than_the_rest_is_named_too<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         for (aid, name) in [(&alice, "a"), (&bob, "b")] {
             for (n, age) in [(1, TTL), (2, TTL - 20 * SECOND)] {
@@ -94,7 +94,7 @@ cases! {
                 subject.age(&key(&format!("{name} {n}")), age).await;
             }
         }
-        assert_eq!(sweep(store, 100).await.sessions, 0, "the second ones are live");
+        assert_eq!(sweep(store, 100).await.sessions, 0, "the second locks are live");
         subject.age(&key("a 2"), 20 * SECOND).await;
         assert_eq!(sweep(store, 100).await.sessions, 1);
         end(store, &bob, EndReason::LoggedOut).await;
@@ -104,14 +104,14 @@ cases! {
         }
     }
 
-    async fn a_silent_session_may_come_back_and_fall_silent_again<S: Subject>(subject: &S) {
+    async fn an_idle_session_may_come_back_and_become_idle_again<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let mut events = Vec::new();
         for id in ["a", "b"] {
             granted(store, &key(id), &alice).await;
             subject.age(&key(id), TTL).await;
             assert_eq!(sweep(store, 100).await.sessions, 1, "{id}");
-            assert_eq!(store.session_ended(&alice).await.unwrap(), None, "not for good");
+            assert_eq!(store.session_ended(&alice).await.unwrap(), None, "the session may come back");
             let ended = announce_all(store).await;
             assert_eq!(ended[0].locks, [key(id)]);
             events.push(ended[0].event);
@@ -119,7 +119,7 @@ cases! {
         assert_ne!(events[0], events[1]);
     }
 
-    async fn who_takes_an_expired_lock_over_leaves_its_holder_to_the_sweep<S: Subject>(subject: &S) {
+    async fn a_takeover_of_an_expired_lock_leaves_its_holder_to_the_sweep<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         for (id, mode, next) in [
             ("a", Mode::Exclusive, Mode::Exclusive),
@@ -130,11 +130,11 @@ cases! {
             subject.age(&key(id), TTL).await;
             let claim = Claim { mode: next, ..claim(&bob) };
             for _ in 0..2 {
-                // A repetition, as after a lost reply, is no second takeover.
+                // A repetition, as after a lost reply, is not a second takeover.
                 let answer = store.try_acquire(&key(id), &claim).await.unwrap();
                 assert!(matches!(answer, TryAcquire::Granted(_)), "{answer:?}");
             }
-            // Releasing the lock does not remove the trace.
+            // Releasing the lock does not remove the trace of the takeover.
             store.release(&key(id), &bob, claim.token, next).await.unwrap();
         }
         let swept = sweep(store, 100).await;
@@ -160,7 +160,7 @@ cases! {
         assert_eq!(sweep(store, 100).await.sessions, 1);
         let ended = announce_all(store).await;
         assert_eq!((ended.len(), &ended[0].aid), (1, &alice));
-        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("other")], "both, if close");
+        assert_eq!(sorted(ended[0].locks.clone()), [key("a"), key("other")], "both, because they expired close together");
     }
 
     async fn a_holder_that_logs_out_after_a_takeover_is_announced_once<S: Subject>(subject: &S) {
@@ -172,11 +172,11 @@ cases! {
         let ended = announce_all(store).await;
         assert_eq!((ended.len(), &ended[0].aid, ended[0].for_good), (1, &alice, true));
         sweep(store, 100).await;
-        assert_eq!(sweep(store, 100).await.sessions, 0, "nothing is left to look at");
+        assert_eq!(sweep(store, 100).await.sessions, 0, "no session is left to end");
         assert_eq!(announce_all(store).await, []);
     }
 
-    async fn who_comes_back_to_its_own_expired_lock_is_not_idle<S: Subject>(subject: &S) {
+    async fn a_session_that_comes_back_to_its_expired_lock_is_not_idle<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
@@ -210,7 +210,7 @@ cases! {
         }
     }
 
-    async fn a_logout_takes_a_silence_along_that_nobody_has_heard_of<S: Subject>(subject: &S) {
+    async fn a_logout_replaces_an_unannounced_expiry<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
@@ -227,7 +227,7 @@ cases! {
         let (store, alice) = (subject.store(), Aid::new());
         end(store, &alice, EndReason::LoggedOut).await;
         announce_all(store).await;
-        // Its caller died before it could ask whether the session has ended.
+        // As if its caller had died before it could ask whether the session has ended.
         granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
         sweep(store, 100).await;
@@ -235,7 +235,7 @@ cases! {
         assert!(store.session_ended(&alice).await.unwrap().is_some());
     }
 
-    async fn a_sweep_is_bounded_and_says_that_there_is_more<S: Subject>(subject: &S) {
+    async fn a_sweep_is_bounded_and_reports_that_more_is_left<S: Subject>(subject: &S) {
         let store = subject.store();
         for n in 0..10 {
             let id = format!("{n}");
@@ -256,7 +256,7 @@ cases! {
         assert_eq!(announce_all(store).await.len(), 10);
     }
 
-    async fn a_sweep_says_how_soon_a_lock_can_run_out<S: Subject>(subject: &S) {
+    async fn a_sweep_says_how_soon_the_next_lock_can_expire<S: Subject>(subject: &S) {
         let store = subject.store();
         assert_eq!(sweep(store, 100).await.next, None);
         for id in ["a", "b"] {
@@ -301,7 +301,7 @@ cases! {
         assert!(ended.iter().all(|ended| ended.locks.len() == 2), "{ended:?}");
     }
 
-    async fn an_announcement_is_one_workers_until_its_lease_has_passed<S: Subject>(subject: &S) {
+    async fn an_announcement_belongs_to_one_worker_until_its_lease_has_passed<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let (dies, lives) = (Uuid::new_v4(), Uuid::new_v4());
         end(store, &alice, EndReason::LoggedOut).await;
@@ -342,7 +342,7 @@ cases! {
         assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1);
         assert!(left().await.unwrap() <= TTL / 2 + 10 * SECOND, "{:?}", left().await);
         let next = sweep(store, 100).await.next.unwrap();
-        assert!(next <= TTL / 2 + 10 * SECOND, "and is swept in time: {next:?}");
+        assert!(next <= TTL / 2 + 10 * SECOND, "the next sweep is in time: {next:?}");
         let again = Claim { token: LockToken::new(), ..claim.clone() };
         let answer = store.try_acquire(&key("a"), &again).await.unwrap();
         assert!(matches!(answer, TryAcquire::AlreadyMine(_)), "{answer:?}");
@@ -363,7 +363,7 @@ cases! {
         subject.age(&key("a"), TTL).await;
         assert_eq!(sweep(store, 100).await.sessions, 0);
         assert_eq!(announce_all(store).await, []);
-        // But a lock that expired before its `max_hold` does.
+        // But a lock that expired before its `max_hold` does end its session.
         let claim = Claim { max_hold: Some(3 * TTL), token: LockToken::new(), ..claim };
         let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
         subject.age(&key("a"), TTL).await;

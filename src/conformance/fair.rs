@@ -1,4 +1,4 @@
-//! Waiters are let in in the order of arrival.
+//! Waiters are let in in the order of their arrival.
 
 use super::*;
 use crate::store::Rules;
@@ -15,7 +15,7 @@ fn waits(mode: Mode) -> Claim {
     Claim { mode, place: Some(LEASE), holder: Holder::new("waits"), ..claim(&aid) }
 }
 
-/// The result of a claim: its own lock, or the lock or place that is in its way.
+/// The result of a claim: its own lock, or the lock or the place that is in its way.
 async fn tries(store: &impl Store, claim: &Claim) -> Result<Lock, Lock> {
     match store.try_acquire(&key("a"), claim).await.unwrap() {
         TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) => Ok(lock),
@@ -44,7 +44,7 @@ async fn queue<S: Subject>(store: &S::Store, modes: &[Mode]) -> (Claim, Vec<Clai
     gets(store, &holder).await;
     let waiting: Vec<_> = modes.iter().copied().map(waits).collect();
     for claim in &waiting {
-        assert_eq!(refused(store, claim).await.aid, holder.aid, "of who holds it");
+        assert_eq!(refused(store, claim).await.aid, holder.aid, "the refusal names the holder");
     }
     (holder, waiting)
 }
@@ -52,7 +52,7 @@ async fn queue<S: Subject>(store: &S::Store, modes: &[Mode]) -> (Claim, Vec<Clai
 use Mode::{Exclusive as X, Shared as R};
 
 cases! {
-    async fn who_waits_is_let_in_in_the_order_of_arrival<S: Subject>(subject: &S) {
+    async fn waiters_are_let_in_in_the_order_of_arrival<S: Subject>(subject: &S) {
         let store = subject.store();
         let (mut holder, waiting) = queue::<S>(store, &[X, X, X]).await;
         let tokens: Vec<_> = waiting.iter().map(|claim| claim.token).collect();
@@ -64,12 +64,12 @@ cases! {
             gets(store, next).await;
             gets(store, next).await;
             let kept = store.keep_places(&key("a"), &tokens, LEASE).await.unwrap();
-            assert_eq!(kept, 2 - turn as u64, "who has had its turn waits no longer");
+            assert_eq!(kept, 2 - turn as u64, "a waiter leaves the queue when it is let in");
             holder = next.clone();
         }
     }
 
-    async fn a_reserved_document_names_the_first_who_waits<S: Subject>(subject: &S) {
+    async fn a_reserved_document_names_the_first_waiter<S: Subject>(subject: &S) {
         let store = subject.store();
         let (holder, waiting) = queue::<S>(store, &[X, R]).await;
         subject.age(&key("a"), 5 * SECOND).await;
@@ -106,7 +106,7 @@ cases! {
         gets(store, &late).await;
     }
 
-    async fn who_asks_again_keeps_its_place<S: Subject>(subject: &S) {
+    async fn a_waiter_that_asks_again_keeps_its_place<S: Subject>(subject: &S) {
         let store = subject.store();
         let (holder, waiting) = queue::<S>(store, &[X, X]).await;
         for _ in 0..3 {
@@ -120,7 +120,7 @@ cases! {
         gets(store, &waiting[0]).await;
     }
 
-    async fn all_claims_of_one_who_waits_have_one_place<S: Subject>(subject: &S) {
+    async fn all_claims_of_one_waiter_share_one_place<S: Subject>(subject: &S) {
         for mode in [X, R] {
             let store = subject.store();
             let (holder, waiting) = queue::<S>(store, &[mode]).await;
@@ -155,11 +155,11 @@ cases! {
         let tokens = [waiting[1].token, LockToken::new()];
         assert_eq!(store.keep_places(&key("a"), &tokens, LEASE).await.unwrap(), 1);
         leaves(store, &holder).await;
-        assert_eq!(refused(store, &waiting[1]).await.aid, waiting[0].aid, "not yet");
+        assert_eq!(refused(store, &waiting[1]).await.aid, waiting[0].aid, "the place is still kept");
         subject.age(&key("a"), LEASE / 2).await;
         assert_eq!(store.keep_places(&key("a"), &[waiting[0].token], LEASE).await.unwrap(), 0);
         gets(store, &waiting[1]).await;
-        // The lost place comes back, at the end of the queue.
+        // The lost place comes back at the end of the queue.
         let third = waits(X);
         refused(store, &third).await;
         refused(store, &waiting[0]).await;
@@ -167,7 +167,7 @@ cases! {
         assert_eq!(refused(store, &waiting[0]).await.aid, third.aid);
     }
 
-    async fn who_gives_its_place_up_is_not_waited_for<S: Subject>(subject: &S) {
+    async fn a_place_that_is_given_up_blocks_nobody<S: Subject>(subject: &S) {
         let store = subject.store();
         let (holder, waiting) = queue::<S>(store, &[X, X]).await;
         store.leave(&key("a"), waiting[0].token).await.unwrap();
@@ -184,9 +184,9 @@ cases! {
         let (holder, waiting) = queue::<S>(store, &[R, R, X, R]).await;
         leaves(store, &holder).await;
         gets(store, &waiting[1]).await;
-        assert_eq!(refused(store, &waiting[3]).await.aid, waiting[2].aid, "behind a writer");
+        assert_eq!(refused(store, &waiting[3]).await.aid, waiting[2].aid, "it waits behind a writer");
         let seen = refused(store, &waiting[2]).await;
-        assert_eq!(seen.aid, waiting[1].aid, "a reader is in");
+        assert_eq!(seen.aid, waiting[1].aid, "the reader holds the lock");
         gets(store, &waiting[0]).await;
         let newcomer = Claim { mode: R, ..claim(&Aid::new()) };
         assert_eq!(refused(store, &newcomer).await.aid, waiting[2].aid);
@@ -227,12 +227,12 @@ cases! {
             gets(store, &other_tab).await;
             assert_eq!(tries(store, &waiting[0]).await.unwrap().token, Some(other_tab.token));
             let kept = store.keep_places(&key("a"), &[waiting[0].token], LEASE).await.unwrap();
-            assert_eq!(kept, 0, "who has the lock waits no longer");
+            assert_eq!(kept, 0, "the holder has no place left");
         }
         let _ = subject;
     }
 
-    async fn places_outlive_the_lock_however_it_goes<S: Subject>(subject: &S) {
+    async fn places_outlive_the_lock_however_it_ends<S: Subject>(subject: &S) {
         for how in ["break", "end", "release", "sweep"] {
             let subject = &S::fresh().await;
             let store = subject.store();
@@ -257,7 +257,7 @@ cases! {
         let _ = subject;
     }
 
-    async fn what_was_kept_for_somebody_who_is_gone_is_swept<S: Subject>(subject: &S) {
+    async fn a_document_reserved_for_a_vanished_waiter_is_swept<S: Subject>(subject: &S) {
         let store = subject.store();
         let (holder, _) = queue::<S>(store, &[X, R]).await;
         leaves(store, &holder).await;
@@ -287,7 +287,7 @@ cases! {
         assert!(tries(store, &claim(&Aid::new())).await.unwrap().fence > second);
     }
 
-    async fn where_it_is_not_fair_nobody_has_a_place<S: Subject>(subject: &S) {
+    async fn without_a_fair_queue_nobody_has_a_place<S: Subject>(subject: &S) {
         let store = subject.store();
         let holder = claim(&Aid::new());
         gets(store, &holder).await;

@@ -75,7 +75,7 @@ cases! {
             other => panic!("{other:?}"),
         }
         store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
-        assert_eq!(held(store, &key("a"), &Aid::new()).await.fence, first, "others see it, too");
+        assert_eq!(held(store, &key("a"), &Aid::new()).await.fence, first, "others see it too");
         assert_eq!(store.list(COLLECTION, None, 10).await.unwrap()[0].fence, first);
         put(subject, "a", "old").await;
         let saved = save(store, &key("a"), &alice, claim.token, &encoded(store, "a", "new")).await;
@@ -83,7 +83,7 @@ cases! {
         assert_eq!(store.inspect(&key("a"), None).await.unwrap().unwrap().fence, first);
     }
 
-    async fn each_reader_and_each_upgrade_has_a_fence_of_its_own<S: Subject>(subject: &S) {
+    async fn each_reader_and_each_upgrade_has_its_own_fence<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         fenced(store).await;
         let reading = |aid: &Aid| Claim { mode: Mode::Shared, ..claim(aid) };
@@ -116,6 +116,6 @@ cases! {
         assert!(fence(store, &alice).await.get() > 0);
         store.release_all(COLLECTION, &alice).await.unwrap();
         store.prepare(COLLECTION, &Rules::new(TTL)).await.unwrap();
-        assert_eq!(fresh(store, &claim(&alice)).await.fence, None, "not any more");
+        assert_eq!(fresh(store, &claim(&alice)).await.fence, None, "the collection is no longer fenced");
     }
 }

@@ -16,7 +16,7 @@ cases! {
         assert!(off < 60 * SECOND, "taken now, not {off:?} ago");
     }
 
-    async fn a_refusal_says_who_holds_it_since_when_and_how_long<S: Subject>(subject: &S) {
+    async fn a_refusal_names_the_holder_and_says_since_when_and_how_long<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), 20 * SECOND).await;
@@ -60,7 +60,7 @@ cases! {
         assert_eq!(store.list(COLLECTION, None, 10).await.unwrap().len(), 1);
     }
 
-    async fn a_lock_that_has_run_out_is_taken_over_at_once<S: Subject>(subject: &S) {
+    async fn an_expired_lock_is_taken_over_at_once<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         let old = granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
@@ -70,13 +70,13 @@ cases! {
         assert_eq!((lock.aid, lock.token), (bob, Some(new)));
     }
 
-    async fn the_ttl_of_the_holder_counts_not_that_of_the_contender<S: Subject>(subject: &S) {
+    async fn the_ttl_of_the_holder_counts_and_not_the_contenders<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), 30 * SECOND).await;
         let hasty = Claim { ttl: SECOND, ..claim(&bob) };
         let answer = store.try_acquire(&key("a"), &hasty).await.unwrap();
-        assert!(matches!(answer, TryAcquire::Held(_)), "robbed by a shorter ttl: {answer:?}");
+        assert!(matches!(answer, TryAcquire::Held(_)), "taken over by a contender with a shorter ttl: {answer:?}");
 
         let short = Claim { ttl: SECOND, ..claim(&alice) };
         let _ = store.try_acquire(&key("b"), &short).await.unwrap();
@@ -91,7 +91,7 @@ cases! {
         assert_ne!(granted(store, &key("a"), &alice).await, old);
     }
 
-    async fn renewal_is_of_all_live_locks_of_the_session_and_of_no_others<S: Subject>(subject: &S) {
+    async fn renewal_extends_all_live_locks_of_the_session_and_no_others<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         for id in ["a", "b"] {
             granted(store, &key(id), &alice).await;
@@ -117,7 +117,7 @@ cases! {
         assert_eq!(token_on(store, &key("a")).await, None);
     }
 
-    async fn a_released_document_is_free_and_releasing_again_is_as_good<S: Subject>(subject: &S) {
+    async fn a_released_document_is_free_and_a_second_release_succeeds<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
         assert_eq!(store.release(&key("a"), &alice, token, Mode::Exclusive).await.unwrap(), Released::Released);
@@ -149,8 +149,7 @@ cases! {
         put(subject, "a", "old").await;
         let claim = claim(&alice);
         for _ in 0..2 {
-            // A repeated attempt of the claim does not count as another request, and a renewal is no
-            // request at all.
+            // Neither a repeated attempt of the claim nor a renewal counts as another request.
             let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
         }
         store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
@@ -167,10 +166,10 @@ cases! {
         let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
         assert_eq!(saved, Saved::Saved);
         assert_eq!(store.retract(&key("a"), &alice, &[token], Mode::Exclusive).await.unwrap(), Released::AlreadyGone);
-        assert_eq!(token_on(store, &key("a")).await, Some(token), "saved under");
+        assert_eq!(token_on(store, &key("a")).await, Some(token), "a save used the lock");
     }
 
-    async fn the_next_attempt_of_a_claim_knows_what_an_earlier_one_was_granted<S: Subject>(subject: &S) {
+    async fn the_next_attempt_of_a_claim_recognises_an_earlier_grant<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         for mode in [Mode::Exclusive, Mode::Shared] {
             let first = Claim { mode, ..claim(&alice) };
@@ -192,7 +191,7 @@ cases! {
         }
     }
 
-    async fn an_attempt_that_comes_after_the_release_does_not_bring_it_back<S: Subject>(subject: &S) {
+    async fn a_late_attempt_does_not_bring_a_released_lock_back<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         put(subject, "a", "old").await;
         let late = claim(&alice);
@@ -210,10 +209,10 @@ cases! {
 
     async fn releasing_a_session_removes_and_names_its_locks_only<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
-        for id in ["a", "b", "run out"] {
+        for id in ["a", "b", "expired"] {
             granted(store, &key(id), &alice).await;
         }
-        subject.age(&key("run out"), TTL).await;
+        subject.age(&key("expired"), TTL).await;
         let of_bob = granted(store, &key("of bob"), &bob).await;
         let mut released = store.release_all(COLLECTION, &alice).await.unwrap();
         released.sort();
@@ -223,7 +222,7 @@ cases! {
         assert_eq!(store.release_all(COLLECTION, &alice).await.unwrap(), []);
     }
 
-    async fn what_has_run_out_is_neither_inspected_nor_listed<S: Subject>(subject: &S) {
+    async fn an_expired_lock_is_neither_inspected_nor_listed<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         for (id, aid) in [("a", &alice), ("b", &alice), ("c", &bob)] {
             granted(store, &key(id), aid).await;
@@ -263,7 +262,7 @@ cases! {
         assert!(lock.expires_in() > TTL - 30 * SECOND, "renewed");
     }
 
-    async fn a_save_is_refused_once_the_lock_has_run_out<S: Subject>(subject: &S) {
+    async fn a_save_is_refused_once_the_lock_has_expired<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         put(subject, "a", "old").await;
         let token = granted(store, &key("a"), &alice).await;
@@ -303,7 +302,7 @@ cases! {
         assert_eq!(text_of(store, &key("a")).await, "old");
     }
 
-    async fn a_save_that_comes_after_its_deadline_writes_nothing<S: Subject>(subject: &S) {
+    async fn a_save_that_arrives_after_its_deadline_writes_nothing<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         put(subject, "a", "old").await;
         let token = granted(store, &key("a"), &alice).await;
@@ -350,7 +349,7 @@ cases! {
         assert_eq!(bytes().await, before, "after releasing");
     }
 
-    async fn ids_of_every_type_name_documents_of_their_own<S: Subject>(subject: &S) {
+    async fn ids_of_different_types_name_different_documents<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let uuid = uuid::Uuid::from_u128(5);
         let ids: [crate::LockId; 6] = [
@@ -371,7 +370,7 @@ cases! {
         listed.sort();
         expected.sort();
         assert_eq!(listed, expected, "with their types");
-        // As in MongoDB, the same number in 32 and in 64 bits is one id.
+        // As in MongoDB, a 32-bit and a 64-bit integer of the same value are one id.
         held(store, &LockKey::new(COLLECTION, 5_i64).unwrap(), &Aid::new()).await;
         granted(store, &LockKey::new(COLLECTION, i64::MAX).unwrap(), &alice).await;
     }
@@ -409,7 +408,7 @@ cases! {
         assert_eq!(token_on(store, &key("other")).await, Some(other));
     }
 
-    async fn of_many_at_the_same_moment_exactly_one_wins<S: Subject>(subject: &S) {
+    async fn of_many_simultaneous_claims_exactly_one_wins<S: Subject>(subject: &S) {
         const CONTENDERS: usize = 32;
         let store = subject.store();
         for round in 0..20 {

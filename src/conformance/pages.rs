@@ -1,4 +1,5 @@
-//! Features for pages: tabs, the grace period of a reload, takeovers, and the reports of all of these.
+//! Features for pages: tabs, the grace period of a reload, takeovers, and the reports of all these
+//! events.
 
 use super::*;
 use crate::store::{Change, Interest, LastEnd, Watch};
@@ -25,7 +26,7 @@ cases! {
     async fn a_lock_says_for_which_tab_and_which_user_it_was_granted<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let tab = TabId::new();
-        // Text that the database could mistake for an operator.
+        // A string that the database could mistake for an operator.
         let holder = Holder::new("$alice").of_user("$$ROOT");
         let first = Claim { tab: Some(tab), holder: holder.clone(), ..claim(&alice) };
         let answer = store.try_acquire(&key("a"), &first).await.unwrap();
@@ -40,7 +41,7 @@ cases! {
         assert_eq!(locks_on(store, "b").await[0].tab, None);
     }
 
-    async fn a_lock_that_is_to_run_out_does_so_however_often_it_is_renewed<S: Subject>(subject: &S) {
+    async fn a_leaving_lock_expires_however_often_it_is_renewed<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
         for again in [20 * SECOND, 5 * SECOND, 40 * SECOND] {
@@ -48,7 +49,7 @@ cases! {
             assert_eq!(shortened, Released::Released);
         }
         let left = || async { locks_on(store, "a").await[0].expires_in() };
-        assert!(left().await <= 5 * SECOND, "the shortest counts");
+        assert!(left().await <= 5 * SECOND, "the shortest period counts");
         store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
         assert!(left().await <= 5 * SECOND);
         assert_eq!(token_on(store, &key("a")).await, Some(token), "until then it is held");
@@ -56,13 +57,13 @@ cases! {
         subject.age(&key("a"), 5 * SECOND).await;
         assert_eq!(store.expire_in(&Acquisition::exclusive(&key("a"), &alice, token), None, TTL).await.unwrap(), Released::AlreadyGone);
         assert!(locks_on(store, "a").await.is_empty());
-        // The session has closed one page, and may have others.
+        // The session has closed one page, but it may have others.
         sweep(store, 100).await;
         assert!(announce_all(store).await.is_empty());
         granted(store, &key("a"), &Aid::new()).await;
     }
 
-    async fn only_the_acquisition_that_is_named_runs_out_sooner<S: Subject>(subject: &S) {
+    async fn only_the_named_acquisition_expires_sooner<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let stale = granted(store, &key("a"), &alice).await;
         store.release(&key("a"), &alice, stale, Mode::Exclusive).await.unwrap();
@@ -75,7 +76,7 @@ cases! {
         assert!(locks_on(store, "a").await[0].expires_in() > 30 * SECOND);
     }
 
-    async fn a_page_that_is_loaded_anew_has_its_lock_back_in_full<S: Subject>(subject: &S) {
+    async fn a_reloaded_page_gets_its_lock_back_in_full<S: Subject>(subject: &S) {
         let (store, alice, tab) = (subject.store(), Aid::new(), TabId::new());
         let [old, new] = [PageId::new(), PageId::new()];
         let max_hold = Some(TTL + 30 * SECOND);
@@ -86,19 +87,19 @@ cases! {
         let goes = async |page| {
             store.expire_in(&Acquisition::exclusive(&key("a"), &alice, first.token), Some(page), 5 * SECOND).await.unwrap()
         };
-        assert_eq!(goes(new).await, Released::AlreadyGone, "not that page's");
+        assert_eq!(goes(new).await, Released::AlreadyGone, "the other page does not hold it");
         assert_eq!(goes(old).await, Released::Released);
         subject.age(&key("a"), 4 * SECOND).await;
         let lock = match store.try_acquire(&key("a"), &of(tab, new)).await.unwrap() {
             TryAcquire::AlreadyMine(lock) => lock,
-            other => panic!("not its own: {other:?}"),
+            other => panic!("not already mine: {other:?}"),
         };
         assert_eq!((lock.token, lock.tab, lock.since), (Some(first.token), Some(tab), since));
         assert!(lock.expires_in() > 50 * SECOND);
-        // A late and repeated request of the old page changes nothing.
+        // A late, repeated request of the old page changes nothing.
         assert_eq!(goes(old).await, Released::AlreadyGone);
         assert!(locks_on(store, "a").await[0].expires_in() > 50 * SECOND);
-        // A form that says nothing of tabs gets the lock back, too.
+        // A form without a tab id gets the lock back, too.
         assert_eq!(goes(new).await, Released::Released);
         let _ = store.try_acquire(&key("a"), &Claim { max_hold, ..claim(&alice) }).await.unwrap();
         assert!(locks_on(store, "a").await[0].expires_in() > 50 * SECOND);
@@ -109,7 +110,7 @@ cases! {
         assert!(left <= 36 * SECOND, "{left:?}");
     }
 
-    async fn who_came_back_in_time_may_renew_and_save_as_before<S: Subject>(subject: &S) {
+    async fn a_page_that_came_back_in_time_may_renew_and_save_as_before<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         put(subject, "a", "old").await;
         let token = granted(store, &key("a"), &alice).await;
@@ -125,9 +126,9 @@ cases! {
             assert_eq!(saved, Saved::Saved);
             assert!(left().await > 50 * SECOND, "saved");
             let _ = store.try_acquire(&key("a"), &claim(&alice)).await.unwrap();
-            assert!(left().await > 50 * SECOND, "asked for again");
+            assert!(left().await > 50 * SECOND, "the lock was asked for again");
         }
-        // If nobody renews the lock then, its session is announced, too.
+        // If the lock then is not renewed, its session is announced too.
         subject.age(&key("a"), TTL).await;
         sweep(store, 100).await;
         assert_eq!(announce_all(store).await.len(), 1);
@@ -149,7 +150,7 @@ cases! {
         }
     }
 
-    async fn a_session_that_moves_its_lock_to_another_tab_goes_on_with_it<S: Subject>(subject: &S) {
+    async fn a_session_that_moves_its_lock_to_another_tab_keeps_it<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let max_hold = Some(TTL + 30 * SECOND);
         let first = Claim { tab: Some(TabId::new()), max_hold, ..claim(&alice) };
@@ -161,14 +162,14 @@ cases! {
         let lock = store.hand_over(&Acquisition::exclusive(&key("a"), &alice, first.token), &second).await.unwrap();
         let lock = lock.expect("it was there");
         assert_eq!((lock.token, lock.tab), (Some(second.token), second.tab));
-        assert!(lock.since == since || lock.since == aged, "it began when it did");
-        assert!(lock.expires_in() <= 40 * SECOND, "nor may it be held for longer than before");
+        assert!(lock.since == since || lock.since == aged, "the lock keeps its start");
+        assert!(lock.expires_in() <= 40 * SECOND, "and its end");
         let late = store.release(&key("a"), &alice, first.token, Mode::Exclusive).await.unwrap();
         assert_eq!(late, Released::AlreadyGone);
         assert_eq!(token_on(store, &key("a")).await, Some(second.token));
     }
 
-    async fn all_who_hold_a_document_are_named<S: Subject>(subject: &S) {
+    async fn all_holders_of_a_document_are_named<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         assert!(locks_on(store, "a").await.is_empty());
         let token = granted(store, &key("a"), &alice).await;
@@ -184,24 +185,24 @@ cases! {
         assert!(locks_on(store, "a").await.is_empty());
     }
 
-    async fn how_a_session_ended_last_is_known<S: Subject>(subject: &S) {
+    async fn the_last_end_of_a_session_is_known<S: Subject>(subject: &S) {
         let store = subject.store();
-        let [silent, out, alive] = [Aid::new(), Aid::new(), Aid::new()];
-        granted(store, &key("a"), &silent).await;
+        let [idle, out, alive] = [Aid::new(), Aid::new(), Aid::new()];
+        granted(store, &key("a"), &idle).await;
         granted(store, &key("b"), &alive).await;
         subject.age(&key("a"), TTL).await;
         sweep(store, 100).await;
         announce_all(store).await;
         end(store, &out, EndReason::LoggedOut).await;
         let last = async |aid: &Aid| store.last_end(aid).await.unwrap();
-        assert!(matches!(last(&silent).await, Some(LastEnd { reason: EndReason::Expired, .. })));
+        assert!(matches!(last(&idle).await, Some(LastEnd { reason: EndReason::Expired, .. })));
         let ended = last(&out).await.unwrap();
         assert_eq!(ended.reason, EndReason::LoggedOut);
         assert!(ended.ago < 30 * SECOND);
         assert_eq!(last(&alive).await, None);
     }
 
-    async fn who_watches_all_is_told_of_grants_and_of_what_was_taken_by_whom<S: Subject>(subject: &S) {
+    async fn a_watch_of_everything_reports_grants_and_takeovers_with_their_sessions<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         let Some(mut watch) = store.watch(COLLECTION, Interest::All).await.unwrap() else { return };
         let changed = |id: &str| {
@@ -214,11 +215,11 @@ cases! {
         };
         granted(store, &key("free"), &alice).await;
         told(&mut watch, "granted", changed("free")).await;
-        granted(store, &key("run out"), &alice).await;
-        told(&mut watch, "granted", changed("run out")).await;
-        subject.age(&key("run out"), TTL).await;
-        granted(store, &key("run out"), &bob).await;
-        told(&mut watch, "granted where the last one has run out", changed("run out")).await;
+        granted(store, &key("expired"), &alice).await;
+        told(&mut watch, "granted", changed("expired")).await;
+        subject.age(&key("expired"), TTL).await;
+        granted(store, &key("expired"), &bob).await;
+        told(&mut watch, "granted after the last lock has expired", changed("expired")).await;
         for aid in [&alice, &bob] {
             let reads = Claim { mode: Mode::Shared, ..claim(aid) };
             let _ = store.try_acquire(&key("read"), &reads).await.unwrap();
@@ -227,9 +228,9 @@ cases! {
         let token = granted(store, &key("grace"), &alice).await;
         told(&mut watch, "granted", changed("grace")).await;
         store.expire_in(&Acquisition::exclusive(&key("grace"), &alice, token), None, 5 * SECOND).await.unwrap();
-        told(&mut watch, "it runs out sooner", changed("grace")).await;
+        told(&mut watch, "the lock expires sooner", changed("grace")).await;
 
-        // Watchers learn by whom a lock is taken over, at the second takeover, too.
+        // A report of a takeover names the session that takes over, at a second takeover too.
         let mut from = (alice.clone(), granted(store, &key("taken"), &alice).await);
         for reason in ["$first", "second \"$$ROOT\""] {
             let by = Taken { by: "Bob".to_owned(), reason: reason.to_owned() };

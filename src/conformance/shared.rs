@@ -1,4 +1,4 @@
-//! Readers, and the waiters behind them.
+//! Readers, and the writers behind them.
 
 use super::*;
 
@@ -28,7 +28,7 @@ async fn readers(store: &impl Store) -> BTreeSet<Aid> {
     let locks = store.list(COLLECTION, None, 10_000).await.unwrap();
     assert!(locks.iter().all(|lock| lock.mode == Mode::Shared), "{locks:?}");
     let aids: BTreeSet<_> = locks.iter().map(|lock| lock.aid.clone()).collect();
-    assert_eq!(aids.len(), locks.len(), "each reader's is one");
+    assert_eq!(aids.len(), locks.len(), "each reader has one lock");
     aids
 }
 
@@ -63,7 +63,7 @@ cases! {
         assert!(lock_of(store, &key("a"), &alice).await.is_none());
     }
 
-    async fn who_has_it_exclusively_may_read_by_that<S: Subject>(subject: &S) {
+    async fn the_exclusive_lock_lets_its_holder_read_too<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), 50 * SECOND).await;
@@ -87,7 +87,7 @@ cases! {
         assert_eq!((lock.token, lock.mode), (Some(claim.token), Mode::Shared));
         assert!(lock.expires_in() > TTL - 30 * SECOND, "renewed");
         let other = lock_of(store, &key("a"), &bob).await.unwrap();
-        assert!(other.expires_in() <= TTL - 50 * SECOND, "and nobody else");
+        assert!(other.expires_in() <= TTL - 50 * SECOND, "no other reader is renewed");
         assert_eq!(readers(store).await.len(), 2);
     }
 
@@ -96,8 +96,8 @@ cases! {
         let of_alice = reads(store, &key("a"), &alice).await;
         let of_bob = reads(store, &key("a"), &bob).await;
         let seen = held(store, &key("a"), &alice).await;
-        assert_eq!((seen.aid, seen.token), (bob.clone(), Some(of_bob)), "who is in the way");
-        assert_eq!(readers(store).await.len(), 2, "and nothing has changed");
+        assert_eq!((seen.aid, seen.token), (bob.clone(), Some(of_bob)), "the refusal names the other reader");
+        assert_eq!(readers(store).await.len(), 2, "nothing has changed");
         assert_eq!(lock_of(store, &key("a"), &alice).await.unwrap().token, Some(of_alice));
 
         release(store, &key("a"), &bob, of_bob).await;
@@ -107,12 +107,12 @@ cases! {
         assert_eq!(release(store, &key("a"), &alice, of_alice).await, Released::AlreadyGone);
         let lock = store.inspect(&key("a"), None).await.unwrap().unwrap();
         assert_eq!((lock.mode, lock.token), (Mode::Exclusive, Some(upgraded)));
-        assert!(lock.since >= before, "granted anew");
+        assert!(lock.since >= before, "an upgrade is a new grant");
         let answer = store.try_acquire(&key("a"), &reading(&bob)).await.unwrap();
         assert!(matches!(answer, TryAcquire::Held(_)), "{answer:?}");
     }
 
-    async fn a_reader_is_upgraded_past_one_who_has_run_out<S: Subject>(subject: &S) {
+    async fn a_reader_is_upgraded_past_an_expired_reader<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         reads(store, &key("a"), &bob).await;
         subject.age(&key("a"), TTL).await;
@@ -120,18 +120,18 @@ cases! {
         granted(store, &key("a"), &alice).await;
     }
 
-    async fn a_silent_reader_runs_out_alone<S: Subject>(subject: &S) {
+    async fn an_idle_reader_expires_alone<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         let old = reads(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL / 2).await;
         reads(store, &key("a"), &bob).await;
-        assert_eq!(store.inspect(&key("a"), None).await.unwrap().unwrap().aid, bob, "the last one");
+        assert_eq!(store.inspect(&key("a"), None).await.unwrap().unwrap().aid, bob, "the last reader");
         subject.age(&key("a"), TTL / 2).await;
         assert_eq!(readers(store).await, [bob.clone()].into());
         assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 0);
         let both = [alice.clone(), bob.clone()];
         assert_eq!(store.renew(COLLECTION, &both).await.unwrap(), 1);
-        assert_eq!(readers(store).await, [bob.clone()].into(), "not revived");
+        assert_eq!(readers(store).await, [bob.clone()].into(), "an expired reader is not revived");
         assert_eq!(store.list(COLLECTION, Some(std::slice::from_ref(&alice)), 10).await.unwrap().len(), 0);
         assert_ne!(reads(store, &key("a"), &alice).await, old, "a new acquisition");
         assert_eq!(readers(store).await, [alice, bob].into());
@@ -142,7 +142,7 @@ cases! {
         reads(store, &key("a"), &alice).await;
         let short = Claim { ttl: 20 * SECOND, ..reading(&bob) };
         let _ = store.try_acquire(&key("a"), &short).await.unwrap();
-        assert_eq!(held(store, &key("a"), &Aid::new()).await.aid, alice, "who runs out last");
+        assert_eq!(held(store, &key("a"), &Aid::new()).await.aid, alice, "the reader that expires last is named");
         let shorter = Claim { ttl: 10 * SECOND, ..reading(&Aid::new()) };
         let _ = store.try_acquire(&key("a"), &shorter).await.unwrap();
         subject.age(&key("a"), 10 * SECOND).await;
@@ -170,7 +170,7 @@ cases! {
         granted(store, &key("a"), &Aid::new()).await;
     }
 
-    async fn who_does_not_know_its_mode_releases_either<S: Subject>(subject: &S) {
+    async fn a_release_without_a_mode_releases_either<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
         assert_eq!(release(store, &key("a"), &alice, LockToken::new()).await, Released::AlreadyGone);
@@ -199,7 +199,7 @@ cases! {
         }
     }
 
-    async fn renewal_is_of_the_sessions_own_reader_only<S: Subject>(subject: &S) {
+    async fn renewal_extends_only_the_sessions_own_reader<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         let token = reads(store, &key("a"), &alice).await;
         reads(store, &key("a"), &bob).await;
@@ -281,25 +281,25 @@ cases! {
         assert_eq!(readers(store).await, [bob].into());
     }
 
-    async fn readers_that_ran_out_go_with_their_session_too<S: Subject>(subject: &S) {
+    async fn expired_readers_go_with_their_session_too<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         reads(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
         assert_eq!(store.release_all(COLLECTION, &alice).await.unwrap(), []);
         let swept = sweep(store, 100).await;
-        assert_eq!((swept.sessions, swept.announcements), (0, false), "nobody fell silent: {swept:?}");
+        assert_eq!((swept.sessions, swept.announcements), (0, false), "no session became idle: {swept:?}");
 
-        // Its caller died before it could ask whether the session has ended.
+        // As if its caller had died before it could ask whether the session has ended.
         end(store, &bob, EndReason::LoggedOut).await;
         assert_eq!(announce_all(store).await.len(), 1);
         reads(store, &key("b"), &bob).await;
         subject.age(&key("b"), TTL).await;
         sweep(store, 100).await;
         let swept = sweep(store, 100).await;
-        assert_eq!((swept.sessions, swept.announcements), (0, false), "once is enough: {swept:?}");
+        assert_eq!((swept.sessions, swept.announcements), (0, false), "the end is announced once: {swept:?}");
     }
 
-    async fn a_silent_reader_is_swept_although_another_renews<S: Subject>(subject: &S) {
+    async fn an_idle_reader_is_swept_although_another_renews<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         for aid in [&alice, &bob] {
             reads(store, &key("a"), aid).await;
@@ -313,7 +313,7 @@ cases! {
         let swept = sweep(store, 100).await;
         assert_eq!((swept.sessions, swept.announcements), (1, true), "{swept:?}");
         let next = swept.next.unwrap();
-        assert!(next <= TTL - 10 * SECOND && next > 10 * SECOND, "of the one who is left: {next:?}");
+        assert!(next <= TTL - 10 * SECOND && next > 10 * SECOND, "the expiry of the remaining reader: {next:?}");
         let ended = announce_all(store).await;
         assert_eq!((ended.len(), &ended[0].aid, &ended[0].locks[..]), (1, &alice, &[key("a")][..]));
         assert_eq!(readers(store).await, [bob.clone()].into());
@@ -324,9 +324,9 @@ cases! {
         assert_eq!(sweep(store, 100).await.next, None, "nothing is left");
     }
 
-    async fn a_silent_reader_is_announced_although_others_come_and_go<S: Subject>(subject: &S) {
+    async fn an_idle_reader_is_announced_although_others_come_and_go<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
-        // Otherwise, in a collection that is read all the time, an idle session would never be noticed.
+        // Otherwise an idle session would never be noticed in a collection that is read all the time.
         reads(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
         let token = reads(store, &key("a"), &bob).await;
@@ -337,7 +337,7 @@ cases! {
         assert_eq!(announce_all(store).await[0].locks, [key("a")]);
     }
 
-    async fn a_session_that_still_reads_is_not_silent<S: Subject>(subject: &S) {
+    async fn a_session_that_still_reads_is_not_idle<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         granted(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
@@ -369,7 +369,7 @@ cases! {
         assert!(left <= TTL / 2 + 10 * SECOND, "{left:?}");
         subject.age(&key("a"), TTL / 2 + 10 * SECOND).await;
         assert_eq!(readers(store).await, [bob].into());
-        assert_eq!(sweep(store, 100).await.sessions, 0, "it says nothing about its session");
+        assert_eq!(sweep(store, 100).await.sessions, 0, "reaching max_hold does not end a session");
         assert_eq!(announce_all(store).await, []);
     }
 
@@ -387,12 +387,12 @@ cases! {
         subject.age(&key("a"), 10 * SECOND).await;
         assert_eq!(sweep(store, 100).await.sessions, 1);
         assert_eq!(announce_all(store).await[0].aid, alice);
-        // Also a lock with a short `max_hold`.
+        // The same holds for a lock with a short `max_hold`,
         let short = Claim { max_hold: Some(TTL / 2), ..claim(&alice) };
         let _ = store.try_acquire(&key("a"), &short).await.unwrap();
         let next = sweep(store, 100).await.next.unwrap();
         assert!(next <= TTL / 2, "{next:?}");
-        // Also a lock that is taken again for longer.
+        // for a lock that is taken again for longer,
         let short = Claim { ttl: TTL / 2, token: LockToken::new(), ..claim(&alice) };
         let _ = store.try_acquire(&key("c"), &short).await.unwrap();
         let _ = store.try_acquire(&key("c"), &claim(&alice)).await.unwrap();
@@ -403,16 +403,16 @@ cases! {
             subject.age(&key(id), TTL).await;
         }
         assert_eq!(sweep(store, 100).await.sessions, 1);
-        // Also a lock that is taken again for a shorter time.
+        // and for a lock that is taken again for a shorter time.
         granted(store, &key("d"), &alice).await;
         let _ = store.try_acquire(&key("d"), &short).await.unwrap();
         let next = sweep(store, 100).await.next.unwrap();
         assert!(next <= TTL / 2, "{next:?}");
     }
 
-    async fn no_more_readers_than_there_may_be<S: Subject>(subject: &S) {
+    async fn the_number_of_readers_is_limited<S: Subject>(subject: &S) {
         let store = subject.store();
-        // However long it takes to let all readers in, the first lock must not expire in the meantime.
+        // The first lock must not expire before all readers are in, however long that takes.
         let ttl = 60 * TTL;
         store.prepare(COLLECTION, &crate::store::Rules::new(ttl)).await.unwrap();
         let reading = |aid: &Aid| Claim { ttl, ..reading(aid) };
@@ -427,15 +427,15 @@ cases! {
         let again = store.try_acquire(&key("a"), &reading(&first)).await.unwrap();
         assert!(matches!(again, TryAcquire::AlreadyMine(_)), "{again:?}");
         store.release_all(COLLECTION, &first).await.unwrap();
-        assert!(matches!(read().await, TryAcquire::Granted(_)), "for the one who has left");
+        assert!(matches!(read().await, TryAcquire::Granted(_)), "in the place of the reader that has left");
         let TryAcquire::Held(_) = read().await else { panic!("one too many") };
-        // Expired readers leave room for others, swept or not.
+        // Expired readers make room for others, swept or not.
         subject.age(&key("a"), ttl).await;
         assert!(matches!(read().await, TryAcquire::Granted(_)));
         assert!(matches!(read().await, TryAcquire::Granted(_)));
     }
 
-    async fn of_readers_and_writers_at_the_same_moment_one_kind_is_in<S: Subject>(subject: &S) {
+    async fn of_simultaneous_readers_and_writers_only_one_kind_gets_in<S: Subject>(subject: &S) {
         const CONTENDERS: usize = 16;
         let store = subject.store();
         for round in 0..20 {

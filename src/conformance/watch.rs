@@ -19,13 +19,13 @@ async fn told_of(watch: &mut Watch, key: &LockKey, how: &str) {
 }
 
 cases! {
-    async fn who_watches_is_told_of_whatever_becomes_free<S: Subject>(subject: &S) {
+    async fn a_watch_reports_every_document_that_becomes_free<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
         let rules = Rules::new(TTL);
         for (n, rules) in [rules, rules.fenced(), rules.fair()].into_iter().enumerate() {
             store.prepare(COLLECTION, &rules).await.unwrap();
             let Some(mut watch) = store.watch(COLLECTION, Interest::Freed).await.unwrap() else { return };
-            // Each case has a document of its own, so that no earlier change counts.
+            // Each case has its own document, so that no earlier change counts.
             let key = |how: &str| key(&format!("{n} {how}"));
 
             let token = granted(store, &key("released"), &alice).await;
@@ -46,7 +46,7 @@ cases! {
             sweep(store, 100).await;
             told_of(&mut watch, &key("swept"), "swept").await;
 
-            // One of two readers leaves: the other may become a writer.
+            // When one of two readers leaves, the other may become a writer.
             let claims = [&alice, &bob].map(|aid| Claim { mode: Mode::Shared, ..claim(aid) });
             for claim in &claims {
                 let _ = store.try_acquire(&key("read"), claim).await.unwrap();

@@ -1,5 +1,5 @@
-//! An application server: a process of its own, made of this same executable, that the tests pause
-//! and kill. It does what an application does, and writes down what it saw.
+//! An application server: a separate process, started from this same executable, that the tests pause
+//! and kill. It acts as an application and records everything that it sees.
 
 use std::env;
 use std::path::PathBuf;
@@ -18,22 +18,22 @@ pub(crate) mod guards;
 mod load;
 mod script;
 
-/// Where a process finds its [`Config`].
+/// The environment variable with a process's [`Config`].
 const CONFIG: &str = "DOCLOCK_APPLICATION_SERVER";
-/// What it writes when it begins.
+/// The line that the process prints when it is ready.
 pub(crate) const READY: &str = "application server is ready";
-/// What its history says when it has ended by itself.
+/// The entry in its history when it has ended without being killed.
 pub(crate) const ENDED: &str = "ended";
-/// What its history says first, before the seconds that its clock on the wall shows.
+/// The first entry in its history; the seconds of its wall clock follow.
 pub(crate) const WALL_CLOCK: &str = "wall clock ";
 
-/// What an application server is told when it starts.
+/// The configuration of an application server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Config {
     pub(crate) uri: String,
     pub(crate) database: String,
     pub(crate) process: String,
-    /// Where it writes its history, and looks for the signals of the test.
+    /// The directory for its history and for the signals of the test.
     pub(crate) dir: PathBuf,
     pub(crate) settings: Settings,
     pub(crate) role: Role,
@@ -56,13 +56,13 @@ impl Default for Settings {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Role {
-    /// Many sessions and jobs at random, until it is told to stop.
+    /// Many sessions and jobs, all at random, until it is told to stop.
     Load { seed: u64, keys: usize, careless: bool },
-    /// One session that does this step by step; see [`script`].
+    /// One session that follows these steps; see [`script`].
     Script { steps: Vec<String>, id: String },
 }
 
-/// What the documents of the load are: a number that counts up, and who has counted.
+/// A document of the load: a counter, and the ids of the saves that have counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counter {
     #[serde(rename = "_id")]
@@ -94,12 +94,12 @@ collections! {
     FairFenced: "fairfenced", fenced true, fair true;
 }
 
-/// Those with documents.
+/// The collections with documents.
 pub(crate) const DOCUMENTS: [&str; 2] = [Plain::COLLECTION, Fenced::COLLECTION];
-/// Those with names only, for jobs.
+/// The collections with names only, for jobs.
 pub(crate) const NAMES: [&str; 3] = [Named::COLLECTION, Fair::COLLECTION, FairFenced::COLLECTION];
 
-/// A running application server, seen from inside.
+/// A running application server, seen from the inside.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     pub(crate) locks: LockManager,
@@ -110,7 +110,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Connects as an application does, and registers everything.
+    /// Connects like an application, and registers all collections.
     pub(crate) async fn start(config: &Config) -> Self {
         let path = config.dir.join(format!("{}.jsonl", config.process));
         let history = Arc::new(History::create(&path, &config.process));
@@ -119,7 +119,7 @@ impl Server {
         let store = loop {
             match MongoStore::connect(&config.uri, &config.database).await {
                 Ok(store) => break store,
-                // It may be restarted in the midst of an outage.
+                // It may be restarted during an outage.
                 Err(e) => history.say(format!("cannot connect: {e}")),
             }
             sleep(Duration::from_millis(200)).await;
@@ -147,7 +147,7 @@ impl Server {
         Self { locks, store, history, dir, settings }
     }
 
-    /// Waits for a signal of the test, which is a file of this name.
+    /// Waits for a signal of the test: a file with this name.
     pub(crate) async fn told(&self, name: &str) {
         while !self.dir.join(name).exists() {
             sleep(Duration::from_millis(5)).await;
@@ -181,7 +181,7 @@ fn application_server() {
     });
 }
 
-/// How it is started.
+/// The environment of the process.
 pub(crate) fn environment(config: &Config) -> String {
     format!("{CONFIG}={}", serde_json::to_string(config).expect("plain data"))
 }

@@ -1,32 +1,33 @@
-//! The checker: what a history must never show. Pure functions, fast for any length.
+//! The checker: conditions that no history may violate. Pure functions, fast for a history of any
+//! length.
 //!
-//! An operation of unknown outcome may have happened or not, so it proves nothing; only what was
-//! answered counts.
+//! An operation of unknown outcome may or may not have happened, so it proves nothing. Only answered
+//! operations count.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::history::{Event, Line, Moment};
 
-// By their paths, because the simulation (tests/sim) has this module by its path, too.
+// The path is explicit because the simulation (tests/sim) includes this module by its path.
 #[path = "check/saves.rs"]
 mod saves;
 #[cfg(test)]
 #[path = "check/tests.rs"]
 mod tests;
 
-/// What is stored in the end, for each key that was saved.
+/// The final stored state of each key that was saved.
 pub(crate) type Stored = BTreeMap<String, Vec<String>>;
 
-/// What can be relied upon while it was recorded.
+/// The assumption about clocks while the history was recorded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Clocks {
-    /// All nodes agree, more or less.
+    /// All nodes roughly agree.
     Agree,
-    /// A node's clock is minutes off: leases may end early or late, saves and fences must hold.
+    /// One node's clock is minutes off. Leases may end early or late; saves and fences must hold.
     Jump,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) grants: usize,
@@ -34,7 +35,7 @@ pub(crate) struct Report {
     pub(crate) refused_saves: usize,
     pub(crate) releases: usize,
     pub(crate) unknown: usize,
-    /// Sessions that held a lock and were never heard of again.
+    /// Sessions that held a lock and then did nothing more.
     pub(crate) idle: usize,
     pub(crate) violations: Vec<String>,
 }
@@ -54,11 +55,11 @@ struct Grant<'a> {
     shared: bool,
     fence: Option<u64>,
     asked: Moment,
-    /// When the answer was there: from then on its holder believes in it.
+    /// When the answer arrived. From then on the holder believes in the lock.
     answered: Moment,
     /// The last moment at which its holder believed in it.
     believed: Moment,
-    /// Told to be gone, or given back: whatever was believed, not after this.
+    /// When the lock was reported lost or was given back. Belief ends here at the latest.
     over: Option<Moment>,
 }
 
@@ -72,7 +73,7 @@ impl Grant<'_> {
     }
 }
 
-/// A save with its outcome.
+/// A save and its outcome.
 #[derive(Debug)]
 struct Save<'a> {
     key: &'a str,
@@ -80,7 +81,7 @@ struct Save<'a> {
     id: &'a str,
     value: u64,
     began: Moment,
-    /// When it was answered, if it was saved.
+    /// When it was acknowledged, if it was saved.
     saved: Option<Moment>,
 }
 
@@ -101,7 +102,7 @@ pub(crate) fn check(lines: &[Line], stored: &Stored, clocks: Clocks) -> Report {
     report
 }
 
-/// Checks also that idle sessions were announced; for a history after which nothing is left.
+/// Also checks that idle sessions were announced. For a history whose locks have all gone.
 pub(crate) fn check_to_the_end(lines: &[Line], stored: &Stored) -> Report {
     let mut report = check(lines, stored, Clocks::Agree);
     let (_, history) = Parsed::new(lines);
@@ -113,9 +114,9 @@ pub(crate) fn check_to_the_end(lines: &[Line], stored: &Stored) -> Report {
 struct Parsed<'a> {
     grants: Vec<Grant<'a>>,
     saves: Vec<Save<'a>>,
-    /// The token, when it began, and whether it released something.
+    /// For each release: the token, when it began, and whether it released anything.
     releases: Vec<(&'a str, Moment)>,
-    /// Sessions of which the listener was told that they are idle, and with which locks.
+    /// Sessions that were announced to the listener as idle, each with the lock's token.
     announced: HashSet<(&'a str, &'a str)>,
 }
 
@@ -139,7 +140,7 @@ impl<'a> Parsed<'a> {
                 Event::Granted { key, aid, token, shared, fence, until } => {
                     report.grants += 1;
                     if let Some(&known) = by_token.get(token.as_str()) {
-                        // An acquisition that its session comes back to.
+                        // Its session comes back to an acquisition that it already has.
                         it.grants[known].believes(*until);
                         continue;
                     }
@@ -205,7 +206,7 @@ impl<'a> Parsed<'a> {
         }
     }
 
-    /// In the order of their answers.
+    /// The grants of each key, in the order of their answers.
     fn by_key(&self) -> BTreeMap<&str, Vec<&Grant<'a>>> {
         let mut keys: BTreeMap<&str, Vec<&Grant<'a>>> = BTreeMap::new();
         for grant in &self.grants {
@@ -214,20 +215,20 @@ impl<'a> Parsed<'a> {
         keys
     }
 
-    /// Who held a lock and has never been heard of again, whatever took the lock from it, is announced with
-    /// the lock. Says how many those are.
+    /// If a holder has done nothing more, its session is announced with the lock, whatever took the
+    /// lock from it. Returns the number of those sessions.
     fn idle_sessions_are_announced(&self, violations: &mut Vec<String>) -> usize {
         let idle: Vec<_> = (self.grants.iter())
             .filter(|grant| grant.over.is_none() && !grant.aid.is_empty())
             .collect();
-        let silent = idle.iter().filter(|it| !self.announced.contains(&(it.aid, it.key)));
-        violations.extend(silent.map(|grant| {
+        let unannounced = idle.iter().filter(|it| !self.announced.contains(&(it.aid, it.key)));
+        violations.extend(unannounced.map(|grant| {
             format!("{}: the idle holder of {} was announced to nobody", grant.key, grant.token)
         }));
         idle.len()
     }
 
-    /// At most once for each grant, and not when somebody else had it already.
+    /// A grant is released at most once, and not when another session already has the lock.
     fn releases_free_their_own(&self, violations: &mut Vec<String>) {
         let mut freed: HashMap<&str, usize> = HashMap::new();
         for (token, _) in &self.releases {
@@ -260,8 +261,7 @@ impl Grant<'_> {
     }
 }
 
-/// Somebody else who asked after `mine` was granted, was granted what excludes it, and had the
-/// answer before that moment.
+/// A grant that excludes `mine`, was asked for after `mine` was granted, and was answered before `by`.
 fn successor<'g>(mine: &Grant<'_>, of_key: &[&'g Grant<'g>], by: Moment) -> Option<&'g Grant<'g>> {
     let after = of_key.partition_point(|grant| grant.answered <= mine.answered);
     of_key[after..]
@@ -271,13 +271,13 @@ fn successor<'g>(mine: &Grant<'_>, of_key: &[&'g Grant<'g>], by: Moment) -> Opti
         .copied()
 }
 
-/// The holders that have believed longest are in the way of each new one.
+/// For each new grant, only the earlier holders that believed longest need to be checked.
 fn never_two_at_once(grants: &[&Grant<'_>], violations: &mut Vec<String>) {
     let (mut exclusive, mut any): (Option<&Grant<'_>>, Option<&Grant<'_>>) = (None, None);
     let later = |longest: Option<&Grant<'_>>, grant: &Grant<'_>| {
         longest.is_none_or(|longest| grant.ends() > longest.ends())
     };
-    // One that had run out when its answer came, after a pause, say, nobody has believed in.
+    // A lock that had expired when its answer came, for example after a pause, was never believed in.
     for grant in grants.iter().filter(|grant| grant.ends() > grant.answered) {
         let before = if grant.shared { exclusive } else { any };
         if let Some(before) = before.filter(|before| before.ends() > grant.answered) {
@@ -298,12 +298,13 @@ fn never_two_at_once(grants: &[&Grant<'_>], violations: &mut Vec<String>) {
     }
 }
 
-/// Who asked after the other's answer has the higher fence; and no fence is given twice.
+/// A grant that was asked for after another one's answer has the higher fence, and no fence is given
+/// twice.
 fn fences_rise(grants: &[&Grant<'_>], violations: &mut Vec<String>) {
     let mut fenced: Vec<_> =
         grants.iter().filter_map(|grant| Some((grant.fence?, *grant))).collect();
     fenced.sort_by_key(|(fence, grant)| (*fence, grant.asked));
-    // From the highest down: the earliest answer among all that are higher.
+    // From the highest fence down: keeps the earliest answer among all higher fences.
     let mut earliest: Option<&Grant<'_>> = None;
     for (n, (fence, grant)) in fenced.iter().enumerate().rev() {
         if let Some(higher) = earliest.filter(|higher| higher.answered < grant.asked) {

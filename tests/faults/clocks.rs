@@ -1,4 +1,4 @@
-//! Clocks that are minutes off. Skipped, and said so, without libfaketime.
+//! Clocks that are minutes off. Without libfaketime, these tests report that they are skipped.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -29,9 +29,9 @@ fn wall() -> i64 {
     i64::try_from(since.as_secs()).expect("in our time")
 }
 
-/// Only the server's clock decides, so that nothing is to be noticed.
+/// Only the server's clock decides, so a wrong clock of an application server changes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn application_servers_whose_clocks_are_wrong_are_like_all_others() {
+async fn application_servers_with_wrong_clocks_behave_like_all_others() {
     if !can_fake_time() {
         return;
     }
@@ -54,14 +54,14 @@ async fn application_servers_whose_clocks_are_wrong_are_like_all_others() {
     fleet.until_saved_since(now()).await;
     sleep(Duration::from_secs(6)).await;
     let too_late = |line: &Line| line.event == Event::NotSaved;
-    fleet.until_recorded("somebody was too late", |lines| lines.iter().any(too_late)).await;
+    fleet.until_recorded("a save was too late", |lines| lines.iter().any(too_late)).await;
     let report = round::finish(fleet, Clocks::Agree).await;
     assert_eq!(report.violations, [""; 0]);
 }
 
-/// The primary's clock is off, and then there is another primary. Leases may run out early or late;
-/// no stale save is accepted, and fences go on to rise.
-async fn a_fail_over_to_another_clock(ahead: i64) {
+/// The primary's clock is off, and then another member becomes the primary. Leases may expire early or
+/// late. No stale save is accepted, and fences keep rising.
+async fn a_failover_to_another_clock(ahead: i64) {
     if !can_fake_time() {
         return;
     }
@@ -77,10 +77,10 @@ async fn a_fail_over_to_another_clock(ahead: i64) {
     let shows = told.get_datetime("localTime").unwrap().timestamp_millis() / 1_000;
     assert!((shows - wall() - ahead).abs() < 60, "{ahead} s ahead: {shows}");
 
-    // Longer than the load thinks, so that locks are held in the midst of the fail-over.
+    // Longer than the load thinks, so that locks are held during the failover.
     let settings = Settings { ttl: Duration::from_secs(3), ..Settings::default() };
     let mut fleet = Fleet::new(&set.uri()).await.with(settings);
-    // Many, because those that are held with the clock ahead stay locked for minutes.
+    // Many keys, because locks that are taken while the clock is ahead stay locked for minutes.
     const KEYS: usize = 20;
     fleet.put_documents(KEYS).await;
     for _ in 0..2 {
@@ -99,11 +99,11 @@ async fn a_fail_over_to_another_clock(ahead: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fail_over_that_sets_the_clock_back() {
-    a_fail_over_to_another_clock(FIVE_MINUTES).await;
+async fn a_failover_that_sets_the_clock_back() {
+    a_failover_to_another_clock(FIVE_MINUTES).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fail_over_that_sets_the_clock_ahead() {
-    a_fail_over_to_another_clock(-FIVE_MINUTES).await;
+async fn a_failover_that_sets_the_clock_ahead() {
+    a_failover_to_another_clock(-FIVE_MINUTES).await;
 }

@@ -1,4 +1,4 @@
-//! Several application servers on one database, as a test starts, pauses and kills them.
+//! Several application servers on one database, which a test starts, pauses and kills.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -23,19 +23,19 @@ use crate::rig::child::Child;
 use crate::rig::{client, fresh_name};
 use crate::ways::Ways;
 
-/// For what usually takes a second or two, on however slow a machine.
+/// For steps that usually take a second or two, however slow the machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// One of them, from outside.
+/// One application server, seen from the outside.
 #[derive(Debug)]
 pub(crate) struct Application {
     pub(crate) child: Child,
     pub(crate) process: String,
-    /// Its own ways to the database, if they are to be cut.
+    /// Its own ways to the database, if they can be cut.
     pub(crate) ways: Option<Ways>,
 }
 
-/// All of them, with what they have in common.
+/// All application servers, and everything that they share.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     pub(crate) database: Database,
@@ -47,7 +47,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// On a database of its own, by a way that does not fail.
+    /// On a new database, reached by a way that does not fail.
     pub(crate) async fn new(uri: &str) -> Self {
         let database = client(uri).await.database(&fresh_name());
         let dir = tempfile::Builder::new().prefix("histories-").tempdir().expect("a directory");
@@ -68,13 +68,13 @@ impl Fleet {
         self.dir.path()
     }
 
-    /// Starts one more, on the same way to the database; returns its number.
+    /// Starts another application server on the same way to the database. Returns its number.
     pub(crate) async fn start(&mut self, role: Role) -> usize {
         let uri = self.uri.clone();
         self.start_on(&uri, role, &[]).await
     }
 
-    /// By another way, or in another environment.
+    /// Starts one by another way, or in another environment.
     pub(crate) async fn start_on(
         &mut self,
         uri: &str,
@@ -86,13 +86,13 @@ impl Fleet {
         self.applications.len() - 1
     }
 
-    /// With ways of its own to the database.
+    /// Starts one with its own ways to the database.
     pub(crate) async fn start_behind(&mut self, ways: Ways, role: Role) {
         let number = self.start_on(&ways.uri(), role, &[]).await;
         self.applications[number].ways = Some(ways);
     }
 
-    /// Starts one in the place of one that was killed.
+    /// Starts a new application server in the place of a killed one.
     pub(crate) async fn replace(&mut self, number: usize, role: Role) {
         let ways = self.applications[number].ways.take();
         let uri = ways.as_ref().map_or_else(|| self.uri.clone(), Ways::uri);
@@ -122,18 +122,18 @@ impl Fleet {
         }
     }
 
-    /// One within this process, to be told by the test itself what to do.
+    /// A server inside this process, driven by the test itself.
     pub(crate) async fn inside(&self, process: &str) -> Server {
         self.inside_on(&self.uri, process).await
     }
 
-    /// The same by another way to the database.
+    /// The same, by another way to the database.
     pub(crate) async fn inside_on(&self, uri: &str, process: &str) -> Server {
         let nothing = Role::Script { steps: Vec::new(), id: String::new() };
         Server::start(&self.config(uri, process, nothing)).await
     }
 
-    /// Lets those go on that wait for this word.
+    /// Sends this word to the application servers that wait for it.
     pub(crate) fn tell(&self, word: &str) {
         fs::write(self.dir().join(word), "").expect("a file");
     }
@@ -142,7 +142,7 @@ impl Fleet {
         history::read_all(self.dir())
     }
 
-    /// Waits until this one has written such a line.
+    /// Waits until this application server has written such a line.
     pub(crate) async fn until(
         &self,
         number: usize,
@@ -154,7 +154,7 @@ impl Fleet {
         found.unwrap_or_else(|_| panic!("{process}: never {what}"))
     }
 
-    /// The same of one within this process.
+    /// The same for a server inside this process.
     pub(crate) async fn until_written(
         &self,
         process: &str,
@@ -179,7 +179,7 @@ impl Fleet {
         self.until(number, text, is_it).await
     }
 
-    /// Waits until this holds of what was recorded.
+    /// Waits until the recorded history fulfils this condition.
     pub(crate) async fn until_recorded(&self, what: &str, holds: impl Fn(&[Line]) -> bool) {
         let began = Instant::now();
         while !holds(&self.lines()) {
@@ -188,13 +188,13 @@ impl Fleet {
         }
     }
 
-    /// Waits until somebody has saved since then, as a sign that all is well again.
+    /// Waits until a save has succeeded since then, as a sign that everything works again.
     pub(crate) async fn until_saved_since(&self, since: Moment) {
         let is_saved = |line: &Line| line.at > since && line.event == Event::Saved;
-        self.until_recorded("somebody can save", |lines| lines.iter().any(is_saved)).await;
+        self.until_recorded("a save succeeds", |lines| lines.iter().any(is_saved)).await;
     }
 
-    /// Fresh documents to work on.
+    /// Writes new documents to work on.
     pub(crate) async fn put_documents(&self, keys: usize) {
         for collection in DOCUMENTS {
             let fresh = (0..keys).map(|id| Counter { id: id.to_string(), ..Counter::default() });
@@ -203,7 +203,7 @@ impl Fleet {
         }
     }
 
-    /// Has the load stop, and waits until all have ended.
+    /// Stops the load, and waits until all application servers have ended.
     pub(crate) async fn stop(&self) {
         self.tell("stop");
         for number in 0..self.applications.len() {
@@ -211,7 +211,7 @@ impl Fleet {
         }
     }
 
-    /// What has become of the documents.
+    /// The final state of the documents.
     pub(crate) async fn stored(&self) -> Stored {
         let mut stored = BTreeMap::new();
         for collection in DOCUMENTS {
@@ -226,11 +226,11 @@ impl Fleet {
         stored
     }
 
-    /// Waits until no lock is left that has not run out, and none that a server should have removed; and
-    /// until all idle sessions are announced.
+    /// Waits until no live lock is left, and no lock that a server should have removed, and until all
+    /// idle sessions are announced.
     pub(crate) async fn until_nothing_is_left(&self) {
-        // A server that was killed in the midst of a save may have left a transaction open, which MongoDB
-        // ends after a minute, or half a minute later.
+        // A server that was killed during a save may have left a transaction open. MongoDB ends it
+        // after a minute, or half a minute later.
         let began = Instant::now();
         let mut left = Vec::new();
         while began.elapsed() < 3 * PATIENCE {
@@ -253,14 +253,14 @@ impl Fleet {
         panic!("left behind: {left:#?}");
     }
 
-    /// Checks what was recorded. Keeps it for people to look at if it is not as it should be.
+    /// Checks the recorded history. Keeps it for inspection if a check fails.
     pub(crate) async fn check(&self, clocks: Clocks) -> Report {
         let stored = self.stored().await;
         let report = check(&self.lines(), &stored, clocks);
         self.keep(report, &stored).await
     }
 
-    /// The same, and that all idle sessions were announced. Nothing is left.
+    /// The same, and also checks that all idle sessions were announced and that nothing is left.
     pub(crate) async fn check_to_the_end(&self) -> Report {
         let stored = self.stored().await;
         let report = check_to_the_end(&self.lines(), &stored);
@@ -281,7 +281,7 @@ impl Fleet {
         report
     }
 
-    /// What the server has written, as far back as it remembers.
+    /// The writes of the database server, as far back as its oplog goes.
     async fn written(&self) -> Vec<String> {
         let oplog = self.database.client().database("local").collection::<Document>("oplog.rs");
         let here = doc! { "$or": [
@@ -293,12 +293,12 @@ impl Fleet {
     }
 
     pub(crate) fn say(&self, text: &str) {
-        // Beside what the applications wrote, in their format.
+        // In the directory of the applications' histories, and in their format.
         history::History::create(&self.dir().join("nemesis.jsonl"), "nemesis").say(text);
     }
 }
 
-/// A test that fails in whatever way leaves its histories.
+/// A test leaves its histories behind, however it fails.
 impl Drop for Fleet {
     fn drop(&mut self) {
         if thread::panicking() {

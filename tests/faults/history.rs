@@ -1,4 +1,4 @@
-//! What application servers saw, one line of JSON each, in a file that survives their kill.
+//! The observations of application servers, one line of JSON each, in a file that survives a kill.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -11,7 +11,7 @@ use actix_doclock::{Lock, LockKey, Mode};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds on the clock that cannot be set, the same for all processes of the machine.
+/// Nanoseconds on the clock that cannot be set and that all processes of the machine share.
 pub(crate) type Moment = u64;
 
 pub(crate) fn now() -> Moment {
@@ -19,7 +19,7 @@ pub(crate) fn now() -> Moment {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Never later than it is; also one that has passed.
+/// Never later than the instant itself. The instant may lie in the past.
 pub(crate) fn moment(instant: Instant) -> Moment {
     let (now, as_instant) = (now(), Instant::now());
     let to_come = instant.saturating_duration_since(as_instant);
@@ -34,12 +34,12 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
 pub(crate) struct Line {
     pub(crate) at: Moment,
     pub(crate) process: String,
-    /// Pairs what began with what came of it.
+    /// Connects the beginning of an operation with its outcome.
     pub(crate) op: u64,
     pub(crate) event: Event,
 }
 
-/// Everything about a grant is told by its token.
+/// All events of one grant carry its token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Event {
     AcquireBegan {
@@ -51,11 +51,11 @@ pub(crate) enum Event {
         token: String,
         shared: bool,
         fence: Option<u64>,
-        /// When its holder stops to believe in it, unless more is heard.
+        /// When the holder stops believing in the lock, unless it is renewed.
         until: Moment,
     },
     Held,
-    /// The holder still takes it for live at that moment, whatever `until` said.
+    /// At that moment the holder still takes the lock for live, whatever `until` said.
     Believed {
         token: String,
     },
@@ -63,7 +63,7 @@ pub(crate) enum Event {
         token: String,
         until: Moment,
     },
-    /// The holder was told, and believes no more.
+    /// The holder was told of the loss, and stops believing.
     Lost {
         token: String,
     },
@@ -84,7 +84,7 @@ pub(crate) enum Event {
     Unknown {
         why: String,
     },
-    /// The listener was told that this session is idle, with these locks.
+    /// The listener was told that this session is idle and held these locks.
     Idle {
         aid: String,
         keys: Vec<String>,
@@ -92,7 +92,7 @@ pub(crate) enum Event {
     Said(String),
 }
 
-/// As keys are named in a history.
+/// The name of a key in a history.
 pub(crate) fn name(key: &LockKey) -> String {
     format!("{}/{}", key.collection(), key.id())
 }
@@ -110,7 +110,7 @@ impl Event {
     }
 }
 
-/// Where one process writes.
+/// The file that one process writes.
 #[derive(Debug)]
 pub(crate) struct History {
     process: String,
@@ -132,7 +132,7 @@ impl History {
         self.write_at(now(), op, event);
     }
 
-    /// In one write, which a kill does not tear apart.
+    /// In a single write, which a kill cannot tear apart.
     pub(crate) fn write_at(&self, at: Moment, op: u64, event: Event) {
         let line = Line { at, process: self.process.clone(), op, event };
         let mut line = serde_json::to_vec(&line).expect("plain data");
@@ -145,7 +145,7 @@ impl History {
     }
 }
 
-/// All lines of the files in a directory, in the order of their moments.
+/// The lines of all files in a directory, sorted by their moments.
 pub(crate) fn read_all(dir: &Path) -> Vec<Line> {
     let mut lines = Vec::new();
     for file in fs::read_dir(dir).expect("a directory").flatten() {
@@ -157,7 +157,7 @@ pub(crate) fn read_all(dir: &Path) -> Vec<Line> {
     lines
 }
 
-/// The whole lines of one file.
+/// The complete lines of one file.
 pub(crate) fn read(path: &Path) -> Vec<Line> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);

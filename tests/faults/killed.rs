@@ -1,5 +1,5 @@
-//! An application server is killed in the midst of each verb, with its command on the way to the
-//! server, or its answer on the way back.
+//! An application server is killed in the middle of each verb, while its command is on the way to the
+//! database server or the answer is on the way back.
 
 use std::time::{Duration, Instant};
 
@@ -18,25 +18,25 @@ use crate::rig::mongod::Mongod;
 use crate::rig::proxy::Proxy;
 
 const TTL: Duration = Duration::from_secs(15);
-/// How long the server keeps a transaction that nobody goes on with; 60 s by default.
+/// How long the database server keeps an abandoned transaction; 60 s by default.
 const TRANSACTIONS: Duration = Duration::from_secs(3);
-/// For everything that takes time but is not what is measured.
+/// For all steps that take time but are not measured.
 const GENEROUS: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lost {
-    /// It never gets to the server.
+    /// The command never reaches the server.
     Request,
-    /// It is carried out.
+    /// The command is carried out.
     Reply,
 }
 
-/// Kills it at that command of the last step. `skip`: so many of that name pass before.
+/// Kills the server at that command of its last step. The first `skip` commands of that name pass.
 async fn killed(server: &Mongod, steps: &[&str], command: &str, skip: usize, lost: Lost) {
     let case = format!("{steps:?}, {command}, {lost:?}");
     let proxy = Proxy::start(server.port());
-    // In no hurry: past its deadline, a save does not even try to commit; nor without its lock, which has to
-    // outlive the way to the verb.
+    // Not in a hurry: after its deadline, a save does not even try to commit. Nor does it without its
+    // lock, which has to outlive the way to the verb.
     let settings = Settings { reaper: None, deadline: PATIENCE, ttl: TTL };
     let mut fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(1).await;
@@ -45,7 +45,7 @@ async fn killed(server: &Mongod, steps: &[&str], command: &str, skip: usize, los
     let victim = fleet.start_on(&proxy.uri(), script(&all, "0"), &[]).await;
     fleet.until_said(victim, before.last().unwrap_or(&"begin")).await;
     for _ in 0..skip {
-        // It has passed by the time it would be held.
+        // With a hold after that, the command would already have passed.
         proxy.hold_request(command);
     }
     proxy.let_go();
@@ -67,7 +67,7 @@ async fn killed(server: &Mongod, steps: &[&str], command: &str, skip: usize, los
     let loaded = desk.load(&key).await.unwrap();
     let committed = command == "commitTransaction" && lost == Lost::Reply;
     assert_eq!(loaded.n, u64::from(committed), "{case}: old or new: {loaded:?}");
-    // What it has written without a commit is in the way until the server gives that up.
+    // Its uncommitted write blocks others until the server aborts the transaction.
     while !desk.save(&lock, loaded.clone()).await {
         let lines = fleet.lines_of("successor");
         let waited = Duration::from_nanos(now() - killed);
@@ -84,7 +84,8 @@ async fn killed(server: &Mongod, steps: &[&str], command: &str, skip: usize, los
     println!("{case}: free after {took:.1?}, saved after {saved:.1?}");
 }
 
-/// By one session after the other: an attempt that is given up may be carried out later.
+/// Tries with one session after the other, because an attempt that was given up may still be carried
+/// out later.
 async fn acquired_by_anybody(server: &Server, key: &LockKey) -> (Desk, Lock) {
     let began = Instant::now();
     loop {
@@ -92,7 +93,7 @@ async fn acquired_by_anybody(server: &Server, key: &LockKey) -> (Desk, Lock) {
         if let Some(lock) = desk.acquire(key).await {
             return (desk, lock);
         }
-        assert!(began.elapsed() < PATIENCE, "{key} does not get free");
+        assert!(began.elapsed() < PATIENCE, "{key} does not become free");
         sleep(Duration::from_millis(20)).await;
     }
 }
@@ -105,7 +106,7 @@ async fn server() -> Mongod {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_killed_in_the_midst_of_a_verb_blocks_nobody_for_long_and_tears_nothing() {
+async fn a_server_killed_in_the_middle_of_a_verb_blocks_nobody_for_long_and_tears_nothing() {
     let server = server().await;
     let cases: [(&[&str], &str, usize); 6] = [
         (&["begin", "acquire"], "findAndModify", 0),
@@ -122,11 +123,11 @@ async fn a_server_killed_in_the_midst_of_a_verb_blocks_nobody_for_long_and_tears
     join_all(all).await;
 }
 
-/// What a sweep has begun, another server's sweep ends.
+/// Another server completes the sweep that the killed server has begun.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_killed_while_it_sweeps_leaves_the_rest_to_the_others() {
     let server = server().await;
-    // Which session it is, that it ends; what it held; that it is done with.
+    // Records the end of the session, deletes its locks, marks the end as complete.
     let commands = ["update", "delete", "findAndModify"];
     let cases = commands.iter().flat_map(|command| {
         [Lost::Request, Lost::Reply].map(|lost| killed_while_sweeping(&server, command, lost))
@@ -141,9 +142,9 @@ async fn killed_while_sweeping(server: &Mongod, command: &str, lost: Lost) -> us
     let settings = Settings { reaper: None, deadline: PATIENCE, ..Settings::default() };
     let mut fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(1).await;
-    let silent = fleet.inside("silent").await;
+    let idle = fleet.inside("idle").await;
     let key = LockKey::new(Fenced::COLLECTION, "0").unwrap();
-    let lock = Desk::new(&silent).acquire(&key).await.expect("a free document");
+    let lock = Desk::new(&idle).acquire(&key).await.expect("a free document");
     crate::rig::age(&fleet.database, &key, 10 * settings.ttl).await;
 
     let sweep = script(&["begin", "wait:go", "sweep"], "0");

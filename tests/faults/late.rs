@@ -1,4 +1,4 @@
-//! Answers that come late, and connections that are all in use. What else gets lost on the way:
+//! Late answers, and connections that are all in use. For other losses on the way, see
 //! tests/suite/lost_replies.rs and tests/suite/outage.rs.
 
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::paused::acquired;
 use crate::rig::mongod::{Mongod, local_replica_set};
 use crate::rig::proxy::Proxy;
 
-/// Enough for what is not held up, on however slow a machine.
+/// Enough for a command that is not held up, however slow the machine.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 struct Late {
@@ -56,7 +56,7 @@ fn document() -> LockKey {
 
 /// The time on the way counts: the holder believes from before it asked, not from the answer on.
 #[tokio::test]
-async fn a_grant_that_arrives_late_is_believed_the_shorter() {
+async fn a_grant_that_arrives_late_is_believed_for_less_time() {
     let late = Late::new("", settings(Duration::from_secs(10))).await;
     late.proxy.hold_reply_to("findAndModify");
     let desk = Desk::new(&late.app);
@@ -68,13 +68,13 @@ async fn a_grant_that_arrives_late_is_believed_the_shorter() {
     });
     let lock = lock.expect("granted");
     assert!(lock.expires_in() + on_its_way <= late.app.settings.ttl, "{:?}", lock.expires_in());
-    // Whoever comes next is let in after that.
+    // The next holder is let in after that.
     let next = acquired(&Desk::new(&late.other), &held).await;
     assert!(lock.expires_at <= Instant::now(), "{next:?}");
     late.is_good().await;
 }
 
-/// Nobody waits for it any more: it is given back, long before it runs out.
+/// Its caller has stopped waiting, so the lock is given back long before it expires.
 #[tokio::test]
 async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
     let ttl = Duration::from_secs(600);
@@ -89,7 +89,7 @@ async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
     late.is_good().await;
 }
 
-/// The driver does not help here: the second attempt is the crate's own.
+/// The driver does not help here: the crate itself makes the second attempt.
 #[tokio::test]
 async fn a_grant_whose_answer_is_lost_is_found_by_the_next_attempt() {
     let late = Late::new("&retryWrites=false", settings(Duration::from_secs(10))).await;
@@ -100,9 +100,9 @@ async fn a_grant_whose_answer_is_lost_is_found_by_the_next_attempt() {
     assert_eq!((late.proxy.fired(), late.proxy.passed("findAndModify")), (1, 2));
 }
 
-/// By then the lock has been released, and somebody else has saved.
+/// By then the lock has been released, and another session has saved.
 #[tokio::test]
-async fn an_attempt_that_arrives_after_the_next_one_was_answered_overwrites_nothing() {
+async fn an_attempt_that_arrives_after_a_later_one_was_answered_overwrites_nothing() {
     let ttl = Duration::from_secs(15);
     let late = Late::new("&retryWrites=false", Settings { ttl, ..settings(ttl) }).await;
     let key = LockKey::new(Plain::COLLECTION, "0").unwrap();
@@ -115,7 +115,7 @@ async fn an_attempt_that_arrives_after_the_next_one_was_answered_overwrites_noth
     assert!(other.save(&lock, other.load(&key).await.unwrap()).await);
     other.release(&lock).await;
 
-    // As if it had only been held up on its way.
+    // As if this attempt had only been held up on its way.
     let first = Claim {
         aid: stale.aid.clone(),
         token: stale.token.unwrap().first_attempt(),
@@ -131,12 +131,12 @@ async fn an_attempt_that_arrives_after_the_next_one_was_answered_overwrites_noth
     let _ = late.other.store.try_acquire(&key, &first).await.unwrap();
     assert!(!desk.save(&stale, loaded).await, "overwritten");
     assert_eq!(late.proxy.fired(), 1);
-    // What was granted to nobody goes long before it runs out.
+    // A lock that was granted to nobody is gone long before it would expire.
     acquired(&other, &key).await;
     assert_eq!(other.load(&key).await.unwrap().n, 1);
 }
 
-/// By then the session has released it elsewhere, and has taken it again.
+/// By then the session has released the lock on another server and taken it again.
 #[tokio::test]
 async fn a_release_that_arrives_late_frees_no_newer_lock() {
     let ttl = Duration::from_secs(600);
@@ -146,7 +146,7 @@ async fn a_release_that_arrives_late_frees_no_newer_lock() {
     let old = desk.acquire(&key).await.expect("a free document");
     late.proxy.hold_request("delete");
     desk.release(&old).await;
-    assert!(!desk.is_certain(), "in time");
+    assert!(!desk.is_certain(), "no answer in time");
     let moved = desk.moved_to(&late.other);
     moved.release(&old).await;
     let new = moved.acquire(&key).await.expect("free again");
@@ -160,9 +160,9 @@ async fn a_release_that_arrives_late_frees_no_newer_lock() {
     late.is_good().await;
 }
 
-/// A save, a renewal and a release that are answered too late have happened once, or not at all.
+/// A save, a renewal and a release that are answered too late have happened once or not at all.
 #[tokio::test]
-async fn what_is_answered_after_the_deadline_is_unknown_and_no_more() {
+async fn an_operation_answered_after_the_deadline_has_an_unknown_outcome() {
     let ttl = Duration::from_secs(600);
     let late = Late::new("", Settings { ttl, ..settings(DEADLINE) }).await;
     let (desk, key) = (Desk::new(&late.app), LockKey::new(Plain::COLLECTION, "0").unwrap());
@@ -178,7 +178,7 @@ async fn what_is_answered_after_the_deadline_is_unknown_and_no_more() {
     assert!(saved, "the store itself waits for the commit; the manager would not have");
     late.proxy.hold_reply_to("update");
     desk.renew(&lock).await;
-    assert!(!desk.is_certain(), "in time");
+    assert!(!desk.is_certain(), "no answer in time");
     late.proxy.let_go();
     late.proxy.hold_reply_to("delete");
     desk.release(&lock).await;
@@ -195,7 +195,7 @@ async fn what_is_answered_after_the_deadline_is_unknown_and_no_more() {
 
 /// The only connection waits for an answer that does not come.
 #[tokio::test]
-async fn without_a_free_connection_all_answer_in_time_and_leave_nothing_behind() {
+async fn without_a_free_connection_all_verbs_answer_in_time_and_leave_nothing_behind() {
     let ttl = Duration::from_secs(600);
     let settings = Settings { ttl, ..settings(DEADLINE) };
     let late = Late::new("&maxPoolSize=1", settings).await;
@@ -214,12 +214,12 @@ async fn without_a_free_connection_all_answer_in_time_and_leave_nothing_behind()
     assert!(!desk.is_certain(), "an outage is not an answer");
     assert!(late.app.locks.renew(&lock.aid).await.is_err());
     first.release(&lock).await;
-    assert!(!first.is_certain(), "in time");
+    assert!(!first.is_certain(), "no answer in time");
     let most = 3 * DEADLINE + Duration::from_secs(15);
     assert!(began.elapsed() < most, "answered after {:?}", began.elapsed());
     assert!(holds_the_connection.await.unwrap().is_err(), "in time");
     late.proxy.let_go();
-    // The acquire that got its turn late is given back, the release comes through.
+    // The acquire that got its connection late is given back, and the release gets through.
     for key in [&key, &free] {
         acquired(&Desk::new(&late.other), key).await;
     }
@@ -227,11 +227,11 @@ async fn without_a_free_connection_all_answer_in_time_and_leave_nothing_behind()
     late.is_good().await;
 }
 
-/// The server fixes the time of a command when it begins. One that has to wait there must not shorten a
-/// lease that was renewed meanwhile.
+/// The server fixes the time of a command when the command begins. A command that has to wait there
+/// must not shorten a lease that was renewed in the meantime.
 #[tokio::test]
-async fn a_command_that_was_held_up_takes_no_later_renewal_back() {
-    // Where a command waits that has met an open transaction.
+async fn a_command_that_was_held_up_does_not_undo_a_later_renewal() {
+    // Commands that meet an open transaction wait at this point.
     const FAIL_POINT: &str = "setYieldAllLocksHang";
     let server = Mongod::start_replica_set().await;
     let ttl = Duration::from_secs(10);
@@ -254,13 +254,13 @@ async fn a_command_that_was_held_up_takes_no_later_renewal_back() {
         server.admin(wait).await;
         in_the_way.abort_transaction().await.unwrap();
         sleep(ttl / 2).await;
-        // On a slow machine the renewal, too, yields, and waits there until it is let go.
+        // On a slow machine the renewal may yield too, and waits there until it is released.
         tokio::join!(desk.renew(&lock), async {
             sleep(ttl / 8).await;
             server.admin(doc! { "configureFailPoint": FAIL_POINT, "mode": "off" }).await;
         });
     });
-    assert_eq!(again.expect("its own").token, lock.token);
+    assert_eq!(again.expect("the session's own lock").token, lock.token);
     acquired(&Desk::new(&fleet.inside("other").await), &key).await;
     let report = fleet.check(Clocks::Agree).await;
     assert_eq!(report.violations, [""; 0]);

@@ -1,5 +1,5 @@
-//! Faults survived: application servers as processes, real servers, a recorded history, and a
-//! checker of it. See docs/faults.md.
+//! Tests of faults: application servers as processes, real database servers, a recorded history, and a
+//! checker of that history. See docs/faults.md.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 #[path = "../rig/mod.rs"]

@@ -19,7 +19,7 @@ use crate::rig::replica_set::ReplicaSet;
 use crate::rig::share;
 use crate::round;
 
-/// Three members, for one test at a time, which leaves all of them well.
+/// Three members. One test at a time uses them, and leaves all of them running.
 pub(crate) async fn shared_set() -> (&'static ReplicaSet, MutexGuard<'static, ()>) {
     static SET: OnceLock<Option<ReplicaSet>> = OnceLock::new();
     static TURN: Mutex<()> = Mutex::const_new(());
@@ -34,15 +34,15 @@ async fn every_fault_in_turn_under_load() {
     assert_eq!(outcome.faults.len(), nemesis::ALL.len());
     let report = outcome.report;
     assert_eq!(report.violations, [""; 0]);
-    // The faults have reached the load, which has got somewhere all the same.
+    // The faults have disturbed the load, which has nevertheless made progress.
     assert!(report.unknown > 0, "no operation was disturbed");
-    assert!(report.refused_saves > 0, "nobody was too late");
+    assert!(report.refused_saves > 0, "no save was too late");
     assert!(report.saves > 20, "only {} saves", report.saves);
 }
 
-/// The primary has written it, nobody else has, and the primary is gone for good.
+/// Only the primary has written the save, and the primary is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_save_that_has_not_left_the_primary_is_not_acknowledged() {
+async fn a_save_that_is_only_on_the_primary_is_not_acknowledged() {
     let (set, _turn) = shared_set().await;
     let ttl = Duration::from_secs(60);
     let settings = Settings { ttl, deadline: ttl, ..Settings::default() };
@@ -69,9 +69,9 @@ async fn a_save_that_has_not_left_the_primary_is_not_acknowledged() {
     assert_eq!(report.violations, [""; 0]);
 }
 
-/// The primary has written it, and nobody else has: its holder sees what is left after a fail-over.
+/// Only the primary has written the lease, so its holder must see the state that survives a failover.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_has_not_left_the_primary_is_not_believed() {
+async fn a_lease_that_is_only_on_the_primary_is_not_believed() {
     let (set, _turn) = shared_set().await;
     let settings = Settings { ttl: Duration::from_secs(3), reaper: None, ..Settings::default() };
     let fleet = Fleet::new(&set.uri()).await.with(settings);
@@ -97,8 +97,8 @@ async fn a_lease_that_has_not_left_the_primary_is_not_believed() {
     set.until_complete().await;
     assert_eq!(written.modified_count, 1);
     assert!(lost.is_ok(), "it is still believed");
-    // That it has gone is not known either.
+    // It is not certain either that the lock is gone.
     assert!(seen.is_err() && all.is_err() && mine.is_err(), "{seen:?}, {all:?}, {mine:?}");
-    // On a busy machine the primary may have stepped down meanwhile.
+    // On a busy machine the primary may have stepped down in the meantime.
     assert!(listed.map_or(true, |it| it.is_empty()), "it is still shown");
 }

@@ -1,4 +1,4 @@
-//! The faults, each injected for sure and healed again.
+//! The faults. Each is certain to take effect, and is healed again.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,16 +18,16 @@ pub(crate) enum Fault {
     /// The primary crashes, and comes back as a secondary.
     KillPrimary,
     StepDown,
-    /// The primary stands still, is replaced, and goes on as if nothing had happened.
+    /// The primary is paused, replaced, and resumes as if nothing had happened.
     PausePrimary,
-    /// What the primary acknowledges by itself never leaves it, and then it crashes.
+    /// The primary acknowledges writes that never reach another member, and then crashes.
     LagAndKill,
     LoseMajority,
-    /// An application server stands still for longer than its locks live.
+    /// An application server is paused for longer than the ttl of its locks.
     PauseApplication,
-    /// An application server crashes; another one is started.
+    /// An application server crashes, and another one is started.
     KillApplication,
-    /// An application server reaches the primary no more, or no member at all.
+    /// An application server can no longer reach the primary, or any member at all.
     CutApplicationOff,
 }
 
@@ -57,7 +57,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Injects a fault and heals it; by then another primary is there, where that is what it is about.
+/// Injects a fault and heals it. If the fault is to change the primary, there is a new primary by then.
 pub(crate) async fn inject(
     fault: Fault,
     set: &ReplicaSet,
@@ -125,7 +125,7 @@ pub(crate) async fn inject(
     fleet.say("healed");
 }
 
-/// Has all others than this one stop to fetch what it writes, or go on.
+/// Stops or resumes replication from this member to all others.
 pub(crate) async fn stop_replication(set: &ReplicaSet, primary: usize, stop: bool) {
     let mode = if stop { "alwaysOn" } else { "off" };
     for (n, member) in set.members().iter().enumerate() {

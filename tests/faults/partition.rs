@@ -1,5 +1,5 @@
-//! One application server is cut off, from the primary only or from all members, while another one
-//! is not. Each has its own way to each member: a proxy that stands for it.
+//! One application server is cut off, from the primary only or from all members, while another one is
+//! not. Each has its own proxy in front of each member.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ const GENEROUS: Duration = Duration::from_secs(15);
 const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_cut_off_knows_it_before_another_is_let_in() {
+async fn a_cut_off_server_knows_of_its_loss_before_another_one_is_let_in() {
     println!(
         "by a proxy for each application server and member; not by network namespaces: the \
          servers listen on the loopback of this one only"
@@ -49,7 +49,7 @@ async fn cut_off(set: &ReplicaSet, primary: usize, from: From, cut: Break) {
     let document = LockKey::new(Fenced::COLLECTION, "0").unwrap();
     let name = LockKey::new(Fair::COLLECTION, "a").unwrap();
 
-    // It edits a document, and a job of it holds a name, which is renewed.
+    // The cut-off server edits a document, and one of its jobs holds a name, which is renewed.
     let desk = Desk::new(&alone);
     let lock = desk.acquire(&document).await.expect("a free document");
     let loaded = desk.load(&document).await.unwrap();
@@ -57,7 +57,7 @@ async fn cut_off(set: &ReplicaSet, primary: usize, from: From, cut: Break) {
         let (alone, name) = (alone.clone(), name.clone());
         tokio::spawn(async move { guards::hold(&alone, &name, false, LONG).await })
     };
-    // What it was told by a renewal is to run out in time, too.
+    // The lease of a renewal has to expire in time too.
     fleet
         .until_recorded("the name is renewed", |lines| {
             let granted = lines.iter().find(|&line| is_granted(&name)(line));
@@ -72,9 +72,9 @@ async fn cut_off(set: &ReplicaSet, primary: usize, from: From, cut: Break) {
     ways.cut_from(from, primary, cut);
 
     answers_in_time(&alone, &document, &desk, &lock).await;
-    assert!(ways.fired() > 0, "nothing was in its way");
+    assert!(ways.fired() > 0, "the cut had no effect");
 
-    // The other one gets both, and works on.
+    // The other server gets both locks, and works on.
     let waiting = async {
         let wanted = || fleet.lines_of("other").iter().any(is_granted(&name));
         while !wanted() {
@@ -85,7 +85,7 @@ async fn cut_off(set: &ReplicaSet, primary: usize, from: From, cut: Break) {
         let successor = Desk::new(&other);
         let lock = acquired(&successor, &document).await;
         let loaded = successor.load(&document).await.unwrap();
-        assert!(successor.save(&lock, loaded).await, "nothing is in its way");
+        assert!(successor.save(&lock, loaded).await, "the successor may save");
     };
     tokio::join!(waiting, editing);
     job.await.unwrap();
@@ -109,7 +109,7 @@ fn is_granted(key: &LockKey) -> impl Fn(&Line) -> bool {
     move |line| matches!(&line.event, Event::Granted { key, .. } if *key == wanted)
 }
 
-/// Each verb says by its deadline that it does not know.
+/// Each verb reports by its deadline that it does not know the outcome.
 async fn answers_in_time(
     alone: &Server,
     document: &LockKey,

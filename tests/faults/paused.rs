@@ -1,4 +1,4 @@
-//! An application server stands still with a lock until somebody else has it, and then saves.
+//! An application server is paused with a lock until another one has taken it over, and then saves.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use crate::fleet::{Fleet, PATIENCE};
 use crate::history::Event;
 use crate::rig::mongod::local_replica_set;
 
-/// The lock, as soon as it can be had.
+/// Acquires the lock as soon as it is free.
 pub(crate) async fn acquired(desk: &Desk, key: &LockKey) -> Lock {
     let began = Instant::now();
     loop {
         if let Some(lock) = desk.acquire(key).await {
             return lock;
         }
-        assert!(began.elapsed() < PATIENCE, "{key} does not get free");
+        assert!(began.elapsed() < PATIENCE, "{key} does not become free");
         sleep(Duration::from_millis(20)).await;
     }
 }
@@ -73,9 +73,9 @@ async fn a_paused_holder_does_not_save_while_its_successor_is_editing() {
     resumed_with_a_stale_lock(false).await;
 }
 
-/// Nobody else has come, and its record is still there: it is gone for its holder all the same.
+/// Nobody else has taken the lock, and its record is still there. For its holder it is lost anyway.
 #[tokio::test]
-async fn a_paused_holder_does_not_revive_what_has_run_out() {
+async fn a_paused_holder_does_not_revive_its_expired_lock() {
     let settings = Settings { reaper: None, ..Settings::default() };
     let mut fleet = Fleet::new(&local_replica_set().await.uri()).await.with(settings);
     fleet.put_documents(1).await;
@@ -92,5 +92,5 @@ async fn a_paused_holder_does_not_revive_what_has_run_out() {
     let answer = |event: &Event| matches!(event, Event::Saved | Event::NotSaved);
     assert_eq!(fleet.until(paused, "answered to its save", answer).await.event, Event::NotSaved);
     let record = fleet.database.collection::<Document>("fenced.lock").find_one(doc! {}).await;
-    assert!(record.unwrap().is_some(), "somebody has removed it");
+    assert!(record.unwrap().is_some(), "the record has been removed");
 }

@@ -14,14 +14,14 @@ use crate::nemesis::{Fault, inject};
 use crate::rig::replica_set::ReplicaSet;
 use crate::ways::Ways;
 
-/// Few, so that all want the same.
+/// So few that the workers compete for them.
 const KEYS: usize = 3;
 
 pub(crate) fn load(seed: u64) -> Role {
     Role::Load { seed, keys: KEYS, careless: false }
 }
 
-/// What came of a round.
+/// The outcome of a round.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) report: Report,
@@ -29,8 +29,8 @@ pub(crate) struct Outcome {
     pub(crate) took: Duration,
 }
 
-/// Application servers under load, and these faults in turn. Keeps the histories if they are not as
-/// they should be.
+/// Runs application servers under load with these faults, one after the other. Keeps the histories if a
+/// check fails.
 pub(crate) async fn on(set: &ReplicaSet, faults: &[Fault], seed: u64, servers: usize) -> Outcome {
     println!("seed {seed}");
     let began = Instant::now();
@@ -52,14 +52,14 @@ pub(crate) async fn on(set: &ReplicaSet, faults: &[Fault], seed: u64, servers: u
     Outcome { report, faults: injected, took: began.elapsed() }
 }
 
-/// Stops the load, and checks what was recorded.
+/// Stops the load, and checks the recorded history.
 pub(crate) async fn finish(mut fleet: Fleet, clocks: Clocks) -> Report {
     fleet.stop().await;
-    // Their locks may be left; who removes them is one more, which does nothing else.
+    // Their locks may be left behind; an additional server, which does nothing else, removes them.
     let idle = Role::Script { steps: vec!["idle".into()], id: "0".into() };
     fleet.applications.clear();
     fleet.start(idle).await;
-    // Where a clock has jumped back, that takes as long as the jump.
+    // After a clock has jumped back, this takes as long as the jump.
     let report = if clocks == Clocks::Agree {
         fleet.until_nothing_is_left().await;
         fleet.check_to_the_end().await

@@ -1,4 +1,4 @@
-//! The same for as long as one likes; started by scripts/soak.
+//! Rounds of random faults for as long as desired; started by scripts/soak.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -10,7 +10,7 @@ use crate::nemesis::{ALL, Fault};
 use crate::rig::replica_set::ReplicaSet;
 use crate::round;
 
-/// So many faults between two checks.
+/// The number of faults between two checks.
 const FAULTS_OF_A_ROUND: usize = 6;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

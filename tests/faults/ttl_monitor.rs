@@ -1,4 +1,4 @@
-//! The server's own removal of what has run out: never, and every second.
+//! The TTL monitor, the server's own removal of expired locks: switched off, and once a second.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ fn no_reaper() -> Settings {
     Settings { reaper: None, ..Settings::default() }
 }
 
-/// Without anybody who removes anything: whether a lock has run out is decided by who asks.
+/// Nothing removes records here: each contender decides for itself whether a lock has expired.
 #[tokio::test]
-async fn without_the_monitor_a_lock_runs_out_all_the_same() {
+async fn without_the_monitor_a_lock_still_expires() {
     let server = local_replica_set().await;
     let parameter = doc! { "getParameter": 1, "ttlMonitorEnabled": 1 };
     assert!(!server.admin(parameter).await.get_bool("ttlMonitorEnabled").unwrap());
@@ -33,7 +33,7 @@ async fn without_the_monitor_a_lock_runs_out_all_the_same() {
     }
     let desk = Desk::new(&fleet.inside("next").await);
     acquired(&desk, &LockKey::new("fenced", "0").unwrap()).await;
-    // The other one has run out as well by now, or soon; its record stays.
+    // The other lock has expired too by now, or will soon; its record stays.
     sleep(no_reaper().ttl).await;
     let records = fleet.database.collection::<Document>("fenced.lock");
     assert_eq!(records.count_documents(doc! { "_id": "1" }).await.unwrap(), 1);
@@ -41,7 +41,7 @@ async fn without_the_monitor_a_lock_runs_out_all_the_same() {
     assert_eq!((report.violations, report.grants), (vec![], 3));
 }
 
-/// What is alive because it is renewed is never purged; what is not, is.
+/// A lock that is kept alive by renewal is never purged; an abandoned one is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_eager_monitor_purges_no_lock_that_is_renewed() {
     let eager = Unusual { eager_ttl_monitor: true, ..Unusual::default() };
@@ -72,7 +72,7 @@ async fn an_eager_monitor_purges_no_lock_that_is_renewed() {
     let lines = fleet.lines();
     assert!(!lines.iter().any(|line| matches!(line.event, Event::Lost { .. })), "lost");
     let released = lines.iter().filter(|line| line.event == Event::Released).count();
-    assert_eq!(released, 2, "both were there to the end");
+    assert_eq!(released, 2, "both locks were there to the end");
     let records = fleet.database.collection::<Document>("plain.lock");
     let began = std::time::Instant::now();
     while records.count_documents(doc! { "_id": "1" }).await.unwrap() > 0 {

@@ -1,4 +1,5 @@
-//! Broken applications, which the checker must see as broken: else it would see nothing in ours.
+//! Broken applications. The checker must find them broken; otherwise it would not find anything in ours
+//! either.
 
 use std::time::Duration;
 
@@ -19,13 +20,13 @@ use crate::rig::mongod::local_replica_set;
 use crate::rig::{client, fresh_name};
 use crate::round;
 
-/// What lives so long does not run out in the meantime.
+/// So long that no lock expires in the meantime.
 const TTL: Duration = Duration::from_secs(60);
 
-/// Nobody pauses it from outside: its sessions think longer than their locks live, and then write
-/// past the guard.
+/// No pause from outside is needed: the sessions think for longer than the ttl, and then write without
+/// the guard.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn saves_without_the_guard_are_seen_to_lose_updates() {
+async fn saves_without_the_guard_are_found_to_lose_updates() {
     let mut fleet = Fleet::new(&local_replica_set().await.uri()).await;
     fleet.put_documents(1).await;
     for seed in [1, 2] {
@@ -43,7 +44,7 @@ async fn saves_without_the_guard_are_seen_to_lose_updates() {
     assert!(text.contains("and is lost") && text.contains("had the lock by then"), "{text}");
 }
 
-/// An exclusive lock by the driver alone, with a write concern to choose: an insert, or nothing.
+/// An exclusive lock by the driver alone, with the given write concern: a single insert.
 async fn grant(database: &Database, history: &History, concern: WriteConcern) -> bool {
     let key = LockKey::new(Plain::COLLECTION, "twin").unwrap();
     let op = history.next_op();
@@ -88,11 +89,11 @@ async fn patient(uri: &str, name: &str) -> Database {
     client.database(name)
 }
 
-/// The primary grants a lock, its word does not get out, and it dies; the next primary grants the
-/// same lock. With `w: 1` both are believed, and the checker sees it. The crate does not fall for it:
-/// its first grant is of unknown outcome.
+/// The primary grants a lock, its write does not reach another member, and it dies. The next primary
+/// grants the same lock. With `w: 1` both holders believe in their locks, and the checker finds it. The
+/// crate is not deceived: its first grant has an unknown outcome.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_acknowledged_by_one_member_is_seen_to_be_granted_twice() {
+async fn a_lock_acknowledged_by_one_member_is_found_to_be_granted_twice() {
     let (set, _turn) = shared_set().await;
     let fleet = Fleet::new(&set.uri()).await.with(Settings { ttl: TTL, ..Settings::default() });
     let name = fresh_name();
@@ -106,7 +107,10 @@ async fn a_lock_acknowledged_by_one_member_is_seen_to_be_granted_twice() {
     let one = WriteConcern::builder().w(Acknowledgment::Nodes(1)).build();
     assert!(grant(&twin, &history, one).await, "the twin has its lock");
     let key = LockKey::new(Fenced::COLLECTION, "a").unwrap();
-    assert!(Desk::new(&ours).acquire(&key).await.is_none(), "a majority has acknowledged it");
+    assert!(
+        Desk::new(&ours).acquire(&key).await.is_none(),
+        "the lock was granted without a majority"
+    );
     set.members()[primary].kill9();
     stop_replication(set, primary, false).await;
     set.another_than(primary).await;
@@ -115,7 +119,7 @@ async fn a_lock_acknowledged_by_one_member_is_seen_to_be_granted_twice() {
     let mut attempts = 0;
     while Desk::new(&after).acquire(&key).await.is_none() {
         attempts += 1;
-        assert!(attempts < 600, "locked for good");
+        assert!(attempts < 600, "locked forever");
         sleep(Duration::from_millis(100)).await;
     }
     set.members()[primary].restart_member().await;

@@ -1,4 +1,4 @@
-//! An application server's own ways to the members of a replica set, which can be cut.
+//! An application server's own ways to the members of a replica set. They can be cut.
 
 use crate::rig::proxy::Proxy;
 use crate::rig::replica_set::ReplicaSet;
@@ -11,7 +11,6 @@ pub(crate) enum From {
 
 pub(crate) type Break = fn(&Proxy);
 
-/// An application server's own ways to the members.
 #[derive(Debug)]
 pub(crate) struct Ways {
     proxies: Vec<Proxy>,

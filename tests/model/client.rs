@@ -1,4 +1,4 @@
-//! An application server, on behalf of a session.
+//! An application server that acts for one session.
 
 use crate::{
     protocol::{Broken, Nexts, Protocol, Step},
@@ -28,8 +28,8 @@ impl Protocol {
                 });
             }
             Phase::Editing => {
-                // Also long after its lease: a process that was paused does not know. But for
-                // renewing it has to look at the clock.
+                // Also long after its lease has expired: a paused process does not know. Only a renewal
+                // has to look at the clock.
                 if from.primary.version < self.versions {
                     begin(Step::Saves(who), &|it| it.phase = Phase::Saving);
                 }
@@ -62,8 +62,8 @@ impl Protocol {
             let broken = broken.or_else(|| self.is_broken(&world));
             to.push(Next { step: Step::Hears(who, reply.answer), state: world, broken });
         }
-        // A save is not: the answer to the second would not tell what became of the first. That a
-        // look or a renewal is changes nothing: they are as good as new ones.
+        // A save is not repeated: the answer to the second one would not tell the outcome of the first.
+        // Repeating a look or a renewal changes nothing: they are as good as new ones.
         let asks = matches!(client.phase, Phase::Asking | Phase::Tracing);
         let repeats = asks || matches!(client.phase, Phase::Releasing | Phase::GivingBack);
         if from.repetitions > 0 && client.patience > 0 && who == Who::Alice && repeats {
@@ -72,7 +72,7 @@ impl Protocol {
             let again = world.client(who);
             again.reply = None;
             if asks {
-                // From the beginning.
+                // Starts again from the beginning.
                 (again.phase, again.former) = (Phase::Asking, None);
             }
             if asks && self.rules.token_for_each_attempt {
@@ -110,7 +110,8 @@ impl Protocol {
                 if looks {
                     (client.phase, client.patience) = (Phase::Looking, DEADLINE);
                     let request = client.request();
-                    // Where there is no room the look is as good as lost, and sent again or given up.
+                    // Where there is no room, the look is as good as lost: it is sent again or given
+                    // up.
                     let _ = world.send(request);
                 } else {
                     client.edits(version);
@@ -127,7 +128,7 @@ impl Protocol {
                 let _ = world.send(request);
             }
             (Phase::Looking, Answer::Goes(version)) => client.edits(version),
-            // Outright, whatever other request of the ended session was told.
+            // Given back unconditionally, whatever another request of the ended session was told.
             (Phase::Looking, _) => {
                 (client.phase, client.patience) = (Phase::Releasing, DEADLINE);
                 (client.belief, client.if_answered, client.seen) = (0, 0, 0);
@@ -160,25 +161,25 @@ impl Protocol {
                     return Some(Broken::ALockWasLeftBehind);
                 }
             }
-            // Held, or lost.
+            // The other session holds it, or it is lost.
             _ => client.stop(),
         }
         None
     }
 
-    /// No answer within the deadline.
+    /// There was no answer within the deadline.
     fn give_up(&self, world: &mut World, client: Client) {
         let who = client.token.who;
         match client.phase {
             Phase::Asking | Phase::Tracing | Phase::Looking => self.give_back(world, who),
             Phase::Renewing => world.client(who).edits(client.seen),
             Phase::Saving => {
-                // A commit that has been sent may still arrive.
+                // A commit that has already been sent may still arrive.
                 world.cancel(client.request());
                 self.give_back(world, who);
             }
             _ => {
-                // What it does not know to be gone goes with its ttl.
+                // A lock that may still be there goes with its ttl.
                 world.client(who).stop();
                 for database in [&mut world.primary, &mut world.majority] {
                     if let Some(lock) = database.lock.as_mut().filter(|it| it.token.who == who) {

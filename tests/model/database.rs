@@ -1,4 +1,4 @@
-//! What the database does with what arrives, and what a fail-over makes of it.
+//! How the database handles the requests that arrive, and what a failover does to it.
 
 use crate::{
     protocol::{Broken, Nexts, Protocol, Step},
@@ -11,7 +11,7 @@ impl Protocol {
     pub(crate) fn of_database(&self, from: &World, to: &mut Nexts) {
         for at in 0..from.under_way.len() {
             let Some(request) = from.under_way[at] else { continue };
-            // The same request twice leads to the same twice.
+            // Handling either of two equal requests leads to the same state.
             if at > 0 && from.under_way[at - 1] == from.under_way[at] {
                 continue;
             }
@@ -40,18 +40,18 @@ impl Protocol {
         }
     }
 
-    /// The connections break, and what no majority has may be gone.
+    /// The connections break, and writes that are not majority-committed may be lost.
     fn fail_over(&self, from: &World, to: &mut Nexts) {
         let mut world = *from;
         world.failovers -= 1;
-        // Open transactions end with their primary, and the sweep that was under way fails.
+        // Open transactions end with their primary, and the sweep that is under way fails.
         world.sweep = Sweep::Idle;
         for it in &mut world.under_way {
             *it = it.filter(|request| !matches!(request.verb, Verb::Commit(..)));
         }
         world.under_way.sort_unstable();
-        // What was acknowledged has been sent. Whether the rest arrives does not matter: it is not
-        // waited for.
+        // Acknowledged writes have been answered. Whether the other answers arrive does not matter,
+        // because nobody waits for them.
         let forget = |reply: &mut Option<Reply>| *reply = reply.filter(|reply| reply.durable);
         world.clients.iter_mut().for_each(|client| forget(&mut client.reply));
         forget(&mut world.logout_reply);
@@ -67,7 +67,7 @@ impl Protocol {
         }
     }
 
-    /// One command, atomic, by the clock of the server.
+    /// One atomic command, by the server's clock.
     fn carry_out(&self, world: &mut World, request: Request) -> (Option<Answer>, Option<Broken>) {
         let verb = request.verb;
         let mut broken = None;
@@ -155,7 +155,7 @@ impl Protocol {
         (self.reply(world, verb, answer), broken)
     }
 
-    /// `traced` is the expired lock that the reaper will hear of.
+    /// `traced` is the expired lock of which the reaper will hear.
     fn acquire(&self, world: &mut World, token: Token, traced: Option<Former>) -> Answer {
         // Not after another attempt was answered.
         let client = &world.clients[token.who as usize];
@@ -195,13 +195,13 @@ impl Protocol {
         }
     }
 
-    /// Leases are counted while anybody knows one by its number.
+    /// Leases are counted only while some participant knows a lease by its number.
     fn counts_leases(&self, world: &World) -> bool {
         let is_known = || world.primary.traces.iter().flatten().any(|trace| *trace != Trace::No);
         self.reaper && self.rules.trace_names_lease && (is_known() || world.is_passing_on())
     }
 
-    /// Somebody else has removed this lock. If it had expired, its session is to be announced.
+    /// Another session has removed this lock. If it had expired, its session is still to be announced.
     fn owe(&self, database: &mut Database, removed: Lock) {
         if self.reaper && !removed.is_live() {
             database.owed[removed.token.who as usize] = true;
@@ -213,7 +213,7 @@ impl Protocol {
         one == other || self.rules.attempts_are_one_claim && claim(one) == claim(other)
     }
 
-    /// Sends the answer to whoever still waits for it.
+    /// Sends the answer to the client that still waits for it, if any.
     fn reply(&self, world: &mut World, verb: Verb, answer: Answer) -> Option<Answer> {
         let reads = matches!(verb, Verb::Look(_));
         let durable = !self.rules.majority

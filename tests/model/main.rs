@@ -1,9 +1,9 @@
-//! The protocol of the locks, as a model small enough to look at everything that can happen.
+//! The protocol of the locks, as a model small enough to explore every possible state.
 //!
-//! With all rules nothing breaks, and from everywhere there is a way back to a free document. With any
-//! one of them taken out the search finds a story in which something breaks: it must, or the model
-//! sees nothing. The stories are told in `docs/model.md`; to print them:
-//! `cargo test --test model -- --nocapture --test-threads 1`.
+//! With all rules nothing breaks, and from every state there is a way back to a free document. With any
+//! single rule taken out, the search must find a story in which something breaks; otherwise the model
+//! would be blind to that rule. `docs/model.md` tells the stories. To print them: `cargo test --test
+//! model -- --nocapture --test-threads 1`.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod client;
@@ -25,7 +25,7 @@ use rules::Rules;
 use search::Explored;
 use world::{Who, World};
 
-/// Nobody does anything.
+/// No session does anything.
 const NOBODY: Protocol = Protocol {
     rules: Rules::ALL,
     asks: [0, 0],
@@ -76,7 +76,7 @@ fn holds(what: &str, model: &Protocol) {
     holds_up_to(what, model, World::is_free);
 }
 
-/// Nothing breaks, and from everywhere there is a way to such a state.
+/// Nothing breaks, and from every state there is a way to a state for which `is_quiet` holds.
 fn holds_up_to(what: &str, model: &Protocol, is_quiet: fn(&World) -> bool) {
     let explored = explore(what, model);
     if let Some(story) = explored.story {
@@ -98,7 +98,7 @@ fn two_sessions_whose_requests_are_late_and_repeated() {
 
 #[test]
 fn a_session_that_ends_while_another_waits_for_its_lock() {
-    holds("logout beside another", &Protocol { logout: true, ..ALICE_AND_BOB });
+    holds("logout while another session waits", &Protocol { logout: true, ..ALICE_AND_BOB });
 }
 
 #[test]
@@ -108,12 +108,12 @@ fn a_session_that_ends_while_it_acquires_more_than_once() {
 
 #[test]
 fn two_sessions_and_a_failover() {
-    holds("fail-over", &Protocol { failovers: 1, ..ALICE_AND_BOB });
+    holds("failover", &Protocol { failovers: 1, ..ALICE_AND_BOB });
 }
 
 #[test]
 fn a_session_that_ends_at_a_failover() {
-    holds("logout and fail-over", &Protocol { logout: true, failovers: 1, ..ALICE_TWICE });
+    holds("logout and failover", &Protocol { logout: true, failovers: 1, ..ALICE_TWICE });
 }
 
 #[test]
@@ -122,16 +122,16 @@ fn a_save_during_which_the_lock_is_broken_and_the_clock_steps_back() {
 }
 
 #[test]
-fn a_takeover_beside_a_reaper_that_dies() {
+fn a_takeover_during_the_sweep_of_a_reaper_that_dies() {
     holds_up_to("takeover and reaper", &REAPER, World::is_free_and_all_announced);
 }
 
 #[test]
-fn a_reaper_that_does_not_look_for_traces() {
+fn a_reaper_that_ignores_traces_forgets_a_session() {
     let rules = Rules { reaper_reads_traces: false, ..Rules::ALL };
     let explored = explore("traces unread", &Protocol { rules, ..REAPER });
     let at = explored.dead_end(World::is_free_and_all_announced);
-    let forgotten = explored.states[at.expect("the model does not see that a rule is gone")];
+    let forgotten = explored.states[at.expect("the model does not notice that a rule is gone")];
     assert!([Who::Alice, Who::Bob].iter().any(|who| forgotten.primary.knows_of(*who)));
 }
 
@@ -142,7 +142,7 @@ fn everything_at_once() {
     holds("everything", &all);
 }
 
-/// What breaks in each model with this rule taken out, and in how many steps.
+/// The expected break of each model with this rule taken out, and the number of steps to it.
 macro_rules! without {
     ($($rule:ident: $test:ident, $in:expr => $broken:ident in $steps:expr;)*) => {
         $(
@@ -151,7 +151,7 @@ macro_rules! without {
                 let rules = Rules { $rule: false, ..Rules::ALL };
                 let model = Protocol { rules, only: Some(Broken::$broken), ..$in };
                 let explored = explore(stringify!($test), &model);
-                let story = explored.story.expect("the model does not see that a rule is gone");
+                let story = explored.story.expect("the model does not notice that a rule is gone");
                 assert_eq!((story.broken, story.steps.len()), (Broken::$broken, $steps));
             }
         )*

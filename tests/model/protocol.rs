@@ -1,4 +1,4 @@
-//! What can happen next, and what must never have happened.
+//! The possible steps, and the states that must never occur.
 
 use crate::{
     rules::Rules,
@@ -20,9 +20,9 @@ pub(crate) struct Protocol {
     pub(crate) repetitions: u8,
     /// Whether Alice renews.
     pub(crate) renews: bool,
-    /// How many versions of the document the sessions make at most.
+    /// How many versions of the document the sessions may make.
     pub(crate) versions: u8,
-    /// Whether a save is a transaction: touch and write, then commit. Else it is one step.
+    /// Whether a save is a transaction: touch and write, then commit. Otherwise it is a single step.
     pub(crate) transactions: bool,
     /// How often an administrator breaks a lock of Alice's.
     pub(crate) breaks: u8,
@@ -30,11 +30,11 @@ pub(crate) struct Protocol {
     pub(crate) steps_back: u8,
     /// Whether there is a reaper, which announces idle sessions.
     pub(crate) reaper: bool,
-    /// What alone is looked for.
+    /// The only violation to look for, if set.
     pub(crate) only: Option<Broken>,
 }
 
-/// What must never be.
+/// The violations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Broken {
     TwoBelieveAtOnce,
@@ -128,7 +128,7 @@ impl Protocol {
         self.only.is_none_or(|only| only == broken)
     }
 
-    /// Where nothing can tell the difference, an expired lock is as good as gone: fewer states.
+    /// Where no rule can tell the difference, an expired lock counts as gone, which saves states.
     fn expired_stay(&self) -> bool {
         self.transactions || self.reaper
     }
@@ -138,10 +138,10 @@ impl Protocol {
         to.push(Next { step, state, broken });
     }
 
-    /// What one can see in a state. What only shows in a step is seen there.
+    /// The violation that a state shows. Violations that only a step shows are found there.
     pub(crate) fn is_broken(&self, world: &World) -> Option<Broken> {
-        // Neither an end nor a break tells the holder in time: from its beginning on the holder's belief
-        // does not count.
+        // Neither an end nor a break reaches the holder in time, so from its beginning on, the holder's
+        // belief does not count.
         let believes = |who: Who| {
             let client = &world.clients[who as usize];
             let is_taken_away = who == Who::Alice && is_ending(world);

@@ -1,6 +1,7 @@
-//! The reaper looks for idle sessions, and tells the listener of each.
+//! The reaper looks for idle sessions and reports each to the listener.
 //!
-//! It may die after each step, and begins anew: what it has not written down is forgotten.
+//! It may die after each step. Then it starts again and has forgotten everything that it has not
+//! written down.
 
 use crate::{
     protocol::{Nexts, Protocol, Step},
@@ -10,7 +11,7 @@ use crate::{
 
 impl Protocol {
     pub(crate) fn of_reaper(&self, from: &World, to: &mut Nexts) {
-        // It goes on when a majority has what it wrote last.
+        // It goes on once its last write is majority-committed.
         if from.primary != from.majority {
             return;
         }
@@ -28,8 +29,8 @@ impl Protocol {
             }
             Sweep::Found { who, traces, awake: false } => {
                 let mut world = World { sweep: Sweep::Idle, ..*from };
-                // Without a lock it is not idle: another worker was quicker, or the session has come
-                // back.
+                // Without a lock it has nothing to end: another worker was quicker, or the session has
+                // come back.
                 if traces != [None; 2] || from.primary.expired_of(who).is_some() {
                     world.primary.claimed[who as usize] = true;
                     world.sweep = Sweep::Claimed { who, traces };
@@ -55,7 +56,7 @@ impl Protocol {
         self.reaps(Step::ReaperDies, from, World { sweep: Sweep::Idle, ..*from }, to);
     }
 
-    /// Expired locks and traces of them; and what another reaper has begun.
+    /// Finds expired locks, traces of them, and ends that another reaper has begun.
     fn find(&self, from: &World, who: Who, to: &mut Nexts) {
         let database = &from.primary;
         if database.claimed[who as usize] {

@@ -1,43 +1,44 @@
-//! What the protocol rests on, each to be taken out alone.
+//! The rules on which the protocol rests. Each can be taken out on its own.
 
 /// The rules of the protocol that the model follows, and the assumptions that it makes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// A release names the acquisition: late, it removes nothing newer.
+    /// A release names its acquisition, so that a late one removes no newer lock.
     pub(crate) release_by_token: bool,
-    /// All attempts at an acquire are known for one claim: each finds what another was granted, and they
-    /// are given back together.
+    /// All attempts at an acquire belong to one claim: each finds the grant of another, and they are
+    /// given back together.
     pub(crate) attempts_are_one_claim: bool,
-    /// Each attempt has a token of its own: a late one does not bring back what was released.
+    /// Each attempt has its own token, so that a late one does not bring a released lock back.
     pub(crate) token_for_each_attempt: bool,
-    /// What nobody waits for any more is given back only if no other request was told of it.
+    /// A grant whose caller has stopped waiting is given back only if no other request was told of it.
     pub(crate) retract_unless_told: bool,
-    /// Who acquires looks afterwards whether the session has ended.
+    /// An acquire checks afterwards whether its session has ended.
     pub(crate) look_for_tombstone: bool,
-    /// The end of a session is written down before its locks are removed.
+    /// The end of a session is recorded before its locks are removed.
     pub(crate) tombstone_first: bool,
     /// The holder counts its lease from before the request was sent.
     pub(crate) count_from_the_send: bool,
-    /// A reply waits until a majority has the write.
+    /// A reply waits until the write is majority-committed.
     pub(crate) majority: bool,
     /// A save is written only while its acquisition is on record.
     pub(crate) guarded_save: bool,
     /// Rule 10: a guarded save always changes the lock record, so that its transaction conflicts with
     /// every other write on it.
     pub(crate) save_changes_record: bool,
-    /// Rule 12: who finds an expired lock of another session leaves a trace of it to the reaper, and
-    /// only then takes the lock over.
+    /// Rule 12: a contender that finds an expired lock of another session first leaves a trace of it
+    /// for the reaper, and only then takes the lock over.
     pub(crate) former_to_reaper: bool,
     /// Rule 12: the reaper looks for these traces as well as for expired locks.
     pub(crate) reaper_reads_traces: bool,
-    /// Assumed: who has asked for a release does not acquire again before that is through or gone.
+    /// Assumed: a session that has asked for a release does not acquire again before the release is
+    /// carried out or lost.
     pub(crate) releases_are_not_overtaken: bool,
-    /// A break leaves a lock alone that has expired meanwhile.
+    /// A break leaves a lock alone if it has expired in the meantime.
     pub(crate) break_spares_expired: bool,
-    /// A trace and a takeover name one lease of the former holder (its `ts`), and not only its token.
+    /// A trace and a takeover name the former holder's lease (its `ts`), not only its token.
     pub(crate) trace_names_lease: bool,
-    /// Assumed: the clock of the server does not step back between a lock that was found expired and
-    /// the end of what the reaper makes of it.
+    /// Assumed: the server's clock does not step back between the moment at which a lock is found
+    /// expired and the end of the reaper's work on it.
     pub(crate) expired_stays_expired: bool,
 }
 

@@ -3,16 +3,16 @@
 use crate::{protocol::Protocol, world::*};
 
 impl Protocol {
-    /// The first half. Nobody else sees anything of it before the commit, and if that is lost, nothing
-    /// was written.
+    /// The first half. No other session sees any of it before the commit, and if the commit is lost,
+    /// nothing was written.
     pub(crate) fn touch(&self, world: &mut World, token: Token, seen: u8) -> Answer {
         let Some(lock) = world.primary.live().filter(|it| it.token == token) else {
             return Answer::Lost;
         };
-        // Without the rule it sets `ts` to the later one of `ts` and now, and `again`.
+        // Without the rule it sets `ts` to the later of `ts` and now, and sets `again`.
         let ts_is_ahead = lock.left > LEASE;
         let changed = self.rules.save_changes_record || !ts_is_ahead || !lock.again;
-        // There is room: the save itself has just arrived.
+        // There is room, because the save itself has just arrived.
         let _ = world.send(Verb::Commit(token, seen, changed));
         Answer::Touched(changed)
     }
@@ -25,15 +25,15 @@ pub(crate) fn has_to_wait(world: &World, verb: Verb) -> bool {
     saves || renews_while_written(world, verb)
 }
 
-/// Whether this has changed the lock record although an open transaction has. The server has such a
-/// write wait.
+/// Whether this step has changed a lock record that an open transaction has changed too. The server
+/// makes such a write wait.
 pub(crate) fn conflicts(before: &World, after: &World) -> bool {
     let is_written = after.open_transactions().any(|(_, changed)| changed);
     is_written && before.primary.lock != after.primary.lock
 }
 
-/// The same for what starts a lease anew that has just begun: within a tick no two moments are the same.
-/// Only where the clock has stepped back it may change nothing.
+/// The same for a write that renews a lease that has just begun: within a tick no two moments are the
+/// same. Only after the clock has stepped back may such a write change nothing.
 fn renews_while_written(before: &World, verb: Verb) -> bool {
     let is_written = before.open_transactions().any(|(_, changed)| changed);
     let lock = before.primary.live().filter(|lock| lock.left <= LEASE);
@@ -46,7 +46,7 @@ fn renews_while_written(before: &World, verb: Verb) -> bool {
         }
 }
 
-/// The second half, so many ticks after the first one.
+/// The second half, that many ticks after the first.
 pub(crate) fn commit(
     database: &mut Database,
     token: Token,

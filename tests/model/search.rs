@@ -1,5 +1,4 @@
-//! Breadth-first search over everything that can happen, so that the first counter-example is a
-//! shortest one.
+//! Breadth-first search over all reachable states, so that the first counter-example is a shortest one.
 
 use std::{
     collections::HashMap,
@@ -7,7 +6,7 @@ use std::{
     hash::{BuildHasherDefault, Hash, Hasher},
 };
 
-/// A world of which each state says what can happen next.
+/// A model whose states list the steps that are possible from them.
 pub(crate) trait Model {
     type State: Copy + Eq + Hash;
     type Step: Copy + fmt::Display;
@@ -15,7 +14,7 @@ pub(crate) trait Model {
 
     fn begin(&self) -> Self::State;
 
-    /// What can happen in this state, where it leads, and what it breaks.
+    /// The steps that are possible in this state, where they lead, and what they break.
     fn steps(&self, from: &Self::State, to: &mut Vec<Next<Self>>);
 }
 
@@ -25,7 +24,7 @@ pub(crate) struct Next<M: Model + ?Sized> {
     pub(crate) broken: Option<M::Broken>,
 }
 
-/// How something gets broken, step by step.
+/// The steps that lead to a violation.
 pub(crate) struct Story<M: Model + ?Sized> {
     pub(crate) broken: M::Broken,
     pub(crate) steps: Vec<M::Step>,
@@ -40,20 +39,20 @@ impl<M: Model> fmt::Display for Story<M> {
     }
 }
 
-/// All that can be reached.
+/// All reachable states.
 pub(crate) struct Explored<M: Model> {
     pub(crate) states: Vec<M::State>,
     pub(crate) steps: usize,
     pub(crate) depth: usize,
     pub(crate) story: Option<Story<M>>,
-    /// From which state to which.
+    /// Each edge, from one state to another.
     edges: Vec<(u32, u32)>,
-    /// How each state was reached first.
+    /// The step by which each state was reached first.
     by: Vec<(u32, Option<M::Step>)>,
 }
 
 impl<M: Model> Explored<M> {
-    /// Up to the first state in which something is broken.
+    /// Searches up to the first state with a violation.
     pub(crate) fn new(model: &M) -> Self {
         let begin = model.begin();
         let mut known: HashMap<M::State, u32, BuildHasherDefault<Fast>> = HashMap::default();
@@ -93,7 +92,7 @@ impl<M: Model> Explored<M> {
         it
     }
 
-    /// How to get to a state.
+    /// The steps that lead to a state.
     pub(crate) fn path_to(&self, mut at: usize) -> Vec<M::Step> {
         let mut steps = Vec::new();
         while let (before, Some(step)) = self.by[at] {
@@ -104,10 +103,10 @@ impl<M: Model> Explored<M> {
         steps
     }
 
-    /// A state from which none of the `good` ones can be reached any more, however things go on.
+    /// A state from which no `good` state can be reached any more.
     ///
-    /// Checkers of temporal properties along single paths cannot say this: it is about what stays
-    /// possible, so it takes all edges, backwards.
+    /// Checkers of temporal properties along single paths cannot find this. It is about the states that
+    /// stay possible, so it follows all edges backwards.
     pub(crate) fn dead_end(&self, good: impl Fn(&M::State) -> bool) -> Option<usize> {
         let mut begins = vec![0_u32; self.states.len() + 1];
         for (_, to) in &self.edges {
@@ -138,7 +137,7 @@ fn index(at: usize) -> u32 {
     at.try_into().expect("the search is kept small")
 }
 
-/// States are small and nobody chooses them to collide: a multiplication for each word is enough.
+/// States are small and not chosen to collide, so one multiplication for each word is enough.
 #[derive(Default)]
 struct Fast(u64);
 
@@ -163,7 +162,7 @@ impl Hasher for Fast {
         self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
-    // The table takes its bits from both ends; a product has its best ones at the upper.
+    // The table takes bits from both ends, but in a product the upper bits are the best.
     fn finish(&self) -> u64 {
         self.0 ^ (self.0 >> 32)
     }

@@ -1,17 +1,17 @@
-//! What the database has.
+//! The state of the database.
 
 use crate::world::{LEASE, Token, Who};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Lock {
     pub(crate) token: Token,
-    /// The rest of its lease, by the clock of the server. Expired if that is not positive.
+    /// The rest of its lease by the server's clock. The lock has expired if this is not positive.
     pub(crate) left: i8,
-    /// Which of its leases this is. Counted only while somebody knows its number, and modulo 4.
+    /// The number of its current lease, modulo 4. Counted only while some participant knows this number.
     pub(crate) lease: u8,
-    /// Granted to an attempt that nobody waited for any more, or given back without an answer. Its
-    /// holder is not to be blamed for it, but it goes with its ttl (in the code a bit earlier: it is
-    /// given back once more after a third of it).
+    /// Granted to an attempt whose caller had stopped waiting, or given back without an answer. Its
+    /// holder is not to blame for it, but the lock goes with its ttl. (In the code it goes a bit
+    /// earlier: it is given back once more after a third of the ttl.)
     pub(crate) orphan: bool,
     /// A second request of the session was told of it.
     pub(crate) again: bool,
@@ -22,17 +22,18 @@ impl Lock {
         self.left > 0
     }
 
-    /// What a trace of it names.
+    /// The contents of a trace of this lock.
     pub(crate) fn former(&self) -> Former {
         Former { token: self.token, lease: self.lease }
     }
 
-    /// The lease begins anew. It never gets shorter: the clock may have stepped back since it began.
+    /// Starts a new lease. It never gets shorter, because the clock may have stepped back since the
+    /// lease began.
     pub(crate) fn renew(&mut self, counts: bool) {
         self.renew_from(LEASE, counts);
     }
 
-    /// It began anew some time ago.
+    /// Starts a new lease that began some time ago.
     pub(crate) fn renew_from(&mut self, left: i8, counts: bool) {
         if counts && self.left <= left {
             self.lease = (self.lease + 1) % 4;
@@ -48,31 +49,31 @@ pub(crate) struct Former {
     pub(crate) lease: u8,
 }
 
-/// What is left of an expired lock that somebody else takes over.
+/// The trace of an expired lock that another session takes over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) enum Trace {
     #[default]
     No,
-    /// Of this lease, for a reaper to look at.
+    /// A trace of this lease, for the reaper to examine.
     Waits(u8),
-    /// It stays, so that a late duplicate does not bring it back.
+    /// A trace that has been examined. It stays, so that a late duplicate does not bring it back.
     Seen(u8),
 }
 
-/// The lock document, the locked document, and what is known of the ends of sessions.
+/// The lock record, the locked document, and the records of ended sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Database {
     pub(crate) lock: Option<Lock>,
-    /// How often it was saved.
+    /// The number of saves.
     pub(crate) version: u8,
     /// The tombstone of Alice's session.
     pub(crate) ended: bool,
-    /// Of the expired locks of each session, in the order of its acquisitions.
+    /// Traces of the expired locks of each session, in the order of its acquisitions.
     pub(crate) traces: [[Trace; 2]; 2],
     /// A reaper has claimed the end of the idle session, and named its locks.
     pub(crate) claimed: [bool; 2],
-    /// For the search only: somebody else has removed the session's expired lock, and since then the
-    /// session was neither announced nor granted a lock.
+    /// For the search only: another session has removed this session's expired lock, and since then
+    /// this session was neither announced nor granted a lock.
     pub(crate) owed: [bool; 2],
 }
 
@@ -89,7 +90,7 @@ impl Database {
         self.lock.filter(|lock| lock.token.who == who && !lock.is_live())
     }
 
-    /// Once for each lease. What is known of an earlier one gives way: fewer states.
+    /// One trace for each lease. A trace of an earlier lease is replaced, which saves states.
     pub(crate) fn leave_trace(&mut self, of: Former) {
         let is_there = self.lock.is_some_and(|lock| lock.former() == of);
         let trace = &mut self.traces[of.token.who as usize][usize::from(of.token.nth) - 1];
@@ -101,7 +102,7 @@ impl Database {
         }
     }
 
-    /// Whether anything says that this session may be idle, other than an expired lock.
+    /// Whether anything other than an expired lock says that this session may be idle.
     pub(crate) fn knows_of(&self, who: Who) -> bool {
         self.claimed[who as usize]
             || self.traces[who as usize].iter().any(|trace| matches!(trace, Trace::Waits(_)))

@@ -1,4 +1,4 @@
-//! The stories in words.
+//! The wording of the stories.
 
 use std::fmt;
 

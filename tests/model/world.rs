@@ -1,21 +1,22 @@
-//! What there is: two sessions, the logout of one of them, a database, a reaper, and what is on its way.
+//! The world: two sessions, the logout of one of them, a database, a reaper, and the requests and
+//! replies on their way.
 
 pub(crate) use crate::stored::*;
 
 /// How many ticks of the clock a lease lasts.
 pub(crate) const TTL: u8 = 2;
-/// The same, for what can be negative.
+/// The same as a signed number.
 pub(crate) const LEASE: i8 = TTL as i8;
-/// How many ticks whoever has sent a request waits for the answer.
+/// How many ticks a client waits for the answer to a request.
 pub(crate) const DEADLINE: u8 = 1;
-/// After so many ticks a request that is still on its way is not carried out any more.
+/// After this many ticks, a request that is still on its way is no longer carried out.
 pub(crate) const LATEST: u8 = 1;
-/// More ticks than all that Alice has sent can keep a lock, unless she renews it again and again.
+/// More ticks than any of Alice's earlier requests can keep a lock, unless she keeps renewing it.
 pub(crate) const FOR_GOOD: u8 = 10;
-/// How many requests are on their way at most.
+/// The largest number of requests on their way.
 const ROOM: usize = 3;
 
-/// A web session. Alice may log out, by another application server than the one that she edits by.
+/// A web session. Alice may log out on another application server than the one on which she edits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Who {
     Alice,
@@ -31,7 +32,7 @@ impl Who {
     }
 }
 
-/// One acquisition: of whom, which in order, and by which attempt.
+/// One acquisition: its session, its number, and its attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Token {
     pub(crate) who: Who,
@@ -42,12 +43,12 @@ pub(crate) struct Token {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Verb {
     Acquire(Token),
-    /// Has the session ended? And the document as it is now.
+    /// Asks whether the session has ended, and loads the document.
     Look(Who),
     Renew(Token),
     Save(Token, u8),
     Release(Token),
-    /// A release, unless another request was told that the session has it.
+    /// A release, unless another request was told that the session has the lock.
     Retract(Token),
     Tombstone,
     RemoveAll,
@@ -55,13 +56,14 @@ pub(crate) enum Verb {
     TakeOver(Token, Former),
     /// Leaves a trace of this expired lock.
     Trace(Former),
-    /// Commits a save over this version. Whether its transaction has changed the lock record.
+    /// Commits a save over this version. The flag says whether its transaction has changed the lock
+    /// record.
     Commit(Token, u8, bool),
-    /// By an administrator.
+    /// A break by an administrator.
     Break(Token),
 }
 
-/// Whose answer it is.
+/// The answers to requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
     Granted(Token),
@@ -73,21 +75,21 @@ pub(crate) enum Answer {
     Goes(u8),
     Ended,
     Renewed,
-    /// Not committed yet. Whether the lock record was changed.
+    /// Not committed yet. The flag says whether the lock record was changed.
     Touched(bool),
     Saved(u8),
     Lost,
     Done,
 }
 
-/// On its way back. Nobody hears it before a majority has what was written.
+/// An answer on its way back. It arrives only once the write is majority-committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Reply {
     pub(crate) answer: Answer,
     pub(crate) durable: bool,
 }
 
-/// A request on its way, sent so many ticks ago.
+/// A request on its way, with its age in ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Request {
     pub(crate) verb: Verb,
@@ -100,34 +102,34 @@ pub(crate) enum Phase {
     Asking,
     /// An expired lock of the other session is in the way.
     Tracing,
-    /// It has been granted. Nobody has been told.
+    /// Granted, but not reported yet.
     Looking,
-    /// Its person has been told.
+    /// Reported to the person who edits.
     Editing,
     Renewing,
     Saving,
     Releasing,
-    /// What it does not want, or does not know whether it has.
+    /// Gives back a lock that it does not want, or may have.
     GivingBack,
 }
 
-/// An application server, on behalf of a session.
+/// An application server that acts for one session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Client {
     pub(crate) phase: Phase,
-    /// How many acquisitions it has begun, and how often it has sent the present one.
+    /// How many acquisitions it has begun, and how often it has sent the current one.
     pub(crate) asked: u8,
     pub(crate) sends: u8,
-    /// The acquisition that it is at.
+    /// The token of its current acquisition.
     pub(crate) token: Token,
-    /// The expired lock that it takes over, of which a trace is left first.
+    /// The expired lock that it takes over after leaving a trace of it.
     pub(crate) former: Option<Former>,
-    /// How long it waits for the answer.
+    /// How many ticks it still waits for the answer.
     pub(crate) patience: u8,
-    /// How long it believes in its lock, and how long it may if the answer is a good one.
+    /// How long it still believes in its lock, and how long it may believe if the answer is positive.
     pub(crate) belief: u8,
     pub(crate) if_answered: u8,
-    /// The version that its person edits.
+    /// The version that its user edits.
     pub(crate) seen: u8,
     pub(crate) reply: Option<Reply>,
 }
@@ -150,7 +152,7 @@ impl Client {
         }
     }
 
-    /// Its person has been told that the lock is theirs, and nothing since.
+    /// Its user has been told that they have the lock, and has not been told otherwise.
     pub(crate) fn believes(&self) -> bool {
         self.belief > 0 && matches!(self.phase, Phase::Editing | Phase::Renewing | Phase::Saving)
     }
@@ -159,7 +161,7 @@ impl Client {
         !matches!(self.phase, Phase::Idle | Phase::Editing)
     }
 
-    /// What it waits for, to be sent (again).
+    /// The request whose answer it waits for, to be sent (again).
     pub(crate) fn request(&self) -> Verb {
         match (self.phase, self.former) {
             (Phase::Tracing, Some(former)) => Verb::Trace(former),
@@ -179,39 +181,40 @@ impl Client {
         }
     }
 
-    /// Nothing goes on, and nobody believes in anything.
+    /// Forgets everything: no request, no belief.
     pub(crate) fn stop(&mut self) {
         *self = Self { asked: self.asked, ..Self::new(self.token.who) };
     }
 
-    /// What its person is told, or goes on with. What it was has no traces: fewer states.
+    /// Tells its user about this version, or lets them go on with it. Resets the rest, which saves
+    /// states.
     pub(crate) fn edits(&mut self, version: u8) {
         (self.phase, self.seen, self.former) = (Phase::Editing, version, None);
         (self.patience, self.if_answered, self.sends, self.reply) = (0, 0, 0, None);
     }
 }
 
-/// How far the logout of Alice is.
+/// The progress of Alice's logout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Logout {
     No,
     First,
     Second,
-    /// She has been told. For so many ticks in a row since then there was a lock of hers.
+    /// She has been told. Since then her lock existed for this many ticks in a row.
     Done(u8),
 }
 
-/// How far the reaper is. What it has not written down it forgets if it dies.
+/// The progress of the reaper. If it dies, it forgets everything that it has not written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Sweep {
     Idle,
-    /// This session may be idle, as these traces say. It is not if it holds a lock.
+    /// This session may be idle, as these traces say. If it holds a lock, it is not idle.
     Found {
         who: Who,
         traces: [Option<u8>; 2],
         awake: bool,
     },
-    /// The end of this session is its own. These traces are done with.
+    /// The reaper has claimed the end of this session. These traces are done with.
     Claimed {
         who: Who,
         traces: [Option<u8>; 2],
@@ -220,7 +223,7 @@ pub(crate) enum Sweep {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct World {
-    /// What the primary has, and what a majority has.
+    /// The state of the primary, and the majority-committed state.
     pub(crate) primary: Database,
     pub(crate) majority: Database,
     pub(crate) clients: [Client; 2],
@@ -230,13 +233,13 @@ pub(crate) struct World {
     pub(crate) sweep: Sweep,
     /// The acquisition that an administrator has broken.
     pub(crate) broken: Option<Token>,
-    /// What may still happen: fail-overs, requests that are sent again, breaks by an administrator, and
-    /// steps back of the server's clock.
+    /// How much may still happen: failovers, repeated requests, breaks by an administrator, and
+    /// backward steps of the server's clock.
     pub(crate) failovers: u8,
     pub(crate) repetitions: u8,
     pub(crate) breaks: u8,
     pub(crate) steps_back: u8,
-    /// The newest version that somebody was told is saved.
+    /// The newest version that was acknowledged as saved.
     pub(crate) acknowledged: u8,
 }
 
@@ -263,7 +266,7 @@ impl World {
         &mut self.clients[who as usize]
     }
 
-    /// In order, so that two worlds that differ by the order of sending only are one.
+    /// Keeps requests sorted, so that two worlds that differ only by the order of sending are equal.
     #[must_use]
     pub(crate) fn send(&mut self, verb: Verb) -> bool {
         let Some(free) = self.under_way.iter_mut().find(|it| it.is_none()) else { return false };
@@ -277,7 +280,7 @@ impl World {
         self.under_way.sort_unstable();
     }
 
-    /// Whoever waited for this save has given up: its task gives up with it.
+    /// The client that waited for this save has given up, and its task gives up too.
     pub(crate) fn cancel(&mut self, verb: Verb) {
         for it in &mut self.under_way {
             *it = it.filter(|request| request.verb != verb);
@@ -285,9 +288,9 @@ impl World {
         self.under_way.sort_unstable();
     }
 
-    /// Whether the records of expired locks stay, until somebody replaces or removes them.
+    /// `expired_stay`: whether the records of expired locks stay until they are replaced or removed.
     pub(crate) fn tick(&mut self, expired_stay: bool) {
-        // How long ago a lock expired matters only to a clock that may step back.
+        // The age of an expired lock matters only if the clock may step back.
         let least = if self.steps_back > 0 { -1 } else { 0 };
         for database in [&mut self.primary, &mut self.majority] {
             if let Some(lock) = &mut database.lock {
@@ -313,14 +316,14 @@ impl World {
         self.under_way.sort_unstable();
     }
 
-    /// The clock of the server, and not those of the application servers.
+    /// Only the server's clock steps back, not the clocks of the application servers.
     pub(crate) fn step_back(&mut self) {
         for lock in [&mut self.primary.lock, &mut self.majority.lock].into_iter().flatten() {
             lock.left += 1;
         }
     }
 
-    /// Somebody has found a lock expired, and the reaper is not done with it.
+    /// A lock was found expired, and the reaper's work on it is not complete.
     pub(crate) fn is_passing_on(&self) -> bool {
         let has_found = |client: &Client| {
             let reply = client.reply.map(|reply| reply.answer);
@@ -343,7 +346,7 @@ impl World {
         })
     }
 
-    /// Nobody has a lock, believes in one, or is about to get one.
+    /// No session has a lock, believes in one, or is about to get one.
     pub(crate) fn is_free(&self) -> bool {
         let nothing = |it: &Database| it.live().is_none();
         nothing(&self.primary)
@@ -351,7 +354,7 @@ impl World {
             && self.under_way.iter().all(Option::is_none)
             && self.clients.iter().all(|client| client.phase == Phase::Idle)
     }
-    /// And each session whose lock expired was announced, or came back.
+    /// The same, and each session whose lock expired was announced or has come back.
     pub(crate) fn is_free_and_all_announced(&self) -> bool {
         let sessions = [Who::Alice, Who::Bob];
         self.is_free()

@@ -1,4 +1,4 @@
-//! An application server as a test plays it, and what is stored, seen past the crate.
+//! An application server inside a test, and direct access to the stored data.
 
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,16 @@ use mongodb::{Collection, Database};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
-/// So long that no lock of a test runs out by itself, on however slow a machine.
+/// So long that no lock of a test expires unintentionally, however slow the machine.
 pub(crate) const TTL: Duration = Duration::from_secs(600);
 
-/// Where a test is not about deadlines, none shall pass.
+/// For tests that are not about deadlines: so long that no deadline passes.
 pub(crate) const NO_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How long [`eventually`] waits for what usually takes milliseconds.
+/// How long [`eventually`] waits for steps that usually take milliseconds.
 const EVENTUALLY: Duration = Duration::from_secs(60);
 
-/// The document type of the tests, of the collection `workitem`.
+/// The document type of the tests, in the collection `workitem`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WorkItem {
     #[serde(rename = "_id")]
@@ -34,13 +34,13 @@ impl Lockable for WorkItem {
     const COLLECTION: &'static str = "workitem";
 }
 
-/// The work item of this id.
+/// The key of the work item with this id.
 pub(crate) fn key(id: &str) -> LockKey {
     LockKey::new(WorkItem::COLLECTION, id).unwrap()
 }
 
-/// One application server: a manager, and the store below it for the verbs that only the web layer
-/// reaches.
+/// An application server: a manager, and the store below it for the verbs that only the web layer
+/// calls.
 #[derive(Debug, Clone)]
 pub(crate) struct App {
     pub(crate) locks: LockManager,
@@ -48,12 +48,12 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// One that has registered [`WorkItem`], with [`TTL`] and in no hurry.
+    /// An application server that has registered [`WorkItem`], with [`TTL`] and [`NO_DEADLINE`].
     pub(crate) async fn on(database: &Database) -> Self {
         Self::with(database, |settings| settings).await
     }
 
-    /// As [`Self::on`], with other settings.
+    /// Like [`Self::on`], with other settings.
     pub(crate) async fn with(
         database: &Database,
         settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder,
@@ -63,13 +63,14 @@ impl App {
         app
     }
 
-    /// One that has registered nothing yet.
+    /// An application server that has registered nothing yet.
     pub(crate) async fn unregistered(
         database: &Database,
         settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder,
     ) -> Self {
         let store = MongoStore::new(database);
-        // Without a reaper: where commands or records are counted, nobody else shall send or remove any.
+        // Without a reaper: where commands or records are counted, no other task may send or remove
+        // any.
         let defaults =
             LockManager::builder(store.clone()).ttl(TTL).deadline(NO_DEADLINE).without_reaper();
         Self { locks: settings(defaults).build().await.unwrap(), store }
@@ -83,15 +84,15 @@ impl App {
         self.locks.try_acquire(key, aid, &Holder::new("alice")).await
     }
 
-    /// The fresh lock on `key`.
+    /// The new lock on `key`.
     pub(crate) async fn granted(&self, key: &LockKey, aid: &Aid) -> Lock {
         match self.try_acquire(key, aid).await.unwrap() {
             TryAcquire::Granted(lock) => lock,
-            other => panic!("not granted anew: {other:?}"),
+            other => panic!("not newly granted: {other:?}"),
         }
     }
 
-    /// The lock on `key` that `aid` has had before.
+    /// The lock that `aid` already had on `key`.
     pub(crate) async fn already_mine(&self, key: &LockKey, aid: &Aid) -> Lock {
         match self.try_acquire(key, aid).await.unwrap() {
             TryAcquire::AlreadyMine(lock) => lock,
@@ -99,7 +100,7 @@ impl App {
         }
     }
 
-    /// The lock that somebody else has on `key`.
+    /// The lock that another session has on `key`.
     pub(crate) async fn held(&self, key: &LockKey) -> Lock {
         match self.try_acquire(key, &Aid::new()).await.unwrap() {
             TryAcquire::Held(lock) => lock,
@@ -107,7 +108,7 @@ impl App {
         }
     }
 
-    /// Saves under `lock`: once, so an unknown outcome is an error.
+    /// Saves under `lock`, a single time, so an unknown outcome is an error.
     pub(crate) async fn save(&self, lock: &Lock, title: &str) -> Result<Saved, StoreError> {
         let item = WorkItem { id: lock.key.id().to_string(), title: title.into() };
         let item = Encoded::encode(self.store.format(), &item).unwrap();
@@ -121,24 +122,24 @@ impl App {
     }
 }
 
-/// Who breaks locks in these tests, without a reason.
+/// An administrator who breaks locks without a reason.
 pub(crate) fn by_root() -> Taken {
     Taken { by: "root".to_owned(), reason: String::new() }
 }
 
-/// Settings of a server that waits no longer than this for its database.
+/// The settings of a server that waits no longer than this for its database.
 pub(crate) fn with_deadline(
     deadline: Duration,
 ) -> impl FnOnce(LockManagerBuilder) -> LockManagerBuilder {
     move |settings| settings.deadline(deadline)
 }
 
-/// The lock records, as they are stored.
+/// The lock records as they are stored.
 pub(crate) fn lock_records(database: &Database) -> Collection<Document> {
     database.collection(&format!("{}.lock", WorkItem::COLLECTION))
 }
 
-/// The lock record of this document, whether it has run out or not.
+/// The lock record of this document, expired or not.
 pub(crate) async fn record(database: &Database, key: &LockKey) -> Option<Document> {
     lock_records(database).find_one(doc! { "_id": { "$eq": Bson::from(key.id()) } }).await.unwrap()
 }
@@ -148,26 +149,26 @@ pub(crate) async fn count(database: &Database) -> u64 {
     lock_records(database).count_documents(doc! {}).await.unwrap()
 }
 
-/// Makes all locks older, as if their sessions had been silent for so long.
-pub(crate) async fn silence_all(database: &Database, since: Duration) {
+/// Makes all locks older, as if their sessions had been idle for that long.
+pub(crate) async fn age_all(database: &Database, since: Duration) {
     let by = i64::try_from(since.as_millis()).unwrap();
     let older = vec![doc! { "$set": { "ts": { "$subtract": ["$ts", by] } } }];
     lock_records(database).update_many(doc! {}, older).await.unwrap();
 }
 
-/// Writes a document past its lock.
+/// Writes a document without regard to its lock.
 pub(crate) async fn put(database: &Database, id: &str, title: &str) {
     let items = database.collection(WorkItem::COLLECTION);
     items.insert_one(WorkItem { id: id.into(), title: title.into() }).await.unwrap();
 }
 
-/// The title of the document as it is stored.
+/// The stored title of the document.
 pub(crate) async fn title(database: &Database, id: &str) -> String {
     let items = database.collection::<WorkItem>(WorkItem::COLLECTION);
     items.find_one(doc! { "_id": id }).await.unwrap().expect("the document is there").title
 }
 
-/// Waits for what must come, without saying how soon.
+/// Waits until the condition holds.
 pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !holds().await {
@@ -176,7 +177,7 @@ pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool)
     }
 }
 
-/// The kind of error if the store could not tell; panics at an answer, and at any other error.
+/// The kind of a store error; panics at an answer and at any other error.
 pub(crate) fn store_error_kind<T: std::fmt::Debug>(result: Result<T, LockError>) -> StoreErrorKind {
     match result {
         Err(LockError::Store(error)) => error.kind(),

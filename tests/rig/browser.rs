@@ -1,4 +1,4 @@
-//! Chromium without a screen: one for each person, so that no two share cookies or processes.
+//! Headless Chromium: one instance for each person, so that no two people share cookies or processes.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -13,12 +13,12 @@ use tokio::time::sleep;
 
 use super::server::{self, Server};
 
-/// Generous: what a page does takes it some milliseconds, on a machine with nothing else to do.
+/// Generous: a page needs only milliseconds for any step if the machine has nothing else to do.
 const WITHIN: Duration = Duration::from_secs(30);
 
 const FLAGS: [&str; 10] = [
     "--headless=new",
-    // The tests may run as root, and open no page but ours.
+    // The tests may run as root, and open no pages but ours.
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -27,19 +27,19 @@ const FLAGS: [&str; 10] = [
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
-    // Half of what it takes to start: pages that wait below the address bar.
+    // These pages, which wait below the address bar, take half of the start-up time.
     "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup",
 ];
 
-/// What Chromium notes by itself of an answer that a page is prepared for: not logged in, lost,
-/// stale, held. Nothing that a page could do about it.
+/// Statuses that Chromium logs automatically, although the page is prepared for them: not logged in,
+/// lost, stale, held. A page cannot prevent the log entry.
 const ANSWERS: [&str; 6] = ["401", "403", "409", "412", "423", "503"];
 
-/// One person's browser; it ends when this is dropped, whatever it is doing.
+/// One person's browser. It ends when it is dropped, whatever it is doing.
 #[derive(Debug)]
 pub(crate) struct Browser {
     driver: WebDriver,
-    // Its end is that of the browser, of everything that it has started, and of its files.
+    // When the server ends, so does the browser with all its processes and files.
     server: Server,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Page {
     window: WindowHandle,
 }
 
-/// What axe-core finds fault with.
+/// A finding of axe-core.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Fault {
     pub(crate) id: String,
@@ -66,12 +66,12 @@ struct Node {
 }
 
 impl Browser {
-    /// With an empty profile of its own.
+    /// Starts a browser with a new, empty profile.
     pub(crate) async fn start() -> Rc<Self> {
         let chromium = server::program("CHROMIUM", "chromium").await;
         let chromedriver = env::var("CHROMEDRIVER").ok().filter(|path| !path.is_empty());
         let chromedriver = chromedriver.unwrap_or_else(|| "chromedriver".to_owned());
-        // The leader of a group, for the guardian to end it with its browser.
+        // The leader of a process group, so that the guardian ends it together with its browser.
         let arguments = |port| vec![chromedriver.clone(), format!("--port={port}")];
         let server = Server::start("setsid".into(), arguments, "was started successfully").await;
 
@@ -84,12 +84,12 @@ impl Browser {
         wanted.set_browser_log_level(LoggingPrefsLogLevel::All).expect("a level");
         let url = format!("http://127.0.0.1:{}", server.port());
         let driver = WebDriver::new(url, wanted).await.expect("Chromium starts");
-        // It is not asked to quit: a page may be frozen, or want to be asked whether it may go.
+        // The browser is not asked to quit: a page may be frozen, or may ask whether it should be left.
         driver.clone().leak().expect("a session that is open");
         Rc::new(Self { driver, server })
     }
 
-    /// Another tab, in the foreground.
+    /// Opens another tab in the foreground.
     pub(crate) async fn open(self: &Rc<Self>, url: &str) -> Page {
         let window = self.driver.new_tab().await.expect("a new tab");
         let page = Page { browser: self.clone(), window };
@@ -97,8 +97,8 @@ impl Browser {
         page
     }
 
-    /// Everything stops where it is, as when the lid of a laptop is closed; until [`Self::wake`], the
-    /// browser is not to be talked to. Chromium's own freezing of pages leaves one that is visible alone.
+    /// Stops all processes, like closing the lid of a laptop. Until [`Self::wake`], no command may be
+    /// sent to the browser. Chromium's own freezing of pages spares visible pages.
     pub(crate) fn sleep(&self) {
         self.server.signal_group("STOP");
     }
@@ -107,8 +107,8 @@ impl Browser {
         self.server.signal_group("CONT");
     }
 
-    /// What its pages have complained about since this was last asked: errors of scripts, and what
-    /// the content security policy forbade.
+    /// The complaints of its pages since the last call: script errors, and violations of the content
+    /// security policy.
     pub(crate) async fn complaints(&self) -> Vec<String> {
         let entries = self.driver.browser_log().await.expect("a log");
         entries
@@ -126,7 +126,7 @@ impl Browser {
 }
 
 impl Page {
-    /// The browser whose tab it is.
+    /// The browser that the tab belongs to.
     pub(crate) fn browser(&self) -> &Rc<Browser> {
         &self.browser
     }
@@ -142,7 +142,7 @@ impl Page {
         devtools.send_raw(method, parameters).await.expect("Chromium obeys")
     }
 
-    /// As a browser duplicates a tab: with what the page keeps for itself.
+    /// Duplicates the tab like a browser, including the page's session storage.
     pub(crate) async fn duplicate(&self) -> Self {
         let driver = self.driver().await;
         let before = driver.windows().await.expect("tabs");
@@ -159,7 +159,7 @@ impl Page {
         }
     }
 
-    /// Another tab of the same browser.
+    /// Opens another tab of the same browser.
     pub(crate) async fn beside(&self, url: &str) -> Self {
         self.browser.open(url).await
     }
@@ -168,7 +168,7 @@ impl Page {
         self.driver().await.goto(url).await.expect("the page loads");
     }
 
-    /// As with F5.
+    /// Reloads the page, as F5 does.
     pub(crate) async fn reload(&self) {
         self.driver().await.refresh().await.expect("the page loads");
     }
@@ -177,43 +177,43 @@ impl Page {
         self.driver().await.back().await.expect("a page to go back to");
     }
 
-    /// As with the mouse: what was typed and not saved goes.
+    /// Closes the tab, as with the mouse; unsaved input is lost.
     pub(crate) async fn close(self) {
         self.driver().await.close_window().await.expect("the tab closes");
-        // The next command must have a tab to go to.
+        // The next command needs an open tab.
         let windows = self.browser.driver.windows().await.expect("the first tab stays");
         let first = windows.into_iter().next().expect("the first tab stays");
         self.browser.driver.switch_to_window(first).await.expect("the first tab stays");
     }
 
-    /// Without a network, or with it again.
+    /// Switches the network off or on.
     pub(crate) async fn set_offline(&self, offline: bool) {
         self.devtools("Network.enable", json!({})).await;
         let conditions = json!({ "offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1 });
         self.devtools("Network.emulateNetworkConditions", conditions).await;
     }
 
-    /// A window of this size, in CSS pixels.
+    /// Gives the window this size, in CSS pixels.
     pub(crate) async fn resize(&self, width: u32, height: u32) {
         let metrics =
             json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
         self.devtools("Emulation.setDeviceMetricsOverride", metrics).await;
     }
 
-    /// `light` or `dark`.
+    /// Sets the preferred colour scheme, `light` or `dark`.
     pub(crate) async fn prefers(&self, scheme: &str) {
         let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
         self.devtools("Emulation.setEmulatedMedia", scheme).await;
     }
 
-    /// What the body of a function returns in the page.
+    /// The result of a function with this body in the page.
     pub(crate) async fn run<T: DeserializeOwned>(&self, body: &str) -> T {
         let returned = self.driver().await.execute(body, vec![]).await;
         let returned = returned.unwrap_or_else(|error| panic!("{body}: {error}"));
         returned.convert().unwrap_or_else(|error| panic!("{body}: {error}"))
     }
 
-    /// As [`Self::run`], for what calls its argument when it is done.
+    /// Like [`Self::run`], for a body that calls its argument when it is done.
     pub(crate) async fn run_async<T: DeserializeOwned>(&self, body: &str) -> T {
         let returned = self.driver().await.execute_async(body, vec![]).await;
         let returned = returned.unwrap_or_else(|error| panic!("{body}: {error}"));
@@ -225,7 +225,7 @@ impl Page {
         let body = format!("return Boolean({condition})");
         let began = Instant::now();
         loop {
-            // A page that is just being loaded says nothing, or an error.
+            // While a page loads, it returns nothing or an error.
             let answer = self.driver().await.execute(&*body, vec![]).await;
             if matches!(&answer, Ok(answer) if answer.json() == true) {
                 return;
@@ -240,7 +240,7 @@ impl Page {
         }
     }
 
-    /// Waits until the element with this id is there for people to see, and not disabled.
+    /// Waits until the element with this id is visible and not disabled.
     pub(crate) async fn until_shown(&self, id: &str) {
         let id = quoted(id);
         self.until(&format!(
@@ -249,18 +249,18 @@ impl Page {
         .await;
     }
 
-    /// Waits until the element with this id can be used no more.
+    /// Waits until the element with this id is disabled.
     pub(crate) async fn until_disabled(&self, id: &str) {
         self.until(&format!("document.getElementById({}).disabled", quoted(id))).await;
     }
 
-    /// Waits until there is nothing to see of the element with this id.
+    /// Waits until the element with this id is not visible.
     pub(crate) async fn until_hidden(&self, id: &str) {
         let id = quoted(id);
         self.until(&format!("!document.getElementById({id})?.checkVisibility()")).await;
     }
 
-    /// Waits until the element with this id has `part` in its text.
+    /// Waits until the text of the element with this id contains `part`.
     pub(crate) async fn until_says(&self, id: &str, part: &str) {
         let (id, part) = (quoted(id), quoted(part));
         self.until(&format!("document.getElementById({id})?.textContent.includes({part})")).await;
@@ -271,12 +271,12 @@ impl Page {
         self.run(&format!("return document.getElementById({}).textContent", quoted(id))).await
     }
 
-    /// What is in the field with this id.
+    /// The contents of the field with this id.
     pub(crate) async fn value(&self, id: &str) -> String {
         self.run(&format!("return document.getElementById({}).value", quoted(id))).await
     }
 
-    /// Whether people see the element with this id.
+    /// Whether the element with this id is visible.
     pub(crate) async fn shows(&self, id: &str) -> bool {
         let id = quoted(id);
         self.run(&format!("return Boolean(document.getElementById({id})?.checkVisibility())")).await
@@ -287,7 +287,7 @@ impl Page {
         self.driver().await.find(By::Id(id)).await.expect("it is shown")
     }
 
-    /// As with the mouse, once the element with this id is shown.
+    /// Clicks on the element with this id once it is shown.
     pub(crate) async fn click(&self, id: &str) {
         let element = self.element(id).await;
         element.click().await.unwrap_or_else(|error| panic!("click on {id}: {error}"));
@@ -301,32 +301,32 @@ impl Page {
         element.click().await.unwrap_or_else(|error| panic!("click on {selector}: {error}"));
     }
 
-    /// Replaces what is in the field with this id, by the keyboard.
+    /// Replaces the contents of the field with this id by typing.
     pub(crate) async fn write(&self, id: &str, text: &str) {
         let field = self.element(id).await;
         field.send_keys(Key::Control + "a").await.expect("a field");
         field.send_keys(text).await.expect("a field");
     }
 
-    /// A letter with the control key.
+    /// Presses a letter together with the control key.
     pub(crate) async fn press_control(&self, letter: char) {
         let keyboard = self.driver().await.action_chain().key_down(Key::Control).send_keys(letter);
         keyboard.key_up(Key::Control).perform().await.expect("a keyboard");
     }
 
-    /// Types where the focus is.
+    /// Types into the focused element.
     pub(crate) async fn press(&self, keys: impl Into<TypingData>) {
         let typing: TypingData = keys.into();
         let keyboard = self.driver().await.action_chain();
         keyboard.send_keys(typing).perform().await.expect("a keyboard");
     }
 
-    /// Which element has the focus: its id, or its text if it has none.
+    /// The focused element: its id, or its text if it has none.
     pub(crate) async fn focused(&self) -> String {
         self.run("const e = document.activeElement; return e.id || e.textContent.trim()").await
     }
 
-    /// What is in the clipboard.
+    /// The contents of the clipboard.
     pub(crate) async fn clipboard(&self) -> String {
         let permissions = json!({ "permissions": ["clipboardReadWrite"] });
         self.devtools("Browser.grantPermissions", permissions).await;
@@ -334,7 +334,7 @@ impl Page {
         self.run_async(read).await
     }
 
-    /// What axe-core finds fault with in what is shown now.
+    /// The findings of axe-core in the page as it is now.
     pub(crate) async fn faults(&self) -> Vec<Fault> {
         let axe = server::program("AXE_CORE", "axe-core").await;
         let axe = fs::read_to_string(axe).expect("axe.min.js");
@@ -345,9 +345,9 @@ impl Page {
         self.run_async(check).await
     }
 
-    /// Has the browser load a page before anybody asks for it, scripts and all.
+    /// Makes the browser prerender a page, including its scripts.
     pub(crate) async fn load_ahead(&self, url: &str) {
-        // The rules are an inline script, for which the page would have to ask its server.
+        // The rules are an inline script, which the content security policy would have to allow.
         self.devtools("Page.setBypassCSP", json!({ "enabled": true })).await;
         self.reload().await;
         let rules = json!({ "prerender": [{ "source": "list", "urls": [url] }] }).to_string();
@@ -359,7 +359,7 @@ impl Page {
         .await;
     }
 
-    /// As by a link, to a page that may be loaded already: that takes the place of this one.
+    /// Follows a link to a page that may be prerendered; the new page takes the place of this one.
     pub(crate) async fn follow(self, url: &str) -> Self {
         self.run::<()>(&format!("location.href = {}", quoted(url))).await;
         let began = Instant::now();
@@ -376,7 +376,7 @@ impl Page {
         }
     }
 
-    /// A picture of the page at this size, or higher if there is more to see.
+    /// Takes a picture of the page at this size, or higher if the page is longer.
     pub(crate) async fn picture(&self, path: &Path, (width, height): (u32, u32)) {
         self.devtools("Emulation.setScrollbarsHidden", json!({ "hidden": true })).await;
         self.resize(width, height).await;

@@ -1,4 +1,4 @@
-//! A process of our own that can be paused and killed, and never outlives the tests.
+//! A child process that can be paused and killed, and that never outlives the tests.
 
 use std::path::PathBuf;
 
@@ -9,8 +9,8 @@ use super::server::Server;
 pub(crate) struct Child(Server);
 
 impl Child {
-    /// Starts `program` with these settings `NAME=value` in its environment, and waits until it
-    /// writes `ready`.
+    /// Starts `program` with these settings `NAME=value` in its environment, and waits until it prints
+    /// `ready`.
     pub(crate) async fn start(
         program: PathBuf,
         environment: &[String],
@@ -30,12 +30,12 @@ impl Child {
         self.0.stop();
     }
 
-    /// Lets it go on as if nothing had happened.
+    /// Lets the process go on as if nothing had happened.
     pub(crate) fn resume(&self) {
         self.0.signal("CONT");
     }
 
-    /// Crashes it.
+    /// Crashes the process.
     pub(crate) fn kill9(&self) {
         self.0.signal("KILL");
     }

@@ -1,9 +1,9 @@
-//! The example `editor`, as the program that it is.
+//! The example `editor`, run as a program.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// One server; ends with the test.
+/// A running server, which ends with the test.
 #[derive(Debug)]
 pub(crate) struct Editor {
     process: Child,
@@ -28,12 +28,12 @@ impl Editor {
         Self { process, base }
     }
 
-    /// On a database.
+    /// On a MongoDB database.
     pub(crate) fn on_mongodb(database: &str, uri: &str) -> Self {
         Self::start(&["--mongodb", uri, "--database", database, "--ttl-secs", "60"])
     }
 
-    /// Where something is that it serves, by its path.
+    /// The URL of a path on this server.
     pub(crate) fn url(&self, path: &str) -> String {
         format!("{}{path}", self.base)
     }

@@ -1,4 +1,4 @@
-//! Processes whose clock on the wall is wrong, by libfaketime.
+//! Processes whose wall clock is wrong, by libfaketime.
 
 use std::env;
 use std::fs;
@@ -14,8 +14,8 @@ pub(crate) fn library() -> Option<PathBuf> {
     found.find(|path| path.is_file())
 }
 
-/// The settings for `env`: so many seconds ahead, or behind. The clock that cannot be set goes on
-/// as it is.
+/// Environment settings that set the clock this many seconds ahead, or behind. The monotonic clock is
+/// not affected.
 pub(crate) fn environment(seconds: i64) -> [String; 3] {
     let library = library().expect("asked for before");
     [

@@ -14,24 +14,24 @@ use super::{client, fresh_name};
 pub(crate) struct Faulty {
     pub(crate) proxy: Proxy,
     pub(crate) app: App,
-    /// The same database, by a connection that never fails.
+    /// The same database, on a connection that never fails.
     pub(crate) database: Database,
     /// Another application server, on that connection.
     pub(crate) other: App,
 }
 
 impl Faulty {
-    /// On a replica set, and in no hurry.
+    /// On a replica set, without a tight deadline.
     pub(crate) async fn new() -> Self {
         Self::with_deadline(NO_DEADLINE).await
     }
 
-    /// On a replica set, and it waits no longer than this.
+    /// On a replica set, with this deadline.
     pub(crate) async fn with_deadline(deadline: Duration) -> Self {
         Self::on(mongod::local_replica_set().await, "", deadline).await
     }
 
-    /// With more options in the URI, as `&retryWrites=false`.
+    /// With more options in the URI, such as `&retryWrites=false`.
     pub(crate) async fn on(server: &Mongod, options: &str, deadline: Duration) -> Self {
         let proxy = Proxy::start(server.port());
         let name = fresh_name();
@@ -42,7 +42,7 @@ impl Faulty {
         Self { proxy, app, database, other }
     }
 
-    /// Asserts that the faults took place, all and no more.
+    /// Asserts that exactly this many faults took place.
     pub(crate) fn assert_fired(&self, faults: usize) {
         assert_eq!(self.proxy.fired(), faults, "faults that took place");
     }

@@ -1,8 +1,8 @@
-//! What the crate logs, for all tests of the process.
+//! The log lines of the crate, for all tests of the process.
 
 use std::sync::{Mutex, OnceLock};
 
-/// Collects what the crate logs from the first call on, each line behind its level.
+/// Collects the log lines of the crate from the first call on, each preceded by its level.
 pub(crate) fn log_lines() -> &'static Mutex<Vec<String>> {
     struct Collect;
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -29,7 +29,7 @@ pub(crate) fn logged(text: &str) -> bool {
     count_logged(&[text]) > 0
 }
 
-/// How many lines have all of these in them.
+/// The number of lines that contain all of these texts.
 pub(crate) fn count_logged(texts: &[&str]) -> usize {
     let lines = log_lines().lock().unwrap();
     lines.iter().filter(|line| texts.iter().all(|text| line.contains(text))).count()

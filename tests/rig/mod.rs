@@ -1,8 +1,7 @@
 //! Real servers, faults between them and the driver, and real browsers.
 //!
-//! Every server listens on 127.0.0.1, keeps its files in a directory of its own, and ends with the
-//! process that started it, however that ends.
-// A rig offers more than the tests of any one day use.
+//! Every server listens on 127.0.0.1, keeps its files in its own directory, and ends with the process
+//! that started it, however that process ends.
 #![allow(dead_code)]
 
 pub(crate) mod app;
@@ -44,12 +43,12 @@ pub(crate) fn fresh_name() -> String {
     format!("t_{}", ObjectId::new().to_hex())
 }
 
-/// A database of the test's own, on a client of its own; left behind for the server to end with.
+/// A new database on a new client. It stays until its server ends.
 pub(crate) async fn fresh_database(uri: &str) -> Database {
     client(uri).await.database(&fresh_name())
 }
 
-/// As [`fresh_database`], on a client that takes the strict Stable API.
+/// Like [`fresh_database`], on a client that declares the strict Stable API.
 pub(crate) async fn strict_database(uri: &str) -> Database {
     let mut options = options(uri).await;
     let version = ServerApiVersion::V1;
@@ -57,7 +56,7 @@ pub(crate) async fn strict_database(uri: &str) -> Database {
     Client::with_options(options).expect("valid options").database(&fresh_name())
 }
 
-/// As [`fresh_database`], with a record of the commands that are sent.
+/// Like [`fresh_database`], and counts the commands that are sent.
 pub(crate) async fn counted_database(uri: &str) -> (Database, Commands) {
     let commands = Commands::default();
     let sent = commands.clone();
@@ -66,7 +65,7 @@ pub(crate) async fn counted_database(uri: &str) -> (Database, Commands) {
     (database, commands)
 }
 
-/// As [`counted_database`], with the commands as they were sent.
+/// Like [`counted_database`], and records the whole commands.
 pub(crate) async fn recorded_database(uri: &str) -> (Database, Arc<Mutex<Vec<Document>>>) {
     let commands = Arc::new(Mutex::new(Vec::new()));
     let sent = commands.clone();
@@ -96,7 +95,7 @@ fn watched_database(
 pub(crate) struct Commands(Arc<Mutex<Vec<String>>>);
 
 impl Commands {
-    /// Those sent since the last call, in order.
+    /// The commands sent since the last call, in order.
     pub(crate) fn take(&self) -> Vec<String> {
         mem::take(&mut self.0.lock().expect("no panic while locked"))
     }
@@ -111,8 +110,8 @@ pub(crate) async fn client(uri: &str) -> Client {
     Client::with_options(options(uri).await).expect("valid options")
 }
 
-/// Ends what a client does in the background. Not for longer than this, because the driver's own wait for
-/// that has been seen to last for good, after a step-down.
+/// Ends a client's background work. Waits no longer than this, because after a step-down the driver's
+/// own shutdown was seen to hang forever.
 pub(crate) async fn close(client: Client) {
     let _ = timeout(Duration::from_secs(2), client.shutdown().immediate(true)).await;
 }
@@ -123,7 +122,7 @@ async fn options(uri: &str) -> ClientOptions {
     options
 }
 
-/// Commands that the driver sends by itself, whenever it likes.
+/// Commands that the driver sends on its own at any time.
 fn is_housekeeping(command: &str) -> bool {
     matches!(
         command,
@@ -131,11 +130,11 @@ fn is_housekeeping(command: &str) -> bool {
     )
 }
 
-/// Starts what `cell` shares, once for all tests of the process.
+/// Starts the shared content of `cell`, once for all tests of the process.
 ///
-/// On a thread and a runtime of its own: the tests that wait here each have a runtime, and the one
-/// that comes first must not tie the others to a runtime that ends with it. A failure is kept as
-/// well, or each of the waiting tests would take its time to fail in the same way.
+/// It runs on its own thread and runtime. Each test that waits here has a runtime, and the first test
+/// must not tie the others to a runtime that ends with it. A failure is shared too; otherwise each
+/// waiting test would take its time to fail in the same way.
 pub(crate) async fn share<T, F>(cell: &'static OnceLock<Option<T>>, start: fn() -> F) -> &'static T
 where
     T: Send + Sync + 'static,
@@ -151,8 +150,8 @@ where
     shared.as_ref().expect("the shared server did not start; its own panic says why")
 }
 
-/// Makes a lock older: sets its dates back on the server, those of readers
-/// and of who waits too, so that no test waits for it to run out.
+/// Makes a lock older: sets its dates back on the server, including those of readers and waiters, so
+/// that no test waits for an expiry.
 pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
     let locks = database.collection::<Document>(&format!("{}.lock", key.collection()));
     let by = i64::try_from(by.as_millis()).expect("a duration of our time");
@@ -182,12 +181,12 @@ pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
     assert_eq!(aged.expect("the server answers").matched_count, 1, "there is a lock on {key}");
 }
 
-/// The program of this name under `examples/`, built from what is here now.
+/// The program of this name under `examples/`, built from the current sources.
 pub(crate) fn example(name: &str) -> PathBuf {
     static BUILT: Once = Once::new();
     // `cargo test --test suite` builds no examples.
     BUILT.call_once(|| {
-        // As this binary, or they would be built anew each time.
+        // With the features of this binary; otherwise each run would rebuild the examples.
         let mut features = vec!["test-util"];
         for (name, is_on) in [
             ("cli", cfg!(feature = "cli")),
@@ -197,8 +196,8 @@ pub(crate) fn example(name: &str) -> PathBuf {
             features.extend(is_on.then_some(name));
         }
         let mut build = Command::new(env!("CARGO"));
-        // What cargo tells a test of its package would have build scripts run anew (ring's asks for it),
-        // and everything on top of them built anew: here, and once more by whoever comes next.
+        // Variables that cargo sets for a test of its package would rerun build scripts (ring's asks
+        // for it) and rebuild everything that depends on them, here and once more in the next build.
         let of_package = |name: &str| {
             ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name.starts_with(prefix))
         };

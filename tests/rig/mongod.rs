@@ -15,10 +15,10 @@ use super::{client, close, share};
 
 const EAGER: &str = "ttlMonitorSleepSecs=1";
 
-/// An election of one takes a tenth of a second.
+/// A replica set with one member elects its primary in a tenth of a second.
 const PRIMARY_WITHIN: Duration = Duration::from_secs(30);
 
-/// A mongod of one process; it ends, and its files go, when this is dropped.
+/// A mongod process. When it is dropped, the process ends and its files are deleted.
 #[derive(Debug)]
 pub(crate) struct Mongod {
     server: Server,
@@ -26,12 +26,13 @@ pub(crate) struct Mongod {
     paused: AtomicBool,
 }
 
-/// What is not as usual about a member of a replica set.
+/// The differences from a usual member of a replica set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Unusual {
-    /// Removes what has run out every second; else never.
+    /// Removes expired records every second; otherwise never.
     pub(crate) eager_ttl_monitor: bool,
-    /// So many seconds ahead of the others' clocks, or behind. Needs [`faketime::library`].
+    /// Its clock is this many seconds ahead of the others' clocks, or behind. Needs
+    /// [`faketime::library`].
     pub(crate) clock_ahead: Option<i64>,
 }
 
@@ -48,8 +49,8 @@ impl Mongod {
         Self::start(Kind::Standalone, None, |port| arguments(port, &[])).await
     }
 
-    /// As [`Self::start_standalone`], but what has run out is removed every second and not every
-    /// minute. Not a parameter of the running server: that would count from the next minute on.
+    /// Like [`Self::start_standalone`], but its TTL monitor runs every second, not every minute. This
+    /// cannot be a parameter of the running server, which would apply only after the current minute.
     pub(crate) async fn start_with_eager_ttl_monitor() -> Self {
         let eager = |port| arguments(port, &["--setParameter", EAGER]);
         Self::start(Kind::Standalone, None, eager).await
@@ -60,7 +61,7 @@ impl Mongod {
         Self::start_replica_set_that_is(Unusual::default()).await
     }
 
-    /// As [`Self::start_replica_set`].
+    /// Like [`Self::start_replica_set`], with these differences.
     pub(crate) async fn start_replica_set_that_is(unusual: Unusual) -> Self {
         let mongod = Self::start_member_that_is(unusual).await;
         let host = format!("127.0.0.1:{}", mongod.port());
@@ -70,12 +71,12 @@ impl Mongod {
         mongod
     }
 
-    /// One that is to become a member of the replica set `rs0`.
+    /// A server that is to become a member of the replica set `rs0`.
     pub(crate) async fn start_member() -> Self {
         Self::start_member_that_is(Unusual::default()).await
     }
 
-    /// As [`Self::start_member`].
+    /// Like [`Self::start_member`], with these differences.
     pub(crate) async fn start_member_that_is(unusual: Unusual) -> Self {
         let clock = unusual.clock_ahead;
         if unusual.eager_ttl_monitor {
@@ -88,7 +89,7 @@ impl Mongod {
     /// A standalone server that lets in only the user `root` of [`Self::uri`].
     pub(crate) async fn start_with_auth() -> Self {
         let mongod = Self::start(Kind::Auth, None, |port| arguments(port, &["--auth"])).await;
-        // The localhost exception: as long as there is no user, anybody here may create the first.
+        // The localhost exception: as long as no user exists, any local client may create the first.
         let user = doc! { "createUser": "root", "pwd": "secret", "roles": ["root"] };
         let anybody = format!("mongodb://127.0.0.1:{}/?directConnection=true", mongod.port());
         run_admin(&anybody, user).await.expect("mongod obeys");
@@ -116,7 +117,7 @@ impl Mongod {
         Self { server, kind, paused: AtomicBool::new(false) }
     }
 
-    /// What an application would be configured with: finds the primary of a replica set by itself.
+    /// The URI that an application would use. It makes the driver find the primary of a replica set.
     pub(crate) fn uri(&self) -> String {
         self.uri_with(match self.kind {
             Kind::ReplicaSet => "replicaSet=rs0",
@@ -124,7 +125,7 @@ impl Mongod {
         })
     }
 
-    /// Talks to this process only, whatever it says about a replica set.
+    /// Talks only to this process, whatever it says about a replica set.
     pub(crate) fn direct_uri(&self) -> String {
         self.uri_with("directConnection=true")
     }
@@ -139,7 +140,7 @@ impl Mongod {
         self.server.port()
     }
 
-    /// Stops the process where it is: connections stay open and nobody answers.
+    /// Stops the process where it is: connections stay open, and no request is answered.
     pub(crate) fn pause(&self) {
         self.paused.store(true, Ordering::Relaxed);
         self.server.stop();
@@ -151,7 +152,7 @@ impl Mongod {
         self.paused.store(false, Ordering::Relaxed);
     }
 
-    /// Whether [`Self::pause`] came last.
+    /// Whether the process is paused.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }
@@ -161,7 +162,7 @@ impl Mongod {
         self.server.signal("KILL");
     }
 
-    /// Starts it again on the same files and port, after a clean stop if it still runs.
+    /// Starts the server again on the same files and port, after a clean stop if it still runs.
     pub(crate) async fn restart(&self) {
         self.restart_member().await;
         if self.kind == Kind::ReplicaSet {
@@ -169,11 +170,11 @@ impl Mongod {
         }
     }
 
-    /// The same for one of several members, which need not become primary.
+    /// The same for one of several members, which need not become the primary.
     pub(crate) async fn restart_member(&self) {
         self.resume();
         self.server.signal("TERM");
-        assert!(self.server.begin().await, "port {} was taken meanwhile", self.port());
+        assert!(self.server.begin().await, "port {} was taken in the meantime", self.port());
     }
 
     /// Runs a command on the database `admin`.
@@ -213,8 +214,8 @@ pub(crate) async fn shared_standalone() -> &'static Mongod {
     share(&SERVER, Mongod::start_standalone).await
 }
 
-/// The replica set that all tests of the process share: the one at `MONGODB_URI`, or else one of
-/// our own.
+/// The replica set that all tests of the process share: the one at `MONGODB_URI`, or otherwise one that
+/// the tests start.
 pub(crate) async fn shared_replica_set() -> SharedUri {
     match env::var("MONGODB_URI") {
         Ok(uri) if !uri.is_empty() => SharedUri { uri, server: None },
@@ -225,13 +226,14 @@ pub(crate) async fn shared_replica_set() -> SharedUri {
     }
 }
 
-/// One of our own, shared by all tests of the process, for those that put a proxy in front of it.
+/// A replica set that the tests always start themselves and share, for tests that put a proxy in front
+/// of it.
 pub(crate) async fn local_replica_set() -> &'static Mongod {
     static SERVER: OnceLock<Option<Mongod>> = OnceLock::new();
     share(&SERVER, Mongod::start_replica_set).await
 }
 
-/// Where the shared replica set is.
+/// The address of the shared replica set.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedUri {
     uri: String,
@@ -239,12 +241,12 @@ pub(crate) struct SharedUri {
 }
 
 impl SharedUri {
-    /// What an application would be configured with.
+    /// The URI that an application would use.
     pub(crate) fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// The server, if it is one of ours; shared, so not to be paused or killed.
+    /// The server, if the tests have started it. It is shared, so it must not be paused or killed.
     pub(crate) fn server(&self) -> Option<&'static Mongod> {
         self.server
     }
@@ -256,7 +258,7 @@ impl fmt::Display for SharedUri {
     }
 }
 
-/// On a client for this once: a server outlives the runtimes of the tests that use it.
+/// On a temporary client, because a server outlives the runtimes of the tests that use it.
 async fn run_admin(uri: &str, command: Document) -> mongodb::error::Result<Document> {
     let client = client(uri).await;
     let reply = client.database("admin").run_command(command).await;
@@ -270,16 +272,16 @@ fn arguments(port: u16, more: &[&str]) -> Vec<String> {
         ["--bind_ip", "127.0.0.1"],
         ["--port", &port],
         ["--dbpath", "."],
-        // Many servers at once on a small machine: little memory, 17 MB of disk instead of 300.
+        // For many servers at once on a small machine: little memory, and 17 MB of disk instead of 300.
         ["--wiredTigerCacheSizeGB", "0.25"],
         ["--wiredTigerEngineConfigString", "log=(prealloc=false,file_max=16MB)"],
         ["--oplogSize", "16"],
         ["--setParameter", "diagnosticDataCollectionEnabled=false"],
-        // Fail points.
+        // Enables fail points.
         ["--setParameter", "enableTestCommands=1"],
     ];
     let flags = ["--nounixsocket", "--quiet"];
-    // Tests make locks older. What removes them then is to be the crate, unless it is about this.
+    // Tests make locks older. Then the crate must remove them, unless the test is about the monitor.
     let no_monitor = ["--setParameter", "ttlMonitorEnabled=false"];
     let no_monitor = if more.contains(&EAGER) { &[][..] } else { &no_monitor };
     common

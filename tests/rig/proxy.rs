@@ -1,4 +1,4 @@
-//! A TCP proxy in front of a mongod that breaks the connection at the moment a test names.
+//! A TCP proxy in front of a mongod that breaks the connection at a moment that the test chooses.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,23 +20,23 @@ use tokio::time::timeout;
 use super::is_housekeeping;
 use super::wire::{add_to_local_time, command_name, int32, read_frame, replace_all};
 
-/// How long [`Proxy::until_fired`] waits for a fault that should be imminent.
+/// How long [`Proxy::until_fired`] waits for an imminent fault.
 const FIRED_WITHIN: Duration = Duration::from_secs(60);
 
-/// A way to one mongod that can be broken; closed when dropped.
+/// A way to one mongod that can be broken. It closes when it is dropped.
 ///
-/// It lives on a thread of its own, so that any runtime may use it. A client must come with
-/// `directConnection=true`, as [`Proxy::uri`] says, or it would learn the server's own address and
-/// go past the proxy.
+/// The proxy runs on its own thread, so that any runtime may use it. A client must use
+/// `directConnection=true`, as in [`Proxy::uri`]; otherwise it would learn the server's own address and
+/// bypass the proxy.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     port: u16,
     network: Arc<Network>,
-    /// Its end is the signal to stop.
+    /// Dropping it is the signal to stop.
     _running: oneshot::Sender<()>,
 }
 
-/// What the proxy's handle and its connections share.
+/// The state that the proxy's handle and its connections share.
 #[derive(Debug)]
 struct Network {
     target: u16,
@@ -44,9 +44,9 @@ struct Network {
     fired: watch::Sender<usize>,
     faults: Mutex<Vec<Fault>>,
     passed: Mutex<HashMap<String, usize>>,
-    /// How much later it is at the server, for those who ask through here, in milliseconds.
+    /// How far ahead the server's clock appears to clients of this proxy, in milliseconds.
     ahead: AtomicI64,
-    /// The addresses that a greeting names, and what the client is told instead.
+    /// The addresses in the server's greeting, and their replacements.
     names: Mutex<Vec<[String; 2]>>,
 }
 
@@ -66,7 +66,7 @@ enum LineState {
     Cut,
 }
 
-/// What to do, once, to the next command of this name, or of any, after so many others.
+/// A one-time action on the next command of this name, or on any command after a number of others.
 #[derive(Clone, Debug)]
 struct Fault {
     command: Option<String>,
@@ -84,12 +84,12 @@ enum Side {
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Drop,
-    /// Until `let_go` was called more often than this.
+    /// Until `let_go` has been called more often than this.
     Hold(usize),
 }
 
 impl Proxy {
-    /// Opens a way to the mongod on `target` of this machine.
+    /// Opens a way to the mongod on port `target` of this machine.
     pub(crate) fn start(target: u16) -> Self {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("a bound listener").port();
@@ -116,34 +116,34 @@ impl Proxy {
         Self { port, network, _running: running }
     }
 
-    /// The way to the mongod through this proxy.
+    /// The URI of the mongod through this proxy.
     pub(crate) fn uri(&self) -> String {
         format!("mongodb://127.0.0.1:{}/?directConnection=true", self.port)
     }
 
-    /// The next such command is executed, but its answer is lost with the connection.
+    /// The next command of this name is executed, but its answer is lost with the connection.
     pub(crate) fn drop_reply_to(&self, command: &str) {
         self.arm(command, Side::Reply, Action::Drop);
     }
 
-    /// The next such command is lost with the connection before it reaches the server.
+    /// The next command of this name is lost with the connection before it reaches the server.
     pub(crate) fn drop_request(&self, command: &str) {
         self.arm(command, Side::Request, Action::Drop);
     }
 
-    /// The next such command is executed at once, and answered only after [`Self::let_go`].
+    /// The next command of this name is executed at once, but answered only after [`Self::let_go`].
     pub(crate) fn hold_reply_to(&self, command: &str) {
         self.arm(command, Side::Reply, Action::Hold(self.network.line.borrow().let_go));
     }
 
-    /// The next such command reaches the server only after [`Self::let_go`], even if the client
+    /// The next command of this name reaches the server only after [`Self::let_go`], even if the client
     /// has given up by then.
     pub(crate) fn hold_request(&self, command: &str) {
         self.arm(command, Side::Request, Action::Hold(self.network.line.borrow().let_go));
     }
 
-    /// As [`Self::hold_request`], whatever the command is that comes after so many others. The
-    /// driver's own do not count.
+    /// Like [`Self::hold_request`] for any command, after `after` others. The driver's own commands do
+    /// not count.
     pub(crate) fn hold_any_request(&self, after: usize) {
         let action = Action::Hold(self.network.line.borrow().let_go);
         lock(&self.network.faults).push(Fault {
@@ -154,13 +154,13 @@ impl Proxy {
         });
     }
 
-    /// Lets everything pass that is held, or is yet to be held by a fault armed before.
+    /// Lets all held messages pass, and those that an already armed fault would hold.
     pub(crate) fn let_go(&self) {
         self.network.line.send_modify(|line| line.let_go += 1);
     }
 
-    /// From now on nothing arrives, in either direction, and no connection breaks; what was
-    /// withheld arrives late, after [`Self::heal`].
+    /// From now on nothing arrives, in either direction, and no connection breaks. Withheld messages
+    /// arrive late, after [`Self::heal`].
     pub(crate) fn blackhole(&self) {
         self.set(LineState::Blackhole);
     }
@@ -175,13 +175,13 @@ impl Proxy {
         self.set(LineState::Open);
     }
 
-    /// How many faults took place: messages dropped, held or withheld, connections cut or refused.
-    /// The driver's own messages do not count, its connections do.
+    /// How many faults took place: messages dropped, held or withheld, connections cut or refused. The
+    /// driver's own messages do not count, but its connections do.
     pub(crate) fn fired(&self) -> usize {
         *self.network.fired.borrow()
     }
 
-    /// Waits until `count` faults have taken place in all.
+    /// Waits until `count` faults have taken place in total.
     pub(crate) async fn until_fired(&self, count: usize) {
         let mut fired = self.network.fired.subscribe();
         let enough = timeout(FIRED_WITHIN, fired.wait_for(|&fired| fired >= count)).await;
@@ -198,13 +198,14 @@ impl Proxy {
         self.port
     }
 
-    /// From now on the server seems to have a clock that is so many milliseconds ahead.
+    /// From now on, the server's clock appears to be this many milliseconds ahead.
     pub(crate) fn set_clock_ahead(&self, millis: i64) {
         self.network.ahead.store(millis, Ordering::Relaxed);
     }
 
-    /// From now on the client is told that `proxies` are the members of the replica set. So it finds
-    /// the primary by itself and never goes past a proxy, while the members know nothing of them.
+    /// From now on, the client is told that `proxies` are the members of the replica set. The driver
+    /// then finds the primary but never bypasses a proxy, while the members know nothing of the
+    /// proxies.
     pub(crate) fn stands_for(&self, members: &[u16], proxies: &[Self]) {
         let address = |port: u16| format!("127.0.0.1:{port}");
         let names = members.iter().zip(proxies).map(|(&member, proxy)| {
@@ -226,7 +227,7 @@ impl Proxy {
 }
 
 impl Network {
-    /// The fault armed first for this command, which it uses up.
+    /// Takes the fault that was armed first for this command.
     fn fault_for(&self, command: &str) -> Option<Fault> {
         let mut faults = lock(&self.faults);
         let is_meant = |fault: &mut Fault| match &fault.command {
@@ -246,7 +247,7 @@ impl Network {
         self.fired.send_modify(|fired| *fired += 1);
     }
 
-    /// Lets a message through as the line and its fault allow; false if it is lost.
+    /// Lets a message through as far as the line and its fault allow. False if the message is lost.
     async fn carries(&self, message: &Message, side: Side) -> bool {
         let mut line = self.line.subscribe();
         if let Some(fault) = message.fault.as_ref().filter(|fault| fault.side == side) {
@@ -279,7 +280,7 @@ async fn connect(client: TcpStream, network: Arc<Network>) {
     let mut line = network.line.subscribe();
     let cut = until(&mut line, |line| line.state == LineState::Cut);
     let talk = async {
-        // Without a server the client finds its connection closed; no more needs to be said.
+        // Without a server, the client simply finds its connection closed.
         if let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, network.target)).await {
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
@@ -291,14 +292,14 @@ async fn connect(client: TcpStream, network: Arc<Network>) {
         }
     };
     tokio::select! {
-        // Cut comes first: a connection that is made while it lasts counts as refused.
+        // A cut comes first: a connection that is made during a cut counts as refused.
         biased;
         () = cut => network.fire(),
         () = talk => {}
     }
 }
 
-/// The requests of a connection that the server has not answered yet, by their id.
+/// The unanswered requests of a connection, by their id.
 #[derive(Debug, Default)]
 struct Open {
     requests: HashMap<i32, Message>,
@@ -311,7 +312,7 @@ impl Open {
     }
 }
 
-/// A request as far as the proxy cares, kept until its reply has passed.
+/// The proxy's view of a request, kept until its reply has passed.
 #[derive(Debug)]
 struct Message {
     command: String,
@@ -325,7 +326,7 @@ async fn requests(
     network: &Network,
 ) -> io::Result<()> {
     while let Ok(frame) = read_frame(&mut client).await {
-        // Only a driver's first greeting comes in another form.
+        // Only a driver's first greeting has another form.
         let command = command_name(&frame).unwrap_or_else(|| "isMaster".into());
         let message = Message { fault: network.fault_for(&command), command };
         if !network.carries(&message, Side::Request).await {
@@ -335,7 +336,7 @@ async fn requests(
         lock(open).requests.insert(int32(&frame, 4), message);
         server.write_all(&frame).await?;
     }
-    // The client is gone, but not what it sent: the server must get to execute that.
+    // The client is gone, but its request is not: the server must get to execute it.
     lock(open).client_gone = true;
     if !lock(open).is_done() {
         std::future::pending::<()>().await;
@@ -352,7 +353,7 @@ async fn replies(
     while !lock(open).is_done() {
         let mut frame = read_frame(&mut server).await?;
         add_to_local_time(&mut frame, network.ahead.load(Ordering::Relaxed));
-        // Replies that stream in without a further request are the monitor's.
+        // Replies that stream in without a further request belong to the driver's monitor.
         let request = lock(open).requests.remove(&int32(&frame, 8));
         let message = request.unwrap_or(Message { command: "hello".into(), fault: None });
         if is_housekeeping(&message.command) {

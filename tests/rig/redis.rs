@@ -1,4 +1,4 @@
-//! A real redis, for session stores that keep their state in one.
+//! A real redis, for session stores that keep their state there.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! Three members of one replica set, for fail-overs.
+//! A replica set of three members, for failovers.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -14,14 +14,14 @@ use super::{client, close};
 /// Elections take a second or two with the settings below, more on a busy machine.
 const PRIMARY_WITHIN: Duration = Duration::from_secs(60);
 
-/// A replica set of three; its processes end, and their files go, when this is dropped.
+/// A replica set of three. When it is dropped, its processes end and their files are deleted.
 #[derive(Debug)]
 pub(crate) struct ReplicaSet {
     members: Vec<Mongod>,
 }
 
 impl ReplicaSet {
-    /// With a primary, and two secondaries that can take over.
+    /// Starts with a primary and two secondaries that can take over.
     pub(crate) async fn start() -> Self {
         Self::start_with(Unusual::default()).await
     }
@@ -44,28 +44,28 @@ impl ReplicaSet {
         set
     }
 
-    /// What an application would be configured with.
+    /// The URI that an application would use.
     pub(crate) fn uri(&self) -> String {
         let hosts: Vec<_> =
             self.members.iter().map(|member| format!("127.0.0.1:{}", member.port())).collect();
         format!("mongodb://{}/?replicaSet=rs0&heartbeatFrequencyMS=500", hosts.join(","))
     }
 
-    /// All of them, by number.
+    /// All members, by number.
     pub(crate) fn members(&self) -> &[Mongod] {
         &self.members
     }
 
     /// The primary steps down, and another member is elected.
     pub(crate) async fn step_down(&self) {
-        // Not for long: if all have stepped down there is nobody to elect.
+        // Not for long: if all members have stepped down, none can be elected.
         let command = doc! { "replSetStepDown": 5, "secondaryCatchUpPeriodSecs": 2 };
         let began = Instant::now();
         loop {
             let primary = self.primary().await;
             match self.members[primary].try_admin(command.clone()).await {
                 Ok(_) => return self.another_than(primary).await,
-                // The others still catch up after an earlier fault.
+                // The others are still catching up after an earlier fault.
                 Err(e) => assert!(began.elapsed() < PRIMARY_WITHIN, "does not step down: {e}"),
             }
             sleep(Duration::from_millis(200)).await;
@@ -79,7 +79,7 @@ impl ReplicaSet {
         self.another_than(primary).await;
     }
 
-    /// Waits until another member than this is primary.
+    /// Waits until a member other than this one is the primary.
     pub(crate) async fn another_than(&self, old: usize) {
         let began = Instant::now();
         while self.primary().await == old {
@@ -104,7 +104,7 @@ impl ReplicaSet {
         }
     }
 
-    /// Waits until there is a primary, and all others can take over.
+    /// Waits until there is a primary and all other members can take over.
     pub(crate) async fn until_complete(&self) {
         self.primary().await;
         let began = Instant::now();
@@ -116,19 +116,19 @@ impl ReplicaSet {
             }) {
                 // It may have to roll back first.
                 let (port, waited) = (member.port(), began.elapsed());
-                assert!(waited < 3 * PRIMARY_WITHIN, "the member on {port} does not get ready");
+                assert!(waited < 3 * PRIMARY_WITHIN, "the member on {port} does not become ready");
                 sleep(Duration::from_millis(50)).await;
             }
         }
     }
 }
 
-/// `None` of one that was killed or is paused.
+/// `None` if the member was killed or is paused.
 async fn hello(member: &Mongod) -> Option<Document> {
     if member.is_paused() {
         return None;
     }
-    // The driver would look for it for a while.
+    // Checked first, because the driver would keep looking for the member for a while.
     TcpStream::connect((Ipv4Addr::LOCALHOST, member.port())).await.ok()?;
     let client = client(&member.direct_uri()).await;
     let hello = client.database("admin").run_command(doc! { "hello": 1 }).await;

@@ -1,4 +1,4 @@
-//! A server process that ends with the process that started it, even if that is killed.
+//! A server process that ends with the process that started it, even if that process is killed.
 
 use std::env;
 use std::fs;
@@ -14,19 +14,19 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-/// How often another port is tried when somebody else took the free one first.
+/// How often another port is tried if the free one has been taken in the meantime.
 const PORTS: usize = 5;
 /// Generous: a mongod is ready in about a second, on a machine with nothing else to do.
 const READY_WITHIN: Duration = Duration::from_secs(180);
 const LOG: &str = "server.log";
 
-/// The parent of the server. It reads verbs from a pipe that this process holds: `start`, or the
-/// name of a signal, and answers when it is done; a `start` has by then emptied the previous
-/// process's log. The kernel closes the pipe when this process is gone, whatever ended it; then the
-/// server and its directory go too. As the parent it also never signals a reused pid.
+/// The parent of the server. It reads verbs from a pipe that this process holds: `start`, or the name
+/// of a signal. It answers when it is done; a `start` has by then emptied the previous process's log.
+/// When this process is gone for any reason, the kernel closes the pipe, and then the server and its
+/// directory go too. As the parent, it also never signals a reused pid.
 ///
-/// It must ignore SIGHUP: that is what the kernel sends to a process group that is left alone with
-/// a stopped member, here a paused server.
+/// It must ignore SIGHUP, which the kernel sends to an orphaned process group with a stopped member,
+/// here a paused server.
 const GUARDIAN: &str = r#"
     trap '' HUP
     dir=$PWD
@@ -63,10 +63,10 @@ struct Guardian {
 }
 
 impl Server {
-    /// Starts `program` with the arguments for a free port, in a directory of its own, and waits
-    /// until its log says `ready`.
+    /// Starts `program` with the arguments for a free port, in its own directory, and waits until its
+    /// log contains `ready`.
     ///
-    /// The log, and not a connection, since another process's server may answer on the port.
+    /// The log decides, not a connection, since another process's server may answer on the port.
     pub(super) async fn start(
         program: PathBuf,
         arguments: impl Fn(u16) -> Vec<String>,
@@ -103,7 +103,7 @@ impl Server {
     }
 
     /// Starts the process, again if need be, on the same port and files, as soon as the previous
-    /// one has ended; false if the port is taken.
+    /// process has ended. False if the port is taken.
     pub(super) async fn begin(&self) -> bool {
         self.tell("start");
         let began = Instant::now();
@@ -126,13 +126,14 @@ impl Server {
         self.tell(signal);
     }
 
-    /// As [`Self::signal`], to the group that the process leads: to what it has started as well.
+    /// Like [`Self::signal`], but to the process group that the process leads, and so to its children
+    /// too.
     pub(super) fn signal_group(&self, signal: &str) {
         self.tell(&format!("group-{signal}"));
     }
 
-    /// Stops every thread of the process where it is. A signal is only on its way when `kill` returns,
-    /// and a thread that it has not reached yet may still answer.
+    /// Stops every thread of the process where it is. `kill` returns while the signal is still on its
+    /// way, and a thread that it has not reached yet may still answer.
     pub(super) fn stop(&self) {
         let pid = self.tell("STOP");
         while any_thread_runs(&pid) {
@@ -145,12 +146,12 @@ impl Server {
         self.port
     }
 
-    /// The directory that the server runs in, which goes with it.
+    /// The directory that the server runs in. It is deleted with the server.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Returns the server's pid when the guardian has done it.
+    /// Returns the server's pid once the guardian is done.
     fn tell(&self, verb: &str) -> String {
         let mut guardian = self.guardian.lock().expect("no panic while locked");
         let stdin = guardian.shell.stdin.as_mut().expect("piped");

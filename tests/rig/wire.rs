@@ -1,4 +1,4 @@
-//! As much of MongoDB's wire protocol as a proxy has to know.
+//! The parts of MongoDB's wire protocol that a proxy has to know.
 
 use std::io;
 
@@ -15,8 +15,8 @@ pub(super) async fn read_frame(stream: &mut OwnedReadHalf) -> io::Result<Vec<u8>
     Ok(frame)
 }
 
-/// The first key of the command document of an `OP_MSG`: header, flags, then its sections, of
-/// which the one of kind 0 is the document; those of kind 1 say how long they are.
+/// The first key of the command document of an `OP_MSG`. After the header and the flags come sections:
+/// the section of kind 0 is the document, and those of kind 1 begin with their length.
 pub(super) fn command_name(frame: &[u8]) -> Option<String> {
     const OP_MSG: i32 = 2013;
     if int32(frame, 12) != OP_MSG {
@@ -32,7 +32,7 @@ pub(super) fn command_name(frame: &[u8]) -> Option<String> {
     String::from_utf8(key.to_vec()).ok()
 }
 
-/// In a greeting, the server's clock: a date's type, its name, and its milliseconds.
+/// Shifts the server's clock in a greeting: a date's type, its name, and its milliseconds.
 pub(super) fn add_to_local_time(frame: &mut [u8], millis: i64) {
     const LOCAL_TIME: &[u8] = b"\x09localTime\0";
     let at = frame.windows(LOCAL_TIME.len()).position(|bytes| bytes == LOCAL_TIME);
@@ -42,7 +42,7 @@ pub(super) fn add_to_local_time(frame: &mut [u8], millis: i64) {
     }
 }
 
-/// Each first by its second, which is as long.
+/// Replaces each first name by its second, which has the same length.
 pub(super) fn replace_all(frame: &mut [u8], names: &[[String; 2]]) {
     for at in 0..frame.len() {
         let name = names.iter().find(|[old, _]| frame[at..].starts_with(old.as_bytes()));

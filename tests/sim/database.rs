@@ -1,4 +1,5 @@
-//! The database of the simulation: what its primary has, what a majority has, and what happens to both.
+//! The database of the simulation: the state of its primary, the majority-committed state, and the
+//! faults of both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -15,15 +16,15 @@ use tokio::time::{Instant, timeout_at};
 use crate::rules::Rules;
 use crate::truth::{Heard, Truth, Why};
 
-/// When the server gives a transaction up that nobody goes on with.
+/// When the server aborts an abandoned transaction.
 pub(crate) const TRANSACTION_LIVES: Duration = Duration::from_secs(3);
 
-/// Which lock records a verb writes to.
+/// The lock records that a verb writes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Touches {
-    /// It only reads: nobody waits for a majority.
+    /// It only reads, so it need not wait for a majority.
     Nothing,
-    /// What is remembered of ended sessions.
+    /// The records of ended sessions.
     Ends,
     One(LockKey),
     Any,
@@ -33,34 +34,35 @@ pub(crate) enum Touches {
 pub(crate) struct Database {
     pub(crate) rules: Rules,
     state: Mutex<State>,
-    /// A transaction has ended, a majority has something, there is a primary again, or another one.
+    /// A transaction has ended, something is majority-committed, or there is a primary again, perhaps
+    /// another one.
     news: Notify,
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) primary: MemoryStore,
-    /// Replication stands still, and a majority has this.
+    /// Replication is stopped, and this is the majority-committed state.
     behind: Option<Behind>,
-    /// How often replication has stood still.
+    /// How often replication was stopped.
     windows: u64,
-    /// How many primaries there were before this one.
+    /// The number of primaries before this one.
     pub(crate) epoch: u64,
     pub(crate) is_down: bool,
     transactions: BTreeMap<LockKey, Open>,
     next_transaction: u64,
     /// Sessions whose end has begun.
     pub(crate) tombstones: BTreeSet<Aid>,
-    /// The fences that were given where they are the time.
+    /// The fences that were given out where a fence is the time.
     pub(crate) fences: BTreeMap<String, u64>,
-    /// Acquisitions that a second request was told of, or would have been if it had still waited.
+    /// Acquisitions of which a second request was told, or would have been told if it had still waited.
     pub(crate) told_again: BTreeSet<String>,
-    /// When each acquisition was first seen on record, if that counts.
+    /// Whether the start of each acquisition is recorded, because it counts.
     notes_age: bool,
     pub(crate) granted: BTreeMap<String, Duration>,
     pub(crate) truth: Truth,
     pub(crate) heard: Heard,
-    /// What was wrong with the record after a step.
+    /// The violations found in the record after a step.
     pub(crate) wrong: Vec<String>,
 }
 
@@ -70,7 +72,7 @@ struct Behind {
     truth: Truth,
 }
 
-/// A transaction that has the document for itself, and the lock record if it has written there.
+/// A transaction that blocks the document, and the lock record if it has written it.
 #[derive(Debug)]
 struct Open {
     number: u64,
@@ -78,7 +80,7 @@ struct Open {
     has_record: bool,
 }
 
-/// Until a majority has what was written there and then.
+/// Identifies a write, to wait until it is majority-committed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
     epoch: u64,
@@ -92,14 +94,14 @@ pub(crate) struct Transaction {
     number: u64,
     epoch: u64,
     snapshot: MemoryStore,
-    /// The same with what the transaction has written.
+    /// The same state with the writes of the transaction.
     view: MemoryStore,
     has_record: bool,
     /// The acquisition under which it writes.
     under: Option<LockToken>,
 }
 
-/// What a verb of [`MemoryStore`] answers: it never waits.
+/// The answer of a verb of [`MemoryStore`], which never waits.
 pub(crate) fn at_once<T>(verb: impl Future<Output = T>) -> T {
     verb.now_or_never().expect("a MemoryStore never waits")
 }
@@ -111,7 +113,7 @@ pub(crate) fn unavailable(why: &str) -> StoreError {
 impl Database {
     pub(crate) fn new(rules: Rules) -> Self {
         let primary = MemoryStore::new();
-        // So that the clock can be turned back.
+        // Makes room for turning the clock back.
         primary.advance(Duration::from_secs(24 * 60 * 60));
         let state = State {
             primary,
@@ -137,8 +139,8 @@ impl Database {
         self.state.lock().expect("no panic while locked")
     }
 
-    /// One atomic step of the primary. Waits for transactions that have written what it touches; the time
-    /// of a command is that of its beginning, however long it waits.
+    /// One atomic step of the primary. Waits for transactions that have written the same records. The
+    /// time of a command is the time of its beginning, however long it waits.
     pub(crate) async fn step<T>(
         &self,
         touches: &Touches,
@@ -146,7 +148,7 @@ impl Database {
     ) -> Result<(T, Written), StoreError> {
         let asked = Instant::now();
         loop {
-            // Before the look, so that nothing is missed in between.
+            // Registered before the check, so that no news is missed in between.
             let news = self.news.notified();
             let blocked = {
                 let mut state = self.state();
@@ -171,7 +173,7 @@ impl Database {
         }
     }
 
-    /// Waits until a majority has it.
+    /// Waits until the write is majority-committed.
     pub(crate) async fn majority_has(&self, written: Written) -> Result<(), StoreError> {
         let Some(window) = written.window else { return Ok(()) };
         loop {
@@ -189,8 +191,8 @@ impl Database {
         }
     }
 
-    /// Begins a guarded save: from here on it sees this and nothing newer, and nobody else writes the
-    /// document.
+    /// Begins a guarded save. From here on it sees this state and nothing newer, and no other
+    /// transaction writes the document.
     pub(crate) fn begin(&self, key: &LockKey) -> Result<Transaction, StoreError> {
         let mut state = self.state();
         if state.is_down {
@@ -290,12 +292,12 @@ impl Database {
         self.news.notify_waiters();
     }
 
-    /// The document past all transactions.
+    /// Writes the document without regard to transactions.
     pub(crate) fn write_at_once(&self, key: &LockKey, document: &StoredDocument) {
         force(&self.state().primary, key, document);
     }
 
-    /// From now on a majority gets nothing new.
+    /// From now on, no new write is majority-committed.
     pub(crate) fn replication_stops(&self) {
         let mut state = self.state();
         if state.behind.is_none() {
@@ -305,7 +307,7 @@ impl Database {
         }
     }
 
-    /// A majority has everything.
+    /// All writes are majority-committed.
     pub(crate) fn replicates(&self) {
         self.state().behind = None;
         self.news.notify_waiters();
@@ -315,7 +317,8 @@ impl Database {
         self.state().is_down = true;
     }
 
-    /// Another primary, with all that a majority has, and perhaps with more. Its clock may be behind.
+    /// Another primary with the majority-committed state, and perhaps with more. Its clock may be
+    /// behind.
     pub(crate) fn comes_up(&self, rolls_back: bool, behind: Duration) {
         let mut state = self.state();
         state.is_down = false;
@@ -348,11 +351,11 @@ impl Database {
         }
     }
 
-    /// A listener was called. What is wrong with that, if anything is.
+    /// A listener was called. Returns the violation, if there is one.
     pub(crate) fn told(&self, ended: &SessionEnded) -> Option<String> {
         let mut state = self.state();
         state.truth.told(ended);
-        // A fail-over does not undo what a listener has heard.
+        // A failover does not undo an announcement.
         if let Some(behind) = &mut state.behind {
             behind.truth.told(ended);
         }
@@ -361,7 +364,7 @@ impl Database {
 }
 
 impl State {
-    /// As a majority has it.
+    /// The majority-committed state.
     pub(crate) fn majority(&self) -> &MemoryStore {
         self.behind.as_ref().map_or(&self.primary, |behind| &behind.majority)
     }
@@ -377,7 +380,7 @@ impl State {
         self.wrong.extend(self.truth.now_is(grants, why, clock));
     }
 
-    /// Until when at the longest.
+    /// The latest time until which these records are blocked.
     fn blocked(&self, touches: &Touches) -> Option<Instant> {
         let blocks = |open: &&Open| open.has_record && open.began.elapsed() < TRANSACTION_LIVES;
         let open = match touches {
@@ -402,7 +405,7 @@ impl State {
     }
 }
 
-/// As code past the crate would.
+/// Writes like code that bypasses the crate.
 fn force(store: &MemoryStore, key: &LockKey, document: &StoredDocument) {
     let page = document.decode::<crate::work::Page>().expect("one of ours");
     page.put(store, key);

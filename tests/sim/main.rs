@@ -33,7 +33,7 @@ fn seed() -> Option<u64> {
     std::env::var("DOCLOCK_SIM_SEED").ok().map(|it| it.parse().expect("a number"))
 }
 
-/// Shows how it came to that: the same seed once more, with every line.
+/// Tells the story behind a violation: runs the same seed once more, with every line.
 fn tell(outcome: &Outcome, rules: Rules) -> String {
     let again = run(outcome.seed, rules, true);
     let same = again.hash == outcome.hash;
@@ -51,8 +51,8 @@ fn run(seed: u64, rules: Rules, keeps_lines: bool) -> Outcome {
     run::run(seed, rules, keeps_lines)
 }
 
-/// The same worlds each time, on however slow a machine; or other ones, for as long as one likes:
-/// `DOCLOCK_SIM_SECONDS=3600 cargo test --test sim -- nothing_breaks --nocapture`.
+/// By default the same worlds each time, however slow the machine. For other worlds, for as long as
+/// desired: `DOCLOCK_SIM_SECONDS=3600 cargo test --test sim -- nothing_breaks --nocapture`.
 #[test]
 fn nothing_breaks_whatever_happens() {
     const WORLDS: u64 = 20;
@@ -88,7 +88,7 @@ fn one_seed_replays_exactly() {
     }
 }
 
-/// What is found with one rule taken out, and how soon.
+/// The violation that is found with one rule taken out, and how soon.
 fn finds(without: &str, rules: Rules, what: &str) {
     let (began, first) = (Instant::now(), seed().unwrap_or_else(|| fastrand::u64(..1 << 48)));
     for number in 0..500 {

@@ -1,4 +1,4 @@
-//! What goes wrong, one thing after the other, sometimes two at once.
+//! The faults, one after the other, sometimes two at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use crate::world::{Weather, World};
 
-/// What happens to the database, until everybody winds down.
+/// Faults of the database, until all workers wind down.
 pub(crate) async fn of_database(world: Arc<World>) {
     while begins(&world).await {
         let settings = &world.settings;
@@ -32,7 +32,7 @@ pub(crate) async fn of_database(world: Arc<World>) {
     }
 }
 
-/// What happens to the servers and their network. Says by `crashed` which one is to be started anew.
+/// Faults of the servers and their network. `crash` names a server that is to be replaced.
 pub(crate) async fn of_servers(world: Arc<World>, crash: impl Fn(usize)) {
     while begins(&world).await {
         let fault = world.rng().u8(..100);
@@ -56,7 +56,7 @@ pub(crate) async fn of_servers(world: Arc<World>, crash: impl Fn(usize)) {
     world.becomes(Weather::default());
 }
 
-/// After a while, if there is to be another fault at all.
+/// Waits a while. False if there are to be no more faults.
 async fn begins(world: &World) -> bool {
     let pause = world.rng().u64(20..2_000);
     sleep(Duration::from_millis(pause)).await;
@@ -79,13 +79,13 @@ fn live_server(world: &World) -> usize {
     live[world.rng().usize(..live.len())]
 }
 
-/// For at most this part of the ttl.
+/// Sleeps for at most this fraction of the ttl.
 async fn lasts(world: &World, most: f64) {
     let lasts = world.settings.part(&mut world.rng(), most);
     sleep(lasts).await;
 }
 
-/// It stands still; then a majority has everything, or another primary comes up.
+/// Replication stops. Then either everything is replicated, or another primary comes up.
 async fn replication(world: &World) {
     world.stats().stalls += 1;
     world.note(format_args!("replication stops"));
@@ -132,7 +132,7 @@ async fn partition(world: &World) {
     world.change(server, |it| it.is_cut = false);
 }
 
-/// Longer than a lock lives, now and then.
+/// Now and then longer than the ttl.
 async fn pause_of_a_server(world: &World) {
     let server = live_server(world);
     world.stats().pauses += 1;

@@ -1,33 +1,33 @@
-//! What the simulated database does right, each to be taken out alone: then the simulation must find
-//! something.
+//! The rules that make the simulated database correct. Each can be taken out on its own; then the
+//! simulation must find a violation.
 
 /// The rules that [`Link`](crate::link::Link) and the sessions follow.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     /// The transaction of a save changes the lock record, whatever its `ts` says, and so conflicts with
-    /// everything that happens to the lock until the commit.
+    /// every other write to the lock until the commit.
     pub(crate) guarded_write_changes_the_record: bool,
-    /// Whoever takes an expired lock over leaves the former holder to the reaper.
+    /// A takeover of an expired lock leaves the former holder to the reaper.
     pub(crate) takeover_keeps_the_former_holder: bool,
-    /// A reply waits until a majority has the write.
+    /// A reply waits until the write is majority-committed.
     pub(crate) majority: bool,
-    /// So does the reply to a commit.
+    /// The reply to a commit waits for a majority too.
     pub(crate) majority_commit: bool,
-    /// A lease is shown as a majority has it.
+    /// A shown lease is majority-committed.
     pub(crate) leases_of_a_majority: bool,
-    /// A save looks at the lock.
+    /// A save checks the lock.
     pub(crate) guarded_save: bool,
     /// A save writes the document in its transaction.
     pub(crate) save_in_one_transaction: bool,
-    /// A renewal revives nothing.
+    /// A renewal does not revive an expired lock.
     pub(crate) renew_only_what_lives: bool,
-    /// A release names the acquisition.
+    /// A release names its acquisition.
     pub(crate) release_by_token: bool,
-    /// What nobody waits for any more is given back only if no other request was told of it.
+    /// A grant whose caller has stopped waiting is given back only if no other request was told of it.
     pub(crate) retract_unless_told: bool,
-    /// The end of a session is written down before its locks are removed.
+    /// The end of a session is recorded before its locks are removed.
     pub(crate) tombstone_first: bool,
-    /// Who acquires looks afterwards whether the session has ended.
+    /// An acquire checks afterwards whether its session has ended.
     pub(crate) look_for_tombstone: bool,
     /// The holder counts its lease from before the request was sent.
     pub(crate) count_from_the_send: bool,

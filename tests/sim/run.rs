@@ -1,4 +1,4 @@
-//! The life of a world, from its seed to what was found.
+//! The life of a world, from its seed to its outcome.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -18,18 +18,18 @@ use crate::world::{Server, Stats, World, panics, remember_panics};
 const EDITORS: usize = 3;
 const JOBS: usize = 2;
 
-/// What came of a seed.
+/// The outcome of a seed.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) seed: u64,
     pub(crate) violations: Vec<String>,
     pub(crate) stats: Stats,
-    /// Of every line of the trace.
+    /// The hash of all lines of the trace.
     pub(crate) hash: u64,
     pub(crate) lines: Vec<String>,
 }
 
-/// Everything that happens by this seed.
+/// Runs the world of this seed.
 pub(crate) fn run(seed: u64, rules: Rules, keeps_lines: bool) -> Outcome {
     remember_panics();
     drop(panics());
@@ -71,9 +71,9 @@ async fn live(seed: u64, rules: Rules, keeps_lines: bool) -> Arc<World> {
     for task in [of_servers, of_database, replaces] {
         task.await.expect("no panic");
     }
-    // The servers stay, and end the sessions that are left.
+    // The servers stay, and end the remaining sessions.
     let servers = staff.goes_home().await;
-    // Pages of sessions that have ended are still open; then all that is left expires.
+    // Pages of ended sessions are still open; after this, all remaining locks have expired.
     sleep(world.settings.ttl * 6).await;
     sleep(Duration::from_secs(30)).await;
     drop(servers);
@@ -81,10 +81,10 @@ async fn live(seed: u64, rules: Rules, keeps_lines: bool) -> Arc<World> {
     world
 }
 
-/// A server, and who works there.
+/// A server, and the workers at it.
 type Team = (Server, Vec<JoinHandle<()>>);
 
-/// All servers, and who works there.
+/// All servers, and the workers at them.
 #[derive(Debug, Clone)]
 struct Staff {
     world: Arc<World>,
@@ -116,7 +116,7 @@ impl Staff {
         self.at.lock().expect("no panic").insert(server.number, (server.clone(), tasks));
     }
 
-    /// A server was killed: another one is started in its place.
+    /// A server was killed: starts another one in its place.
     async fn replace(&self, dead: usize) {
         let gone = self.at.lock().expect("no panic").remove(&dead);
         if let Some((_, tasks)) = gone {
@@ -129,7 +129,7 @@ impl Staff {
         self.hires(&server, &all);
     }
 
-    /// Everybody finishes what they are at, within a time in which every wait can end.
+    /// All workers finish their current work, within a time in which every wait can end.
     async fn goes_home(&self) -> Vec<Server> {
         let mut servers = Vec::new();
         let all = std::mem::take(&mut *self.at.lock().expect("no panic"));
@@ -139,7 +139,9 @@ impl Staff {
                 match timeout(Duration::from_secs(120), task).await {
                     Ok(Ok(())) => {}
                     Ok(Err(e)) => self.world.violation(format!("a worker at s{number}: {e}")),
-                    Err(_) => self.world.violation(format!("somebody at s{number} waits for good")),
+                    Err(_) => {
+                        self.world.violation(format!("a worker at s{number} never stops waiting"))
+                    }
                 }
             }
         }
@@ -147,7 +149,7 @@ impl Staff {
     }
 }
 
-/// While nothing fails, a silence is announced at once.
+/// While nothing fails, an idle session is announced at once.
 async fn watches_announcements(world: &World) {
     if !world.settings.is_calm {
         return;
@@ -157,24 +159,24 @@ async fn watches_announcements(world: &World) {
         for (aid, key, ago) in world.owed() {
             if ago > Duration::from_millis(1_500) && ago <= Duration::from_millis(1_600) {
                 world.violation(format!(
-                    "{aid:?} fell silent {ago:?} ago with {key:?}, and nobody was told in time"
+                    "{aid:?} became idle {ago:?} ago with {key:?}, and was not announced in time"
                 ));
             }
         }
     }
 }
 
-/// All that can only be said in the end.
+/// Checks the conditions that only hold at the end.
 fn looks_at_the_end(world: &World) {
     let wrong = std::mem::take(&mut world.database.state().wrong);
     wrong.into_iter().for_each(|wrong| world.violation(wrong));
     for (aid, key, ago) in world.owed() {
         world.violation(format!(
-            "{aid:?} fell silent {ago:?} ago with {key:?}, and nobody was told"
+            "{aid:?} became idle {ago:?} ago with {key:?}, and was never announced"
         ));
     }
     for aid in world.unheard_ends() {
-        world.violation(format!("{aid:?} was ended, and nobody was told"));
+        world.violation(format!("{aid:?} was ended, and its end was never announced"));
     }
     let history = world.history();
     let stored = stored(world, &history);
@@ -184,7 +186,7 @@ fn looks_at_the_end(world: &World) {
     }
 }
 
-/// What each document is made of: each save names the one that it was made from.
+/// The chain of saves that leads to each document: each save names the one that it was based on.
 fn stored(world: &World, history: &[crate::history::Line]) -> Stored {
     let store = world.database.state().primary.clone();
     let mut pages = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What really is on record, step by step, and whom the listeners have yet to hear of.
+//! The actual lock record, step by step, and the announcements that listeners are still owed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
@@ -6,34 +6,35 @@ use std::time::Duration;
 
 use actix_doclock::{Aid, LockKey, LockToken, SessionEnded, store::OnRecord};
 
-/// Why a grant may have gone in a step.
+/// The reason why a grant may have disappeared in a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Why<'a> {
-    /// Given back, broken, handed over, or gone with its session, which was ended.
+    /// It was given back, broken or handed over, or its session was ended.
     Removed,
     /// This session was granted a lock.
     Granted(&'a Aid),
     /// It had expired.
     Swept,
-    /// A transaction has committed that touched it some time ago, and kept everybody else from it.
+    /// A transaction has committed. It touched the lock some time ago, and has blocked all others since
+    /// then.
     Committed,
 }
 
-/// Part of what the primary has: a fail-over takes it back with the rest.
+/// Part of the primary's state: a failover reverts it with the rest.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Truth {
     grants: Vec<OnRecord>,
-    /// Locks that expired and are off the record, with nobody told of it: by session.
+    /// By session: locks that have expired and are no longer on record, and were not announced.
     untold: BTreeMap<Aid, BTreeMap<LockKey, Expired>>,
-    /// The same of sessions that lived on by another lock. A sweep that sees them only when that lock
-    /// has gone, too, announces them.
+    /// The same for sessions that lived on by another lock. They are announced only by a sweep that
+    /// sees them after that lock is gone too.
     lived_on: BTreeMap<Aid, BTreeSet<LockKey>>,
-    /// Sessions that have logged out. What a late duplicate of a request locks for them later is not
-    /// announced again.
+    /// Sessions that have logged out. If a late duplicate of a request later locks something for such a
+    /// session, that is not announced again.
     ended: BTreeSet<Aid>,
 }
 
-/// A lock that lived until then.
+/// A lock that was live until then.
 #[derive(Debug, Clone, Copy)]
 struct Expired {
     until: Duration,
@@ -46,19 +47,20 @@ impl From<&OnRecord> for Expired {
     }
 }
 
-/// What a fail-over does not take back: who has been heard of, and who may be.
+/// The knowledge that a failover does not revert: the announced sessions, and those that may be
+/// announced.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
-    /// Sessions that were idle at a sweep, since they were announced last.
+    /// Sessions that were idle at a sweep since their last announcement.
     idle: BTreeSet<Aid>,
-    /// The documents that their sessions lost by expiry, ever.
+    /// All documents that sessions have ever lost by expiry.
     expired: BTreeSet<(Aid, LockKey)>,
     events: BTreeMap<uuid::Uuid, usize>,
     ended: BTreeSet<Aid>,
 }
 
 impl Truth {
-    /// The record is like this after a step. What is wrong with that, if anything is.
+    /// The record after a step. Returns the violation, if there is one.
     pub(crate) fn now_is(
         &mut self,
         grants: Vec<OnRecord>,
@@ -78,16 +80,16 @@ impl Truth {
             |it: &&OnRecord| grants.iter().any(|new| (&new.key, new.token) == (&it.key, it.token));
         for gone in self.grants.iter().filter(|it| !is_there(it)) {
             let by_own_session = why == Why::Granted(&gone.aid);
-            let is_silence = gone.until <= clock && !gone.at_max_hold;
+            let is_idle = gone.until <= clock && !gone.at_max_hold;
             let has_ended = self.ended.contains(&gone.aid);
-            if is_silence && why != Why::Removed && !by_own_session && !has_ended {
+            if is_idle && why != Why::Removed && !by_own_session && !has_ended {
                 let of_session = self.untold.entry(gone.aid.clone()).or_default();
                 of_session.insert(gone.key.clone(), gone.into());
             }
         }
         self.grants = grants;
         if !self.untold.is_empty() {
-            // Who is back may fall silent again, and is announced then.
+            // A session that has come back may become idle again, and is then announced.
             let live: BTreeSet<_> =
                 self.grants.iter().filter(|it| it.until > clock).map(|it| &it.aid).collect();
             let (lived_on, untold) =
@@ -105,8 +107,8 @@ impl Truth {
         self.grants.iter().filter(move |it| it.until > clock)
     }
 
-    /// What has expired, on record or not: by session, without those that have a live lock.
-    fn silences(&self, clock: Duration) -> BTreeMap<&Aid, BTreeMap<&LockKey, Expired>> {
+    /// Expired locks, on record or not, by session; without sessions that have a live lock.
+    fn idle_sessions(&self, clock: Duration) -> BTreeMap<&Aid, BTreeMap<&LockKey, Expired>> {
         let mut all: BTreeMap<&Aid, BTreeMap<&LockKey, Expired>> = BTreeMap::new();
         for (aid, keys) in &self.untold {
             all.entry(aid).or_default().extend(keys.iter().map(|(key, it)| (key, *it)));
@@ -120,15 +122,16 @@ impl Truth {
         all
     }
 
-    /// Who must be announced, with the document that expired last: idle by the store's clock since
-    /// then. A grant to a late duplicate of a request, of which nobody heard, obliges nobody.
+    /// The sessions that must be announced, each with the document that expired last, and idle by the
+    /// store's clock since then. A grant to a late duplicate of a request, which no caller heard of,
+    /// obliges nobody.
     pub(crate) fn owed(
         &self,
         clock: Duration,
         was_heard_of: impl Fn(LockToken) -> bool,
     ) -> Vec<(Aid, LockKey, Duration)> {
-        let silences = self.silences(clock);
-        let last = silences.into_iter().filter_map(|(aid, keys)| {
+        let idle_sessions = self.idle_sessions(clock);
+        let last = idle_sessions.into_iter().filter_map(|(aid, keys)| {
             let heard_of = keys.into_iter().filter(|(_, it)| was_heard_of(it.token));
             let (key, last) = heard_of.max_by_key(|(_, it)| it.until)?;
             Some((aid.clone(), key.clone(), clock.saturating_sub(last.until)))
@@ -140,7 +143,8 @@ impl Truth {
     pub(crate) fn told(&mut self, ended: &SessionEnded) {
         self.lived_on.remove(&ended.aid);
         let Some(keys) = self.untold.get_mut(&ended.aid) else { return };
-        // What expired before is of the same silence, or was forgotten with its ttl.
+        // Locks that expired before that belong to the same idle period, or were forgotten with their
+        // ttl.
         let told = keys.iter().filter(|(key, _)| ended.locks.contains(key));
         let told = told.map(|(_, it)| it.until).max();
         keys.retain(|_, it| !ended.for_good && told.is_none_or(|told| it.until > told));
@@ -149,7 +153,7 @@ impl Truth {
         }
     }
 
-    /// Its own logout names it.
+    /// The session's own logout names it.
     pub(crate) fn ended(&mut self, aid: &Aid) {
         self.untold.remove(aid);
         self.ended.insert(aid.clone());
@@ -157,12 +161,12 @@ impl Truth {
 }
 
 impl Heard {
-    /// A sweep sees this.
+    /// The state that a sweep sees.
     pub(crate) fn swept(&mut self, truth: &Truth, clock: Duration) {
         for it in truth.grants.iter().filter(|it| it.until <= clock) {
             self.expired.insert((it.aid.clone(), it.key.clone()));
         }
-        for (aid, keys) in truth.silences(clock) {
+        for (aid, keys) in truth.idle_sessions(clock) {
             self.expired.extend(keys.into_keys().map(|key| (aid.clone(), key.clone())));
             self.idle.insert(aid.clone());
         }
@@ -174,7 +178,7 @@ impl Heard {
         }
     }
 
-    /// What is wrong with this announcement.
+    /// The violation in this announcement, if there is one.
     pub(crate) fn of(&mut self, ended: &SessionEnded) -> Option<String> {
         let times = self.events.entry(ended.event).or_default();
         *times += 1;

@@ -1,4 +1,4 @@
-//! What applications do: sessions that edit, jobs that hold guards, people who break locks.
+//! The work of applications: sessions that edit, jobs that hold guards, administrators who break locks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::history::{Event, name};
 use crate::world::{Known, Server, World};
 
-/// How many documents each collection has.
+/// The number of documents in each collection.
 pub(crate) const DOCUMENTS: i64 = 2;
 
-/// A document that is counted up, with the save that wrote it.
+/// A document with a counter, and the save that wrote it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Page {
     #[serde(rename = "_id")]
@@ -34,7 +34,7 @@ impl Page {
         Self { id, n: 0, by: String::new() }
     }
 
-    /// Past the locks.
+    /// Writes the document without regard to locks.
     pub(crate) fn put(self, store: &MemoryStore, key: &LockKey) {
         let put = match key.collection() {
             Self::COLLECTION => store.put(self.id, &self),
@@ -75,7 +75,7 @@ pub(crate) fn keys() -> impl Iterator<Item = LockKey> {
     })
 }
 
-/// One at work, all at random.
+/// One worker, which does everything at random.
 #[derive(Debug)]
 pub(crate) struct Worker {
     server: Server,
@@ -89,13 +89,13 @@ struct Desk {
     aid: Aid,
 }
 
-/// What is to be done with a lock in the end.
+/// How a lock is given up.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Release,
     ReleaseAll,
     LogOut,
-    /// The person goes, without a word.
+    /// The user leaves without a release.
     Vanish,
 }
 
@@ -127,7 +127,7 @@ impl Worker {
         sleep(part).await;
     }
 
-    /// Sessions: open a document, think, save, close.
+    /// A session: opens a document, thinks, saves, closes.
     pub(crate) async fn edit(mut self, others: Vec<Server>) {
         let mut desk = Desk { server: self.server.clone(), aid: Aid::new() };
         while self.world().is_active() {
@@ -170,7 +170,7 @@ impl Worker {
         }
     }
 
-    /// Says whether all outcomes are known.
+    /// Returns whether all outcomes are known.
     async fn work_on(&mut self, desk: &Desk, others: &[Server], lock: &Lock) -> bool {
         let ttl = self.world().settings.ttl.as_millis() as u64;
         let Some(mut page) = desk.load(&lock.key).await else { return true };
@@ -189,7 +189,7 @@ impl Worker {
                     return is_certain;
                 };
                 if same.token != lock.token {
-                    // Another acquisition, to begin with anew.
+                    // Another acquisition, to begin with again.
                     again.ends(&same, End::Release).await;
                     return true;
                 }
@@ -211,8 +211,8 @@ impl Worker {
         true
     }
 
-    /// Holds it for long, while another page of the session shows that it lives, and believes in it until
-    /// it is told that it is lost.
+    /// Holds the lock for long, while another page of the session keeps the session alive. Believes in
+    /// the lock until it is reported lost.
     async fn watch_over(&mut self, desk: &Desk, others: &[Server], lock: Lock) {
         let world = Arc::clone(&self.server.world);
         let ttl = world.settings.ttl;
@@ -246,7 +246,7 @@ impl Worker {
         let mut is_certain = true;
         if let Some(lock) = desk.acquire(&key, &mut is_certain).await {
             if self.dice(50) {
-                // It stays open.
+                // The tab stays open.
                 return;
             }
             self.part_of_ttl(0.4).await;
@@ -256,8 +256,8 @@ impl Worker {
         }
     }
 
-    /// Another page of the session is still open, and shows that it lives. In the end it has no lock
-    /// that nobody knows of.
+    /// Another page of the session is still open and keeps the session alive. In the end the session
+    /// must not have a lock that nobody knows of.
     fn page_goes_on(&mut self, desk: &Desk, others: &[Server], has_ended: bool) {
         let ttl = desk.server.world.settings.ttl;
         let server = others[self.rng.usize(..others.len())].clone();
@@ -281,7 +281,7 @@ impl Worker {
         });
     }
 
-    /// Jobs: wait for a lock, work under a guard, give it back.
+    /// A job: waits for a lock, works under a guard, gives it back.
     pub(crate) async fn work(mut self) {
         while self.world().is_active() {
             let key = self.key();
@@ -305,8 +305,8 @@ impl Worker {
         patience.map_or(Wait::until_acquired(), Wait::for_at_most)
     }
 
-    /// An outage is waited for, too, and the last attempt may take its time; without a holder to name
-    /// the lock is asked for once more.
+    /// A wait includes outages, and the last attempt may take its time. If no holder can be named, the
+    /// lock is asked for once more.
     fn has_waited(&self, key: &LockKey, asked: Instant, patience: Option<Duration>) {
         if let Some(patience) = patience {
             let at_most = patience + self.world().settings.deadline * 2;
@@ -336,7 +336,7 @@ impl Worker {
             self.millis(0..50).await;
             let (op, before) = (world.next_op(), guard.token());
             world.write(op, Event::AcquireBegan { key: name(key) });
-            // Should it be granted, that one is over.
+            // If the upgrade is granted, the earlier acquisition is over.
             world.takes(op, before);
             match guard.upgrade().await {
                 Ok(()) => {
@@ -358,7 +358,8 @@ impl Worker {
         }
         let all = self.server.locks.acquire_all(wanted, Self::wait(patience)).await;
         let Ok(guards) = all else { return world.write(began[0].0, Event::Held) };
-        // In the order of their keys. Nobody was told of the first one before the last was there.
+        // In the order of their keys. No caller was told of the first lock before the last one was
+        // granted.
         for (guard, (op, _)) in guards.iter().zip(began) {
             world.granted(op, guard.lock());
         }
@@ -388,7 +389,7 @@ impl Worker {
         }
     }
 
-    /// Believes in it until it is told that it is lost.
+    /// Believes in the lock until it is reported lost.
     async fn work_under(&mut self, guard: LockGuard) {
         let world = Arc::clone(&self.server.world);
         let (op, token) = (world.next_op(), guard.token().to_string());
@@ -429,7 +430,7 @@ impl Worker {
         world.write(op, outcome(released));
     }
 
-    /// The next document that somebody saves.
+    /// The next document that is being saved.
     async fn saved_soon(&mut self) -> Option<LockKey> {
         for _ in 0..200 {
             if let Some(saved) = self.world().database.is_being_saved() {
@@ -440,12 +441,12 @@ impl Worker {
         None
     }
 
-    /// Administrators: break locks.
+    /// An administrator, who breaks locks.
     pub(crate) async fn administer(mut self) {
         while self.world().is_active() {
             self.millis(10..1_000).await;
             let mut key = self.key();
-            // Whoever wants to do harm does so in the midst of a save.
+            // A break does most harm in the middle of a save.
             if self.rng.bool() {
                 key = self.saved_soon().await.unwrap_or(key);
             }
@@ -472,7 +473,7 @@ impl Desk {
         &self.server.world
     }
 
-    /// As a request does: acquires, and looks whether the session has ended.
+    /// Like a request: acquires, and checks whether the session has ended.
     async fn acquire(&self, key: &LockKey, is_certain: &mut bool) -> Option<Lock> {
         self.server.is_awake().await;
         let (world, asked) = (self.world(), Instant::now());
@@ -494,12 +495,12 @@ impl Desk {
             }
         };
         if is_fresh && world.rules().look_for_tombstone {
-            // A lease that the manager trusts is not taken back, so it is released.
+            // A lease that the manager trusts is not retracted, so it is released.
             let is_trusted = world.settings.trust_leases;
             match self.has_ended().await {
                 Some(false) => {}
                 ended if ended.is_some() || is_trusted => {
-                    // Outright, whatever another request of the ended session was told.
+                    // Unconditionally, whatever another request of the ended session was told.
                     let token = lock.token.expect("our own");
                     world.takes(op, token);
                     if self.server.locks.release(&lock).await.is_ok() {
@@ -520,7 +521,7 @@ impl Desk {
         Some(lock)
     }
 
-    /// `None` if nobody says so within the deadline.
+    /// `None` if there is no answer within the deadline.
     async fn has_ended(&self) -> Option<bool> {
         let until = Instant::now() + self.world().settings.deadline;
         while Instant::now() < until {
@@ -533,7 +534,7 @@ impl Desk {
         None
     }
 
-    /// What a request does not want that has failed: unless another one was told of it.
+    /// Gives back the lock of a failed request, unless another request was told of it.
     async fn gives_back(self, lock: Lock) {
         let until = Instant::now() + self.world().settings.ttl;
         let tokens = [lock.token.expect("our own")];
@@ -552,7 +553,7 @@ impl Desk {
         self.server.link.load(key).await.ok()??.decode().ok()
     }
 
-    /// Renews what the session has, and looks what that is.
+    /// Renews the locks of the session, and checks which ones it has.
     async fn renew(&self) {
         self.server.is_awake().await;
         let (world, asked) = (self.world(), Instant::now());
@@ -569,7 +570,7 @@ impl Desk {
         }
     }
 
-    /// Counts one up from what was loaded. `None` if it was refused, an error if nobody knows.
+    /// Saves the loaded counter plus one. `None` if it was refused, an error if the outcome is unknown.
     async fn save(&self, lock: &Lock, loaded: &Page) -> Result<Option<Page>, ()> {
         self.server.is_awake().await;
         let world = self.world();
@@ -581,7 +582,7 @@ impl Desk {
         let until = Instant::now() + world.settings.deadline;
         let (link, key, aid) = (self.server.link.clone(), lock.key.clone(), self.aid.clone());
         let document = StoredDocument::encode(link.format(), &page).expect("plain data");
-        // In a task of its own, as the manager does, which nobody drops half-way.
+        // In a task of its own, as in the manager, so that it is never dropped half-way.
         let saving = tokio::spawn(async move {
             let mut pause = Duration::from_millis(20);
             loop {
@@ -617,7 +618,7 @@ impl Desk {
         saved
     }
 
-    /// Says whether that is known to have happened.
+    /// Returns whether the lock is known to be given up.
     async fn ends(&self, lock: &Lock, end: End) -> bool {
         if let End::Vanish = end {
             return true;
@@ -632,7 +633,7 @@ impl Desk {
         let asked = Instant::now();
         let event = match end {
             End::Release => outcome(locks.release(lock).await),
-            // How many of them were live, it does not say.
+            // It does not say how many of them were live.
             End::ReleaseAll => {
                 outcome(locks.release_all(&self.aid).await.map(|_| Released::AlreadyGone))
             }

@@ -1,4 +1,4 @@
-//! One world: some application servers, one database, everything that happens by one seed.
+//! One world: some application servers, one database, and all events of one seed.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ use crate::link::Link;
 use crate::rules::Rules;
 use crate::work::{FairPage, FencedPage, Page};
 
-/// What is the same for the whole life of a world.
+/// The properties that stay the same for the whole life of a world.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) ttl: Duration,
@@ -31,11 +31,11 @@ pub(crate) struct Settings {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) trust_leases: bool,
     pub(crate) servers: usize,
-    /// For how long everybody works.
+    /// How long the workers work.
     pub(crate) works: Duration,
     /// Nothing fails, nothing is slow.
     pub(crate) is_calm: bool,
-    /// Each new primary is so far behind the one before, at most.
+    /// How far each new primary's clock may be behind its predecessor's.
     pub(crate) clock_steps_back: Option<Duration>,
     /// The clock of the database is set forward now and then.
     pub(crate) clock_jumps: bool,
@@ -59,8 +59,8 @@ impl Settings {
         }
     }
 
-    /// A random part of the ttl. What goes wrong lasts so long that others see it, and not for as long as
-    /// the manager tries to put it right.
+    /// A random fraction of the ttl. A fault lasts so long that others notice it, but not as long as
+    /// the manager's attempts to recover.
     pub(crate) fn part(&self, rng: &mut Rng, most: f64) -> Duration {
         let most = self.ttl.mul_f64(most).as_millis() as u64;
         Duration::from_millis(rng.u64(1..most))
@@ -71,26 +71,26 @@ impl Settings {
     }
 }
 
-/// How likely it is that something happens to a request.
+/// The probabilities of the faults of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Weather {
     pub(crate) lost_requests: f64,
     pub(crate) lost_replies: f64,
     pub(crate) late_requests: f64,
     pub(crate) repeated_requests: f64,
-    /// Of a way to be a long one, and how long it is then at most.
+    /// The probability that a way is slow; a slow way takes at most `slowest`.
     pub(crate) slow_ways: f64,
     pub(crate) slowest: u64,
 }
 
-/// One application server, as its network sees it.
+/// One application server, as the network sees it.
 #[derive(Debug, Default)]
 pub(crate) struct Machine {
     /// It was killed.
     pub(crate) is_dead: bool,
-    /// It reaches nobody.
+    /// It cannot reach any other machine.
     pub(crate) is_cut: bool,
-    /// It does nothing at the moment.
+    /// It is paused.
     pub(crate) is_frozen: bool,
     thawed: Arc<Notify>,
 }
@@ -101,7 +101,7 @@ impl Machine {
     }
 }
 
-/// What happened how often.
+/// How often each event has happened.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Stats {
     pub(crate) worlds: u64,
@@ -161,20 +161,20 @@ struct Trace {
     lines: Option<Vec<String>>,
 }
 
-/// What somebody was told of an acquisition.
+/// The last known state of an acquisition, as its holder was told.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Known {
-    /// It is theirs, or may be: it was not given back for certain.
+    /// The holder has it, or may have it: it was not given back for certain.
     Held,
     Gone,
 }
 
-/// What was taken from its holder, who may not have been told yet that it has it.
+/// Locks that were taken away from holders who may not yet have been told of them.
 #[derive(Debug, Default)]
 struct Taken {
     tokens: BTreeSet<String>,
     sessions: BTreeSet<Aid>,
-    /// What each session was told that it has.
+    /// The tokens that each session was told of.
     told: BTreeMap<Aid, BTreeSet<String>>,
 }
 
@@ -246,7 +246,7 @@ impl World {
         nanos(self.began.elapsed())
     }
 
-    /// Never later than it is.
+    /// Never later than the instant itself.
     pub(crate) fn moment(&self, instant: std::time::Instant) -> Moment {
         nanos(instant.saturating_duration_since(self.began.into_std()))
     }
@@ -259,7 +259,7 @@ impl World {
         self.is_active.store(false, Relaxed);
     }
 
-    /// Milliseconds.
+    /// A random duration of a way, in milliseconds.
     pub(crate) fn on_the_way(&self) -> u64 {
         self.stats().requests += 1;
         let weather = self.weather();
@@ -267,7 +267,7 @@ impl World {
         if rng.f64() < weather.slow_ways { rng.u64(3..weather.slowest) } else { rng.u64(..3) }
     }
 
-    /// One line of what happens. The same seed writes the same lines.
+    /// One line of the trace. The same seed writes the same lines.
     pub(crate) fn note(&self, what: Arguments<'_>) {
         let at = self.now() / 1_000_000;
         let mut trace = self.trace.lock().expect("no panic while locked");
@@ -293,7 +293,7 @@ impl World {
 
     pub(crate) fn write(&self, op: u64, event: Event) {
         match &event {
-            // Without the fence, which may be the date of the run.
+            // Without the fence, which may contain the date of the run.
             Event::Granted { key, token, shared, until, .. } => self.note(format_args!(
                 "op {op}: granted {key}, {token}, shared: {shared}, until {until}"
             )),
@@ -303,7 +303,7 @@ impl World {
         self.history.lock().expect("no panic while locked").push(line);
     }
 
-    /// Somebody is told that they have it.
+    /// The holder is told of the lock.
     pub(crate) fn granted(&self, op: u64, lock: &Lock) {
         let token = lock.token.expect("our own").to_string();
         self.stats().grants += 1;
@@ -314,21 +314,21 @@ impl World {
         let mut taken = self.taken.lock().expect("no panic while locked");
         taken.told.entry(lock.aid.clone()).or_default().insert(token.clone());
         if taken.tokens.contains(&token) || taken.sessions.contains(&lock.aid) {
-            // Too late: nobody is to believe in it any more.
+            // Too late: nobody may believe in this lock any more.
             self.write(op, Event::Held);
         } else {
             self.write(op, Event::Granted { key, aid, token, shared, fence, until });
         }
     }
 
-    /// From now on this is about to be taken from its holder.
+    /// From now on this lock is about to be taken from its holder.
     pub(crate) fn takes(&self, op: u64, token: impl ToString) {
         let token = token.to_string();
         self.taken.lock().expect("no panic while locked").tokens.insert(token.clone());
         self.write(op, Event::Lost { token });
     }
 
-    /// From now on all that the session has is about to go.
+    /// From now on, all locks of the session are about to go.
     pub(crate) fn takes_all_of(&self, op: u64, aid: &Aid) {
         let mut taken = self.taken.lock().expect("no panic while locked");
         taken.sessions.insert(aid.clone());
@@ -353,7 +353,7 @@ impl World {
         self.ended.lock().expect("no panic while locked").insert(aid.clone());
     }
 
-    /// Of which no listener has heard.
+    /// Ended sessions of which no listener has heard.
     pub(crate) fn unheard_ends(&self) -> Vec<Aid> {
         let ended = self.ended.lock().expect("no panic while locked");
         let state = self.database.state();
@@ -407,7 +407,7 @@ impl World {
         }
     }
 
-    /// Whether the answer came in time.
+    /// Checks that the answer came in time.
     pub(crate) fn answered(&self, what: &str, asked: Instant, at_most: Duration) {
         let took = asked.elapsed();
         if took > at_most + Duration::from_millis(20) {
@@ -425,7 +425,7 @@ impl World {
         self.database.state().told_again.contains(token)
     }
 
-    /// Who must be announced, with the document that expired last, and how long ago.
+    /// The sessions that must be announced, each with the document that expired last, and how long ago.
     pub(crate) fn owed(&self) -> Vec<(Aid, LockKey, Duration)> {
         let (known, state) =
             (self.known.lock().expect("no panic while locked"), self.database.state());
@@ -433,16 +433,16 @@ impl World {
         state.truth.owed(state.primary.clock(), was_heard_of)
     }
 
-    /// What a session has that has ended, and was told of.
+    /// The locks that an ended session still has and was told of.
     pub(crate) fn kept(&self, aid: &Aid) -> Vec<String> {
-        // Not what was granted to a late attempt and shown to another request since
-        // (docs/simulation.md).
+        // Without locks that were granted to a late attempt and have since been shown to another
+        // request (docs/simulation.md).
         let is_kept = |token: &str| self.known(token).is_some() && !self.was_told_again(token);
         self.those(aid, is_kept)
     }
 
-    /// What a session has that asks for nothing any more, and does not know of. Also not what was
-    /// granted to a late attempt and shown to another one.
+    /// Locks that a session without any open request has and does not know of. Again without locks that
+    /// were granted to a late attempt and shown to another request.
     pub(crate) fn orphans(&self, aid: &Aid) -> Vec<String> {
         self.those(aid, |token| match self.known(token) {
             Some(Known::Held) => false,
@@ -510,11 +510,11 @@ async fn register<T: Lockable>(locks: &LockManager) {
 }
 
 thread_local! {
-    /// What has panicked on this thread.
+    /// The panics on this thread.
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Remembers panics of tasks, which nobody else may hear of.
+/// Records panics of tasks, which might otherwise go unnoticed.
 pub(crate) fn remember_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

@@ -1,4 +1,4 @@
-//! The command `doclock`, as somebody on call uses it.
+//! The command `doclock`, as an operator on call uses it.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -18,14 +18,14 @@ use crate::rig::{self, fresh_name, mongod};
 
 mod doctor;
 
-/// Where the command is to look.
+/// The database that the command connects to.
 #[derive(Clone, Debug)]
 struct Cli {
     uri: String,
     database: String,
 }
 
-/// How it ended, and what it wrote.
+/// The exit code and the output of a run.
 #[derive(Debug)]
 struct Ran {
     code: Option<i32>,
@@ -34,7 +34,7 @@ struct Ran {
 }
 
 impl Ran {
-    /// It did what was asked.
+    /// Asserts success, and returns the standard output.
     #[track_caller]
     fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{self:?}");
@@ -83,7 +83,7 @@ impl Cli {
 async fn held_by(app: &App, key: &LockKey, label: &str) -> actix_doclock::Lock {
     match app.locks.try_acquire(key, &Aid::new(), &Holder::new(label)).await.unwrap() {
         TryAcquire::Granted(lock) => lock,
-        other => panic!("not granted anew: {other:?}"),
+        other => panic!("not newly granted: {other:?}"),
     }
 }
 
@@ -114,7 +114,7 @@ async fn list_shows_every_live_lock_of_the_database() {
     assert!(out.starts_with("DOCUMENT"), "{out}");
     assert_eq!(out.lines().count(), 4, "{out}");
     assert_eq!(lines(&out, "workitem/a "), 1, "{out}");
-    // A string that looks like a number is not to be taken for one.
+    // A string that looks like a number must not be taken for a number.
     assert_eq!(lines(&out, "workitem/\"5\" "), 1, "{out}");
     assert_eq!(lines(&out, "counter/5 "), 1, "{out}");
     assert_eq!(lines(&out, "another program"), 1, "{out}");
@@ -150,7 +150,7 @@ async fn a_program_gets_one_json_document() {
     assert!(ours["since"].as_str().unwrap().ends_with('Z'), "{ours}");
     assert_eq!(theirs["id"], json!({ "$oid": id.to_hex() }));
     assert_eq!((&theirs["holder"], &theirs["token"]), (&Value::Null, &Value::Null));
-    // The session is nobody's business.
+    // The session must stay secret.
     assert!(!list.to_string().contains(lock.aid.as_str()), "{list}");
 
     let show = cli.json(&["show", ours["key"].as_str().unwrap()]).await;
@@ -177,19 +177,19 @@ async fn show_finds_a_document_whatever_the_type_of_its_id() {
         let out = cli.run(&["show", &format!("any/{id}")]).await.ok();
         assert_eq!(lines(&out, "document"), 1, "{id}: {out}");
     }
-    // In JSON an id is of one type only.
+    // In JSON, an id has exactly one type.
     for other in [format!("\"{hex}\""), r#""7""#.to_owned()] {
         let ran = cli.run(&["show", &format!("any/{other}")]).await;
         assert_eq!((ran.code, ran.out.contains("is not locked")), (Some(1), true), "{ran:?}");
     }
-    // Two documents that the text may name.
+    // Two documents to which the text may refer.
     foreign(&database, "any", doc! { "_id": "7" }).await;
     let out = cli.run(&["show", "any/7"]).await.ok();
     assert_eq!((lines(&out, "any/7"), lines(&out, "any/\"7\"")), (1, 1), "{out}");
 }
 
 #[tokio::test]
-async fn what_people_call_themselves_does_not_reach_the_terminal_as_commands() {
+async fn labels_do_not_reach_the_terminal_as_commands() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;
     let evil = "\u{1b}[2J\u{9b}1m\u{202e}exe\u{2066}\r\nworkitem/fake\u{7}";
@@ -209,14 +209,14 @@ async fn what_people_call_themselves_does_not_reach_the_terminal_as_commands() {
 }
 
 #[tokio::test]
-async fn break_takes_the_lock_away_and_says_so_in_the_log() {
+async fn break_removes_the_lock_and_logs_it() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;
     rig::app::put(&database, "a", "before").await;
     let lock = held_by(&app, &key("a"), "Alice").await;
     let other = held_by(&app, &key("b"), "Bob").await;
 
-    // Nobody is there to be asked.
+    // No person is there to confirm.
     let unasked = cli.run(&["break", "workitem/a", "--reason", "on holiday"]).await;
     assert_eq!(unasked.code, Some(2), "{unasked:?}");
     assert!(unasked.err.contains("--yes"), "{unasked:?}");
@@ -241,7 +241,7 @@ async fn break_takes_the_lock_away_and_says_so_in_the_log() {
 }
 
 #[tokio::test]
-async fn of_several_readers_break_takes_all_or_the_one_that_is_named() {
+async fn break_removes_all_readers_or_the_named_one() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;
     let mut tokens = Vec::new();
@@ -270,7 +270,7 @@ async fn of_several_readers_break_takes_all_or_the_one_that_is_named() {
 }
 
 #[tokio::test]
-async fn break_leaves_those_who_wait_their_places() {
+async fn break_leaves_the_waiters_their_places() {
     let (cli, database) = Cli::fresh().await;
     let store = MongoStore::new(&database);
     store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fair()).await.unwrap();
@@ -310,7 +310,7 @@ async fn indexes(database: &Database) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn init_makes_what_registering_makes_and_looking_changes_nothing_about_it() {
+async fn init_creates_the_same_indexes_as_registering_and_reading_commands_change_nothing() {
     let (cli, database) = Cli::fresh().await;
     let (_, other) = Cli::fresh().await;
     App::on(&other).await;
@@ -348,7 +348,7 @@ async fn init_does_not_forget_the_fences_of_a_fenced_collection() {
 }
 
 #[tokio::test]
-async fn the_exit_code_tells_wrong_use_from_an_outage() {
+async fn the_exit_code_distinguishes_wrong_use_from_an_outage() {
     let nowhere = |uri: &str| Cli { uri: uri.to_owned(), database: fresh_name() };
     for (cli, code) in [
         (nowhere("mongodb://root:s3cret@127.0.0.1:1/?serverSelectionTimeoutMS=100"), 3),
@@ -373,7 +373,7 @@ async fn the_exit_code_tells_wrong_use_from_an_outage() {
 }
 
 #[tokio::test]
-async fn a_reader_that_has_seen_enough_is_no_error() {
+async fn a_closed_output_pipe_is_no_error() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;
     held_by(&app, &key("a"), "Alice").await;
@@ -391,7 +391,7 @@ async fn a_reader_that_has_seen_enough_is_no_error() {
 }
 
 #[tokio::test]
-async fn watch_tells_what_happens_as_it_happens() {
+async fn watch_reports_events_as_they_happen() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;
     held_by(&app, &key("before"), "Alice").await;
@@ -410,7 +410,7 @@ async fn watch_tells_what_happens_as_it_happens() {
     let first = next().await;
     assert_eq!(first["event"], "resync");
     assert_eq!(first["locks"][0]["key"], "workitem/before");
-    // Its own, once it is told of the collection's changes.
+    // The command's own resync, sent once it watches the collection's changes.
     assert_eq!(next().await["event"], "resync");
 
     let lock = held_by(&app, &key("a"), "Bob").await;

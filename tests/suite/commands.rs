@@ -1,4 +1,4 @@
-//! What each operation costs in round trips, and that a refusal writes nothing.
+//! The cost of each operation in round trips; a refusal writes nothing.
 
 use actix_doclock::{Aid, Lock, LockKey, Released, TryAcquire, store::Saved};
 use mongodb::bson::{RawDocumentBuf, doc};
@@ -7,8 +7,7 @@ use mongodb::{Collection, Database};
 use crate::rig::app::{App, TTL, WorkItem, key, lock_records, put, title};
 use crate::rig::{self, Commands, mongod};
 
-/// An application server on a replica set, the commands that it has sent since it was ready, and
-/// its database.
+/// An application server on a replica set, its commands since it became ready, and its database.
 async fn on_replica_set() -> (App, Commands, Database) {
     counted(mongod::shared_replica_set().await.uri()).await
 }
@@ -24,7 +23,7 @@ async fn counted(uri: &str) -> (App, Commands, Database) {
     (app, commands, database)
 }
 
-/// A lock of a new session, with nothing counted for it.
+/// A lock of a new session, without counting the commands for it.
 async fn lock(app: &App, commands: &Commands, key: &LockKey) -> Lock {
     let lock = app.granted(key, &Aid::new()).await;
     commands.take();
@@ -39,9 +38,9 @@ async fn a_free_document_is_acquired_by_one_command() {
     }
 }
 
-/// A second write of the same attempt, late, would bring back what was released by then.
+/// A late second write of the same attempt would bring a released lock back.
 #[tokio::test]
-async fn what_is_left_of_a_record_is_taken_by_one_write() {
+async fn a_leftover_record_is_taken_over_by_one_write() {
     for (app, commands, database) in [on_replica_set().await, on_standalone().await] {
         lock_records(&database).insert_one(doc! { "_id": "a" }).await.unwrap();
         commands.take();
@@ -72,7 +71,7 @@ async fn a_refusal_is_one_command_and_names_the_holder() {
 }
 
 #[tokio::test]
-async fn an_expired_lock_is_taken_over_once_its_holder_is_left_to_the_reaper() {
+async fn an_expired_lock_is_taken_over_after_its_holder_is_left_to_the_reaper() {
     for (app, commands, database) in [on_replica_set().await, on_standalone().await] {
         let lock = lock(&app, &commands, &key("a")).await;
         rig::age(&database, &key("a"), TTL).await;
@@ -125,7 +124,7 @@ async fn without_transactions_a_guarded_save_is_two_updates() {
 }
 
 #[tokio::test]
-async fn a_refused_save_is_taken_back() {
+async fn a_refused_save_is_rolled_back() {
     let (app, commands, database) = on_replica_set().await;
     put(&database, "a", "old").await;
     let lock = lock(&app, &commands, &key("a")).await;
@@ -158,7 +157,7 @@ async fn registering_again_asks_for_the_indexes_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn looking_at_a_lock_is_one_command_and_breaking_it_three() {
+async fn inspecting_a_lock_is_one_command_and_breaking_it_three() {
     let (database, commands) =
         rig::counted_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
@@ -166,7 +165,7 @@ async fn looking_at_a_lock_is_one_command_and_breaking_it_three() {
     assert!(app.locks.inspect(&key("a")).await.unwrap().is_some());
     assert_eq!(commands.take(), ["find"]);
     assert!(app.break_lock(&key("a")).await.is_some());
-    // The one between tells who watches by whom.
+    // The second command tells watchers who broke the lock.
     assert_eq!(commands.take(), ["find", "update", "delete"]);
     assert!(matches!(
         app.try_acquire(&key("a"), &Aid::new()).await.unwrap(),
@@ -185,7 +184,7 @@ async fn stored(database: &Database) -> Vec<Vec<u8>> {
     stored
 }
 
-/// How many writes to the lock collection there are in the replica set's log of operations.
+/// The number of writes to the lock collection in the replica set's oplog.
 async fn log_entries(database: &Database) -> u64 {
     let log = database.client().database("local").collection::<RawDocumentBuf>("oplog.rs");
     let namespace = lock_records(database).namespace().to_string();

@@ -1,4 +1,4 @@
-//! The published suite, on every store.
+//! The published conformance suite, on every store.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ mod memory {
     actix_doclock::store_conformance!(Memory);
 }
 
-/// MongoDB of any topology.
+/// MongoDB with any topology.
 struct Mongo {
     store: MongoStore,
     pages: Collection<Page>,
@@ -109,7 +109,7 @@ macro_rules! on_mongo {
 
 on_mongo!(standalone, rig::fresh_database(&rig::mongod::shared_standalone().await.uri()).await);
 on_mongo!(replica_set, rig::fresh_database(rig::mongod::shared_replica_set().await.uri()).await);
-// What every server must understand, and nothing else.
+// The stable API, which every server must understand, and nothing else.
 on_mongo!(
     strict_stable_api,
     rig::strict_database(rig::mongod::shared_replica_set().await.uri()).await

@@ -1,4 +1,4 @@
-//! Many sessions of two application servers want the same documents.
+//! Many sessions of two application servers compete for the same documents.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use crate::rig::app::{App, TTL, count, key};
 use crate::rig::{self, mongod};
 
-/// Two application servers, each with a client of its own, on one database.
+/// Two application servers, each with its own client, on one database.
 async fn two_servers() -> ([App; 2], Database) {
     let uri = mongod::shared_replica_set().await;
     let one = rig::fresh_database(uri.uri()).await;
@@ -21,7 +21,7 @@ async fn two_servers() -> ([App; 2], Database) {
     ([App::on(&one).await, App::on(&other).await], one)
 }
 
-/// What a lock guards: a counter that is only right if nobody else is inside.
+/// The resource behind a lock: a counter that is only right if one session at a time is inside.
 #[derive(Debug, Default)]
 struct Guarded {
     inside: AtomicBool,
@@ -29,9 +29,9 @@ struct Guarded {
 }
 
 impl Guarded {
-    /// Adds one as two programs do that do not know of each other: reads, and writes later.
+    /// Adds one like two programs that do not know of each other: reads first, and writes later.
     async fn increment(&self) {
-        assert!(!self.inside.swap(true, SeqCst), "somebody else is inside");
+        assert!(!self.inside.swap(true, SeqCst), "another session is inside");
         let read = self.counter.load(SeqCst);
         yield_now().await;
         self.counter.store(read + 1, SeqCst);
@@ -39,7 +39,7 @@ impl Guarded {
     }
 }
 
-/// `tasks` sessions share `acquisitions` out among themselves, on `documents` documents.
+/// `tasks` sessions share `acquisitions` among themselves, on `documents` documents.
 async fn count_under_locks(tasks: u64, documents: u64, acquisitions: u64) {
     let (apps, database) = two_servers().await;
     let guarded: Arc<Vec<Guarded>> = Arc::new((0..documents).map(|_| Guarded::default()).collect());
@@ -51,7 +51,7 @@ async fn count_under_locks(tasks: u64, documents: u64, acquisitions: u64) {
             let aid = Aid::new();
             let mut refusals = 0_u64;
             for turn in (task..acquisitions).step_by(tasks as usize) {
-                // Neighbours in the order of turns want different documents, unless there is one.
+                // Consecutive turns want different documents, unless there is only one.
                 let document = (turn % documents) as usize;
                 let key = key(&format!("{document}"));
                 let lock = loop {
@@ -74,7 +74,7 @@ async fn count_under_locks(tasks: u64, documents: u64, acquisitions: u64) {
     let counted: u64 = guarded.iter().map(|g| g.counter.load(SeqCst)).sum();
     println!("{acquisitions} acquisitions, {refusals} refusals in {:?}", began.elapsed());
     assert_eq!(counted, acquisitions);
-    assert!(refusals > 0, "they got in each other's way");
+    assert!(refusals > 0, "the sessions competed for locks");
     assert_eq!(count(&database).await, 0);
 }
 
@@ -88,9 +88,9 @@ async fn many_sessions_on_many_documents_are_inside_one_at_a_time() {
     count_under_locks(64, 16, 6_000).await;
 }
 
-/// Every other round is on a document without a record, every other on one whose lock has run out.
+/// Every other round uses a document without a record, and the others a document with an expired lock.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_sessions_at_the_same_moment_exactly_one_wins() {
+async fn of_many_simultaneous_sessions_exactly_one_wins() {
     const CONTENDERS: usize = 32;
     const ROUNDS: usize = 120;
     let (apps, database) = two_servers().await;

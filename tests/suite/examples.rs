@@ -23,7 +23,7 @@ async fn on_mongodb(example: &'static str, args: &[&str]) -> String {
     run(example, &[&on_mongodb, args].concat()).await
 }
 
-/// What it prints on both must have these lines.
+/// Asserts that the output on each store contains these lines.
 async fn prints(example: &'static str, expected: &[&str]) {
     for out in [run(example, &[]).await, on_mongodb(example, &[]).await] {
         for line in expected {

@@ -1,6 +1,6 @@
-//! Programs that lock by hand, as in the article that this crate's schema comes from: `insert
-//! {_id, ts, aid}` takes a lock, a delete by `_id` or by `aid` gives it back, a TTL index on `ts`
-//! removes what was forgotten. They and this crate keep each other out, whatever they write.
+//! Programs that lock by hand, as in the article from which this crate's schema comes: `insert {_id,
+//! ts, aid}` takes a lock, a delete by `_id` or by `aid` gives it back, and a TTL index on `ts` removes
+//! forgotten locks. Such programs and this crate keep each other out, whatever either of them writes.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use crate::rig::mongod;
 const FOREIGN: &str = "my_app_my_session_id_4711";
 const DAY: i64 = 24 * 60 * 60 * 1_000;
 
-/// An application server that lets anybody break locks, and its database.
+/// An application server where any session may break locks, and its database.
 async fn app() -> (App, Database) {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     (App::with(&database, |settings| settings.break_policy(|_, _| true)).await, database)
 }
 
-/// Takes a lock as the article says; false if somebody has it.
+/// Takes a lock as in the article; false if the document is locked.
 async fn foreign_acquire(database: &Database, id: &str) -> bool {
     let lock = doc! { "_id": id, "ts": DateTime::now(), "aid": FOREIGN };
     match lock_records(database).insert_one(lock).await.map_err(|e| *e.kind) {
@@ -125,7 +125,7 @@ async fn a_foreign_lock_can_be_broken_and_no_later_one_with_it() {
     assert_eq!(app.break_lock(&key("a")).await.unwrap().aid.as_str(), FOREIGN);
     assert_eq!(count(&database).await, 0);
 
-    // Taken again by the same foreign program, at another moment.
+    // The same foreign program takes the lock again, at another moment.
     assert!(foreign_acquire(&database, "a").await);
     rig::age(&database, &key("a"), Duration::from_secs(1)).await;
     let store = &app.store;
@@ -165,7 +165,7 @@ async fn a_takeover_leaves_the_fields_of_the_schema_and_nothing_else() {
     assert_eq!(record.get("holder"), Some(&doc! { "label": "alice" }.into()));
 }
 
-/// What a reentry changes: the lease, and the label if the person is called otherwise by now.
+/// A re-entry changes the lease, and the label if the person's name has changed.
 #[tokio::test]
 async fn a_reentry_keeps_token_and_since() {
     let (app, database) = app().await;
@@ -180,7 +180,7 @@ async fn a_reentry_keeps_token_and_since() {
     }
 }
 
-/// The set-up of the article, with numbers as today's shell and as the shell of its day sends them.
+/// The article's set-up, with the number types that today's shell and the shell of its time send.
 #[tokio::test]
 async fn a_collection_that_was_set_up_by_hand_is_adopted() {
     for one in [Bson::Int32(1), Bson::Double(1.0)] {
@@ -211,7 +211,7 @@ async fn a_collection_that_was_set_up_by_hand_is_adopted() {
             assert_eq!(
                 names,
                 ["_id_", "aid_1", "due_1", "readers.aid_1", "ts_1"],
-                "none is there twice"
+                "no index is there twice"
             );
             assert_eq!(app.held(&key("a")).await.aid.as_str(), FOREIGN);
         }
@@ -277,7 +277,7 @@ fn strange_records() -> Vec<(bool, &'static str, Document)> {
     ]
 }
 
-/// The article's record with these fields; `undefined` stands for a field that is not there.
+/// The article's record with these fields; `undefined` removes a field.
 fn foreign_record(fields: Document) -> Document {
     let mut record = doc! { "_id": "a", "ts": DateTime::now(), "aid": FOREIGN };
     record.extend(fields);
@@ -306,7 +306,7 @@ async fn no_foreign_record_makes_an_operation_fail() {
         if let Some(lock) = seen {
             let _ = (format!("{lock:?}"), lock.expires_in());
             let renewed = locks.renew(&lock.aid).await.unwrap_or_else(|e| failed("renew", e));
-            assert!(renewed <= 1, "{what}: renewing what has the same aid");
+            assert!(renewed <= 1, "{what}: renewal of the same aid");
         }
 
         let answer = app.try_acquire(&key("a"), &alice).await;
@@ -325,8 +325,8 @@ async fn no_foreign_record_makes_an_operation_fail() {
     }
 }
 
-/// A record that nothing ends by itself, a date in the far future for example, must not lock its
-/// document for good.
+/// A record that never expires, for example with a date in the far future, must not lock its document
+/// forever.
 #[tokio::test]
 async fn every_foreign_lock_can_be_broken() {
     let (app, database) = app().await;
@@ -342,9 +342,9 @@ async fn every_foreign_lock_can_be_broken() {
     assert!(kept.is_empty(), "not broken: {kept:?}");
 }
 
-/// Its time left must not be told longer than the server counts (rule 9).
+/// The reported time left must not exceed the server's own count (rule 9).
 #[tokio::test]
-async fn the_ttl_of_a_foreign_record_is_told_as_the_server_counts_it() {
+async fn the_ttl_of_a_foreign_record_is_reported_as_the_server_counts_it() {
     let (app, database) = app().await;
     let minute = [
         Bson::Int32(60_000),
@@ -363,7 +363,7 @@ async fn the_ttl_of_a_foreign_record_is_told_as_the_server_counts_it() {
 }
 
 #[tokio::test]
-async fn a_list_leaves_out_what_it_cannot_name() {
+async fn a_list_leaves_out_locks_that_it_cannot_name() {
     let (app, database) = app().await;
     let unnameable: Vec<Bson> = vec![
         0.5.into(),
@@ -385,9 +385,9 @@ async fn a_list_leaves_out_what_it_cannot_name() {
     assert_eq!(listed.len(), 3, "{listed:?}");
     let foreign = Aid::from(FOREIGN.to_owned());
     assert_eq!(app.locks.list_of(&foreign).await.unwrap().len(), 3);
-    // The shell's 7 is a double, and the same id as ours.
+    // The shell's 7 is a double, and counts as the same id as ours.
     app.held(&LockKey::new("workitem", 7_i64).unwrap()).await;
-    // All of a session goes, also what cannot be named.
+    // The end of the session removes all its locks, even those that cannot be named.
     assert_eq!(app.locks.end_session(&foreign).await.unwrap().len(), 3);
     assert_eq!(count(&database).await, 0);
 }

@@ -1,10 +1,10 @@
-//! The page that says which tests guard which guarantee is true.
+//! The page that names the tests of each guarantee is correct.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// All of the project's Rust files in these folders.
+/// Collects all Rust files of the project in these folders.
 fn sources(folder: &Path, text: &mut String) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -42,5 +42,5 @@ fn each_guarantee_names_tests_that_exist() {
         .unwrap()
         .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
         .collect();
-    assert_eq!(bugs_named, bugs, "each seeded bug stands beside its guarantee");
+    assert_eq!(bugs_named, bugs, "each seeded bug is listed with its guarantee");
 }

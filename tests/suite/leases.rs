@@ -1,4 +1,4 @@
-//! Locks that are not asked for again, where the application trusts leases.
+//! Where the application trusts leases, a lock is not asked for again.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn counted() -> (App, Commands, Database) {
     let uri = mongod::shared_replica_set().await.uri().to_owned();
     let (database, commands) = rig::counted_database(&uri).await;
     let app = trusting(&database).await;
-    // Until then everything is forgotten again when the watch begins.
+    // When the watch begins, all earlier leases are forgotten.
     let mut events = app.locks.events();
     let witness = key("witness");
     let aid = Aid::new();
@@ -45,13 +45,13 @@ async fn a_session_that_asks_again_is_answered_without_a_command() {
     assert_eq!(acquires(&commands), 0);
     assert_eq!((again.token, again.since), (lock.token, lock.since));
     assert!(again.expires_at <= lock.expires_at);
-    // Others still are told by the server.
+    // Other sessions still get their answer from the server.
     assert_eq!(app.held(&key("a")).await.token, lock.token);
     assert_eq!(acquires(&commands), 1);
 }
 
 #[tokio::test]
-async fn what_was_given_back_or_went_with_its_session_is_asked_for_again() {
+async fn a_lock_that_was_released_or_went_with_its_session_is_asked_for_again() {
     let (app, _, _database) = counted().await;
     let (aid, a) = (Aid::new(), key("a"));
     let first = app.granted(&a, &aid).await;
@@ -63,7 +63,7 @@ async fn what_was_given_back_or_went_with_its_session_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn what_another_server_broke_is_heard_of() {
+async fn a_break_by_another_server_is_noticed() {
     let (app, _, database) = counted().await;
     let root = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
     let lock = app.granted(&key("a"), &Aid::new()).await;
@@ -78,7 +78,7 @@ async fn what_another_server_broke_is_heard_of() {
 }
 
 #[tokio::test]
-async fn a_save_asks_whatever_is_trusted() {
+async fn a_save_asks_the_server_although_the_lease_is_trusted() {
     let (app, _, database) = counted().await;
     put(&database, "a", "old").await;
     let lock = app.granted(&key("a"), &Aid::new()).await;
@@ -89,7 +89,7 @@ async fn a_save_asks_whatever_is_trusted() {
 }
 
 #[tokio::test]
-async fn a_lease_is_trusted_no_longer_than_it_lasts() {
+async fn a_lease_is_not_trusted_beyond_its_end() {
     let uri = mongod::shared_replica_set().await.uri().to_owned();
     let database = rig::fresh_database(&uri).await;
     let ttl = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Code that holds a lock learns that it is gone.
+//! A holder learns that its lock is gone.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, key};
 use crate::rig::faulty::Faulty;
 use crate::rig::{fresh_database, mongod};
 
-/// Long enough for anything that is to happen at once.
+/// Long enough for anything that should happen at once.
 const SOON: Duration = Duration::from_secs(30);
-/// Long enough to see that something does not happen.
+/// Long enough to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(150);
 
 async fn two_servers() -> (App, App) {
@@ -22,7 +22,7 @@ async fn two_servers() -> (App, App) {
 }
 
 #[tokio::test]
-async fn what_this_server_does_to_the_lock_is_known_at_once() {
+async fn a_loss_through_this_server_is_known_at_once() {
     let (app, _) = two_servers().await;
     for n in 0..5 {
         let alice = Aid::new();
@@ -40,14 +40,14 @@ async fn what_this_server_does_to_the_lock_is_known_at_once() {
 }
 
 #[tokio::test]
-async fn what_another_server_does_to_it_is_known_with_the_next_answer() {
+async fn a_loss_through_another_server_is_known_with_the_next_answer() {
     let (app, other) = two_servers().await;
     for n in 0..5 {
         let alice = Aid::new();
         let lock = app.granted(&key("a"), &alice).await;
         let mut lost = Box::pin(app.locks.lost(&lock));
         other.break_lock(&key("a")).await.unwrap();
-        assert!(timeout(A_WHILE, &mut lost).await.is_err(), "nobody can know yet");
+        assert!(timeout(A_WHILE, &mut lost).await.is_err(), "this server cannot know yet");
         match n {
             0 => drop(app.locks.inspect(&key("a")).await.unwrap()),
             1 => drop(app.locks.renew(&alice).await.unwrap()),
@@ -59,7 +59,7 @@ async fn what_another_server_does_to_it_is_known_with_the_next_answer() {
             }
         }
         if n == 3 {
-            // Past the manager, so it has not heard of it.
+            // Directly in the store, so the manager has not heard of it.
             drop(app.locks.inspect(&key("a")).await.unwrap());
         }
         timeout(SOON, lost).await.unwrap_or_else(|_| panic!("case {n}"));
@@ -86,9 +86,9 @@ async fn news_of_other_locks_and_earlier_acquisitions_change_nothing() {
     timeout(SOON, lost).await.unwrap();
 }
 
-/// By its own clock, that cannot be set, and with nobody to ask: the network carries nothing.
+/// By the local clock, which cannot be set, and without any answer: the network carries nothing.
 #[tokio::test]
-async fn without_an_answer_it_is_lost_before_the_server_lets_anybody_in() {
+async fn without_an_answer_the_lock_is_lost_before_the_server_lets_another_session_in() {
     const SHORT: Duration = Duration::from_secs(2);
     let faulty = Faulty::new().await;
     let app = App::with(faulty.app.store.database(), |settings| settings.ttl(SHORT)).await;
@@ -97,9 +97,9 @@ async fn without_an_answer_it_is_lost_before_the_server_lets_anybody_in() {
     faulty.proxy.blackhole();
     let expires = lock.expires_at;
     timeout(NO_DEADLINE, lost).await.unwrap();
-    assert!(Instant::now() >= expires, "not given up early");
+    assert!(Instant::now() >= expires, "the holder does not give up early");
     faulty.proxy.heal();
-    // Somebody who asks all the time is let in after the holder has given up.
+    // A contender that asks all the time is let in after the holder has given up.
     println!("given up {:?} after its time", Instant::now() - expires);
 }
 
@@ -120,13 +120,13 @@ async fn a_holder_gives_up_before_another_one_is_let_in() {
         }
     };
     let taken_over = taken_over.await;
-    assert!(lock.expires_at <= taken_over, "by its local deadline");
+    assert!(lock.expires_at <= taken_over, "the holder gives up by its local deadline");
     timeout(SOON, lost).await.unwrap();
 }
 
-/// Timers are late by then, and say nothing yet.
+/// After a pause timers fire late, so at first they report nothing.
 #[tokio::test]
-async fn after_a_pause_of_the_process_the_first_look_says_that_it_has_run_out() {
+async fn after_a_pause_of_the_process_the_first_check_reports_an_expired_lock() {
     const SHORT: Duration = Duration::from_secs(5);
     let locks = LockManager::builder(MemoryStore::new()).ttl(SHORT).build().await.unwrap();
     locks.register::<WorkItem>().await.unwrap();
@@ -139,7 +139,8 @@ async fn after_a_pause_of_the_process_the_first_look_says_that_it_has_run_out() 
     assert!(locks.lost(&lock).now_or_never().is_some());
 }
 
-/// In a rolling change of the ttl, another server has renewed for less than this one believed in.
+/// In a rolling change of the ttl, another server has renewed for a shorter time than this server
+/// believed.
 #[tokio::test]
 async fn a_shorter_lease_counts_as_soon_as_it_is_known() {
     let (app, _) = two_servers().await;
@@ -151,7 +152,7 @@ async fn a_shorter_lease_counts_as_soon_as_it_is_known() {
     let lost = app.locks.lost(&lock);
     other.already_mine(&key("a"), &alice).await;
     app.locks.inspect(&key("a")).await.unwrap();
-    timeout(SOON, lost).await.expect("it runs out in a second");
+    timeout(SOON, lost).await.expect("it expires in a second");
 }
 
 #[tokio::test]
@@ -184,14 +185,14 @@ async fn a_renewal_by_another_server_is_found_before_it_counts_as_lost() {
     let mut lost = Box::pin(app.locks.lost(&lock));
     let until = Instant::now() + 2 * SHORT;
     while Instant::now() < until {
-        assert!(timeout(SHORT / 8, &mut lost).await.is_err(), "the other server keeps it");
+        assert!(timeout(SHORT / 8, &mut lost).await.is_err(), "the other server renews it");
         assert_eq!(other.locks.renew(&alice).await.unwrap(), 1);
     }
-    timeout(SOON, lost).await.expect("nobody renews it any more");
+    timeout(SOON, lost).await.expect("the loss is reported once no server renews it");
 }
 
 #[tokio::test]
-async fn who_renews_here_need_not_ask_the_server() {
+async fn a_renewal_by_this_manager_needs_no_further_query() {
     let store = MemoryStore::new();
     let locks =
         LockManager::builder(store.clone()).ttl(TTL).without_reaper().build().await.unwrap();
@@ -208,5 +209,5 @@ async fn who_renews_here_need_not_ask_the_server() {
     assert!(timeout(A_WHILE, &mut lost).await.is_err());
     store.advance(TTL);
     assert_eq!(locks.renew(&alice).await.unwrap(), 0);
-    timeout(SOON, lost).await.expect("renewing told that it is gone");
+    timeout(SOON, lost).await.expect("the renewal reports the loss");
 }

@@ -1,8 +1,8 @@
-//! The network loses a request or its reply: the caller learns the truth all the same, and nothing
-//! is left behind.
+//! The network loses a request or its reply. The caller still learns the truth, and nothing is left
+//! behind.
 //!
-//! The driver sends some commands a second time by itself; each count of losses above one gets
-//! through to the crate's own repetition, and so does each loss of what the driver never repeats.
+//! The driver itself repeats some commands. Each count of losses above one reaches the crate's own
+//! repetition, and so does each loss of a command that the driver never repeats.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::rig::faulty::Faulty;
 use crate::rig::mongod;
 use crate::rig::proxy::Proxy;
 
-/// Repeats a verb of the store as the manager does, while its outcome is unknown.
+/// Repeats a verb of the store while its outcome is unknown, like the manager.
 async fn until_known<T>(mut verb: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
     loop {
         match verb().await {
@@ -50,7 +50,7 @@ async fn an_acquire_whose_reply_is_lost_finds_its_own_grant() {
     }
 }
 
-/// Every attempt is the crate's own here, also the second one.
+/// Here the crate itself makes every attempt, the second one included.
 #[tokio::test]
 async fn an_acquire_finds_its_own_grant_without_the_drivers_help() {
     let server = mongod::local_replica_set().await;
@@ -117,7 +117,7 @@ async fn a_release_that_never_arrived_is_sent_again() {
     }
 }
 
-/// The session itself has released and locked again on another server while its first release was
+/// The session has released the lock and locked again on another server while its first release was
 /// still on its way.
 #[tokio::test]
 async fn a_release_that_arrives_late_does_not_remove_a_newer_lock_of_the_same_session() {
@@ -174,7 +174,7 @@ async fn the_end_of_a_session_is_repeated_which_the_driver_never_does() {
     }
 }
 
-/// The tombstone, the list of what is held and the removal: each has its own reply to lose.
+/// The tombstone, the list of held locks and the removal each have a reply that can be lost.
 #[tokio::test]
 async fn a_session_ends_whichever_reply_is_lost() {
     for command in ["update", "find", "delete"] {
@@ -195,9 +195,9 @@ async fn a_session_ends_whichever_reply_is_lost() {
     }
 }
 
-/// What was released is to be announced; a reply that is lost must not keep it a secret.
+/// Released locks are announced; a lost reply must not suppress that.
 #[tokio::test]
-async fn a_session_whose_removal_is_repeated_still_names_what_it_held() {
+async fn a_session_whose_removal_is_repeated_still_names_its_locks() {
     let faulty = Faulty::new().await;
     let alice = Aid::new();
     faulty.app.granted(&key("a"), &alice).await;
@@ -206,7 +206,7 @@ async fn a_session_whose_removal_is_repeated_still_names_what_it_held() {
     faulty.assert_fired(1);
 }
 
-/// Up to five commits, each of them sent twice by the driver.
+/// Up to five commits, each sent twice by the driver.
 #[tokio::test]
 async fn a_save_whose_commit_is_not_confirmed_is_written_once() {
     for losses in [1, 2, 5] {
@@ -241,14 +241,14 @@ async fn a_commit_that_never_arrived_is_sent_again() {
     }
 }
 
-/// No commit is confirmed as long as there is time: nobody knows, so nobody says that nothing was
-/// written, and nobody repeats the transaction as if so.
+/// No commit is confirmed before the deadline. The outcome is unknown, so no caller is told that
+/// nothing was written, and the transaction is not repeated as if nothing had been written.
 #[tokio::test]
-async fn a_save_whose_commit_is_never_confirmed_is_of_unknown_outcome() {
+async fn a_save_whose_commit_is_never_confirmed_has_an_unknown_outcome() {
     let faulty = Faulty::with_deadline(Duration::from_secs(1)).await;
     put(&faulty.database, "a", "old").await;
     let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
-    // Far more than there is time for.
+    // Far more than the time allows.
     for _ in 0..100 {
         faulty.proxy.drop_reply_to("commitTransaction");
     }
@@ -256,11 +256,11 @@ async fn a_save_whose_commit_is_never_confirmed_is_of_unknown_outcome() {
     assert_eq!(error.kind(), StoreErrorKind::OutcomeUnknown, "{error:?}");
     assert_eq!(faulty.proxy.passed("update"), 2);
     assert!(faulty.proxy.fired() > 0);
-    assert_eq!(title(&faulty.database, "a").await, "new", "as it happens");
+    assert_eq!(title(&faulty.database, "a").await, "new", "the commit did arrive");
 }
 
-/// Another session waits for the document already: the repeated commit must not be answered by what
-/// has become of the lock since.
+/// Another session is already waiting for the document. The answer to the repeated commit must not
+/// depend on the lock's later fate.
 #[tokio::test]
 async fn a_save_that_was_written_is_saved_even_if_its_lock_is_lost_before_the_reply() {
     let faulty = Faulty::new().await;
@@ -281,8 +281,8 @@ async fn a_save_that_was_written_is_saved_even_if_its_lock_is_lost_before_the_re
     faulty.assert_fired(3);
 }
 
-/// No confirmation of the commit comes at all. Before the whole save is repeated, the lock is broken:
-/// that finds the lock lost, but the document is written, so "lost, nothing written" is not true.
+/// The commit is never confirmed. Before the whole save is repeated, the lock is broken. The repetition
+/// finds the lock lost, but the document is written, so "lost, nothing written" would be wrong.
 #[actix_web::test]
 async fn a_save_that_was_written_is_never_called_lost() {
     async fn edit(_: LockedDoc<WorkItem>) -> HttpResponse {
@@ -307,7 +307,8 @@ async fn a_save_that_was_written_is_never_called_lost() {
     let opened = test::TestRequest::post().uri("/a/edit").send_request(&server).await;
     let cookie = opened.response().cookies().next().expect("a session").into_owned();
 
-    // All commits of one save, each sent twice by the driver; then the first update of the next.
+    // Holds up all commits of one save, each sent twice by the driver, and then the first update of the
+    // next.
     for _ in 0..10 {
         faulty.proxy.drop_reply_to("commitTransaction");
     }
@@ -329,7 +330,7 @@ async fn a_save_that_was_written_is_never_called_lost() {
     assert_ne!(answer.status(), StatusCode::CONFLICT, "lost, nothing written");
 }
 
-/// A transaction that broke off before its commit has not happened, and can be had again at once.
+/// A transaction that breaks off before its commit has not happened, and can be repeated at once.
 #[tokio::test]
 async fn a_save_that_breaks_off_before_its_commit_writes_nothing_and_can_be_repeated() {
     type Arm = fn(&Proxy, &str);
@@ -341,7 +342,7 @@ async fn a_save_that_breaks_off_before_its_commit_writes_nothing_and_can_be_repe
             let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
             let mut faults = 1;
             if which == "replacing the document" {
-                // Lets the first update pass: what it would be held for has happened by then.
+                // Lets the first update pass, so that the fault hits the second.
                 faulty.proxy.hold_request("update");
                 faulty.proxy.let_go();
                 faults += 1;
@@ -375,8 +376,8 @@ async fn a_save_without_transactions_can_be_repeated() {
     }
 }
 
-/// The lock is granted after its caller was told that nobody knows; the task that went on sees
-/// that nobody wants it.
+/// The lock is granted after its caller was told that the outcome is unknown. The task that went on
+/// sees that the caller no longer wants the lock.
 #[tokio::test]
 async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
     let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
@@ -392,7 +393,7 @@ async fn a_grant_that_arrives_after_the_deadline_is_given_back() {
     faulty.assert_fired(1);
 }
 
-/// Here the lock was granted in time, and only its reply came too late.
+/// Here the lock was granted in time, but its reply came too late.
 #[tokio::test]
 async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
     let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
@@ -407,7 +408,7 @@ async fn a_grant_whose_reply_arrives_after_the_deadline_is_given_back() {
     faulty.assert_fired(1);
 }
 
-/// Another request of the session was told of it meanwhile, and works under it.
+/// In the meantime another request of the session was told of the lock and works under it.
 #[tokio::test]
 async fn a_grant_that_is_kept_for_another_request_is_not_called_lost() {
     let faulty = Faulty::with_deadline(Duration::from_secs(3)).await;
@@ -427,7 +428,7 @@ async fn a_grant_that_is_kept_for_another_request_is_not_called_lost() {
     faulty.assert_fired(1);
 }
 
-/// A lock that the session had before is not given back with the answer that came too late.
+/// If the session already had the lock, an answer that comes too late does not give it back.
 #[tokio::test]
 async fn a_reentry_that_arrives_after_the_deadline_leaves_the_lock() {
     let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
@@ -437,7 +438,7 @@ async fn a_reentry_that_arrives_after_the_deadline_leaves_the_lock() {
     assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
     faulty.proxy.let_go();
     faulty.app.locks.shutdown().await;
-    // The first one was for a free document, and changed nothing.
+    // The first attempt was for a free document, and changed nothing.
     assert_eq!(faulty.proxy.passed("findAndModify"), 2);
     assert_eq!(faulty.other.already_mine(&key("a"), &lock.aid).await.token, lock.token);
     faulty.assert_fired(1);

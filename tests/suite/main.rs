@@ -1,5 +1,5 @@
-//! One test binary for everything that needs more than a function: linking it once costs less than
-//! a binary for each file. The modules are the concerns.
+//! A single test binary for everything larger than a unit test, because linking it once costs less than
+//! a binary for each file. There is one module for each concern.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 #[path = "../rig/mod.rs"]

@@ -1,5 +1,5 @@
-//! The database does not answer, or is gone: an error by the deadline, never an answer about who
-//! holds what; and nothing is left behind when it is back.
+//! The database does not answer, or is gone. Each operation fails by the deadline and never claims to
+//! know who holds a lock, and nothing is left behind when the database is back.
 
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,11 @@ use crate::rig::mongod::Mongod;
 
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// What an answer may take on a busy machine; short of the ten seconds after which the driver by
-/// itself notices a server that does not answer.
+/// The time that an answer may take on a busy machine. It is less than the ten seconds after which the
+/// driver itself notices a server that does not answer.
 const BY_THE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A server for this test to break, and an application server on it that waits for [`DEADLINE`].
+/// A server that the test may break, and an application server on it that waits for [`DEADLINE`].
 async fn breakable() -> (Mongod, App, Database) {
     let server = Mongod::start_replica_set().await;
     let database = rig::fresh_database(&server.uri()).await;
@@ -28,7 +28,7 @@ async fn breakable() -> (Mongod, App, Database) {
     (server, app, database)
 }
 
-/// Asserts that the outcome is unknown, and that this was said in time.
+/// Asserts that the outcome is reported as unknown in time.
 async fn unknown_in_time<T: std::fmt::Debug>(
     verb: &str,
     operation: impl Future<Output = Result<T, LockError>>,
@@ -39,14 +39,14 @@ async fn unknown_in_time<T: std::fmt::Debug>(
     assert_eq!(store_error_kind(outcome), StoreErrorKind::Unavailable, "{verb}");
 }
 
-/// Every operation, while the database does not answer; `alice` holds `a`, nobody holds `free`.
+/// Calls every operation while the database does not answer. `alice` holds `a`, and `free` is free.
 async fn everything_is_unknown(app: &App, alice: &Aid, released: &Lock) {
     let bob = Aid::new();
     let (a, free) = (key("a"), key("free"));
     let operations = async {
         tokio::join!(
-            unknown_in_time("acquiring what is held", app.try_acquire(&a, &bob)),
-            unknown_in_time("acquiring what is free", app.try_acquire(&free, &bob)),
+            unknown_in_time("acquiring a held lock", app.try_acquire(&a, &bob)),
+            unknown_in_time("acquiring a free lock", app.try_acquire(&free, &bob)),
             unknown_in_time("reentry", app.try_acquire(&a, alice)),
             unknown_in_time("renewing", app.locks.renew(alice)),
             unknown_in_time("releasing", app.locks.release(released)),
@@ -58,7 +58,8 @@ async fn everything_is_unknown(app: &App, alice: &Aid, released: &Lock) {
     operations.await;
 }
 
-/// A renewal that was given up may still be under way, and conflict with one attempt to save.
+/// Saves repeatedly, because a renewal that was given up may still be under way and conflict with one
+/// attempt.
 async fn saved(app: &App, lock: &Lock) {
     eventually("the document is saved", async || {
         matches!(app.save(lock, "new").await, Ok(Saved::Saved))
@@ -106,14 +107,14 @@ async fn a_killed_server_is_an_error_by_the_deadline_and_has_kept_the_locks() {
     assert_eq!(app.already_mine(&key("a"), &lock.aid).await.token, lock.token);
     saved(&app, &lock).await;
     app.locks.release(&released).await.unwrap();
-    // Whether or not a late attempt got through to the new process, its task has undone it.
+    // If a late attempt got through to the new process, its task has undone it.
     eventually("nothing else is left", async || count(&database).await == 1).await;
     app.granted(&key("free"), &Aid::new()).await;
 }
 
-/// Answered before the kill means on disk: the write concern waits for the journal.
+/// An answer before the kill means that the lock is on disk: the write concern waits for the journal.
 #[tokio::test]
-async fn a_lock_that_was_granted_survives_a_crash_of_the_server_at_that_moment() {
+async fn a_granted_lock_survives_a_crash_of_the_server_at_that_moment() {
     let (server, app, database) = breakable().await;
     for round in 0..3 {
         let key = key(&format!("{round}"));
@@ -125,7 +126,7 @@ async fn a_lock_that_was_granted_survives_a_crash_of_the_server_at_that_moment()
     }
 }
 
-/// Starts to acquire `a`, and drops the future when the fault has taken place.
+/// Starts to acquire `a`, and drops the future once the fault has taken place.
 async fn abandon_acquire(faulty: &Faulty, aid: &Aid) {
     let a = key("a");
     tokio::select! {
@@ -134,15 +135,15 @@ async fn abandon_acquire(faulty: &Faulty, aid: &Aid) {
     }
 }
 
-/// The shutdown waits for what the abandoned acquire has left to be done.
+/// The shutdown waits for the cleanup of the abandoned acquire.
 async fn nothing_is_left_after_shutdown(faulty: &Faulty) {
-    // Giving back takes its time, so that a shutdown which does not wait for it is seen.
+    // Slows the release down, so that a shutdown that does not wait for it is noticed.
     for _ in 0..3 {
         faulty.proxy.drop_request("delete");
     }
     tokio::join!(
         faulty.app.locks.shutdown(),
-        // Begun while the acquire is still under way.
+        // The shutdown begins while the acquire is still under way.
         async { faulty.proxy.let_go() },
     );
     assert_eq!(faulty.proxy.passed("findAndModify"), 1, "it was carried out");
@@ -173,7 +174,7 @@ async fn an_acquire_dropped_before_its_reply_arrives_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_shutdown_waits_until_an_acquire_that_was_dropped_is_undone() {
+async fn a_shutdown_waits_until_a_dropped_acquire_is_undone() {
     let faulty = Faulty::new().await;
     faulty.proxy.hold_request("findAndModify");
     abandon_acquire(&faulty, &Aid::new()).await;
@@ -181,15 +182,15 @@ async fn a_shutdown_waits_until_an_acquire_that_was_dropped_is_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shutdown_waits_until_an_acquire_that_was_dropped_is_undone_on_any_thread() {
+async fn a_shutdown_waits_on_any_thread_until_a_dropped_acquire_is_undone() {
     let faulty = Faulty::new().await;
     faulty.proxy.hold_reply_to("findAndModify");
     abandon_acquire(&faulty, &Aid::new()).await;
     nothing_is_left_after_shutdown(&faulty).await;
 }
 
-/// Two requests of one session: the one that took the lock goes away, but the other was told that
-/// the session holds it.
+/// Two requests of one session: the request that took the lock is dropped, but the other one was told
+/// that the session holds it.
 #[tokio::test]
 async fn a_lock_that_another_request_was_told_of_is_not_given_back() {
     let faulty = Faulty::new().await;
@@ -198,12 +199,12 @@ async fn a_lock_that_another_request_was_told_of_is_not_given_back() {
     abandon_acquire(&faulty, &alice).await;
     let lock = faulty.other.already_mine(&a, &alice).await;
     faulty.proxy.let_go();
-    eventually("it is tried", async || faulty.proxy.passed("delete") == 1).await;
+    eventually("the release is tried", async || faulty.proxy.passed("delete") == 1).await;
     faulty.app.locks.shutdown().await;
     assert_eq!(faulty.other.already_mine(&a, &alice).await.token, lock.token);
 }
 
-/// The connection is there, and nothing comes through it: only a deadline can end that.
+/// The connection is open, but no bytes come through, so only a deadline can end the wait.
 #[tokio::test]
 async fn a_network_that_carries_nothing_is_an_error_by_the_deadline() {
     let faulty = Faulty::with_deadline(DEADLINE).await;
@@ -222,7 +223,7 @@ async fn a_network_that_carries_nothing_is_an_error_by_the_deadline() {
     assert_eq!(faulty.other.held(&key("a")).await.token, lock.token);
 }
 
-/// A pause shorter than the deadline costs its time and nothing else.
+/// A pause shorter than the deadline only costs time.
 #[tokio::test]
 async fn after_a_short_pause_the_request_under_way_is_answered() {
     let (server, _, database) = breakable().await;

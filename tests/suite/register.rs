@@ -1,4 +1,4 @@
-//! What registering a type makes of its lock collection, and what stops it.
+//! The effect of registering a type on its lock collection, and the reasons for which it fails.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -23,12 +23,12 @@ async fn fresh_database() -> Database {
     rig::fresh_database(mongod::shared_replica_set().await.uri()).await
 }
 
-/// A server with this ttl, which registers.
+/// A server with this ttl that has registered.
 async fn with_ttl(database: &Database, ttl: Duration) -> App {
     App::with(database, |settings| settings.ttl(ttl)).await
 }
 
-/// The indexes of the lock collection: keys, and the seconds after which what they are on expires.
+/// The indexes of the lock collection: their keys, and their expiry in seconds.
 async fn indexes(database: &Database) -> BTreeMap<String, Option<u64>> {
     let mut cursor = lock_records(database).list_indexes().await.unwrap();
     let mut indexes = BTreeMap::new();
@@ -41,7 +41,7 @@ async fn indexes(database: &Database) -> BTreeMap<String, Option<u64>> {
     indexes
 }
 
-/// Those of DESIGN, with this expiry.
+/// The documented indexes, with this expiry.
 fn expected(seconds: u64) -> BTreeMap<String, Option<u64>> {
     [("_id", None), ("aid", None), ("due", None), ("readers.aid", None), ("ts", Some(seconds))]
         .map(|(keys, expires)| (keys.to_owned(), expires))
@@ -49,7 +49,7 @@ fn expected(seconds: u64) -> BTreeMap<String, Option<u64>> {
 }
 
 #[tokio::test]
-async fn a_lock_collection_has_a_ttl_index_and_one_for_each_way_to_find_a_session() {
+async fn a_lock_collection_has_a_ttl_index_and_indexes_for_each_query_by_session() {
     let database = fresh_database().await;
     for _ in 0..2 {
         App::on(&database).await;
@@ -57,8 +57,9 @@ async fn a_lock_collection_has_a_ttl_index_and_one_for_each_way_to_find_a_sessio
     }
 }
 
-/// A server with the old, shorter ttl that starts again would have MongoDB remove the live locks of all
-/// servers with the longer one, also of those that hold none at this moment.
+/// If a server with the old, shorter ttl could lower the index when it starts again, MongoDB would
+/// remove the live locks of all servers with the longer ttl, even of servers that hold none at this
+/// moment.
 #[tokio::test]
 async fn the_ttl_index_is_raised_and_never_lowered() {
     let database = fresh_database().await;
@@ -68,9 +69,9 @@ async fn the_ttl_index_is_raised_and_never_lowered() {
     }
 }
 
-/// To the server `Home` and `home` are one document there, to us two keys.
+/// There, `Home` and `home` are one document to the database but two keys to us.
 #[tokio::test]
-async fn a_collection_whose_collation_takes_different_strings_for_one_is_refused() {
+async fn a_collection_whose_collation_equates_different_strings_is_refused() {
     let create = async |name: &str| {
         let database = fresh_database().await;
         let collation = mongodb::options::Collation::builder().locale("en").build();
@@ -81,7 +82,7 @@ async fn a_collection_whose_collation_takes_different_strings_for_one_is_refused
         let error = create(name).await.locks.register::<WorkItem>().await.unwrap_err().to_string();
         assert!(error.contains(&format!("{name} has the collation `en`")), "{error}");
     }
-    // An ObjectId or a number is no text.
+    // An ObjectId or a number is not affected by a collation.
     create("numbered").await.locks.register::<Numbered>().await.unwrap();
 }
 
@@ -96,7 +97,7 @@ impl Lockable for Numbered {
     const COLLECTION: &'static str = "numbered";
 }
 
-/// Databases of earlier versions have them.
+/// Databases of earlier versions have such indexes.
 #[tokio::test]
 async fn sparse_indexes_become_partial_ones() {
     let database = fresh_database().await;
@@ -128,7 +129,7 @@ async fn sparse_indexes_become_partial_ones() {
 
 /// With `apiStrict` the server does not use sparse indexes.
 #[tokio::test]
-async fn a_strict_client_finds_what_is_due_by_an_index() {
+async fn a_strict_client_finds_due_locks_by_an_index() {
     let database = rig::strict_database(mongod::shared_replica_set().await.uri()).await;
     App::on(&database).await;
     let lock =
@@ -208,7 +209,7 @@ async fn servers_that_register_at_the_same_moment_all_succeed() {
     }
 }
 
-/// A mongod that asks for passwords, and a database of the test's own on it.
+/// A mongod with authentication, and a new database on it.
 struct Guarded {
     server: Mongod,
     name: String,
@@ -238,14 +239,14 @@ impl Guarded {
         )
     }
 
-    /// A server that connects with this URI, and has yet to register.
+    /// A server that connects with this URI and has not registered yet.
     async fn app(&self, uri: &str, ttl: Duration) -> App {
         let database = rig::client(uri).await.database(&self.name);
         App::unregistered(&database, |settings| settings.ttl(ttl)).await
     }
 }
 
-/// Asserts that this was refused for want of a privilege, and that the message says what to grant.
+/// Asserts a refusal because of a missing privilege, with a message that says which privilege to grant.
 fn assert_explained(outcome: Result<(), LockError>, database: &str) {
     let Err(LockError::Store(error)) = outcome else { panic!("not refused: {outcome:?}") };
     assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
@@ -262,7 +263,7 @@ async fn a_user_who_may_only_read_is_told_what_to_grant() {
     let app = guarded.app(&guarded.user(&["read"]).await, TTL).await;
     let began = Instant::now();
     assert_explained(app.locks.register::<WorkItem>().await, &guarded.name);
-    assert!(began.elapsed() < app.locks.deadline() / 2, "it is not tried again");
+    assert!(began.elapsed() < app.locks.deadline() / 2, "a refusal is not retried");
 }
 
 #[tokio::test]
@@ -283,7 +284,7 @@ async fn a_user_who_may_not_change_indexes_is_told_what_to_grant_when_the_ttl_ch
     assert_eq!(indexes(&guarded.as_root().await).await, expected(TTL.as_secs() * 2));
 }
 
-/// Everything that a log could show of an error.
+/// All texts of an error that a log could show.
 fn everything_said(error: &dyn Error) -> String {
     let mut said = format!("{error:?} {error:#?}");
     let mut cause = Some(error);
@@ -294,7 +295,7 @@ fn everything_said(error: &dyn Error) -> String {
     said
 }
 
-/// Nobody listens there any more.
+/// A port on which nothing listens any more.
 fn closed_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     listener.local_addr().unwrap().port()
@@ -322,9 +323,9 @@ async fn a_wrong_password_is_denied_and_not_shown() {
     assert!(!said.contains("hunter2"), "{said}");
 }
 
-/// The mistakes that people make, each of them within reach of a password.
+/// Common mistakes in a URI, each close to a password.
 #[tokio::test]
-async fn a_malformed_uri_is_said_to_be_one_and_no_password_is_shown() {
+async fn a_malformed_uri_is_reported_and_no_password_is_shown() {
     let malformed = [
         "mongodb://user:hunter2@",
         "mongodb://user:hunter2@host:port/",
@@ -335,7 +336,7 @@ async fn a_malformed_uri_is_said_to_be_one_and_no_password_is_shown() {
         "mongodb://user:hunter2@host/?tls=maybe",
         "mongodb://user:hunter2@host/?replicaSet",
         "mongodb://user:hunter2@host/a b$c",
-        // Not percent-encoded, or wrongly.
+        // Percent-encoding that is missing or wrong.
         "mongodb://user:hunter2%zz@host/",
         "mongodb://user:hunter2@x@host/",
         "mongodb://user:hunter2:x@host/",
@@ -356,11 +357,11 @@ async fn a_malformed_uri_is_said_to_be_one_and_no_password_is_shown() {
             shown.push((uri, error.source().map(ToString::to_string)));
         }
     }
-    assert!(shown.is_empty(), "the password is shown: {shown:#?}");
+    assert!(shown.is_empty(), "a password is shown: {shown:#?}");
 }
 
 #[tokio::test]
-async fn what_was_not_registered_is_misconfigured_and_said_to_need_it() {
+async fn an_unregistered_type_is_misconfigured_and_the_error_says_so() {
     let database = fresh_database().await;
     let app = App::on(&database).await;
     let other = LockKey::new("invoice", 1).unwrap();
@@ -378,24 +379,24 @@ async fn what_was_not_registered_is_misconfigured_and_said_to_need_it() {
     assert_eq!(unregistered.renew(&Aid::new()).await.unwrap(), 0);
 }
 
-/// With no application server left, the index alone cleans up.
+/// No application server is left, and the index alone cleans up.
 #[tokio::test]
-async fn the_ttl_index_removes_what_has_run_out_and_nothing_else() {
+async fn the_ttl_index_removes_only_expired_locks() {
     let server = Mongod::start_with_eager_ttl_monitor().await;
     let database = rig::fresh_database(&server.uri()).await;
     let app = App::on(&database).await;
     let live = app.granted(&key("live"), &Aid::new()).await;
-    app.granted(&key("run out"), &Aid::new()).await;
+    app.granted(&key("expired"), &Aid::new()).await;
     let foreign = doc! { "_id": "foreign", "ts": DateTime::from_millis(5), "aid": "x" };
     lock_records(&database).insert_one(foreign).await.unwrap();
-    rig::age(&database, &key("run out"), TTL + Duration::from_secs(1)).await;
+    rig::age(&database, &key("expired"), TTL + Duration::from_secs(1)).await;
 
     eventually("the monitor comes round", async || count(&database).await == 1).await;
     let record = record(&database, &key("live")).await.expect("the live one stays");
     assert_eq!(record.get_str("token").unwrap(), live.token.unwrap().to_string());
 }
 
-/// Or a fail-over brings the shorter ttl back, under which live locks are removed.
+/// Otherwise a failover could bring the shorter ttl back, which removes live locks.
 #[tokio::test]
 async fn a_change_of_the_ttl_waits_for_a_majority_too() {
     let uri = mongod::shared_replica_set().await;
@@ -409,9 +410,9 @@ async fn a_change_of_the_ttl_waits_for_a_majority_too() {
     assert_eq!(concern.get_str("w").ok(), Some("majority"));
 }
 
-/// With `w=1` a lagging primary grants one lock twice, and a secondary shows locks of the past.
+/// With `w=1` a lagging primary could grant one lock twice, and a secondary could show old locks.
 #[tokio::test]
-async fn writes_wait_for_a_majority_and_reads_ask_the_primary_whatever_the_uri_says() {
+async fn writes_wait_for_a_majority_and_reads_use_the_primary_whatever_the_uri_says() {
     let uri = mongod::shared_replica_set().await;
     let join = if uri.uri().contains('?') { '&' } else { '?' };
     let lax = format!(
@@ -449,7 +450,10 @@ async fn writes_wait_for_a_majority_and_reads_ask_the_primary_whatever_the_uri_s
             assert_eq!(concern.get_str("w").ok(), Some("majority"), "{command}");
             assert!(concern.get_bool("j").unwrap_or(true), "{command}");
         } else {
-            assert_eq!(concern, None, "a transaction has it at its commit: {command}");
+            assert_eq!(
+                concern, None,
+                "a transaction has its write concern at the commit: {command}"
+            );
         }
         if let Ok(preference) = command.get_document("$readPreference") {
             assert_eq!(preference.get_str("mode").ok(), Some("primary"), "{command}");
@@ -467,7 +471,7 @@ async fn writes_wait_for_a_majority_and_reads_ask_the_primary_whatever_the_uri_s
 }
 
 #[tokio::test]
-async fn a_strict_client_is_looked_over_too() {
+async fn a_strict_client_is_checked_too() {
     let database = rig::strict_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::on(&database).await;
     let findings = app.store.diagnose(&["workitem"], Some(TTL)).await.unwrap();

@@ -1,24 +1,23 @@
-//! The rules of the protocol (DESIGN.md §4), each by a test of its own or by the name of the one
-//! elsewhere that holds it down.
+//! The rules of the protocol. Each has a test here, or names the test that guards it elsewhere.
 //!
 //! 1. A refusal carries the holder in the same round trip:
 //!    `commands::a_refusal_is_one_command_and_names_the_holder`. No E11000 reaches the caller:
-//!    `contention`, all of it. No client-side clock: here.
+//!    all of `contention`. No client-side clock is used: here.
 //! 2. A late or retried release never removes a newer lock: `conformance::…::
-//!    a_late_release_does_not_remove_a_newer_lock_of_the_same_session`, and with the request itself
-//!    late, `lost_replies::a_release_that_arrives_late_does_not_remove_a_newer_lock_of_the_same_session`.
+//!    a_late_release_does_not_remove_a_newer_lock_of_the_same_session`, and with a late request
+//!    `lost_replies::a_release_that_arrives_late_does_not_remove_a_newer_lock_of_the_same_session`.
 //! 3. A repeated acquire finds its own grant:
 //!    `lost_replies::an_acquire_whose_reply_is_lost_finds_its_own_grant`.
-//! 4. A new token after expiry, the old one for reentry and renewal: `conformance::…::
-//!    after_expiry_the_same_session_gets_a_new_token`, `reentry_renews_and_keeps_the_token`. What
-//!    has run out is gone for its holder too: here, through the manager.
-//! 5. Outage is an error, contention an answer: `outage`, all of it.
+//! 4. Re-acquiring after expiry gives a new token; re-entry and renewal keep it: `conformance::…::
+//!    after_expiry_the_same_session_gets_a_new_token`, `reentry_renews_and_keeps_the_token`. An
+//!    expired lock is gone for its holder too: here, through the manager.
+//! 5. An outage is an error, contention is an answer: all of `outage`.
 //! 6. The end of a session leaves no lock behind: here.
 //! 7. A driver future is never dropped half-way: `outage::an_acquire_dropped_before_…`, and for the
-//!    other verbs here. An unknown
-//!    outcome is retried with the same token until the deadline, then released and said to be
-//!    unknown: `lost_replies::a_grant_that_arrives_after_the_deadline_is_given_back`; when the
-//!    deadline comes between two attempts: here.
+//!    other verbs here. An unknown outcome is retried until the deadline, then released and
+//!    reported as unknown:
+//!    `lost_replies::a_grant_that_arrives_after_the_deadline_is_given_back`. The deadline may also
+//!    come between two attempts: here.
 //! 8. Renewals and ends of sessions are retried:
 //!    `lost_replies::a_renewal_is_repeated_which_the_driver_never_does`,
 //!    `lost_replies::the_end_of_a_session_is_repeated_which_the_driver_never_does`.
@@ -49,7 +48,7 @@ async fn app() -> (App, Database) {
     (App::on(&database).await, database)
 }
 
-/// Rule 1. The commands carry no moment in time, so there is nothing for a wrong clock to change.
+/// Rule 1. The commands carry no timestamp, so a wrong clock cannot change anything.
 #[tokio::test]
 async fn no_command_carries_a_time_of_the_client() {
     let uri = mongod::shared_replica_set().await;
@@ -72,7 +71,7 @@ async fn no_command_carries_a_time_of_the_client() {
     }
 }
 
-/// But for what the driver sends back to the server as it got it from there.
+/// Except for times that the driver received from the server and sends back unchanged.
 pub(crate) fn carries_a_time(command: &Document) -> bool {
     let mut ours = command.clone();
     ours.remove("$clusterTime");
@@ -88,9 +87,9 @@ fn has_date(value: &Bson) -> bool {
     }
 }
 
-/// Rule 4. The record is still there, and nobody else has come; the lock is gone all the same.
+/// Rule 4. The record is still there, and no other session has taken the lock, but it is gone anyway.
 #[tokio::test]
-async fn a_lock_that_has_run_out_is_gone_for_its_holder_too() {
+async fn an_expired_lock_is_gone_for_its_holder_too() {
     let (app, database) = app().await;
     put(&database, "a", "old").await;
     let lock = app.granted(&key("a"), &Aid::new()).await;
@@ -101,14 +100,14 @@ async fn a_lock_that_has_run_out_is_gone_for_its_holder_too() {
     assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Lost);
     assert!(app.locks.inspect(&key("a")).await.unwrap().is_none());
     assert!(app.locks.list_of(&lock.aid).await.unwrap().is_empty());
-    assert_eq!(record(&database, &key("a")).await, Some(before), "and nothing revived it");
+    assert_eq!(record(&database, &key("a")).await, Some(before), "nothing has revived it");
     assert_eq!(title(&database, "a").await, "old");
     assert_ne!(app.granted(&key("a"), &lock.aid).await.token, lock.token);
 }
 
-/// Rule 4, where the ttl was set to another value meanwhile: what the holder wrote counts.
+/// Rule 4, if the ttl was changed in the meantime: the ttl that the holder wrote counts.
 #[tokio::test]
-async fn renewing_and_saving_go_by_the_ttl_that_the_holder_wrote() {
+async fn renewals_and_saves_use_the_ttl_that_the_holder_wrote() {
     let (app, database) = app().await;
     put(&database, "a", "old").await;
     let lock = app.granted(&key("a"), &Aid::new()).await;
@@ -120,8 +119,8 @@ async fn renewing_and_saving_go_by_the_ttl_that_the_holder_wrote() {
     assert_eq!(hasty.held(&key("a")).await.token, lock.token);
 }
 
-/// §7: who has lost the lock cannot write. What ends a lock waits for a save that has seen it live, so
-/// that the next holder loads what was saved.
+/// A session that has lost its lock cannot write. Operations that end a lock wait for a save that has
+/// seen it live, so that the next holder loads the saved document.
 #[tokio::test]
 async fn a_lock_cannot_go_between_the_check_of_a_save_and_its_commit() {
     let Faulty { proxy, app, database, other } = Faulty::new().await;
@@ -144,8 +143,8 @@ async fn a_lock_cannot_go_between_the_check_of_a_save_and_its_commit() {
     assert_eq!(seen, "new");
 }
 
-/// What a request of a session does to lock: the lock first, the tombstone second. The web layer
-/// does the same; here without a request around it.
+/// The steps of a request that locks: the lock first, then the check for the tombstone. The web layer
+/// does the same, with a request around it.
 async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock> {
     let claim = Claim {
         aid: aid.clone(),
@@ -183,8 +182,8 @@ async fn a_session_that_ends_while_it_acquires_leaves_no_lock_behind() {
         lanes.spawn(async move {
             for race in (lane..RACES).step_by(LANES) {
                 let (key, aid) = (key(&format!("{race}")), Aid::new());
-                // The end is two commands to the acquire's two, so it begins a little later or
-                // earlier in each race.
+                // The end and the acquire have two commands each, so in each race the end begins a
+                // little earlier or later.
                 let acquiring = async {
                     pause(race % 7).await;
                     acquire_in_session(&one, &key, &aid).await;
@@ -201,7 +200,7 @@ async fn a_session_that_ends_while_it_acquires_leaves_no_lock_behind() {
     assert_eq!(count(&database).await, 0, "locks of ended sessions");
 }
 
-/// A little while that is not the same on every machine, nor needs to be.
+/// A short pause. Its length differs from machine to machine, and need not be exact.
 async fn pause(steps: usize) {
     for _ in 0..steps {
         sleep(Duration::from_micros(300)).await;
@@ -209,16 +208,16 @@ async fn pause(steps: usize) {
     }
 }
 
-/// Rule 6, both orders one after the other: which of the two steps of the acquire catches it.
+/// Rule 6, both orders in turn: which of the two steps of the acquire notices the end.
 #[tokio::test]
-async fn whichever_comes_first_the_end_of_the_session_or_the_lock() {
+async fn the_end_of_a_session_wins_whether_it_comes_before_or_after_the_lock() {
     let (app, database) = app().await;
     let (a, alice) = (key("a"), Aid::new());
-    // The lock first: the end removes it.
+    // The lock comes first, and the end removes it.
     assert!(acquire_in_session(&app, &a, &alice).await.is_some());
     assert_eq!(app.locks.end_session(&alice).await.unwrap(), [key("a")]);
     assert_eq!(count(&database).await, 0);
-    // The end first: nothing but the tombstone tells the acquire. Without the question it stays.
+    // The end comes first. Only the tombstone tells the acquire; without the check the lock would stay.
     let unasked = app.granted(&a, &alice).await;
     assert_eq!(count(&database).await, 1);
     app.locks.release(&unasked).await.unwrap();
@@ -226,8 +225,8 @@ async fn whichever_comes_first_the_end_of_the_session_or_the_lock() {
     assert_eq!(count(&database).await, 0);
 }
 
-/// Rule 6, the other half: removing first and the tombstone second would let a lock slip in between
-/// that neither sees.
+/// Rule 6, the other half: if the removal came before the tombstone, a lock could slip in between that
+/// neither of them sees.
 #[tokio::test]
 async fn the_tombstone_is_there_before_the_locks_are_removed() {
     let Faulty { proxy, app, database, other } = Faulty::new().await;
@@ -248,7 +247,7 @@ async fn the_tombstone_is_there_before_the_locks_are_removed() {
     assert_eq!(count(&database).await, 0);
 }
 
-/// A session that goes on may release everything and lock again: only its end is for good.
+/// A session that goes on may release all locks and lock again; only its end is final.
 #[tokio::test]
 async fn releasing_all_locks_is_not_the_end_of_a_session() {
     let (app, _) = app().await;
@@ -258,12 +257,12 @@ async fn releasing_all_locks_is_not_the_end_of_a_session() {
     assert!(acquire_in_session(&app, &key("a"), &alice).await.is_some());
 }
 
-/// Rule 7. Every reply is lost until there is no time for another attempt: some of them have been
+/// Rule 7. Every reply is lost until there is no time for another attempt. Some attempts have been
 /// carried out, and the caller is not told that it was refused.
 #[tokio::test]
 async fn an_acquire_that_is_never_answered_is_unknown_and_given_back() {
     let Faulty { proxy, app, database, .. } = Faulty::with_deadline(Duration::from_secs(1)).await;
-    // Far more than there is time for.
+    // Far more than the time allows.
     for _ in 0..100 {
         proxy.drop_reply_to("findAndModify");
     }
@@ -278,7 +277,7 @@ async fn an_acquire_that_is_never_answered_is_unknown_and_given_back() {
     .await;
 }
 
-/// Rule 7. A renewal that nobody waits for any more is not cut off either.
+/// Rule 7. A renewal whose caller has stopped waiting is not cut off either.
 #[tokio::test]
 async fn a_dropped_renewal_and_a_dropped_release_are_carried_out() {
     let Faulty { proxy, app, database, .. } = Faulty::new().await;
@@ -306,9 +305,9 @@ async fn a_dropped_renewal_and_a_dropped_release_are_carried_out() {
     assert_eq!(count(&database).await, 0);
 }
 
-/// Rule 9. The reply takes its time, and that time is not the holder's.
+/// Rule 9. The reply is delayed, and the delay does not extend the holder's belief.
 #[tokio::test]
-async fn what_a_holder_believes_is_counted_from_before_the_request() {
+async fn a_holders_belief_is_counted_from_before_the_request() {
     let Faulty { proxy, app, .. } = Faulty::new().await;
     let (a, alice, bob) = (key("a"), Aid::new(), Aid::new());
     let lock = |answer: Result<TryAcquire, LockError>| match answer.unwrap() {
@@ -324,8 +323,7 @@ async fn what_a_holder_believes_is_counted_from_before_the_request() {
     assert!(seen.unwrap().unwrap().expires_at <= executed + TTL, "a look");
 }
 
-/// The outcome of an operation whose reply is held for a while, and a moment after the server
-/// carried it out.
+/// The outcome of an operation with a delayed reply, and a moment after the server carried it out.
 async fn answered_late<T>(proxy: &Proxy, operation: impl Future<Output = T>) -> (T, Instant) {
     let faults = proxy.fired() + 1;
     let hold = async {
@@ -338,7 +336,7 @@ async fn answered_late<T>(proxy: &Proxy, operation: impl Future<Output = T>) -> 
     tokio::join!(operation, hold)
 }
 
-/// Half of rule 5: whoever is refused by somebody else's lock gets no error, whatever the lock.
+/// Half of rule 5: a contender that another session's lock refuses gets no error, whatever the lock.
 #[tokio::test]
 async fn contention_is_never_an_error() {
     let (app, database) = app().await;

@@ -1,4 +1,4 @@
-//! What a guarded save writes: what has changed and nothing else, and always a mark on the lock record.
+//! A guarded save writes only the changes, and always marks the lock record.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ async fn app() -> (App, Database) {
     (App::on(&database).await, database)
 }
 
-/// Sets the lock's `ts` ahead of the clock, as a primary does whose clock was ahead before it failed.
+/// Sets the lock's `ts` ahead of the clock, as after a failover from a primary with a fast clock.
 async fn turn_ahead(database: &Database, key: &LockKey) {
     let ahead = doc! { "$add": ["$$NOW", 60_000] };
     let (records, it) = (lock_records(database), doc! { "_id": key.id().to_string() });
@@ -43,7 +43,7 @@ async fn every_save_changes_the_lock_record_even_if_its_ts_is_ahead_of_the_clock
     assert_eq!(app.save(&lock, "1").await.unwrap(), Saved::Saved);
     let before = record(&database, &key("a")).await;
     assert_eq!(app.save(&lock, "2").await.unwrap(), Saved::Saved);
-    assert_ne!(record(&database, &key("a")).await, before, "the save conflicts with nothing");
+    assert_ne!(record(&database, &key("a")).await, before, "the save would conflict with nothing");
 }
 
 #[tokio::test]
@@ -67,10 +67,10 @@ async fn a_break_waits_for_a_save_under_way_even_if_ts_is_ahead_of_the_clock() {
     };
     let (saved, seen) = tokio::join!(app.save(&lock, "second"), next_holder);
     assert_eq!(saved.unwrap(), Saved::Saved);
-    assert_eq!(seen, "second", "the next holder would save over what was acknowledged");
+    assert_eq!(seen, "second", "the next holder would overwrite an acknowledged save");
 }
 
-/// A type that names a part of what is stored, in every way in which serde can.
+/// A type that names only a part of the stored fields, in every way that serde allows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Part {
     #[serde(rename = "_id")]
@@ -89,7 +89,7 @@ struct Part {
     by_name: BTreeMap<String, i64>,
 }
 
-/// Likewise.
+/// Names only a part of the stored fields, too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Inner {
     left: i64,
@@ -111,7 +111,7 @@ fn names() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Values that no Rust type of the test names.
+/// Values of fields that no Rust type of the test names.
 fn unnamed() -> impl Strategy<Value = Bson> {
     let leaf = prop_oneof![
         any::<i32>().prop_map(Bson::Int32),
@@ -147,7 +147,8 @@ fn parts() -> impl Strategy<Value = Part> {
     })
 }
 
-/// What is stored: the fields of a [`Part`] with other number types, and fields that it does not name.
+/// The stored document: the fields of a [`Part`] with other number types, and fields that it does not
+/// name.
 fn stored_as(part: &Part, unnamed: &[(String, Bson)]) -> Document {
     let by_name: Document =
         part.by_name.iter().map(|(name, n)| (name.clone(), Bson::Int64(*n))).collect();
@@ -194,7 +195,7 @@ async fn locked(store: &impl Store, key: &LockKey) -> Lock {
     }
 }
 
-/// Loads a part, makes `after` of it and saves that.
+/// Loads a part, replaces it by `after` and saves it.
 async fn edit(store: &impl Store, lock: &Lock, after: &Part) {
     let loaded: Part = store.load(&lock.key).await.unwrap().unwrap().decode().unwrap();
     let encode = |part: &Part| StoredDocument::encode(store.format(), part).unwrap();
@@ -204,7 +205,7 @@ async fn edit(store: &impl Store, lock: &Lock, after: &Part) {
     assert_eq!(saved, Saved::Saved);
 }
 
-/// A field as it is stored, byte for byte.
+/// A stored field, byte for byte.
 fn bytes(document: &RawDocumentBuf, path: &[&str]) -> Option<Vec<u8>> {
     let mut value = document.get(path[0]).unwrap()?;
     for name in &path[1..] {
@@ -218,7 +219,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn a_save_writes_what_has_changed_and_leaves_all_else_as_it_is_to_the_byte(
+    fn a_save_writes_the_changes_and_leaves_all_other_bytes_unchanged(
         before in parts(), after in parts(), unnamed in vec(("[a-z]", unnamed()), 0..4),
     ) {
         static RUNTIME: std::sync::OnceLock<(Runtime, App, Database)> = std::sync::OnceLock::new();
@@ -262,7 +263,7 @@ proptest! {
     }
 
     #[test]
-    fn a_save_in_memory_leaves_what_the_type_does_not_name(before in parts(), after in parts()) {
+    fn a_save_in_memory_keeps_fields_that_the_type_does_not_name(before in parts(), after in parts()) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let store = MemoryStore::new();
@@ -311,7 +312,7 @@ impl Large {
 }
 
 #[tokio::test]
-async fn one_changed_field_of_a_large_document_is_all_that_is_sent() {
+async fn only_the_changed_field_of_a_large_document_is_sent() {
     let (database, commands) =
         rig::recorded_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::on(&database).await;
@@ -354,7 +355,7 @@ async fn documents_of_sixteen_megabytes_are_saved_and_larger_ones_are_refused() 
     let (before, key) = (Large::of(16_000_000), LockKey::of::<Large>("a".to_owned()).unwrap());
     database.collection::<Large>(Large::COLLECTION).insert_one(&before).await.unwrap();
     let lock = locked(&app.store, &key).await;
-    // A change of nearly all of it, and one that no path can name.
+    // A change of almost the whole document, and one that no path can express.
     let part = BTreeMap::from([("a.b".to_owned(), Bson::from("y".repeat(700_000)))]);
     for (text, parts) in [("y", BTreeMap::new()), ("y", part)] {
         let after = Large { text: text.repeat(16_000_000), parts, ..before.clone() };

@@ -1,5 +1,5 @@
-//! Readers, fences and places as they are stored: what each verb costs, and that no record, whoever
-//! has written it, stands in anybody's way for good.
+//! Stored readers, fences and places: the cost of each verb. Also: no record, whoever wrote it, blocks
+//! a document forever.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -110,9 +110,17 @@ async fn a_shared_lock_is_one_record_whose_dates_follow_its_readers() {
         assert_eq!(reader(n).get_str("aid").unwrap(), lock.aid.as_str());
     }
     let ts = stored.get_datetime("ts").unwrap();
-    assert_eq!(ts, reader(1).get_datetime("ts").unwrap(), "the newest reader's");
-    assert_eq!(ts.timestamp_millis() + stored.get_i64("ttl").unwrap(), ends(1), "the last one's");
-    assert_eq!(stored.get_datetime("due").unwrap().timestamp_millis(), ends(0), "the first one's");
+    assert_eq!(ts, reader(1).get_datetime("ts").unwrap(), "of the newest reader");
+    assert_eq!(
+        ts.timestamp_millis() + stored.get_i64("ttl").unwrap(),
+        ends(1),
+        "of the reader that expires last"
+    );
+    assert_eq!(
+        stored.get_datetime("due").unwrap().timestamp_millis(),
+        ends(0),
+        "of the reader that expires first"
+    );
     assert_eq!(release(&store, &second).await, Released::Released);
     let stored = record(&database, &key("a")).await.unwrap();
     let ts = stored.get_datetime("ts").unwrap().timestamp_millis();
@@ -121,7 +129,7 @@ async fn a_shared_lock_is_one_record_whose_dates_follow_its_readers() {
     assert_eq!(count(&database).await, 0, "a free document has no record");
 }
 
-/// Those that have run out wait for the sweep, as long as there is room for them.
+/// Expired readers wait for the sweep as long as there is room for them.
 #[tokio::test]
 async fn the_list_of_readers_does_not_grow_beyond_its_limit() {
     let (store, database) = store(Rules::new(TTL)).await;
@@ -145,7 +153,7 @@ async fn the_list_of_readers_does_not_grow_beyond_its_limit() {
     assert_eq!(listed().await, MAX_READERS);
     takes(&store, "a", Mode::Shared).await;
     assert_eq!(listed().await, 2);
-    // Nor by one who runs out and comes back.
+    // Nor does it grow when a reader expires and comes back.
     for _ in 0..3 {
         rig::age(&database, &key("a"), TTL).await;
         let again = Claim { aid: lock.aid.clone(), ..claim(Mode::Shared) };
@@ -177,7 +185,7 @@ async fn the_queue_does_not_grow_beyond_its_limit() {
 }
 
 #[tokio::test]
-async fn each_verb_on_readers_is_one_command_but_for_leaving_others() {
+async fn each_verb_on_readers_is_one_command_except_leaving_other_readers() {
     let (store, commands, _) = counted(Rules::new(TTL)).await;
     let alone = takes(&store, "a", Mode::Shared).await;
     assert_eq!(commands.take(), ["findAndModify"]);
@@ -187,24 +195,24 @@ async fn each_verb_on_readers_is_one_command_but_for_leaving_others() {
     assert_eq!(
         commands.take(),
         ["findAndModify", "findAndModify"],
-        "a short one has found readers"
+        "a lock with a short ttl has found readers"
     );
     let exclusive = Claim { aid: alone.aid.clone(), ..claim(Mode::Exclusive) };
     let _ = store.try_acquire(&key("b"), &exclusive).await.unwrap();
     commands.take();
     assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alone.aid)).await.unwrap(), 2);
-    assert_eq!(commands.take(), ["update"], "of both kinds");
+    assert_eq!(commands.take(), ["update"], "shared and exclusive");
     store.inspect(&key("a"), Some(&alone.aid)).await.unwrap();
     store.list(COLLECTION, None, 10).await.unwrap();
     assert_eq!(commands.take(), ["find", "find"]);
     release(&store, &other).await;
     assert_eq!(commands.take(), ["delete", "findAndModify"]);
     release(&store, &alone).await;
-    assert_eq!(commands.take(), ["delete"], "the only reader");
+    assert_eq!(commands.take(), ["delete"], "the only reader's record is deleted");
 }
 
 #[tokio::test]
-async fn what_fences_and_places_cost() {
+async fn the_cost_of_fences_and_places() {
     let (store, commands, _) = counted(Rules::new(TTL).fenced()).await;
     let lock = takes(&store, "a", Mode::Exclusive).await;
     release(&store, &lock).await;
@@ -213,7 +221,7 @@ async fn what_fences_and_places_cost() {
     let (store, commands, database) = counted(Rules::new(TTL).fair()).await;
     let lock = takes(&store, "a", Mode::Exclusive).await;
     release(&store, &lock).await;
-    assert_eq!(commands.take(), ["findAndModify", "delete"], "nobody waits");
+    assert_eq!(commands.take(), ["findAndModify", "delete"], "the queue is empty");
     let lock = takes(&store, "a", Mode::Exclusive).await;
     let waiting = Claim { place: Some(LEASE), ..claim(Mode::Exclusive) };
     commands.take();
@@ -231,7 +239,7 @@ async fn what_fences_and_places_cost() {
 }
 
 #[tokio::test]
-async fn a_refusal_by_readers_or_by_who_waits_writes_nothing() {
+async fn a_refusal_because_of_readers_or_waiters_writes_nothing() {
     let (store, database) = store(Rules::new(TTL).fair()).await;
     let lock = takes(&store, "a", Mode::Exclusive).await;
     refused(&store, "a", &Claim { place: Some(LEASE), ..claim(Mode::Exclusive) }).await;
@@ -283,7 +291,7 @@ async fn no_command_carries_a_time_of_the_client() {
     }
 }
 
-/// Everywhere in it where something is called so.
+/// All values of fields with this name, at any depth.
 fn all_of<'a>(bson: &'a Bson, field: &str) -> Vec<&'a Bson> {
     match bson {
         Bson::Array(array) => array.iter().flat_map(|bson| all_of(bson, field)).collect(),
@@ -397,7 +405,7 @@ async fn a_foreign_program_is_kept_out_by_readers_and_keeps_them_out() {
 }
 
 #[tokio::test]
-async fn a_foreign_lock_is_waited_for_and_broken_in_every_collection() {
+async fn a_foreign_lock_can_be_waited_for_and_broken_in_every_collection() {
     let rules = Rules::new(TTL);
     for rules in [rules.fenced(), rules.fair(), rules.fair().fenced()] {
         let (store, database) = store(rules).await;
@@ -417,7 +425,7 @@ async fn a_foreign_lock_is_waited_for_and_broken_in_every_collection() {
     }
 }
 
-/// Values that somebody may have written where ours are expected.
+/// Values that a program may have written where ours are expected.
 fn absurd() -> Vec<Bson> {
     let at = |millis| Bson::DateTime(DateTime::from_millis(millis));
     vec![
@@ -434,7 +442,7 @@ fn absurd() -> Vec<Bson> {
     ]
 }
 
-/// Sound records in which one value is absurd.
+/// Valid records in which one value is absurd.
 fn hostile_records() -> Vec<(String, Document)> {
     let now = DateTime::now();
     let token = || LockToken::new().to_string();
@@ -465,7 +473,7 @@ fn hostile_records() -> Vec<(String, Document)> {
             record.insert(field, value.clone());
             records.push((format!("{field}: {value:?}"), record));
         }
-        // The others are only shown.
+        // The other fields are only for display.
         for field in ["ts", "ttl", "aid", "token", "until", "again", "fence"] {
             let (mut record, mut odd) = (shared(), reader());
             odd.insert(field, value.clone());
@@ -478,13 +486,13 @@ fn hostile_records() -> Vec<(String, Document)> {
             record.insert("queue", vec![Bson::from(odd), place().into(), value.clone()]);
             records.push((format!("place's {field}: {value:?}"), record));
         }
-        // Without a lock.
+        // Records without a lock.
         for field in ["queue", "fence", "due"] {
             let mut record = doc! { "_id": "a", "fence": 5_i64, "due": now, "queue": [place()] };
             record.insert(field, value.clone());
             records.push((format!("free, {field}: {value:?}"), record));
         }
-        // An exclusive one, with the fields of others.
+        // An exclusive lock with fields of other kinds of locks.
         for field in ["due", "fence", "until", "queue", "readers"] {
             let mut record = reader();
             record.insert("_id", "a");
@@ -495,16 +503,16 @@ fn hostile_records() -> Vec<(String, Document)> {
     records
 }
 
-/// Every verb, on every such record; and in the end the document can be locked.
+/// Every verb, on each of these records; in the end the document can be locked.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_record_makes_an_operation_fail_or_locks_a_document_for_good() {
+async fn no_record_makes_an_operation_fail_or_locks_a_document_forever() {
     const LANES: usize = 4;
     let rules = Rules::new(TTL);
     let all = [rules, rules.fair().fenced()];
     let mut running = JoinSet::new();
     for (lane, rules) in all.into_iter().cycle().take(LANES * all.len()).enumerate() {
         running.spawn(async move {
-            // Which does not wait for its journal; there are many of them.
+            // A standalone server does not wait for its journal, and there are many records.
             let server = mongod::shared_standalone().await;
             let database = rig::fresh_database(&server.uri()).await;
             let store = on(&database, rules).await;
@@ -597,7 +605,7 @@ async fn every_verb(
         .end_session(&x, EndReason::Revoked, &[COLLECTION], Uuid::new_v4())
         .await
         .unwrap_or_else(|e| failed("end_session", &e));
-    // Whatever is in the way can be seen and broken, but for those who wait there with sound places.
+    // Anything in the way can be seen and broken, except for waiters with valid places.
     fresh().await;
     for _ in 0..8 {
         let TryAcquire::Held(held) = store.try_acquire(&a, &claim(Mode::Exclusive)).await.unwrap()
@@ -630,8 +638,8 @@ async fn a_record_with_nothing_but_its_fence_stays_and_is_no_lock() {
     assert_eq!(stored, doc! { "_id": "a", "fence": reader.fence.unwrap().get() as i64 });
     assert_eq!(sweep(&store).await.next, None);
     assert_eq!(count(&database).await, 1);
-    assert!(!foreign_insert(&database, "a").await, "as it is documented");
-    // Once it is fenced no more, the document is free for everybody again.
+    assert!(!foreign_insert(&database, "a").await, "this is documented");
+    // Once the collection is no longer fenced, the document is free for all programs again.
     let ordinary = on(&database, Rules::new(TTL)).await;
     assert_eq!(count(&database).await, 0);
     assert!(foreign_insert(&database, "a").await);
@@ -639,7 +647,7 @@ async fn a_record_with_nothing_but_its_fence_stays_and_is_no_lock() {
 }
 
 #[tokio::test]
-async fn of_a_fenced_document_that_nobody_waits_for_any_more_the_fence_stays() {
+async fn the_fence_of_a_fenced_document_outlives_its_queue() {
     let (store, database) = store(Rules::new(TTL).fair().fenced()).await;
     let lock = takes(&store, "a", Mode::Exclusive).await;
     refused(&store, "a", &Claim { place: Some(LEASE), ..claim(Mode::Exclusive) }).await;
@@ -650,9 +658,9 @@ async fn of_a_fenced_document_that_nobody_waits_for_any_more_the_fence_stays() {
     assert_eq!(stored, doc! { "_id": "a", "fence": lock.fence.unwrap().get() as i64 });
 }
 
-/// A session wakes up and reads again, at each moment of a sweep that has found it silent.
+/// A session wakes up and reads again, at each moment of a sweep that has found it idle.
 #[tokio::test]
-async fn a_sweep_never_removes_a_reader_who_has_come_back() {
+async fn a_sweep_never_removes_a_reader_that_has_come_back() {
     for commands in 0.. {
         let faulty = Faulty::new().await;
         let aids = [Aid::new(), Aid::new()];
@@ -685,9 +693,9 @@ async fn a_sweep_never_removes_a_reader_who_has_come_back() {
     }
 }
 
-/// After a fail-over to a server whose clock is behind, say.
+/// For example after a failover to a server whose clock is behind.
 #[tokio::test]
-async fn fences_rise_although_the_clock_does_not() {
+async fn fences_rise_even_if_the_clock_does_not() {
     let (store, database) = store(Rules::new(TTL).fenced()).await;
     let ahead = DateTime::now().timestamp_millis() + 1_000_000;
     lock_records(&database).insert_one(doc! { "_id": "a", "fence": ahead }).await.unwrap();
@@ -718,7 +726,7 @@ async fn the_ttl_index_of_a_fenced_collection_never_fires() {
     let fence = takes(&store, "a", Mode::Exclusive).await.fence;
     rig::age(&database, &key("a"), 1_000 * TTL).await;
     rig::age(&database, &key("before"), 1_000 * TTL).await;
-    // A few rounds of the monitor.
+    // A few passes of the monitor.
     let passes = async || {
         let status = database.run_command(doc! { "serverStatus": 1 }).await.unwrap();
         let ttl = status.get_document("metrics").unwrap().get_document("ttl").unwrap().clone();
@@ -728,7 +736,7 @@ async fn the_ttl_index_of_a_fenced_collection_never_fires() {
     eventually("the monitor comes round", async || passes().await > before + 2).await;
     assert_eq!(count(&database).await, 2);
     assert!(takes(&store, "a", Mode::Exclusive).await.fence > fence);
-    // And in one that is ordinary again it does.
+    // In a collection that is ordinary again, it fires again.
     rig::age(&database, &key("a"), 1_000 * TTL).await;
     on(&database, Rules::new(TTL)).await;
     eventually("it fires again", async || count(&database).await == 0).await;
@@ -758,13 +766,13 @@ async fn readers_that_leave_at_the_same_moment_leave_no_record() {
     assert!(left.is_empty(), "{} records: {left:?}", left.len());
 }
 
-/// As if the last one who left had died before it could remove the record.
+/// As if the last reader to leave had died before it could remove the record.
 #[tokio::test]
-async fn an_empty_record_is_in_nobodys_way_and_is_swept() {
+async fn an_empty_record_blocks_nobody_and_is_swept() {
     let (store, database) = store(Rules::new(TTL)).await;
     let readers = [takes(&store, "a", Mode::Shared).await, takes(&store, "a", Mode::Shared).await];
     let gone: Vec<_> = readers.iter().map(|lock| lock.aid.as_str()).collect();
-    // What `update` leaves: the same without the last step.
+    // The result of `update`, without the last step.
     let empty = vec![doc! { "$replaceWith": { "_id": "$_id", "due": "$$NOW" } }];
     let filter = doc! { "readers.aid": { "$all": gone } };
     assert_eq!(lock_records(&database).update_one(filter, empty).await.unwrap().matched_count, 1);
@@ -774,7 +782,7 @@ async fn an_empty_record_is_in_nobodys_way_and_is_swept() {
     assert_eq!(count(&database).await, 0);
 }
 
-/// What readers and writers do, seen from within: never a writer beside anybody else.
+/// Readers and writers observe each other from the inside: a writer is always alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_and_writers_at_random_keep_to_the_rules() {
     for rules in [Rules::new(TTL), Rules::new(TTL).fair(), Rules::new(TTL).fair().fenced()] {
@@ -786,7 +794,7 @@ async fn at_random(rules: Rules) {
     const TASKS: u64 = 16;
     const TURNS: usize = 15;
     let (store, database) = store(rules).await;
-    // Readers count up, a writer is a thousand.
+    // Each reader adds one, a writer adds a thousand.
     let inside: Arc<Vec<AtomicI64>> = Arc::new((0..3).map(|_| AtomicI64::new(0)).collect());
     let mut running = JoinSet::new();
     for task in 0..TASKS {
@@ -854,7 +862,7 @@ async fn at_random(rules: Rules) {
     let granted = running.join_all().await;
     let of = |mode: usize| granted.iter().map(|granted| granted[mode]).sum::<i32>();
     println!("{rules:?}: {} exclusive, {} shared", of(0), of(1));
-    assert!(of(0) > 20 && of(1) > 100, "both had their turn");
+    assert!(of(0) > 20 && of(1) > 100, "both kinds had their turn");
     assert!(store.list(COLLECTION, None, 10).await.unwrap().is_empty());
     let left = lock_records(&database).count_documents(doc! { "ts": { "$exists": true } }).await;
     assert_eq!(left.unwrap(), 0);

@@ -1,4 +1,4 @@
-//! Records that an open transaction of a dead or paused server keeps: nothing else waits for them.
+//! Records that an open transaction of a dead or paused server blocks. No other record waits for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,11 @@ use crate::rig;
 use crate::rig::app::{App, TTL, eventually, key, lock_records, with_deadline};
 use crate::rig::mongod::{self, Mongod};
 
-/// More than there are connections in a default pool.
+/// More than the connections of a default pool.
 const STUCK: usize = 12;
 
-/// A transaction that has touched the lock records of these documents, as a server that dies between the
-/// touch and the commit of its saves leaves it.
+/// A transaction that has touched the lock records of these documents. A server that dies between the
+/// touch and the commit of its saves leaves such a transaction behind.
 async fn stuck(database: &Database, keys: &[LockKey]) -> ClientSession {
     let client = rig::client(mongod::shared_replica_set().await.uri()).await;
     let mut session = client.start_session().await.unwrap();
@@ -36,7 +36,7 @@ fn keys() -> Vec<LockKey> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn twelve_stuck_records_that_are_asked_for_all_the_time_hold_up_no_other_document() {
+async fn twelve_stuck_records_under_constant_requests_hold_up_no_other_document() {
     const DEADLINE: Duration = Duration::from_secs(20);
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::with(&database, with_deadline(DEADLINE)).await;
@@ -65,7 +65,7 @@ async fn twelve_stuck_records_that_are_asked_for_all_the_time_hold_up_no_other_d
     }
     took.sort();
     println!("median {:?}, worst {:?}", took[took.len() / 2], took[took.len() - 1]);
-    // Where each one keeps a connection, the first of these cycles takes the whole deadline.
+    // If each of them kept a connection, the first of these cycles would take the whole deadline.
     assert!(took[took.len() / 2] < DEADLINE / 10, "{took:?}");
 
     transaction.abort_transaction().await.unwrap();
@@ -77,7 +77,7 @@ async fn twelve_stuck_records_that_are_asked_for_all_the_time_hold_up_no_other_d
 }
 
 #[tokio::test]
-async fn who_asks_for_a_stuck_record_is_told_within_the_deadline_that_the_store_does_not_answer() {
+async fn a_request_for_a_stuck_record_fails_within_the_deadline_as_unavailable() {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::with(&database, with_deadline(Duration::from_secs(1))).await;
     let aid = Aid::new();
@@ -88,14 +88,14 @@ async fn who_asks_for_a_stuck_record_is_told_within_the_deadline_that_the_store_
         other => panic!("{other:?}"),
     }
     transaction.abort_transaction().await.unwrap();
-    eventually("it is asked for with success", async || {
+    eventually("the lock can be acquired again", async || {
         app.try_acquire(&key("a"), &aid).await.is_ok()
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_stuck_record_keeps_no_other_lock_from_being_renewed() {
+async fn a_stuck_record_does_not_keep_other_locks_from_being_renewed() {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     let (app, aid) = (App::on(&database).await, Aid::new());
     let ids: Vec<_> = (0..20).map(|n| key(&format!("{n}"))).collect();
@@ -114,7 +114,7 @@ async fn a_stuck_record_keeps_no_other_lock_from_being_renewed() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_session_releases_all_locks_but_those_that_are_stuck_and_these_later() {
+async fn the_end_of_a_session_releases_stuck_locks_later_and_all_others_at_once() {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     let (app, aid) =
         (App::with(&database, with_deadline(Duration::from_secs(2))).await, Aid::new());
@@ -132,9 +132,9 @@ async fn the_end_of_a_session_releases_all_locks_but_those_that_are_stuck_and_th
     assert_eq!(left().await, 0);
 }
 
-/// A slow majority: the primary has deleted the lock, and the repetition finds nothing.
+/// The majority is slow: the primary has deleted the lock, and the repetition finds nothing.
 #[tokio::test]
-async fn a_release_that_a_majority_acknowledges_late_is_reported_as_a_release() {
+async fn a_release_that_is_majority_committed_late_is_reported_as_a_release() {
     let server = Mongod::start_replica_set().await;
     let database = rig::fresh_database(&server.uri()).await;
     let (app, aid) = (App::on(&database).await, Aid::new());

@@ -1,4 +1,4 @@
-//! Acquire and release, as fast as it goes: everybody, one after the other, again and again.
+//! Acquire and release as fast as possible: all contenders, one after the other, again and again.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 pub const TASKS: [usize; 4] = [1, 16, 64, 256];
-/// Everybody on one, some contention, none to speak of.
+/// All tasks on one key, some contention, almost no contention.
 pub const KEYS: [usize; 3] = [1, 16, 10_000];
 
 pub async fn measure(bench: &mut Bench<'_>) {
@@ -24,19 +24,19 @@ pub async fn measure(bench: &mut Bench<'_>) {
     for tasks in TASKS {
         for keys in KEYS {
             if tasks == 1 && keys < 10_000 {
-                // Nobody is in the way of the only one.
+                // A single task meets no contention.
                 continue;
             }
             let taking_part = contenders.iter().filter(|it| !it.waits || keys < 10_000);
             let taking_part: Vec<_> = taking_part.collect();
             let (mut time, mut rounds) = bench.effort.slices();
             if tasks == 256 {
-                // A slice must last for many turns of each.
+                // A slice must be long enough for many turns of each task.
                 (time, rounds) = (time * 2, rounds.min(2));
             }
             let mut all = in_turn(&taking_part, tasks, keys, time, rounds).await;
             if keys == 10_000 && tasks < 256 {
-                // What a goal is set for, once more and longer.
+                // Loads that have a goal run once more, and longer.
                 let about_goal: Vec<_> = (taking_part.iter().copied())
                     .filter(|it| goal.contains(&&*it.who) && it.at != "redis")
                     .collect();
@@ -55,7 +55,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
     }
 }
 
-/// A B C A B C …: what disturbs the machine meanwhile disturbs all of them.
+/// In the order A B C A B C …, so that a disturbance of the machine affects all contenders.
 pub async fn in_turn(
     contenders: &[&Contender],
     tasks: usize,
@@ -63,14 +63,14 @@ pub async fn in_turn(
     time: Duration,
     rounds: usize,
 ) -> Vec<Samples> {
-    // For connections, caches, and code that was never run.
+    // Warms up connections, caches and code that has not run yet.
     for contender in contenders {
         contender.load(tasks, keys, time / 6).await;
     }
     let mut all = vec![Samples::default(); contenders.len()];
     for round in 0..rounds {
         for n in 0..contenders.len() {
-            // Nobody always comes after the same one.
+            // Reversing every second round keeps a contender from always following the same one.
             let n = if round % 2 == 0 { n } else { contenders.len() - 1 - n };
             all[n].add(contenders[n].load(tasks, keys, time).await);
         }
@@ -85,7 +85,7 @@ async fn contenders(bench: &Bench<'_>) -> Vec<Contender> {
         let locks = ours::on(&database).await;
         all.push(floors::insert_delete(at, floors::majority(&fresh(mongo).await, "raw")));
         all.push(floors::upsert_delete(at, floors::majority(&fresh(mongo).await, "raw")));
-        // On a client of its own, as each of them has.
+        // On a client of its own, like every contender.
         let database = fresh(mongo).await;
         let store = MongoStore::new(&database);
         ours::manager(store.clone()).await.shutdown().await;

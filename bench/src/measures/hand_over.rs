@@ -1,4 +1,4 @@
-//! From a release to the moment at which the one who waited holds the lock; and a thousand who wait.
+//! The time from a release until the waiter holds the lock, and a queue of a thousand waiters.
 
 use std::{
     sync::Arc,
@@ -31,7 +31,7 @@ pub const FAIR: &str = "LockManager, fair collection, two processes";
 pub const TWO: &str = "LockManager, two processes";
 const TURN: Turn = Turn { task: 0, key: 0 };
 
-/// Waits for the lock as this side, 0 or 1, and hands out what gives it back.
+/// Waits for the lock as this side, 0 or 1, and returns a function that gives it back.
 type Acquire = Arc<dyn Fn(usize) -> BoxFuture<'static, Option<Release>> + Send + Sync>;
 type Release = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 
@@ -77,7 +77,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
         waiters.push(rslock(server.url()));
     }
     for waiter in &waiters {
-        // The first two make a stream, and a plan, and are not counted.
+        // The first two rounds open a stream and cache a plan. They are not counted.
         let rounds = bench.effort.pick(5, if waiter.role == Role::Ours { 150 } else { 60 });
         let took = handed_over(&waiter.acquire, rounds + 2).await;
         let row = Row::new("hand-over", waiter.at, waiter.who, waiter.role);
@@ -87,7 +87,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
 
 async fn two(mongo: &Mongo) -> [LockManager; 2] {
     let a = fresh(mongo).await;
-    // On clients of their own, as two processes would be.
+    // On separate clients, as two processes would be.
     let b = mongo.client().await.database(a.name());
     [ours::on(&a).await, ours::on(&b).await]
 }
@@ -162,7 +162,7 @@ fn rslock(url: String) -> Waiter {
     })
 }
 
-/// One holds it, the other waits; then the first gives it back.
+/// One side holds the lock and the other waits; then the first gives it back.
 async fn handed_over(acquire: &Acquire, rounds: usize) -> Vec<Duration> {
     let mut random = Random::of(rounds);
     let mut took = Vec::new();
@@ -174,7 +174,7 @@ async fn handed_over(acquire: &Acquire, rounds: usize) -> Vec<Duration> {
             let acquired = acquire(1).await;
             let _ = sender.send((acquired, Instant::now()));
         });
-        // Not in step with anything that somebody does by himself.
+        // A random pause, so that the rounds do not run in step with any periodic work.
         sleep(Duration::from_micros(20_000 + random.below(25_000) as u64)).await;
         let began = Instant::now();
         give_back().await;
@@ -186,7 +186,7 @@ async fn handed_over(acquire: &Acquire, rounds: usize) -> Vec<Duration> {
     took
 }
 
-/// The floor: what the database needs to tell another process that a record is gone.
+/// The floor: how long the database takes to tell another process that a record is gone.
 async fn stream(bench: &mut Bench<'_>, at: &'static str, database: &Database) {
     let raw = majority(database, "raw");
     assert!(floors::insert(&raw, TURN).await);
@@ -216,9 +216,9 @@ async fn stream(bench: &mut Bench<'_>, at: &'static str, database: &Database) {
     bench.report.add(row.samples(&Samples::of(took)));
 }
 
-/// How many wait for one key.
+/// The number of waiters for one key.
 pub const CROWD: usize = 1_000;
-/// PostgreSQL takes a process for each.
+/// Smaller, because PostgreSQL uses a process for each connection.
 pub const CROWD_OF_CONNECTIONS: usize = 200;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -246,7 +246,7 @@ pub async fn waiters(bench: &mut Bench<'_>) {
     }
 }
 
-/// All wait, in the order of their numbers; each gives back at once what it gets.
+/// All wait, in the order of their numbers, and each gives the lock back as soon as it has it.
 async fn in_line(acquire: &Acquire, crowd: usize, row: Row) -> Row {
     let first = acquire(0).await.expect("nobody has it");
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -254,7 +254,7 @@ async fn in_line(acquire: &Acquire, crowd: usize, row: Row) -> Row {
         .map(|n| {
             let (acquire, order) = (acquire.clone(), order.clone());
             tokio::spawn(async move {
-                // A clear order of arrival: 1 ms apart.
+                // 1 ms apart, for a clear order of arrival.
                 sleep(Duration::from_millis(n as u64)).await;
                 if let Some(give_back) = acquire(n).await {
                     order.lock().unwrap().push((n, Instant::now()));
@@ -273,7 +273,7 @@ async fn in_line(acquire: &Acquire, crowd: usize, row: Row) -> Row {
     }
     let order = std::mem::take(&mut *order.lock().unwrap());
     let last = order.iter().map(|(_, at)| *at - began).max().unwrap_or_default();
-    // By how many places somebody came too early or too late.
+    // By how many positions a waiter came too early or too late.
     let mut moved: Vec<_> =
         order.iter().enumerate().map(|(is, (was, _))| is.abs_diff(*was)).collect();
     moved.sort_unstable();

@@ -1,4 +1,4 @@
-//! Acquire and release while a million other locks are held, beside a collection without any.
+//! Acquire and release while a million other locks are held, compared with an empty collection.
 
 use std::time::Instant;
 
@@ -36,7 +36,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
             fill(&database, raw, &sample, records).await;
             full = Some(database.clone());
         }
-        // For the verbs of the store, one that knows the collection.
+        // The verbs of the store need a store that knows the collection.
         let store = MongoStore::new(&database);
         ours::manager(store.clone()).await.shutdown().await;
         let these = [
@@ -61,7 +61,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
     }
 }
 
-/// Copies of a real one, in sessions of ten; not counted on to be durable.
+/// Inserts copies of a real record, in sessions of ten. They need not be durable.
 async fn fill(database: &Database, name: &str, sample: &Document, records: usize) {
     let into: Collection<Document> = with(database, name, w1(false));
     for from in (0..records).step_by(AT_ONCE) {

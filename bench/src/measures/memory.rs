@@ -1,4 +1,4 @@
-//! The memory of a held lock, and of a waiter, in the application.
+//! The application's memory for a held lock and for a waiter.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 100;
 pub async fn measure(bench: &mut Bench<'_>) {
     let many = bench.effort.pick(200, 10_000);
     let locks = ours::on(&fresh(&bench.servers.one).await).await;
-    // What is there once: connections, streams.
+    // Connections and streams, which exist once, are set up before the measurement.
     drop(guards(&locks, 20_000..20_100).await);
     sleep(Duration::from_millis(500)).await;
 
@@ -27,7 +27,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
     let held = guards(&locks, 0..many).await;
     sleep(Duration::from_millis(500)).await;
     add(bench, "a lock held by a guard", many);
-    // Not by dropping them, which gives them back in the background, for seconds.
+    // Dropping the guards would release the locks in the background, which takes seconds.
     for guard in held {
         guard.release().await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Where the time of acquire and release goes: in which of the two, and in whose processor.
+//! Where the time of acquire and release goes: to which of the two, and to which processor.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
     }
 }
 
-/// One task, one after the other.
+/// One task; each verb after the other.
 async fn halves(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
     let rounds = bench.effort.pick(20, 400);
     let raw = majority(&fresh(mongo).await, "raw");
@@ -65,7 +65,7 @@ async fn halves(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
         assert_eq!(locks.release(&lock).await.unwrap(), Released::Released);
         let manager_took = (acquired - began, acquired.elapsed());
 
-        // Until plans are cached and connections are made.
+        // The first rounds cache plans and open connections.
         if key_number >= 20 {
             for (all, (acquire, release)) in
                 took.iter_mut().zip([raw_took, store_took, manager_took])
@@ -86,7 +86,7 @@ async fn halves(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
     }
 }
 
-/// Sixteen tasks: what a cycle takes of the processors, here and in the servers.
+/// Sixteen tasks: the processor time of a cycle, here and in the servers.
 async fn processors(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
     let database = fresh(mongo).await;
     let locks = ours::on(&database).await;
@@ -127,7 +127,7 @@ async fn processors(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
     }
 }
 
-/// Of this process. In ticks of 10 ms on every Linux there is.
+/// The processor time of this process, in ticks of 10 ms, as on every Linux.
 fn own_processor_time() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);

@@ -1,4 +1,4 @@
-//! What the floor is made of, and what a user can set.
+//! The parts of the floor, and the settings that a user can change.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub const POOLS: [u32; 4] = [DEFAULT_POOL, 32, 100, 256];
 pub const JOURNAL_INTERVALS: [i32; 3] = [100, 10, 1];
 /// In s; the first is the server's default.
 pub const HISTORY_WINDOWS: [i32; 2] = [300, 0];
-/// The same names again and again, and so many that each comes once in a slice.
+/// Few names that come again and again, and so many that each comes once in a slice.
 pub const NAMES: [usize; 2] = [10_000, 10_000_000];
 /// Long enough for ten thousand cycles.
 const SOME_NAMES: Duration = Duration::from_secs(6);
@@ -28,7 +28,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
     history(bench).await;
 }
 
-/// The same floor, acknowledged sooner or later.
+/// The same floor with different write concerns.
 async fn write_concerns(bench: &mut Bench<'_>) {
     for (at, mongo) in bench.sets() {
         let mut contenders = Vec::new();
@@ -45,7 +45,7 @@ async fn write_concerns(bench: &mut Bench<'_>) {
     }
 }
 
-/// How many connections the driver opens at most, with more tasks than that.
+/// The driver's limit on open connections, with more tasks than connections.
 async fn pools(bench: &mut Bench<'_>) {
     for (at, mongo) in bench.sets() {
         let mut contenders = Vec::new();
@@ -65,7 +65,7 @@ async fn pools(bench: &mut Bench<'_>) {
     }
 }
 
-/// Whether the server's timer for the journal matters to writes that wait for it.
+/// Whether the server's journal interval affects writes that wait for the journal.
 async fn journal(bench: &mut Bench<'_>) {
     for (at, mongo) in bench.sets() {
         for interval in JOURNAL_INTERVALS {
@@ -81,7 +81,7 @@ async fn journal(bench: &mut Bench<'_>) {
     }
 }
 
-/// For how long the server keeps what was deleted, which searches step over.
+/// How long the server keeps deleted entries, which index scans have to step over.
 async fn history(bench: &mut Bench<'_>) {
     let ("one", mongo) = bench.sets()[0] else { unreachable!("the first set is of one") };
     let (time, rounds) = bench.effort.pick((Duration::from_millis(120), 1), (SOME_NAMES, 2));
@@ -114,7 +114,7 @@ async fn run(bench: &mut Bench<'_>, measure: &str, contenders: &[Contender], tas
     let (time, rounds) =
         bench.effort.pick((Duration::from_millis(120), 1), (Duration::from_millis(500), 2));
     for &tasks in tasks {
-        // A slice must last for many turns of each.
+        // A slice must be long enough for many turns of each task.
         let time = if tasks > 16 { time * 2 } else { time };
         let samples = in_turn(&all, tasks, 10_000, time, rounds).await;
         for (it, samples) in all.iter().zip(samples) {

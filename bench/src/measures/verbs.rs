@@ -26,7 +26,7 @@ pub const DELETE_MANY: &str = "delete_many by indexed field";
 pub const DUPLICATE: &str = "insert_one that is a duplicate";
 pub const SIZES: [usize; 3] = [1, 100, 1_000];
 
-/// What everybody is refused.
+/// The key that every contender is refused.
 const HELD: Turn = Turn { task: 0, key: 0 };
 
 pub async fn measure(bench: &mut Bench<'_>) {
@@ -51,7 +51,7 @@ async fn run(bench: &mut Bench<'_>, measure: &str, contenders: &[Contender]) {
     }
 }
 
-/// In each of them, true is that it was refused.
+/// Each cycle returns true if it was refused.
 async fn refusals(bench: &Bench<'_>, at: &'static str, mongo: &Mongo) -> Vec<Contender> {
     let database = fresh(mongo).await;
     let raw = majority(&database, "raw");
@@ -98,7 +98,7 @@ async fn refusing_peers(bench: &Bench<'_>, at: &'static str, mongo: &Mongo) -> V
     let client = mongo_lock::client(mongo).await;
     let name = HELD.name();
     let held = mongo_lock_async::Lock::try_acquire(&client, &name, Duration::from_secs(3600)).await;
-    assert!(held.unwrap().is_some(), "nobody else is at it");
+    assert!(held.unwrap().is_some(), "no other contender holds it");
     let upsert = seeds::Upsert::on(&mongo.client().await).await;
     assert!(upsert.try_acquire(HELD).await);
     let crate_async = cycle(move |turn| {
@@ -120,7 +120,7 @@ async fn refusing_peers(bench: &Bench<'_>, at: &'static str, mongo: &Mongo) -> V
     if at != "one" {
         return all;
     }
-    // Once is enough for those that have no replica set.
+    // Contenders without a replica set are measured only once.
     if let Some(server) = &bench.servers.redis {
         all.push(redis::refused(server).await);
     }
@@ -130,7 +130,7 @@ async fn refusing_peers(bench: &Bench<'_>, at: &'static str, mongo: &Mongo) -> V
     all
 }
 
-/// One that holds it asks once more.
+/// A holder asks for its lock once more.
 async fn re_entries(at: &'static str, mongo: &Mongo) -> Vec<Contender> {
     let database = fresh(mongo).await;
     let raw = majority(&database, "raw");
@@ -175,7 +175,7 @@ async fn re_entries(at: &'static str, mongo: &Mongo) -> Vec<Contender> {
     ]
 }
 
-/// What a session with so many locks costs: to keep, and to end.
+/// The cost of a session with that many locks: to keep it, and to end it.
 async fn sessions(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
     let database = fresh(mongo).await;
     let locks = ours::on(&database).await;
@@ -220,7 +220,7 @@ async fn ends(
         let began = Instant::now();
         assert_eq!(locks.end_session(&aid).await.unwrap().len(), size);
         ours.push(began.elapsed());
-        // An ended session gets nothing any more.
+        // An ended session gets no more locks.
         aid = Aid::new();
         hold(locks, &aid, 0..size).await;
         fill(raw, aid.as_str(), size).await;
@@ -233,7 +233,7 @@ async fn ends(
     }
 }
 
-/// So many at once that it does not take long, and not more than a pool of connections carries.
+/// So many at once that it does not take long, but no more than a connection pool carries.
 async fn hold(locks: &LockManager, aid: &Aid, keys: std::ops::Range<usize>) {
     let keys: Vec<_> = keys.collect();
     for some in keys.chunks(50) {

@@ -1,4 +1,4 @@
-//! What the wrap costs a request that locks nothing, and the extractor one that does.
+//! The cost of the wrap to a request that locks nothing, and of the extractor to a request that does.
 
 use std::{
     net::SocketAddr,
@@ -90,7 +90,7 @@ async fn wrap(effort: Effort) -> Vec<Row> {
 
     let (batch, rounds) = effort.pick((500, 4), (5_000, 60));
     let mut took = vec![Vec::new(); 5];
-    // The first is for what is done once.
+    // The first round absorbs the one-time work.
     for _ in 0..=rounds {
         took[0].push(requests(&bare, None, batch).await);
         took[1].push(requests(&with_session, None, batch).await);
@@ -108,7 +108,7 @@ async fn wrap(effort: Effort) -> Vec<Row> {
     let mut rows = Vec::new();
     for ((who, role), took) in names.into_iter().zip(took) {
         let samples = Samples::of(took.iter().skip(1).map(|(time, _)| *time));
-        // Of the last: by then all is warm.
+        // From the last round, when everything is warm.
         let (_, allocations) = took.last().expect("a round");
         let row = Row::new("wrap", "memory", &who, role).samples(&samples);
         rows.push(row.value("allocations", *allocations));
@@ -126,7 +126,7 @@ where
     cookie.stripped().to_string()
 }
 
-/// The time of one of so many requests, and its allocations.
+/// The time and the allocations of one request, averaged over a batch.
 async fn requests<S, B>(app: &S, cookie: Option<&str>, batch: u32) -> (Duration, f64)
 where
     S: Service<actix_http::Request, Response = ServiceResponse<B>, Error = actix_web::Error>,
@@ -135,7 +135,7 @@ where
         let request = test::TestRequest::get().uri("/");
         cookie.iter().fold(request, |request, cookie| request.insert_header(("cookie", *cookie)))
     };
-    // Made beforehand: they are not what is measured.
+    // Built beforehand, so that building them is not measured.
     let all: Vec<_> = (0..batch).map(|_| request().to_request()).collect();
     let mut calls = 0;
     let began = Instant::now();
@@ -157,7 +157,7 @@ where
 
 const CONNECTIONS: [usize; 2] = [1, 16];
 
-/// Over real HTTP: each client has a session and a document of its own.
+/// Over real HTTP: each client has its own session and its own document.
 async fn documents<S: Store + Clone>(at: &'static str, store: S, effort: Effort) -> Vec<Row> {
     let locks = ours::manager(store.clone()).await;
     let (sender, started) = oneshot::channel();
@@ -178,7 +178,7 @@ async fn documents<S: Store + Clone>(at: &'static str, store: S, effort: Effort)
                 let ask = move || rt::System::new().block_on(ask(address, path, mine, time));
                 let (samples, mine) = spawn_blocking(ask).await.unwrap();
                 cookies[..clients].clone_from_slice(&mine);
-                // The first is for what is done once.
+                // The first round absorbs the one-time work.
                 if round > 0 {
                     all.add(samples);
                 }
@@ -231,7 +231,7 @@ async fn taken(page: LockedDoc<Page>) -> impl Responder {
     answer
 }
 
-/// What a client has between its requests.
+/// The state of a client between its requests.
 struct Client {
     http: awc::Client,
     url: String,
@@ -239,7 +239,7 @@ struct Client {
     samples: Samples,
 }
 
-/// With the sessions of the slices before, which hold their documents.
+/// Reuses the sessions of the earlier slices, which hold their documents.
 async fn ask(
     address: SocketAddr,
     path: &str,

@@ -28,7 +28,7 @@ pub async fn sync(at: &'static str, mongo: &Mongo) -> Contender {
             let client = client.clone();
             let once = move || {
                 let lock = mongo_lock::Lock::try_acquire(&client, &turn.name(), TTL).unwrap();
-                // Given back by being dropped, here.
+                // Dropping the lock here gives it back.
                 lock.is_some()
             };
             async move { spawn_blocking(once).await.unwrap() }

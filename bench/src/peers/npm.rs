@@ -1,4 +1,4 @@
-//! The npm package, in a process of its own that is told what to do line by line.
+//! The npm package, in a separate process that receives its orders line by line.
 
 use std::{env, process::Stdio, time::Duration};
 
@@ -31,7 +31,8 @@ struct Answer {
 }
 
 impl Npm {
-    /// `None` without the variable `BENCH_NPM`, the directory into which `scripts/bench` has put it.
+    /// `None` without the variable `BENCH_NPM`, the directory into which `scripts/bench` has installed
+    /// the package.
     pub async fn contender(at: &'static str, mongo: &Mongo) -> Option<Contender> {
         let dir = env::var("BENCH_NPM").ok().filter(|dir| !dir.is_empty())?;
         let mut process = Command::new("node")

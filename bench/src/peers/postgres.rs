@@ -1,5 +1,5 @@
-//! PostgreSQL: advisory locks, and a row that a transaction locks. A connection for each task, since
-//! both belong to one.
+//! PostgreSQL: advisory locks, and a row that a transaction locks. Each task has a connection of its
+//! own, since both kinds of locks belong to a connection.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -96,7 +96,7 @@ impl Postgres {
         [advisory, waiting.waiting(), row]
     }
 
-    /// Somebody else holds it; true is that it was refused.
+    /// Another connection holds the lock; true means refused.
     pub async fn refused(&self) -> Contender {
         const HOLDER: usize = usize::MAX;
         let held = self.connection(HOLDER).await;

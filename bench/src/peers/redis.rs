@@ -16,7 +16,7 @@ pub const RSLOCK: &str = "rslock 0.10";
 
 const TTL: Duration = Duration::from_secs(150);
 
-/// One node: what is called Redlock needs five to mean what it says.
+/// On one node. The algorithm Redlock needs five nodes for its guarantee.
 const COMPARE_AND_DELETE: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
 pub async fn by_hand(at: &'static str, redis: &Redis) -> Contender {
@@ -43,7 +43,7 @@ pub async fn by_hand(at: &'static str, redis: &Redis) -> Contender {
     )
 }
 
-/// Where it is refused it asks three times, at random within 200 ms each: its default.
+/// When it is refused, it asks three times, at random within 200 ms each: its default.
 pub fn rslock(at: &'static str, redis: &Redis) -> Contender {
     let manager = rslock::LockManager::new(vec![redis.url()]);
     Contender::new(
@@ -66,7 +66,7 @@ pub fn rslock(at: &'static str, redis: &Redis) -> Contender {
     )
 }
 
-/// Somebody else holds it; true is that it was refused.
+/// Another client holds the lock; true means refused.
 pub async fn refused(redis: &Redis) -> Contender {
     let client = Client::open(redis.url()).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();

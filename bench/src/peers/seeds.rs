@@ -1,4 +1,4 @@
-//! Algorithms that exist as articles, with the driver that we use as well.
+//! Algorithms published as articles, with the same driver that we use.
 
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,9 @@ const LEASE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// `findAndModify` with `$setOnInsert`: nothing came back, so it was not there, so it is ours. A
-/// duplicate key counts as refused. The expiry is the application's clock plus a minute, and only the
-/// TTL index acts on it. Whoever gives back deletes by `_id`.
+/// `findAndModify` with `$setOnInsert`: no returned document means that there was no record, so the
+/// lock is ours. A duplicate key counts as refused. The expiry is the application's clock plus a
+/// minute, and only the TTL index acts on it. A release deletes by `_id`.
 #[derive(Clone)]
 pub struct Upsert {
     locks: Collection<Document>,
@@ -50,7 +50,7 @@ impl Upsert {
         }
     }
 
-    /// False if the patience of the article is at its end.
+    /// False if the article's patience is exhausted.
     pub async fn acquire(&self, turn: Turn) -> bool {
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
@@ -86,8 +86,9 @@ impl Upsert {
     }
 }
 
-/// `find`, with the server's clock in the projection; if there is none, an upsert by `_id` and value;
-/// if it has run out, one by what was found. Deletes by `_id` and value.
+/// `find`, with the server's clock in the projection. Without a record it sends an upsert by `_id` and
+/// value; with an expired record, an upsert by the values that it found. A release deletes by `_id` and
+/// value.
 pub fn two_steps(at: &'static str, client: &Client) -> Contender {
     let locks: Collection<Document> = client.database("bench_two_steps").collection("locks");
     Contender::new(

@@ -1,4 +1,4 @@
-//! One session at work: each verb of the crate, written down before and after.
+//! One session at work: each verb of the crate, recorded before and after.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +14,12 @@ use mongodb::options::WriteConcern;
 use super::{Counter, Server};
 use crate::history::{Event, moment, name};
 
-/// Where a session sits.
+/// The place of work of one session.
 #[derive(Debug)]
 pub(crate) struct Desk {
     server: Server,
     aid: Aid,
-    /// Something may have been left locked that nobody knows of.
+    /// There may be a lock that nobody knows of.
     uncertain: AtomicBool,
 }
 
@@ -28,12 +28,12 @@ impl Desk {
         Self { server: server.clone(), aid: Aid::new(), uncertain: AtomicBool::new(false) }
     }
 
-    /// The same session at another server.
+    /// The same session on another server.
     pub(crate) fn moved_to(&self, server: &Server) -> Self {
         Self { aid: self.aid.clone(), ..Self::new(server) }
     }
 
-    /// Whether all outcomes were known until now.
+    /// Whether all outcomes so far are known.
     pub(crate) fn is_certain(&self) -> bool {
         !self.uncertain.load(Ordering::Relaxed)
     }
@@ -64,7 +64,7 @@ impl Desk {
         }
     }
 
-    /// Of the one lock that the session has.
+    /// Renews the only lock of the session.
     pub(crate) async fn renew(&self, lock: &Lock) {
         let history = &self.server.history;
         let (op, asked) = (history.next_op(), Instant::now());
@@ -78,12 +78,12 @@ impl Desk {
         }
     }
 
-    /// The document as it is. `None` if the server does not answer.
+    /// The stored document. `None` if the server does not answer.
     pub(crate) async fn load(&self, key: &LockKey) -> Option<Counter> {
         self.server.store.load(key).await.ok()?.map(|it| it.decode().expect("a counter"))
     }
 
-    /// Counts one up from what was loaded; says whether that is known to be saved.
+    /// Saves the loaded counter plus one. Returns whether the save is known to have succeeded.
     pub(crate) async fn save(&self, lock: &Lock, loaded: Counter) -> bool {
         let (op, counted) = self.begin_save(lock, loaded);
         let document = StoredDocument::encode(self.server.store.format(), &counted).unwrap();
@@ -104,7 +104,7 @@ impl Desk {
         is_saved
     }
 
-    /// The same past the crate: what a broken application does.
+    /// The same without the crate's guard, as a broken application would do it.
     pub(crate) async fn save_unguarded(&self, lock: &Lock, loaded: Counter) {
         let (op, counted) = self.begin_save(lock, loaded);
         let documents = self.server.store.database().collection::<Counter>(lock.key.collection());
@@ -145,7 +145,7 @@ impl Desk {
         );
     }
 
-    /// The session ends, and with it the one lock that it has.
+    /// Ends the session, and with it its only lock.
     pub(crate) async fn log_out(self, lock: &Lock) {
         let history = &self.server.history;
         let op = history.next_op();
@@ -153,7 +153,7 @@ impl Desk {
         history.write(
             op,
             match self.server.locks.end_session(&self.aid).await {
-                // How many of them were live, it does not say.
+                // It does not say how many of them were live.
                 Ok(_) => Event::AlreadyGone,
                 Err(e) => self.unknown(e),
             },

@@ -1,4 +1,4 @@
-//! Jobs at work under guards, which the crate renews by itself.
+//! Jobs at work under guards, which the crate renews automatically.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use tokio::time::sleep;
 use super::Server;
 use crate::history::{Event, name, now};
 
-/// How often a holder is asked whether it still believes.
+/// How often a holder checks whether it still believes in its lock.
 const ASK: Duration = Duration::from_millis(20);
 
-/// Waits for the lock, holds it for so long or until it is lost, and gives it back.
+/// Waits for the lock, holds it for this time or until it is lost, and gives it back.
 pub(crate) async fn hold(server: &Server, key: &LockKey, shared: bool, hold: Duration) {
     let history = &server.history;
     let op = history.next_op();
@@ -39,7 +39,7 @@ async fn work_under(server: &Server, guard: LockGuard, hold: Duration) {
     tokio::pin!(lost);
     let ends = Instant::now() + hold;
     while Instant::now() < ends {
-        // Before the question, so that a pause between the two is no belief.
+        // Taken before the check, so that a pause in between does not count as belief.
         let at = now();
         tokio::select! {
             biased;

@@ -1,5 +1,5 @@
-//! Many sessions and jobs at random: a read-modify-write under a lock, with pauses longer than the
-//! lock lives, without which a test sees nothing.
+//! Many sessions and jobs at random: each reads, modifies and writes under a lock. Some pauses are
+//! longer than the ttl; without them a test would find nothing.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const SESSIONS: usize = 5;
 const JOBS: usize = 3;
 const STOP: &str = "stop";
 
-/// Until the test says `stop`.
+/// Runs until the test says `stop`.
 pub(super) async fn run(server: &Server, seed: u64, keys: usize, careless: bool) {
     let mut seeds = Rng::with_seed(seed);
     let sessions = (0..SESSIONS).map(|_| {
@@ -35,7 +35,7 @@ pub(super) async fn run(server: &Server, seed: u64, keys: usize, careless: bool)
     }
 }
 
-/// One at work, all at random.
+/// One worker, which does everything at random.
 struct Worker {
     server: Server,
     rng: Rng,
@@ -57,13 +57,13 @@ impl Worker {
         sleep(Duration::from_millis(self.rng.u64(range))).await;
     }
 
-    /// Longer than a lock lives that is not renewed.
+    /// Sleeps for longer than the ttl of a lock that is not renewed.
     async fn longer_than_the_ttl(&mut self) {
         let more = Duration::from_millis(self.rng.u64(10..400));
         sleep(self.server.settings.ttl + more).await;
     }
 
-    /// Sessions: open a document, think, save, close.
+    /// A session: opens a document, thinks, saves, closes.
     async fn edit(mut self) {
         let mut desk = Desk::new(&self.server);
         while self.goes_on() {
@@ -92,7 +92,7 @@ impl Worker {
                 }
             }
             match self.rng.u8(..100) {
-                // Closed without a word.
+                // The page was closed without a release.
                 0..2 => desk = Desk::new(&self.server),
                 2..10 => {
                     desk.log_out(&lock).await;
@@ -100,20 +100,20 @@ impl Worker {
                 }
                 _ => desk.release(&lock).await,
             }
-            // What was renewed is to be the one lock that the session has.
+            // The renewed lock must be the only lock of the session.
             if !desk.is_certain() {
                 desk = Desk::new(&self.server);
             }
         }
     }
 
-    /// Jobs: wait for a name, hold it for a while, give it back.
+    /// A job: waits for a name, holds it for a while, gives it back.
     async fn work(mut self) {
         while self.goes_on() {
             let key = self.key(&NAMES);
             let shared = self.rng.u8(..3) == 0;
             let hold = match self.rng.u8(..100) {
-                // So that it has to be renewed.
+                // So long that the lock has to be renewed.
                 0..10 => self.server.settings.ttl * 2,
                 _ => Duration::from_millis(self.rng.u64(0..60)),
             };

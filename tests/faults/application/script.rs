@@ -1,4 +1,4 @@
-//! One session that does step by step what a test says, so that it can be stopped at any of them.
+//! One session that follows the steps of a test, so that it can be stopped at any step.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::desk::Desk;
 use super::{Fenced, Server};
 use actix_doclock::Lockable;
 
-/// Steps are verbs, or `wait:name` for a file of that name.
+/// Each step is a verb, or `wait:name`, which waits for a file with that name.
 pub(super) async fn run(server: &Server, steps: &[String], id: &str) {
     let desk = Desk::new(server);
     let key = LockKey::new(Fenced::COLLECTION, id).unwrap();
@@ -41,6 +41,6 @@ pub(super) async fn run(server: &Server, steps: &[String], id: &str) {
         }
         server.history.say(step.as_str());
     }
-    // What comes next is up to the test.
+    // The test decides how to go on.
     sleep(Duration::from_secs(600)).await;
 }

@@ -1,10 +1,10 @@
-//! What a history must show of saves: each counts one up and leaves its id in the document.
+//! Conditions on the saves of a history. Each save counts up by one and leaves its id in the document.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{Grant, Save, Stored, successor};
 
-/// Whoever began after another one's answer has saved the higher value.
+/// A save that began after another one was answered has saved the higher value.
 pub(super) fn are_in_order(saves: &[Save<'_>], violations: &mut Vec<String>) {
     for saves in by_key(saves).values_mut() {
         let mut answered: Vec<_> =
@@ -32,7 +32,7 @@ pub(super) fn are_in_order(saves: &[Save<'_>], violations: &mut Vec<String>) {
     }
 }
 
-/// Nobody has saved who had been followed by somebody else before.
+/// No session saves after another session has succeeded it as the holder.
 pub(super) fn are_of_the_holder(
     saves: &[Save<'_>],
     grants: &[Grant<'_>],
@@ -54,7 +54,8 @@ pub(super) fn are_of_the_holder(
     }
 }
 
-/// All that was acknowledged is there, once, where it says; and nothing that nobody has sent.
+/// Each acknowledged save is stored exactly once, at its position, and nothing is stored that nobody
+/// has sent.
 pub(super) fn are_stored(saves: &[Save<'_>], stored: &Stored, violations: &mut Vec<String>) {
     let keys = by_key(saves);
     for (key, ids) in stored {
@@ -83,7 +84,7 @@ pub(super) fn are_stored(saves: &[Save<'_>], stored: &Stored, violations: &mut V
         }
     }
     for key in keys.keys().filter(|key| !stored.contains_key(**key)) {
-        violations.push(format!("{key}: what is stored was not looked at"));
+        violations.push(format!("{key}: the stored document was not read"));
     }
 }
 

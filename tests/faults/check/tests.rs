@@ -1,11 +1,11 @@
-//! Good histories pass; each bad one is seen for what it is.
+//! Good histories pass, and each bad history is reported for its own fault.
 
 use std::collections::BTreeMap;
 
 use super::{Clocks, Report, Stored, check};
 use crate::history::{Event, Line, Moment};
 
-/// A history by hand: each operation on the key `k` by its moments.
+/// A handwritten history: each operation on the key `k`, with its moments.
 #[derive(Debug, Default)]
 struct Story {
     lines: Vec<Line>,
@@ -23,7 +23,7 @@ impl Story {
         self.lines.len() as u64 + 1_000
     }
 
-    /// Asked, answered, believed until.
+    /// The moments are: asked, answered, believed until.
     fn granted(self, token: &str, [asked, answered, until]: [Moment; 3]) -> Self {
         self.granted_as(token, false, None, [asked, answered, until])
     }
@@ -82,7 +82,7 @@ impl Story {
         assert_eq!(self.check().violations, [""; 0]);
     }
 
-    /// That is what is wrong with it, and nothing else.
+    /// Exactly this violation is found, and no other.
     #[track_caller]
     fn is_bad(&self, because: &str) {
         let violations = self.check().violations;
@@ -96,7 +96,7 @@ fn story() -> Story {
     Story::default()
 }
 
-/// Two holders in turn, the first of whom gives it back.
+/// Two holders in turn; the first gives the lock back.
 fn in_turn() -> Story {
     story()
         .fenced("a", 1, [0, 10, 1_000])
@@ -109,7 +109,7 @@ fn in_turn() -> Story {
 #[test]
 fn a_good_history_is_good() {
     in_turn().is_good();
-    // Run out, and refused from then on.
+    // The lock has expired and is refused from then on.
     in_turn()
         .fenced("c", 3, [990, 1_001, 2_000])
         .answered_save("b", 3, "b2", [1_010, 1_020], Event::NotSaved)
@@ -124,18 +124,18 @@ fn readers_may_read_at_the_same_time() {
 }
 
 #[test]
-fn two_at_once_are_seen() {
+fn two_holders_at_once_are_found() {
     let two = story().granted("a", [0, 10, 1_000]);
     two.granted("b", [20, 30, 2_000]).is_bad("was over");
     let reader = || story().shared("a", [0, 10, 1_000]);
     reader().granted("b", [20, 30, 2_000]).is_bad("was over");
     story().granted("a", [0, 10, 1_000]).shared("b", [20, 30, 2_000]).is_bad("was over");
-    // Also behind one that was over sooner.
+    // Also if a second reader ended earlier.
     reader().shared("b", [11, 12, 100]).granted("c", [500, 510, 2_000]).is_bad("was over");
 }
 
 #[test]
-fn what_had_run_out_when_its_answer_came_was_in_nobodys_way() {
+fn a_lock_that_had_expired_when_its_answer_came_excludes_nobody() {
     let late = |until| story().granted("b", [20, 60, until]).granted("a", [40, 50, 100]);
     late(60).is_good();
     late(61).is_bad("was over");
@@ -155,18 +155,18 @@ fn a_belief_ends_with_a_loss_and_grows_with_a_renewal() {
 }
 
 #[test]
-fn a_fence_that_does_not_rise_is_seen() {
+fn a_fence_that_does_not_rise_is_found() {
     let one = || story().fenced("a", 5, [0, 10, 20]);
     one().fenced("b", 5, [0, 30, 40]).is_bad("given twice");
     one().fenced("b", 4, [30, 35, 40]).is_bad("not above");
-    // At the same time, so either may be first.
+    // Both asked at the same time, so either may be first.
     one().fenced("b", 4, [5, 30, 40]).is_good();
-    // Not the neighbour, but one further off.
+    // Also if the higher fence is not the immediate predecessor.
     one().fenced("b", 7, [30, 35, 40]).fenced("c", 6, [50, 55, 60]).is_bad("not above");
 }
 
 #[test]
-fn a_lost_update_is_seen() {
+fn a_lost_update_is_found() {
     let mut lost = in_turn();
     lost.stored = vec!["b1"];
     let violations = lost.check().violations.join("\n");
@@ -190,19 +190,19 @@ fn a_save_of_unknown_outcome_may_have_happened_or_not() {
 }
 
 #[test]
-fn a_save_with_an_old_number_is_seen() {
+fn a_save_with_an_old_number_is_found() {
     let old = in_turn().saved("b", 2, "b2", [80, 90]).check().violations.join("\n");
     assert!(old.contains("b2 saved 2 after b1 had saved 2"), "{old}");
 }
 
 #[test]
-fn a_save_after_a_successor_was_let_in_is_seen() {
+fn a_save_after_a_successor_was_let_in_is_found() {
     story()
         .granted("a", [0, 10, 20])
         .granted("b", [30, 40, 50])
         .saved("a", 1, "a1", [60, 70])
         .is_bad("had the lock by then");
-    // It may have come first.
+    // The save may have come before the successor's grant.
     story()
         .granted("a", [0, 10, 20])
         .granted("b", [30, 40, 50])
@@ -211,7 +211,7 @@ fn a_save_after_a_successor_was_let_in_is_seen() {
 }
 
 #[test]
-fn a_release_that_frees_what_is_not_its_own_is_seen() {
+fn a_release_that_frees_another_lock_is_found() {
     let again = in_turn().released("b", [80, 90], Event::Released);
     again.released("b", [100, 110], Event::Released).is_bad("released 2 times");
     story()

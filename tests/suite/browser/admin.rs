@@ -5,7 +5,7 @@ use super::*;
 const ROWS: &str = "document.querySelectorAll('#locks tbody tr').length";
 
 #[actix_web::test]
-async fn the_table_follows_what_happens_and_a_break_tells_the_holder_why() {
+async fn the_table_follows_all_changes_and_a_break_tells_the_holder_why() {
     embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
         let root = stage.person("root").await;
         root.go(&stage.editor.url("/locks/admin")).await;
@@ -42,7 +42,7 @@ async fn the_table_follows_what_happens_and_a_break_tells_the_holder_why() {
 }
 
 #[actix_web::test]
-async fn a_break_of_a_lock_that_another_has_by_now_breaks_nothing() {
+async fn a_break_of_a_lock_that_has_changed_hands_breaks_nothing() {
     embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -65,7 +65,7 @@ async fn a_break_of_a_lock_that_another_has_by_now_breaks_nothing() {
 }
 
 #[actix_web::test]
-async fn others_see_nothing_there() {
+async fn the_table_is_hidden_from_others() {
     embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;

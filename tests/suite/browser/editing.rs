@@ -2,7 +2,7 @@
 
 use super::*;
 
-async fn who_comes_second_waits_and_is_told_for_whom(stage: &Stage) {
+async fn the_second_person_waits_and_sees_who_is_editing(stage: &Stage) {
     let alice = stage.person("alice").await;
     edit_first(&alice).await;
     alice.write("body", "by alice").await;
@@ -16,7 +16,11 @@ async fn who_comes_second_waits_and_is_told_for_whom(stage: &Stage) {
 
     alice.click("save-close").await;
     until_editing(&bob).await;
-    assert_eq!(bob.value("body").await, "by alice", "not what it was when he came");
+    assert_eq!(
+        bob.value("body").await,
+        "by alice",
+        "he edits the latest text, not the one that he was shown first"
+    );
     bob.write("body", "by bob").await;
     bob.click("save").await;
     bob.until_says("save-state", "Saved").await;
@@ -24,17 +28,17 @@ async fn who_comes_second_waits_and_is_told_for_whom(stage: &Stage) {
 }
 
 #[actix_web::test]
-async fn who_comes_second_reads_and_then_edits_without_a_click() {
-    embedded(&["--ttl-secs", "60"], who_comes_second_waits_and_is_told_for_whom).await;
+async fn the_second_person_reads_and_then_edits_without_a_click() {
+    embedded(&["--ttl-secs", "60"], the_second_person_waits_and_sees_who_is_editing).await;
 }
 
 #[actix_web::test]
-async fn who_comes_second_reads_and_then_edits_without_a_click_on_mongodb() {
-    on_mongodb(async |stage, _| who_comes_second_waits_and_is_told_for_whom(stage).await).await;
+async fn the_second_person_reads_and_then_edits_without_a_click_on_mongodb() {
+    on_mongodb(async |stage, _| the_second_person_waits_and_sees_who_is_editing(stage).await).await;
 }
 
 #[actix_web::test]
-async fn those_who_wait_edit_in_the_order_in_which_they_came() {
+async fn waiters_edit_in_the_order_of_their_arrival() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -55,7 +59,7 @@ async fn those_who_wait_edit_in_the_order_in_which_they_came() {
 }
 
 #[actix_web::test]
-async fn who_does_not_want_to_edit_can_leave_the_line() {
+async fn a_waiter_can_leave_the_queue() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -76,7 +80,7 @@ async fn who_does_not_want_to_edit_can_leave_the_line() {
 }
 
 #[actix_web::test]
-async fn who_has_not_logged_in_reads_and_is_told_that_it_is_free_again() {
+async fn a_visitor_reads_and_is_told_when_the_document_is_free_again() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -93,7 +97,7 @@ async fn who_has_not_logged_in_reads_and_is_told_that_it_is_free_again() {
 }
 
 #[actix_web::test]
-async fn who_is_taken_over_hears_it_and_keeps_the_text() {
+async fn a_person_whose_lock_is_taken_over_is_told_and_keeps_the_text() {
     embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -128,7 +132,7 @@ async fn who_is_taken_over_hears_it_and_keeps_the_text() {
 }
 
 #[actix_web::test]
-async fn a_loss_in_which_nothing_has_changed_costs_one_click() {
+async fn a_loss_without_a_change_of_the_document_costs_one_click() {
     embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -144,7 +148,7 @@ async fn a_loss_in_which_nothing_has_changed_costs_one_click() {
         alice.click("enter").await;
         until_editing(&alice).await;
         assert_eq!(alice.value("body").await, "not saved yet");
-        assert!(!alice.shows("saved").await, "nothing to choose from");
+        assert!(!alice.shows("saved").await, "there is no conflict to resolve");
         alice.click("save").await;
         alice.until_says("save-state", "Saved").await;
         assert_eq!(stage.text().await, "not saved yet");
@@ -153,7 +157,7 @@ async fn a_loss_in_which_nothing_has_changed_costs_one_click() {
 }
 
 #[actix_web::test]
-async fn who_may_not_take_over_is_told_who_it_is_and_not_offered_it() {
+async fn a_person_who_may_not_take_over_sees_the_holder_and_no_button() {
     embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -168,7 +172,8 @@ async fn who_may_not_take_over_is_told_who_it_is_and_not_offered_it() {
     .await;
 }
 
-/// With markup, marks that turn the direction of writing round, and the 200 bytes that the example allows.
+/// With markup, with marks that reverse the writing direction, and with all 200 bytes that the example
+/// allows.
 #[actix_web::test]
 async fn a_name_is_shown_as_text_whatever_is_in_it() {
     let name = "<img src=x onerror=alert(1)>\u{202e}\u{5e9}\u{5dc}\u{200f}&amp;";
@@ -200,7 +205,7 @@ async fn a_name_is_shown_as_text_whatever_is_in_it() {
             let stray = "const is = (e, t) => getComputedStyle(e).unicodeBidi.startsWith(t); \
                  return [...document.querySelectorAll('main *, dialog *')].filter(e => e.checkVisibility() && \
                  [...e.childNodes].some(n => n.nodeType === 3 && n.data.includes('\u{202e}')) && !is(e, 'isolate')).map(e => e.outerHTML)";
-            assert_eq!(page.run::<Vec<String>>(stray).await, [""; 0], "it turns round what stands beside it");
+            assert_eq!(page.run::<Vec<String>>(stray).await, [""; 0], "the name reverses the text next to it");
         }
     })
     .await;

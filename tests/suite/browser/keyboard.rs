@@ -1,8 +1,8 @@
-//! What can be done with Tab and Enter alone.
+//! Tasks that can be done with Tab and Enter alone.
 
 use super::*;
 
-/// Goes on with Tab until the focus is there; each stop on the way must be one that people see.
+/// Presses Tab until the element has the focus. At each stop on the way, the focus must be visible.
 async fn tab_to(page: &Page, name: &str) {
     let mut stops = Vec::new();
     while stops.last().is_none_or(|stop: &String| !stop.starts_with(name)) {
@@ -11,12 +11,12 @@ async fn tab_to(page: &Page, name: &str) {
         stops.push(page.focused().await);
         let marked = "const s = getComputedStyle(document.activeElement); \
              return document.activeElement === document.body || s.outlineStyle !== 'none' || s.boxShadow !== 'none'";
-        assert!(page.run::<bool>(marked).await, "the focus on {:?} is to be seen", stops.last());
+        assert!(page.run::<bool>(marked).await, "the focus on {:?} is visible", stops.last());
     }
 }
 
 #[actix_web::test]
-async fn one_can_log_in_open_edit_save_and_close() {
+async fn keys_alone_suffice_to_log_in_open_edit_save_and_close() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let page = stage.visitor().await;
         tab_to(&page, "name").await;
@@ -39,13 +39,13 @@ async fn one_can_log_in_open_edit_save_and_close() {
         page.until_hidden("doc").await;
         let text = stage.text().await;
         assert!(text.contains("typed with the keyboard, "), "{text}");
-        assert!(page.focused().await.starts_with(&title), "back where it came from");
+        assert!(page.focused().await.starts_with(&title), "the focus returns to its origin");
     })
     .await;
 }
 
 #[actix_web::test]
-async fn one_can_take_over_and_leave_it_to_the_other() {
+async fn keys_alone_suffice_to_take_over_or_to_leave_the_lock_to_its_holder() {
     embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -55,7 +55,11 @@ async fn one_can_take_over_and_leave_it_to_the_other() {
         tab_to(&root, "take-over").await;
         root.press(Key::Enter + "").await;
         root.until_shown("holder").await;
-        assert_eq!(root.focused().await, "holder-close", "not on the button that takes it");
+        assert_eq!(
+            root.focused().await,
+            "holder-close",
+            "the focus is not on the button that takes over"
+        );
         root.press(Key::Escape + "").await;
         root.until_hidden("holder").await;
         assert_eq!(root.focused().await, "take-over");
@@ -71,7 +75,7 @@ async fn one_can_take_over_and_leave_it_to_the_other() {
 }
 
 #[actix_web::test]
-async fn one_can_find_and_break_a_lock() {
+async fn keys_alone_suffice_to_find_and_break_a_lock() {
     embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;

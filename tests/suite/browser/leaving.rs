@@ -1,4 +1,4 @@
-//! Tabs that are reloaded, closed, opened twice, left alone.
+//! Tabs that are reloaded, closed, opened twice, or left alone.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::*;
 
-/// Longer than a lock is kept for a page that is being reloaded.
+/// Longer than the grace period of a page that is being reloaded.
 const GRACE: Duration = Duration::from_secs(6);
 
 #[actix_web::test]
@@ -34,7 +34,7 @@ async fn a_reload_keeps_the_lock() {
         alice.until_says("save-state", "Saved").await;
         assert!(bob.text("banner-title").await.contains("alice is editing this"));
 
-        // The grace of the last reload must not end it.
+        // The grace period of the last reload must not end the lock.
         sleep(GRACE).await;
         assert_eq!(token().await, before);
         alice.until_shown("save").await;
@@ -42,7 +42,7 @@ async fn a_reload_keeps_the_lock() {
     .await;
 }
 
-/// Within six seconds, that is, as soon as the server has heard of it.
+/// Within six seconds once the server has heard of it.
 #[actix_web::test]
 async fn a_closed_tab_frees_the_document_after_a_few_seconds_of_grace() {
     embedded(&["--ttl-secs", "600"], async |stage| {
@@ -63,7 +63,7 @@ async fn a_closed_tab_frees_the_document_after_a_few_seconds_of_grace() {
 }
 
 #[actix_web::test]
-async fn who_waits_edits_after_the_other_has_closed_the_tab() {
+async fn a_waiter_edits_after_the_holder_has_closed_the_tab() {
     embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -77,7 +77,7 @@ async fn who_waits_edits_after_the_other_has_closed_the_tab() {
 }
 
 #[actix_web::test]
-async fn who_has_closed_the_tab_while_waiting_gets_nothing() {
+async fn a_waiter_that_closes_its_tab_gets_nothing() {
     embedded(&["--ttl-secs", "600"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -136,7 +136,7 @@ async fn a_duplicated_tab_is_another_tab() {
 }
 
 #[actix_web::test]
-async fn who_goes_to_another_page_and_comes_back_edits_on() {
+async fn a_person_who_leaves_the_page_and_comes_back_keeps_editing() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -156,7 +156,7 @@ async fn who_goes_to_another_page_and_comes_back_edits_on() {
 }
 
 #[actix_web::test]
-async fn who_slept_longer_than_the_ttl_saves_nothing_and_keeps_the_text() {
+async fn a_browser_that_slept_longer_than_the_ttl_saves_nothing_and_keeps_the_text() {
     embedded(&["--ttl-secs", "3"], async |stage| {
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -171,7 +171,7 @@ async fn who_slept_longer_than_the_ttl_saves_nothing_and_keeps_the_text() {
         bob.click("save").await;
         bob.until_says("save-state", "Saved").await;
         alice.browser().wake();
-        // As soon as it hears the keyboard, which may be before it has heard of the loss.
+        // As soon as the page hears the keyboard, which may be before it has heard of the loss.
         alice.press_control('s').await;
 
         alice.until_says("banner-title", "bob is editing this").await;
@@ -219,13 +219,13 @@ async fn a_logout_frees_the_document_and_keeps_what_was_typed() {
 }
 
 #[actix_web::test]
-async fn a_page_that_is_loaded_ahead_takes_no_lock_before_it_is_seen() {
+async fn a_prerendered_page_takes_no_lock_before_it_is_seen() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let mut alice = stage.person("alice").await;
         let ahead = stage.first_document().await.replace("/#", "/?ahead#");
-        // Until it was indeed loaded ahead: nothing tells when that is done.
+        // Until Chromium has really prerendered the page; it does not tell when that is done.
         for patience in 1.. {
-            assert!(patience < 10, "Chromium loads nothing ahead");
+            assert!(patience < 10, "Chromium does not prerender");
             alice.load_ahead(&ahead).await;
             sleep(Duration::from_millis(500) * patience).await;
             let since = alice.run::<f64>("return Date.now()").await;

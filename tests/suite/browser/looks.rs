@@ -1,13 +1,13 @@
-//! What the pages look like: contrast, names and roles by axe-core, and pictures for the docs.
+//! The appearance of the pages: contrast, names and roles by axe-core, and screenshots for the docs.
 
 use std::path::Path;
 
 use super::*;
 
-/// Widths and heights of a desk and of a phone.
+/// Widths and heights of a desktop and of a phone.
 const SIZES: [(u32, u32); 2] = [(1280, 800), (390, 844)];
 
-/// Brings the pages into each state that people meet, and calls back with its name.
+/// Brings the pages into each state that people meet, and calls `look` with its name.
 async fn walk(stage: &Stage, look: impl AsyncFn(&Page, &str)) {
     let visitor = stage.visitor().await;
     look(&visitor, "visitor").await;

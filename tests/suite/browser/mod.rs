@@ -1,4 +1,4 @@
-//! The example's page in real browsers: what people see and do.
+//! The example's page in real browsers, as people see and use it.
 
 mod admin;
 mod editing;
@@ -20,31 +20,31 @@ use crate::rig::app::eventually;
 use crate::rig::browser::{Browser, Page};
 use crate::rig::editor::Editor;
 
-/// How many tests have browsers at a time: each browser is a dozen processes.
+/// How many tests may run browsers at a time; each browser is a dozen processes.
 static STAGES: Semaphore = Semaphore::const_new(3);
 
-/// A server, and the people who use it.
+/// A server and the people who use it.
 struct Stage {
     editor: Editor,
     browsers: RefCell<Vec<Rc<Browser>>>,
 }
 
-/// Runs a test, and then looks whether any page has complained.
+/// Runs a test, and then checks that no page has complained.
 async fn stage(editor: impl FnOnce() -> Editor, test: impl AsyncFnOnce(&Stage)) {
     let _turn = STAGES.acquire().await.unwrap();
     let stage = Stage { editor: editor(), browsers: RefCell::default() };
     test(&stage).await;
     for browser in stage.browsers.take() {
-        assert_eq!(browser.complaints().await, [""; 0], "what the pages complained about");
+        assert_eq!(browser.complaints().await, [""; 0], "complaints of the pages");
     }
 }
 
-/// As [`stage`], on the embedded store.
+/// Like [`stage`], on the embedded store.
 async fn embedded(args: &[&str], test: impl AsyncFnOnce(&Stage)) {
     stage(|| Editor::start(args), test).await;
 }
 
-/// As [`stage`], on a database of the shared replica set.
+/// Like [`stage`], on a database of the shared replica set.
 async fn on_mongodb(test: impl AsyncFnOnce(&Stage, &Database)) {
     let shared = rig::mongod::shared_replica_set().await;
     let database = rig::fresh_database(shared.uri()).await;
@@ -53,7 +53,7 @@ async fn on_mongodb(test: impl AsyncFnOnce(&Stage, &Database)) {
 }
 
 impl Stage {
-    /// The list, in a browser of somebody who has logged in.
+    /// The list page, in the browser of a person who has logged in.
     async fn person(&self, name: &str) -> Page {
         let page = self.visitor().await;
         page.write("name", name).await;
@@ -62,7 +62,7 @@ impl Stage {
         page
     }
 
-    /// The list, in a browser of its own.
+    /// The list page, in a new browser.
     async fn visitor(&self) -> Page {
         let browser = Browser::start().await;
         self.browsers.borrow_mut().push(browser.clone());
@@ -84,28 +84,28 @@ impl Stage {
         self.first().await["id"].as_str().unwrap().to_owned()
     }
 
-    /// Where people open the first document.
+    /// The URL of the first document.
     async fn first_document(&self) -> String {
         self.editor.url(&format!("/#/{}", self.first_id().await))
     }
 
-    /// The text of the first document, as it is saved.
+    /// The saved text of the first document.
     async fn text(&self) -> String {
         self.first().await["body"].as_str().unwrap().to_owned()
     }
 
-    /// What somebody who holds nothing is told of the lock of the first document.
+    /// The status of the first document's lock, as a stranger sees it.
     async fn lock(&self) -> Value {
         self.get(&format!("/locks/workitem/{}", self.first_id().await)).await
     }
 }
 
-/// Opens the first document, from the list.
+/// Opens the first document from the list.
 async fn open_first(page: &Page) {
     page.click_on("#list li a").await;
 }
 
-/// Opens it, and waits until it can be edited.
+/// Opens the first document, and waits until it can be edited.
 async fn edit_first(page: &Page) {
     open_first(page).await;
     until_editing(page).await;
@@ -117,7 +117,7 @@ async fn until_editing(page: &Page) {
     page.until_shown("save").await;
 }
 
-/// Whether nothing is cut off or to be scrolled to at the side.
+/// Whether the page fits without clipping and without scrolling sideways.
 async fn fits(page: &Page) -> bool {
     page.run("return document.documentElement.scrollWidth <= innerWidth").await
 }

@@ -1,5 +1,5 @@
-//! Every public async function, dropped at each of its await points, on both stores: no lock that
-//! nobody knows of, no place in a queue, and what was to go is gone.
+//! Every public async function, dropped at each of its await points, on both stores. Afterwards there
+//! is no unknown lock and no place in a queue, and everything that was to be released is gone.
 
 mod requests;
 mod scene;
@@ -23,9 +23,9 @@ use self::{
     table::{After, Case, EXEMPT, cases},
 };
 
-/// Who has not been woken for so long waits for something that does not come.
+/// A future that has not been woken for this long waits for an event that never comes.
 const NEVER: Duration = Duration::from_millis(500);
-/// More await points than any of them has.
+/// More await points than any of the functions has.
 const MOST: usize = 60;
 
 struct Woken(Notify);
@@ -39,13 +39,13 @@ impl Wake for Woken {
 #[derive(Debug, PartialEq)]
 enum Got {
     ToTheEnd,
-    /// Dropped at that await point.
+    /// It was dropped at that await point.
     ToThere,
-    /// It waits there for something that does not come, and was dropped there.
+    /// It waited at an earlier point for an event that never comes, and was dropped there.
     NoFurther,
 }
 
-/// Lets a future go on until it has been pending that often, and drops it.
+/// Polls a future until it has been pending that often, and drops it.
 async fn drop_at(future: impl Future<Output = ()>, point: usize) -> Got {
     let mut future = pin!(future);
     let woken = Arc::new(Woken(Notify::new()));
@@ -64,7 +64,7 @@ async fn drop_at(future: impl Future<Output = ()>, point: usize) -> Got {
     Got::ToThere
 }
 
-/// Says how many await points there were.
+/// Returns the number of await points.
 async fn drop_everywhere(stores: &Stores, case: &Case) -> usize {
     for point in 0..MOST {
         let scene = Scene::new(stores).await;
@@ -77,7 +77,7 @@ async fn drop_everywhere(stores: &Stores, case: &Case) -> usize {
         }
         match case.after {
             After::Free => scene.is_free(&what).await,
-            // What was never polled has not begun.
+            // A future that was never polled has not begun.
             After::FreeOnceBegun if point == 0 => scene.is_hers_or_free(&what).await,
             After::FreeOnceBegun => scene.is_free(&what).await,
             After::Hers => scene.is_hers(&what).await,
@@ -105,16 +105,16 @@ async fn on(stores: &Stores) {
 }
 
 #[actix_web::test]
-async fn on_the_embedded_store_whatever_is_dropped_leaves_nothing_behind() {
+async fn on_the_embedded_store_a_dropped_future_leaves_nothing_behind() {
     on(&Stores::Embedded).await;
 }
 
 #[actix_web::test]
-async fn on_mongodb_whatever_is_dropped_leaves_nothing_behind() {
+async fn on_mongodb_a_dropped_future_leaves_nothing_behind() {
     on(&Stores::mongo().await).await;
 }
 
-/// `manager.rs::renew`, as often as there is one.
+/// Counts functions by names such as `manager.rs::renew`.
 fn public_async_functions(under: &Path, found: &mut BTreeMap<String, usize>) {
     for entry in fs::read_dir(under).unwrap() {
         let path = entry.unwrap().path();
@@ -139,10 +139,10 @@ fn no_public_async_function_is_left_out() {
     let mut covered: BTreeMap<String, usize> = BTreeMap::new();
     let cases = cases();
     for name in cases.iter().map(|case| case.name).chain(EXEMPT.iter().map(|(name, _)| *name)) {
-        // What stands in brackets tells cases of one function apart.
+        // A suffix in brackets distinguishes several cases of one function.
         if !name.contains('(') {
             *covered.entry(name.to_owned()).or_default() += 1;
         }
     }
-    assert_eq!(covered, there, "the table of cancel/table.rs, and what is public");
+    assert_eq!(covered, there, "the table of cancel/table.rs, and the public async functions");
 }

@@ -1,6 +1,6 @@
-//! What handlers call, dropped with their request.
+//! The functions that handlers call, dropped with their request.
 
-#![allow(clippy::async_yields_async, reason = "what is begun is dropped half-way, not awaited")]
+#![allow(clippy::async_yields_async, reason = "the futures are dropped half-way, not awaited")]
 
 use std::rc::Rc;
 
@@ -23,7 +23,8 @@ fn key(id: &str) -> LockKey {
     LockKey::of::<Paper>(id.to_owned()).unwrap()
 }
 
-/// A handler that calls one function, and answers with an error: what was freshly taken is not kept.
+/// A handler that calls one function, and answers with an error, so that a newly taken lock is not
+/// kept.
 async fn call(
     locks: SessionLocks,
     path: web::Path<(String, String)>,
@@ -59,7 +60,7 @@ async fn held(
     Ok(HttpResponse::NoContent().finish())
 }
 
-/// A request to `uri`, of somebody who has the lock already or of somebody who has not.
+/// A request to `uri`, by a session that already has the lock or by one that does not.
 async fn request(scene: Rc<Scene>, uri: &str, has_it: bool) -> Pending {
     let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
     let app = App::new()

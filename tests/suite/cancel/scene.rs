@@ -1,4 +1,4 @@
-//! An application server of its own for each drop, and a document that nobody else touches.
+//! For each drop, a new application server, and a document that no other test touches.
 
 use std::{rc::Rc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::rig::{
     fresh_name, mongod,
 };
 
-/// Fair, so that a place that somebody has left behind is in the way of the next.
+/// Fair, so that an abandoned place in the queue blocks the next waiter.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Paper {
     #[serde(rename = "_id")]
@@ -43,7 +43,7 @@ pub(super) struct Scene {
     pub(super) locks: LockManager,
     pub(super) sessions: Option<MongoSessionStore>,
     pub(super) key: LockKey,
-    /// Another one, that comes after `key`.
+    /// Another document, whose key comes after `key`.
     pub(super) other: LockKey,
     pub(super) alice: Aid,
 }
@@ -90,7 +90,7 @@ impl Scene {
         Actor::new("root")
     }
 
-    /// Long enough for a test that drops it.
+    /// Long enough for a test that drops the wait.
     pub(super) fn patience(&self) -> Wait {
         Wait::for_at_most(Duration::from_secs(600))
     }
@@ -99,12 +99,12 @@ impl Scene {
         self.locks.locks_on(key).await.unwrap()
     }
 
-    /// By how many.
+    /// The number of its holders.
     pub(super) async fn held_by(&self) -> usize {
         self.held(&self.key).await.len()
     }
 
-    /// Whoever comes next gets both.
+    /// Asserts that a new contender gets both documents.
     pub(super) async fn is_free(&self, what: &str) {
         for key in [&self.key, &self.other] {
             let left = self.held(key).await;

@@ -1,6 +1,7 @@
-//! The functions, each in a scene, and what must be so after it was dropped half-way.
+//! The functions, each in a scene, with the condition that must hold after the function was dropped
+//! half-way.
 
-#![allow(clippy::async_yields_async, reason = "what is begun is dropped half-way, not awaited")]
+#![allow(clippy::async_yields_async, reason = "the futures are dropped half-way, not awaited")]
 
 use std::{future::Future, pin::Pin, rc::Rc};
 
@@ -15,10 +16,10 @@ use super::{
 pub(super) enum After {
     Free,
     FreeOnceBegun,
-    /// As before.
+    /// Alice still has her lock.
     Hers,
     HersOrFree,
-    /// One lock, of the session of the request.
+    /// There is one lock, and it belongs to the session of the request.
     Somebodys,
     SomebodysOrFree,
 }
@@ -29,15 +30,15 @@ pub(super) type Pending = Pin<Box<dyn Future<Output = ()>>>;
 type Begun = Pin<Box<dyn Future<Output = Pending>>>;
 
 pub(super) struct Case {
-    /// File and function, and in brackets what is special.
+    /// File and function, and in brackets the special circumstances.
     pub(super) name: &'static str,
     pub(super) after: After,
     pub(super) at_least: usize,
-    /// Sets the scene, and returns what is to be dropped.
+    /// Sets the scene, and returns the future that is to be dropped.
     pub(super) begin: fn(Rc<Scene>) -> Begun,
 }
 
-/// Without a lock, on no store, or for the life of the process.
+/// Functions without a lock, without a store, or for the life of the process.
 pub(super) const EXEMPT: &[(&str, &str)] = &[
     ("web/serve.rs::serve", "for the life of the process"),
     ("store/mongo/connect.rs::connect", "before there is a lock"),
@@ -165,7 +166,7 @@ fn jobs() -> Vec<Case> {
     }
 }
 
-/// Only where sessions are kept; elsewhere they end at once.
+/// Only for stores that keep sessions; elsewhere sessions end at once.
 fn sessions() -> Vec<Case> {
     table! {
         "web/session_store.rs::list_of" => Hers, 0, |s| { s.hers().await; } {
@@ -193,7 +194,7 @@ fn sessions() -> Vec<Case> {
             }
         }
         "web/session_store/builder.rs::build" => Free, 0, |s| {} {
-            // Built with each scene; the last one has been dropped by then.
+            // Built for each scene; the last one has been dropped by then.
             drop(s);
             tokio::task::yield_now().await
         }

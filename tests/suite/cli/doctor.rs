@@ -1,4 +1,4 @@
-//! What `doclock doctor` finds, and that it says what to do.
+//! The findings of `doclock doctor`, and the advice in them.
 
 use super::*;
 use crate::rig::client;
@@ -7,7 +7,7 @@ use crate::rig::proxy::Proxy;
 
 const TTL_SECS: i64 = TTL.as_secs() as i64;
 
-/// The findings, without what is only good to know.
+/// The findings, without mere hints.
 async fn faults(cli: &Cli, args: &[&str]) -> (Ran, Vec<Value>) {
     let ran = cli.run(&[&["doctor", "--json"], args].concat()).await;
     let mut findings = ran.json()["findings"].as_array().unwrap().clone();
@@ -23,7 +23,7 @@ async fn fault(cli: &Cli, args: &[&str]) -> Value {
     findings.remove(0)
 }
 
-/// What a person is told of this one.
+/// Asserts that the text output contains this finding too.
 async fn is_told(cli: &Cli, finding: &Value) {
     let ran = cli.run(&["doctor"]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
@@ -41,7 +41,7 @@ fn says(finding: &Value, code: &str, field: &str, text: &str) {
 }
 
 #[tokio::test]
-async fn nothing_is_wrong_with_a_replica_set_on_which_an_application_runs() {
+async fn a_replica_set_on_which_an_application_runs_has_no_faults() {
     let (cli, database) = Cli::fresh().await;
     let empty = cli.run(&["doctor"]).await;
     assert_eq!(empty.code, Some(0), "{empty:?}");
@@ -66,11 +66,11 @@ async fn a_missing_index_is_found() {
         says(&finding, "missing_index", "command", "createIndex(");
         assert_eq!(finding["about"], format!("{}.workitem.lock", cli.database));
         is_told(&cli, &finding).await;
-        // As it advises.
+        // Follows the advice.
         cli.run(&["init", "workitem", "--ttl", &format!("{TTL_SECS}s")]).await.ok();
         assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
     }
-    // Nobody has registered this one.
+    // No application has registered this collection.
     let finding = fault(&cli, &["--collection", "workitme"]).await;
     says(&finding, "missing_collection", "advice", "doclock init");
 }
@@ -87,7 +87,7 @@ async fn a_wrong_ttl_is_found() {
     assert_eq!(finding["severity"], "error");
     says(&finding, "wrong_ttl", "command", "expireAfterSeconds: 3600");
 
-    // An index that would remove locks while they are held is found without being told the ttl.
+    // An index that would remove locks while they are held is found without a given ttl.
     held_by(&app, &key("a"), "Alice").await;
     let change = doc! { "keyPattern": { "ts": 1 }, "expireAfterSeconds": 30 };
     let change = doc! { "collMod": "workitem.lock", "index": change };
@@ -130,7 +130,7 @@ async fn a_skewed_clock_is_found() {
     let member = |id: i32, port: u16, votes: i32| {
         doc! { "_id": id, "host": format!("127.0.0.1:{port}"), "votes": votes, "priority": votes }
     };
-    // Only the first one can be elected, and nobody need wait for another.
+    // Only the first member can be elected, so nobody waits for the other one.
     let members = vec![member(0, first.port(), 1), member(1, way.port(), 0)];
     first.admin(doc! { "replSetInitiate": { "_id": "rs0", "members": members } }).await;
     eventually("the second member follows", async || {
@@ -140,7 +140,7 @@ async fn a_skewed_clock_is_found() {
     .await;
     let database = client(&first.uri()).await.database(&fresh_name());
     App::on(&database).await;
-    // However long the driver takes to find the second one.
+    // So long that the driver finds the second member, however slow it is.
     let uri = format!("{}&serverSelectionTimeoutMS=60000", first.uri());
     let cli = Cli { uri, database: database.name().to_owned() };
     assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
@@ -181,7 +181,7 @@ async fn a_missing_privilege_is_found() {
     };
     let missing = async |user: &str| {
         let (_, mut findings) = faults(&cli(user), &[]).await;
-        // A standalone server is the quickest to start with users.
+        // A standalone server starts fastest with users.
         findings.retain(|finding| finding["code"] != "standalone");
         findings
     };
@@ -195,7 +195,7 @@ async fn a_missing_privilege_is_found() {
         let user = doc! { "createUser": user, "pwd": "secret", "roles": roles };
         admin.database("admin").run_command(user).await.unwrap();
     }
-    // As `docs/production.md` says.
+    // The privileges from `docs/production.md`.
     let on = |collection: &str, actions: &[&str]| {
         let mut all: Vec<_> = ["find", "update"].into();
         all.extend(actions);
@@ -228,7 +228,7 @@ async fn a_missing_privilege_is_found() {
         says(&finding, "missing_privilege", "command", "dbAdmin");
         assert_eq!(finding["severity"], "warning");
     }
-    // Who may not look at anything is told so, and so is who is nobody at all.
+    // A user without any privilege is told so, and so is a client without a user.
     let stranger = cli("stranger").run(&["doctor", "--collection", "workitem"]).await;
     assert_eq!(stranger.code, Some(1), "{stranger:?}");
     assert!(stranger.out.contains("`stranger` lacks find"), "{stranger:?}");
@@ -237,7 +237,7 @@ async fn a_missing_privilege_is_found() {
     let ran = nobody.run(&["doctor", "--collection", "workitem", "--json"]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.out.contains("not_authenticated"), "{ran:?}");
-    // Who may read a lock collection need not be allowed to list all others.
+    // A user who may read one lock collection need not be allowed to list all others.
     let resource = doc! { "db": name, "collection": "workitem.lock" };
     let privilege = doc! { "resource": resource, "actions": ["find", "listIndexes"] };
     let role = doc! { "createRole": "looker", "privileges": [privilege], "roles": [] };
@@ -250,7 +250,7 @@ async fn a_missing_privilege_is_found() {
 }
 
 #[tokio::test]
-async fn the_longest_ttl_that_is_held_counts_of_those_that_are_live() {
+async fn the_longest_ttl_among_the_live_locks_counts() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;
     let lock = held_by(&app, &key("a"), "Alice").await;

@@ -1,5 +1,5 @@
-//! Two operations on one session, on two servers or one: the first is held up before its first
-//! command, before its second, and so on, and the other one is carried out in between.
+//! Two operations on one session, on two servers or one. The first is held up before its first command,
+//! before its second, and so on, and the other one is carried out in between.
 
 use actix_doclock::{LockError, conformance::Shorthand};
 use tokio::task::JoinHandle;
@@ -16,7 +16,7 @@ fn log_out(app: App, aid: Aid) -> JoinHandle<Result<(), LockError>> {
     tokio::spawn(async move { app.locks.end_session(&aid).await.map(drop) })
 }
 
-/// What somebody is told of the session in the end, in each case.
+/// Checks the announcements of the session at each of these moments.
 async fn for_each_moment(
     held_up: Operation,
     in_between: Operation,
@@ -26,7 +26,7 @@ async fn for_each_moment(
     for commands in 0.. {
         let faulty = Faulty::new().await;
         let alice = sessions(&faulty.other, 1).await.remove(0);
-        silence_all(&faulty.database, TTL).await;
+        age_all(&faulty.database, TTL).await;
         faulty.proxy.hold_any_request(commands);
         let first = held_up(faulty.app.clone(), alice.clone());
         while faulty.proxy.fired() == 0 && !first.is_finished() {
@@ -42,7 +42,7 @@ async fn for_each_moment(
         in_between(faulty.other.clone(), alice.clone()).await.unwrap().unwrap();
         faulty.proxy.let_go();
         first.await.unwrap().unwrap();
-        // Whoever left something to somebody who was at it.
+        // One of the two may have left work to the other, which was still busy with it.
         let_leases_pass(&faulty.database).await;
         faulty.other.locks.sweep().await.unwrap();
 
@@ -61,11 +61,11 @@ async fn a_logout_during_a_sweep_is_remembered_and_announced() {
 }
 
 #[tokio::test]
-async fn a_logout_during_which_the_session_is_swept_is_remembered_and_announced() {
+async fn a_logout_that_a_sweep_interrupts_is_remembered_and_announced() {
     for_each_moment(log_out, sweep, false, a_logout_is_remembered_and_announced).await;
 }
 
-/// The silence may have been announced before, if it was complete by then.
+/// The expiry may have been announced before, if it was complete by then.
 async fn a_logout_is_remembered_and_announced(
     commands: usize,
     app: &App,
@@ -84,16 +84,21 @@ async fn a_logout_is_remembered_and_announced(
 
 #[tokio::test]
 async fn two_sweeps_announce_a_session_once_with_all_its_locks() {
-    for_each_moment(sweep, sweep, false, a_silence_is_announced_once).await;
+    for_each_moment(sweep, sweep, false, an_idle_session_is_announced_once).await;
 }
 
-/// The first one is stopped for so long that the second takes it to be dead.
+/// The first sweep is stopped for so long that the second takes it for dead.
 #[tokio::test]
 async fn a_sweep_that_wakes_up_after_its_lease_does_no_harm() {
-    for_each_moment(sweep, sweep, true, a_silence_is_announced_once).await;
+    for_each_moment(sweep, sweep, true, an_idle_session_is_announced_once).await;
 }
 
-async fn a_silence_is_announced_once(commands: usize, _: &App, _: &Aid, heard: Vec<SessionEnded>) {
+async fn an_idle_session_is_announced_once(
+    commands: usize,
+    _: &App,
+    _: &Aid,
+    heard: Vec<SessionEnded>,
+) {
     let [ended] = &heard[..] else { panic!("before command {commands}: {heard:?}") };
     assert_eq!((ended.locks.len(), ended.repeated), (2, false), "before command {commands}");
 }

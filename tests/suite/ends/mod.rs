@@ -1,5 +1,5 @@
-//! Sessions end, by whatever cause and on whatever server: their locks go, and the application is
-//! told once.
+//! Ends of sessions, for any reason and on any server: their locks go, and the application is told
+//! once.
 
 mod interleaved;
 
@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::rig::app::{
-    App, NO_DEADLINE, TTL, WorkItem, count, eventually, key, lock_records, record, silence_all,
+    App, NO_DEADLINE, TTL, WorkItem, age_all, count, eventually, key, lock_records, record,
 };
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::{self, Mongod};
@@ -31,7 +31,7 @@ use crate::rig::{age, client, fresh_database, fresh_name};
 
 const OFTEN: Duration = Duration::from_millis(20);
 
-/// What listeners were told, on all servers that share it.
+/// The announcements to listeners, on all servers that share it.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<SessionEnded>>>);
 
@@ -44,7 +44,7 @@ impl Heard {
         self.all().into_iter().filter(|ended| ended.aid == *aid).collect()
     }
 
-    /// Settings of a server that writes down what it is told.
+    /// Settings of a server that records its announcements.
     fn listening(&self) -> impl FnOnce(LockManagerBuilder) -> LockManagerBuilder + use<> {
         let heard = self.clone();
         move |settings| {
@@ -55,7 +55,7 @@ impl Heard {
         }
     }
 
-    /// And that looks for silent sessions all the time.
+    /// Settings that also make it look for idle sessions all the time.
     fn reaping(&self) -> impl FnOnce(LockManagerBuilder) -> LockManagerBuilder + use<> {
         let listening = self.listening();
         move |settings| listening(settings).reaper_interval(OFTEN)
@@ -70,7 +70,7 @@ async fn replica_set() -> Database {
     fresh_database(mongod::shared_replica_set().await.uri()).await
 }
 
-/// As many sessions, with two locks each.
+/// That many sessions, with two locks each.
 async fn sessions(app: &App, many: usize) -> Vec<Aid> {
     let mut aids = Vec::new();
     for n in 0..many {
@@ -84,7 +84,7 @@ async fn sessions(app: &App, many: usize) -> Vec<Aid> {
 }
 
 #[tokio::test]
-async fn a_silent_session_is_ended_by_a_running_server_with_default_settings() {
+async fn an_idle_session_is_ended_by_a_running_server_with_default_settings() {
     const SHORT: Duration = Duration::from_secs(2);
     let database = replica_set().await;
     let heard = Heard::default();
@@ -96,7 +96,7 @@ async fn a_silent_session_is_ended_by_a_running_server_with_default_settings() {
     eventually("the lock is removed", async || count(&database).await == 0).await;
     let took = began.elapsed();
     println!("removed {took:?} after it was taken, with a ttl of {SHORT:?}");
-    assert!(took >= SHORT, "not before its time: {took:?}");
+    assert!(took >= SHORT, "not before its ttl: {took:?}");
     heard.until("the end is announced", 1).await;
     let ended = heard.of(&alice).remove(0);
     assert_eq!(
@@ -105,7 +105,7 @@ async fn a_silent_session_is_ended_by_a_running_server_with_default_settings() {
     );
 }
 
-/// Sessions that lock a document each and are never heard of again, and somebody who waits for each.
+/// Sessions that lock one document each and then do nothing more, and one waiter for each document.
 async fn idle_sessions_with_waiters(locks: &LockManager, heard: &Heard) {
     const SESSIONS: usize = 5;
     let (mut idle, mut waiters) = (Vec::new(), Vec::new());
@@ -117,7 +117,7 @@ async fn idle_sessions_with_waiters(locks: &LockManager, heard: &Heard) {
         waiters.push(tokio::spawn(async move {
             let guard = locks.acquire(&waited_for, Wait::until_acquired()).await.unwrap();
             let taken = Instant::now();
-            // It does its work and goes: so does the record of the lock.
+            // The waiter does its work and leaves, and the record of the lock goes too.
             guard.release().await.unwrap();
             taken
         }));
@@ -136,11 +136,11 @@ async fn idle_sessions_with_waiters(locks: &LockManager, heard: &Heard) {
         let ended: Vec<_> = heard.of(&aid).into_iter().map(|it| (it.reason, it.locks)).collect();
         assert_eq!(ended, [(EndReason::Expired, vec![key])]);
     }
-    assert_eq!(heard.all().len(), SESSIONS, "and nobody else: {:?}", heard.all());
+    assert_eq!(heard.all().len(), SESSIONS, "and no other session: {:?}", heard.all());
 }
 
 #[tokio::test]
-async fn idle_sessions_are_announced_although_somebody_waits_for_their_locks() {
+async fn idle_sessions_are_announced_although_there_are_waiters_for_their_locks() {
     let (heard, short) = (Heard::default(), Duration::from_secs(2));
     let app = App::with(&replica_set().await, |it| {
         heard.listening()(it).ttl(short).reaper_interval(Duration::from_secs(1))
@@ -150,7 +150,7 @@ async fn idle_sessions_are_announced_although_somebody_waits_for_their_locks() {
 }
 
 #[tokio::test]
-async fn idle_sessions_are_announced_in_memory_although_somebody_waits_for_their_locks() {
+async fn idle_sessions_are_announced_in_memory_although_there_are_waiters_for_their_locks() {
     let (heard, short) = (Heard::default(), Duration::from_secs(2));
     let locks = heard.listening()(LockManager::builder(MemoryStore::new()).ttl(short));
     let locks = locks.build().await.unwrap();
@@ -172,12 +172,12 @@ async fn three_servers_announce_each_end_once() {
     let mut aids = sessions(&servers[0], SESSIONS).await;
     let logs_out = aids.pop().unwrap();
     servers[1].locks.end_session(&logs_out).await.unwrap();
-    silence_all(&database, TTL).await;
+    age_all(&database, TTL).await;
     let live = servers[2].granted(&key("live"), &Aid::new()).await;
 
     heard.until("all ends are announced", SESSIONS).await;
     eventually("all locks are gone", async || count(&database).await == 1).await;
-    // Time for each of them to announce something again.
+    // Time for a server to announce something again.
     sleep(10 * OFTEN).await;
     assert_eq!(heard.all().len(), SESSIONS);
     for aid in &aids {
@@ -191,21 +191,21 @@ async fn three_servers_announce_each_end_once() {
     assert_eq!(servers[0].held(&key("live")).await.token, live.token);
 }
 
-/// With nobody left to sweep, to announce or to take over.
+/// No server is left to sweep, to announce or to take over.
 #[tokio::test]
-async fn without_any_server_the_ttl_index_alone_removes_them() {
+async fn without_any_server_the_ttl_index_alone_removes_locks() {
     let server = Mongod::start_with_eager_ttl_monitor().await;
     let database = fresh_database(&server.uri()).await;
     let app = App::with(&database, Heard::default().reaping()).await;
     app.locks.shutdown().await;
     sessions(&app, 5).await;
     drop(app);
-    silence_all(&database, TTL + Duration::from_secs(1)).await;
+    age_all(&database, TTL + Duration::from_secs(1)).await;
     eventually("the monitor comes round", async || count(&database).await == 0).await;
 }
 
 #[tokio::test]
-async fn a_listener_that_panics_hangs_or_fails_harms_nobody_else() {
+async fn a_listener_that_panics_hangs_or_fails_does_not_affect_others() {
     let heard = Heard::default();
     let told = heard.clone();
     let locks = LockManager::builder(MemoryStore::new())
@@ -228,7 +228,7 @@ async fn a_listener_that_panics_hangs_or_fails_harms_nobody_else() {
         .unwrap();
     locks.register::<WorkItem>().await.unwrap();
     let kinds = ["panics at once", "panics", "hangs", "fails", "works"];
-    // Each of them twice: whoever comes after one that hangs is called, too.
+    // Twice each: a listener that comes after a hanging one is called too.
     for round in 0..2 {
         for kind in kinds {
             let aid = Aid::new();
@@ -239,7 +239,7 @@ async fn a_listener_that_panics_hangs_or_fails_harms_nobody_else() {
         heard.until("all are called", (round + 1) * kinds.len()).await;
     }
     sleep(Duration::from_millis(300)).await;
-    assert_eq!(heard.all().len(), 2 * kinds.len(), "none of them a second time");
+    assert_eq!(heard.all().len(), 2 * kinds.len(), "no session is announced again");
 }
 
 #[tokio::test]
@@ -273,14 +273,15 @@ async fn a_listener_may_use_the_manager() {
     assert_eq!(*done.lock().unwrap(), [key("a")]);
 }
 
-/// A worker that runs beside the application servers must not swallow what they want to know.
+/// A worker that runs next to the application servers must not swallow the announcements that they
+/// need.
 #[tokio::test]
-async fn what_a_server_without_a_listener_ends_is_announced_by_one_that_has_one() {
+async fn a_session_ended_by_a_server_without_a_listener_is_announced_by_one_with_a_listener() {
     let database = replica_set().await;
     let deaf = App::with(&database, |settings| settings.reaper_interval(OFTEN)).await;
     let [alice, bob] = &sessions(&deaf, 2).await[..] else { unreachable!() };
     deaf.locks.end_session(alice).await.unwrap();
-    silence_all(&database, TTL).await;
+    age_all(&database, TTL).await;
     eventually("the deaf one has swept", async || count(&database).await == 0).await;
     let heard = Heard::default();
     let _hears = App::with(&database, heard.reaping()).await;
@@ -302,11 +303,11 @@ async fn the_reaper_outlives_an_outage() {
     faulty.proxy.cut();
     faulty.proxy.until_fired(1).await;
     let [alice] = &sessions(&faulty.other, 1).await[..] else { unreachable!() };
-    silence_all(&faulty.database, TTL).await;
+    age_all(&faulty.database, TTL).await;
     sleep(2 * deadline).await;
     assert_eq!(heard.all(), []);
     faulty.proxy.heal();
-    heard.until("it works again by itself", 1).await;
+    heard.until("it recovers without help", 1).await;
     assert_eq!(heard.of(alice).len(), 1);
 }
 
@@ -337,12 +338,12 @@ async fn a_shutdown_stops_the_reaper_and_waits_for_the_listener() {
     shutdown.await;
     assert_eq!(heard.all().len(), 1);
     sessions(&app, 1).await;
-    silence_all(&database, TTL).await;
+    age_all(&database, TTL).await;
     sleep(10 * OFTEN).await;
-    assert_eq!(count(&database).await, 2, "nobody sweeps any more");
+    assert_eq!(count(&database).await, 2, "no sweep runs any more");
 }
 
-/// The store hangs, so the operation under way cannot end; the reaper does all the same.
+/// The store hangs, so the current operation cannot end, but the reaper stops anyway.
 #[tokio::test]
 async fn the_reaper_stops_although_the_store_hangs() {
     let faulty = Faulty::new().await;
@@ -360,7 +361,7 @@ async fn the_reaper_stops_although_the_store_hangs() {
 }
 
 #[tokio::test]
-async fn a_manager_that_nobody_has_any_more_is_not_kept_alive_by_its_tasks() {
+async fn a_dropped_manager_is_not_kept_alive_by_its_tasks() {
     let heard = Heard::default();
     let store = MemoryStore::new();
     let locks = heard.reaping()(LockManager::builder(store.clone())).build().await.unwrap();
@@ -374,7 +375,7 @@ async fn a_manager_that_nobody_has_any_more_is_not_kept_alive_by_its_tasks() {
     assert_eq!(heard.all(), []);
 }
 
-/// The session wakes up at the very moment at which it is found to be silent.
+/// The session wakes up at the very moment at which it is found to be idle.
 #[tokio::test]
 async fn a_sweep_never_removes_a_lock_that_was_just_granted() {
     const ROUNDS: usize = 100;
@@ -385,23 +386,23 @@ async fn a_sweep_never_removes_a_lock_that_was_just_granted() {
     for round in 0..ROUNDS {
         let (alice, id) = (Aid::new(), format!("{round}"));
         app.granted(&key(&id), &alice).await;
-        silence_all(&database, TTL).await;
+        age_all(&database, TTL).await;
         let swept = async { sweeper.locks.sweep().await.unwrap() };
         let key = key(&id);
         let again = app.granted(&key, &alice);
         let (_, again) = tokio::join!(swept, again);
-        let live = app.locks.inspect(&key).await.unwrap().expect("granted is granted");
+        let live = app.locks.inspect(&key).await.unwrap().expect("the granted lock stays");
         assert_eq!(live.token, again.token, "round {round}");
         app.locks.release(&again).await.unwrap();
     }
 }
 
-/// As above, at the last moment that there is.
+/// The same, at the last possible moment.
 #[tokio::test]
-async fn a_session_that_wakes_up_before_its_locks_are_removed_keeps_what_it_takes() {
+async fn a_session_that_wakes_up_before_its_locks_are_removed_keeps_its_new_locks() {
     let faulty = Faulty::new().await;
     let alice = sessions(&faulty.other, 1).await.remove(0);
-    silence_all(&faulty.database, TTL).await;
+    age_all(&faulty.database, TTL).await;
     faulty.proxy.hold_request("delete");
     let app = faulty.app.clone();
     let sweep = tokio::spawn(async move { app.locks.sweep().await });
@@ -410,17 +411,17 @@ async fn a_session_that_wakes_up_before_its_locks_are_removed_keeps_what_it_take
     faulty.proxy.let_go();
     sweep.await.unwrap().unwrap();
     assert_eq!(faulty.other.held(&key("0 a")).await.token, again.token);
-    assert_eq!(count(&faulty.database).await, 1, "what ran out is gone");
+    assert_eq!(count(&faulty.database).await, 1, "the expired locks are gone");
 }
 
 /// Two servers have found the same session, and one of them is held up until the other is done.
 #[tokio::test]
-async fn who_comes_too_late_to_a_silent_session_announces_nothing() {
+async fn a_server_that_is_too_late_for_an_idle_session_announces_nothing() {
     let faulty = Faulty::new().await;
     let heard = Heard::default();
     let quick = App::with(&faulty.database, heard.listening()).await;
     sessions(&quick, 2).await;
-    silence_all(&faulty.database, TTL).await;
+    age_all(&faulty.database, TTL).await;
     faulty.proxy.hold_request("update");
     let app = faulty.app.clone();
     let slow = tokio::spawn(async move { app.locks.sweep().await });
@@ -435,9 +436,9 @@ async fn who_comes_too_late_to_a_silent_session_announces_nothing() {
     assert_eq!(heard.all().len(), 2);
 }
 
-/// After the tombstone and before the removal, which is when the locks would be live for good.
+/// It got stuck after the tombstone and before the removal, when the locks would stay live forever.
 #[tokio::test]
-async fn a_logout_that_got_stuck_is_finished_by_another_server() {
+async fn a_stuck_logout_is_completed_by_another_server() {
     let faulty = Faulty::new().await;
     let heard = Heard::default();
     let other = App::with(&faulty.database, heard.listening()).await;
@@ -446,7 +447,11 @@ async fn a_logout_that_got_stuck_is_finished_by_another_server() {
     let (app, aid) = (faulty.app.clone(), alice.clone());
     let logout = tokio::spawn(async move { app.locks.end_session(&aid).await });
     faulty.proxy.until_fired(1).await;
-    assert_eq!(other.locks.sweep().await.unwrap(), 0, "the first one may still be at it");
+    assert_eq!(
+        other.locks.sweep().await.unwrap(),
+        0,
+        "the first server may still be working on it"
+    );
     let_leases_pass(&faulty.database).await;
     assert_eq!(other.locks.sweep().await.unwrap(), 1);
     assert_eq!(count(&faulty.database).await, 0);
@@ -468,20 +473,20 @@ async fn nothing_is_left_to_announce(database: &Database) {
     .await;
 }
 
-/// They would pass by themselves; no test waits for that.
+/// Lets all leases pass. They would pass on their own, but no test waits for that.
 async fn let_leases_pass(database: &Database) {
     let ended: Collection<Document> = database.collection("doclock.ended");
     let pass = vec![doc! { "$set": { "lease": { "$subtract": ["$lease", 600_000] } } }];
     ended.update_many(doc! { "lease": { "$exists": true } }, pass).await.unwrap();
 }
 
-/// "For ever" as some programs write it. It must not be in the way of anybody else.
+/// A date that some programs write for "forever". It must not stop the reaper for other locks.
 #[tokio::test]
 async fn no_date_of_a_foreign_record_stops_the_reaper() {
     let database = replica_set().await;
     let app = App::on(&database).await;
     let alice = sessions(&app, 1).await.remove(0);
-    silence_all(&database, TTL).await;
+    age_all(&database, TTL).await;
     for (id, ms) in [("max", i64::MAX), ("min", i64::MIN), ("before 1970", -1)] {
         let foreign = doc! { "_id": id, "ts": DateTime::from_millis(ms), "aid": "x", "token": "x" };
         lock_records(&database).insert_one(foreign).await.unwrap();
@@ -509,7 +514,7 @@ async fn the_reaper_waits_until_all_types_are_registered() {
     let before = App::on(&database).await;
     before.locks.register::<Later>().await.unwrap();
     let alice = sessions(&before, 1).await.remove(0);
-    silence_all(&database, TTL).await;
+    age_all(&database, TTL).await;
     let live = actix_doclock::LockKey::of::<Later>("live".into()).unwrap();
     before.granted(&live, &alice).await;
 
@@ -524,9 +529,9 @@ async fn the_reaper_waits_until_all_types_are_registered() {
     assert_eq!(heard.all(), [], "she holds a lock on another type");
 }
 
-/// Its program knows when its sessions end; we do not.
+/// The foreign program knows when its sessions end; this crate does not.
 #[tokio::test]
-async fn the_locks_of_foreign_programs_are_left_to_the_ttl_index() {
+async fn locks_of_foreign_programs_are_left_to_the_ttl_index() {
     let database = replica_set().await;
     let heard = Heard::default();
     let app = App::with(&database, heard.listening()).await;
@@ -559,7 +564,7 @@ async fn a_sweep_whose_replies_and_requests_are_lost_ends_each_session_once() {
 async fn a_sweep_that_loses(losses: usize, command: &str, drop: fn(&Proxy, &str)) {
     let faulty = Faulty::new().await;
     let aids = sessions(&faulty.other, 3).await;
-    silence_all(&faulty.database, TTL).await;
+    age_all(&faulty.database, TTL).await;
     for _ in 0..losses {
         drop(&faulty.proxy, command);
     }
@@ -576,7 +581,7 @@ async fn a_sweep_that_loses(losses: usize, command: &str, drop: fn(&Proxy, &str)
     faulty.assert_fired(losses);
 }
 
-/// A server whose listener waits for the test, with that as its deadline.
+/// A server whose listener waits for the test, with that time as its deadline.
 async fn with_patient_listener(
     database: &Database,
     heard: &Heard,
@@ -598,7 +603,7 @@ async fn with_patient_listener(
 }
 
 #[tokio::test]
-async fn a_listener_is_called_once_although_noting_that_is_lost() {
+async fn a_listener_is_called_once_although_the_record_of_the_call_is_lost() {
     for drop in [Proxy::drop_reply_to, Proxy::drop_request] {
         let faulty = Faulty::new().await;
         let heard = Heard::default();
@@ -615,7 +620,7 @@ async fn a_listener_is_called_once_although_noting_that_is_lost() {
 }
 
 #[tokio::test]
-async fn a_listener_is_called_once_although_noting_that_takes_until_an_outage_is_over() {
+async fn a_listener_is_called_once_although_an_outage_delays_the_record_of_the_call() {
     let deadline = Duration::from_millis(300);
     let faulty = Faulty::new().await;
     let heard = Heard::default();
@@ -624,7 +629,7 @@ async fn a_listener_is_called_once_although_noting_that_takes_until_an_outage_is
     let (_app, go_on) = with_patient_listener(through, &heard, deadline).await;
     heard.until("it is called", 1).await;
     faulty.proxy.cut();
-    // Called again, it would not wait a second time.
+    // A second call would not wait again.
     go_on.notify_one();
     go_on.notify_one();
     // Longer than the driver looks for a server.
@@ -641,22 +646,22 @@ impl std::fmt::Debug for Heard {
     }
 }
 
-// ---- a server that is killed --------------------------------------------------------------------
+// ---- a killed server ------------------------------------------------------------------------------
 
 const CHILD_URI: &str = "DOCLOCK_TEST_CHILD_URI";
 const CHILD_DIRECT_URI: &str = "DOCLOCK_TEST_CHILD_DIRECT_URI";
 const CHILD_DATABASE: &str = "DOCLOCK_TEST_CHILD_DATABASE";
 
-/// Another application server, in a process of its own, that sweeps once when it is told to. Its
-/// listener writes down in the collection `told` what it hears.
+/// Another application server, in a separate process, that sweeps once when it is told to. Its listener
+/// records the announcements in the collection `told`.
 struct Sweeper {
     process: Child,
-    /// Open as long as it may write.
+    /// Must stay open as long as the process may write.
     _output: BufReader<ChildStdout>,
 }
 
 impl Sweeper {
-    /// What it calls itself to the server.
+    /// Its name at the server.
     const NAME: &str = "sweeper";
 
     fn start(uri: &str, direct_uri: &str, database: &str) -> Self {
@@ -690,7 +695,7 @@ impl Sweeper {
     }
 }
 
-/// Kills it as `kill -9` does.
+/// Kills the process like `kill -9`.
 impl Drop for Sweeper {
     fn drop(&mut self) {
         let _ = self.process.kill();
@@ -717,7 +722,7 @@ fn sweeps_as_a_child_of_another_test() {
             })
         });
         let app = app.await;
-        // The announcer has asked once when it was started.
+        // The announcer has asked once since it was started.
         sleep(Duration::from_millis(100)).await;
         println!("ready");
         stdin().lock().read_line(&mut String::new()).unwrap();
@@ -737,9 +742,9 @@ fn to_record(ended: &SessionEnded) -> Document {
     }
 }
 
-/// The server goes on with commands that it has received when their client is killed. Late enough,
-/// one of them would take a lease anew that the test has let pass.
-async fn nothing_more_comes_from_it(database: &Database) {
+/// The server continues with received commands when their client is killed. If it is late enough, such
+/// a command would renew a lease that the test has let pass.
+async fn until_it_sends_nothing_more(database: &Database) {
     let admin = database.client().database("admin");
     eventually("its commands are done and its connections closed", async || {
         let of_it = [
@@ -751,17 +756,18 @@ async fn nothing_more_comes_from_it(database: &Database) {
     .await;
 }
 
-/// Killed before its first command, its second, and so on, until there is none left: another server
-/// goes on. A second announcement has the `event` of the first and says that it is `repeated`.
+/// The server is killed before its first command, its second, and so on, until no command is left;
+/// another server continues. A second announcement has the `event` of the first and says that it is
+/// `repeated`.
 #[tokio::test]
-async fn a_server_that_is_killed_while_it_sweeps_leaves_nothing_undone() {
+async fn a_server_killed_in_a_sweep_leaves_nothing_undone() {
     let server = mongod::local_replica_set().await;
     let mut killed = 0;
     for commands in 0.. {
         let database = client(&server.uri()).await.database(&fresh_name());
         let survivor = App::on(&database).await;
         let aids = sessions(&survivor, 3).await;
-        silence_all(&database, TTL).await;
+        age_all(&database, TTL).await;
         let proxy = Proxy::start(server.port());
         let uris =
             [proxy.uri(), server.uri()].map(|uri| format!("{uri}&appName={}", Sweeper::NAME));
@@ -775,7 +781,7 @@ async fn a_server_that_is_killed_while_it_sweeps_leaves_nothing_undone() {
         }
         let was_held = proxy.fired() > 0;
         drop((sweeper, proxy));
-        nothing_more_comes_from_it(&database).await;
+        until_it_sends_nothing_more(&database).await;
         killed += usize::from(was_held);
 
         let_leases_pass(&database).await;
@@ -808,14 +814,14 @@ async fn a_server_that_is_killed_while_it_sweeps_leaves_nothing_undone() {
             break;
         }
     }
-    // Finding, claiming, naming, removing, announcing: a sweep has at least so many steps.
+    // Find, claim, name, remove, announce: a sweep has at least this many steps.
     assert!(killed >= 8, "killed {killed} times");
 }
 
-/// A save that touched the lock before it expired, and is committed after somebody has noted that: the lock
-/// lives again under the same token. What was noted is about its earlier lease.
+/// A save touched the lock before the lock expired, and commits after a contender has noted the expiry.
+/// The lock is live again under the same token. The note is about its earlier lease.
 #[tokio::test]
-async fn a_lock_that_a_late_commit_has_renewed_is_announced_when_it_expires_again() {
+async fn a_lock_renewed_by_a_late_commit_is_announced_when_it_expires_again() {
     let database = replica_set().await;
     let heard = Heard::default();
     let app = App::with(&database, heard.listening()).await;
@@ -823,7 +829,7 @@ async fn a_lock_that_a_late_commit_has_renewed_is_announced_when_it_expires_agai
     app.granted(&key("a"), &alice).await;
     age(&database, &key("a"), TTL).await;
     let expired = record(&database, &key("a")).await.unwrap();
-    // Bob notes the expired lock and takes it over: the state in between is that of a commit in between.
+    // Bob notes the expired lock and takes it over; a commit in between would find this state.
     let lock = app.granted(&key("a"), &bob).await;
     app.locks.release(&lock).await.unwrap();
     let mut renewed = expired;
@@ -838,10 +844,10 @@ async fn a_lock_that_a_late_commit_has_renewed_is_announced_when_it_expires_agai
     assert_eq!(heard.of(&alice)[0].locks, [key("a")]);
 }
 
-/// The contender has found the expired lock, the sweep removes the lock and announces its session, and only
-/// then the contender writes the trace.
+/// A contender finds the expired lock, the sweep removes the lock and announces its session, and only
+/// then does the contender write the trace.
 #[tokio::test]
-async fn a_trace_that_comes_after_the_sweep_is_not_announced_again() {
+async fn a_trace_written_after_the_sweep_is_not_announced_again() {
     let database = replica_set().await;
     let heard = Heard::default();
     let app = App::with(&database, heard.listening()).await;

@@ -1,4 +1,4 @@
-//! `docs/operations.md` and `docs/grafana.json` say what the code does.
+//! `docs/operations.md` and `docs/grafana.json` agree with the code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -32,7 +32,7 @@ fn logged() -> BTreeSet<(String, String)> {
                 panic!("{}: a line without a target: log::{level}!({call:.80}", file.display())
             });
             let (target, _) = target.split_once('"').unwrap();
-            // Its level is not known here: a warning, and less when it comes again.
+            // The level is chosen at run time: a warning, and a debug line when it repeats.
             let levels = if level == "log" { vec!["warn", "debug"] } else { vec![level] };
             lines.extend(levels.into_iter().map(|level| (target.to_owned(), level.to_owned())));
         }
@@ -40,7 +40,7 @@ fn logged() -> BTreeSet<(String, String)> {
     lines
 }
 
-/// Their names are what people filter and alert by.
+/// People filter and alert by these names.
 #[test]
 fn each_target_and_level_of_the_log_is_in_the_table_and_no_other() {
     let document = read("docs/operations.md");
@@ -56,7 +56,7 @@ fn each_target_and_level_of_the_log_is_in_the_table_and_no_other() {
     assert_eq!(logged(), documented);
 }
 
-/// The names in the text that begin as our metrics do.
+/// The names in the text that look like our metrics.
 #[cfg(feature = "metrics")]
 fn metrics_in(text: &str) -> BTreeSet<&str> {
     let names = text.match_indices("doclock_").filter_map(|(at, _)| {
@@ -71,12 +71,12 @@ fn metrics_in(text: &str) -> BTreeSet<&str> {
 
 #[cfg(feature = "metrics")]
 #[test]
-fn each_metric_is_in_the_table_and_what_the_dashboard_shows_exists() {
+fn each_metric_is_in_the_table_and_each_metric_of_the_dashboard_exists() {
     let all: BTreeSet<_> = actix_doclock::metrics::ALL.iter().copied().collect();
     let document = read("docs/operations.md");
     let rows = document.lines().filter(|line| line.starts_with("| `doclock_"));
     assert_eq!(metrics_in(&rows.collect::<String>()), all);
-    assert_eq!(metrics_in(&document), all, "nor does the text name another one");
+    assert_eq!(metrics_in(&document), all, "the text names exactly these metrics");
     let dashboard = read("docs/grafana.json");
     let _: serde_json::Value = serde_json::from_str(&dashboard).expect("it is JSON");
     let shown = metrics_in(&dashboard);

@@ -1,4 +1,4 @@
-//! What a readiness probe is told, on each store, and while something is broken.
+//! The answers to a readiness probe, on each store, also during failures.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use crate::rig::mongod::{self, Mongod};
 use crate::rig::{client, fresh_database, fresh_name};
 
 const DEADLINE: Duration = Duration::from_secs(1);
-/// What an answer may take on a busy machine; short of the ten seconds after which the driver by
-/// itself notices a server that does not answer.
+/// The time that an answer may take on a busy machine. It is less than the ten seconds after which the
+/// driver itself notices a server that does not answer.
 const BY_THE_DEADLINE: Duration = Duration::from_secs(5);
-/// Often enough to be seen at work.
+/// So often that the reaper is seen at work.
 const OFTEN: Duration = Duration::from_millis(50);
 
 async fn embedded(settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder) -> LockManager {
@@ -30,17 +30,14 @@ async fn embedded(settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilde
     locks
 }
 
-/// The problem that says this, and no other.
+/// Asserts that this problem is reported, and no other.
 fn assert_only_problem(report: &HealthReport, text: &str) {
     assert!(report.problems.len() == 1 && report.problems[0].contains(text), "{report:?}");
 }
 
-/// One with a reaper that has swept.
+/// The report of a healthy manager whose reaper has swept.
 async fn in_order(locks: &LockManager) -> HealthReport {
-    eventually("silent sessions have been looked for", async || {
-        locks.health().reaper.last_sweep.is_some()
-    })
-    .await;
+    eventually("the reaper has swept", async || locks.health().reaper.last_sweep.is_some()).await;
     let report = locks.check_health().await;
     assert_eq!(report.problems, [""; 0]);
     assert!(report.is_ready() && report.is_healthy() && report.store.reachable);
@@ -52,13 +49,13 @@ fn topology(report: &HealthReport) -> Topology {
 }
 
 #[tokio::test]
-async fn an_embedded_store_is_in_order() {
+async fn an_embedded_store_is_healthy() {
     let locks = embedded(|settings| settings.reaper_interval(OFTEN)).await;
     assert_eq!(topology(&in_order(&locks).await), Topology::Embedded);
 }
 
 #[tokio::test]
-async fn a_server_of_each_topology_is_in_order_and_says_what_it_is() {
+async fn a_server_of_each_topology_is_healthy_and_reports_its_topology() {
     let replica_set = mongod::shared_replica_set().await;
     let standalone = mongod::shared_standalone().await.uri();
     for (uri, expected) in
@@ -72,7 +69,7 @@ async fn a_server_of_each_topology_is_in_order_and_says_what_it_is() {
     }
 }
 
-/// It is for programs: a field that is gone or means something else breaks them.
+/// Programs read the report: a field that disappears or changes its meaning breaks them.
 #[tokio::test]
 async fn the_report_is_stable_json() {
     let locks = embedded(|settings| settings.without_reaper()).await;
@@ -100,7 +97,7 @@ async fn the_report_is_stable_json() {
     assert_eq!(report, expected);
 }
 
-/// A server for this test to break.
+/// A server that the test may break.
 async fn breakable() -> (Mongod, Database, LockManager) {
     let server = Mongod::start_replica_set().await;
     let database = fresh_database(&server.uri()).await;
@@ -118,7 +115,7 @@ async fn unavailable_in_time(locks: &LockManager) -> HealthReport {
 }
 
 #[tokio::test]
-async fn a_store_that_does_not_answer_is_said_to_be_unreachable_by_the_deadline() {
+async fn a_store_that_does_not_answer_is_reported_unreachable_by_the_deadline() {
     let (server, _, locks) = breakable().await;
     server.pause();
     let report = unavailable_in_time(&locks).await;
@@ -144,7 +141,7 @@ async fn a_store_that_does_not_answer_is_said_to_be_unreachable_by_the_deadline(
 #[tokio::test]
 async fn a_replica_set_without_a_primary_is_reachable_and_not_ready() {
     let (server, _, locks) = breakable().await;
-    // There is nobody else to be elected.
+    // There is no other member to elect.
     server.admin(doc! { "replSetStepDown": 120, "force": true }).await;
     eventually("its driver has noticed", async || locks.check_health().await.store.reachable).await;
     let report = unavailable_in_time(&locks).await;
@@ -153,7 +150,7 @@ async fn a_replica_set_without_a_primary_is_reachable_and_not_ready() {
 }
 
 #[tokio::test]
-async fn a_missing_index_is_named_until_a_server_is_started() {
+async fn a_missing_index_is_reported_until_a_server_is_started() {
     let server = mongod::shared_replica_set().await;
     let database = fresh_database(server.uri()).await;
     let app = App::on(&database).await;
@@ -168,7 +165,7 @@ async fn a_missing_index_is_named_until_a_server_is_started() {
         App::on(&database).await;
         assert!(app.locks.check_health().await.is_healthy());
     }
-    // Without the TTL it is not the same index.
+    // Without its TTL it is a different index.
     lock_records(&database).drop_index("ts_1").await.unwrap();
     let plain = mongodb::IndexModel::builder().keys(doc! { "ts": 1 }).build();
     lock_records(&database).create_index(plain).await.unwrap();
@@ -182,7 +179,7 @@ async fn a_missing_index_is_named_until_a_server_is_started() {
 }
 
 #[tokio::test]
-async fn a_reaper_that_fails_or_is_stopped_or_switched_off_is_named() {
+async fn a_reaper_that_fails_or_is_stopped_or_switched_off_is_reported() {
     let off = embedded(|settings| settings.without_reaper()).await;
     assert_eq!(off.health().reaper.state, ReaperState::Off);
     off.sweep().await.unwrap();
@@ -204,7 +201,7 @@ async fn a_reaper_that_fails_or_is_stopped_or_switched_off_is_named() {
     eventually("it has failed", async || locks.health().reaper.failures > 0).await;
     let reaper = locks.health().reaper;
     assert!(reaper.last_error.unwrap().starts_with("sweep: "), "and says why");
-    assert!(reaper.last_sweep.unwrap() >= DEADLINE, "the last one that succeeded");
+    assert!(reaper.last_sweep.unwrap() >= DEADLINE, "the last successful sweep");
     faulty.proxy.heal();
     eventually("it works again", async || locks.health().reaper.failures == 0).await;
     eventually("all is well again", async || locks.check_health().await.is_healthy()).await;
@@ -217,10 +214,10 @@ async fn a_reaper_that_fails_or_is_stopped_or_switched_off_is_named() {
 }
 
 #[tokio::test]
-async fn a_reaper_whose_runtime_is_gone_is_named() {
+async fn a_reaper_whose_runtime_is_gone_is_reported() {
     let build = || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        // Both go, with all tasks, when this returns.
+        // The runtime and all its tasks end when this returns.
         runtime.block_on(embedded(|settings| settings))
     };
     let locks = tokio::task::spawn_blocking(build).await.unwrap();
@@ -230,7 +227,7 @@ async fn a_reaper_whose_runtime_is_gone_is_named() {
 }
 
 #[tokio::test]
-async fn those_who_wait_and_what_guards_hold_is_counted() {
+async fn waiters_and_locks_held_by_guards_are_counted() {
     let locks = embedded(|settings| settings.deadline(NO_DEADLINE)).await;
     let counts = || (locks.health().waiting, locks.health().guards);
     let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();

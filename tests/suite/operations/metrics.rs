@@ -1,4 +1,4 @@
-//! Each metric moves when its thing happens, and no label is anything that a client can choose.
+//! Each metric changes with its event, and no label has a value that a client can choose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::rig::app::{App, WorkItem, eventually, key, with_deadline};
 use crate::rig::fresh_database;
 use crate::rig::mongod::Mongod;
 
-/// What this thread records, which is all that a test of one thread does.
+/// The metrics recorded by this thread, and so by a single-threaded test.
 pub(crate) struct Recorded {
     snapshotter: Snapshotter,
-    /// Metric and labels, and its sum; of a histogram, how many values.
+    /// The sum for each metric with its labels; for a histogram, the number of values.
     seen: BTreeMap<String, f64>,
     _guard: LocalRecorderGuard<'static>,
 }
@@ -29,7 +29,7 @@ impl Recorded {
         Self { snapshotter: recorder.snapshotter(), seen: BTreeMap::new(), _guard: guard }
     }
 
-    /// A snapshot takes away what it shows, of gauges too.
+    /// A snapshot resets the values that it shows, gauges included.
     fn all(&mut self) -> &BTreeMap<String, f64> {
         for (metric, _, _, value) in self.snapshotter.snapshot().into_vec() {
             let key = metric.key();
@@ -53,7 +53,7 @@ impl Recorded {
         self.all().get(&format!("{metric}{{{labels}}}")).copied().unwrap_or(0.0)
     }
 
-    /// That this and no other one of the metric has been seen so often.
+    /// Asserts that exactly these label sets of the metric were seen, with these values.
     pub(crate) fn assert_only(&mut self, metric: &str, expected: &[(&str, f64)]) {
         let prefix = format!("{metric}{{");
         let seen: BTreeMap<_, _> = (self.all().iter())
@@ -114,7 +114,7 @@ async fn attempts_are_timed_by_their_outcome_and_refusals_counted() {
 }
 
 #[tokio::test]
-async fn who_waits_is_counted_while_it_does_and_timed_by_how_it_ended() {
+async fn a_waiter_is_counted_while_it_waits_and_its_wait_is_timed_by_outcome() {
     let mut seen = Recorded::start();
     let (locks, _) = embedded().await;
     let (exclusive, in_workitem) = ("collection=workitem,mode=exclusive", "collection=workitem");
@@ -149,7 +149,7 @@ async fn who_waits_is_counted_while_it_does_and_timed_by_how_it_ended() {
 }
 
 #[tokio::test]
-async fn two_who_would_wait_for_each_other_are_one_deadlock() {
+async fn two_waiters_for_each_other_are_one_deadlock() {
     let mut seen = Recorded::start();
     let (locks, _) = embedded().await;
     let [one, two] = ["one", "two"].map(|name| locks.job(name));
@@ -165,7 +165,7 @@ async fn two_who_would_wait_for_each_other_are_one_deadlock() {
 }
 
 #[tokio::test]
-async fn one_too_many_that_would_have_to_wait_is_counted_by_the_limit() {
+async fn a_waiter_beyond_a_limit_is_counted_under_that_limit() {
     let mut seen = Recorded::start();
     let (locks, _) = embedded_with(|settings| settings.max_waiters(1)).await;
     let _held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
@@ -191,14 +191,14 @@ async fn guards_are_counted_while_they_hold() {
     }
     assert_eq!(seen.of(names::GUARDS, in_workitem), 2.0);
     guards[0].upgrade().await.unwrap();
-    assert_eq!(seen.of(names::GUARDS, in_workitem), 2.0, "one for the other");
+    assert_eq!(seen.of(names::GUARDS, in_workitem), 2.0, "the upgrade replaces the first guard");
     drop(guards);
     assert_eq!(seen.of(names::GUARDS, in_workitem), 0.0);
     assert_eq!(locks.health().guards, 0);
 }
 
 #[tokio::test]
-async fn what_is_given_back_and_what_is_broken_is_counted() {
+async fn releases_and_breaks_are_counted() {
     let mut seen = Recorded::start();
     let chief = |actor: &Actor, _: &Lock| actor.has_role("chief");
     let (locks, _) = embedded_with(|settings| settings.break_policy(chief)).await;
@@ -232,19 +232,19 @@ async fn what_is_given_back_and_what_is_broken_is_counted() {
 }
 
 #[tokio::test]
-async fn renewals_are_counted_and_a_guard_that_is_found_to_be_lost() {
+async fn renewals_and_lost_guards_are_counted() {
     let mut seen = Recorded::start();
     let (locks, store) = embedded().await;
     locks.renew(&Aid::new()).await.unwrap();
     seen.assert_only(names::RENEWALS, &[("of=session,outcome=ok", 1.0)]);
 
-    // Renewed every third of a second.
+    // A ttl of one second means a renewal every third of a second.
     let job = locks.job("import").ttl(Duration::from_secs(1));
     let guard = job.acquire(&key("a"), Wait::no()).await.unwrap();
     eventually("it is renewed", async || seen.of(names::RENEWALS, "of=guards,outcome=ok") > 0.0)
         .await;
     seen.assert_only(names::LOST, &[]);
-    // By another server.
+    // The break happens on another server.
     let other = LockManager::builder(store).without_reaper().break_policy(|_, _| true);
     let other = other.build().await.unwrap();
     other.register::<WorkItem>().await.unwrap();
@@ -258,7 +258,7 @@ async fn renewals_are_counted_and_a_guard_that_is_found_to_be_lost() {
 }
 
 #[tokio::test]
-async fn ends_of_sessions_are_counted_by_their_reason_and_sweeps_timed() {
+async fn ends_of_sessions_are_counted_by_reason_and_sweeps_are_timed() {
     let mut seen = Recorded::start();
     let (locks, store) = embedded().await;
     locks.end_session(&Aid::new()).await.unwrap();
@@ -299,14 +299,14 @@ async fn an_outage_is_counted_by_verb_and_kind_and_as_an_outcome() {
     // Connections are refused, so that attempts fail instead of hanging.
     server.kill9();
     locks.inspect(&key("a")).await.unwrap_err();
-    eventually("what was left to be done is tried again", async || {
+    eventually("the remaining work is retried", async || {
         seen.of(names::STORE_RETRIES, "kind=unavailable") > 0.0
     })
     .await;
 }
 
 #[tokio::test]
-async fn what_is_not_registered_is_other_to_the_metrics() {
+async fn unregistered_collections_are_counted_as_other() {
     let mut seen = Recorded::start();
     let (locks, _) = embedded().await;
     let mut lock = granted(&locks, "a", &Aid::new()).await;
@@ -327,7 +327,7 @@ async fn each_metric_is_described_with_its_unit() {
     let described = ::metrics::with_local_recorder(&recorder, || {
         names::describe();
         for name in names::ALL {
-            // What is only described is not in a snapshot.
+            // A metric that is only described does not appear in a snapshot.
             match name {
                 name if name.ends_with("_seconds") => ::metrics::histogram!(*name).record(1.0),
                 name if name.ends_with("_total") => ::metrics::counter!(*name).increment(1),

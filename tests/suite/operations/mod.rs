@@ -1,4 +1,4 @@
-//! What the person on call gets: health, metrics, spans, lines of the log.
+//! The tools of operators on call: health, metrics, spans, and log lines.
 
 mod documents;
 mod health;

@@ -1,4 +1,4 @@
-//! Spans say which verb, in which collection, and what came of it; and nothing that is secret.
+//! Spans show the verb, its collection and its outcome, and nothing secret.
 
 use std::env;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::rig::app::{WorkItem, key};
 
-/// What a subscriber writes.
+/// The output of a subscriber.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -30,7 +30,7 @@ impl Lines {
     }
 }
 
-/// The aid and the token that nobody is to read.
+/// The aid and the token that must not appear.
 async fn one_of_each() -> (Aid, String) {
     let locks = LockManager::builder(MemoryStore::new()).without_reaper().build().await.unwrap();
     locks.register::<WorkItem>().await.unwrap();
@@ -48,8 +48,8 @@ async fn one_of_each() -> (Aid, String) {
     (aid, lock.token.unwrap().to_string())
 }
 
-/// In a process of its own: `tracing` notes for the whole process whether anybody wants to hear of a
-/// place in the code, and asks only the thread that comes there first.
+/// Runs in a process of its own: for each place in the code, `tracing` records for the whole process
+/// whether anything subscribes to it, and asks only the first thread that comes there.
 #[test]
 fn each_verb_is_a_span_with_its_collection_and_its_outcome() {
     let mut alone = Command::new(env::current_exe().unwrap());

@@ -1,4 +1,5 @@
-//! A request as an attacker would make it up, from any bytes. Also the body of a fuzz target.
+//! A request that an attacker could make up, built from arbitrary bytes. Also the body of a fuzz
+//! target.
 
 use actix_web::{
     http::{
@@ -8,7 +9,7 @@ use actix_web::{
     test::TestRequest,
 };
 
-/// The headers that somebody here parses.
+/// All headers that the application parses.
 const HEADERS: &[&str] = &[
     "lock-token",
     "doclock-tab",
@@ -23,7 +24,7 @@ const HEADERS: &[&str] = &[
     "accept",
 ];
 
-/// Where the lock API is asked, and the documents of the application.
+/// Paths of the lock API, and of the application's documents.
 const PLACES: &[&str] = &[
     "/locks/note/{}",
     "/locks/number/{}",
@@ -47,14 +48,14 @@ const PLACES: &[&str] = &[
 pub(crate) struct Hostile {
     pub(crate) method: u8,
     pub(crate) place: u8,
-    /// Stands in the path. Each byte as it is or percent-encoded, as the next number says.
+    /// The id in the path. The second number of each pair decides whether its byte is percent-encoded.
     pub(crate) id: Vec<(u8, u8)>,
     pub(crate) headers: Vec<(u8, Vec<u8>)>,
     pub(crate) body: Vec<u8>,
 }
 
 impl Hostile {
-    /// `None` if no parser of HTTP would let it through to us.
+    /// `None` if an HTTP parser would not let the request through.
     pub(crate) fn request(&self) -> Option<TestRequest> {
         let methods = [Method::GET, Method::POST, Method::PUT, Method::DELETE];
         let method = methods[usize::from(self.method) % methods.len()].clone();
@@ -73,7 +74,7 @@ impl Hostile {
         let mut segment = String::new();
         for (byte, how) in &self.id {
             match how % 4 {
-                // Also what is not allowed as it is, and half an encoding.
+                // Includes characters that are not allowed unencoded, and half an encoding.
                 0 if byte.is_ascii_graphic() => segment.push(char::from(*byte)),
                 1 => segment.push_str(&format!("%{byte:02x}")),
                 2 => segment.push_str(&format!("%25{byte:02X}")),
@@ -83,7 +84,7 @@ impl Hostile {
         segment
     }
 
-    /// From the bytes of a fuzzer.
+    /// Builds a request from a fuzzer's bytes.
     #[allow(dead_code, reason = "for the fuzz targets")]
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (&[method, place, id, headers], mut rest) = bytes.split_first_chunk()?;

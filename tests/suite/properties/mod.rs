@@ -1,8 +1,8 @@
-//! Hostile bytes, and whatever else is tried with values that nobody has thought of.
+//! Hostile bytes, and other properties that are tried with random values.
 //!
-//! Each run tries the same values, so that a change is never refused for what it has not done. To look
-//! for new ones: `PROPERTY_SEED=random`, or a seed in hexadecimal digits, as it is printed; and
-//! `PROPERTY_CASES` is how many times as many cases are tried.
+//! Each run tries the same values, so that a change is never blamed for an old bug. To look for new
+//! failures, set `PROPERTY_SEED=random`, or a seed in hexadecimal digits, as it is printed.
+//! `PROPERTY_CASES` multiplies the number of cases.
 
 mod hostile;
 pub(crate) mod records;
@@ -15,7 +15,7 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRng, TestRunner},
 };
 
-/// Tries so many values, and panics with the smallest that fails. In `holds` a panic is a failure.
+/// Tries this many values, and panics with the smallest that fails. A panic in `holds` is a failure.
 pub(crate) fn check<S>(what: &str, cases: u32, values: &S, mut holds: impl FnMut(S::Value))
 where
     S: Strategy<Value: Debug>,

@@ -1,5 +1,5 @@
-//! Records that no program of ours has written, in every field: of locks, of ended sessions. Of web sessions:
-//! tests/suite/web/session_store/records.rs.
+//! Records with arbitrary contents, written by none of our programs: of locks and of ended sessions.
+//! For web sessions, see tests/suite/web/session_store/records.rs.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::rig::{
     mongod,
 };
 
-/// Any BSON, often of a type that would be right.
+/// Any BSON, often of the right type.
 #[allow(clippy::unnecessary_fallible_conversions, reason = "can fail with bson 3")]
 pub(super) fn values() -> impl Strategy<Value = Bson> {
     let now = DateTime::now().timestamp_millis();
@@ -61,7 +61,7 @@ pub(super) fn values() -> impl Strategy<Value = Bson> {
     })
 }
 
-/// All that the records of locks have, and some more.
+/// All fields of lock records, and some more.
 const FIELDS: &[&str] = &[
     "ts", "ttl", "aid", "token", "since", "holder", "label", "user", "readers", "until", "due",
     "leaving", "queue", "fence", "tab", "page", "again", "mode", "taken", "by", "reason",
@@ -74,7 +74,7 @@ pub(crate) fn fields(names: &'static [&'static str]) -> impl Strategy<Value = Do
         .prop_map(|fields| fields.into_iter().map(|(n, it)| (n.to_owned(), it)).collect())
 }
 
-/// Fields that a record of a lock may not have at its top, because no program can insert it so.
+/// Fields that a lock record may not have at its top level, because no program can insert it like that.
 fn lock_fields() -> impl Strategy<Value = Document> {
     fields(&FIELDS[..FIELDS.len() - 1])
 }
@@ -113,7 +113,7 @@ impl Server {
         Self { store, other }
     }
 
-    /// No verb fails, and the document can be had: at once, or after what is shown has been broken.
+    /// No verb fails, and the document can be locked: at once, or after a break of all visible locks.
     async fn survives(&self, mut stored: Document) {
         let (store, locks) = (&self.store, lock_records(self.store.database()));
         let before = record(store.database(), &key("other")).await;
@@ -182,8 +182,8 @@ impl Server {
                         .locks_on(a.collection(), std::slice::from_ref(&a))
                         .await
                         .expect("locks_on");
-                    // Who waits has a place, and shows no token.
-                    assert!(!on_it.is_empty(), "held by {lock:?}, and nobody is there");
+                    // A waiter has a place, and shows no token.
+                    assert!(!on_it.is_empty(), "held by {lock:?}, but no lock or place is shown");
                     for lock in on_it {
                         store.break_lock(&lock, &taken).await.expect("break_lock");
                     }
@@ -194,12 +194,12 @@ impl Server {
                 }
             }
         }
-        panic!("not to be had: {:?}", record(store.database(), &a).await);
+        panic!("cannot be locked: {:?}", record(store.database(), &a).await);
     }
 }
 
 #[test]
-fn no_record_of_a_lock_makes_a_verb_fail_or_locks_for_good() {
+fn no_lock_record_makes_a_verb_fail_or_locks_forever() {
     let runtime = Runtime::new().unwrap();
     for rules in [Rules::new(TTL), Rules::new(TTL).fenced()] {
         let server = runtime.block_on(Server::new(rules));
@@ -210,7 +210,7 @@ fn no_record_of_a_lock_makes_a_verb_fail_or_locks_for_good() {
     }
 }
 
-/// All that the records of ended sessions have.
+/// All fields of the records of ended sessions.
 const ENDED: &[&str] = &[
     "ts", "reason", "for_good", "silent", "event", "locks", "step", "due", "by", "lease", "taken",
     "until", "noted", "told", "announce", "release", "ended", "gone", "left", "x",

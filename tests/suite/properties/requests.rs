@@ -1,5 +1,5 @@
-//! Requests that nobody's browser sends: no answer but one of the contract, and nobody else's lock or
-//! document touched.
+//! Requests that no browser sends. Every answer keeps to the contract, and no other session's lock or
+//! document is touched.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ documents! {
     Named, uuid::Uuid, "uuid";
 }
 
-/// Whom the attacker shall not get at: the lock on the note `a`, and what is written there.
+/// The attacker's target, which must stay unharmed: the lock on the note `a`, and the note's text.
 struct Victim {
     locks: LockManager,
     store: MemoryStore,
@@ -121,7 +121,7 @@ async fn answer(
     (status, serde_json::from_slice(&body).unwrap_or_else(|e| panic!("{e}: {body:?}")))
 }
 
-/// JSON that looks like a body of the API.
+/// JSON that resembles a body of the API.
 fn bodies() -> impl Strategy<Value = Vec<u8>> {
     let leaf = prop_oneof![
         any::<i64>().prop_map(Value::from),
@@ -178,7 +178,7 @@ fn requests() -> impl Strategy<Value = Hostile> {
 }
 
 #[test]
-fn no_request_is_answered_by_anything_but_the_contract() {
+fn every_answer_keeps_to_the_contract() {
     let runtime = actix_web::rt::System::new();
     let victim = runtime.block_on(Victim::new());
     let app = runtime.block_on(victim.app());
@@ -199,9 +199,9 @@ fn no_request_is_answered_by_anything_but_the_contract() {
     assert!(answered > 300, "most requests must get through to be answered: {answered}");
 }
 
-/// Whatever the text, it is the id of one document, and of no other.
+/// Whatever the string, it is the id of exactly one document.
 #[test]
-fn an_id_comes_through_a_path_as_it_is() {
+fn an_id_in_a_path_arrives_unchanged() {
     let runtime = actix_web::rt::System::new();
     let victim = runtime.block_on(Victim::new());
     let app = runtime.block_on(victim.app());
@@ -215,7 +215,7 @@ fn an_id_comes_through_a_path_as_it_is() {
                 assert_eq!(answer(&app, post()).await.0, StatusCode::BAD_REQUEST);
                 return;
             }
-            // An empty segment is no segment, and `a` is somebody else's.
+            // An empty segment does not count as a segment, and `a` belongs to another session.
             if id.is_empty() || id == "a" {
                 return;
             }
@@ -232,7 +232,7 @@ fn an_id_comes_through_a_path_as_it_is() {
 }
 
 #[test]
-fn a_token_reads_back_and_nothing_else_is_one() {
+fn only_a_token_parses_as_a_token() {
     let texts = prop_oneof![any::<String>(), "<?(urn:uuid:)?[{]?[0-9a-fA-F-]{30,38}[}]?>?"];
     check("tokens", 2_000, &texts, |text: String| {
         if let Ok(token) = text.parse::<actix_doclock::LockToken>() {

@@ -1,4 +1,4 @@
-//! All verbs of a store in random order, against one reference that is read in a minute.
+//! All verbs of a store in random order, compared with a reference that can be read in a minute.
 
 mod op;
 mod reference;
@@ -55,7 +55,7 @@ impl Subject for Memory {
 }
 
 #[test]
-fn in_any_order_the_embedded_store_does_what_the_reference_does() {
+fn in_any_order_the_embedded_store_agrees_with_the_reference() {
     let runtime = Runtime::new().unwrap();
     check("verbs, embedded", 500, &sequences(50), |(kind, ops): (Kind, Vec<Op>)| {
         let memory = Memory(MemoryStore::new());
@@ -95,7 +95,7 @@ impl Mongo {
         Self(store)
     }
 
-    /// As new, but with its indexes.
+    /// Empties the database, but keeps its indexes.
     async fn clear(&self) {
         let database = self.0.database();
         lock_records(database).delete_many(doc! {}).await.unwrap();
@@ -107,7 +107,7 @@ impl Mongo {
 }
 
 #[test]
-fn in_any_order_mongodb_does_what_the_reference_does() {
+fn in_any_order_mongodb_agrees_with_the_reference() {
     let runtime = Runtime::new().unwrap();
     let kinds = [(false, false), (false, true), (true, false), (true, true)];
     let of = |(fair, fenced)| runtime.block_on(Mongo::new(Kind { fair, fenced }));

@@ -1,5 +1,5 @@
-//! What is done, in any order. Numbers stand for sessions, documents and what was claimed before, so
-//! that every sequence has a meaning, also a shrunk one.
+//! The operations, in any order. Numbers stand for sessions, documents and earlier claims, so that
+//! every sequence has a meaning, even a shrunk one.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) struct Ask {
     pub(super) who: usize,
     pub(super) document: usize,
     pub(super) shared: bool,
-    /// Waits in the queue if it has to.
+    /// Waits in the queue if the document is locked.
     pub(super) waits: bool,
     pub(super) tab: Option<usize>,
     pub(super) page: Option<usize>,
@@ -29,7 +29,7 @@ pub(super) struct Ask {
     pub(super) max_hold: Option<u64>,
 }
 
-/// `usize`s that are not sessions or documents count back what was claimed: 0 is the latest.
+/// A `usize` that is neither a session nor a document counts back through the claims: 0 is the latest.
 #[derive(Debug, Clone)]
 pub(super) enum Op {
     Acquire(Ask),
@@ -38,11 +38,11 @@ pub(super) enum Op {
     Renew(Vec<usize>),
     KeepPlace(usize),
     Leave(usize),
-    /// And whether its mode is known.
+    /// The flag says whether the mode is known.
     Release(usize, bool),
     Retract(usize),
     RunOutIn(usize, Option<usize>, u64),
-    /// To this session; whoever of the session has it, goes on with it.
+    /// To this session. If the session already holds the lock, it keeps it.
     HandOver(usize, usize, bool),
     ReleaseSession(usize),
     End(usize, bool),
@@ -50,17 +50,17 @@ pub(super) enum Op {
     Announce,
     Break(usize),
     Save(usize),
-    /// The locks on this document, and who waits for them, get older.
+    /// Makes the locks and the waiters of this document older.
     Age(usize, u64),
 }
 
-/// All times are hundreds of seconds, and no case takes that long: what the clock does meanwhile
-/// matters to nobody.
+/// All times are hundreds of seconds, and no case takes that long, so the real time that passes in the
+/// meantime does not matter.
 fn hundreds(of: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = u64> {
     of.prop_map(|n| n * 100)
 }
 
-/// Never at the same moment as a lease: which of the two it was would be a matter of milliseconds.
+/// Never the same moment as the end of a lease; otherwise milliseconds would decide which comes first.
 fn graces() -> impl Strategy<Value = u64> {
     hundreds(0..=2).prop_map(|n| n + 50)
 }

@@ -1,4 +1,4 @@
-//! What a store does, said once more and as plainly as can be: lists, and whole seconds.
+//! The behaviour of a store, written once more as plainly as possible: with lists and whole seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +7,11 @@ use super::op::{DOCUMENTS, Kind};
 /// How long a place is kept.
 pub(super) const PLACE: u64 = 300;
 
-/// A claim, with its number for a token.
+/// A claim, with a number as its token.
 #[derive(Debug, Clone)]
 pub(super) struct Asked {
     pub(super) token: usize,
-    /// The first attempt of it.
+    /// The first attempt of the claim.
     pub(super) claim: usize,
     pub(super) who: usize,
     pub(super) document: usize,
@@ -35,9 +35,9 @@ pub(super) struct Grant {
     renewed: u64,
     ttl: u64,
     max_hold: Option<u64>,
-    /// By a page that has gone.
+    /// The end of the grace period, if its page has left.
     grace: Option<u64>,
-    /// Somebody else was told, or has saved.
+    /// Another request was told of the lock, or has saved under it.
     told: bool,
 }
 
@@ -51,7 +51,7 @@ struct Place {
 
 #[derive(Debug, Clone, Default)]
 struct Document {
-    /// Each document has a clock of its own: making its locks older sets it forward.
+    /// Each document has its own clock, and making its locks older advances the clock.
     now: u64,
     grants: Vec<Grant>,
     queue: Vec<Place>,
@@ -70,7 +70,7 @@ pub(super) struct End {
 pub(super) enum Answer {
     Granted(usize),
     Already(usize),
-    /// By one of these: who runs out last, or who is next. With their tokens if they hold it.
+    /// Held by one of these: the holder that expires last, or the next waiter. Holders have a token.
     Held(Vec<(usize, Option<usize>)>),
 }
 
@@ -78,9 +78,9 @@ pub(super) enum Answer {
 pub(super) struct Reference {
     fair: bool,
     documents: Vec<Document>,
-    /// Who has lost an expired lock to somebody else, and on which document.
+    /// The sessions that lost an expired lock to another session, and on which document.
     former: BTreeSet<(usize, usize)>,
-    /// What ran out while its session had other locks.
+    /// Documents whose locks expired while their session had other locks.
     noted: BTreeMap<usize, BTreeSet<usize>>,
     ends: BTreeMap<usize, End>,
 }
@@ -92,14 +92,14 @@ impl Grant {
     }
 
     pub(super) fn runs_out(&self) -> u64 {
-        let silent = self.renewed + self.ttl;
-        self.limit().map_or(silent, |limit| limit.min(silent))
+        let idle_at = self.renewed + self.ttl;
+        self.limit().map_or(idle_at, |limit| limit.min(idle_at))
     }
 
-    /// It has expired, though it could have been renewed, and its session is another one.
+    /// It has expired although it could have been renewed, and it belongs to another session.
     fn is_of_idle_session(&self, other: usize, now: u64) -> bool {
-        let by_silence = self.limit().is_none_or(|limit| self.renewed + self.ttl < limit);
-        self.runs_out() <= now && self.who != other && by_silence
+        let by_idleness = self.limit().is_none_or(|limit| self.renewed + self.ttl < limit);
+        self.runs_out() <= now && self.who != other && by_idleness
     }
 
     fn is_acquisition(&self, asked: &Asked) -> bool {
@@ -123,7 +123,7 @@ impl Document {
 
     fn grant(&mut self, asked: &Asked) -> &mut Grant {
         let now = self.now;
-        // A reader joins those who are there; whoever else is in comes in alone.
+        // A reader joins the other readers; all other grants are alone.
         self.grants.retain(|it| asked.shared && it.shared && it.who != asked.who);
         self.queue.retain(|place| place.claim != asked.claim);
         self.grants.push(Grant {
@@ -244,12 +244,12 @@ impl Reference {
         grant.map(|it| it.grace = Some(it.grace.map_or(at, |before| before.min(at)))).is_some()
     }
 
-    /// Whether it was handed over.
+    /// Returns whether it was handed over.
     pub(super) fn hand_over(&mut self, from: &Asked, to: &Asked) -> bool {
         let document = &mut self.documents[from.document];
         let is_from = |grant: &Grant| grant.is_acquisition(from) && !grant.shared;
         let Some(at) = document.grants.iter().position(is_from) else { return false };
-        // Taken from its holder, and not handed over by it.
+        // In a fair collection this is a takeover, which only takes a live lock.
         if self.fair && !document.is_live(&document.grants[at]) {
             return false;
         }
@@ -278,7 +278,7 @@ impl Reference {
         self.documents[document].remove(|grant| (grant.who, grant.token) == (who, token))
     }
 
-    /// Names the documents on which it had a live lock.
+    /// Returns the documents on which the session had a live lock.
     pub(super) fn release_session(&mut self, who: usize) -> BTreeSet<usize> {
         let mut named = BTreeSet::new();
         for (at, document) in self.documents.iter_mut().enumerate() {
@@ -293,23 +293,23 @@ impl Reference {
     pub(super) fn end(&mut self, who: usize, reason: &'static str) -> BTreeSet<usize> {
         let released = self.release_session(who);
         if let Some(end) = self.ends.get_mut(&who).filter(|end| end.for_good) {
-            // What it took after it had ended, if nobody has heard of the end yet.
+            // Includes locks taken after the end, if the end is not announced yet.
             if !end.announced {
                 end.documents.extend(&released);
             }
             return released;
         }
         let mut documents = self.noted.remove(&who).unwrap_or_default();
-        // With what it lost by a silence of which nobody has heard.
-        let silence = self.ends.remove(&who).filter(|end| !end.announced);
-        documents.extend(silence.map_or(BTreeSet::new(), |end| end.documents));
+        // Includes the locks of an unannounced expiry.
+        let idle_end = self.ends.remove(&who).filter(|end| !end.announced);
+        documents.extend(idle_end.map_or(BTreeSet::new(), |end| end.documents));
         documents.extend(released);
         let end = End { for_good: true, reason, documents: documents.clone(), announced: false };
         self.ends.insert(who, end);
         documents
     }
 
-    /// How many sessions have fallen silent.
+    /// Returns how many sessions have become idle.
     pub(super) fn sweep(&mut self) -> usize {
         let mut run_out: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         let mut awake = BTreeSet::new();
@@ -318,7 +318,7 @@ impl Reference {
             let now = document.now;
             document.queue.retain(|place| place.until > now);
             for grant in document.grants.extract_if(.., |grant| grant.runs_out() <= now) {
-                // One that was not to last longer says nothing.
+                // A lock that reached its limit says nothing about its session.
                 if grant.limit().is_none_or(|limit| grant.renewed + grant.ttl < limit) {
                     run_out.entry(grant.who).or_default().insert(at);
                 }
@@ -327,13 +327,13 @@ impl Reference {
         for (who, at) in std::mem::take(&mut self.former) {
             run_out.entry(who).or_default().insert(at);
         }
-        let mut silent = 0;
+        let mut idle = 0;
         for (who, documents) in run_out {
             if awake.contains(&who) {
                 self.noted.entry(who).or_default().extend(documents);
                 continue;
             }
-            silent += 1;
+            idle += 1;
             let mut all = self.noted.remove(&who).unwrap_or_default();
             all.extend(documents);
             match self.ends.get_mut(&who) {
@@ -345,10 +345,10 @@ impl Reference {
                 }
             }
         }
-        silent
+        idle
     }
 
-    /// What nobody has announced; now somebody has.
+    /// Takes all unannounced ends, and marks them as announced.
     pub(super) fn announce(&mut self) -> BTreeMap<usize, End> {
         let mut told = BTreeMap::new();
         for (who, end) in self.ends.iter_mut().filter(|(_, end)| !end.announced) {
@@ -362,14 +362,14 @@ impl Reference {
         self.ends.get(&who)
     }
 
-    /// The live locks on a document, each with how long it lasts.
+    /// The live locks on a document, each with the time left.
     pub(super) fn locks_on(&self, document: usize) -> BTreeMap<(usize, usize), (Grant, u64)> {
         let document = &self.documents[document];
         let left = |grant: &Grant| (grant.clone(), grant.runs_out() - document.now);
         document.live().map(|grant| ((grant.who, grant.token), left(grant))).collect()
     }
 
-    /// Under which claim the document was saved last.
+    /// The claim under which the document was saved last.
     pub(super) fn saved(&self, document: usize) -> Option<usize> {
         self.documents[document].saved
     }
@@ -384,7 +384,7 @@ impl Document {
             let last = others.iter().filter(|it| it.runs_out() == last);
             return Some(last.map(|it| (it.who, Some(it.token))).collect());
         }
-        // Who reads already does not queue for an upgrade: those who wait, wait for it.
+        // A reader does not queue for an upgrade, because the waiters wait for that reader.
         if self.live().any(|it| it.who == asked.who) {
             return None;
         }

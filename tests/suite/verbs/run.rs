@@ -1,4 +1,4 @@
-//! One sequence, step by step on a store and on the reference.
+//! Runs one sequence, step by step, on a store and on the reference.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ use crate::rig::app::{WorkItem, key};
 
 const COLLECTIONS: &[&str] = &["workitem"];
 
-/// A store, and what must be done past its verbs.
+/// A store, and the operations beyond its verbs that the test needs.
 pub(super) trait Subject {
     type Store: Store;
 
@@ -30,7 +30,7 @@ pub(super) trait Subject {
     /// Makes the locks and places on this document older, if there are any.
     async fn age(&self, key: &LockKey, by: Duration);
 
-    /// How many records of locks there are, live or not. `None` if that cannot be seen.
+    /// The number of lock records, live or not. `None` if the test cannot see them.
     async fn records(&self) -> Option<u64>;
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Run<'a, S> {
     aids: Vec<Aid>,
     tabs: [TabId; 2],
     pages: [PageId; 2],
-    /// All claims, the latest last; their places are the reference's tokens.
+    /// All claims, the latest last. Their positions are the tokens of the reference.
     claims: Vec<(Asked, Claim)>,
     fences: BTreeMap<usize, FencingToken>,
 }
@@ -133,7 +133,7 @@ impl<'a, S: Subject> Run<'a, S> {
         }
     }
 
-    /// What is about one acquisition.
+    /// A step that concerns one acquisition.
     async fn step_of_claim(&mut self, op: &Op, asked: &Asked, claim: &Claim) {
         let (store, key) = (self.on.store(), document(asked.document));
         let (aid, token) = (&claim.aid, claim.token);
@@ -179,7 +179,7 @@ impl<'a, S: Subject> Run<'a, S> {
                     max_hold: asked.max_hold,
                 });
                 let (to, mut claim) = self.claims[to].clone();
-                // Where others wait, it is only taken.
+                // In a fair collection, the lock is taken over, not handed over.
                 let by = Taken { by: "root".to_owned(), reason: String::new() };
                 claim.taken = self.kind.fair.then_some(by);
                 let lock = store
@@ -237,7 +237,7 @@ impl<'a, S: Subject> Run<'a, S> {
 
     async fn sweep(&mut self) {
         let swept = self.on.store().sweep(COLLECTIONS, Uuid::new_v4(), 1_000).await.unwrap();
-        assert_eq!(swept.sessions, self.reference.sweep(), "fell silent");
+        assert_eq!(swept.sessions, self.reference.sweep(), "sessions that became idle");
         assert!(!swept.more);
     }
 
@@ -255,7 +255,7 @@ impl<'a, S: Subject> Run<'a, S> {
         }
     }
 
-    /// The locks that are live, and how long for.
+    /// Compares the live locks, and their time left.
     async fn compare(&self) {
         let listed = self.on.store().list(COLLECTIONS[0], None, 100).await.unwrap();
         let mut seen = BTreeMap::new();
@@ -270,7 +270,7 @@ impl<'a, S: Subject> Run<'a, S> {
         assert_eq!(listed.len(), expected.len(), "live: {listed:#?}, not {expected:#?}");
         for (n, ((who, token), (grant, left))) in expected {
             let lock = seen.get(&(BTreeSet::from([n]), who, token));
-            let lock = lock.unwrap_or_else(|| panic!("{grant:?} on {n} is not there: {listed:#?}"));
+            let lock = lock.unwrap_or_else(|| panic!("{grant:?} on {n} is missing: {listed:#?}"));
             let (left, told) = (seconds(left), lock.expires_in());
             assert!(told <= left && told > left - seconds(40), "{told:?}, not {left:?}: {grant:?}");
             assert_eq!(lock.mode == Mode::Shared, grant.shared);
@@ -279,7 +279,7 @@ impl<'a, S: Subject> Run<'a, S> {
         }
     }
 
-    /// Everything that can be asked for.
+    /// Compares everything that a store can be asked.
     async fn compare_in_detail(&self) {
         let store = self.on.store();
         for n in 0..DOCUMENTS {
@@ -314,7 +314,7 @@ impl<'a, S: Subject> Run<'a, S> {
         }
     }
 
-    /// When everybody has gone nothing is left.
+    /// Once all sessions have gone, nothing is left.
     async fn clear(self) {
         let store = self.on.store();
         for (asked, claim) in &self.claims {
@@ -373,13 +373,13 @@ impl<'a, S: Subject> Run<'a, S> {
         Some(self.claims.iter().position(of).expect("one of ours"))
     }
 
-    /// A new grant has a higher fence than all before it; the same one has its own.
+    /// A new grant has a higher fence than all earlier ones; a repeated grant keeps its own.
     fn rises(&mut self, n: usize, lock: &Lock) {
         assert_eq!(lock.fence.is_some(), self.kind.fenced);
         let (Some(fence), Some(token)) = (lock.fence, self.token(lock)) else { return };
         let before = |it: &&usize| self.claims[**it].0.document == n && **it != token;
         let highest = self.fences.keys().filter(before).map(|it| self.fences[it]).max();
-        // One that was granted again after it had run out, or another time, has a new one.
+        // A token that was granted again after its expiry has a new fence.
         if self.fences.get(&token) != Some(&fence) {
             assert!(highest.is_none_or(|highest| fence > highest), "{fence} after {highest:?}");
         }

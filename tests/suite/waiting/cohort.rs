@@ -1,9 +1,9 @@
-//! Going from hand to hand within a process, and who waits elsewhere.
+//! Handovers within a process, while waiters elsewhere wait for the same lock.
 
 use super::*;
 
 on_each_store! {
-    async fn who_waits_elsewhere_is_let_in_although_others_keep_coming_here(cluster: Cluster) {
+    async fn a_waiter_elsewhere_is_let_in_although_waiters_keep_coming_here(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
         let mut busy = JoinSet::new();
         for _ in 0..4 {
@@ -19,7 +19,7 @@ on_each_store! {
         for _ in 0..3 {
             let key = key("a");
             let acquire = other.acquire(&key, Wait::until_acquired());
-            in_time("it is let in", acquire).await.unwrap().release().await.unwrap();
+            in_time("the waiter elsewhere is let in", acquire).await.unwrap().release().await.unwrap();
         }
     }
 }

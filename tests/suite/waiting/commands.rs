@@ -1,4 +1,4 @@
-//! What waiting costs the server.
+//! The cost of waiting for the server.
 
 use mongodb::bson::doc;
 
@@ -6,13 +6,13 @@ use super::*;
 use crate::rig::mongod::Mongod;
 use crate::rig::{Commands, counted_database};
 
-/// A cluster whose commands are counted, those of all its servers together.
+/// A cluster that counts the commands of all its servers together.
 async fn counted() -> (Cluster, Commands) {
     let (database, commands) = counted_database(mongod::shared_replica_set().await.uri()).await;
     (Cluster::Mongo(database), commands)
 }
 
-/// The stream is open, and who waits has asked again since.
+/// Waits until the stream is open and the waiter has asked again.
 async fn is_told(locks: &LockManager, commands: &Commands) {
     until_told(locks, WorkItem::COLLECTION).await;
     eventually("nobody asks any more", async || {
@@ -23,7 +23,7 @@ async fn is_told(locks: &LockManager, commands: &Commands) {
     .await;
 }
 
-/// In the order of arrival, each holds it for a while. Returns the order.
+/// Serves waiters in the order of arrival; each holds the lock for a while. Returns the order.
 async fn all_served(waiting: Vec<JoinHandle<LockGuard>>, hold: Duration) -> Vec<usize> {
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut all = JoinSet::new();
@@ -36,21 +36,21 @@ async fn all_served(waiting: Vec<JoinHandle<LockGuard>>, hold: Duration) -> Vec<
             guard.release().await.unwrap();
         });
     }
-    // Of all together nobody knows how long a slow server takes.
+    // There is no limit for all together, because the server may be slow.
     while let Some(served) = in_time("the next one is served", all.join_next()).await {
         served.unwrap();
     }
     Arc::into_inner(order).unwrap().into_inner().unwrap()
 }
 
-/// Those by which locks are taken, handed over and released, for each of a crowd.
+/// The writes that take, hand over and release locks, per waiter of a crowd.
 fn writes_for_each(sent: &[String], crowd: usize) -> f64 {
     let writes = sent.iter().filter(|it| ["findAndModify", "delete"].contains(&it.as_str()));
     writes.count() as f64 / crowd as f64
 }
 
 #[tokio::test]
-async fn a_hand_over_costs_the_same_however_many_wait_and_keeps_the_order_of_arrival() {
+async fn a_handover_costs_the_same_for_any_number_of_waiters_and_keeps_their_order() {
     const AT_MOST: f64 = 6.0;
     const WRITES: f64 = 1.3;
     for crowd in [100, 1_000] {
@@ -66,7 +66,7 @@ async fn a_hand_over_costs_the_same_however_many_wait_and_keeps_the_order_of_arr
         }
         sleep(A_WHILE).await;
         let joining: Vec<_> = commands.take().into_iter().filter(|it| it != "getMore").collect();
-        assert_eq!(joining, [""; 0], "who is not the first asks nobody");
+        assert_eq!(joining, [""; 0], "only the first waiter asks the server");
 
         let began = Instant::now();
         held.release().await.unwrap();
@@ -76,20 +76,20 @@ async fn a_hand_over_costs_the_same_however_many_wait_and_keeps_the_order_of_arr
         let of = |name: &str| sent.iter().filter(|it| *it == name).count();
         let each = sent.len() as f64 / crowd as f64;
         eprintln!(
-            "{crowd} wait: {each:.2} commands for each hand-over ({} findAndModify, {} delete, {} getMore), \
+            "{crowd} wait: {each:.2} commands for each handover ({} findAndModify, {} delete, {} getMore), \
              {:?} each",
             of("findAndModify"),
             of("delete"),
             of("getMore"),
             took / crowd as u32,
         );
-        assert!(each <= AT_MOST, "{crowd}: {each} commands for each hand-over");
+        assert!(each <= AT_MOST, "{crowd}: {each} commands for each handover");
         let writes = writes_for_each(&sent, crowd);
-        assert!(writes <= WRITES, "{crowd}: {writes} writes for each hand-over");
+        assert!(writes <= WRITES, "{crowd}: {writes} writes for each handover");
     }
 }
 
-/// A write takes at least this long, as on a disk that is kept busy.
+/// Makes each write take at least this long, as on a busy disk.
 async fn slow_down(server: &Mongod, write: Duration) {
     let slow = doc! {
         "failCommands": ["findAndModify", "delete", "update"],
@@ -100,10 +100,10 @@ async fn slow_down(server: &Mongod, write: Duration) {
     server.admin(slow).await;
 }
 
-/// Those who come next must not ask before it is their turn: each answer takes its time, in which nobody can
-/// hand them the lock. Also not after the release in between that lets other processes in.
+/// Waiters must not ask before their turn: each answer takes time, and in that time no lock can be
+/// handed over to them. This also holds after a release in between that lets other processes in.
 #[tokio::test]
-async fn on_a_slow_server_a_hand_over_takes_no_more_writes_than_on_a_quick_one() {
+async fn on_a_slow_server_a_handover_takes_no_more_writes_than_on_a_fast_one() {
     const CROWD: usize = 80;
     const AT_MOST: f64 = 1.3;
     let write = Duration::from_millis(50);
@@ -129,16 +129,14 @@ async fn on_a_slow_server_a_hand_over_takes_no_more_writes_than_on_a_quick_one()
         held.release().await.unwrap();
         assert_eq!(all_served(all, hold).await, Vec::from_iter(0..CROWD));
         let writes = writes_for_each(&commands.take(), CROWD);
-        eprintln!(
-            "held for {hold:?}, max_hold {max_hold:?}: {writes:.2} writes for each hand-over"
-        );
-        assert!(writes <= AT_MOST, "held for {hold:?}: {writes} writes for each hand-over");
+        eprintln!("held for {hold:?}, max_hold {max_hold:?}: {writes:.2} writes for each handover");
+        assert!(writes <= AT_MOST, "held for {hold:?}: {writes} writes for each handover");
     });
     join_all(cases).await;
 }
 
 #[tokio::test]
-async fn what_nobody_holds_is_had_by_one_command_and_no_change_stream() {
+async fn a_free_lock_is_acquired_by_one_command_without_a_change_stream() {
     let (cluster, commands) = counted().await;
     let locks = cluster.server().await;
     commands.take();
@@ -151,7 +149,7 @@ async fn what_nobody_holds_is_had_by_one_command_and_no_change_stream() {
 }
 
 #[tokio::test]
-async fn two_servers_with_a_hundred_each_serve_them_all_at_a_cost_that_does_not_grow() {
+async fn two_servers_with_a_hundred_waiters_each_serve_all_at_a_constant_cost() {
     const EACH: usize = 100;
     const AT_MOST: f64 = 10.0;
     let (cluster, commands) = counted().await;
@@ -172,14 +170,14 @@ async fn two_servers_with_a_hundred_each_serve_them_all_at_a_cost_that_does_not_
         assert!(of_it.is_sorted(), "in each process the order of arrival: {order:?}");
     }
     let each = commands.take().len() as f64 / order.len() as f64;
-    eprintln!("2 x {EACH} wait on two servers: {each:.2} commands for each hand-over");
-    assert!(each <= AT_MOST, "{each} commands for each hand-over");
+    eprintln!("2 x {EACH} wait on two servers: {each:.2} commands for each handover");
+    assert!(each <= AT_MOST, "{each} commands for each handover");
 }
 
-/// The first one looks once more when it has opened the stream, and then waits to be told: not at
-/// all, as long as nothing happens to this document.
+/// The first waiter checks once more after it has opened the stream, and then waits to be told. As long
+/// as nothing happens to this document, it sends nothing.
 #[tokio::test]
-async fn who_is_told_asks_for_nothing() {
+async fn a_waiter_that_is_told_sends_no_queries() {
     let (cluster, commands) = counted().await;
     let locks = cluster.server().await;
     let _held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
@@ -189,6 +187,6 @@ async fn who_is_told_asks_for_nothing() {
     other.release().await.unwrap();
     sleep(Duration::from_secs(2)).await;
     let sent: Vec<_> = commands.take().into_iter().filter(|it| it != "getMore").collect();
-    assert_eq!(sent, ["findAndModify", "delete"], "those of the other document");
+    assert_eq!(sent, ["findAndModify", "delete"], "only commands for the other document");
     assert!(!waiting.is_finished());
 }

@@ -1,4 +1,4 @@
-//! The holder is killed: the next one is in as soon as the lock has run out.
+//! The holder is killed: the next waiter is let in as soon as the lock has expired.
 
 use std::env;
 use std::io::{BufRead, BufReader, Read};
@@ -19,7 +19,7 @@ const LEASE: Duration = Duration::from_secs(2);
 struct Holder(Child);
 
 impl Holder {
-    /// What it calls itself to the server.
+    /// Its name at the server.
     const NAME: &str = "holder";
 
     fn start(uri: &str, database: &str) -> Self {
@@ -39,7 +39,7 @@ impl Holder {
     }
 }
 
-/// Kills it as `kill -9` does.
+/// Kills the process like `kill -9`.
 impl Drop for Holder {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -60,8 +60,8 @@ fn holds_as_a_child_of_another_test() {
     });
 }
 
-/// The server goes on with a renewal that it has received when the client is killed.
-async fn nothing_more_comes_from_it(database: &Database) {
+/// The server continues with a renewal that it has received when the client is killed.
+async fn until_it_sends_nothing_more(database: &Database) {
     let admin = database.client().database("admin");
     eventually("its connections are closed", async || {
         let of_it = [
@@ -74,7 +74,7 @@ async fn nothing_more_comes_from_it(database: &Database) {
 }
 
 #[tokio::test]
-async fn when_the_holder_is_killed_the_next_one_is_in_as_soon_as_its_lock_has_run_out() {
+async fn after_a_holder_is_killed_the_next_waiter_is_in_as_soon_as_the_lock_has_expired() {
     let server = mongod::local_replica_set().await;
     let (counted, commands) = crate::rig::counted_database(&server.uri()).await;
     let database = client(&server.uri()).await.database(counted.name());
@@ -82,22 +82,22 @@ async fn when_the_holder_is_killed_the_next_one_is_in_as_soon_as_its_lock_has_ru
     let holder = Holder::start(&server.uri(), database.name());
     let waiting = waiting(&locks, &key("a")).await;
     until_told(&locks, WorkItem::COLLECTION).await;
-    // So that what ends is a lock that was renewed.
+    // So that the lock was renewed before it expires.
     sleep(LEASE / 2).await;
     assert!(!waiting.is_finished());
     drop(holder);
-    nothing_more_comes_from_it(&database).await;
+    until_it_sends_nothing_more(&database).await;
     let old = record(&database, &key("a")).await.unwrap();
     let ended = date(&old, "ts").timestamp_millis() + old.get_i64("ttl").unwrap();
     commands.take();
 
-    let guard = in_time("it is let in", waiting).await.unwrap();
+    let guard = in_time("the waiter is let in", waiting).await.unwrap();
     let asked = commands.take().iter().filter(|it| *it == "findAndModify").count();
     let new = record(&database, &key("a")).await.unwrap();
     assert_eq!(new.get_str("token").unwrap(), guard.token().to_string());
     let late = date(&new, "since").timestamp_millis() - ended;
-    eprintln!("in {late} ms after the lock of a killed process had run out, by {asked} attempts");
-    assert!(late >= 0, "{late} ms before it had run out");
+    eprintln!("in {late} ms after the lock of a killed process had expired, by {asked} attempts");
+    assert!(late >= 0, "{late} ms before it had expired");
     assert!(late < 10_000, "{late} ms");
     assert!(asked <= 10, "{asked} attempts: that is a loop");
 }

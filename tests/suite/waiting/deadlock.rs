@@ -1,4 +1,4 @@
-//! Those who would wait for each other for good are found, and nobody else is.
+//! Waiters that would wait for each other forever are found, and no others.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ async fn waits(job: &Job, key: LockKey) -> JoinHandle<Result<LockGuard, LockErro
 }
 
 on_each_store! {
-    async fn a_circle_of_three_is_found_and_who_is_refused_goes_on_after_a_release(cluster: Cluster) {
+    async fn a_circle_of_three_is_found_and_the_refused_job_goes_on_after_a_release(cluster: Cluster) {
         let locks = cluster.server().await;
         let jobs = ["a", "b", "c"].map(|name| locks.job(name));
         let mut held = Vec::new();
@@ -46,7 +46,7 @@ on_each_store! {
         }
         let mut waiting = Vec::new();
         for n in 1..10 {
-            // All wait for the one before, and one more for the same as another one.
+            // Each waits for its predecessor, and one more waits for the same lock as another waiter.
             waiting.push(waits(&jobs[n], ids[n - 1].clone()).await);
         }
         drop(held.remove(&0));
@@ -56,7 +56,7 @@ on_each_store! {
         }
     }
 
-    async fn between_servers_a_circle_lasts_until_a_wait_is_over(cluster: Cluster) {
+    async fn a_circle_between_servers_lasts_until_a_wait_is_over(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
         let (here, there) = (one.job("here"), other.job("there"));
         let _a = here.acquire(&key("a"), Wait::no()).await.unwrap();
@@ -68,7 +68,7 @@ on_each_store! {
         drop(in_time("the other one goes on", waiting).await.unwrap().unwrap());
     }
 
-    // One job that waits twice at the same time: the circle is closed by a grant, not by a wait.
+    // One job that waits twice at the same time, so that a grant closes the circle, not a wait.
     async fn a_circle_that_a_grant_closes_is_found(cluster: Cluster) {
         let locks = cluster.server().await;
         let (twice, once) = (locks.job("twice"), locks.job("once"));
@@ -130,13 +130,13 @@ on_each_store! {
         in_time("nobody hangs", all.join_all()).await;
         eprintln!("both {both:?}, refused {refused:?}");
         assert!(both.load(Ordering::SeqCst) > 0);
-        assert!(refused.load(Ordering::SeqCst) > 0, "there was something to find");
+        assert!(refused.load(Ordering::SeqCst) > 0, "some circles were found");
     }
 }
 
-/// As long as a chain of sessions that somebody made on purpose.
+/// As long as a chain of sessions that an attacker could build.
 #[tokio::test]
-async fn a_chain_of_three_thousand_breaks_nothing_and_holds_nobody_up() {
+async fn a_chain_of_three_thousand_breaks_nothing_and_delays_nobody() {
     const LENGTH: usize = 3_000;
     let locks = Cluster::memory().await.server().await;
     let ids: Vec<_> = (0..LENGTH).map(|n| key(&n.to_string())).collect();
@@ -151,11 +151,11 @@ async fn a_chain_of_three_thousand_breaks_nothing_and_holds_nobody_up() {
         all.spawn(async move { job.acquire(&before, Wait::until_acquired()).await });
     }
     eventually("all wait", async || locks.health().waiting == LENGTH - 1).await;
-    // Longer than a search: this one waits until its time is over.
+    // The chain is longer than a search, so this waiter waits until its time is over.
     let closes = jobs[0].acquire(&ids[LENGTH - 1], Wait::for_at_most(A_WHILE));
     let refused = in_time("an answer", closes).await;
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
-    // A short circle beside it is found as ever.
+    // A short circle in parallel is still found.
     let (one, other) = (locks.job("one"), locks.job("other"));
     let _a = one.acquire(&key("a"), Wait::no()).await.unwrap();
     let _b = other.acquire(&key("b"), Wait::no()).await.unwrap();

@@ -1,4 +1,5 @@
-//! Looking on: what is told, by whom, and what becomes of it when the store does not tell.
+//! Watching: which events are reported, by whom they were caused, and the fallback if the store reports
+//! nothing.
 
 use actix_doclock::{Actor, Aid, Holder, Lock, LockEvent, LockEvents, TryAcquire};
 
@@ -12,7 +13,7 @@ async fn age(cluster: &Cluster, id: &str, by: Duration) {
     }
 }
 
-/// The next event of this document, as its name, its holder, and who has taken it why.
+/// The next event of this document: its name, its holder, and who took the lock for which reason.
 async fn next_on(events: &mut LockEvents, id: &str) -> (String, String, Option<(String, String)>) {
     let next = async {
         loop {
@@ -33,7 +34,7 @@ async fn hears(events: &mut LockEvents, id: &str, name: &str, holder: &str) {
     assert_eq!(next_on(events, id).await, (name.to_owned(), holder.to_owned(), None));
 }
 
-/// Waits until the server looks on, so that nothing of what comes is before that.
+/// Waits until the server watches, so that all later events are seen.
 async fn looks_on(locks: &LockManager) -> LockEvents {
     let mut events = locks.events();
     for what in ["the first of all", "and when the watch is open"] {
@@ -50,9 +51,9 @@ async fn take(locks: &LockManager, id: &str, aid: &Aid, label: &str) -> Lock {
     }
 }
 
-/// Everything that can happen to a lock, told on one server and done on another. `broken` is what a
-/// break there is called here.
-async fn everything_is_told(cluster: &Cluster, broken: &str) {
+/// Every possible event of a lock, watched on one server and caused on another. `broken` is the name of
+/// a break there.
+async fn every_event_is_reported(cluster: &Cluster, broken: &str) {
     let policy = |settings: LockManagerBuilder| settings.break_policy(|_, _| true);
     let (here, there) = (cluster.server().await, cluster.server_with(policy).await);
     let lock = take(&there, "before", &Aid::new(), "old").await;
@@ -69,11 +70,11 @@ async fn everything_is_told(cluster: &Cluster, broken: &str) {
     there.end_session(&bob).await.unwrap();
     hears(&mut events, "a", "session_ended", "bob").await;
 
-    take(&there, "silent", &alice, "alice").await;
-    hears(&mut events, "silent", "acquired", "alice").await;
-    age(cluster, "silent", TTL).await;
+    take(&there, "idle", &alice, "alice").await;
+    hears(&mut events, "idle", "acquired", "alice").await;
+    age(cluster, "idle", TTL).await;
     there.sweep().await.unwrap();
-    hears(&mut events, "silent", "expired", "alice").await;
+    hears(&mut events, "idle", "expired", "alice").await;
 
     let seen = take(&there, "b", &alice, "alice").await;
     hears(&mut events, "b", "acquired", "alice").await;
@@ -81,17 +82,17 @@ async fn everything_is_told(cluster: &Cluster, broken: &str) {
     let by = (broken == "broken").then(|| ("root".to_owned(), "on holiday".to_owned()));
     assert_eq!(next_on(&mut events, "b").await, (broken.to_owned(), "alice".to_owned(), by));
 
-    // What was there before anybody looked on.
+    // The lock existed before the watch began.
     there.release(&lock).await.unwrap();
     hears(&mut events, "before", "released", "old").await;
 }
 
 on_each_store! {
-    async fn whatever_happens_to_a_lock_on_any_server_is_told(cluster: Cluster) {
-        everything_is_told(&cluster, "broken").await;
+    async fn every_event_of_a_lock_on_any_server_is_reported(cluster: Cluster) {
+        every_event_is_reported(&cluster, "broken").await;
     }
 
-    async fn who_is_too_slow_is_told_to_look_anew(cluster: Cluster) {
+    async fn a_slow_listener_is_told_to_resync(cluster: Cluster) {
         let locks = cluster.server().await;
         let mut slow = looks_on(&locks).await;
         let mut quick = locks.events();
@@ -119,7 +120,7 @@ on_each_store! {
         assert!(in_time("the end", open.next()).await.is_none());
     }
 
-    async fn a_reader_is_told_of_for_itself(cluster: Cluster) {
+    async fn each_reader_is_reported_separately(cluster: Cluster) {
         let locks = cluster.server().await;
         let mut events = looks_on(&locks).await;
         let [one, two] = ["one", "two"].map(|label| locks.job(label));
@@ -134,8 +135,9 @@ on_each_store! {
     }
 }
 
-/// A standalone server tells nothing: the locks are listed. Only who broke one elsewhere is not known.
+/// A standalone server reports no changes, so the locks are listed. Only who broke a lock elsewhere is
+/// not known.
 #[tokio::test]
-async fn without_a_replica_set_all_is_told_a_little_later() {
-    everything_is_told(&Cluster::standalone().await, "released").await;
+async fn without_a_replica_set_all_events_are_reported_a_little_later() {
+    every_event_is_reported(&Cluster::standalone().await, "released").await;
 }

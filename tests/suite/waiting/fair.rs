@@ -1,4 +1,4 @@
-//! First come, first served, over all servers.
+//! First come, first served, across all servers.
 
 use actix_doclock::{
     Aid, Holder, LockToken, Lockable, Mode, TryAcquire,
@@ -31,11 +31,11 @@ async fn servers(cluster: &Cluster) -> [LockManager; 2] {
     servers
 }
 
-/// One who waits, and has its place in the queue as the `n`-th.
+/// Starts a waiter, which becomes the `n`-th in the queue.
 async fn queues(cluster: &Cluster, locks: &LockManager, n: usize) -> JoinHandle<LockGuard> {
     let waiting = waiting(locks, &counter()).await;
     match cluster {
-        // Everything that is ready runs before a timer does.
+        // All ready tasks run before a timer fires.
         Cluster::Memory(_) => sleep(Duration::from_millis(20)).await,
         Cluster::Mongo(database) => {
             let records = database.collection::<Document>("counter.lock");
@@ -49,7 +49,7 @@ async fn queues(cluster: &Cluster, locks: &LockManager, n: usize) -> JoinHandle<
     waiting
 }
 
-/// A place of a process of which nothing is heard any more, not even that it gives up.
+/// A place of a dead process, which does not even give up its place.
 async fn dies_while_waiting(cluster: &Cluster) {
     let claim = Claim {
         aid: Aid::new(),
@@ -75,7 +75,7 @@ async fn dies_while_waiting(cluster: &Cluster) {
 }
 
 on_each_store! {
-    async fn who_came_first_is_served_first_whatever_server_they_wait_on(cluster: Cluster) {
+    async fn waiters_are_served_in_the_order_of_arrival_across_servers(cluster: Cluster) {
         let servers = servers(&cluster).await;
         let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
         let order = Arc::new(Mutex::new(Vec::new()));
@@ -94,11 +94,11 @@ on_each_store! {
         assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..8));
     }
 
-    async fn nobody_who_does_not_wait_is_quicker_than_those_who_do(cluster: Cluster) {
+    async fn a_contender_that_does_not_wait_cannot_overtake_the_waiters(cluster: Cluster) {
         let servers = servers(&cluster).await;
         let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
         let waiting = queues(&cluster, &servers[1], 1).await;
-        // Whose server is busy with something else.
+        // Released on a server that is busy with other work.
         servers[0].release(held.lock()).await.unwrap();
         let guard = loop {
             match servers[0].acquire(&counter(), Wait::no()).await {
@@ -112,7 +112,7 @@ on_each_store! {
         free.release().await.unwrap();
     }
 
-    async fn one_that_gives_up_or_dies_costs_the_next_one_little(cluster: Cluster) {
+    async fn a_waiter_that_gives_up_or_dies_costs_the_next_one_little(cluster: Cluster) {
         let servers = servers(&cluster).await;
         let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
         let gives_up = queues(&cluster, &servers[0], 1).await;
@@ -124,10 +124,10 @@ on_each_store! {
     }
 }
 
-/// Its place has run out, say, because the store did not answer: so it is in line again, at the end. It
-/// asks for all who wait here, and must not keep those out who are before it.
+/// Its place has expired, for example because the store did not answer, so it is in the queue again, at
+/// the end. It asks for all waiters of its process, and must not keep out those ahead of it.
 #[tokio::test]
-async fn who_has_lost_its_place_lets_those_in_who_wait_behind_it_in_the_same_process() {
+async fn a_waiter_that_has_lost_its_place_does_not_keep_out_waiters_of_its_process() {
     let cluster = Cluster::mongo().await;
     let Cluster::Mongo(database) = &cluster else { unreachable!("asked for") };
     let [locks, _] = servers(&cluster).await;
@@ -144,7 +144,7 @@ async fn who_has_lost_its_place_lets_those_in_who_wait_behind_it_in_the_same_pro
     }
 }
 
-/// A server whose network carries nothing, and so many calls that wait there for one document.
+/// A server whose network carries nothing, and many calls that wait there for one document.
 async fn wait_in_an_outage(faulty: &Faulty, many: usize, wait: Wait) -> JoinSet<LockError> {
     let locks = &faulty.app.locks;
     locks.register::<Counter>().await.unwrap();
@@ -158,9 +158,9 @@ async fn wait_in_an_outage(faulty: &Faulty, many: usize, wait: Wait) -> JoinSet<
     all
 }
 
-/// One deadline for each would be many minutes.
+/// One deadline for each waiter would take many minutes.
 #[tokio::test]
-async fn an_outage_is_answered_after_the_wait_and_a_deadline_however_many_wait() {
+async fn an_outage_is_reported_after_the_wait_and_a_deadline_for_any_number_of_waiters() {
     const MANY: usize = 300;
     let faulty = Faulty::with_deadline(Duration::from_secs(1)).await;
     let began = Instant::now();
@@ -173,8 +173,8 @@ async fn an_outage_is_answered_after_the_wait_and_a_deadline_however_many_wait()
 }
 
 #[tokio::test]
-async fn a_server_that_is_stopped_in_an_outage_keeps_nobody_in_line() {
-    // Longer than this test waits for anything.
+async fn a_server_that_is_stopped_in_an_outage_releases_its_waiters() {
+    // Longer than this test waits for any step.
     let faulty = Faulty::with_deadline(2 * SOON).await;
     let all = wait_in_an_outage(&faulty, 8, Wait::until_acquired()).await;
     faulty.app.locks.begin_shutdown();

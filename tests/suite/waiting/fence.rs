@@ -27,7 +27,7 @@ async fn server(database: &Database) -> LockManager {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_rise_over_release_expiry_removal_of_the_record_and_two_fail_overs() {
+async fn fences_rise_over_release_expiry_removal_of_the_record_and_two_failovers() {
     let set = ReplicaSet::start().await;
     let database = client(&set.uri()).await.database(&fresh_name());
     let servers = [server(&database).await, server(&database).await];
@@ -49,13 +49,13 @@ async fn fences_rise_over_release_expiry_removal_of_the_record_and_two_fail_over
         assert!(fence > last, "owner {n}: {fence} after {last}");
         last = fence;
         match n % 100 {
-            // Its holder is silent, and does not know that it is over.
+            // Its holder is idle and does not know that the lock is over.
             10 => {
                 age(&database, &key, TTL).await;
                 run_out.push(guard);
             }
-            // What a TTL index does, of a time when the collection was not fenced. It does so later
-            // than this, but at least one millisecond later.
+            // Like a TTL index that dates from a time when the collection was not fenced. The index
+            // would act later than this, but at least one millisecond later.
             20 => {
                 let records = database.collection::<Document>("ledger.lock");
                 sleep(Duration::from_millis(20)).await;

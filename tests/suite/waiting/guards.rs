@@ -1,4 +1,4 @@
-//! Locks as values: kept, lost, dropped, many at once.
+//! Guards: kept alive, lost, dropped, and several at once.
 
 use tokio::sync::Notify;
 
@@ -10,10 +10,10 @@ on_each_store! {
         let held = one.acquire(&key("a"), Wait::no()).await.unwrap();
         let waiting = waiting(&other, &key("a")).await;
         drop(held);
-        drop(in_time("it is let in", waiting).await.unwrap());
+        drop(in_time("the waiter is let in", waiting).await.unwrap());
     }
 
-    async fn a_guard_is_renewed_for_as_long_as_it_lives(cluster: Cluster) {
+    async fn a_guard_is_renewed_as_long_as_it_lives(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
         let ttl = Duration::from_secs(4);
         let guard = one.job("long").ttl(ttl).acquire(&key("a"), Wait::no()).await.unwrap();
@@ -41,14 +41,14 @@ on_each_store! {
         assert!(matches!(lost, Err(LockError::Lost { .. })), "{lost:?}");
     }
 
-    async fn work_under_a_lock_returns_what_it_has_done_and_leaves_no_lock(cluster: Cluster) {
+    async fn work_under_a_lock_returns_its_result_and_leaves_no_lock(cluster: Cluster) {
         let locks = cluster.server().await;
         let done = locks.with_lock(&key("a"), Wait::no(), async { 4711 }).await.unwrap();
         assert_eq!(done, 4711);
         assert!(locks.inspect(&key("a")).await.unwrap().is_none());
     }
 
-    async fn of_several_locks_all_are_taken_or_none(cluster: Cluster) {
+    async fn several_locks_are_acquired_all_or_none(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
         let keys = || ["c", "a", "b", "a"].map(key);
         let all = one.acquire_all(keys(), Wait::no()).await.unwrap();
@@ -59,11 +59,11 @@ on_each_store! {
         let refused = one.acquire_all(keys(), Wait::for_at_most(A_WHILE)).await;
         assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
         one.shutdown().await;
-        assert_eq!(other.list().await.unwrap().len(), 1, "what was taken was given back");
+        assert_eq!(other.list().await.unwrap().len(), 1, "the first lock was given back");
         drop(in_the_way);
     }
 
-    async fn jobs_that_would_wait_for_each_other_are_found(cluster: Cluster) {
+    async fn jobs_that_would_wait_for_each_other_are_refused(cluster: Cluster) {
         let locks = cluster.server().await;
         let (one, two) = (locks.job("one"), locks.job("two"));
         let _a = one.acquire(&key("a"), Wait::no()).await.unwrap();
@@ -74,7 +74,7 @@ on_each_store! {
         assert!(matches!(refused, Err(LockError::WouldDeadlock { .. })), "{refused:?}");
         drop(b);
         drop(in_time("the other one goes on", waiting).await.unwrap().unwrap());
-        let itself = in_time("so is itself", one.acquire(&key("a"), Wait::until_acquired())).await;
+        let itself = in_time("a job that would wait for itself is refused too", one.acquire(&key("a"), Wait::until_acquired())).await;
         assert!(matches!(itself, Err(LockError::WouldDeadlock { .. })), "{itself:?}");
     }
 }

@@ -16,9 +16,9 @@ use crate::rig::counted_database;
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::Mongod;
 
-/// What a guard costs beside the store does not grow with how many there are.
+/// The cost of a guard, apart from the store, does not grow with the number of guards.
 #[tokio::test]
-async fn the_last_of_twenty_thousand_guards_costs_what_the_first_did() {
+async fn the_last_of_twenty_thousand_guards_costs_as_much_as_the_first() {
     const MANY: usize = 1_000;
     let locks = Cluster::Memory(MemoryStore::new()).server().await;
     let job = locks.job("many");
@@ -34,13 +34,13 @@ async fn the_last_of_twenty_thousand_guards_costs_what_the_first_did() {
     let fastest = |of: &[Duration]| *of.iter().min().unwrap();
     let (first, last) = (fastest(&took[..5]), fastest(&took[15..]));
     eprintln!("a thousand guards: {first:?} at first, {last:?} at last");
-    // With a look at all of them each time it was forty times as much.
+    // A scan of all guards on each change made it forty times as much.
     assert!(last < first * 5, "{took:?}");
 }
 
 #[tokio::test]
-async fn a_thousand_guards_are_renewed_together_and_one_that_is_broken_is_lost_alone() {
-    // More than one command renews.
+async fn a_thousand_guards_are_renewed_together_and_only_the_broken_one_is_lost() {
+    // So many that a renewal needs more than one command.
     const MANY: usize = 1_100;
     const TTL: Duration = Duration::from_secs(12);
     let (database, commands) = counted_database(mongod::shared_replica_set().await.uri()).await;
@@ -60,25 +60,25 @@ async fn a_thousand_guards_are_renewed_together_and_one_that_is_broken_is_lost_a
     sleep(TTL).await;
     let sent = commands.take();
     eprintln!("{MANY} guards, in a ttl: {sent:?}");
-    // Two every third of it, and a few more where the server takes longer than a command may: not one for
-    // each guard.
+    // Two in each third of the ttl, and a few more if the server takes longer than a command may: not
+    // one for each guard.
     assert!((1..=60).contains(&sent.len()), "{sent:?}");
 
     let broken = guards.remove(MANY / 2);
     other.break_lock(broken.key(), &Actor::new("admin")).await.unwrap();
     let since = Instant::now();
     in_time("it is noticed", broken.lost()).await;
-    assert!(since.elapsed() < TTL * 2 / 3, "by the next renewal, not when it would run out");
+    assert!(since.elapsed() < TTL * 2 / 3, "by the next renewal, not at its expiry");
     let others = select_all(guards.iter().map(|guard| Box::pin(guard.lost())));
-    assert!(timeout(TTL / 2, others).await.is_err(), "no other one is lost");
+    assert!(timeout(TTL / 2, others).await.is_err(), "no other guard is lost");
     in_time("they are released", join_all(guards.into_iter().map(LockGuard::release))).await;
     drop(broken);
-    eventually("none is left", async || count(&database).await == 0).await;
+    eventually("no lock is left", async || count(&database).await == 0).await;
 }
 
-/// The renewal takes long to get to the server, which counts from then on; the guard does not.
+/// The renewal takes long to reach the server. The server counts from its arrival; the guard does not.
 #[tokio::test]
-async fn without_the_server_a_guard_is_lost_before_anybody_else_is_let_in() {
+async fn without_the_server_a_guard_is_lost_before_anyone_else_is_let_in() {
     const TTL: Duration = Duration::from_secs(12);
     const MARGIN: Duration = Duration::from_secs(3);
     let faulty = Faulty::new().await;
@@ -96,16 +96,20 @@ async fn without_the_server_a_guard_is_lost_before_anybody_else_is_let_in() {
     })
     .await;
     faulty.proxy.blackhole();
-    assert!(timeout(A_WHILE, &mut lost).await.is_err(), "not yet");
+    assert!(timeout(A_WHILE, &mut lost).await.is_err(), "not lost yet");
     in_time("it is lost", lost).await;
-    assert!(began.elapsed() > TTL, "that it was renewed is known");
+    assert!(began.elapsed() > TTL, "the guard knows of its renewal");
     let still = faulty.other.held(&key("a")).await;
-    assert_eq!(still.token, Some(guard.token()), "the server has not let anybody in");
-    drop(in_time("then it does", waiting(&faulty.other.locks, &key("a")).await).await.unwrap());
+    assert_eq!(still.token, Some(guard.token()), "the server has not let anyone else in");
+    drop(
+        in_time("then the next waiter is let in", waiting(&faulty.other.locks, &key("a")).await)
+            .await
+            .unwrap(),
+    );
 }
 
 #[tokio::test]
-async fn a_hand_over_whose_request_or_reply_is_lost_is_made_once() {
+async fn a_handover_whose_request_or_reply_is_lost_takes_place_once() {
     for reply in [true, false] {
         let faulty = Faulty::new().await;
         let locks = &faulty.app.locks;
@@ -131,7 +135,7 @@ async fn a_hand_over_whose_request_or_reply_is_lost_is_made_once() {
 }
 
 #[tokio::test]
-async fn a_hand_over_that_the_server_refuses_is_a_release_all_the_same() {
+async fn a_handover_that_the_server_refuses_becomes_a_release() {
     let server = Mongod::start_replica_set().await;
     let cluster = Cluster::Mongo(fresh_database(&server.uri()).await);
     let locks = cluster.server().await;
@@ -147,7 +151,7 @@ async fn a_hand_over_that_the_server_refuses_is_a_release_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_guard_that_is_dropped_during_an_outage_is_released_when_it_is_over() {
+async fn a_guard_that_is_dropped_during_an_outage_is_released_after_the_outage() {
     let faulty = Faulty::new().await;
     let guard = faulty.app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
     faulty.proxy.cut();
@@ -159,10 +163,10 @@ async fn a_guard_that_is_dropped_during_an_outage_is_released_when_it_is_over() 
     eventually("it is released", async || count(&faulty.database).await == 0).await;
 }
 
-/// The ttl is what a guard has at most, not what it has; it must not be counted back from the end of
-/// a lock that lives shorter.
+/// The ttl is the upper limit of a guard's lease. It must not be counted back from the end of a lock
+/// that expires sooner.
 #[tokio::test]
-async fn a_guard_that_may_be_held_for_less_than_its_ttl_is_not_lost_before() {
+async fn a_guard_with_a_max_hold_below_its_ttl_is_not_lost_early() {
     let hold = Duration::from_secs(3);
     let cluster = Cluster::memory().await;
     let locks = cluster.server_with(|settings| settings.max_hold(hold)).await;
@@ -172,15 +176,16 @@ async fn a_guard_that_may_be_held_for_less_than_its_ttl_is_not_lost_before() {
     assert!(began.elapsed() >= hold - A_WHILE, "lost after {:?}", began.elapsed());
 }
 
-/// Guards of a long ttl whose server does not answer must not cost those of a short one their locks.
+/// Guards with a long ttl whose server does not answer must not cost guards with a short ttl their
+/// locks.
 #[tokio::test]
-async fn a_renewal_that_gets_stuck_holds_up_no_others() {
+async fn a_stuck_renewal_holds_up_no_others() {
     let faulty = Faulty::new().await;
     let locks = &faulty.app.locks;
     let (short, long) = (Duration::from_secs(5), Duration::from_secs(15));
     let long = locks.job("long").ttl(long).acquire(&key("long"), Wait::no()).await.unwrap();
     faulty.proxy.hold_reply_to("update");
-    // Of the long one alone, which is due in 5 s.
+    // Only the guard with the long ttl is renewed now; its renewal is due in 5 s.
     faulty.proxy.until_fired(1).await;
     let short = locks.job("short").ttl(short).acquire(&key("short"), Wait::no()).await.unwrap();
     assert!(timeout(Duration::from_secs(6), short.lost()).await.is_err(), "it is renewed");
@@ -190,7 +195,7 @@ async fn a_renewal_that_gets_stuck_holds_up_no_others() {
 
 /// A renewal finds fewer locks than there were guards when it was sent.
 #[tokio::test]
-async fn guards_that_are_released_during_a_renewal_are_not_taken_for_lost() {
+async fn guards_that_are_released_during_a_renewal_do_not_count_as_lost() {
     let lines = crate::rig::log::log_lines();
     let faulty = Faulty::new().await;
     let job = faulty.app.locks.job("quick").ttl(Duration::from_secs(3));
@@ -201,11 +206,11 @@ async fn guards_that_are_released_during_a_renewal_are_not_taken_for_lost() {
     faulty.proxy.until_fired(1).await;
     goes.release().await.unwrap();
     faulty.proxy.let_go();
-    eventually("it has looked which of them is gone", async || faulty.proxy.passed("find") > 0)
+    eventually("the server was asked which lock is gone", async || faulty.proxy.passed("find") > 0)
         .await;
     sleep(A_WHILE).await;
     let said = lines.lock().unwrap().iter().any(|it| it.contains(&name) && it.contains("was lost"));
-    assert!(!said, "it was given back");
+    assert!(!said, "the guard was released, not lost");
     assert!(timeout(A_WHILE, stays.lost()).await.is_err());
 }
 
@@ -213,8 +218,8 @@ fn fresh_id() -> String {
     crate::rig::fresh_name()
 }
 
-/// Polls `future` that often, letting everything else run in between, and drops it. Says whether it
-/// had ended before.
+/// Polls `future` that many times, lets everything else run in between, and drops it. Returns whether
+/// it had completed.
 async fn drop_after<F: Future>(future: F, polls: usize) -> bool {
     let mut future = pin!(future);
     let mut context = Context::from_waker(noop_waker_ref());
@@ -252,7 +257,7 @@ on_each_store! {
         eventually("no lock is left", async || other.list().await.unwrap().is_empty()).await;
     }
 
-    async fn one_of_a_crowd_that_goes_at_the_moment_of_the_release_is_not_waited_for(cluster: Cluster) {
+    async fn a_waiter_that_leaves_at_the_moment_of_the_release_holds_up_nobody(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
         let held = other.acquire(&key("a"), Wait::no()).await.unwrap();
         let mut all = Vec::new();
@@ -274,9 +279,9 @@ on_each_store! {
     }
 }
 
-/// What was seen of the holder before an outage is no answer of the store.
+/// An observation of the holder from before an outage is not an answer of the store.
 #[tokio::test]
-async fn a_wait_that_ends_in_an_outage_is_an_error_and_no_refusal() {
+async fn a_wait_that_ends_in_an_outage_is_an_error_and_not_a_refusal() {
     let faulty = Faulty::with_deadline(Duration::from_millis(500)).await;
     let _held = faulty.other.locks.acquire(&key("a"), Wait::no()).await.unwrap();
     let locks = faulty.app.locks.clone();
@@ -296,7 +301,7 @@ async fn a_wait_that_ends_in_an_outage_is_an_error_and_no_refusal() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_stopped_during_an_outage_keeps_nobody_waiting() {
+async fn a_server_that_is_stopped_during_an_outage_ends_all_waits() {
     let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
     let locks = faulty.app.locks.clone();
     faulty.proxy.cut();
@@ -305,14 +310,14 @@ async fn a_server_that_is_stopped_during_an_outage_keeps_nobody_waiting() {
         tokio::spawn(async move { waits.acquire(&key("a"), Wait::until_acquired()).await });
     faulty.proxy.until_fired(1).await;
     sleep(Duration::from_secs(1)).await;
-    assert!(!waiting.is_finished(), "an outage is waited for");
+    assert!(!waiting.is_finished(), "the wait outlasts an outage");
     locks.shutdown().await;
     let refused = in_time("it is refused", waiting).await.unwrap();
     assert!(matches!(refused, Err(LockError::ShutDown)), "{refused:?}");
 }
 
 #[tokio::test]
-async fn an_outage_is_waited_for() {
+async fn a_wait_outlasts_an_outage() {
     let faulty = Faulty::with_deadline(Duration::from_millis(300)).await;
     let locks = faulty.app.locks.clone();
     faulty.proxy.cut();
@@ -323,7 +328,7 @@ async fn an_outage_is_waited_for() {
 }
 
 #[tokio::test]
-async fn one_may_wait_longer_than_a_clock_can_count() {
+async fn a_wait_may_be_longer_than_a_clock_can_count() {
     let locks = Cluster::memory().await.server().await;
     let held = locks.acquire(&key("a"), Wait::for_at_most(Duration::MAX)).await.unwrap();
     let waits = locks.clone();

@@ -1,8 +1,8 @@
-//! How many may wait.
+//! Limits on the number of waiters.
 
 use super::*;
 
-/// So many calls that wait for a document, each in a task of its own, and are in the queue.
+/// That many calls that wait for a document, each in its own task, and are in the queue.
 async fn wait(locks: &LockManager, jobs: &[Job], key: &LockKey) -> JoinSet<LockGuard> {
     let (mut all, before) = (JoinSet::new(), locks.health().waiting);
     for job in jobs {
@@ -14,14 +14,14 @@ async fn wait(locks: &LockManager, jobs: &[Job], key: &LockKey) -> JoinSet<LockG
 }
 
 on_each_store! {
-    async fn one_too_many_does_not_wait_and_whoever_need_not_wait_is_let_in(cluster: Cluster) {
+    async fn a_waiter_beyond_the_limit_is_refused_but_a_free_lock_is_granted(cluster: Cluster) {
         const MOST: usize = 3;
         let locks = cluster.server_with(|settings| settings.max_waiters(MOST)).await;
         let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
         let also_held = locks.acquire(&key("b"), Wait::no()).await.unwrap();
         let jobs: Vec<_> = (0..MOST).map(|n| locks.job(n.to_string())).collect();
         let mut all = wait(&locks, &jobs, &key("a")).await;
-        // Behind others, and as the first one.
+        // Both behind other waiters, and as the first waiter.
         for key in [key("a"), key("b")] {
             let refused = in_time("an answer", locks.acquire(&key, Wait::until_acquired())).await;
             let Err(LockError::TooManyWaiters { limit, per_session, .. }) = refused else {
@@ -32,14 +32,14 @@ on_each_store! {
             assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
         }
         drop(locks.acquire(&key("free"), Wait::until_acquired()).await.unwrap());
-        eventually("that one is gone", async || locks.health().waiting == MOST).await;
-        // As soon as one does not wait any more.
+        eventually("the refused waiter is gone", async || locks.health().waiting == MOST).await;
+        // There is room again as soon as a waiter has left.
         held.release().await.unwrap();
         let held = in_time("one is let in", all.join_next()).await.unwrap().unwrap();
         let mut next = wait(&locks, &jobs[..1], &key("b")).await;
         drop((held, also_held));
         drop(in_time("it is let in", next.join_next()).await.unwrap().unwrap());
-        while let Some(guard) = in_time("the others, too", all.join_next()).await {
+        while let Some(guard) = in_time("the others are let in too", all.join_next()).await {
             drop(guard.unwrap());
         }
         assert_eq!(locks.health().waiting, 0);

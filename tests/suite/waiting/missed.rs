@@ -1,13 +1,13 @@
-//! No release goes unnoticed, whichever moment it chooses.
+//! No release goes unnoticed, at whatever moment it happens.
 //!
-//! The server of the one who waits is behind a proxy, the holder's is not.
+//! The waiter's server is behind a proxy, and the holder's server is not.
 
 use super::*;
 use crate::rig::faulty::Faulty;
 use crate::rig::proxy::Proxy;
 
-/// Somebody waits behind the proxy; when the first such command is held up there, the holder
-/// releases, and after that it goes on.
+/// A waiter waits behind the proxy. When the first command of this name is held up there, the holder
+/// releases, and then the command goes on.
 async fn is_released_while(hold: fn(&Proxy, &str), command: &str) {
     let faulty = Faulty::new().await;
     let held = faulty.other.locks.acquire(&key("a"), Wait::no()).await.unwrap();
@@ -20,7 +20,7 @@ async fn is_released_while(hold: fn(&Proxy, &str), command: &str) {
     faulty.assert_fired(1);
 }
 
-/// Who is told does not poll.
+/// Waits until the waiter is told of changes, and so no longer polls.
 async fn has_looked_again(faulty: &Faulty) {
     let asked = || faulty.proxy.passed("findAndModify");
     eventually("nobody asks any more", async || {
@@ -47,14 +47,14 @@ async fn a_release_before_the_stream_is_open() {
 }
 
 #[tokio::test]
-async fn a_release_before_it_is_known_that_the_stream_is_open() {
+async fn a_release_before_the_server_knows_that_the_stream_is_open() {
     is_released_while(Proxy::hold_reply_to, "aggregate").await;
 }
 
-/// The refusal is from before the release, the stream is from after it, and when the refusal
-/// arrives, nobody polls any more.
+/// The refusal is older than the release, and the stream is newer. When the refusal arrives, no waiter
+/// polls any more.
 #[tokio::test]
-async fn a_release_between_a_refusal_that_is_late_and_the_stream_of_others() {
+async fn a_release_between_a_late_refusal_and_the_stream_of_other_waiters() {
     let faulty = Faulty::new().await;
     let (locks, other) = (&faulty.app.locks, &faulty.other.locks);
     let held = other.acquire(&key("a"), Wait::no()).await.unwrap();
@@ -70,7 +70,7 @@ async fn a_release_between_a_refusal_that_is_late_and_the_stream_of_others() {
 }
 
 #[tokio::test]
-async fn a_release_afterwards_is_told_and_not_asked_for() {
+async fn a_later_release_is_reported_without_polling() {
     let faulty = Faulty::new().await;
     let locks = &faulty.app.locks;
     let held = faulty.other.locks.acquire(&key("a"), Wait::no()).await.unwrap();
@@ -81,9 +81,9 @@ async fn a_release_afterwards_is_told_and_not_asked_for() {
     drop(in_time("it is let in", waiting).await.unwrap());
 }
 
-/// The news that it is free again comes before the answer that it was granted.
+/// The news that the lock is free again arrives before the answer that it was granted.
 #[tokio::test]
-async fn a_lock_that_is_broken_before_its_grant_is_known() {
+async fn a_break_before_the_grant_is_known() {
     let faulty = Faulty::new().await;
     let (locks, other) = (&faulty.app.locks, &faulty.other.locks);
     let held = other.acquire(&key("a"), Wait::no()).await.unwrap();
@@ -104,9 +104,9 @@ async fn a_lock_that_is_broken_before_its_grant_is_known() {
     drop(first);
 }
 
-/// Who is called, and goes before it has asked, passes the call on.
+/// A waiter that is woken and leaves before it has asked passes the wake-up on.
 #[tokio::test]
-async fn a_release_whose_news_reaches_one_that_goes_away() {
+async fn a_release_whose_news_reaches_a_waiter_that_leaves() {
     for moment in 0..50 {
         let cluster = Cluster::memory().await;
         let (one, other) = (cluster.server().await, cluster.server().await);
@@ -114,10 +114,10 @@ async fn a_release_whose_news_reaches_one_that_goes_away() {
         let goes = waiting(&other, &key("a")).await;
         let stays = waiting(&other, &key("a")).await;
         until_told(&other, WorkItem::COLLECTION).await;
-        // It has looked again.
+        // It has checked again.
         sleep(Duration::from_millis(20)).await;
         held.release().await.unwrap();
-        // The news is on its way, or there, or its attempt is under way.
+        // The news is on its way or has arrived, or the waiter's attempt is under way.
         for _ in 0..moment % 10 {
             yield_now().await;
         }

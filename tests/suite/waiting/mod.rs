@@ -1,5 +1,5 @@
-//! Waiting for locks, and what is done with them outside requests. On both stores: two managers over
-//! one store are two processes to each other.
+//! Waiting for locks, and work under locks outside requests. On both stores: two managers on one store
+//! behave like two processes.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -31,12 +31,12 @@ mod missed;
 mod read_write;
 mod stream;
 
-/// Long enough for anything that is to happen at all.
+/// Long enough for anything that should happen at all.
 const SOON: Duration = Duration::from_secs(60);
-/// Long enough to see that something does not happen.
+/// Long enough to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(150);
 
-/// What managers of one cluster have in common.
+/// The store that all managers of one cluster share.
 enum Cluster {
     Memory(MemoryStore),
     Mongo(Database),
@@ -98,19 +98,19 @@ async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what}: not within {SOON:?}"))
 }
 
-/// One who waits, in a task of its own, and is known to be in the queue.
+/// A waiter in its own task that is known to be in the queue.
 async fn waiting(locks: &LockManager, key: &LockKey) -> JoinHandle<LockGuard> {
     let (locks, key) = (locks.clone(), key.clone());
     let waiting =
         tokio::spawn(async move { locks.acquire(&key, Wait::until_acquired()).await.unwrap() });
-    // Its task runs as far as it can before this one goes on.
+    // Its task runs as far as it can before this one continues.
     for _ in 0..10 {
         yield_now().await;
     }
     waiting
 }
 
-/// The store tells this server of changes in the collection.
+/// Waits until the store reports changes in the collection to this server.
 async fn until_told(locks: &LockManager, collection: &str) {
     until_wakeup(locks, collection, Wakeup::Told).await;
 }
@@ -123,19 +123,19 @@ async fn until_wakeup(locks: &LockManager, collection: &str, wakeup: Wakeup) {
 }
 
 on_each_store! {
-    async fn who_waits_is_let_in_by_a_release_here_and_elsewhere(cluster: Cluster) {
+    async fn waiters_here_and_elsewhere_are_let_in_by_a_release(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
         let held = one.acquire(&key("a"), Wait::no()).await.unwrap();
         let waiting = [waiting(&one, &key("a")).await, waiting(&other, &key("a")).await];
         sleep(A_WHILE).await;
         assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
         held.release().await.unwrap();
-        // Whichever comes first.
+        // In either order.
         let all = waiting.map(async |waiting| drop(waiting.await.unwrap()));
         in_time("both are let in", join_all(all)).await;
     }
 
-    async fn in_one_process_the_order_of_arrival_is_kept(cluster: Cluster) {
+    async fn one_process_keeps_the_order_of_arrival(cluster: Cluster) {
         let locks = cluster.server().await;
         let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
         let order = Arc::new(Mutex::new(Vec::new()));
@@ -154,7 +154,7 @@ on_each_store! {
         assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..50));
     }
 
-    async fn a_wait_that_is_over_says_who_holds_it(cluster: Cluster) {
+    async fn a_wait_that_times_out_names_the_holder(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
         let _held = one.job("alice").acquire(&key("a"), Wait::no()).await.unwrap();
         for locks in [&one, &other] {
@@ -169,7 +169,7 @@ on_each_store! {
         }
     }
 
-    async fn one_that_gives_up_is_not_in_the_way_of_the_next(cluster: Cluster) {
+    async fn a_waiter_that_gives_up_does_not_hold_up_the_next(cluster: Cluster) {
         let locks = cluster.server().await;
         let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
         let first = waiting(&locks, &key("a")).await;
@@ -179,19 +179,19 @@ on_each_store! {
         drop(in_time("the second one is let in", second).await.unwrap());
     }
 
-    async fn who_waits_is_there_when_the_lock_runs_out(cluster: Cluster) {
+    async fn a_waiter_is_let_in_when_the_lock_expires(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
         let ttl = Duration::from_secs(1);
-        let silent = one.job("crashed").ttl(ttl).acquire(&key("a"), Wait::no()).await.unwrap();
-        // As a process that was killed: nobody renews it any more.
+        let crashed = one.job("crashed").ttl(ttl).acquire(&key("a"), Wait::no()).await.unwrap();
+        // Like a killed process: no server renews the lock any more.
         one.shutdown().await;
         let waiting = waiting(&other, &key("a")).await;
         drop(in_time("it is let in", waiting).await.unwrap());
-        assert!(Instant::now() >= silent.lock().expires_at, "not before it has run out");
-        drop(silent);
+        assert!(Instant::now() >= crashed.lock().expires_at, "not before the expiry");
+        drop(crashed);
     }
 
-    async fn a_server_that_is_stopped_keeps_nobody_waiting(cluster: Cluster) {
+    async fn a_server_that_is_stopped_ends_all_waits(cluster: Cluster) {
         let locks = cluster.server().await;
         let _held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
         let (key, waits) = (key("a"), locks.clone());
@@ -205,11 +205,11 @@ on_each_store! {
 }
 
 #[tokio::test]
-async fn where_no_changes_are_told_who_waits_asks_and_health_says_so() {
+async fn without_change_reports_waiters_poll_and_health_says_so() {
     let cluster = Cluster::standalone().await;
     let (one, other) = (cluster.server().await, cluster.server().await);
     let held = one.acquire(&key("a"), Wait::no()).await.unwrap();
-    assert!(other.health().wakeups.is_empty(), "nobody waits");
+    assert!(other.health().wakeups.is_empty(), "there is no waiter");
     let waiting = waiting(&other, &key("a")).await;
     until_wakeup(&other, "workitem", Wakeup::Polling).await;
     held.release().await.unwrap();

@@ -1,4 +1,4 @@
-//! Readers and writers at random, against a model of who is in.
+//! Readers and writers at random, compared with a model of the sessions that are inside.
 
 use std::collections::HashMap;
 
@@ -16,10 +16,11 @@ use crate::rig::app::lock_records;
 const TASKS: usize = 32;
 const STEPS: usize = 20_000;
 const DOCUMENTS: [&str; 3] = ["a", "b", "c"];
-/// Of one who will be silent.
+/// The ttl of a session that is about to become idle.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Who is in, as far as they themselves know; a silent one until its lease is over.
+/// The sessions that are inside, as far as they know. An idle session is inside until its lease is
+/// over.
 #[derive(Default)]
 struct Model(Mutex<HashMap<&'static str, HashMap<usize, In>>>);
 
@@ -39,7 +40,7 @@ impl Model {
         let only_readers = inside.values().all(|other| other.mode == Mode::Shared);
         assert!(
             if mode == Mode::Shared { only_readers } else { is_alone },
-            "{task} is in as {mode:?} beside {:?}",
+            "{task} is in as {mode:?} together with {:?}",
             inside.iter().map(|(task, other)| (task, other.mode)).collect::<Vec<_>>()
         );
         inside.insert(task, In { mode, until: None });
@@ -49,14 +50,14 @@ impl Model {
         self.0.lock().unwrap().entry(id).or_default().remove(&task);
     }
 
-    fn is_silent(&self, id: &'static str, task: usize, until: Instant) {
+    fn becomes_idle(&self, id: &'static str, task: usize, until: Instant) {
         if let Some(it) = self.0.lock().unwrap().entry(id).or_default().get_mut(&task) {
             it.until = Some(until);
         }
     }
 }
 
-/// Enough for a schedule, and the same for the same seed (Marsaglia's xorshift).
+/// Random enough for a schedule, and the same for the same seed (Marsaglia's xorshift).
 struct Random(u64);
 
 impl Random {
@@ -76,15 +77,15 @@ async fn task(store: Arc<impl Store>, model: Arc<Model>, task: usize, mut random
             None => {
                 let id = DOCUMENTS[random.below(3) as usize];
                 let mode = if random.below(10) < 7 { Mode::Shared } else { Mode::Exclusive };
-                let is_silent = random.below(40) == 0;
-                let claim = claim(&aid, mode, if is_silent { SHORT } else { TTL });
+                let becomes_idle = random.below(40) == 0;
+                let claim = claim(&aid, mode, if becomes_idle { SHORT } else { TTL });
                 if let TryAcquire::Granted(lock) =
                     store.try_acquire(&key(id), &claim).await.unwrap()
                 {
                     model.enters(id, task, mode);
-                    if is_silent {
-                        // Somebody else goes on in this task.
-                        model.is_silent(id, task, lock.expires_at);
+                    if becomes_idle {
+                        // A new session goes on in this task.
+                        model.becomes_idle(id, task, lock.expires_at);
                         aid = Aid::new();
                     } else {
                         held = Some((id, lock));
@@ -105,7 +106,7 @@ async fn task(store: Arc<impl Store>, model: Arc<Model>, task: usize, mut random
                 }
                 1 => {
                     let renewed = store.renew(WorkItem::COLLECTION, &[aid.clone()]).await.unwrap();
-                    assert_eq!(renewed, 1, "what is held is renewed");
+                    assert_eq!(renewed, 1, "the held lock is renewed");
                 }
                 2 => {
                     let inspected = store.inspect(&lock.key, Some(&aid)).await.unwrap().unwrap();
@@ -160,15 +161,15 @@ async fn random_schedule(store: impl Store) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_a_random_schedule_no_writer_is_ever_beside_anyone_in_memory() {
+async fn in_a_random_schedule_in_memory_a_writer_is_always_alone() {
     random_schedule(MemoryStore::new()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_a_random_schedule_no_writer_is_ever_beside_anyone_on_mongodb() {
+async fn in_a_random_schedule_on_mongodb_a_writer_is_always_alone() {
     let database = fresh_database(mongod::shared_replica_set().await.uri()).await;
     random_schedule(MongoStore::new(&database)).await;
-    // Those who were silent, and nobody else.
+    // The idle sessions are swept, and no others.
     sleep(SHORT).await;
     let live = MongoStore::new(&database);
     live.prepare(WorkItem::COLLECTION, &Rules::new(TTL)).await.unwrap();

@@ -1,4 +1,4 @@
-//! The change stream comes to an end, in whatever way: all are served, and it is opened again.
+//! The change stream ends, for any reason: all waiters are served, and the stream is opened again.
 
 use mongodb::Client;
 use mongodb::bson::{Document, doc};
@@ -12,7 +12,7 @@ use crate::rig::{client, fresh_name};
 
 const CROWD: usize = 100;
 
-/// A type of its own, so that the log tells which test it speaks of.
+/// A separate type for each test, so that the log tells which test a line belongs to.
 macro_rules! document {
     ($collection:literal) => {{
         #[derive(serde::Serialize, serde::Deserialize)]
@@ -28,19 +28,19 @@ macro_rules! document {
     }};
 }
 
-/// A holder in one process, and a crowd that waits for it in another one.
+/// A holder in one process, and a crowd that waits for the lock in another one.
 struct Crowd {
     key: LockKey,
     holds: LockManager,
     waits: LockManager,
-    /// Past both of them.
+    /// Direct access, without either manager.
     database: Database,
     held: Option<LockGuard>,
     waiting: Vec<JoinHandle<LockGuard>>,
 }
 
 impl Crowd {
-    /// It waits through this URI, and calls itself to the server by the name of its database.
+    /// The crowd waits through this URI. Its name at the server is the name of its database.
     async fn new<T: Lockable>(_: std::marker::PhantomData<T>, server: &Mongod, uri: &str) -> Self {
         log_lines();
         let name = fresh_name();
@@ -71,7 +71,7 @@ impl Crowd {
         until_wakeup(&self.waits, self.key.collection(), Wakeup::Polling).await;
     }
 
-    /// The holder releases, and all of them get it.
+    /// The holder releases, and all waiters get the lock in turn.
     async fn is_served(&mut self) {
         let held = self.held.take();
         if let Some(held) = held {
@@ -82,7 +82,7 @@ impl Crowd {
         }
     }
 
-    /// Somebody waits again, is told, and is served.
+    /// A new waiter is told of the release, and is served.
     async fn is_as_before(&mut self) {
         self.held = Some(self.holds.acquire(&self.key, Wait::no()).await.unwrap());
         self.waiting.push(waiting(&self.waits, &self.key).await);
@@ -95,7 +95,7 @@ impl Crowd {
         count_logged(&["WARN", &watching])
     }
 
-    /// Has commands of the crowd fail from now on.
+    /// Makes commands of the crowd fail from now on.
     async fn fail(&self, commands: &[&str], mut how: Document) {
         how.extend(doc! { "failCommands": commands, "appName": self.database.name() });
         self.fail_point(doc! { "mode": "alwaysOn", "data": how }).await;
@@ -112,7 +112,7 @@ impl Crowd {
     }
 }
 
-/// There is one such fail point in a server, so each of these has a server of its own.
+/// A server has only one such fail point, so each of these tests has its own server.
 async fn the_stream_fails<T: Lockable>(
     of: std::marker::PhantomData<T>,
     commands: &[&str],
@@ -123,32 +123,32 @@ async fn the_stream_fails<T: Lockable>(
     crowd.fail(commands, how).await;
     crowd.polls().await;
     crowd.is_served().await;
-    assert_eq!(crowd.warnings(), 1, "once, however long it lasts");
+    assert_eq!(crowd.warnings(), 1, "one warning, however long it lasts");
     crowd.works_again().await;
     crowd.is_as_before().await;
 }
 
 #[tokio::test]
-async fn its_history_is_lost() {
-    // ChangeStreamHistoryLost, which no driver goes on after.
+async fn the_stream_outlives_a_lost_history() {
+    // ChangeStreamHistoryLost, after which no driver resumes.
     the_stream_fails(document!("history"), &["getMore"], doc! { "errorCode": 286 }).await;
 }
 
 #[tokio::test]
-async fn it_is_interrupted_and_its_connections_close() {
+async fn the_stream_outlives_an_interruption_with_closed_connections() {
     let both = ["getMore", "aggregate"];
     the_stream_fails(document!("closed"), &both, doc! { "closeConnection": true }).await;
 }
 
 #[tokio::test]
-async fn the_database_user_may_not_open_it() {
+async fn without_the_privilege_for_the_stream_all_waiters_are_served() {
     // Unauthorized, as without the privilege `changeStream`.
     let both = ["getMore", "aggregate"];
     the_stream_fails(document!("denied"), &both, doc! { "errorCode": 13 }).await;
 }
 
 #[tokio::test]
-async fn its_cursor_is_killed() {
+async fn the_stream_outlives_a_killed_cursor() {
     let server = mongod::local_replica_set().await;
     let mut crowd = Crowd::new(document!("killed"), server, &server.uri()).await;
     let admin = crowd.database.client().database("admin");
@@ -169,17 +169,17 @@ async fn its_cursor_is_killed() {
         killed > 0
     })
     .await;
-    // The driver may open it again by itself; then nobody hears of it.
+    // If the driver reopens it automatically, no waiter notices.
     crowd.is_served().await;
     crowd.is_as_before().await;
 }
 
 #[tokio::test]
-async fn it_falls_silent() {
+async fn the_stream_outlives_a_server_that_stops_answering() {
     let server = mongod::local_replica_set().await;
     let proxy = Proxy::start(server.port());
-    let mut crowd = Crowd::new(document!("silent"), server, &proxy.uri()).await;
-    // Of this the driver would never know: it has no time-out.
+    let mut crowd = Crowd::new(document!("stalled"), server, &proxy.uri()).await;
+    // The driver would never notice this, because it has no timeout.
     proxy.hold_reply_to("getMore");
     proxy.until_fired(1).await;
     crowd.is_served().await;
@@ -188,11 +188,11 @@ async fn it_falls_silent() {
 }
 
 #[tokio::test]
-async fn its_collection_is_dropped() {
+async fn the_stream_outlives_a_dropped_collection() {
     let server = mongod::local_replica_set().await;
     let mut crowd = Crowd::new(document!("dropped"), server, &server.uri()).await;
     crowd.database.collection::<Document>("dropped.lock").drop().await.unwrap();
-    // With the record their obstacle is gone, whatever the holder believes.
+    // The obstacle is gone with the record, whatever the holder believes.
     let held = crowd.held.take();
     crowd.is_served().await;
     drop(held);
@@ -200,7 +200,7 @@ async fn its_collection_is_dropped() {
 }
 
 #[tokio::test]
-async fn the_primary_steps_down() {
+async fn the_stream_outlives_a_step_down_of_the_primary() {
     let server = Mongod::start_replica_set().await;
     let mut crowd = Crowd::new(document!("stepdown"), &server, &server.uri()).await;
     let step_down = doc! { "replSetStepDown": 2, "secondaryCatchUpPeriodSecs": 0, "force": true };

@@ -15,7 +15,7 @@ async fn without_a_policy_there_is_no_table_of_all_locks() {
 }
 
 #[actix_web::test]
-async fn who_may_see_it_is_shown_all_locks_and_nobody_else_is() {
+async fn only_permitted_people_see_the_table_of_all_locks() {
     let (locks, _) =
         embedded_with(|settings| settings.admin_policy(|actor| actor.has_role("chief"))).await;
     let app = serve_with_cookies(&locks).await;
@@ -32,7 +32,11 @@ async fn who_may_see_it_is_shown_all_locks_and_nobody_else_is() {
     let all = root.get("/locks/admin.json").await.json();
     assert_eq!((&all["more"], &all["told"]), (&false.into(), &true.into()));
     let [first, second] = &all["locks"].as_array().unwrap()[..] else { panic!("{all}") };
-    assert_eq!((&first["key"], &first["id"]), (&"note/b".into(), &"b".into()), "the oldest first");
+    assert_eq!(
+        (&first["key"], &first["id"]),
+        (&"note/b".into(), &"b".into()),
+        "the oldest lock comes first"
+    );
     assert_eq!((&first["holder"], &first["token"]), (&json!({ "label": "alice" }), &token));
     assert_eq!((&first["may_break"], &first["mode"]), (&true.into(), &"exclusive".into()));
     assert!(first["since"].is_string() && first["expires_in_ms"].as_u64().unwrap() > 0);
@@ -44,7 +48,7 @@ async fn who_may_see_it_is_shown_all_locks_and_nobody_else_is() {
 }
 
 #[actix_web::test]
-async fn files_for_browsers_are_sent_again_only_when_they_have_changed() {
+async fn files_for_browsers_are_sent_again_only_after_a_change() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let anybody = Browser::new(&app);

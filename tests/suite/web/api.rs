@@ -32,18 +32,22 @@ async fn a_lock_is_taken_confirmed_shown_and_released() {
     let held = bob.get("/locks/note/a").await.json();
     assert_eq!((&held["state"], &held["holder"]["label"]), (&"held".into(), &"alice".into()));
     assert!(held["since"].is_string() && held["expires_in_ms"].is_u64());
-    assert!(held.get("token").is_none(), "nobody else's to know");
+    assert!(held.get("token").is_none(), "no other session learns the token");
 
     assert_eq!(alice.get("/locks").await.json().as_array().unwrap().len(), 1);
     assert_eq!(bob.get("/locks").await.json(), json!([]));
 
     assert_eq!(bob.delete("/locks/note/a").await.status, 204);
     assert_eq!(bob.post("/locks/note/a/release").await.status, 204);
-    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"), "never another's");
+    assert_eq!(
+        holder_of(&locks, "a").await.as_deref(),
+        Some("alice"),
+        "another session's lock is never released"
+    );
 
     assert_eq!(alice.delete("/locks/note/a").await.status, 204);
     assert_eq!(holder_of(&locks, "a").await, None);
-    assert_eq!(alice.delete("/locks/note/a").await.status, 204, "as good");
+    assert_eq!(alice.delete("/locks/note/a").await.status, 204, "a second release succeeds too");
     assert_eq!(Browser::new(&app).delete("/locks/note/a").await.status, 204);
 }
 
@@ -64,7 +68,7 @@ async fn a_late_beacon_of_a_closed_tab_does_not_release_the_lock_of_a_newer_one(
     alice.delete("/locks/note/a").await;
     let new = alice.post("/locks/note/a").await.json()["token"].as_str().unwrap().to_owned();
 
-    // A beacon is text, and has no headers of its own.
+    // A beacon is text, and cannot carry headers of its own.
     let beacon = |token: &str| {
         alice
             .request(Method::POST, "/locks/note/a/release")
@@ -79,7 +83,7 @@ async fn a_late_beacon_of_a_closed_tab_does_not_release_the_lock_of_a_newer_one(
 }
 
 #[actix_web::test]
-async fn a_heartbeat_says_what_is_held_and_what_is_lost() {
+async fn a_heartbeat_reports_held_and_lost_locks() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -91,7 +95,7 @@ async fn a_heartbeat_says_what_is_held_and_what_is_lost() {
     assert_eq!((answer["held"].as_array().unwrap().len(), &answer["lost"]), (2, &json!([])));
     assert_eq!(alice.post("/locks/heartbeat").await.json()["held"].as_array().unwrap().len(), 2);
 
-    // b runs out; then it is locked anew: the heartbeat still speaks of the first acquisition.
+    // b expires and is locked again; the heartbeat still refers to the first acquisition.
     store.age(&key("b"), Duration::from_secs(60));
     for _ in 0..2 {
         let answer = alice.post_json("/locks/heartbeat", believed.clone()).await.json();
@@ -106,7 +110,7 @@ async fn a_heartbeat_says_what_is_held_and_what_is_lost() {
 }
 
 #[actix_web::test]
-async fn breaking_is_for_whom_the_policy_allows() {
+async fn only_people_allowed_by_the_policy_may_break_locks() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;

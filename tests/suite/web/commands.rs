@@ -1,4 +1,4 @@
-//! What a request costs the database, by the driver's own events.
+//! The cost of a request in database commands, measured by the driver's own events.
 
 use actix_doclock::MongoStore;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::rig::{self, app::eventually, proxy::Proxy};
 
 #[actix_web::test]
-async fn a_request_sends_no_more_commands_than_it_must() {
+async fn a_request_sends_no_more_commands_than_necessary() {
     let server = rig::mongod::shared_replica_set().await;
     let (database, commands) = rig::counted_database(server.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
@@ -24,10 +24,10 @@ async fn a_request_sends_no_more_commands_than_it_must() {
     let bob = Browser::logged_in(&app, "bob").await;
     Browser::new(&app).get("/plain").await;
     alice.get("/plain").await;
-    assert!(sent().await.is_empty(), "who locks nothing costs nothing");
+    assert!(sent().await.is_empty(), "a request that locks nothing sends nothing");
 
     alice.post("/note/a").await.token();
-    // The document and the tombstone at the same time: two round trips.
+    // The document and the tombstone are read at the same time, so there are two round trips.
     assert_eq!(sent().await, ["findAndModify", "find", "find"], "a fresh lock");
     alice.post("/note/a").await.token();
     assert_eq!(sent().await, ["findAndModify", "find"], "a document that the session holds");
@@ -50,9 +50,10 @@ async fn a_request_sends_no_more_commands_than_it_must() {
     assert_eq!(sent().await, end, "tombstone, names, locks; it may be announced");
 }
 
-/// Who has been told of an acquisition had it before, so nobody else can have written in between.
+/// A session that was told of an acquisition had it before, so no other session can have written in
+/// between.
 #[actix_web::test]
-async fn who_names_its_acquisition_has_it_confirmed_and_loaded_at_the_same_time() {
+async fn a_named_acquisition_is_confirmed_and_loaded_at_the_same_time() {
     let server = rig::mongod::local_replica_set().await;
     let proxy = Proxy::start(server.port());
     let database = rig::fresh_database(&proxy.uri()).await;
@@ -69,7 +70,7 @@ async fn who_names_its_acquisition_has_it_confirmed_and_loaded_at_the_same_time(
         proxy.hold_request("find");
         let answer = alice.with_token(method.clone(), "/note/a", &token);
         let (answer, ()) = tokio::join!(answer, async {
-            eventually("the other question", async || proxy.passed("find") > before).await;
+            eventually("the other query", async || proxy.passed("find") > before).await;
             proxy.let_go();
         });
         assert_eq!(answer.token(), token, "{method}");
@@ -77,15 +78,15 @@ async fn who_names_its_acquisition_has_it_confirmed_and_loaded_at_the_same_time(
     }
 }
 
-/// Whatever a page does: a key that hangs, a timer gone wild.
+/// Whatever a page does: a key that hangs, or a timer out of control.
 #[actix_web::test]
-async fn a_client_that_beats_a_thousand_times_costs_one_write_at_most() {
+async fn a_thousand_heartbeats_of_a_client_cost_at_most_one_write() {
     let server = rig::mongod::shared_replica_set().await;
     let (database, commands) = rig::counted_database(server.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
     let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
-    // So that a third of it does not pass meanwhile.
+    // So long that a third of it does not pass in the meantime.
     let locks = locks.ttl(Duration::from_secs(3_600)).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;

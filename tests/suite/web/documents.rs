@@ -4,7 +4,7 @@ use super::*;
 use crate::rig::log::{log_lines, logged};
 
 #[actix_web::test]
-async fn the_first_session_edits_the_second_is_told_who_does() {
+async fn the_first_session_edits_and_the_second_is_told_by_whom() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -27,7 +27,7 @@ async fn the_first_session_edits_the_second_is_told_who_does() {
     assert_eq!(refused.header("lock-token"), None);
 
     assert_eq!(alice.post("/note/a").await.token(), granted.token(), "re-entry keeps the token");
-    assert_eq!(bob.post("/note/b").await.status, 200, "each document for itself");
+    assert_eq!(bob.post("/note/b").await.status, 200, "each document is locked separately");
 }
 
 #[actix_web::test]
@@ -50,7 +50,7 @@ async fn a_save_keeps_the_lock_and_a_release_frees_the_document() {
 }
 
 #[actix_web::test]
-async fn saving_needs_a_lock_that_is_held_already() {
+async fn a_save_needs_a_lock_that_is_already_held() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -68,7 +68,7 @@ async fn saving_needs_a_lock_that_is_held_already() {
 }
 
 #[actix_web::test]
-async fn a_stale_tab_cannot_save_over_what_another_session_has_saved_since() {
+async fn a_stale_tab_cannot_overwrite_a_later_save_of_another_session() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -83,7 +83,7 @@ async fn a_stale_tab_cannot_save_over_what_another_session_has_saved_since() {
     let with_token = alice.with_token(Method::PUT, "/note/a", &stale).await;
     assert_eq!(with_token.problem(409)["state"], "lost");
 
-    // She opens it anew in another tab: the aid is the same, the acquisition is not.
+    // She opens it again in another tab: the aid is the same, but the acquisition is new.
     let fresh = alice.post("/note/a").await.token();
     let with_stale = alice.with_token(Method::PUT, "/note/a", &stale).await;
     assert_eq!(with_stale.problem(412)["state"], "lost");
@@ -155,7 +155,11 @@ async fn a_document_that_does_not_exist_leaves_no_lock() {
     alice.post("/note/a").await;
     store.remove(&key("a"));
     alice.put("/note/a", "new").await.problem(404);
-    assert_eq!(holder_of(&locks, "a").await, None, "also if it was deleted while it was held");
+    assert_eq!(
+        holder_of(&locks, "a").await,
+        None,
+        "no lock is left if the document was deleted while it was held"
+    );
     alice.post("/note/b").await;
     store.remove(&key("b"));
     alice.post("/note/b").await.problem(404);
@@ -163,13 +167,13 @@ async fn a_document_that_does_not_exist_leaves_no_lock() {
 }
 
 #[actix_web::test]
-async fn a_request_that_fails_after_locking_gives_the_fresh_lock_back_with_its_answer() {
+async fn a_failed_request_gives_its_new_lock_back_with_its_answer() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
 
-    // No `holder_of` in between: the answer itself is the promise.
+    // Without `holder_of` in between: the lock must be gone by the time of the answer.
     let bad_json = alice.request(Method::POST, "/note/a/form").set_payload("{bad");
     let bad_json = bad_json.insert_header(("content-type", "application/json"));
     let refused = alice.send(bad_json).await;
@@ -190,7 +194,7 @@ async fn a_request_that_fails_after_locking_gives_the_fresh_lock_back_with_its_a
         alice.post("/close-all").await;
     }
 
-    // A document that is not of its Rust type.
+    // A document that does not fit its Rust type.
     let broken = serde_json::json!({ "_id": "broken", "words": 5 });
     store.put("broken".to_owned(), &Broken(broken)).unwrap();
     let internal = alice.post("/note/broken").await.problem(500);
@@ -209,7 +213,7 @@ impl Lockable for Broken {
 }
 
 #[actix_web::test]
-async fn a_request_that_fails_does_not_give_back_what_the_session_held_before() {
+async fn a_failed_request_keeps_locks_that_the_session_already_held() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -221,7 +225,7 @@ async fn a_request_that_fails_does_not_give_back_what_the_session_held_before() 
 }
 
 #[actix_web::test]
-async fn an_application_may_keep_fresh_locks_on_errors() {
+async fn an_application_may_keep_new_locks_on_errors() {
     let (locks, _) = embedded().await;
     let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
     let wrap = locks.session(session).keep_fresh_locks_on_error();
@@ -248,7 +252,7 @@ async fn a_handler_can_fall_back_to_a_read_only_page() {
 }
 
 #[actix_web::test]
-async fn one_lock_is_announced_several_are_not() {
+async fn one_lock_is_announced_and_several_are_not() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -283,7 +287,7 @@ async fn an_id_is_read_from_the_path_as_it_was_written() {
 }
 
 #[actix_web::test]
-async fn a_failing_request_does_not_take_the_lock_from_one_that_was_told_it_has_it() {
+async fn a_failed_request_does_not_take_the_lock_from_a_request_that_was_told_of_it() {
     let (locks, _) = embedded().await;
     async fn slow(_: LockedDoc<Note>, turn: web::Data<tokio::sync::Notify>) -> HttpResponse {
         turn.notified().await;
@@ -315,11 +319,11 @@ async fn a_failing_request_does_not_take_the_lock_from_one_that_was_told_it_has_
 }
 
 #[actix_web::test]
-async fn what_a_handler_gives_up_waiting_for_is_not_kept() {
+async fn a_lock_that_a_handler_stops_waiting_for_is_not_kept() {
     let (locks, _) = embedded().await;
     async fn impatient(locks: SessionLocks) -> impl Responder {
         let mut acquire = Box::pin(locks.try_acquire::<Note>("a".to_owned()));
-        // As far as the command, not as far as its answer.
+        // Until the command is sent, but not until its answer.
         assert!(futures_util::poll!(&mut acquire).is_pending());
         drop(acquire);
         HttpResponse::NoContent()
@@ -342,12 +346,12 @@ async fn an_answer_that_says_lost_or_not_found_announces_no_lock() {
     let gone = alice.with_token(Method::POST, "/note/a", &token).await;
     gone.problem(404);
     assert_eq!(gone.header("lock-token"), None);
-    assert_eq!(holder_of(&locks, "a").await, None, "also where the client sent its token");
+    assert_eq!(holder_of(&locks, "a").await, None, "even if the client sent its token");
 }
 
-/// What is given back because there is no such document must not be trusted to be held.
+/// A lock that is given back because there is no such document must not be trusted as held.
 #[actix_web::test]
-async fn a_lock_on_what_is_not_there_is_not_trusted_either() {
+async fn a_lock_on_a_missing_document_is_not_trusted_either() {
     let (locks, store) = embedded_with(|settings| settings.trust_leases()).await;
     let other = LockManager::builder(store.clone()).without_reaper().build().await.unwrap();
     other.register::<Note>().await.unwrap();
@@ -376,7 +380,7 @@ impl Lockable for LaterNote {
     const COLLECTION: &'static str = Note::COLLECTION;
 }
 
-/// A note as it is stored.
+/// A stored note of any shape.
 #[derive(Serialize, Deserialize)]
 struct Any(Value);
 
@@ -385,7 +389,7 @@ impl Lockable for Any {
     const COLLECTION: &'static str = Note::COLLECTION;
 }
 
-/// A type made for answers over HTTP, from which the id is written back under another name.
+/// A type meant for HTTP answers, which writes its id under another name than it reads.
 #[derive(Debug, Serialize, Deserialize)]
 struct AnswerNote {
     #[serde(rename(serialize = "id", deserialize = "_id"))]
@@ -399,7 +403,7 @@ impl Lockable for AnswerNote {
 }
 
 #[actix_web::test]
-async fn a_save_keeps_fields_that_its_type_does_not_name_and_what_others_changed_meanwhile() {
+async fn a_save_keeps_fields_that_its_type_does_not_name_and_concurrent_changes() {
     let (locks, store) = embedded().await;
     let note = |text: &str, views| LaterNote {
         id: "a".to_owned(),
@@ -412,7 +416,7 @@ async fn a_save_keeps_fields_that_its_type_does_not_name_and_what_others_changed
     let save = move |mut edited: HeldDoc<Note>| {
         let past = past.clone();
         async move {
-            // A counter that does not ask for locks.
+            // A counter that is written without locks.
             past.put("a".to_owned(), &note("old", 2)).unwrap();
             edited.text = "new".to_owned();
             edited.save().await.map(|()| HttpResponse::Ok())
@@ -465,7 +469,7 @@ async fn a_type_that_writes_its_id_elsewhere_is_refused_at_its_first_save() {
 }
 
 #[actix_web::test]
-async fn a_session_holds_no_more_locks_than_it_may_and_the_next_one_leaves_no_trace() {
+async fn a_lock_beyond_the_limit_of_a_session_is_refused_and_leaves_no_trace() {
     let (locks, store) = embedded_with(|settings| settings.max_locks_per_session(10)).await;
     for n in 0..12 {
         let note = Note { id: n.to_string(), text: String::new() };
@@ -483,8 +487,8 @@ async fn a_session_holds_no_more_locks_than_it_may_and_the_next_one_leaves_no_tr
         assert!(refused.header("retry-after").is_some());
         assert_eq!(holder_of(&locks, "10").await, None);
     }
-    assert_eq!(alice.post("/note/3").await.status, 200, "what it holds it may enter again");
-    assert_eq!(bob.post("/note/10").await.status, 200, "each session for itself");
+    assert_eq!(alice.post("/note/3").await.status, 200, "it may re-enter a lock that it holds");
+    assert_eq!(bob.post("/note/10").await.status, 200, "each session has its own limit");
     assert_eq!(alice.put("/note/3/done", "new").await.status, 204);
     assert_eq!(alice.post("/note/11").await.status, 200, "there is room again");
 }

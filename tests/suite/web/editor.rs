@@ -1,4 +1,4 @@
-//! The example, as a program over HTTP: what DESIGN.md promises of it, on both stores.
+//! The example, run as a program and used over HTTP, on each store.
 
 use actix_web::http::header;
 use awc::Client;
@@ -26,7 +26,7 @@ impl Person {
         person
     }
 
-    /// The same browser, whose next request the load balancer gives to another server.
+    /// The same browser, whose next request the load balancer sends to another server.
     fn moved_to(self, editor: &Editor) -> Self {
         Self { base: editor.url(""), ..self }
     }
@@ -68,7 +68,7 @@ impl Person {
     }
 }
 
-/// What holds on every store.
+/// The scenario that holds on every store.
 async fn two_people_edit_one_document(editor: &Editor) {
     let reader = Person::at(editor);
     let document = reader.first_document().await;
@@ -95,7 +95,11 @@ async fn two_people_edit_one_document(editor: &Editor) {
     assert_eq!((status, &seen["title"]), (200, &json!("newer")));
 
     assert_eq!(bob.post("/logout").await.0, 204);
-    assert_eq!(alice.post(&format!("{document}/edit")).await.0, 200, "free with the logout");
+    assert_eq!(
+        alice.post(&format!("{document}/edit")).await.0,
+        200,
+        "the logout frees the document"
+    );
     assert_eq!(alice.get("/api/workitem/ffffffffffffffffffffffff").await.0, 404);
     assert_eq!(alice.get("/api/workitem/zzz").await.0, 400);
     assert_eq!(alice.post("/api/workitem/ffffffffffffffffffffffff/edit").await.0, 404);
@@ -148,7 +152,7 @@ async fn several_servers_on_one_database_are_one_application() {
 }
 
 #[actix_web::test]
-async fn the_page_is_served_with_what_it_needs_and_nothing_else_is_allowed() {
+async fn the_page_is_served_with_its_files_and_allows_nothing_else() {
     let editor = Editor::start(&[]);
     for (path, content_type) in [
         ("/", "text/html; charset=utf-8"),
@@ -165,9 +169,9 @@ async fn the_page_is_served_with_what_it_needs_and_nothing_else_is_allowed() {
     assert_eq!((status, &problem["code"]), (404, &json!("no_such_route")));
 }
 
-/// What a load balancer asks. It waits longer than the deadline of the server.
+/// The probe of a load balancer. It waits for longer than the deadline of the server.
 #[actix_web::test]
-async fn it_says_that_it_is_ready_and_that_it_is_not_while_the_database_is_away() {
+async fn it_reports_that_it_is_ready_and_that_it_is_not_while_the_database_is_away() {
     let server = rig::mongod::Mongod::start_replica_set().await;
     let editor = Editor::on_mongodb(&rig::fresh_name(), &server.uri());
     let patient = Client::builder().timeout(Duration::from_secs(60)).finish();
@@ -185,7 +189,7 @@ async fn it_says_that_it_is_ready_and_that_it_is_not_while_the_database_is_away(
 
 #[cfg(feature = "metrics")]
 #[actix_web::test]
-async fn prometheus_gets_what_people_do() {
+async fn prometheus_gets_the_metrics_of_user_actions() {
     let editor = Editor::start(&[]);
     let alice = Person::logged_in(&editor, "alice").await;
     let document = alice.first_document().await;

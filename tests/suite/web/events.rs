@@ -1,4 +1,4 @@
-//! Streams of events, as pages get them.
+//! Streams of events, as pages receive them.
 
 use std::{future::poll_fn, pin::pin, time::Instant};
 
@@ -12,7 +12,7 @@ const SOON: Duration = Duration::from_secs(60);
 const ONE: &str = "11111111-1111-4111-8111-111111111111";
 const TWO: &str = "22222222-2222-4222-8222-222222222222";
 
-/// A stream of events on its way.
+/// An open stream of events.
 struct Stream {
     body: BoxBody,
     text: String,
@@ -40,7 +40,7 @@ impl Stream {
         }
     }
 
-    /// The next one that is not to look anew.
+    /// The next event that is not a request to resync.
     async fn event(&mut self) -> (String, Value) {
         loop {
             let (event, data) = self.next().await.expect("it goes on");
@@ -55,7 +55,7 @@ impl<S> Browser<'_, S>
 where
     S: Service<Request, Response = ServiceResponse, Error = Error>,
 {
-    /// Open, and the server looks on.
+    /// Opens a stream, and waits until the server watches.
     async fn listen(&self, query: &str) -> Stream {
         let request = self.request(Method::GET, &format!("/locks/events{query}"));
         let response = self.app.call(request.to_request()).await.unwrap_or_else(|e| panic!("{e}"));
@@ -75,7 +75,7 @@ where
 }
 
 #[actix_web::test]
-async fn each_page_is_told_whose_the_lock_is() {
+async fn each_page_is_told_whether_the_lock_is_its_own() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, root) =
@@ -94,7 +94,7 @@ async fn each_page_is_told_whose_the_lock_is() {
     let bare = token.trim_start_matches("<urn:uuid:").trim_end_matches('>');
     assert!(!data.to_string().contains(bare) && !data.to_string().contains(ONE));
 
-    // Opened later by others: they are told of what comes.
+    // Streams that other sessions open later are told of all further events.
     let query = format!("?tab={TWO}");
     let request = Browser::copy(&alice);
     let (mut there, mut roots) = (open(&request, &query).await, open(&root, "").await);
@@ -112,7 +112,7 @@ async fn each_page_is_told_whose_the_lock_is() {
     }
 }
 
-/// A further stream of a server that looks on already.
+/// Another stream of a server that already watches.
 async fn open<S>(browser: &Browser<'_, S>, query: &str) -> Stream
 where
     S: Service<Request, Response = ServiceResponse, Error = Error>,
@@ -125,7 +125,7 @@ where
 }
 
 #[actix_web::test]
-async fn nobody_is_told_of_a_page_that_was_loaded_anew() {
+async fn a_reload_of_a_page_is_not_reported() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -139,7 +139,7 @@ async fn nobody_is_told_of_a_page_that_was_loaded_anew() {
 }
 
 #[actix_web::test]
-async fn who_names_documents_hears_of_no_others() {
+async fn a_page_that_names_documents_hears_of_no_others() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -150,7 +150,7 @@ async fn who_names_documents_hears_of_no_others() {
 }
 
 #[actix_web::test]
-async fn a_take_over_is_told_to_the_one_who_loses_it() {
+async fn a_takeover_is_reported_to_the_former_holder() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (desk, laptop) =
@@ -168,7 +168,7 @@ async fn a_take_over_is_told_to_the_one_who_loses_it() {
 }
 
 #[actix_web::test]
-async fn no_more_streams_are_open_than_may_be_and_one_that_goes_makes_room() {
+async fn the_number_of_streams_is_limited_and_a_closed_stream_makes_room() {
     let (locks, _) = embedded().await;
     let app = serve_with(&locks, |session| session.event_streams(3, 2)).await;
     let browser = Browser::new(&app);
@@ -189,7 +189,7 @@ async fn no_more_streams_are_open_than_may_be_and_one_that_goes_makes_room() {
 }
 
 #[actix_web::test]
-async fn a_silent_stream_shows_that_it_lives() {
+async fn a_stream_without_events_shows_that_it_is_alive() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let mut stream = Browser::new(&app).listen("").await;
@@ -214,7 +214,7 @@ async fn a_stream_ends_with_its_session() {
 }
 
 #[actix_web::test]
-async fn streams_end_at_once_when_the_server_is_to_stop() {
+async fn streams_end_at_once_when_the_server_is_stopped() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let browser = Browser::new(&app);
@@ -227,5 +227,5 @@ async fn streams_end_at_once_when_the_server_is_to_stop() {
     for stream in &mut streams {
         assert!(stream.next().await.is_none());
     }
-    assert!(began.elapsed() < Duration::from_secs(15), "not by the next beat");
+    assert!(began.elapsed() < Duration::from_secs(15), "at once, not with the next heartbeat");
 }

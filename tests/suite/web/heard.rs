@@ -1,4 +1,4 @@
-//! What the listener for the ends of sessions was told.
+//! Records the calls of the listener for ends of sessions.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,12 +6,12 @@ use actix_doclock::{Aid, LockManager, LockManagerBuilder, SessionEnded};
 
 use crate::rig::app::eventually;
 
-/// Writes down what it hears. Clones share their notes.
+/// Records the announcements. Clones share their records.
 #[derive(Clone, Default)]
 pub(super) struct Heard(Arc<Mutex<Vec<SessionEnded>>>);
 
 impl Heard {
-    /// A manager with these settings, that tells it.
+    /// Makes a manager with these settings report to it.
     pub(super) fn listening(&self, settings: LockManagerBuilder) -> LockManagerBuilder {
         let heard = Arc::clone(&self.0);
         settings.on_session_end(move |ended| {
@@ -24,8 +24,8 @@ impl Heard {
         self.0.lock().unwrap().clone()
     }
 
-    /// All that is to be told of what has happened until now. Shuts the manager down: more is never
-    /// told.
+    /// All announcements of everything that has happened until now. Shuts the manager down, so there
+    /// will be no more.
     pub(super) async fn in_the_end(&self, locks: &LockManager) -> Vec<SessionEnded> {
         let last = Aid::new();
         locks.end_session(&last).await.unwrap();
@@ -33,7 +33,7 @@ impl Heard {
             self.so_far().iter().any(|ended| ended.aid == last)
         })
         .await;
-        // What was taken together with the last one may be on its way.
+        // Announcements that were taken together with the last one may still be on their way.
         locks.shutdown().await;
         self.so_far().into_iter().filter(|ended| ended.aid != last).collect()
     }

@@ -1,10 +1,10 @@
-//! A page that keeps its session alive while its person has gone.
+//! A page that keeps its session alive although its user has left.
 
 use super::*;
 
 const IDLE_AFTER: Duration = Duration::from_secs(600);
 
-/// An application that lets go of idle people, and one that does not.
+/// One application with `idle_after` and one without.
 async fn serve_idle(
     locks: &LockManager,
     idle_after: Option<Duration>,
@@ -19,14 +19,14 @@ async fn serve_idle(
     test::init_service(App::new().wrap(wrap).configure(routes)).await
 }
 
-/// What is left of a lock that was renewed 50 s ago, after a request that says this.
+/// The time left of a lock that was renewed 50 s ago, after a request with this header.
 async fn left_after(idle_after: Option<Duration>, says: Option<&str>, path: &str) -> u64 {
     let (locks, store) = embedded().await;
     let app = serve_idle(&locks, idle_after).await;
     let alice = Browser::logged_in(&app, "alice").await;
     alice.post("/note/a").await.token();
     store.age(&key("a"), Duration::from_secs(50));
-    // A server on which nothing was renewed lately, so that a renewal is due.
+    // On a server that has renewed nothing lately, so that a renewal is due.
     let other = LockManager::builder(store.clone()).ttl(locks.ttl()).build().await.unwrap();
     other.register::<Note>().await.unwrap();
     let app = serve_idle(&other, idle_after).await;
@@ -43,7 +43,7 @@ async fn left_after(idle_after: Option<Duration>, says: Option<&str>, path: &str
 }
 
 #[actix_web::test]
-async fn what_an_idle_page_sends_does_not_renew() {
+async fn requests_of_an_idle_page_do_not_renew() {
     for path in ["/locks/heartbeat", "/plain"] {
         for ms in ["600000", "86400000", " 600000 "] {
             assert!(left_after(Some(IDLE_AFTER), Some(ms), path).await <= 10, "{path} {ms}");
@@ -52,7 +52,7 @@ async fn what_an_idle_page_sends_does_not_renew() {
 }
 
 #[actix_web::test]
-async fn everything_else_is_a_sign_of_life() {
+async fn all_other_requests_renew() {
     let cases = [
         (Some(IDLE_AFTER), Some("599999")),
         (Some(IDLE_AFTER), None),
@@ -68,7 +68,7 @@ async fn everything_else_is_a_sign_of_life() {
 }
 
 #[actix_web::test]
-async fn an_idle_page_learns_how_long_its_lock_still_lives_and_then_that_it_is_lost() {
+async fn an_idle_page_learns_when_its_lock_will_expire_and_then_that_it_is_lost() {
     let (locks, store) = embedded().await;
     let app = serve_idle(&locks, Some(IDLE_AFTER)).await;
     let (alice, bob) =

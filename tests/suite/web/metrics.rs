@@ -1,4 +1,4 @@
-//! What of a request moves the metrics that only requests do.
+//! Metrics that only requests change.
 
 use actix_doclock::metrics as names;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::operations::metrics::Recorded;
 
 #[actix_web::test]
-async fn saves_are_timed_by_their_outcome_and_one_that_lost_its_lock_is_counted() {
+async fn saves_are_timed_by_outcome_and_lost_locks_are_counted() {
     let mut seen = Recorded::start();
     let (locks, store) = embedded().await;
     let breaker = locks.clone();
@@ -28,7 +28,7 @@ async fn saves_are_timed_by_their_outcome_and_one_that_lost_its_lock_is_counted(
     alice.put("/late/a", "").await.problem(409);
     alice.post("/note/a").await;
     store.remove(&key("a"));
-    // It is not there to be loaded either, so this is no save.
+    // The document cannot be loaded either, so this does not count as a save.
     alice.put("/note/a", "gone").await.problem(404);
     seen.assert_only(
         names::SAVE_SECONDS,

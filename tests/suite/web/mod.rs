@@ -44,7 +44,7 @@ use actix_web::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What is edited in these tests.
+/// The document that these tests edit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
     #[serde(rename = "_id")]
@@ -66,7 +66,7 @@ fn key(id: &str) -> LockKey {
     LockKey::of::<Note>(id.to_owned()).unwrap()
 }
 
-/// A manager over a fresh embedded store with the notes `a` and `b`.
+/// A manager on a new embedded store with the notes `a` and `b`.
 async fn embedded() -> (LockManager, MemoryStore) {
     embedded_with(|settings| settings).await
 }
@@ -91,7 +91,7 @@ fn text_of(store: &MemoryStore, id: &str) -> String {
     notes.into_iter().find(|note| note.id == id).unwrap().text
 }
 
-/// A session that knows its person under "name"; "root" is a chief.
+/// A session stores its user under "name"; "root" is a chief.
 fn person(session: &Session) -> Option<Actor> {
     let name = session.get::<String>("name").ok()??;
     let actor = Actor::new(&name).with_id(&name);
@@ -142,7 +142,7 @@ fn routes(config: &mut web::ServiceConfig) {
         Ok(HttpResponse::NoContent())
     }
     async fn take_both(locks: SessionLocks) -> Result<impl Responder, LockError> {
-        // A handler may take a refusal for an answer.
+        // A handler may treat a refusal as an answer.
         match locks.acquire_all(["b", "a", "b"].map(key), Wait::no()).await {
             Ok(taken) => Ok(taken.len().to_string()),
             Err(LockError::Held(lock)) => Ok(format!("{} is held", lock.key)),
@@ -228,7 +228,7 @@ async fn serve_with_cookies(
     serve(locks, CookieSessionStore::default()).await
 }
 
-/// The same with settings of its own for the wrap.
+/// The same, with other settings of the wrap.
 async fn serve_with(
     locks: &LockManager,
     settings: impl FnOnce(LockingSession<CookieSessionStore>) -> LockingSession<CookieSessionStore>,
@@ -244,7 +244,7 @@ struct Browser<'a, S> {
     jar: RefCell<BTreeMap<String, Cookie<'static>>>,
 }
 
-/// What came back.
+/// The answer to a request.
 struct Answer {
     status: StatusCode,
     headers: HeaderMap,
@@ -288,8 +288,8 @@ where
         Self { app, jar: RefCell::default() }
     }
 
-    /// Another browser with the same cookies: a copied cookie, or a request sent before the answer
-    /// to another one has come.
+    /// Another browser with the same cookies: a copied cookie, or a request sent before the answer to
+    /// another one has arrived.
     fn copy(&self) -> Self {
         Self { app: self.app, jar: self.jar.clone() }
     }
@@ -356,7 +356,7 @@ where
     }
 }
 
-/// Who holds the lock on a note, by the label; after everything under way has ended.
+/// The label of the holder of the lock on a note, once all work under way has ended.
 async fn holder_of(locks: &LockManager, id: &str) -> Option<String> {
     locks.shutdown().await;
     let lock: Option<Lock> = locks.inspect(&key(id)).await.unwrap();

@@ -1,4 +1,4 @@
-//! `MongoSessionStore` on a real replica set: sessions that are known to end.
+//! `MongoSessionStore` on a real replica set: sessions whose ends are known.
 
 mod acceptance;
 mod changes;
@@ -33,14 +33,14 @@ use crate::rig::{
 };
 
 const DAY: Ttl = Ttl::DAY;
-/// Longer than any session or grace of these tests.
+/// Longer than any session or grace period of these tests.
 const TWO_DAYS: Duration = Duration::from_secs(2 * 24 * 60 * 60);
 const AID: &str = "doclock.aid";
 const COOKIE: &str = "id";
 
 type State = HashMap<String, String>;
 
-/// A database of the test's own, with the notes `a` and `b`.
+/// A new database with the notes `a` and `b`.
 async fn database() -> Database {
     let database = rig::fresh_database(rig::mongod::shared_replica_set().await.uri()).await;
     put_notes(&database).await;
@@ -52,7 +52,7 @@ async fn put_notes(database: &Database) {
     database.collection(Note::COLLECTION).insert_many(notes).await.unwrap();
 }
 
-/// An application server with its locks and its sessions in one database.
+/// An application server whose locks and sessions are in one database.
 struct Server {
     database: Database,
     locks: LockManager,
@@ -62,7 +62,7 @@ struct Server {
 }
 
 impl Server {
-    /// One that sweeps only when it is told to.
+    /// A server that sweeps only when it is told to.
     async fn on(database: &Database) -> Self {
         Self::with(database, |locks| locks, |sessions| sessions).await
     }
@@ -98,8 +98,8 @@ impl Server {
         test::init_service(app).await
     }
 
-    /// Has something happen after a request with `"wait": true` has loaded its session, and before it
-    /// saves it.
+    /// Runs something after a request with `"wait": true` has loaded its session, and before the
+    /// request saves it.
     async fn while_it_waits<T>(
         &self,
         request: impl Future<Output = Answer>,
@@ -130,9 +130,9 @@ impl Server {
         (session, aid)
     }
 
-    /// The ends that were told, when there is none left to tell.
+    /// All announced ends, once none is left to announce.
     async fn told(&self) -> Vec<(Aid, EndReason)> {
-        nothing_left_to_tell(&self.database).await;
+        until_all_ends_are_announced(&self.database).await;
         self.heard.so_far().into_iter().map(|ended| (ended.aid, ended.reason)).collect()
     }
 
@@ -141,7 +141,7 @@ impl Server {
     }
 }
 
-async fn nothing_left_to_tell(database: &Database) {
+async fn until_all_ends_are_announced(database: &Database) {
     let ended = database.collection::<Document>("doclock.ended");
     eventually("every end is told", async || {
         let waiting = doc! { "step": { "$exists": true } };
@@ -150,7 +150,7 @@ async fn nothing_left_to_tell(database: &Database) {
     .await;
 }
 
-/// What a request does to its session, in this order.
+/// The changes that a request makes to its session, in this order.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Script {
@@ -190,7 +190,7 @@ async fn change(
     Ok(HttpResponse::NoContent())
 }
 
-/// The state of the session, but for its aid.
+/// The state of the session, without its aid.
 async fn state(session: Session) -> impl Responder {
     let entries = session.entries();
     let entries = entries.iter().filter(|(name, _)| *name != AID);
@@ -198,7 +198,7 @@ async fn state(session: Session) -> impl Responder {
     HttpResponse::Ok().json(entries.collect::<BTreeMap<String, Value>>())
 }
 
-/// Where requests wait for the test.
+/// The point at which requests wait for the test.
 #[derive(Debug)]
 struct Pause {
     here: Semaphore,
@@ -227,7 +227,7 @@ impl Pause {
     }
 }
 
-/// A session of this person, as the wrap and the login of these tests leave it.
+/// The state of this user's session, as the wrap and the login of these tests leave it.
 fn state_of(user: &str, aid: &Aid) -> State {
     let json = |text: &str| Value::from(text).to_string();
     State::from([("name".to_owned(), json(user)), (AID.to_owned(), json(aid.as_str()))])
@@ -237,7 +237,7 @@ fn session_key(text: impl Into<String>) -> SessionKey {
     text.into().try_into().unwrap()
 }
 
-/// What is in the browser's cookie.
+/// The session key in the browser's cookie.
 fn key_in<S>(browser: &Browser<'_, S>) -> SessionKey {
     let mut jar = CookieJar::new();
     jar.add_original(browser.jar.borrow()[COOKIE].clone());
@@ -256,7 +256,7 @@ fn records(database: &Database) -> Collection<Document> {
     database.collection("doclock.session")
 }
 
-/// Makes sessions older, by the server's clock: as if all of it had happened so much earlier.
+/// Makes sessions older by the server's clock, as if everything had happened that much earlier.
 async fn age(database: &Database, which: Document, by: Duration) {
     let by = i64::try_from(by.as_millis()).unwrap();
     let mut older = Document::new();
@@ -269,7 +269,7 @@ async fn age(database: &Database, which: Document, by: Duration) {
     assert!(aged.matched_count > 0, "there are such sessions");
 }
 
-/// How long until the only session that matches runs out, by the server's clock.
+/// The time until the only matching session expires, by the server's clock.
 async fn left(database: &Database, which: Document) -> Duration {
     let left = doc! { "left": { "$subtract": ["$expires", "$$NOW"] } };
     let found = records(database).find_one(which).projection(left).await.unwrap();

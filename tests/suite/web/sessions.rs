@@ -17,18 +17,18 @@ use mongodb::{
 use super::{heard::Heard, identity::serve_with_identity, *};
 use crate::rig::{self, app::NO_DEADLINE};
 
-/// A session store to run the scenarios on, and what time and other hands do to its sessions.
+/// A session store for the scenarios, and the effects of time and of outside changes on its sessions.
 trait Sessions: Sized {
     type Store: SessionStore + 'static;
-    /// What a session has come to that was deleted in the store.
+    /// The reason of the end of a session that was deleted in the store.
     const DELETED: EndReason;
 
     async fn fresh() -> Self;
 
-    /// Another handle to it, for this manager's application.
+    /// Another handle to the store, for this manager's application.
     async fn store(&self, locks: &LockManager) -> Self::Store;
 
-    /// Deletes the session of a browser where it is kept.
+    /// Deletes a browser's session in the store.
     async fn delete<S>(&self, locks: &LockManager, browser: &Browser<'_, S>) {
         let mut jar = CookieJar::new();
         jar.add_original(browser.jar.borrow()["id"].clone());
@@ -40,7 +40,7 @@ trait Sessions: Sized {
         locks.revoke_session(aid).await.unwrap();
     }
 
-    /// Days pass, and the store does what it does by itself.
+    /// Lets days pass, with everything that the store does in that time.
     async fn days_pass(&self, _: &LockManager) {}
 }
 
@@ -89,7 +89,7 @@ impl Sessions for Mongo {
     async fn fresh() -> Self {
         let server = rig::mongod::shared_replica_set().await;
         let sessions = Self(rig::fresh_database(server.uri()).await);
-        // Makes the collection ready, in no hurry.
+        // Prepares the collection without a tight deadline.
         let (locks, ..) = listening().await;
         sessions.store(&locks).await;
         sessions
@@ -153,11 +153,11 @@ on_every_session_store! {
         }
         assert_eq!(alice.post("/purge").await.status, 204);
         for note in ["/note/a", "/note/b"] {
-            assert_eq!(bob.post(note).await.status, 200, "free with the answer");
+            assert_eq!(bob.post(note).await.status, 200, "free by the time of the answer");
         }
     }
 
-    async fn clearing_the_session_or_removing_its_aid_frees_them_too<K>(sessions: K) {
+    async fn clearing_the_session_or_removing_its_aid_frees_its_documents_too<K>(sessions: K) {
         let (locks, _) = embedded().await;
         let app = serve(&locks, sessions.store(&locks).await).await;
         for end in ["/clear", "/forget"] {
@@ -165,7 +165,7 @@ on_every_session_store! {
             alice.post("/note/a").await.token();
             alice.post(end).await;
             assert!(locks.inspect(&key("a")).await.unwrap().is_none(), "{end}");
-            // The browser goes on with what is left of its session.
+            // The browser goes on with the rest of its session.
             assert_eq!(alice.post("/note/a").await.status, 200);
             alice.post("/purge").await;
         }
@@ -182,14 +182,14 @@ on_every_session_store! {
         assert_eq!(alice.put("/note/a", "new").await.token(), token);
     }
 
-    async fn who_locks_before_logging_in_keeps_the_lock_through_the_login<K>(sessions: K) {
+    async fn a_lock_taken_before_the_login_is_kept_through_the_login<K>(sessions: K) {
         let (locks, _) = embedded().await;
         let app = serve(&locks, sessions.store(&locks).await).await;
         let visitor = Browser::new(&app);
         let token = visitor.post("/note/a").await.token();
         visitor.post("/login/alice").await;
         assert_eq!(visitor.post("/note/a").await.token(), token);
-        assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"), "shown by name since");
+        assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"), "the label now shows the name");
     }
 
     async fn only_a_lock_that_is_kept_makes_a_session<K>(sessions: K) {
@@ -210,7 +210,7 @@ on_every_session_store! {
         assert!(visitor.has_cookie());
     }
 
-    async fn the_aid_is_there_from_the_login_so_first_requests_at_one_moment_share_it<K>(sessions: K) {
+    async fn the_aid_exists_from_the_login_so_simultaneous_first_requests_share_it<K>(sessions: K) {
         let (locks, _) = embedded().await;
         let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
@@ -219,14 +219,14 @@ on_every_session_store! {
         assert_eq!(other_tab.post("/note/a").await.token(), token);
     }
 
-    async fn an_ended_session_is_refused_while_that_is_news<K>(sessions: K) {
+    async fn a_recently_ended_session_is_refused<K>(sessions: K) {
         let (locks, _) = embedded().await;
         let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         alice.post("/note/a").await.token();
         let aid = locks.inspect(&key("a")).await.unwrap().unwrap().aid;
-        // The other tab logs out, and this one still comes with the session: in flight, or with a
-        // cookie that a cookie store cannot take back.
+        // The other tab logs out, but this one still sends the session: in a request under way, or with
+        // a cookie that a cookie store cannot revoke.
         locks.end_session(&aid).await.unwrap();
         alice.post("/note/a").await.problem(401);
         alice.put("/note/a", "new").await.problem(401);
@@ -257,7 +257,7 @@ on_every_session_store! {
         }
     }
 
-    async fn what_a_session_holds_is_renewed_by_its_requests_once_in_a_third_of_the_ttl<K>(sessions: K) {
+    async fn locks_of_a_session_are_renewed_by_its_requests_once_in_a_third_of_the_ttl<K>(sessions: K) {
         let (locks, store) = embedded().await;
         let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
@@ -267,14 +267,14 @@ on_every_session_store! {
             locks.shutdown().await;
             locks.inspect(&key(id)).await.unwrap().map(|lock| lock.expires_in().as_secs())
         };
-        // The login counts as a sign of life, so nothing is due yet.
+        // The login counts as activity, so no renewal is due yet.
         for id in ["a", "b"] {
             store.age(&key(id), Duration::from_secs(50));
         }
         alice.get("/plain").await;
         assert!(left("a").await.unwrap() <= 10, "not due");
 
-        // Another server does not know of that.
+        // Another server does not know of that activity.
         let (other, _) = (LockManager::builder(store.clone()).ttl(Duration::from_secs(60)), ());
         let other = other.build().await.unwrap();
         other.register::<Note>().await.unwrap();
@@ -283,21 +283,21 @@ on_every_session_store! {
         there.get("/plain").await;
         other.shutdown().await;
         assert!(left("a").await.unwrap() > 30, "renewed");
-        assert!(left("b").await.unwrap() > 30, "all of them");
+        assert!(left("b").await.unwrap() > 30, "all locks are renewed");
         store.age(&key("a"), Duration::from_secs(50));
         there.get("/plain").await;
         other.shutdown().await;
         assert!(left("a").await.unwrap() <= 10, "not due again");
     }
 
-    async fn logging_out_or_clearing_the_session_is_told_once<K>(sessions: K) {
+    async fn logging_out_or_clearing_the_session_is_announced_once<K>(sessions: K) {
         for end in ["/purge", "/clear"] {
             let (locks, store, heard) = listening().await;
             let app = serve(&locks, sessions.store(&locks).await).await;
             let alice = Browser::logged_in(&app, "alice").await;
             let aid = locked_by(&alice, &locks).await;
             alice.post(end).await;
-            assert!(is_free(&locks).await, "with the answer");
+            assert!(is_free(&locks).await, "the locks are gone with the answer");
             let told = told_in_the_end(&sessions, &locks, &store, &heard).await;
             assert_eq!(told, [(aid, EndReason::LoggedOut)], "{end}");
         }
@@ -312,33 +312,33 @@ on_every_session_store! {
         let aid = locked_by(&alice, &locks).await;
         alice.post("/identity/login").await;
         assert!(!is_free(&locks).await, "not yet");
-        // By the clock of actix-identity, which cannot be set.
+        // The clock of actix-identity cannot be set.
         tokio::time::sleep(Duration::from_millis(20)).await;
         alice.get("/plain").await;
-        assert!(is_free(&locks).await, "with the answer");
+        assert!(is_free(&locks).await, "the locks are gone with the answer");
         let told = told_in_the_end(&sessions, &locks, &store, &heard).await;
         assert_eq!(told, [(aid, EndReason::LoggedOut)]);
     }
 
-    async fn a_session_that_was_deleted_in_its_store_is_told_once<K>(sessions: K) {
+    async fn a_session_that_was_deleted_in_its_store_is_announced_once<K>(sessions: K) {
         let (locks, store, heard) = listening().await;
         let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         let aid = locked_by(&alice, &locks).await;
         sessions.delete(&locks, &alice).await;
-        assert_eq!(alice.post("/note/a").await.status, 423, "she is somebody else now");
+        assert_eq!(alice.post("/note/a").await.status, 423, "her browser has a new session now");
         let told = told_in_the_end(&sessions, &locks, &store, &heard).await;
         assert_eq!(told, [(aid, K::DELETED)]);
         assert!(is_free(&locks).await);
     }
 
-    async fn a_revoked_session_loses_its_locks_at_once_and_is_told_once<K>(sessions: K) {
+    async fn a_revoked_session_loses_its_locks_at_once_and_is_announced_once<K>(sessions: K) {
         let (locks, store, heard) = listening().await;
         let app = serve(&locks, sessions.store(&locks).await).await;
         let alice = Browser::logged_in(&app, "alice").await;
         let aid = locked_by(&alice, &locks).await;
         sessions.revoke(&locks, &aid).await;
-        assert!(is_free(&locks).await, "on return");
+        assert!(is_free(&locks).await, "the locks are gone when the call returns");
         assert_eq!(alice.put("/note/a", "too late").await.status.as_u16() / 100, 4);
         let told = told_in_the_end(&sessions, &locks, &store, &heard).await;
         assert_eq!(told, [(aid, EndReason::Revoked)]);
@@ -346,7 +346,7 @@ on_every_session_store! {
     }
 }
 
-/// Has the browser lock both notes, and says by which session.
+/// Makes the browser lock both notes, and returns its session.
 async fn locked_by<S>(browser: &Browser<'_, S>, locks: &LockManager) -> Aid
 where
     S: Service<Request, Response = ServiceResponse, Error = Error>,
@@ -361,7 +361,7 @@ async fn is_free(locks: &LockManager) -> bool {
     locks.list().await.unwrap().is_empty()
 }
 
-/// The ends that are told by the time that nothing is left that could run out; each named both notes.
+/// The announced ends, once nothing is left that could expire. Asserts that each named both notes.
 async fn told_in_the_end(
     sessions: &impl Sessions,
     locks: &LockManager,
@@ -381,7 +381,7 @@ async fn told_in_the_end(
     ended.into_iter().map(|ended| (ended.aid, ended.reason)).collect()
 }
 
-/// A session store that cannot be written to for a while.
+/// A session store whose writes fail for a while.
 #[derive(Clone, Default)]
 pub(super) struct Faulty(Rc<Cell<Fault>>);
 
@@ -463,5 +463,8 @@ async fn a_first_lock_whose_session_could_not_be_saved_is_given_back() {
     sessions.set(Fault::Refuses);
     let app = serve(&locks, sessions).await;
     assert_eq!(Browser::new(&app).post("/note/a").await.status, 500);
-    assert!(locks.inspect(&key("a")).await.unwrap().is_none(), "nobody could ever release it");
+    assert!(
+        locks.inspect(&key("a")).await.unwrap().is_none(),
+        "otherwise no session could ever release it"
+    );
 }

@@ -13,7 +13,7 @@ async fn labels(locks: &LockManager) -> Vec<String> {
 }
 
 #[actix_web::test]
-async fn several_sessions_read_and_nobody_edits_until_the_last_one_has_gone() {
+async fn several_sessions_read_and_nobody_edits_until_the_last_reader_has_gone() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -21,7 +21,7 @@ async fn several_sessions_read_and_nobody_edits_until_the_last_one_has_gone() {
     let carol = Browser::logged_in(&app, "carol").await;
     let read = [alice.post("/note/a/read").await, bob.post("/note/a/read").await];
     assert!(read.iter().all(|answer| answer.status == 200 && answer.json()["text"] == "old"));
-    assert_ne!(read[0].token(), read[1].token(), "each has its own");
+    assert_ne!(read[0].token(), read[1].token(), "each reader has its own token");
     assert_eq!(carol.post("/note/a").await.problem(423)["state"], "held");
 
     assert_eq!(alice.post("/note/a/read-to-the-end").await.status, 204);
@@ -29,7 +29,7 @@ async fn several_sessions_read_and_nobody_edits_until_the_last_one_has_gone() {
     assert_eq!(bob.post("/purge").await.status, 204);
     assert_eq!(carol.post("/note/a").await.status, 200);
     assert_eq!(alice.post("/note/a/read").await.problem(423)["holder"]["label"], "carol");
-    assert_eq!(carol.post("/note/a/read").await.status, 200, "who may edit may read");
+    assert_eq!(carol.post("/note/a/read").await.status, 200, "the holder may read too");
     assert_eq!(labels(&locks).await, ["carol Exclusive"]);
 }
 
@@ -43,22 +43,26 @@ async fn the_only_reader_may_edit_and_one_of_several_is_refused_at_once() {
     bob.post("/note/a/read").await;
     alice.put("/note/a", "new").await.problem(409);
     assert_eq!(alice.post("/note/a").await.problem(423)["holder"]["label"], "bob");
-    assert_eq!(labels(&locks).await, ["alice Shared", "bob Shared"], "nothing is lost by it");
+    assert_eq!(
+        labels(&locks).await,
+        ["alice Shared", "bob Shared"],
+        "the refusal costs nobody a lock"
+    );
     let beat = alice.post_json("/locks/heartbeat", json!({ "locks": { "note/a": read } })).await;
     assert_eq!(beat.json()["lost"], json!([]));
 
     bob.delete("/locks/note/a").await;
     let edit = alice.post("/note/a").await;
     assert_eq!(edit.status, 200);
-    assert_ne!(edit.token(), read, "another grant");
+    assert_ne!(edit.token(), read, "an upgrade is a new grant");
     assert_eq!(alice.put("/note/a", "new").await.status, 200);
-    // The tab that only reads is closed, late.
+    // The tab that only reads is closed later.
     alice.post_json("/locks/note/a/release", json!({ "token": read })).await;
     assert_eq!(labels(&locks).await, ["alice Exclusive"]);
 }
 
 #[actix_web::test]
-async fn an_upgrade_that_must_not_wait_does_not_although_documents_are_waited_for() {
+async fn an_upgrade_is_refused_at_once_although_requests_may_wait() {
     let (locks, _) = embedded().await;
     let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]))
         .cookie_secure(false)
@@ -103,12 +107,8 @@ async fn several_documents_are_taken_together_or_not_at_all() {
     alice.post("/close-all").await;
     bob.post("/note/b").await;
     assert_eq!(alice.post("/both").await.text(), "note/b is held");
-    assert_eq!(holder_of(&locks, "a").await, None, "what was taken is given back");
+    assert_eq!(holder_of(&locks, "a").await, None, "the first lock was given back");
     alice.post("/note/a").await;
     assert_eq!(alice.post("/both").await.text(), "note/b is held");
-    assert_eq!(
-        holder_of(&locks, "a").await.as_deref(),
-        Some("alice"),
-        "what was held before stays"
-    );
+    assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"), "locks held before stay");
 }

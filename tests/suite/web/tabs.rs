@@ -1,10 +1,10 @@
-//! Several tabs of one browser, and pages that are loaded anew.
+//! Several tabs of one browser, and reloaded pages.
 
 use serde_json::json;
 
 use super::*;
 
-/// Two tabs, as they name themselves.
+/// The ids of two tabs.
 const ONE: &str = "11111111-1111-4111-8111-111111111111";
 const TWO: &str = "22222222-2222-4222-8222-222222222222";
 
@@ -16,7 +16,7 @@ impl<S> Browser<'_, S>
 where
     S: Service<Request, Response = ServiceResponse, Error = Error>,
 {
-    /// Tab one, in this load of its page.
+    /// Acquires the lock for tab one, in this load of its page.
     async fn acquire_as(&self, page: &str) -> Answer {
         let request = self.request(Method::POST, "/locks/note/a");
         let request = request.insert_header(("doclock-tab", ONE));
@@ -38,7 +38,7 @@ where
 }
 
 #[actix_web::test]
-async fn what_one_tab_has_is_not_another_ones_until_it_is_moved_over() {
+async fn a_lock_of_one_tab_does_not_belong_to_another_until_it_is_moved() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -54,19 +54,19 @@ async fn what_one_tab_has_is_not_another_ones_until_it_is_moved_over() {
     assert!(refused.get("token").is_none());
     assert_eq!(alice.state_in(ONE).await["state"], "mine");
     assert_eq!(alice.state_in(TWO).await["state"], "mine_elsewhere");
-    // Nor to read by it, nor by the routes of documents.
+    // The other tab cannot read under this lock either, nor use it by the routes of documents.
     let reads = json!({ "mode": "shared" });
     alice.in_tab(TWO, Method::POST, "/locks/note/a", reads).await.problem(423);
     alice.in_tab(TWO, Method::POST, "/note/a", json!({})).await.problem(423);
     alice.in_tab(TWO, Method::PUT, "/note/a", json!({ "text": "two" })).await.problem(412);
-    // A form that knows nothing of tabs gets what it always got.
+    // A form without a tab id gets the lock, as before.
     assert_eq!(alice.post("/note/a").await.status, 200);
 
     let moved =
         alice.in_tab(TWO, Method::POST, "/locks/note/a", json!({ "take_over": true })).await;
     assert_eq!(moved.status, 201);
     assert_ne!(moved.token(), first.token());
-    assert_eq!(moved.json()["since"], first.json()["since"], "it is one person's work");
+    assert_eq!(moved.json()["since"], first.json()["since"], "the work of one person continues");
     assert_eq!(alice.state_in(ONE).await["state"], "mine_elsewhere");
     alice.with_token(Method::PUT, "/note/a", &first.token()).await.problem(412);
     assert_eq!(text_of(&store, "a"), "old");
@@ -78,7 +78,7 @@ async fn what_one_tab_has_is_not_another_ones_until_it_is_moved_over() {
 }
 
 #[actix_web::test]
-async fn a_page_that_is_loaded_anew_goes_on_with_its_lock_and_its_old_beacon_comes_too_late() {
+async fn a_reloaded_page_keeps_its_lock_and_its_old_beacon_is_too_late() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -86,7 +86,7 @@ async fn a_page_that_is_loaded_anew_goes_on_with_its_lock_and_its_old_beacon_com
     let before = alice.acquire_as(BEFORE).await;
     let beacon = json!({ "token": before.json()["token"], "page": BEFORE, "grace_ms": 5_000 });
 
-    // The beacon comes first, as it should.
+    // The beacon arrives first, as it should.
     assert_eq!(alice.post_json("/locks/note/a/release", beacon.clone()).await.status, 204);
     let left = alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap();
     assert!(left <= 5_000, "{left}");
@@ -96,14 +96,14 @@ async fn a_page_that_is_loaded_anew_goes_on_with_its_lock_and_its_old_beacon_com
     assert_eq!(after.json()["since"], before.json()["since"]);
     assert!(after.json()["expires_in_ms"].as_u64().unwrap() > 50_000);
 
-    // And once more, after the new page has asked.
+    // It arrives once more, after the new page has asked.
     alice.post_json("/locks/note/a/release", beacon).await;
     assert!(alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap() > 50_000);
     assert_eq!(alice.with_token(Method::PUT, "/note/a", &after.token()).await.status, 200);
 }
 
 #[actix_web::test]
-async fn a_page_that_went_for_good_keeps_its_lock_for_the_grace_and_no_longer() {
+async fn a_closed_page_keeps_its_lock_only_for_the_grace_period() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -111,8 +111,11 @@ async fn a_page_that_went_for_good_keeps_its_lock_for_the_grace_and_no_longer() 
     let token = alice.acquire_in(ONE).await.json()["token"].clone();
     let hour = json!({ "token": token, "grace_ms": 3_600_000 });
     alice.post_json("/locks/note/a/release", hour).await;
-    assert!(alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap() <= 10_000, "at most");
-    // Another page of the session lives on, and sees to the session's locks.
+    assert!(
+        alice.state_in(ONE).await["expires_in_ms"].as_u64().unwrap() <= 10_000,
+        "at most the grace period"
+    );
+    // Another page of the session is still open and renews the session's locks.
     store.age(&key("a"), Duration::from_secs(4));
     alice.post("/locks/heartbeat").await;
     store.age(&key("a"), Duration::from_secs(6));
@@ -120,7 +123,7 @@ async fn a_page_that_went_for_good_keeps_its_lock_for_the_grace_and_no_longer() 
 }
 
 #[actix_web::test]
-async fn a_reader_that_goes_is_not_kept_for_a_grace() {
+async fn a_reader_that_leaves_has_no_grace_period() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -132,7 +135,7 @@ async fn a_reader_that_goes_is_not_kept_for_a_grace() {
 }
 
 #[actix_web::test]
-async fn a_tab_that_is_none_counts_as_none() {
+async fn an_invalid_tab_id_counts_as_none() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -143,7 +146,7 @@ async fn a_tab_that_is_none_counts_as_none() {
 }
 
 #[actix_web::test]
-async fn no_lock_is_taken_for_a_page_that_is_loaded_in_advance() {
+async fn no_lock_is_taken_for_a_prerendered_page() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -160,10 +163,10 @@ async fn no_lock_is_taken_for_a_page_that_is_loaded_in_advance() {
     }
 }
 
-/// A page that stands in line takes the document over. Its request that waits may be under way for a
-/// while after the page has given it up.
+/// A waiting page takes the document over. Its waiting request may still be under way for a while after
+/// the page has given it up.
 #[actix_web::test]
-async fn a_request_that_waits_does_not_take_from_its_own_tab_what_that_got_by_another() {
+async fn a_waiting_request_does_not_take_over_the_lock_of_its_own_tab() {
     let (locks, _) = embedded_with(|settings| settings.take_over_policy(|_, _| true)).await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -171,7 +174,7 @@ async fn a_request_that_waits_does_not_take_from_its_own_tab_what_that_got_by_an
     bob.post("/locks/note/a").await.token();
     let waits = alice.in_tab(ONE, Method::POST, "/locks/note/a", json!({ "wait_ms": 30_000 }));
     let takes = async {
-        // The other one is in line.
+        // The other request is in the queue.
         tokio::time::sleep(Duration::from_millis(100)).await;
         alice.in_tab(ONE, Method::POST, "/locks/note/a", json!({ "take_over": true })).await
     };
@@ -181,9 +184,9 @@ async fn a_request_that_waits_does_not_take_from_its_own_tab_what_that_got_by_an
     assert_eq!(alice.with_token(Method::PUT, "/note/a", &took.token()).await.status, 200);
 }
 
-/// What its handlers do is no reload.
+/// Requests of its handlers do not count as a reload.
 #[actix_web::test]
-async fn a_tab_keeps_its_token_whatever_else_it_asks_for() {
+async fn a_tab_keeps_its_token_whatever_other_requests_it_sends() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -193,13 +196,13 @@ async fn a_tab_keeps_its_token_whatever_else_it_asks_for() {
     assert_eq!(alice.with_token(Method::PUT, "/note/b", &token).await.status, 200);
 }
 
-/// Else nobody would have it who knows of it, and everybody else be kept out.
+/// Otherwise no page that knows of the lock would have it, and all others would be kept out.
 #[actix_web::test]
 async fn a_failed_request_gives_its_lock_back_although_another_tab_has_asked_for_it() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
-    // In the middle of the first request.
+    // During the first request.
     let asks = async {
         while locks.inspect(&key("a")).await.unwrap().is_none() {
             tokio::task::yield_now().await;
@@ -213,7 +216,7 @@ async fn a_failed_request_gives_its_lock_back_although_another_tab_has_asked_for
 }
 
 #[actix_web::test]
-async fn who_waits_in_one_tab_is_told_that_another_has_taken_it() {
+async fn a_waiter_in_one_tab_is_told_that_another_tab_has_the_lock() {
     let (locks, _) = embedded_with(|settings| settings.take_over_policy(|_, _| true)).await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -228,5 +231,5 @@ async fn who_waits_in_one_tab_is_told_that_another_has_taken_it() {
     let (waited, took) = tokio::join!(waits, takes);
     assert_eq!(took.status, 201);
     assert_eq!(waited.problem(423)["state"], "mine_elsewhere");
-    assert!(began.elapsed() < Duration::from_secs(29), "not when its time was over");
+    assert!(began.elapsed() < Duration::from_secs(29), "at once, not when the wait times out");
 }

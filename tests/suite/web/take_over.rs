@@ -1,4 +1,4 @@
-//! Taking a lock from somebody: who may, and what becomes of it.
+//! Takeovers: who is allowed to take over, and the fate of the former lock.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ fn take_over() -> Value {
 }
 
 #[actix_web::test]
-async fn a_person_takes_over_what_their_own_other_session_holds_and_nobody_elses() {
+async fn a_person_may_take_over_only_from_their_own_other_session() {
     let (locks, store) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let desk = Browser::logged_in(&app, "alice").await;
@@ -29,13 +29,13 @@ async fn a_person_takes_over_what_their_own_other_session_holds_and_nobody_elses
     assert_eq!(taken.status, 201);
     assert_ne!(taken.token(), on_desk.token());
     desk.with_token(Method::PUT, "/note/a", &on_desk.token()).await.problem(409);
-    assert_eq!(text_of(&store, "a"), "old", "nothing of the loser's is written");
+    assert_eq!(text_of(&store, "a"), "old", "nothing is written for the former holder");
     assert_eq!(desk.get("/locks/note/a").await.json()["state"], "held");
     assert_eq!(laptop.with_token(Method::PUT, "/note/a", &taken.token()).await.status, 200);
 }
 
 #[actix_web::test]
-async fn the_policy_says_who_else_may_and_the_log_says_who_did() {
+async fn the_policy_decides_who_else_may_take_over_and_the_log_names_who_did() {
     log_lines();
     let (locks, _) = embedded_with(|settings| {
         settings.take_over_policy(|actor, lock| {
@@ -54,11 +54,11 @@ async fn the_policy_says_who_else_may_and_the_log_says_who_did() {
         r#"was taken over by "root"; reason: ""; it was held by Some("Vic\u{202e}tim")"#
     ));
     let user = victim.get("/locks/note/a").await.text();
-    assert!(!user.contains("user"), "the id of nobody is shown: {user}");
+    assert!(!user.contains("user"), "a user id is shown: {user}");
 }
 
 #[actix_web::test]
-async fn taking_over_what_is_free_or_ones_own_is_taking_it() {
+async fn taking_over_a_free_or_own_document_is_a_plain_acquire() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -68,7 +68,7 @@ async fn taking_over_what_is_free_or_ones_own_is_taking_it() {
 }
 
 #[actix_web::test]
-async fn what_readers_hold_is_not_taken_over() {
+async fn readers_are_not_taken_over() {
     let (locks, _) = embedded_with(|settings| settings.take_over_policy(|_, _| true)).await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -79,7 +79,7 @@ async fn what_readers_hold_is_not_taken_over() {
 }
 
 #[actix_web::test]
-async fn who_breaks_names_the_lock_that_was_shown_and_says_why() {
+async fn a_break_names_the_lock_that_was_shown_and_a_reason() {
     log_lines();
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
@@ -90,7 +90,7 @@ async fn who_breaks_names_the_lock_that_was_shown_and_says_why() {
     let newer = alice.post("/locks/note/a").await.token();
     let why = json!({ "token": shown, "reason": "on holiday\nsince May" });
     assert_eq!(root.post_json("/locks/note/a/break", why).await.status, 204);
-    assert_eq!(alice.post("/locks/note/a").await.token(), newer, "that was another one");
+    assert_eq!(alice.post("/locks/note/a").await.token(), newer, "the break named an older lock");
     let too_long = json!({ "reason": "x".repeat(501) });
     root.post_json("/locks/note/a/break", too_long).await.problem(400);
     let why = json!({ "reason": "on holiday\nsince May" });

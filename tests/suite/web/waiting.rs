@@ -1,4 +1,4 @@
-//! Requests that wait for a lock which somebody else holds.
+//! Requests that wait for a lock of another session.
 
 use std::{future::Future, net::TcpListener, time::Instant};
 
@@ -23,7 +23,7 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
     timeout(SOON, future).await.expect("nobody waits for so long")
 }
 
-/// Holds the lock on a note outside of all requests.
+/// Holds the lock on a note outside all requests.
 async fn hold(locks: &LockManager, id: &str) -> LockGuard {
     locks.job("a job").acquire(&key(id), Wait::no()).await.unwrap()
 }
@@ -68,9 +68,9 @@ async fn a_client_waits_no_longer_than_the_application_lets_it() {
     }
 }
 
-/// As a page does that waits for longer than a request can be kept open.
+/// Like a page that waits for longer than a request can be kept open.
 #[actix_web::test]
-async fn who_asks_again_at_once_when_its_time_is_over_has_kept_its_place() {
+async fn a_client_that_asks_again_at_once_after_its_wait_keeps_its_place() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -99,7 +99,7 @@ async fn who_asks_again_at_once_when_its_time_is_over_has_kept_its_place() {
 }
 
 #[actix_web::test]
-async fn an_extractor_waits_as_long_as_it_was_told_to() {
+async fn an_extractor_waits_as_long_as_configured() {
     let (locks, _) = embedded().await;
     let app = serve_with(&locks, |session| session.wait_for_documents(2 * A_WHILE)).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -128,7 +128,7 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_neither_place_nor_lock(
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
     let held = hold(&locks, "a").await;
     let goes = timeout(A_WHILE, alice.post_json("/locks/note/a", long())).await;
-    assert!(goes.is_err(), "it waits");
+    assert!(goes.is_err(), "the request waits");
     let release = async {
         sleep(A_WHILE).await;
         drop(held);
@@ -140,8 +140,8 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_neither_place_nor_lock(
     assert_eq!(holder_of(&locks, "a").await, None);
 }
 
-/// By default actix-web takes a client that closes its connection for one that has only said all it
-/// has to say, and goes on.
+/// By default, when a client closes its connection, actix-web assumes that the client has only finished
+/// sending, and carries on.
 #[actix_web::test]
 async fn a_client_that_disconnects_while_it_waits_leaves_neither_place_nor_lock() {
     let (locks, _) = embedded().await;
@@ -171,12 +171,15 @@ async fn a_client_that_disconnects_while_it_waits_leaves_neither_place_nor_lock(
     sleep(A_WHILE).await;
     held.release().await.unwrap();
     sleep(A_WHILE).await;
-    assert!(locks.inspect(&key("a")).await.unwrap().is_none(), "nobody is there any more");
+    assert!(
+        locks.inspect(&key("a")).await.unwrap().is_none(),
+        "no lock is left for a client that has gone"
+    );
     handle.stop(false).await;
 }
 
 #[actix_web::test]
-async fn who_holds_it_does_not_wait_behind_those_who_wait_for_it() {
+async fn the_holder_does_not_queue_behind_the_waiters() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -192,9 +195,9 @@ async fn who_holds_it_does_not_wait_behind_those_who_wait_for_it() {
     assert_eq!(next.status, 201);
 }
 
-/// As two tabs: the one gets the lock, and so the other one has it.
+/// Like two tabs: one of them gets the lock, and so the other one has it too.
 #[actix_web::test]
-async fn two_requests_of_a_session_that_wait_are_let_in_together() {
+async fn two_waiting_requests_of_a_session_are_let_in_together() {
     for others_between in [false, true] {
         let (locks, _) = embedded().await;
         let app = serve_with_cookies(&locks).await;
@@ -220,17 +223,17 @@ async fn two_requests_of_a_session_that_wait_are_let_in_together() {
             let (first, second) = tokio::join!(after(0, &alice), after(2, &other_tab));
             assert_eq!((first.status.as_u16(), second.status.as_u16()), (201, 200));
             assert_eq!(first.token(), second.token());
-            assert!(began.elapsed() < Duration::from_secs(25), "not at the end of the wait");
+            assert!(began.elapsed() < Duration::from_secs(25), "before the end of the wait");
             alice.delete("/locks/note/a").await;
         };
         in_time(async { tokio::join!(tabs, between, release) }).await;
     }
 }
 
-/// Who comes next has not asked who holds it now, and must all the same know when that one's lock
-/// runs out.
+/// The next waiter has not asked about the current holder, but must still know when the holder's lock
+/// expires.
 #[actix_web::test]
-async fn when_one_of_those_who_waited_falls_silent_the_next_one_is_let_in() {
+async fn when_a_waiter_that_was_let_in_becomes_idle_the_next_one_is_let_in() {
     let ttl = Duration::from_secs(2);
     let (locks, _) = embedded_with(|settings| settings.ttl(ttl).without_reaper()).await;
     let app = serve_with_cookies(&locks).await;
@@ -250,7 +253,7 @@ async fn when_one_of_those_who_waited_falls_silent_the_next_one_is_let_in() {
     let alice = alice.post_json("/locks/note/a", long());
     let (alice, waited, ()) = in_time(async { tokio::join!(alice, bob, release) }).await;
     assert_eq!(alice.status, 201);
-    assert!(waited >= ttl, "not before that");
+    assert!(waited >= ttl, "not before the expiry");
 }
 
 #[actix_web::test]
@@ -272,7 +275,7 @@ async fn a_session_that_ends_while_it_waits_gets_no_lock() {
 }
 
 #[actix_web::test]
-async fn a_server_that_is_stopped_sends_those_who_wait_to_another_one() {
+async fn a_server_that_is_stopped_sends_its_waiters_to_another_one() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -288,7 +291,7 @@ async fn a_server_that_is_stopped_sends_those_who_wait_to_another_one() {
 }
 
 #[actix_web::test]
-async fn a_session_and_a_job_that_would_wait_for_each_other_are_found() {
+async fn a_session_and_a_job_that_would_wait_for_each_other_are_refused() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -312,7 +315,7 @@ async fn a_session_and_a_job_that_would_wait_for_each_other_are_found() {
 }
 
 #[actix_web::test]
-async fn a_session_that_waits_too_often_is_told_so_and_others_wait_as_ever() {
+async fn a_session_with_too_many_waiters_is_refused_and_others_still_wait() {
     let (locks, _) = embedded_with(|settings| settings.max_waiters_per_session(2)).await;
     let app = serve_with_cookies(&locks).await;
     let (alice, bob) =
@@ -327,7 +330,7 @@ async fn a_session_that_waits_too_often_is_told_so_and_others_wait_as_ever() {
             let refused = in_time(wait(&alice, note)).await;
             assert_eq!(refused.problem(503)["code"], "too_many_waiters");
             assert_eq!(refused.header("retry-after"), Some("5"));
-            // Who does not want to wait is told who has it.
+            // A request that does not wait is told who holds the lock.
             alice.post(&format!("/locks/note/{note}")).await.problem(423);
         }
         drop(held);
@@ -358,9 +361,9 @@ impl Lockable for Ticket {
     const FAIR: bool = true;
 }
 
-/// Of the thousand that there are.
+/// A queue has a thousand places in total.
 #[actix_web::test]
-async fn a_session_gets_no_more_than_sixteen_places_in_a_fair_queue() {
+async fn a_session_gets_at_most_sixteen_places_in_a_fair_queue() {
     let database = fresh_database(mongod::shared_replica_set().await.uri()).await;
     let tickets = database.collection::<Ticket>(Ticket::COLLECTION);
     tickets.insert_one(Ticket { id: "a".to_owned() }).await.unwrap();
@@ -387,10 +390,10 @@ async fn a_session_gets_no_more_than_sixteen_places_in_a_fair_queue() {
     assert!(answers.iter().all(|answer| [200, 201, 503].contains(&answer.status.as_u16())));
 }
 
-/// What was seen of a holder is from a while ago: another server has released it since, and the news
-/// is late. That is no circle.
+/// The last observation of the holder is outdated: another server has released the lock since, and the
+/// news is late. There is no circle any more.
 #[actix_web::test]
-async fn nobody_is_refused_for_a_circle_that_is_none_any_more() {
+async fn nobody_is_refused_for_a_circle_that_no_longer_exists() {
     let server = mongod::local_replica_set().await;
     let (name, proxy) = (fresh_name(), Proxy::start(server.port()));
     let database = client(&server.uri()).await.database(&name);

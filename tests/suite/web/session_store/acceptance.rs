@@ -1,5 +1,4 @@
-//! What actix-session asks of every store that can invalidate a session: the cases of its own
-//! acceptance suite.
+//! The cases of actix-session's own acceptance suite for stores that can invalidate a session.
 
 use actix_session::{
     SessionExt,
@@ -16,7 +15,7 @@ fn one(name: &str, json: &str) -> State {
 }
 
 #[actix_web::test]
-async fn what_was_saved_is_loaded_until_it_is_deleted() {
+async fn a_saved_session_is_loaded_until_it_is_deleted() {
     let store = Server::on(&database().await).await.sessions;
     let (first, second) = (one("counter", "1"), one("counter", "2"));
     let key = store.save(first.clone(), &DAY).await.unwrap();
@@ -29,7 +28,7 @@ async fn what_was_saved_is_loaded_until_it_is_deleted() {
     store.delete(&key).await.unwrap();
     assert_eq!(store.load(&key).await.unwrap(), None);
     store.delete(&key).await.unwrap();
-    assert_eq!(store.load(&other).await.unwrap(), Some(first), "each for itself");
+    assert_eq!(store.load(&other).await.unwrap(), Some(first), "each session has its own state");
 }
 
 #[actix_web::test]
@@ -41,7 +40,7 @@ async fn a_session_without_entries_is_a_session() {
 }
 
 #[actix_web::test]
-async fn of_an_unknown_key_nothing_is_loaded_extended_or_deleted() {
+async fn an_unknown_key_loads_extends_and_deletes_nothing() {
     let store = Server::on(&database().await).await.sessions;
     let unknown = session_key("x".repeat(64));
     assert_eq!(store.load(&unknown).await.unwrap(), None);
@@ -51,7 +50,7 @@ async fn of_an_unknown_key_nothing_is_loaded_extended_or_deleted() {
 }
 
 #[actix_web::test]
-async fn updating_an_unknown_key_gives_another_one() {
+async fn updating_an_unknown_key_gives_a_new_key() {
     let store = Server::on(&database().await).await.sessions;
     let unknown = "x".repeat(64);
     let state = one("counter", "1");
@@ -75,13 +74,13 @@ async fn update_and_update_ttl_extend_a_session() {
             _ => drop(store.update(session_key(key.as_ref()), State::new(), &ttl).await.unwrap()),
         }
         assert!(left().await > 40, "{extend}");
-        // No sweep looks at it before that.
+        // No sweep examines it before that.
         let due = doc! { "$expr": { "$eq": ["$due", "$expires"] } };
         assert_eq!(records(&server.database).count_documents(due).await.unwrap(), 1, "{extend}");
     }
 }
 
-/// The routes of actix-session's suite, in small.
+/// The routes of actix-session's suite, in a small version.
 fn counter(config: &mut web::ServiceConfig) {
     async fn count(session: Session) -> impl Responder {
         let user = session.get::<String>("name").unwrap();
@@ -111,7 +110,7 @@ fn counter(config: &mut web::ServiceConfig) {
 
 type Builder = SessionMiddlewareBuilder<MongoSessionStore>;
 
-/// Runs a scenario on applications with the session middleware alone and with the wrap, and with both
+/// Runs a scenario on applications with the session middleware alone and with the wrap, each with both
 /// kinds of cookies.
 macro_rules! in_every_application {
     ($settings:expr, $scenario:ident) => {
@@ -132,7 +131,7 @@ macro_rules! in_every_application {
 }
 
 #[actix_web::test]
-async fn a_visitor_counts_logs_in_logs_out_and_logs_in_elsewhere() {
+async fn a_visitor_counts_logs_in_logs_out_and_logs_in_on_another_browser() {
     in_every_application!(|builder| builder, visit);
 }
 
@@ -148,7 +147,7 @@ where
     assert_eq!(browser.post("/count").await.json(), json!([null, 1]));
     let answer = browser.get("/count").await;
     assert_eq!(answer.json(), json!([null, 1]));
-    assert_eq!(answer.header("set-cookie"), None, "nothing has changed");
+    assert_eq!(answer.header("set-cookie"), None, "a request without a change sets no cookie");
     assert_eq!(browser.post("/count").await.json(), json!([null, 2]));
 
     let before_login = browser.copy();
@@ -156,7 +155,7 @@ where
     assert_eq!(browser.get("/members").await.json(), json!(["ferris", 2]));
     assert_eq!(browser.post("/count").await.json(), json!(["ferris", 3]));
     let answer = before_login.get("/count").await;
-    assert_eq!(answer.json(), json!([null, null]), "another key since the login");
+    assert_eq!(answer.json(), json!([null, null]), "the login has changed the key");
     assert_eq!(answer.header("set-cookie"), None);
 
     let elsewhere = Browser::new(&app);
@@ -167,12 +166,17 @@ where
     assert_eq!((removal.max_age(), removal.path()), (Some(Ttl::ZERO), Some("/")));
     assert_eq!(before_logout.get("/count").await.json(), json!([null, null]));
     assert_eq!(before_logout.get("/members").await.status, 404);
-    assert_eq!(elsewhere.post("/count").await.json(), json!(["ferris", 1]), "not logged out");
+    assert_eq!(
+        elsewhere.post("/count").await.json(),
+        json!(["ferris", 1]),
+        "the other browser is still logged in"
+    );
 }
 
 const AN_HOUR: Ttl = Ttl::HOUR;
 
-/// Ages the session of the browser by half an hour, and says how long it has left after the request.
+/// Ages the browser's session by half an hour. Returns whether the request has extended the session,
+/// and its cookie.
 async fn left_after(server: &Server, answer: impl Future<Output = Answer>) -> (bool, bool) {
     age(&server.database, doc! {}, Duration::from_secs(30 * 60)).await;
     let answer = answer.await;

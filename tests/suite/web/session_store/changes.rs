@@ -1,8 +1,8 @@
-//! Requests of one session at the same moment.
+//! Concurrent requests of one session.
 
 use super::*;
 
-/// Two tabs with one session, which has these entries and an aid.
+/// Two tabs of one session, which has these entries and an aid.
 async fn two_tabs<'a, S>(app: &'a S, state: Value) -> [Browser<'a, S>; 2]
 where
     S: Service<Request, Response = ServiceResponse, Error = Error>,
@@ -14,7 +14,7 @@ where
 }
 
 #[actix_web::test]
-async fn requests_at_one_moment_do_not_undo_each_others_changes() {
+async fn concurrent_requests_do_not_undo_each_others_changes() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     for round in 0..5 {
@@ -28,7 +28,7 @@ async fn requests_at_one_moment_do_not_undo_each_others_changes() {
             send(json!({ "wait": true, "set": { "b": 1 } })),
             send(json!({ "wait": true, "remove": ["c"] })),
             send(json!({ "wait": true, "set": { "d": 2 } })),
-            // All have loaded the same state, and now save in whatever order.
+            // All have loaded the same state, and now save in arbitrary order.
             async {
                 server.pause.until_there_are(4).await;
                 server.pause.let_go(4);
@@ -39,9 +39,9 @@ async fn requests_at_one_moment_do_not_undo_each_others_changes() {
     }
 }
 
-/// The same in each order, one after the other.
+/// The same in each order, one request after the other.
 #[actix_web::test]
-async fn a_request_that_comes_late_writes_only_what_it_has_changed() {
+async fn a_late_request_writes_only_its_own_changes() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let before = json!({ "a": 1, "b": 1 });
@@ -51,7 +51,7 @@ async fn a_request_that_comes_late_writes_only_what_it_has_changed() {
         (json!({ "set": { "a": 2 } }), json!({ "set": { "a": 3 } }), json!({ "a": 2, "b": 1 })),
         (json!({ "set": { "a": 2 } }), json!({ "remove": ["a"] }), json!({ "a": 2, "b": 1 })),
         (json!({ "remove": ["a"] }), json!({ "set": { "a": 3 } }), json!({ "b": 1 })),
-        // Put there again as it was: no change of its own.
+        // Sets the value that it has loaded, which is no change of its own.
         (json!({ "set": { "a": 1 } }), json!({ "set": { "a": 3 } }), json!({ "a": 3, "b": 1 })),
     ] {
         let [tab, other] = two_tabs(&app, before.clone()).await;
@@ -64,7 +64,7 @@ async fn a_request_that_comes_late_writes_only_what_it_has_changed() {
 }
 
 #[actix_web::test]
-async fn an_entry_that_is_changed_again_and_again_is_kept_once() {
+async fn an_entry_that_is_changed_repeatedly_is_stored_once() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let [tab, _] = two_tabs(&app, json!({ "counter": 0, "other": 1 })).await;
@@ -76,9 +76,9 @@ async fn an_entry_that_is_changed_again_and_again_is_kept_once() {
 }
 
 /// A session from before the application had locks, or one that was cleared: it has no aid until a
-/// lock, or another change of it, gives it one.
+/// lock, or another change, gives it one.
 #[actix_web::test]
-async fn a_first_lock_and_another_change_at_one_moment_are_both_kept() {
+async fn a_first_lock_and_a_concurrent_change_are_both_kept() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let lock: fn(_) -> _ = |wait: bool| json!({ "wait": wait, "lock": "a" });
@@ -95,7 +95,7 @@ async fn a_first_lock_and_another_change_at_one_moment_are_both_kept() {
 
         let both = json!({ "name": "alice", "theme": "dark" });
         assert_eq!(other.get("/state").await.json(), both);
-        // The lock is that of the session, and goes with it.
+        // The lock belongs to the session, and goes with it.
         let note = "the lock is kept; the lock came late: ";
         assert_eq!(tab.post("/note/a").await.status, 200, "{note}{lock_is_late}");
         assert_eq!(tab.post("/purge").await.status, 204);
@@ -104,12 +104,12 @@ async fn a_first_lock_and_another_change_at_one_moment_are_both_kept() {
 }
 
 #[actix_web::test]
-async fn clearing_removes_what_others_have_added_too() {
+async fn clearing_removes_concurrent_additions_too() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     for (what_else, left) in [
         (json!({}), json!({})),
-        // Another person: nothing of the one before.
+        // Another user, without any entry of the previous one.
         (json!({ "name": "bob" }), json!({ "name": "bob" })),
         (json!({ "new": 1 }), json!({ "new": 1 })),
     ] {
@@ -122,7 +122,7 @@ async fn clearing_removes_what_others_have_added_too() {
     }
 }
 
-/// Without an aid that vanishes, all that tells is that nothing is left.
+/// Here no aid vanishes, so only the empty state shows that the session was cleared.
 #[actix_web::test]
 async fn clearing_a_session_without_an_aid_removes_everything_too() {
     let server = Server::on(&database().await).await;
@@ -136,9 +136,9 @@ async fn clearing_a_session_without_an_aid_removes_everything_too() {
     assert_eq!(server.load(&key).await, Some(State::new()));
 }
 
-/// The other order: what is added afterwards is all there is.
+/// The other order: only entries that are added afterwards remain.
 #[actix_web::test]
-async fn what_was_cleared_does_not_come_back_with_a_late_request() {
+async fn a_late_request_does_not_bring_a_cleared_state_back() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let [tab, other] = two_tabs(&app, json!({ "name": "alice", "role": "chief" })).await;
@@ -147,11 +147,11 @@ async fn what_was_cleared_does_not_come_back_with_a_late_request() {
     server.while_it_waits(tab.post_json("/change", add), other.post("/clear")).await;
     assert_eq!(tab.get("/state").await.json(), json!({ "cart": 1 }));
     assert!(!server.is_locked("a").await);
-    assert_eq!(tab.put("/note/a", "new").await.status, 409, "nor does the aid");
+    assert_eq!(tab.put("/note/a", "new").await.status, 409, "the aid does not come back either");
 }
 
 #[actix_web::test]
-async fn names_and_values_of_any_text_are_kept_as_they_are() {
+async fn names_and_values_of_any_text_are_stored_unchanged() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let odd = [
@@ -178,7 +178,7 @@ async fn names_and_values_of_any_text_are_kept_as_they_are() {
     let [tab, other] = two_tabs(&app, all.clone()).await;
     assert_eq!(other.get("/state").await.json(), all);
     for odd in odd {
-        // Each of them changed and removed while another one changes something else.
+        // Each entry is changed and removed while another one is changed.
         let set = json!({ "wait": true, "set": { odd: { odd: [odd] } } });
         let plain = json!({ "set": { "plain": odd } });
         server
@@ -196,7 +196,7 @@ async fn names_and_values_of_any_text_are_kept_as_they_are() {
 }
 
 #[actix_web::test]
-async fn what_is_written_while_the_session_is_renewed_goes_with_the_old_key() {
+async fn changes_during_a_renewal_are_lost_with_the_old_key() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let [tab, other] = two_tabs(&app, json!({ "name": "alice" })).await;
@@ -204,12 +204,12 @@ async fn what_is_written_while_the_session_is_renewed_goes_with_the_old_key() {
     let (added, _) =
         server.while_it_waits(other.post_json("/change", add), tab.post("/renew")).await;
     assert_eq!(added.status, 204);
-    assert_eq!(added.header("set-cookie"), None, "the browser has a better key by now");
+    assert_eq!(added.header("set-cookie"), None, "the browser has a newer key by now");
     assert_eq!(tab.get("/state").await.json(), json!({ "name": "alice" }));
     assert_eq!(other.get("/state").await.json(), json!({}), "its key is the old one");
 }
 
-/// Nobody knows then what the request has loaded.
+/// Then the state that the request has loaded is not known.
 #[actix_web::test]
 async fn without_the_wrap_the_later_request_overwrites() {
     let server = Server::on(&database().await).await;

@@ -1,4 +1,4 @@
-//! Only the database's clock counts: the application's is never sent.
+//! Only the database's clock counts; the application's clock is never sent.
 
 use super::*;
 use crate::rules::carries_a_time;
@@ -8,7 +8,7 @@ async fn no_command_carries_a_time_of_the_client() {
     let uri = rig::mongod::shared_replica_set().await;
     let (recorded, sent) = rig::recorded_database(uri.uri()).await;
     put_notes(&recorded).await;
-    // What the test itself does to the records goes another way.
+    // The test changes records on another client.
     let database = rig::client(uri.uri()).await.database(recorded.name());
     let absolute = |builder: MongoSessionStoreBuilder| builder.absolute_timeout(TWO_DAYS);
     let server = Server::with(&recorded, |locks| locks, absolute).await;
@@ -32,9 +32,9 @@ async fn no_command_carries_a_time_of_the_client() {
     age(&database, doc! {}, TWO_DAYS).await;
     assert!(store.sweep().await.unwrap() > 0);
 
-    let silent = Aid::new();
+    let idle = Aid::new();
     for id in ["a", "b"] {
-        let _ = server.locks.try_acquire(&key(id), &silent, &Holder::new("carol")).await.unwrap();
+        let _ = server.locks.try_acquire(&key(id), &idle, &Holder::new("carol")).await.unwrap();
     }
     rig::age(&database, &key("a"), TTL).await;
     assert_eq!(server.locks.sweep().await.unwrap(), 0, "it still has the other one");

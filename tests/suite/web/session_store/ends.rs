@@ -1,4 +1,5 @@
-//! However a session ends, its locks go and the listener is told, once, although no request comes.
+//! However a session ends, its locks go and its end is announced once, even without any further
+//! request.
 
 use futures_util::future::join_all;
 
@@ -8,7 +9,7 @@ use crate::rig::proxy::Proxy;
 const OFTEN: Duration = Duration::from_millis(20);
 
 #[actix_web::test]
-async fn an_expired_session_loses_its_locks_and_is_told_without_a_request() {
+async fn an_expired_session_loses_its_locks_and_is_announced_without_a_request() {
     let often = |locks: LockManagerBuilder| locks.reaper_interval(OFTEN);
     let server = Server::with(&database().await, often, |sessions| sessions).await;
     let app = server.app().await;
@@ -32,11 +33,11 @@ async fn without_a_reaper_a_sweep_does_the_same_and_counts_the_sessions() {
     let server = Server::on(&database().await).await;
     let (_, alice) = server.session("alice", "a").await;
     let (_, bob) = server.session("bob", "b").await;
-    // Was never in the wrap.
+    // This session never went through the wrap.
     server.sessions.save(State::from([("name".into(), "\"alice\"".into())]), &DAY).await.unwrap();
     assert_eq!(server.sessions.sweep().await.unwrap(), 0);
     age(&server.database, doc! { "user": "alice" }, TWO_DAYS).await;
-    assert!(server.is_locked("a").await, "nobody has looked");
+    assert!(server.is_locked("a").await, "no sweep has run yet");
     assert_eq!(server.sessions.sweep().await.unwrap(), 2);
     assert!(!server.is_locked("a").await);
     assert_eq!(server.holder("b").await, bob);
@@ -47,7 +48,7 @@ async fn without_a_reaper_a_sweep_does_the_same_and_counts_the_sessions() {
 
 /// More than one batch.
 #[actix_web::test]
-async fn a_sweep_deals_with_all_there_are() {
+async fn a_sweep_covers_all_sessions() {
     let server = Server::on(&database().await).await;
     let save = |_| async { server.sessions.save(State::new(), &DAY).await.unwrap() };
     join_all((0..250).map(save)).await;
@@ -56,7 +57,7 @@ async fn a_sweep_deals_with_all_there_are() {
 }
 
 #[actix_web::test]
-async fn a_deleted_session_loses_its_locks_once_no_other_key_can_come_for_them() {
+async fn a_deleted_session_loses_its_locks_once_no_new_key_can_take_them() {
     let server = Server::on(&database().await).await;
     let (session, alice) = server.session("alice", "a").await;
     server.sessions.delete(&session).await.unwrap();
@@ -64,7 +65,7 @@ async fn a_deleted_session_loses_its_locks_once_no_other_key_can_come_for_them()
     assert_eq!(server.sessions.sweep().await.unwrap(), 0);
     assert!(server.is_locked("a").await, "it may be on its way to another key");
     age(&server.database, doc! {}, TWO_DAYS).await;
-    // A repetition does not begin anew.
+    // A repetition does not start again.
     server.sessions.delete(&session).await.unwrap();
     assert_eq!(server.sessions.sweep().await.unwrap(), 1);
     assert!(!server.is_locked("a").await);
@@ -72,7 +73,7 @@ async fn a_deleted_session_loses_its_locks_once_no_other_key_can_come_for_them()
 }
 
 #[actix_web::test]
-async fn of_an_ended_session_nothing_is_left_but_that_it_has_ended() {
+async fn only_the_fact_of_the_end_is_left_of_an_ended_session() {
     let server = Server::on(&database().await).await;
     let fields = async || {
         let record = records(&server.database).find_one(doc! {}).await.unwrap().unwrap();
@@ -94,14 +95,14 @@ async fn of_an_ended_session_nothing_is_left_but_that_it_has_ended() {
 }
 
 #[actix_web::test]
-async fn a_logout_is_told_once_although_the_session_store_hears_of_it_too() {
+async fn a_logout_is_announced_once_although_the_session_store_hears_of_it_too() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let alice = Browser::logged_in(&app, "alice").await;
     alice.post("/note/a").await.token();
     let aid = server.holder("a").await;
     alice.post("/purge").await;
-    assert!(!server.is_locked("a").await, "with the answer");
+    assert!(!server.is_locked("a").await, "the locks are gone with the answer");
     let logout = [(aid, EndReason::LoggedOut)];
     assert_eq!(server.told().await, logout);
     age(&server.database, doc! {}, TWO_DAYS).await;
@@ -110,7 +111,7 @@ async fn a_logout_is_told_once_although_the_session_store_hears_of_it_too() {
 }
 
 #[actix_web::test]
-async fn a_cleared_session_is_told_once_although_its_record_runs_out_later() {
+async fn a_cleared_session_is_announced_once_although_its_record_expires_later() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -124,7 +125,7 @@ async fn a_cleared_session_is_told_once_although_its_record_runs_out_later() {
 }
 
 #[actix_web::test]
-async fn a_renewed_session_keeps_its_locks_also_when_its_old_record_is_swept() {
+async fn a_renewed_session_keeps_its_locks_when_its_old_record_is_swept() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -133,10 +134,10 @@ async fn a_renewed_session_keeps_its_locks_also_when_its_old_record_is_swept() {
     alice.post("/login/alice").await;
     let replaced = doc! { "ended": "logged_out" };
     age(&server.database, replaced, TWO_DAYS).await;
-    assert_eq!(server.sessions.sweep().await.unwrap(), 2, "two keys before");
+    assert_eq!(server.sessions.sweep().await.unwrap(), 2, "two earlier keys");
     assert_eq!(alice.put("/note/a", "new").await.token(), token);
     assert_eq!(server.told().await, []);
-    // And it ends as any other.
+    // Then it ends like any other session.
     let aid = server.holder("a").await;
     age(&server.database, doc! { "due": { "$exists": true } }, TWO_DAYS).await;
     assert_eq!(server.sessions.sweep().await.unwrap(), 1);
@@ -144,7 +145,7 @@ async fn a_renewed_session_keeps_its_locks_also_when_its_old_record_is_swept() {
 }
 
 #[actix_web::test]
-async fn a_revoked_session_has_no_locks_and_lets_nobody_in_on_return() {
+async fn a_revoked_session_loses_its_locks_and_its_key_at_once() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -154,25 +155,25 @@ async fn a_revoked_session_has_no_locks_and_lets_nobody_in_on_return() {
     let aid = server.holder("a").await;
     server.sessions.revoke(&aid).await.unwrap();
     assert!(!server.is_locked("a").await);
-    assert!(server.is_locked("b").await, "another session of hers");
+    assert!(server.is_locked("b").await, "her other session keeps its lock");
     assert_eq!(alice.get("/state").await.json(), json!({}));
     assert_eq!(phone.get("/state").await.json(), json!({ "name": "alice" }));
     let revoked = [(aid.clone(), EndReason::Revoked)];
     assert_eq!(server.told().await, revoked);
 
-    // Nothing is left to be done; and whoever does it again does nothing.
+    // Nothing is left to do, and a repetition does nothing.
     assert_eq!(server.sessions.sweep().await.unwrap(), 1);
     server.sessions.revoke(&aid).await.unwrap();
     assert_eq!(server.sessions.sweep().await.unwrap(), 0);
     assert_eq!(server.told().await, revoked);
-    // It is the session that was revoked, and not the person.
+    // The session was revoked, not the user.
     alice.post("/login/alice").await;
     assert_eq!(alice.post("/note/a").await.status, 200);
 }
 
-/// As a server leaves it that is killed between the two.
+/// As if a server had been killed between the announcement and its record.
 #[actix_web::test]
-async fn an_end_that_was_told_and_not_noted_is_not_told_again() {
+async fn an_announced_end_that_was_not_recorded_is_not_announced_again() {
     for reason in [EndReason::LoggedOut, EndReason::Expired] {
         let server = Server::on(&database().await).await;
         let (session, alice) = server.session("alice", "a").await;
@@ -185,13 +186,13 @@ async fn an_end_that_was_told_and_not_noted_is_not_told_again() {
         let told = [(alice, reason)];
         assert_eq!(server.told().await, told);
         records(&server.database).replace_one(doc! {}, before).await.unwrap();
-        assert_eq!(server.sessions.sweep().await.unwrap(), 1, "another one has it to do");
+        assert_eq!(server.sessions.sweep().await.unwrap(), 1, "another server completes the end");
         assert_eq!(server.told().await, told);
     }
 }
 
 #[actix_web::test]
-async fn of_two_servers_one_tells_the_end_of_each_session() {
+async fn of_two_servers_one_announces_the_end_of_each_session() {
     const SESSIONS: usize = 30;
     let database = database().await;
     let often = |locks: LockManagerBuilder| locks.reaper_interval(OFTEN);
@@ -208,7 +209,7 @@ async fn of_two_servers_one_tells_the_end_of_each_session() {
         records(&database).count_documents(waiting.clone()).await.unwrap() == 0
     })
     .await;
-    nothing_left_to_tell(&database).await;
+    until_all_ends_are_announced(&database).await;
     let mut heard: Vec<_> = told().into_iter().map(|ended| ended.aid).collect();
     heard.sort();
     aids.sort();
@@ -221,9 +222,9 @@ async fn of_two_servers_one_tells_the_end_of_each_session() {
     }
 }
 
-/// One of them stops, before it has taken the session or when it is at it.
+/// One sweep stops, before it has taken the session or while it works on it.
 #[actix_web::test]
-async fn of_two_sweeps_at_one_moment_one_gets_the_session() {
+async fn of_two_simultaneous_sweeps_one_gets_the_session() {
     let mongod = rig::mongod::local_replica_set().await;
     let proxy = Proxy::start(mongod.port());
     let through = rig::client(&proxy.uri()).await.database(&rig::fresh_name());
@@ -245,13 +246,13 @@ async fn of_two_sweeps_at_one_moment_one_gets_the_session() {
         assert_eq!((of_slow.unwrap(), of_quick), expected, "stops at {stops_at}");
         assert!(!quick.is_locked("a").await);
     }
-    nothing_left_to_tell(&direct).await;
+    until_all_ends_are_announced(&direct).await;
     assert_eq!(slow.heard.so_far().len() + quick.heard.so_far().len(), 2);
 }
 
-/// The one that swept it has died; it is another one's after a while.
+/// The server that swept it has died; after a while another one takes the session over.
 #[actix_web::test]
-async fn what_a_dead_server_has_taken_is_done_by_another_one_later() {
+async fn a_session_taken_by_a_dead_server_is_completed_by_another_one_later() {
     let database = database().await;
     let server = Server::on(&database).await;
     let (_, alice) = server.session("alice", "a").await;
@@ -259,7 +260,11 @@ async fn what_a_dead_server_has_taken_is_done_by_another_one_later() {
     let in_a_while = doc! { "$add": ["$$NOW", 20_000] };
     let taken = vec![doc! { "$set": { "by": "a dead server", "due": in_a_while } }];
     records(&database).update_many(doc! {}, taken).await.unwrap();
-    assert_eq!(server.sessions.sweep().await.unwrap(), 0, "it may still be at it");
+    assert_eq!(
+        server.sessions.sweep().await.unwrap(),
+        0,
+        "the other server may still be working on it"
+    );
     age(&database, doc! {}, Duration::from_secs(30)).await;
     assert_eq!(server.sessions.sweep().await.unwrap(), 1);
     assert_eq!(server.told().await, [(alice, EndReason::Expired)]);

@@ -1,4 +1,4 @@
-//! Who knows what is in the database, or in a cookie of yesterday, does not get in.
+//! A person who knows the contents of the database, or yesterday's cookie, cannot get in.
 
 use mongodb::bson::{Binary, Bson, RawDocumentBuf};
 
@@ -26,7 +26,7 @@ fn leaves(value: Bson, into: &mut Vec<Bson>) {
     }
 }
 
-/// What somebody might try who has read `value`.
+/// Everything that an attacker who has read `value` might try.
 fn guesses(value: &Bson) -> Vec<String> {
     let of_bytes = |bytes: &[u8]| {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -54,7 +54,7 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 #[actix_web::test]
-async fn the_database_holds_nothing_that_lets_anybody_in() {
+async fn the_database_contains_nothing_that_lets_anyone_in() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let (direct, _) = server.session("carol", "b").await;
@@ -68,7 +68,7 @@ async fn the_database_holds_nothing_that_lets_anybody_in() {
     assert!(server.load(&keys[0]).await.is_some() && server.load(&keys[1]).await.is_some());
 
     let (bytes, values) = dump(&server.database).await;
-    assert!(bytes.windows(7).any(|text| text == b"\"carol\""), "it is the sessions");
+    assert!(bytes.windows(7).any(|text| text == b"\"carol\""), "the dump contains the sessions");
     for key in &keys {
         let key = key.as_ref().as_bytes();
         assert!(!bytes.windows(key.len()).any(|text| text == key));
@@ -82,7 +82,7 @@ async fn the_database_holds_nothing_that_lets_anybody_in() {
 }
 
 #[actix_web::test]
-async fn a_key_has_nothing_to_do_with_the_one_before() {
+async fn a_key_is_unrelated_to_the_previous_one() {
     let server = Server::on(&database().await).await;
     let keys: Vec<_> = futures_util::future::join_all(
         (0..20).map(|_| async { server.sessions.save(State::new(), &DAY).await.unwrap() }),
@@ -95,7 +95,8 @@ async fn a_key_has_nothing_to_do_with_the_one_before() {
     }
 }
 
-/// Session fixation: whoever knew the key before the login, or before any other `renew`, has nothing.
+/// Against session fixation: a person who knew the key before the login, or before any other `renew`,
+/// has nothing.
 #[actix_web::test]
 async fn after_a_renew_the_old_key_lets_nobody_in() {
     let server = Server::on(&database().await).await;
@@ -108,7 +109,7 @@ async fn after_a_renew_the_old_key_lets_nobody_in() {
         assert_ne!(key_in(&visitor), before);
         assert_eq!(server.load(&before).await, None);
         assert_eq!(thief.get("/state").await.json(), json!({}), "{renew}");
-        // Nor by writing to it.
+        // Writing to it does not help either.
         thief.post("/theme").await;
         assert_ne!(key_in(&thief), before);
         assert_eq!(thief.get("/state").await.json(), json!({ "theme": "dark" }));
@@ -119,7 +120,7 @@ async fn after_a_renew_the_old_key_lets_nobody_in() {
 }
 
 #[actix_web::test]
-async fn a_key_that_the_client_made_up_is_never_adopted() {
+async fn a_key_made_up_by_a_client_is_never_adopted() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     for made_up in ["x".repeat(64), String::new(), "a\0b".to_owned(), "ä$".repeat(1000)] {

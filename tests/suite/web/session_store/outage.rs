@@ -6,7 +6,7 @@ use super::*;
 use crate::rig::proxy::Proxy;
 
 const DEADLINE: Duration = Duration::from_secs(1);
-/// Short of the ten seconds after which the driver by itself notices a server that does not answer.
+/// Less than the ten seconds after which the driver itself notices a server that does not answer.
 const BY_THE_DEADLINE: Duration = Duration::from_secs(5);
 
 async fn fails_in_time<T, E>(verb: &str, operation: impl Future<Output = Result<T, E>>) {
@@ -16,11 +16,11 @@ async fn fails_in_time<T, E>(verb: &str, operation: impl Future<Output = Result<
 }
 
 #[actix_web::test]
-async fn everything_is_an_error_within_the_deadline_and_works_again_afterwards() {
+async fn every_verb_is_an_error_within_the_deadline_and_works_again_afterwards() {
     let mongod = rig::mongod::local_replica_set().await;
     let database = rig::client(&mongod.uri()).await.database(&rig::fresh_name());
     put_notes(&database).await;
-    // Makes the collections ready, which may take its time.
+    // Prepares the collections without a tight deadline.
     let unhurried = Server::on(&database).await;
     let proxy = Proxy::start(mongod.port());
     let through = rig::client(&proxy.uri()).await.database(database.name());
@@ -62,7 +62,7 @@ async fn everything_is_an_error_within_the_deadline_and_works_again_afterwards()
     assert_eq!(server.holder("a").await, aid);
 }
 
-/// The driver repeats it once and the store again; it is one session all the same.
+/// The driver repeats the command once, and the store repeats it again, but it is still one session.
 #[actix_web::test]
 async fn a_session_whose_saving_was_answered_late_is_saved_once() {
     let mongod = rig::mongod::local_replica_set().await;
@@ -79,9 +79,9 @@ async fn a_session_whose_saving_was_answered_late_is_saved_once() {
     assert_eq!(records(&through).count_documents(doc! {}).await.unwrap(), 1);
 }
 
-/// The store finishes by itself what a sweep has begun when the network broke.
+/// Without outside help, the store completes a sweep that the outage has interrupted.
 #[actix_web::test]
-async fn an_end_is_told_after_the_database_is_back() {
+async fn an_end_is_announced_after_the_database_is_back() {
     let mongod = rig::mongod::local_replica_set().await;
     let proxy = Proxy::start(mongod.port());
     let through = rig::client(&proxy.uri()).await.database(&rig::fresh_name());

@@ -1,4 +1,4 @@
-//! What else may be in the collection: edited by hand, or written by another program.
+//! Unusual records in the collection: edited by hand, or written by another program.
 
 use mongodb::bson::{Bson, DateTime};
 use proptest::prelude::any;
@@ -9,7 +9,7 @@ use crate::{
     rig::log::log_lines,
 };
 
-/// A state that no session has.
+/// States that no session can have.
 fn broken_states() -> Vec<Bson> {
     vec![
         Bson::Null,
@@ -25,7 +25,7 @@ fn broken_states() -> Vec<Bson> {
 }
 
 #[actix_web::test]
-async fn a_session_with_a_broken_state_is_over_and_that_is_logged_once() {
+async fn a_session_with_a_broken_state_is_over_and_logged_once() {
     log_lines();
     let server = Server::on(&database().await).await;
     let app = server.app().await;
@@ -53,7 +53,7 @@ async fn a_session_with_a_broken_state_is_over_and_that_is_logged_once() {
     assert_eq!(alice.put("/note/a", "new").await.token(), token);
 }
 
-/// A request that had loaded the session before it was broken.
+/// The request had loaded the session before its state was broken.
 #[actix_web::test]
 async fn a_broken_state_does_not_break_the_request_that_writes_to_it() {
     let server = Server::on(&database().await).await;
@@ -73,7 +73,7 @@ async fn a_broken_state_does_not_break_the_request_that_writes_to_it() {
 }
 
 #[actix_web::test]
-async fn foreign_records_are_done_with_once_and_leave_the_others_alone() {
+async fn foreign_records_are_handled_once_and_do_not_affect_others() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -105,7 +105,7 @@ async fn foreign_records_are_done_with_once_and_leave_the_others_alone() {
     assert_eq!(server.sessions.sweep().await.unwrap(), 0, "once");
     assert_eq!(records.count_documents(doc! {}).await.unwrap(), 15, "nothing is removed");
 
-    assert!(!server.is_locked("b").await, "the one that was due among them");
+    assert!(!server.is_locked("b").await, "the due session among them was swept");
     assert!(server.told().await.contains(&(bob, EndReason::Expired)));
     assert_eq!(alice.put("/note/a", "new").await.token(), token);
     assert_eq!(server.sessions.list_of("alice").await.unwrap().len(), 1);
@@ -113,11 +113,11 @@ async fn foreign_records_are_done_with_once_and_leave_the_others_alone() {
     assert_eq!(alice.get("/state").await.json(), json!({}));
 }
 
-/// All that the records of web sessions have.
+/// All fields of the records of web sessions.
 const FIELDS: &[&str] =
     &["aid", "user", "state", "created", "seen", "until", "expires", "due", "by", "ended", "x"];
 
-/// Each takes the place of a session, or some of its fields, while a request of it is under way.
+/// Each record replaces a session, or some of its fields, while a request of the session is under way.
 #[test]
 fn no_record_of_a_web_session_makes_a_verb_fail_or_hides_another_session() {
     let system = actix_web::rt::System::new();
@@ -154,7 +154,7 @@ fn no_record_of_a_web_session_makes_a_verb_fail_or_hides_another_session() {
             server.load(&key).await;
             sessions.revoke_all_of("eve").await.expect("revoke_all_of");
             sessions.delete(&key).await.expect("delete");
-            assert_eq!(server.load(&key).await, None, "what was deleted lets nobody in");
+            assert_eq!(server.load(&key).await, None, "a deleted session lets nobody in");
             sweep().await.expect("sweep");
 
             assert_eq!(alice.get("/state").await.json(), json!({ "name": "alice" }));
@@ -164,9 +164,9 @@ fn no_record_of_a_web_session_makes_a_verb_fail_or_hides_another_session() {
     });
 }
 
-/// An operator has touched it, or a server with a clock that was ahead is primary no more.
+/// An operator has changed the record, or a primary with a fast clock has been replaced.
 #[actix_web::test]
-async fn a_live_session_survives_a_sweep_that_comes_too_early() {
+async fn a_live_session_survives_an_early_sweep() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -178,12 +178,12 @@ async fn a_live_session_survives_a_sweep_that_comes_too_early() {
     assert_eq!(alice.get("/state").await.json(), json!({ "name": "alice" }));
     assert_eq!(alice.put("/note/a", "new").await.token(), token);
     age(&server.database, doc! {}, TWO_DAYS).await;
-    assert_eq!(server.sessions.sweep().await.unwrap(), 1, "when its time has come");
+    assert_eq!(server.sessions.sweep().await.unwrap(), 1, "once it has expired");
     assert_eq!(server.told().await, [(aid, EndReason::Expired)]);
 }
 
 #[actix_web::test]
-async fn other_names_of_collections_are_sessions_of_their_own() {
+async fn other_collection_names_keep_separate_sessions() {
     let database = database().await;
     let one = Server::on(&database).await;
     let sessions = |builder: MongoSessionStoreBuilder| builder.collection("other.sessions");

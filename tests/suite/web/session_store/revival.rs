@@ -1,11 +1,11 @@
-//! What has ended stays ended, whatever was under way at that moment.
+//! An ended session stays ended, whatever was under way at that moment.
 
 use super::*;
 
-/// All the ways to end the session of Alice, who holds the note `a`, while a request of hers is under
-/// way. Each time that request does something else.
+/// All the ways to end Alice's session, which holds the note `a`, while one of its requests is under
+/// way. Each time the request does something else.
 #[actix_web::test]
-async fn a_request_that_was_under_way_does_not_revive_an_ended_session() {
+async fn a_request_under_way_does_not_revive_an_ended_session() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     for end in ["purge", "delete", "revoke", "revoke all", "expire", "expire and sweep"] {
@@ -40,9 +40,9 @@ async fn a_request_that_was_under_way_does_not_revive_an_ended_session() {
     }
 }
 
-/// A renewal saves under a new key, so it is the aid that has to be remembered.
+/// A renewal saves under a new key, so the end must be recorded for the aid.
 #[actix_web::test]
-async fn a_renewal_that_was_under_way_does_not_revive_a_revoked_session() {
+async fn a_renewal_under_way_does_not_revive_a_revoked_session() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -56,7 +56,7 @@ async fn a_renewal_that_was_under_way_does_not_revive_a_revoked_session() {
 }
 
 #[actix_web::test]
-async fn a_renewal_that_was_under_way_does_not_revive_a_session_that_has_ended_otherwise() {
+async fn a_renewal_under_way_does_not_revive_a_session_that_has_ended_otherwise() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     for end in ["purge", "clear", "delete", "expire", "expire and sweep"] {
@@ -74,15 +74,15 @@ async fn a_renewal_that_was_under_way_does_not_revive_a_session_that_has_ended_o
             }
         };
         let (renewed, ()) = server.while_it_waits(renewal, ended).await;
-        assert_eq!(renewed.header("set-cookie"), None, "{end}: that would be a dead key");
+        assert_eq!(renewed.header("set-cookie"), None, "{end}: a cookie would carry a dead key");
         assert_eq!(alice.get("/state").await.json(), json!({}), "{end}");
         assert_eq!(server.sessions.list_of("alice").await.unwrap(), [], "{end}");
     }
 }
 
-/// The session is not there to release it, and nobody else knows of it.
+/// The session is gone and cannot release the lock, and nobody else knows of it.
 #[actix_web::test]
-async fn a_first_lock_of_a_session_that_has_ended_meanwhile_is_given_back() {
+async fn a_first_lock_of_a_session_that_has_just_ended_is_given_back() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let name = State::from([("name".to_owned(), "\"alice\"".to_owned())]);
@@ -96,8 +96,8 @@ async fn a_first_lock_of_a_session_that_has_ended_meanwhile_is_given_back() {
     assert!(!server.is_locked("a").await);
 }
 
-/// A renewal deletes the session and saves it with another key; a revocation can come before, between
-/// and after.
+/// A renewal deletes the session and saves it under another key. A revocation can come before, between
+/// and after these two steps.
 #[actix_web::test]
 async fn a_revocation_at_the_moment_of_a_renewal_leaves_no_usable_session() {
     for revoke_at in 0..3 {
@@ -131,7 +131,7 @@ async fn a_revocation_at_the_moment_of_a_renewal_leaves_no_usable_session() {
     }
 }
 
-/// As by a primary whose clock is behind: the end is a fact and not a date.
+/// As if a primary with a slow clock had written the dates: the end is a fact, not a date.
 #[actix_web::test]
 async fn an_ended_session_stays_ended_whatever_its_dates_say() {
     let server = Server::on(&database().await).await;

@@ -1,4 +1,4 @@
-//! How long a session lives, by the database's clock.
+//! The lifetime of a session, by the database's clock.
 
 use super::*;
 
@@ -13,7 +13,7 @@ async fn server(absolute: Option<Duration>) -> Server {
 }
 
 #[actix_web::test]
-async fn an_expired_session_is_over_although_its_record_is_still_there() {
+async fn an_expired_session_is_over_although_its_record_still_exists() {
     let server = server(None).await;
     let (store, aid) = (&server.sessions, Aid::new());
     let state = state_of("alice", &aid);
@@ -24,7 +24,7 @@ async fn an_expired_session_is_over_although_its_record_is_still_there() {
     let record = async || records(&server.database).find_one(doc! {}).await.unwrap().unwrap();
     let before = record().await;
     assert_eq!(server.load(&key).await, None);
-    // Nor does anything bring it back.
+    // No update brings it back either.
     assert_eq!(store.update(session_key(key.as_ref()), state, &DAY).await.unwrap(), key);
     store.update_ttl(&key, &DAY).await.unwrap();
     assert_eq!(server.load(&key).await, None);
@@ -48,7 +48,7 @@ async fn a_session_lives_as_long_as_the_session_middleware_says() {
 
 /// A browser sends many requests for one page.
 #[actix_web::test]
-async fn a_session_that_has_hardly_aged_is_not_written_to_be_extended() {
+async fn a_session_that_has_hardly_aged_is_not_extended_by_a_write() {
     let server = server(None).await;
     let key = server.sessions.save(state_of("alice", &Aid::new()), &DAY).await.unwrap();
     let record = async || records(&server.database).find_one(doc! {}).await.unwrap();
@@ -57,9 +57,9 @@ async fn a_session_that_has_hardly_aged_is_not_written_to_be_extended() {
     assert_eq!(record().await, before);
 }
 
-/// As after a change of the configuration: the time-out that is asked for is the one that counts.
+/// After a change of the configuration, the requested timeout counts.
 #[actix_web::test]
-async fn a_shorter_time_out_shortens_the_session() {
+async fn a_shorter_timeout_shortens_the_session() {
     let server = server(None).await;
     let key = server.sessions.save(state_of("alice", &Aid::new()), &DAY).await.unwrap();
     server.sessions.update_ttl(&key, &Ttl::HOUR).await.unwrap();
@@ -69,14 +69,14 @@ async fn a_shorter_time_out_shortens_the_session() {
 }
 
 #[actix_web::test]
-async fn nothing_extends_a_session_beyond_its_absolute_time_out() {
+async fn nothing_extends_a_session_beyond_its_absolute_timeout() {
     let server = server(Some(60 * MINUTE)).await;
     let (store, half_an_hour) = (&server.sessions, Ttl::minutes(30));
     let key = store.save(State::new(), &half_an_hour).await.unwrap();
     let left = async || left(&server.database, doc! {}).await;
     age(&server.database, doc! {}, 20 * MINUTE).await;
     store.update_ttl(&key, &half_an_hour).await.unwrap();
-    assert!(left().await > 20 * MINUTE, "not yet near it");
+    assert!(left().await > 20 * MINUTE, "not close to the limit yet");
 
     age(&server.database, doc! {}, 20 * MINUTE).await;
     store.update(session_key(key.as_ref()), State::new(), &half_an_hour).await.unwrap();
@@ -95,9 +95,9 @@ async fn nothing_extends_a_session_beyond_its_absolute_time_out() {
     assert!(new <= 60 * MINUTE && new > 30 * MINUTE, "{new:?}");
 }
 
-/// Or whoever renews often enough is never asked to log in again.
+/// Otherwise a person who renews often enough would never have to log in again.
 #[actix_web::test]
-async fn a_renewed_session_is_no_younger_and_another_one_is() {
+async fn a_renewed_session_keeps_its_age_and_a_new_one_starts_afresh() {
     let server = server(Some(60 * MINUTE)).await;
     let app = server.app().await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -114,9 +114,9 @@ async fn a_renewed_session_is_no_younger_and_another_one_is() {
     assert!(left(&server.database, live()).await > 30 * MINUTE);
 }
 
-/// Somebody's way to write "no limit".
+/// As some people write "no limit".
 #[actix_web::test]
-async fn the_longest_time_outs_there_are_can_be_set() {
+async fn the_longest_possible_timeouts_can_be_set() {
     let server = server(Some(Duration::MAX)).await;
     let key = server.sessions.save(State::new(), &Ttl::MAX).await.unwrap();
     server.sessions.update_ttl(&key, &Ttl::MAX).await.unwrap();

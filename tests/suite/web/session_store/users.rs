@@ -33,7 +33,7 @@ async fn all_sessions_of_a_user_are_revoked_and_counted() {
     }
 }
 
-/// Everybody has just got a new key who has just logged in, and the old one is not forgotten yet.
+/// After a login, a session has a new key, and the old key is not forgotten yet.
 #[actix_web::test]
 async fn a_session_with_a_new_key_counts_as_one() {
     let server = Server::on(&database().await).await;
@@ -46,9 +46,9 @@ async fn a_session_with_a_new_key_counts_as_one() {
     assert_eq!(server.told().await.len(), 1);
 }
 
-/// The same for all sessions of a user: the one that is between two keys is found, too.
+/// The same for all sessions of a user: a session between two keys is found too.
 #[actix_web::test]
-async fn a_session_between_two_keys_is_revoked_with_all_of_its_user() {
+async fn a_session_between_two_keys_is_revoked_with_all_sessions_of_its_user() {
     let server = Server::on(&database().await).await;
     let (old, alice) = server.session("alice", "a").await;
     server.sessions.delete(&old).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_session_between_two_keys_is_revoked_with_all_of_its_user() {
 }
 
 #[actix_web::test]
-async fn the_sessions_of_a_user_are_listed_without_what_lets_anybody_in() {
+async fn the_sessions_of_a_user_are_listed_without_their_keys() {
     let server = Server::on(&database().await).await;
     let app = server.app().await;
     let desk = Browser::logged_in(&app, "alice").await;
@@ -85,7 +85,7 @@ async fn the_sessions_of_a_user_are_listed_without_what_lets_anybody_in() {
         assert!(!text.contains(session.aid.as_str()), "{text}");
     }
 
-    // By what is listed, one is ended.
+    // A listed session can be ended by its aid.
     server.sessions.revoke(&of_phone.aid).await.unwrap();
     assert_eq!(phone.get("/state").await.json(), json!({}));
     assert_eq!(list().await, [of_desk]);
@@ -94,12 +94,12 @@ async fn the_sessions_of_a_user_are_listed_without_what_lets_anybody_in() {
     server.sessions.save(state_of("alice", &Aid::new()), &Ttl::HOUR).await.unwrap();
     assert_eq!(list().await.len(), 1);
     age(&server.database, doc! {}, hour).await;
-    assert_eq!(list().await, [], "not what has run out");
+    assert_eq!(list().await, [], "expired sessions are not listed");
     assert_eq!(server.sessions.list_of("$name").await.unwrap(), []);
 }
 
 #[actix_web::test]
-async fn whose_a_session_is_follows_its_state() {
+async fn the_user_of_a_session_follows_its_state() {
     let database = database().await;
     let sessions = |builder: MongoSessionStoreBuilder| builder.user_key("uid");
     let server = Server::with(&database, |locks| locks, sessions).await;
