@@ -80,7 +80,7 @@ fn manager() -> Vec<Case> {
         "manager/release.rs::release" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
             s.locks.release(&lock).await
         }
-        "manager/session.rs::release_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+        "manager/session.rs::end_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
             s.locks.end_session(&s.alice).await
         }
         "manager/session.rs::revoke_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
