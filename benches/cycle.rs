@@ -47,18 +47,20 @@ fn verbs(criterion: &mut Criterion, runtime: &Runtime, name: &str, locks: &LockM
     group.measurement_time(Duration::from_secs(5)).sample_size(50);
     group.bench_function("acquire + release", |b| {
         b.to_async(runtime).iter(async || {
-            match locks.try_acquire(&free, &alice, &holder).await.unwrap() {
+            match locks.lock_for_session(&free, &alice, &holder).await.unwrap() {
                 TryAcquire::Granted(lock) => locks.release(&lock).await.unwrap(),
                 other => panic!("not granted: {other:?}"),
             }
         });
     });
-    let _ = runtime.block_on(locks.try_acquire(&held, &alice, &holder)).unwrap();
+    let _ = runtime.block_on(locks.lock_for_session(&held, &alice, &holder)).unwrap();
     group.bench_function("re-entry", |b| {
-        b.to_async(runtime).iter(async || locks.try_acquire(&held, &alice, &holder).await.unwrap());
+        b.to_async(runtime)
+            .iter(async || locks.lock_for_session(&held, &alice, &holder).await.unwrap());
     });
     group.bench_function("refusal with holder", |b| {
-        b.to_async(runtime).iter(async || locks.try_acquire(&held, &bob, &holder).await.unwrap());
+        b.to_async(runtime)
+            .iter(async || locks.lock_for_session(&held, &bob, &holder).await.unwrap());
     });
     group.bench_function("renew a session", |b| {
         b.to_async(runtime).iter(async || locks.renew(&alice).await.unwrap());

@@ -330,7 +330,7 @@ async fn cycles(locks: LockManager, task: i64, stop: Arc<AtomicBool>) -> Vec<Cyc
     let mut cycles = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
-        let answer = locks.try_acquire(&key, &aid, &holder).await.unwrap();
+        let answer = locks.lock_for_session(&key, &aid, &holder).await.unwrap();
         let acquire = began.elapsed();
         let TryAcquire::Granted(lock) = answer else { panic!("not granted: {answer:?}") };
         locks.release(&lock).await.unwrap();

@@ -75,7 +75,7 @@ pub use watch::{events::LockEvents, wakeups::Wakeup};
 ///
 /// // In a request, the extractors do this. A job calls the manager itself:
 /// let (job, name) = (Aid::new(), Holder::new("nightly report"));
-/// match locks.try_acquire(&LockKey::of::<Invoice>(4711)?, &job, &name).await? {
+/// match locks.lock_for_session(&LockKey::of::<Invoice>(4711)?, &job, &name).await? {
 ///     TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) => {
 ///         // … work on it …
 ///         locks.release(&lock).await?;

@@ -130,7 +130,7 @@ pub fn locks(at: &'static str, locks: LockManager) -> Contender {
             let locks = locks.clone();
             async move {
                 let (key, aid) = (key(turn), session(turn.task));
-                match locks.try_acquire(&key, &aid, &Holder::new("alice")).await.unwrap() {
+                match locks.lock_for_session(&key, &aid, &Holder::new("alice")).await.unwrap() {
                     TryAcquire::Granted(lock) => {
                         locks.release(&lock).await.unwrap() == Released::Released
                     }
@@ -157,7 +157,7 @@ pub fn waiting(at: &'static str, locks: LockManager) -> Contender {
 /// A record as this crate writes it, of a lock on `id`.
 pub async fn record(locks: &LockManager, database: &Database) -> mongodb::bson::Document {
     let (key, aid) = (LockKey::of::<Page>("sample".into()).unwrap(), Aid::new());
-    let granted = locks.try_acquire(&key, &aid, &Holder::new("alice")).await.unwrap();
+    let granted = locks.lock_for_session(&key, &aid, &Holder::new("alice")).await.unwrap();
     let TryAcquire::Granted(lock) = granted else { panic!("not granted: {granted:?}") };
     let records = database.collection(&format!("{}.lock", Page::COLLECTION));
     let LockId::String(id) = key.id() else { panic!("not a string") };

@@ -28,7 +28,7 @@ impl LockManager {
     ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
-    pub async fn try_acquire(
+    pub async fn lock_for_session(
         &self,
         key: &LockKey,
         aid: &Aid,

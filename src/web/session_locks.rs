@@ -57,7 +57,7 @@ impl SessionLocks {
     ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
-    pub async fn try_acquire<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
+    pub async fn lock<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
         let key = LockKey::of::<T>(id)?;
         let (mine, ()) =
             self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await?;
@@ -77,7 +77,7 @@ impl SessionLocks {
     /// # Cancel safety
     /// If the future is dropped, the freshly taken locks are given back if the answer of the request is
     /// an error. Otherwise they belong to the session.
-    pub async fn acquire_all(
+    pub async fn lock_all(
         &self,
         keys: impl IntoIterator<Item = LockKey>,
         wait: Wait,

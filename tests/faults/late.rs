@@ -95,7 +95,7 @@ async fn a_grant_whose_answer_is_lost_is_found_by_the_next_attempt() {
     let late = Late::new("&retryWrites=false", settings(Duration::from_secs(10))).await;
     late.proxy.drop_reply_to("findAndModify");
     let (aid, holder) = (Aid::new(), Holder::new("alice"));
-    let answer = late.app.locks.try_acquire(&document(), &aid, &holder).await.unwrap();
+    let answer = late.app.locks.lock_for_session(&document(), &aid, &holder).await.unwrap();
     assert!(matches!(answer, TryAcquire::Granted(_)), "its own grant is not news: {answer:?}");
     assert_eq!((late.proxy.fired(), late.proxy.passed("findAndModify")), (1, 2));
 }

@@ -81,7 +81,7 @@ impl App {
         key: &LockKey,
         aid: &Aid,
     ) -> Result<TryAcquire, LockError> {
-        self.locks.try_acquire(key, aid, &Holder::new("alice")).await
+        self.locks.lock_for_session(key, aid, &Holder::new("alice")).await
     }
 
     /// The new lock on `key`.

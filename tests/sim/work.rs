@@ -479,7 +479,7 @@ impl Desk {
         let (world, asked) = (self.world(), Instant::now());
         let op = world.next_op();
         world.write(op, Event::AcquireBegan { key: name(key) });
-        let answer = self.server.locks.try_acquire(key, &self.aid, &Holder::new("desk")).await;
+        let answer = self.server.locks.lock_for_session(key, &self.aid, &Holder::new("desk")).await;
         world.answered("an acquire", asked, world.settings.deadline);
         let (lock, is_fresh) = match answer {
             Ok(TryAcquire::Granted(lock)) => (lock, true),

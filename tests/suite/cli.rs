@@ -81,7 +81,7 @@ impl Cli {
 }
 
 async fn held_by(app: &App, key: &LockKey, label: &str) -> actix_doclock::Lock {
-    match app.locks.try_acquire(key, &Aid::new(), &Holder::new(label)).await.unwrap() {
+    match app.locks.lock_for_session(key, &Aid::new(), &Holder::new(label)).await.unwrap() {
         TryAcquire::Granted(lock) => lock,
         other => panic!("not newly granted: {other:?}"),
     }

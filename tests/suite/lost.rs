@@ -130,7 +130,8 @@ async fn after_a_pause_of_the_process_the_first_check_reports_an_expired_lock() 
     const SHORT: Duration = Duration::from_secs(5);
     let locks = LockManager::builder(MemoryStore::new()).ttl(SHORT).build().await.unwrap();
     locks.register::<WorkItem>().await.unwrap();
-    let granted = locks.try_acquire(&key("a"), &Aid::new(), &Holder::new("alice")).await.unwrap();
+    let granted =
+        locks.lock_for_session(&key("a"), &Aid::new(), &Holder::new("alice")).await.unwrap();
     let TryAcquire::Granted(lock) = granted else { panic!("{granted:?}") };
     let mut watched = Box::pin(locks.lost(&lock));
     assert!((&mut watched).now_or_never().is_none());
@@ -199,7 +200,7 @@ async fn a_renewal_by_this_manager_needs_no_further_query() {
     locks.register::<WorkItem>().await.unwrap();
     let alice = Aid::new();
     let TryAcquire::Granted(lock) =
-        locks.try_acquire(&key("a"), &alice, &Holder::new("alice")).await.unwrap()
+        locks.lock_for_session(&key("a"), &alice, &Holder::new("alice")).await.unwrap()
     else {
         panic!("not granted");
     };

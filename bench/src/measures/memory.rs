@@ -39,7 +39,7 @@ pub async fn measure(bench: &mut Bench<'_>) {
     for some in (0..many).collect::<Vec<_>>().chunks(AT_ONCE) {
         let acquire = some.iter().map(async |&n| {
             let key = key(Turn { task: 0, key: n + 30_000 });
-            locks.try_acquire(&key, &aid, &Holder::new("alice")).await.unwrap()
+            locks.lock_for_session(&key, &aid, &Holder::new("alice")).await.unwrap()
         });
         held.extend(join_all(acquire).await);
     }

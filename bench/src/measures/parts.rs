@@ -59,7 +59,7 @@ async fn halves(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
         assert_eq!(released, Released::Released);
 
         let began = Instant::now();
-        let granted = locks.try_acquire(&key, &aid, &holder).await.unwrap();
+        let granted = locks.lock_for_session(&key, &aid, &holder).await.unwrap();
         let acquired = Instant::now();
         let TryAcquire::Granted(lock) = granted else { panic!("not granted: {granted:?}") };
         assert_eq!(locks.release(&lock).await.unwrap(), Released::Released);

@@ -80,7 +80,7 @@ async fn refusals(bench: &Bench<'_>, at: &'static str, mongo: &Mongo) -> Vec<Con
         let locks = locks.clone();
         async move {
             let (aid, holder) = (ours::session(turn.task), Holder::new("bob"));
-            let answer = locks.try_acquire(&key(turn), &aid, &holder).await.unwrap();
+            let answer = locks.lock_for_session(&key(turn), &aid, &holder).await.unwrap();
             matches!(answer, TryAcquire::Held(_))
         }
     });
@@ -161,7 +161,7 @@ async fn re_entries(at: &'static str, mongo: &Mongo) -> Vec<Contender> {
             let (locks, aid) = (locks.clone(), aid.clone());
             async move {
                 let (key, holder) = (key(turn), Holder::new("alice"));
-                let answer = locks.try_acquire(&key, &aid, &holder).await.unwrap();
+                let answer = locks.lock_for_session(&key, &aid, &holder).await.unwrap();
                 matches!(answer, TryAcquire::AlreadyMine(_))
             }
         })
@@ -239,7 +239,7 @@ async fn hold(locks: &LockManager, aid: &Aid, keys: std::ops::Range<usize>) {
     for some in keys.chunks(50) {
         let acquire = some.iter().map(async |&n| {
             let key = key(Turn { task: 0, key: n });
-            let answer = locks.try_acquire(&key, aid, &Holder::new("alice")).await.unwrap();
+            let answer = locks.lock_for_session(&key, aid, &Holder::new("alice")).await.unwrap();
             assert!(matches!(answer, TryAcquire::Granted(_)), "{answer:?}");
         });
         futures_util::future::join_all(acquire).await;

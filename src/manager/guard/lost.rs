@@ -251,7 +251,7 @@ impl LockManager {
     /// # locks.register::<Invoice>().await?;
     /// # async fn print_all_pages() {}
     /// # let (key, aid) = (LockKey::of::<Invoice>(4711)?, Aid::new());
-    /// if let TryAcquire::Granted(lock) = locks.try_acquire(&key, &aid, &Holder::new("job")).await? {
+    /// if let TryAcquire::Granted(lock) = locks.lock_for_session(&key, &aid, &Holder::new("job")).await? {
     ///     tokio::select! {
     ///         () = print_all_pages() => {}
     ///         () = locks.lost(&lock) => eprintln!("somebody broke the lock: stopped printing"),

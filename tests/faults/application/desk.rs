@@ -47,7 +47,7 @@ impl Desk {
         let history = &self.server.history;
         let op = history.next_op();
         history.write(op, Event::AcquireBegan { key: name(key) });
-        let answer = self.server.locks.try_acquire(key, &self.aid, &Holder::new("desk")).await;
+        let answer = self.server.locks.lock_for_session(key, &self.aid, &Holder::new("desk")).await;
         match answer {
             Ok(TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock)) => {
                 history.write(op, Event::granted(&lock));

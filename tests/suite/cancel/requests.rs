@@ -32,9 +32,9 @@ async fn call(
     let (what, id) = path.into_inner();
     match &*what {
         "list" => drop(locks.list().await?),
-        "try_acquire" => drop(locks.try_acquire::<Paper>(id).await?),
+        "try_acquire" => drop(locks.lock::<Paper>(id).await?),
         "acquire_all" => {
-            drop(locks.acquire_all([key(&format!("{id} other")), key(&id)], Wait::no()).await?);
+            drop(locks.lock_all([key(&format!("{id} other")), key(&id)], Wait::no()).await?);
         }
         "load" => drop(locks.load::<Paper>(id).await?),
         "release" => locks.release::<Paper>(id).await?,
@@ -99,8 +99,8 @@ macro_rules! requests {
 pub(super) fn cases() -> Vec<Case> {
     requests! {
         "web/session_locks.rs::list" => Free, false, "/call/list";
-        "web/session_locks.rs::try_acquire" => Free, false, "/call/try_acquire";
-        "web/session_locks.rs::acquire_all" => Free, false, "/call/acquire_all";
+        "web/session_locks.rs::lock" => Free, false, "/call/try_acquire";
+        "web/session_locks.rs::lock_all" => Free, false, "/call/acquire_all";
         "web/session_locks.rs::load" => Free, false, "/call/load";
         "web/session_locks.rs::release" => SomebodysOrFree, true, "/call/release";
         "web/session_locks.rs::release_all" => SomebodysOrFree, true, "/call/release_all";

@@ -80,7 +80,12 @@ impl Scene {
 
     /// Alice takes the lock.
     pub(super) async fn hers(&self) -> Lock {
-        match self.locks.try_acquire(&self.key, &self.alice, &Holder::new("alice")).await.unwrap() {
+        match self
+            .locks
+            .lock_for_session(&self.key, &self.alice, &Holder::new("alice"))
+            .await
+            .unwrap()
+        {
             TryAcquire::Granted(lock) => lock,
             other => panic!("not granted: {other:?}"),
         }
@@ -110,7 +115,7 @@ impl Scene {
             let left = self.held(key).await;
             assert!(left.is_empty(), "{what}: left behind: {left:?}");
             let next =
-                self.locks.try_acquire(key, &Aid::new(), &Holder::new("next")).await.unwrap();
+                self.locks.lock_for_session(key, &Aid::new(), &Holder::new("next")).await.unwrap();
             assert!(matches!(next, TryAcquire::Granted(_)), "{what}: a place is left: {next:?}");
         }
     }

@@ -73,8 +73,8 @@ pub(super) fn cases() -> Vec<Case> {
 fn manager() -> Vec<Case> {
     table! {
         "manager.rs::register" => Hers, 0, |s| { s.hers().await; } { s.locks.register::<Paper>().await }
-        "manager/acquire.rs::try_acquire" => Free, 0, |s| {} {
-            s.locks.try_acquire(&s.key, &s.alice, &Holder::new("alice")).await
+        "manager/acquire.rs::lock_for_session" => Free, 0, |s| {} {
+            s.locks.lock_for_session(&s.key, &s.alice, &Holder::new("alice")).await
         }
         "manager/session.rs::renew" => Hers, 0, |s| { s.hers().await; } { s.locks.renew(&s.alice).await }
         "manager/release.rs::release" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {

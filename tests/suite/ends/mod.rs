@@ -111,7 +111,7 @@ async fn idle_sessions_with_waiters(locks: &LockManager, heard: &Heard) {
     let (mut idle, mut waiters) = (Vec::new(), Vec::new());
     for n in 0..SESSIONS {
         let (key, aid) = (key(&format!("{n}")), Aid::new());
-        let granted = locks.try_acquire(&key, &aid, &Holder::new("alice")).await.unwrap();
+        let granted = locks.lock_for_session(&key, &aid, &Holder::new("alice")).await.unwrap();
         assert!(matches!(granted, TryAcquire::Granted(_)));
         let (locks, waited_for) = (locks.clone(), key.clone());
         waiters.push(tokio::spawn(async move {
@@ -233,7 +233,7 @@ async fn a_listener_that_panics_hangs_or_fails_does_not_affect_others() {
         for kind in kinds {
             let aid = Aid::new();
             let holder = Holder::new("alice");
-            let _ = locks.try_acquire(&key(kind), &aid, &holder).await.unwrap();
+            let _ = locks.lock_for_session(&key(kind), &aid, &holder).await.unwrap();
             locks.end_session(&aid).await.unwrap();
         }
         heard.until("all are called", (round + 1) * kinds.len()).await;

@@ -80,7 +80,7 @@ async fn embedded_with(
 }
 
 async fn granted(locks: &LockManager, id: &str, aid: &Aid) -> Lock {
-    match locks.try_acquire(&key(id), aid, &Holder::new("alice")).await.unwrap() {
+    match locks.lock_for_session(&key(id), aid, &Holder::new("alice")).await.unwrap() {
         TryAcquire::Granted(lock) => lock,
         other => panic!("{other:?}"),
     }
@@ -93,7 +93,7 @@ async fn attempts_are_timed_by_their_outcome_and_refusals_counted() {
     let (alice, holder) = (Aid::new(), Holder::new("alice"));
     granted(&locks, "a", &alice).await;
     for aid in [&alice, &Aid::new(), &Aid::new()] {
-        let _ = locks.try_acquire(&key("a"), aid, &holder).await.unwrap();
+        let _ = locks.lock_for_session(&key("a"), aid, &holder).await.unwrap();
     }
     let reader = locks.acquire_shared(&key("a"), Wait::no()).await;
     assert!(matches!(reader, Err(LockError::Held(_))));
@@ -283,7 +283,7 @@ async fn an_outage_is_counted_by_verb_and_kind_and_as_an_outcome() {
     let locks = App::with(&database, with_deadline(Duration::from_millis(500))).await.locks;
     let lock = granted(&locks, "a", &Aid::new()).await;
     server.pause();
-    locks.try_acquire(&key("b"), &Aid::new(), &Holder::new("bob")).await.unwrap_err();
+    locks.lock_for_session(&key("b"), &Aid::new(), &Holder::new("bob")).await.unwrap_err();
     locks.renew(&lock.aid).await.unwrap_err();
     locks.release(&lock).await.unwrap_err();
     locks.sweep().await.unwrap_err();

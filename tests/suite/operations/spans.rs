@@ -35,7 +35,7 @@ async fn one_of_each() -> (Aid, String) {
     let locks = LockManager::builder(MemoryStore::new()).without_reaper().build().await.unwrap();
     locks.register::<WorkItem>().await.unwrap();
     let (aid, holder) = (Aid::new(), Holder::new("alice"));
-    let Ok(TryAcquire::Granted(lock)) = locks.try_acquire(&key("secret"), &aid, &holder).await
+    let Ok(TryAcquire::Granted(lock)) = locks.lock_for_session(&key("secret"), &aid, &holder).await
     else {
         panic!("not granted");
     };

@@ -65,7 +65,7 @@ impl Victim {
         locks.register::<Short>().await.unwrap();
         locks.register::<Named>().await.unwrap();
         let alice =
-            locks.try_acquire(&note("a"), &Aid::new(), &Holder::new("alice")).await.unwrap();
+            locks.lock_for_session(&note("a"), &Aid::new(), &Holder::new("alice")).await.unwrap();
         let TryAcquire::Granted(lock) = alice else { panic!("not granted") };
         Self { locks, store, lock }
     }

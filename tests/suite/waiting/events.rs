@@ -45,7 +45,7 @@ async fn looks_on(locks: &LockManager) -> LockEvents {
 }
 
 async fn take(locks: &LockManager, id: &str, aid: &Aid, label: &str) -> Lock {
-    match locks.try_acquire(&key(id), aid, &Holder::new(label)).await.unwrap() {
+    match locks.lock_for_session(&key(id), aid, &Holder::new(label)).await.unwrap() {
         TryAcquire::Granted(lock) => lock,
         other => panic!("not granted: {other:?}"),
     }

@@ -322,7 +322,7 @@ async fn a_failed_request_does_not_take_the_lock_from_a_request_that_was_told_of
 async fn a_lock_that_a_handler_stops_waiting_for_is_not_kept() {
     let (locks, _) = embedded().await;
     async fn impatient(locks: SessionLocks) -> impl Responder {
-        let mut acquire = Box::pin(locks.try_acquire::<Note>("a".to_owned()));
+        let mut acquire = Box::pin(locks.lock::<Note>("a".to_owned()));
         // Until the command is sent, but not until its answer.
         assert!(futures_util::poll!(&mut acquire).is_pending());
         drop(acquire);

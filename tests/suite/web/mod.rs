@@ -131,7 +131,7 @@ fn routes(config: &mut web::ServiceConfig) {
         _: LockedDoc<Note>,
         locks: SessionLocks,
     ) -> Result<impl Responder, LockError> {
-        locks.try_acquire::<Note>("b".to_owned()).await?;
+        locks.lock::<Note>("b".to_owned()).await?;
         Ok(HttpResponse::NoContent())
     }
     async fn read(note: SharedDoc<Note>) -> impl Responder {
@@ -143,7 +143,7 @@ fn routes(config: &mut web::ServiceConfig) {
     }
     async fn take_both(locks: SessionLocks) -> Result<impl Responder, LockError> {
         // A handler may treat a refusal as an answer.
-        match locks.acquire_all(["b", "a", "b"].map(key), Wait::no()).await {
+        match locks.lock_all(["b", "a", "b"].map(key), Wait::no()).await {
             Ok(taken) => Ok(taken.len().to_string()),
             Err(LockError::Held(lock)) => Ok(format!("{} is held", lock.key)),
             Err(e) => Err(e),

@@ -125,7 +125,7 @@ impl Server {
     async fn session(&self, user: &str, id: &str) -> (SessionKey, Aid) {
         let aid = Aid::new();
         let session = self.sessions.save(state_of(user, &aid), &DAY).await.unwrap();
-        let taken = self.locks.try_acquire(&key(id), &aid, &Holder::new(user)).await.unwrap();
+        let taken = self.locks.lock_for_session(&key(id), &aid, &Holder::new(user)).await.unwrap();
         assert!(matches!(taken, TryAcquire::Granted(_)), "{taken:?}");
         (session, aid)
     }
@@ -173,7 +173,7 @@ async fn change(
         pause.here().await;
     }
     if let Some(id) = script.lock {
-        locks.try_acquire::<Note>(id).await?;
+        locks.lock::<Note>(id).await?;
     }
     if script.clear {
         session.clear();

@@ -34,7 +34,8 @@ async fn no_command_carries_a_time_of_the_client() {
 
     let idle = Aid::new();
     for id in ["a", "b"] {
-        let _ = server.locks.try_acquire(&key(id), &idle, &Holder::new("carol")).await.unwrap();
+        let _ =
+            server.locks.lock_for_session(&key(id), &idle, &Holder::new("carol")).await.unwrap();
     }
     rig::age(&database, &key("a"), TTL).await;
     assert_eq!(server.locks.sweep().await.unwrap(), 0, "it still has the other one");
