@@ -53,7 +53,7 @@ async fn alice() -> (LockManager, Lock) {
     let locks = LockManager::builder(store).ttl(Duration::from_secs(86_400)).without_reaper();
     let locks = locks.build().await.expect("settings");
     locks.register::<Note>().await.expect("a collection");
-    match locks.try_acquire(&key(), &Aid::new(), &Holder::new("alice")).await {
+    match locks.lock_for_session(&key(), &Aid::new(), &Holder::new("alice")).await {
         Ok(TryAcquire::Granted(lock)) => (locks, lock),
         other => panic!("{other:?}"),
     }

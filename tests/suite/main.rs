@@ -5,7 +5,9 @@
 #[path = "../rig/mod.rs"]
 mod rig;
 
+#[cfg(feature = "web")]
 mod browser;
+#[cfg(feature = "web")]
 mod cancel;
 #[cfg(feature = "cli")]
 mod cli;
@@ -13,6 +15,7 @@ mod commands;
 mod conformance;
 mod contention;
 mod ends;
+#[cfg(feature = "web")]
 mod examples;
 mod foreign;
 mod guarantees;
@@ -29,4 +32,5 @@ mod shared;
 mod stuck;
 mod verbs;
 mod waiting;
+#[cfg(feature = "web")]
 mod web;

@@ -4,8 +4,10 @@
 //! failures, set `PROPERTY_SEED=random`, or a seed in hexadecimal digits, as it is printed.
 //! `PROPERTY_CASES` multiplies the number of cases.
 
+#[cfg(feature = "web")]
 mod hostile;
 pub(crate) mod records;
+#[cfg(feature = "web")]
 mod requests;
 
 use std::{env, fmt::Debug};

@@ -10,6 +10,7 @@ mod events;
 mod heard;
 mod identity;
 mod idle;
+mod lost_replies;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod problems;
