@@ -2,7 +2,10 @@
 
 use std::time::SystemTime;
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Serialize,
+    de::{IntoDeserializer, value::StrDeserializer},
+};
 use uuid::Uuid;
 
 use crate::{key::LockKey, lock::Aid};
@@ -37,8 +40,8 @@ impl EndReason {
     /// An unknown reason counts as a logout, because records of the first version of this crate contain
     /// no reason.
     pub(crate) fn from_stored(reason: &str) -> Self {
-        let known = [Self::Expired, Self::Revoked].into_iter().find(|r| r.as_str() == reason);
-        known.unwrap_or(Self::LoggedOut)
+        let reason: StrDeserializer<'_, serde::de::value::Error> = reason.into_deserializer();
+        Self::deserialize(reason).unwrap_or(Self::LoggedOut)
     }
 }
 

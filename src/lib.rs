@@ -66,7 +66,10 @@ pub mod health {
 /// Limits that are not settings.
 pub mod limits {
     pub use crate::{
-        ended::MAX_NAMED_LOCKS, key::MAX_ID_BYTES, lock::MAX_LABEL_BYTES,
-        manager::MAX_REASON_BYTES, store::MAX_READERS,
+        ended::MAX_NAMED_LOCKS,
+        key::MAX_ID_BYTES,
+        lock::MAX_LABEL_BYTES,
+        manager::MAX_REASON_BYTES,
+        store::{DEFAULT_TTL, MAX_READERS, TTL_RANGE},
     };
 }

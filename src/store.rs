@@ -39,7 +39,7 @@ pub use memory::OnRecord;
 pub use mongo::sessions::StoredSession;
 #[cfg(feature = "_mongo")]
 pub use mongo::{Finding, MongoStore, Severity};
-pub use rules::Rules;
+pub use rules::{DEFAULT_TTL, Rules, TTL_RANGE};
 pub use status::{StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};
 pub use watch::{Change, Watch};

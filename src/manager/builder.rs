@@ -1,6 +1,6 @@
 //! The settings of a manager, with their defaults.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{fmt, future::Future, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use crate::{
     actor::Actor,
@@ -17,37 +17,33 @@ use crate::{
         task::Runner,
         wait::queue::{Limits, Queues},
     },
-    store::DynStore,
+    store::{DEFAULT_TTL, DynStore, TTL_RANGE},
 };
-
-/// Browsers wake the timers of a hidden tab once a minute at most, so a heartbeat can be that late.
-/// WordPress uses the same figure for its post lock.
-const TTL: Duration = Duration::from_secs(150);
-/// A shorter ttl makes no sense over a network; a longer one exceeds the server's limits for dates.
-const TTL_RANGE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30 * 24 * 60 * 60)];
 
 /// Long enough for an ordinary election of a primary with tuned settings, short enough for a person who
 /// waits for a page.
 const DEADLINE: Duration = Duration::from_secs(5);
-const DEADLINE_RANGE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(120)];
+const DEADLINE_RANGE: RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(120);
 
 /// Often enough for a listener that notifies people. A query of an index that finds nothing costs the
 /// server less than a millisecond.
 const REAPER_INTERVAL: Duration = Duration::from_secs(1);
 /// More than a person edits at once, and fewer than would block a team.
 const MAX_LOCKS_PER_SESSION: usize = 100;
-const LOCKS_RANGE: [usize; 2] = [1, 1_000_000];
-const REAPER_RANGE: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(60)];
+const LOCKS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
+const REAPER_RANGE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
 
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
-const LISTENER_RANGE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10 * 60)];
+const LISTENER_RANGE: RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(10 * 60);
 
 /// More than the tabs that a person keeps open for documents with another holder.
 const WAITERS_PER_SESSION: usize = 16;
 /// About as many requests as a server can keep open for waiting people; a few megabytes.
 const WAITERS: usize = 4_096;
 /// A waiter takes about a kilobyte, without its request.
-const WAITERS_RANGE: [usize; 2] = [1, 1_000_000];
+const WAITERS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
 
 /// Settings of a [`LockManager`], each with a safe default.
 #[must_use = "a builder does nothing until `build` is called"]
@@ -94,7 +90,7 @@ impl Settings {
 impl LockManagerBuilder {
     pub(super) fn new(store: Arc<dyn DynStore>) -> Self {
         let settings = Settings {
-            ttl: TTL,
+            ttl: DEFAULT_TTL,
             max_hold: None,
             deadline: DEADLINE,
             holder: Holder::new("another session"),
@@ -383,12 +379,12 @@ fn in_range<T: PartialOrd + fmt::Debug>(
     setting: &'static str,
     what: &'static str,
     value: T,
-    [least, most]: [T; 2],
+    range: RangeInclusive<T>,
 ) -> Result<(), BuildError> {
-    if (&least..=&most).contains(&&value) {
+    if range.contains(&value) {
         return Ok(());
     }
-    let range = format!("{what} from {least:?} to {most:?}");
+    let range = format!("{what} from {:?} to {:?}", range.start(), range.end());
     Err(BuildError { setting, value: format!("{value:?}"), range })
 }
 

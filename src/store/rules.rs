@@ -1,6 +1,16 @@
 //! How the locks of a collection behave.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
+
+/// The ttl of locks unless the application sets another one: 150 s.
+///
+/// Browsers wake the timers of a hidden tab once a minute at most, so a heartbeat can be that late.
+/// WordPress uses the same figure for its post lock.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(150);
+/// The ttl of locks, from 1 s to 30 days. A shorter ttl makes no sense over a network; a longer one
+/// exceeds the server's limits for dates.
+pub const TTL_RANGE: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 60 * 60);
 
 /// How the locks of a collection behave. All servers of a cluster must agree on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

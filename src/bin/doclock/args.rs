@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use actix_doclock::LockToken;
+use actix_doclock::{LockToken, limits::TTL_RANGE};
 use clap::{Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 /// Lists, watches and breaks the locks that actix-doclock keeps in a MongoDB database, and finds problems
@@ -129,19 +129,30 @@ pub(crate) struct Doctor {
 /// Parses a ttl within the limits of `LockManager`'s builder.
 fn ttl(text: &str) -> Result<Duration, String> {
     let ttl = humantime::parse_duration(text).map_err(|e| format!("{e}; write `150s` or `5m`"))?;
-    let range = Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 60 * 60);
-    if range.contains(&ttl) { Ok(ttl) } else { Err("write a duration from 1s to 30days".into()) }
+    if TTL_RANGE.contains(&ttl) {
+        Ok(ttl)
+    } else {
+        Err("write a duration from 1s to 30days".into())
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use actix_doclock::limits::DEFAULT_TTL;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
 
     #[test]
     fn the_arguments_fit_together() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_default_ttl_is_that_of_an_application() {
+        let args = Args::try_parse_from(["doclock", "init", "workitem"]).unwrap();
+        let Command::Init(init) = args.command else { panic!("{args:?}") };
+        assert_eq!(init.ttl, DEFAULT_TTL);
     }
 
     #[test]

@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use mongodb::{Namespace, bson::Document};
 
-use crate::store::mongo::{
-    REMEMBER_ENDED,
-    doctor::finding::{Finding, Severity, database_in_shell, in_shell, quoted},
-    indexes::{
-        self, LONGEST_INDEX, OF_ENDED, OF_LOCKS, Plain, expiry, is_of_fenced, is_on, whole_seconds,
+use crate::store::{
+    DEFAULT_TTL,
+    mongo::{
+        REMEMBER_ENDED,
+        doctor::finding::{Finding, Severity, database_in_shell, in_shell, quoted},
+        indexes::{
+            self, LONGEST_INDEX, OF_ENDED, OF_LOCKS, Plain, expiry, is_of_fenced, is_on,
+            whole_seconds,
+        },
     },
 };
 
@@ -129,7 +133,7 @@ const REGISTER: &str =
 
 /// The field may have an ordinary index, which the command then turns into a TTL index.
 fn no_ttl_index(namespace: &Namespace, existing: &[Document], ttl: Option<Duration>) -> Finding {
-    let seconds = ttl.map_or(150, whole_seconds);
+    let seconds = whole_seconds(ttl.unwrap_or(DEFAULT_TTL));
     let command = if existing.iter().any(|index| is_on(index, "ts")) {
         change_expiry(namespace, seconds)
     } else {
