@@ -41,9 +41,12 @@ use uuid::Uuid;
 
 use crate::{
     ended::{EndReason, SessionEnded},
+    error::StoreErrorKind,
     key::{LockKey, Lockable},
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
-    store::{Acquisition, Claim, Released, Saved, Store, StoredDocument, Swept, Taken, TryAcquire},
+    store::{
+        Acquisition, Claim, Edit, Released, Saved, Store, StoredDocument, Swept, Taken, TryAcquire,
+    },
 };
 
 /// The collection that the cases lock in.
@@ -273,6 +276,8 @@ macro_rules! store_conformance {
             a_save_is_refused_after_a_takeover_a_break_or_a_release,
             a_save_that_arrives_after_its_deadline_writes_nothing,
             a_save_does_not_bring_a_deleted_document_back,
+            a_creation_needs_a_live_lock_and_a_free_id,
+            a_deletion_needs_a_live_lock,
             a_save_does_not_give_a_document_another_id,
             locking_leaves_the_document_byte_for_byte_as_it_was,
             ids_of_different_types_name_different_documents,

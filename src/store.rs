@@ -99,7 +99,7 @@ pub trait Store: Send + Sync + 'static {
     /// is `Granted` again, under the token of that attempt.
     ///
     /// An exclusive lock excludes every other lock; a shared lock excludes exclusive ones. A claim of
-    /// the mode [`Shared`](Mode::Shared) therefore joins the readers. Each reader has its own token,
+    /// the mode [`Shared`](crate::Mode::Shared) therefore joins the readers. Each reader has its own token,
     /// and its lock expires independently. If the session already holds the exclusive lock, the answer
     /// is [`AlreadyMine`](TryAcquire::AlreadyMine) with that lock. At most [`MAX_READERS`] read at the
     /// same time; the next reader is answered [`Held`](TryAcquire::Held). An exclusive claim by the
@@ -216,8 +216,8 @@ pub trait Store: Send + Sync + 'static {
         key: &LockKey,
     ) -> impl Future<Output = Result<Option<StoredDocument>, StoreError>> + Send;
 
-    /// Edits the document if this acquisition of its exclusive lock is live, and renews the lock. An edit without
-    /// changes only renews the lock.
+    /// Edits, creates or deletes the document if this acquisition of its exclusive lock is live, and renews
+    /// the lock. An edit without changes only renews the lock.
     ///
     /// After `until` the caller has been told that the outcome is unknown, and may have saved something
     /// newer. A save that is delayed on its way therefore gives up by then. If a newer save can

@@ -6,7 +6,7 @@ use actix_web::{
     Error, HttpRequest, HttpResponse, Responder,
     body::MessageBody,
     dev::{ServiceRequest, ServiceResponse},
-    http::StatusCode,
+    http::{StatusCode, header},
     middleware::Next,
     web::{Data, Json, Path, Query, ServiceConfig, get, post, resource},
 };
@@ -21,8 +21,8 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .route("/login", post().to(login))
         .route("/logout", post().to(logout))
         .route("/api/me", get().to(me))
-        .route("/api/workitem", get().to(list))
-        .service(resource("/api/workitem/{id}").get(view).put(save))
+        .service(resource("/api/workitem").get(list).post(create))
+        .service(resource("/api/workitem/{id}").get(view).put(save).patch(change).delete(delete))
         .route("/api/workitem/{id}/edit", post().to(edit))
         .route("/", get().to(page))
         .route("/page.css", get().to(style))
@@ -55,7 +55,8 @@ pub(crate) async fn only_readers_need_no_login(
     req: ServiceRequest,
     next: Next<impl MessageBody>,
 ) -> Result<ServiceResponse<impl MessageBody>, Error> {
-    let needs_login = !req.method().is_safe() && !matches!(req.path(), "/login" | "/logout");
+    let is_open = matches!(req.path(), "/login" | "/logout" | "/locks/status");
+    let needs_login = !req.method().is_safe() && !is_open;
     if needs_login && name(&req.get_session()).is_none() {
         let problem = Problem::new(StatusCode::UNAUTHORIZED, "not_logged_in");
         return Err(problem.detail("log in first: POST /login {\"name\": …}").into());
@@ -110,6 +111,43 @@ async fn save(
         item.save().await?;
     }
     Ok(answer)
+}
+
+#[derive(Deserialize)]
+struct Changes {
+    title: Option<String>,
+    body: Option<String>,
+}
+
+/// Saves the given fields only, if the session still holds the lock. All other fields of the stored
+/// document stay as they are, also those that this program does not know.
+async fn change(
+    mut item: HeldDoc<WorkItem>,
+    changes: Json<Changes>,
+) -> Result<impl Responder, LockError> {
+    let Changes { title, body } = changes.into_inner();
+    if let Some(title) = title {
+        item.title = title;
+    }
+    if let Some(body) = body {
+        item.body = body;
+    }
+    item.save().await?;
+    Ok(HttpResponse::Ok().json(View::from(&*item)))
+}
+
+/// Deletes the document, if the session still holds the lock.
+async fn delete(item: HeldDoc<WorkItem>) -> Result<impl Responder, LockError> {
+    item.delete().await?;
+    Ok(HttpResponse::NoContent())
+}
+
+/// Creates a document that this session holds from the first moment.
+async fn create(locks: SessionLocks, form: Json<Form>) -> Result<impl Responder, LockError> {
+    let (Form { title, body }, id) = (form.into_inner(), ObjectId::new());
+    let item = locks.create(id, WorkItem { id, title, body }).await?;
+    let place = format!("/api/workitem/{}", id.to_hex());
+    Ok(HttpResponse::Created().insert_header((header::LOCATION, place)).json(View::from(&*item)))
 }
 
 async fn list(documents: Data<Documents>) -> Result<impl Responder, Problem> {

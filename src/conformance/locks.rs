@@ -323,6 +323,45 @@ cases! {
         assert!(store.load(&key("a")).await.unwrap().is_none());
     }
 
+    async fn a_creation_needs_a_live_lock_and_a_free_id<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        let until = Instant::now() + TTL;
+        let create = async |token, id: &str, text| {
+            let held = Acquisition::exclusive(&key("a"), &alice, token);
+            store.save(&held, &Edit::Creation(encoded(store, id, text)), until).await
+        };
+        assert_eq!(create(LockToken::new(), "a", "unlocked").await.unwrap(), Saved::Lost);
+        assert!(!store.exists(&key("a")).await.unwrap());
+        let token = granted(store, &key("a"), &alice).await;
+        assert!(create(token, "b", "another id").await.is_err());
+        assert_eq!(create(token, "a", "new").await.unwrap(), Saved::Saved);
+        assert_eq!(text_of(store, &key("a")).await, "new");
+        let again = create(token, "a", "once more").await.unwrap_err();
+        assert_eq!(again.kind(), StoreErrorKind::Rejected);
+        assert_eq!(text_of(store, &key("a")).await, "new");
+        assert_eq!(token_on(store, &key("a")).await, Some(token), "the lock stays");
+    }
+
+    async fn a_deletion_needs_a_live_lock<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        put(subject, "a", "old").await;
+        let until = Instant::now() + TTL;
+        let delete = async |aid: &Aid, token| {
+            let held = Acquisition::exclusive(&key("a"), aid, token);
+            store.save(&held, &Edit::Deletion, until).await.unwrap()
+        };
+        let stale = granted(store, &key("a"), &alice).await;
+        subject.age(&key("a"), 2 * TTL).await;
+        assert_eq!(delete(&alice, stale).await, Saved::Lost);
+        let token = granted(store, &key("a"), &bob).await;
+        assert_eq!(delete(&alice, stale).await, Saved::Lost);
+        assert!(store.exists(&key("a")).await.unwrap());
+        assert_eq!(delete(&bob, token).await, Saved::Saved);
+        assert!(!store.exists(&key("a")).await.unwrap());
+        assert_eq!(delete(&bob, token).await, Saved::DocumentGone);
+        assert_eq!(token_on(store, &key("a")).await, Some(token), "the lock stays");
+    }
+
     async fn a_save_does_not_give_a_document_another_id<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         put(subject, "a", "old").await;

@@ -43,15 +43,11 @@ impl LockManager {
     }
 
     /// Writes the differences from `before` under the lock, or the whole document if there is no
-    /// `before`.
+    /// `before`. Returns the document as it was written.
     ///
     /// # Errors
     /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::Document`],
     /// [`LockError::Misconfigured`] and those of the store.
-    #[cfg_attr(feature = "tracing", tracing::instrument(
-        name = "doclock.save", skip_all,
-        fields(collection = held.key.collection(), outcome = tracing::field::Empty),
-    ))]
     pub(crate) async fn save<T: Lockable>(
         &self,
         held: &Acquisition,
@@ -59,34 +55,70 @@ impl LockManager {
         document: &T,
         until: Instant,
     ) -> Result<StoredDocument, LockError> {
-        let key = &held.key;
-        let timer = observe::Timer::start(self, key, Mode::Exclusive);
-        let after = self
-            .encode(document)
-            .map_err(|source| LockError::Document { key: key.clone(), source })?;
-        if let Some(name) = misnamed_id::<T>(&after) {
-            let what_to_do = format!(
-                "`{}` reads its id from `_id` and writes it to `{name}`: give the field \
-                 `#[serde(rename = \"_id\")]`, and answers over HTTP a type of their own",
-                type_name::<T>(),
-            );
-            log::error!(target: "actix_doclock::manager", "{what_to_do}");
-            return Err(LockError::Misconfigured(what_to_do));
-        }
+        let after = self.writable(&held.key, document)?;
         let edit = match before {
             Some(before) => Edit::Changes { before, after: after.clone() },
             None => Edit::Replacement(after.clone()),
         };
+        self.write(held, edit, until).await?;
+        Ok(after)
+    }
+
+    /// Inserts a document whose lock is held already. Returns the document as it was written.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save). [`LockError::Rejected`] if there is such a document already.
+    pub(crate) async fn create<T: Lockable>(
+        &self,
+        held: &Acquisition,
+        document: &T,
+        until: Instant,
+    ) -> Result<StoredDocument, LockError> {
+        let new = self.writable(&held.key, document)?;
+        self.write(held, Edit::Creation(new.clone()), until).await?;
+        Ok(new)
+    }
+
+    /// Deletes the document under its lock. The lock stays.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    pub(crate) async fn delete(&self, held: &Acquisition, until: Instant) -> Result<(), LockError> {
+        self.write(held, Edit::Deletion, until).await
+    }
+
+    fn writable<T: Lockable>(
+        &self,
+        key: &LockKey,
+        document: &T,
+    ) -> Result<StoredDocument, LockError> {
+        let encoded = self.encode(document);
+        let encoded = encoded.map_err(|source| LockError::Document { key: key.clone(), source })?;
+        let Some(name) = misnamed_id::<T>(&encoded) else { return Ok(encoded) };
+        let what_to_do = format!(
+            "`{}` reads its id from `_id` and writes it to `{name}`: give the field \
+             `#[serde(rename = \"_id\")]`, and answers over HTTP a type of their own",
+            type_name::<T>(),
+        );
+        log::error!(target: "actix_doclock::manager", "{what_to_do}");
+        Err(LockError::Misconfigured(what_to_do))
+    }
+
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.save", skip_all,
+        fields(collection = held.key.collection(), outcome = tracing::field::Empty),
+    ))]
+    async fn write(&self, held: &Acquisition, edit: Edit, until: Instant) -> Result<(), LockError> {
+        let timer = observe::Timer::start(self, &held.key, Mode::Exclusive);
         let args = (held.clone(), edit, until);
         let saved = self
             .run("save", until, args, |store, (held, edit, until)| store.save(held, edit, *until));
-        let saved = saved.await;
-        let key = key.clone();
+        let (saved, key) = (saved.await, held.key.clone());
         if let Ok(Saved::Lost) = saved {
             self.inner.gone(held);
         }
         let saved = match saved {
-            Ok(Saved::Saved) => Ok(after),
+            Ok(Saved::Saved) => Ok(()),
             Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
             Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
             Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {

@@ -1,6 +1,12 @@
 //! Lists and shows locks.
 
-use std::{slice, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    slice,
+    time::Instant,
+};
+
+use futures_util::future::try_join_all;
 
 use crate::{
     clock,
@@ -23,12 +29,49 @@ impl LockManager {
         self.inspect_by(key, None, self.until()).await
     }
 
+    /// The live locks on these documents, in their order: for each document what
+    /// [`inspect`](Self::inspect) returns. One query for each collection.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn inspect_many(&self, keys: &[LockKey]) -> Result<Vec<Option<Lock>>, LockError> {
+        self.inspect_many_by(keys, None, self.until()).await
+    }
+
+    /// Of several readers of a document: the lock of `aid`, or else the one that expires last.
+    pub(crate) async fn inspect_many_by(
+        &self,
+        keys: &[LockKey],
+        aid: Option<&Aid>,
+        until: Instant,
+    ) -> Result<Vec<Option<Lock>>, LockError> {
+        let mut by_collection = BTreeMap::<&str, BTreeSet<&LockKey>>::new();
+        for key in keys {
+            by_collection.entry(key.collection()).or_default().insert(key);
+        }
+        let asked = by_collection.into_iter().map(|(collection, keys)| {
+            self.locks_on_all(collection, keys.into_iter().cloned().collect(), until)
+        });
+        let mut found = BTreeMap::<LockKey, Lock>::new();
+        for lock in try_join_all(asked).await?.into_iter().flatten() {
+            let rank = |lock: &Lock| (Some(&lock.aid) == aid, lock.expires_at);
+            match found.entry(lock.key.clone()) {
+                Entry::Vacant(first) => drop(first.insert(lock)),
+                Entry::Occupied(mut best) if rank(best.get()) < rank(&lock) => {
+                    best.insert(lock);
+                }
+                Entry::Occupied(_) => {}
+            }
+        }
+        Ok(keys.iter().map(|key| found.get(key).cloned()).collect())
+    }
+
     /// All live locks on this document: one exclusive lock, or the locks of its readers.
     ///
     /// # Errors
     /// See [`LockManager`].
     pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, LockError> {
-        self.locks_on_all(key.collection(), vec![key.clone()]).await
+        self.locks_on_all(key.collection(), vec![key.clone()], self.until()).await
     }
 
     /// All live locks, at most 1 000 in each registered collection.
@@ -102,9 +145,10 @@ impl LockManager {
         &self,
         collection: &str,
         keys: Vec<LockKey>,
+        until: Instant,
     ) -> Result<Vec<Lock>, LockError> {
         let (collection, _) = self.registered(collection)?;
-        self.run("locks_on", self.until(), (collection, keys), |store, (collection, keys)| {
+        self.run("locks_on", until, (collection, keys), |store, (collection, keys)| {
             store.locks(collection, Query::On(keys), keys.len())
         })
         .await

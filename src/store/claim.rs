@@ -22,7 +22,7 @@ pub struct Claim {
     pub page: Option<PageId>,
     /// The holder as others see it.
     pub holder: Holder,
-    /// By whom and why a lock is taken over, in a [`hand_over`](Store::hand_over) that the holder did
+    /// By whom and why a lock is taken over, in a [`hand_over`](crate::store::Store::hand_over) that the holder did
     /// not ask for. Watchers are told.
     pub taken: Option<Taken>,
     /// Exclusive or shared.
@@ -31,7 +31,7 @@ pub struct Claim {
     pub ttl: Duration,
     /// How long after the grant the lock expires, however often it is renewed.
     pub max_hold: Option<Duration>,
-    /// How long to keep a place in the queue of a [fair](Rules::fair) collection if the claim is not
+    /// How long to keep a place in the queue of a [fair](crate::store::Rules::fair) collection if the claim is not
     /// granted. `None` if the claim does not wait.
     pub place: Option<Duration>,
 }

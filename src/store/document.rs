@@ -79,6 +79,11 @@ pub enum Edit {
     },
     /// The whole document. Fields that it does not name are removed.
     Replacement(StoredDocument),
+    /// A new document. It is [`Rejected`](crate::StoreErrorKind::Rejected) if its `_id` is not the locked
+    /// one, or if there is such a document already.
+    Creation(StoredDocument),
+    /// Deletes the document.
+    Deletion,
 }
 
 impl From<StoredDocument> for Edit {

@@ -1,6 +1,7 @@
 //! The embedded store: all data in this process, none on disk.
 
 use std::{
+    collections::btree_map::Entry,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -18,7 +19,7 @@ use crate::{
     clock,
     ended::{EndReason, SessionEnded},
     error::{BoxError, StoreError, StoreErrorKind},
-    key::{LockKey, Lockable},
+    key::{LockId, LockKey, Lockable},
     lock::{Aid, Lock, LockToken, Mode, PageId},
     store::{
         Acquisition, Change, Claim, Edit, Format, Interest, LastEnd, Query, Released, Removal,
@@ -381,6 +382,14 @@ impl Store for MemoryStore {
             json.map_err(|e| unwritable(key, "is not JSON").because(e))
         };
         let write: Box<dyn FnOnce(&mut Value) + Send> = match edit {
+            Edit::Creation(document) => {
+                let document = json(document)?;
+                if !document.get("_id").is_some_and(|id| is_id(id, key.id())) {
+                    return Err(unwritable(key, "has another `_id` than the locked one"));
+                }
+                Box::new(|stored| *stored = document)
+            }
+            Edit::Deletion => Box::new(|_| {}),
             Edit::Changes { before, after } => {
                 let changes = diff::between(&json(before)?, &json(after)?);
                 if changes.iter().any(|(name, _)| name == "_id") {
@@ -410,21 +419,39 @@ impl Store for MemoryStore {
         let Some(guard) = guard else {
             return Ok(Saved::Lost);
         };
-        let Some(stored) = documents.get_mut(key) else {
-            return Ok(Saved::DocumentGone);
-        };
-        let mut written = stored.clone();
-        write(&mut written);
-        // As in MongoDB: the id cannot change, and may be omitted.
-        if let (Some(id), Some(fields)) = (stored.get("_id"), written.as_object_mut())
-            && fields.entry("_id").or_insert_with(|| id.clone()) != id
-        {
-            return Err(unwritable(key, "has another `_id` than the stored one"));
+        match (documents.entry(key.clone()), edit) {
+            (Entry::Occupied(_), Edit::Creation(_)) => {
+                return Err(unwritable(key, "has the `_id` of another document"));
+            }
+            (Entry::Vacant(new), Edit::Creation(_)) => write(new.insert(Value::Null)),
+            (Entry::Vacant(_), _) => return Ok(Saved::DocumentGone),
+            (Entry::Occupied(stored), Edit::Deletion) => drop(stored.remove()),
+            (Entry::Occupied(mut stored), _) => {
+                let mut written = stored.get().clone();
+                write(&mut written);
+                // As in MongoDB: the id cannot change, and may be omitted.
+                if let (Some(id), Some(fields)) = (stored.get().get("_id"), written.as_object_mut())
+                    && fields.entry("_id").or_insert_with(|| id.clone()) != id
+                {
+                    return Err(unwritable(key, "has another `_id` than the stored one"));
+                }
+                stored.insert(written);
+            }
         }
-        *stored = written;
         guard.renew(now, guard.ttl);
         guard.again = true;
         Ok(Saved::Saved)
+    }
+}
+
+/// Whether a document with this `_id`, in JSON, has this id.
+fn is_id(json: &Value, id: &LockId) -> bool {
+    match json {
+        Value::Number(number) => number.as_i64().is_some_and(|number| LockId::from(number) == *id),
+        Value::String(text) => *text == id.to_string(),
+        // An ObjectId, or a UUID of the driver.
+        Value::Object(fields) => fields.values().any(|value| is_id(value, id)),
+        _ => false,
     }
 }
 

@@ -415,7 +415,7 @@ impl Store for MongoStore {
     ) -> Result<Saved, StoreError> {
         let key = &held.key;
         let at = self.prepared(key.collection())?;
-        let update = edit::update(edit).map_err(|why| {
+        let update = edit::update(key.id(), edit).map_err(|why| {
             StoreError::new(StoreErrorKind::Rejected, format!("saving {key:?}: {why}"))
         })?;
         let save = save::Save {

@@ -27,6 +27,9 @@ use crate::{
 /// The largest body that the lock API accepts: a heartbeat of several hundred locks.
 const MAX_BODY_BYTES: usize = 64 * 1024;
 
+/// How many documents one request may ask for.
+const MAX_KEYS: usize = 200;
+
 /// The longest grace period for a page that is closed. A page that needs longer should not release its
 /// lock.
 const LONGEST_GRACE: Duration = Duration::from_secs(10);
@@ -43,6 +46,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// |---|---|
 /// | `POST /{collection}/{id}` | 201 taken, 200 held already; the lock |
 /// | `GET /{collection}/{id}` | 200 `{"state": "free" \| "mine" \| "mine_elsewhere" \| "held", …}` |
+/// | `POST /status` | 200 `{"locks": […]}`, the states of at most 200 documents |
 /// | `DELETE /{collection}/{id}`, `POST /{collection}/{id}/release` | 204, also if the lock was gone |
 /// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews all locks of the session |
 /// | `GET /` | 200, the locks of the session |
@@ -60,6 +64,9 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 ///   wait keeps its place in the queue of this server. `take_over` takes the lock from another tab of the
 ///   session, or from another session if the [policy](crate::LockManagerBuilder::take_over_policy) allows
 ///   it (otherwise 403). A refusal says in `may_take_over` whether the policy would allow a takeover.
+/// - `status` accepts `{"keys": ["collection/id", …]}`, and answers in the same order: for each document
+///   its `key`, `collection` and `id`, and what `GET /{collection}/{id}` says. One query for each
+///   collection.
 /// - `heartbeat` accepts `{"locks": {"collection/id": "token", …}}`, the locks that the page believes it
 ///   holds. Those that it does not hold are in `lost`. Without a body, all locks of the session are in
 ///   `held`.
@@ -91,6 +98,7 @@ pub fn lock_api(config: &mut ServiceConfig) {
         .route("", web::get().to(own))
         .route("/", web::get().to(own))
         .route("/heartbeat", web::post().to(heartbeat))
+        .route("/status", web::post().to(status))
         .route("/events", web::get().to(events::stream))
         .configure(assets::routes)
         .configure(admin::routes)
@@ -158,24 +166,78 @@ pub(super) fn state_of(lock: &Lock, locks: &RequestLocks) -> &'static str {
     }
 }
 
+impl StateBody {
+    fn of(lock: Option<Lock>, locks: &RequestLocks) -> Self {
+        let state = lock.as_ref().map_or("free", |lock| state_of(lock, locks));
+        let may_take_over = match (state, &lock) {
+            ("held", Some(lock)) => Some(locks.may_take_over(lock)),
+            ("mine_elsewhere", _) => Some(true),
+            _ => None,
+        };
+        Self {
+            state,
+            mode: lock.as_ref().map(|lock| lock.mode),
+            since: lock.as_ref().map(|lock| rfc3339(lock.since)),
+            expires_in_ms: lock.as_ref().map(|lock| millis(lock.expires_in())),
+            holder: lock.and_then(|lock| lock.holder),
+            may_take_over,
+        }
+    }
+}
+
 async fn state(locks: SessionLocks, req: HttpRequest) -> Result<Json<StateBody>, Problem> {
     let key = key(&locks, &req)?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let lock = locks.manager().inspect_by(&key, aid.as_ref(), until).await?;
-    let state = lock.as_ref().map_or("free", |lock| state_of(lock, &locks.locks));
-    let may_take_over = match (state, &lock) {
-        ("held", Some(lock)) => Some(locks.locks.may_take_over(lock)),
-        ("mine_elsewhere", _) => Some(true),
-        _ => None,
-    };
-    Ok(Json(StateBody {
-        state,
-        mode: lock.as_ref().map(|lock| lock.mode),
-        since: lock.as_ref().map(|lock| rfc3339(lock.since)),
-        expires_in_ms: lock.as_ref().map(|lock| millis(lock.expires_in())),
-        holder: lock.and_then(|lock| lock.holder),
-        may_take_over,
-    }))
+    Ok(Json(StateBody::of(lock, &locks.locks)))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct StatusBody {
+    /// The documents, each as `"collection/id"`.
+    keys: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct StatusAnswer {
+    /// In the order of the keys.
+    locks: Vec<KeyedState>,
+}
+
+#[derive(Serialize)]
+struct KeyedState {
+    key: String,
+    collection: String,
+    id: String,
+    #[serde(flatten)]
+    state: StateBody,
+}
+
+async fn status(
+    _: SameSite,
+    locks: SessionLocks,
+    body: Body,
+) -> Result<Json<StatusAnswer>, Problem> {
+    let StatusBody { keys } = read(body)?;
+    if keys.len() > MAX_KEYS {
+        return Err(bad_request(format_args!("ask for at most {MAX_KEYS} keys at once")));
+    }
+    let malformed = |key: &str| bad_request(format_args!("a key is `collection/id`, not {key:?}"));
+    let keys = keys.into_iter().map(|key| {
+        let (collection, id) = key.split_once('/').ok_or_else(|| malformed(&key))?;
+        locks.manager().key(collection, id).map_err(no_such_collection)
+    });
+    let keys = keys.collect::<Result<Vec<_>, Problem>>()?;
+    let (aid, until) = (locks.locks.aid(), locks.locks.begin());
+    let found = locks.manager().inspect_many_by(&keys, aid.as_ref(), until).await?;
+    let all = keys.into_iter().zip(found).map(|(key, lock)| KeyedState {
+        collection: key.collection().to_owned(),
+        id: key.id().to_string(),
+        key: key.to_string(),
+        state: StateBody::of(lock, &locks.locks),
+    });
+    Ok(Json(StatusAnswer { locks: all.collect() }))
 }
 
 #[derive(Default, Deserialize)]
@@ -341,15 +403,17 @@ type Body = Result<Bytes, actix_web::Error>;
 /// The document that `/{collection}/{id}` names.
 fn key(locks: &SessionLocks, req: &HttpRequest) -> Result<LockKey, Problem> {
     let param = |name| path_param(req, name).unwrap_or_default();
-    locks.manager().key(&param("collection"), &param("id")).map_err(|e| match e {
-        LockError::Misconfigured(_) => {
-            // A developer's mistake or a guess of a client, so this is not logged as an error.
-            log::warn!(target: "actix_doclock::web", "a client asked the lock API for {:?}: {e}", req.path());
-            Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
-                .detail("there is no such collection of lockable documents")
-        }
-        e => e.into(),
-    })
+    locks.manager().key(&param("collection"), &param("id")).map_err(no_such_collection)
+}
+
+/// A developer's mistake or a guess of a client, so this is not logged as an error.
+fn no_such_collection(error: LockError) -> Problem {
+    if !matches!(error, LockError::Misconfigured(_)) {
+        return error.into();
+    }
+    log::warn!(target: "actix_doclock::web", "a client asked the lock API for a document: {error}");
+    Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
+        .detail("there is no such collection of lockable documents")
 }
 
 /// An empty body means `{}`. The content type is ignored: `sendBeacon` sends text.

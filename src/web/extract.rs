@@ -163,6 +163,28 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
         saved.map(drop)
     }
 
+    /// Deletes the document if the lock is still held, then [releases](Self::release) the lock. The next
+    /// waiter finds no document.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save); the lock is kept, so that the handler can try again. A failed release
+    /// is no error: the release goes on in the background.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the document may or may not be deleted.
+    pub async fn delete(self) -> Result<(), LockError> {
+        let (held, until) = (self.mine.acquisition(), self.locks.begin());
+        let deleted = self.locks.manager().delete(&held, until).await;
+        match &deleted {
+            Ok(()) | Err(LockError::NotFound { .. }) => {
+                self.locks.let_go(&self.mine, "deleted").await;
+            }
+            Err(LockError::Lost { .. }) => self.locks.forget(held.token),
+            Err(_) => {}
+        }
+        deleted
+    }
+
     /// [`save`](Self::save), then [`release`](Self::release).
     ///
     /// # Errors
@@ -170,15 +192,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// saved document is no error: the release goes on in the background.
     pub async fn save_and_release(mut self) -> Result<(), LockError> {
         self.save().await?;
-        if let Err(e) = self.locks.release(&self.mine, self.locks.begin()).await {
-            let held = self.mine.acquisition();
-            log::warn!(
-                target: "actix_doclock::web",
-                "{:?} is saved, but its lock is not released yet: {e}", held.key,
-            );
-            self.locks.forget(held.token);
-            self.locks.manager().release_in_background(held);
-        }
+        self.locks.let_go(&self.mine, "saved").await;
         Ok(())
     }
 }
@@ -213,12 +227,12 @@ impl<T: Lockable, How> Guarded<T, How> {
         self.document
     }
 
-    fn new(mine: Mine, document: T, locks: RequestLocks) -> Self {
+    pub(super) fn new(mine: Mine, document: T, locks: RequestLocks) -> Self {
         Self { document, before: None, mine, locks, how: PhantomData }
     }
 
     /// The same document, prepared for being written.
-    fn editable(self) -> Result<Self, LockError> {
+    pub(super) fn editable(self) -> Result<Self, LockError> {
         let encoded = self.locks.manager().encode(&self.document);
         let unwritable = |source| LockError::Document { key: self.mine.lock.key.clone(), source };
         Ok(Self { before: Some(encoded.map_err(unwritable)?), ..self })

@@ -13,7 +13,10 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Lock, Mode},
     manager::{LockManager, Wait},
-    web::request::{Ask, Mine, RequestLocks},
+    web::{
+        extract::LockedDoc,
+        request::{Ask, Mine, RequestLocks},
+    },
 };
 
 /// The locks of this session, and operations on them. The extractor itself takes no lock.
@@ -62,6 +65,39 @@ impl SessionLocks {
         let (mine, ()) =
             self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await?;
         Ok(mine.lock)
+    }
+
+    /// Inserts a new document, whose lock this session holds from the first moment: nobody sees the
+    /// document unlocked. `id` is its `_id`.
+    ///
+    /// The lock is taken first, so somebody who guesses the id waits, or is refused.
+    ///
+    /// # Errors
+    /// [`LockError::Rejected`] 422 if there is a document with this id, if its `_id` is another one, or if
+    /// a unique index or a validation rule forbids it. Otherwise those of
+    /// [`HeldDoc::save`](crate::HeldDoc) and of [`LockedDoc`](crate::LockedDoc). If it is unknown whether
+    /// the document was inserted, create it again under the same id: it is then inserted, or refused.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the document may or may not be there, without a lock.
+    pub async fn create<T: Lockable>(
+        &self,
+        id: T::Id,
+        document: T,
+    ) -> Result<LockedDoc<T>, LockError> {
+        let key = LockKey::of::<T>(id)?;
+        let (mine, ()) =
+            self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await?;
+        let until = self.locks.begin();
+        match self.manager().create(&mine.acquisition(), &document, until).await {
+            Ok(_) => LockedDoc::new(mine, document, self.locks.clone()).editable(),
+            Err(error) => {
+                if mine.is_fresh {
+                    self.locks.let_go(&mine, "not created").await;
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Takes or confirms the exclusive locks on all of these documents, or takes none. Duplicate keys

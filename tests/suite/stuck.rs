@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, LockError, LockKey, Released, StoreErrorKind};
+use actix_doclock::{Actor, Aid, LockError, LockKey, Released, StoreErrorKind};
 use mongodb::bson::{Document, doc};
 use mongodb::{ClientSession, Database};
 use tokio::task::JoinSet;
@@ -132,6 +132,27 @@ async fn the_end_of_a_session_releases_stuck_locks_later_and_all_others_at_once(
     assert_eq!(left().await, 0);
 }
 
+/// From now on no majority acknowledges this command in time, twice.
+async fn majority_is_late_for(server: &Mongod, command: &str) {
+    let late = doc! { "code": 50, "codeName": "MaxTimeMSExpired", "errmsg": "no majority in time" };
+    let data = doc! { "failCommands": [command], "writeConcernError": late };
+    let twice = doc! { "configureFailPoint": "failCommand", "mode": { "times": 2 }, "data": data };
+    server.admin(twice).await;
+}
+
+/// The primary has changed the record, and the repetition finds nothing.
+#[tokio::test]
+async fn a_break_that_is_majority_committed_late_is_reported_as_a_break() {
+    let server = Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let app = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    majority_is_late_for(&server, "update").await;
+    let root = Actor::new("root");
+    assert_eq!(app.locks.break_seen(&lock, &root, "").await.unwrap(), Released::Released);
+    assert_eq!(app.locks.break_seen(&lock, &root, "").await.unwrap(), Released::AlreadyGone);
+}
+
 /// The majority is slow: the primary has deleted the lock, and the repetition finds nothing.
 #[tokio::test]
 async fn a_release_that_is_majority_committed_late_is_reported_as_a_release() {
@@ -139,10 +160,7 @@ async fn a_release_that_is_majority_committed_late_is_reported_as_a_release() {
     let database = rig::fresh_database(&server.uri()).await;
     let (app, aid) = (App::on(&database).await, Aid::new());
     let lock = app.granted(&key("a"), &aid).await;
-    let late = doc! { "code": 50, "codeName": "MaxTimeMSExpired", "errmsg": "no majority in time" };
-    let data = doc! { "failCommands": ["delete"], "writeConcernError": late };
-    let twice = doc! { "configureFailPoint": "failCommand", "mode": { "times": 2 }, "data": data };
-    server.admin(twice).await;
+    majority_is_late_for(&server, "delete").await;
     assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
     assert_eq!(app.locks.release(&lock).await.unwrap(), Released::AlreadyGone);
 }

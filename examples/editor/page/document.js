@@ -7,7 +7,7 @@
 
 import { DocLock } from '/locks/client.js';
 import { call, docUrl, explain, lockUrl, session } from './server.js';
-import { $, ago, clock, discard, left, name, put, quote, show, toast } from './show.js';
+import { $, ago, clock, discard, left, name, put, quote, reallyDelete, show, toast } from './show.js';
 
 let view = null;   // {id, mode, lock, doc: as saved, holder: the last one seen, conflict, error, …}
 
@@ -98,6 +98,26 @@ async function save(close) {
   } else {
     v.error = explain(answer);
   }
+  render();
+}
+
+async function remove() {
+  const v = view;
+  if (!v || v.mode !== 'edit' || v.busy || !await reallyDelete()) return;
+  if (view !== v || v.mode !== 'edit') return;
+  const title = v.doc.title || 'Untitled';
+  Object.assign(v, { busy: true, closing: true, error: '' });
+  render();
+  const answer = await call('DELETE', docUrl(v.id), { lock: v.lock, releases: true });
+  Object.assign(v, { busy: false, closing: false });
+  if (view !== v || v.mode !== 'edit') return;
+  if (answer.ok || answer.status === 404) {
+    v.mode = 'closed';
+    location.hash = '#/';
+    dispatchEvent(new Event('editor:saved'));
+    return toast(`“${title}” is deleted.`);
+  }
+  v.error = explain(answer);
   render();
 }
 
@@ -248,7 +268,7 @@ export function render() {
 
 function renderForm(v) {
   const { lock } = v;
-  for (const id of ['save', 'save-close']) $(id).disabled = v.mode !== 'edit' || Boolean(v.busy);
+  for (const id of ['save', 'save-close', 'delete']) $(id).disabled = v.mode !== 'edit' || Boolean(v.busy);
   for (const id of ['title', 'body']) $(id).readOnly = Boolean(v.closing);
   show($('saved'), Boolean(v.conflict));
   put($('saved-title'), v.doc.title);
@@ -297,6 +317,7 @@ $('copy').addEventListener('click', copyText);
 $('form').addEventListener('submit', event => { event.preventDefault(); save(false); });
 $('form').addEventListener('input', () => { view.saved = 0; render(); });
 $('save-close').addEventListener('click', () => save(true));
+$('delete').addEventListener('click', remove);
 $('close').addEventListener('click', () => { location.hash = '#/'; });
 $('use-saved').addEventListener('click', async () => {
   if (!await discard()) return;

@@ -2,14 +2,14 @@
 
 import { DocLock } from '/locks/client.js';
 import * as open from './document.js';
-import { call, explain, lockUrl, session } from './server.js';
+import { call, explain, session } from './server.js';
 import { $, ago, clock, discard, name, put, show, toast } from './show.js';
 
 const REFRESH_MS = 10000;   // the texts; changes of the locks are reported at once
 const RETRY_MS = 3000;
 
 let docs = [];       // from the last answer
-const locks = {}, asks = {};   // id -> the state of its lock, and the latest request for it
+const locks = new Map();       // collection/id -> the state of its lock
 let trouble = '';    // why the list could not be loaded
 let timer = 0, due = null, refreshing = null;
 
@@ -29,9 +29,12 @@ async function refreshAll() {
       session.me = me.body.name;
       show($('admin'), Boolean(me.body.admin));
     }
-    if (list.ok) docs = list.body;
+    if (list.ok) {
+      docs = list.body;
+      rows.show(docs.map(doc => keyOf(doc.id)));
+    }
     open.update(docs);
-    if (list.ok && (lockStates || trouble)) docs.forEach(doc => look(doc.id));
+    if (list.ok && (lockStates || trouble)) rows.look();
     trouble = list.ok ? '' : explain(list) + '. Trying again.';
     render();
   }
@@ -39,13 +42,12 @@ async function refreshAll() {
   refreshing = null;
 }
 
-async function look(id) {
-  const asked = asks[id] = {};
-  const lock = await DocLock.look(lockUrl(id));
-  if (asks[id] !== asked) return;   // a newer request is under way
-  locks[id] = lock;
+const keyOf = id => 'workitem/' + id;
+
+const rows = DocLock.list('/locks', [], found => {
+  for (const [key, lock] of found) locks.set(key, lock);
   render();
-}
+});
 
 const BADGES = {
   free: () => ['Free'],
@@ -58,13 +60,14 @@ const BADGES = {
 function render() {
   show($('login'), session.me === null);
   show($('logged-in'), session.me !== null);
+  show($('new'), session.me !== null);
   put($('me'), name(session.me));
   put($('trouble'), trouble);
   const list = $('list');
   docs.forEach((doc, i) => {
     const link = (list.children[i] ?? list.appendChild($('item').content.firstElementChild.cloneNode(true))).firstElementChild;
     const [title, excerpt, badge, when] = link.children;
-    const lock = trouble ? null : locks[doc.id], state = lock?.state ?? 'unknown';
+    const lock = trouble ? null : locks.get(keyOf(doc.id)), state = lock?.state ?? 'unknown';
     link.href = '#/' + doc.id;
     if (open.id() === doc.id) link.setAttribute('aria-current', 'true'); else link.removeAttribute('aria-current');
     put(title, doc.title || 'Untitled');
@@ -114,6 +117,13 @@ $('logout').addEventListener('click', async () => {
   $('name').focus();
 });
 
+$('new').addEventListener('click', async () => {
+  const answer = await call('POST', '/api/workitem', { json: { title: '', body: '' } });
+  if (!answer.ok) return toast('Not created: ' + explain(answer));
+  await refresh({ lockStates: true });
+  location.hash = '#/' + answer.body.id;
+});
+
 addEventListener('hashchange', route);
 addEventListener('editor:mode', render);
 addEventListener('editor:ended', () => refresh({ who: true }));
@@ -124,7 +134,6 @@ document.addEventListener('visibilitychange', () => { if (!document.hidden) awak
 setInterval(() => { if (!document.hidden) render(); }, 1000);   // the time that is left
 
 DocLock.events('/locks', event => {
-  if (event.type === 'resync') refresh({ lockStates: true });
-  else if (event.id) look(event.id);
+  if (event.type === 'resync') refresh();   // the rows look at the locks by themselves
 });
 refresh({ who: true, lockStates: true }).then(route);

@@ -45,11 +45,20 @@ export function toast(...parts) {
   toastTimer = setTimeout(() => put($('toast')), 6000);
 }
 
-/** Asks whether to discard the unsaved text. */
-export function discard() {
-  const ask = $('ask');
-  if (ask.open) return Promise.resolve(false);
-  ask.returnValue = 'no';
-  ask.showModal();
-  return new Promise(done => ask.addEventListener('close', () => done(ask.returnValue === 'yes'), { once: true }));
+/** Asks a question. Resolves to true for yes. */
+function ask({ head, note, no, yes }) {
+  const dialog = $('ask');
+  if (dialog.open) return Promise.resolve(false);
+  for (const [id, text] of Object.entries({ 'ask-head': head, 'ask-note': note, 'ask-no': no, 'ask-yes': yes })) put($(id), text);
+  dialog.returnValue = 'no';
+  dialog.showModal();
+  return new Promise(done => dialog.addEventListener('close', () => done(dialog.returnValue === 'yes'), { once: true }));
 }
+
+export const discard = () => ask({
+  head: 'Discard your changes?', note: 'The text since the last save will be lost.', no: 'Keep my text', yes: 'Discard',
+});
+
+export const reallyDelete = () => ask({
+  head: 'Delete this document?', note: 'Nobody can bring it back.', no: 'Keep the document', yes: 'Delete',
+});

@@ -4,6 +4,7 @@ use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 
 use crate::{
     error::BoxError,
+    key::LockId,
     store::{
         Edit, StoredDocument,
         diff::{self, Change, Changes, Value},
@@ -19,12 +20,23 @@ pub(super) enum Update {
     Fields(Document),
     Pipeline(Vec<Document>),
     Replacement(RawDocumentBuf),
+    Insertion(RawDocumentBuf),
+    Deletion,
 }
 
 /// # Errors
-/// If a document is not BSON, or its `_id` has changed.
-pub(super) fn update(edit: &Edit) -> Result<Update, BoxError> {
+/// If a document is not BSON, or its `_id` has changed or is not `id`.
+pub(super) fn update(id: &LockId, edit: &Edit) -> Result<Update, BoxError> {
     let (before, after) = match edit {
+        Edit::Creation(document) => {
+            let document = RawDocumentBuf::from_bytes(document.as_bytes().to_vec())?;
+            let own = document.get("_id")?.and_then(|own| Bson::try_from(own).ok());
+            if own.as_ref().and_then(codec::lock_id).as_ref() != Some(id) {
+                return Err("it has another `_id` than the locked one".into());
+            }
+            return Ok(Update::Insertion(document));
+        }
+        Edit::Deletion => return Ok(Update::Deletion),
         Edit::Changes { before, after } => (decoded(before)?, decoded(after)?),
         Edit::Replacement(document) => {
             let bytes = document.as_bytes().to_vec();
@@ -153,7 +165,7 @@ mod tests {
     }
 
     fn between(before: Document, after: Document) -> Result<Update, BoxError> {
-        update(&Edit::Changes { before: stored(&before), after: stored(&after) })
+        update(&LockId::from(1), &Edit::Changes { before: stored(&before), after: stored(&after) })
     }
 
     #[test]

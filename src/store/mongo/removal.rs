@@ -76,17 +76,7 @@ impl Grants<'_> {
 impl Prepared {
     /// Removes one acquisition.
     pub(super) async fn remove(&self, it: &Target<'_>) -> Result<Released> {
-        let mut is_written = false;
-        loop {
-            let done = self.try_remove(it).await;
-            match done.as_ref().err().and_then(late_majority) {
-                // The repetition waits for the majority again. Unless a failover has undone the
-                // removal, the repetition finds nothing more to remove.
-                Some(written) if lanes::may_repeat() => is_written |= written,
-                _ if is_written => return done.map(|_| Released::Released),
-                _ => return done,
-            }
-        }
+        until_majority(|| self.try_remove(it)).await
     }
 
     async fn try_remove(&self, it: &Target<'_>) -> Result<Released> {
@@ -137,7 +127,8 @@ impl Prepared {
             let gone = self.change(live, take_out(|grant| it.is(grant), &self.rules), it.id);
             return Ok(released(u64::from(gone.await?)));
         }
-        let broken = self.shorten(it.id, it.filter(), pipeline::take_away(token, by)).await?;
+        let expire = || self.shorten(it.id, it.filter(), pipeline::take_away(token, by));
+        let broken = until_majority(expire).await?;
         if broken == Released::Released {
             // Another session may have acquired it between the two commands; `remove` then removes
             // nothing.
@@ -230,6 +221,23 @@ impl Prepared {
         }
         self.write_all(left_over, &Write::Delete).await?.all()?;
         Ok(())
+    }
+}
+
+/// Repeats a removal that no majority has acknowledged in time. The repetition waits for the majority
+/// again. Unless a failover has undone the removal, the repetition finds nothing more to remove.
+async fn until_majority<F>(remove: impl Fn() -> F) -> Result<Released>
+where
+    F: Future<Output = Result<Released>>,
+{
+    let mut is_written = false;
+    loop {
+        let done = remove().await;
+        match done.as_ref().err().and_then(late_majority) {
+            Some(written) if lanes::may_repeat() => is_written |= written,
+            _ if is_written => return done.map(|_| Released::Released),
+            _ => return done,
+        }
     }
 }
 

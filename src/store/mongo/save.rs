@@ -125,6 +125,24 @@ impl Save<'_> {
             Update::Nothing => return Ok(1),
             Update::Fields(fields) => fields.clone().into(),
             Update::Pipeline(stages) => stages.clone().into(),
+            // 11000 → there is such a document already. A repetition after a lost reply meets its own
+            // document only without transactions.
+            Update::Insertion(document) => {
+                let inserted = documents.insert_one(document);
+                match session {
+                    Some(session) => inserted.session(session).await?,
+                    None => inserted.await?,
+                };
+                return Ok(1);
+            }
+            Update::Deletion => {
+                let deleted = documents.delete_one(filter);
+                let deleted = match session {
+                    Some(session) => deleted.session(session).await?,
+                    None => deleted.await?,
+                };
+                return Ok(deleted.deleted_count);
+            }
             Update::Replacement(document) => {
                 let replaced = documents.replace_one(filter, document);
                 let replaced = match session {

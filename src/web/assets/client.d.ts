@@ -79,6 +79,15 @@ export class DocLock extends EventTarget {
   static open(url: string | URL, options?: Options): DocLock;
   /** The state of a document, from one request; `null` if the server did not answer. */
   static look(url: string | URL): Promise<Standing | null>;
+  /** The states of several documents of one lock API, from one request for every 200 documents. */
+  static look(urls: (string | URL)[]): Promise<(Standing | null)[]>;
+  /**
+   * Keeps a list of documents live. Calls back with the states by `collection/id`: at first of all `keys`,
+   * then of those that have changed; `null` if the server did not answer.
+   */
+  static list(
+    base: string, keys: string[], callback: (states: Map<string, Standing | null>) => void,
+  ): { show(keys: string[]): void; look(): void; close(): void };
   /** Reports the events of the lock API at `base`, as in `/locks`. Returns a function that ends this. */
   static events(base: string, callback: (event: LockEvent) => void): () => void;
 

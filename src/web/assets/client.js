@@ -141,6 +141,69 @@ function standing({ sent, date, body }) {
   };
 }
 
+/** The parts of the URL of a lock: the lock API, the path, and the name in events and heartbeats. */
+function place(url) {
+  const { pathname } = new URL(url, document.baseURI);
+  const [, base, collection, id] = pathname.match(/^(.*)\/([^/]+)\/([^/]+)\/?$/);
+  return { base, path: `${base}/${collection}/${id}`, key: `${decodeURIComponent(collection)}/${decodeURIComponent(id)}` };
+}
+
+const AT_ONCE = 200;   // as many as the server allows
+
+/** The states of these documents, without those for which no answer came. */
+async function lookAt(base, keys) {
+  const found = new Map();
+  for (let from = 0; from < keys.length; from += AT_ONCE) {
+    const answer = await request('POST', base + '/status', { body: { keys: keys.slice(from, from + AT_ONCE) } });
+    if (!answer.ok) continue;
+    for (const body of answer.body.locks) found.set(body.key, standing({ ...answer, body }));
+  }
+  return found;
+}
+
+class List {
+  #base; #callback; #end;
+  #keys = new Set();
+  #due = new Set();
+  #isLooking = false;
+
+  constructor(base, keys, callback) {
+    [this.#base, this.#callback] = [base, callback];
+    this.#end = Feed.of(base).listen(({ type, key }) => {
+      if (type === 'resync') this.look();
+      else if (this.#keys.has(key)) this.#look([key]);
+    });
+    this.show(keys);
+  }
+
+  show(keys) {
+    const before = this.#keys;
+    this.#keys = new Set(keys);
+    this.#look(keys.filter(key => !before.has(key)));
+  }
+
+  look() { this.#look(this.#keys); }
+
+  close() {
+    this.#end();
+    this.#keys.clear();
+    this.#due.clear();
+  }
+
+  async #look(keys) {
+    for (const key of keys) this.#due.add(key);
+    if (this.#isLooking) return;
+    this.#isLooking = true;
+    while (this.#due.size) {
+      const these = [...this.#due].slice(0, AT_ONCE);
+      for (const key of these) this.#due.delete(key);
+      const found = await lookAt(this.#base, these);   // an event that comes meanwhile makes its document due again
+      this.#callback(new Map(these.filter(key => this.#keys.has(key)).map(key => [key, found.get(key) ?? null])));
+    }
+    this.#isLooking = false;
+  }
+}
+
 // ---- the feed: tells every page of this browser about the locks -----------------------------
 
 // HTTP/1.1 allows six connections to a server: with a stream for each tab, the seventh tab would have
@@ -292,11 +355,25 @@ export class DocLock extends EventTarget {
    */
   static open(url, options) { return new DocLock(url, options); }
 
-  /** The state of a document, from one request: {state, mode, holder, since, expiresAt, mayTakeOver}, or null. */
+  /**
+   * The state of a document, from one request: {state, mode, holder, since, expiresAt, mayTakeOver}, or null.
+   * For an array of documents: an array of their states, from one request for every 200 documents.
+   */
   static async look(url) {
+    if (Array.isArray(url)) {
+      const found = await lookAt(url.length ? place(url[0]).base : '', url.map(it => place(it).key));
+      return url.map(it => found.get(place(it).key) ?? null);
+    }
     const answer = await request('GET', url);
     return answer.ok ? standing(answer) : null;
   }
+
+  /**
+   * Keeps a list of documents live: calls back with a Map from `collection/id` to what `look` returns,
+   * at first for all `keys`, then for those that have changed. Returns {show(keys), look(), close()}:
+   * other documents, all of them once more, and the end.
+   */
+  static list(base, keys, callback) { return new List(base.replace(/\/$/, ''), keys, callback); }
 
   /**
    * Calls back with {type, key, …} for each event of the locks of the API at `base`. At a `resync`,
@@ -308,10 +385,8 @@ export class DocLock extends EventTarget {
 
   constructor(url, options = {}) {
     super();
-    const { pathname } = new URL(url, document.baseURI);
-    const [, base, collection, id] = pathname.match(/^(.*)\/([^/]+)\/([^/]+)\/?$/);
-    this.url = `${base}/${collection}/${id}`;
-    this.key = `${decodeURIComponent(collection)}/${decodeURIComponent(id)}`;
+    const { base, path, key } = place(url);
+    Object.assign(this, { url: path, key });
     this.mode = options.mode ?? 'exclusive';
     this.#waitIdleMs = options.waitIdleMs ?? 600_000;
     for (const name of ['held', 'lost', 'free', 'change']) {

@@ -369,6 +369,19 @@ impl RequestLocks {
         Ok(())
     }
 
+    /// The same, in the background if it fails: the document is already `done`.
+    pub(in crate::web) async fn let_go(&self, mine: &Mine, done: &str) {
+        if let Err(e) = self.release(mine, self.begin()).await {
+            let held = mine.acquisition();
+            log::warn!(
+                target: "actix_doclock::web",
+                "{:?} is {done}, but its lock is not released yet: {e}", held.key,
+            );
+            self.forget(held.token);
+            self.manager().release_in_background(held);
+        }
+    }
+
     /// This request no longer holds this acquisition.
     pub(in crate::web) fn forget(&self, token: LockToken) {
         self.0.held.borrow_mut().retain(|held| *held != token);

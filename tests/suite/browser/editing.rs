@@ -210,3 +210,55 @@ async fn a_name_is_shown_as_text_whatever_is_in_it() {
     })
     .await;
 }
+
+#[actix_web::test]
+async fn a_document_is_created_locked_and_deleted_after_a_question() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let rows =
+            |count: usize| format!("document.querySelectorAll('#list li').length === {count}");
+        let alice = stage.person("alice").await;
+        let bob = stage.person("bob").await;
+        alice.click("new").await;
+        until_editing(&alice).await;
+        alice.write("title", "A new document").await;
+        alice.click("save").await;
+        alice.until_says("save-state", "Saved").await;
+
+        let new = stage.get("/api/workitem").await[3].take();
+        assert_eq!(new["title"], "A new document");
+        let lock = format!("/locks/workitem/{}", new["id"].as_str().unwrap());
+        assert_eq!(stage.get(&lock).await["holder"]["label"], "alice");
+
+        alice.click("delete").await;
+        alice.until_says("ask-head", "Delete this document?").await;
+        alice.click("ask-no").await;
+        assert_eq!(stage.get("/api/workitem").await.as_array().unwrap().len(), 4);
+        alice.click("delete").await;
+        alice.click("ask-yes").await;
+        alice.until(&rows(3)).await;
+        alice.until_says("toast", "is deleted").await;
+        assert_eq!(stage.get("/api/workitem").await.as_array().unwrap().len(), 3);
+        assert_eq!(stage.get(&lock).await["state"], "free");
+        bob.until(&rows(3)).await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn the_list_learns_the_state_of_all_rows_by_one_request() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        let free = "[...document.querySelectorAll('#list .badge')].every(it => it.dataset.state === 'free')";
+        alice.until(free).await;
+        let requests = "return performance.getEntriesByType('resource').map(it => new URL(it.name).pathname)";
+        let paths: Vec<String> = alice.run(requests).await;
+        assert!(paths.iter().any(|path| path == "/locks/status"), "{paths:?}");
+        let alone = paths.iter().filter(|path| path.starts_with("/locks/workitem/")).count();
+        assert_eq!(alone, 0, "{paths:?}");
+
+        let bob = stage.person("bob").await;
+        edit_first(&bob).await;
+        alice.until("document.querySelector('#list .badge').dataset.state === 'held'").await;
+    })
+    .await;
+}

@@ -32,8 +32,12 @@ async fn call(
     let (what, id) = path.into_inner();
     match &*what {
         "list" => drop(locks.list().await?),
-        "try_acquire" => drop(locks.lock::<Paper>(id).await?),
-        "acquire_all" => {
+        "lock" => drop(locks.lock::<Paper>(id).await?),
+        "create" => {
+            let id = format!("{id} new");
+            drop(locks.create(id.clone(), Paper { id }).await?);
+        }
+        "lock_all" => {
             drop(locks.lock_all([key(&format!("{id} other")), key(&id)], Wait::no()).await?);
         }
         "load" => drop(locks.load::<Paper>(id).await?),
@@ -55,6 +59,7 @@ async fn held(
         "save" => paper.save().await?,
         "save_and_release" => paper.save_and_release().await?,
         "replace" => paper.replace().await?,
+        "delete" => paper.delete().await?,
         _ => paper.release().await?,
     }
     Ok(HttpResponse::NoContent().finish())
@@ -99,13 +104,15 @@ macro_rules! requests {
 pub(super) fn cases() -> Vec<Case> {
     requests! {
         "web/session_locks.rs::list" => Free, false, "/call/list";
-        "web/session_locks.rs::lock" => Free, false, "/call/try_acquire";
-        "web/session_locks.rs::lock_all" => Free, false, "/call/acquire_all";
+        "web/session_locks.rs::lock" => Free, false, "/call/lock";
+        "web/session_locks.rs::create" => Free, false, "/call/create";
+        "web/session_locks.rs::lock_all" => Free, false, "/call/lock_all";
         "web/session_locks.rs::load" => Free, false, "/call/load";
         "web/session_locks.rs::release" => SomebodysOrFree, true, "/call/release";
         "web/session_locks.rs::release_all" => SomebodysOrFree, true, "/call/release_all";
         "web/extract.rs::save" => Somebodys, true, "/held/save";
         "web/extract.rs::replace" => Somebodys, true, "/held/replace";
+        "web/extract.rs::delete" => SomebodysOrFree, true, "/held/delete";
         "web/extract.rs::save_and_release" => SomebodysOrFree, true, "/held/save_and_release";
         "web/extract.rs::release" => SomebodysOrFree, true, "/held/release";
         "LockedDoc (the extractor)" => Free, false, "/edit";

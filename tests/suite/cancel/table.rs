@@ -90,6 +90,9 @@ fn manager() -> Vec<Case> {
             s.locks.release_all(&s.alice).await
         }
         "manager/query.rs::inspect" => Hers, 0, |s| { s.hers().await; } { s.locks.inspect(&s.key).await }
+        "manager/query.rs::inspect_many" => Hers, 0, |s| { s.hers().await; } {
+            s.locks.inspect_many(&[s.key.clone(), s.other.clone()]).await
+        }
         "manager/query.rs::locks_on" => Hers, 0, |s| { s.hers().await; } { s.locks.locks_on(&s.key).await }
         "manager/query.rs::list" => Hers, 0, |s| { s.hers().await; } { s.locks.list().await }
         "manager/query.rs::list_of" => Hers, 0, |s| { s.hers().await; } { s.locks.list_of(&s.alice).await }

@@ -155,3 +155,50 @@ async fn a_page_of_another_site_changes_nothing() {
     assert_eq!(holder_of(&locks, "a").await, None);
     assert_eq!(alice.post("/locks/note/b").await.token(), token);
 }
+
+#[actix_web::test]
+async fn the_status_of_many_documents_is_that_of_each_in_their_order() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    alice.post("/locks/note/a").await;
+    bob.post("/locks/note/b").await;
+    let shared = json!({ "mode": "shared" });
+    bob.post_json("/locks/note/b/release", json!({})).await;
+    for reader in [&alice, &bob] {
+        assert_eq!(reader.post_json("/locks/note/b", shared.clone()).await.status, 201);
+    }
+    let keys = ["note/b", "note/nobody's", "note/a", "note/b"];
+    let answer = alice.post_json("/locks/status", json!({ "keys": keys })).await;
+    assert_eq!(answer.status, 200);
+    let found = answer.json()["locks"].as_array().unwrap().clone();
+    assert_eq!(found.len(), keys.len());
+    for (key, mut of) in keys.iter().zip(found) {
+        let name = |field: &str, of: &mut Value| of.as_object_mut().unwrap().remove(field);
+        assert_eq!(name("key", &mut of), Some((*key).into()));
+        let (collection, id) = key.split_once('/').unwrap();
+        assert_eq!(name("collection", &mut of), Some(collection.into()));
+        assert_eq!(name("id", &mut of), Some(id.into()));
+        let mut alone = alice.get(&format!("/locks/{key}")).await.json();
+        for state in [&mut of, &mut alone] {
+            name("expires_in_ms", state);
+        }
+        assert_eq!(of, alone, "{key}");
+    }
+    assert_eq!(alice.post_json("/locks/status", json!({})).await.json(), json!({ "locks": [] }));
+}
+
+#[actix_web::test]
+async fn the_status_of_too_many_or_misnamed_documents_is_refused() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let anybody = Browser::new(&app);
+    let ask =
+        async |keys: Vec<String>| anybody.post_json("/locks/status", json!({ "keys": keys })).await;
+    let many = |n: usize| (0..n).map(|n| format!("note/{n}")).collect::<Vec<_>>();
+    assert_eq!(ask(many(200)).await.json()["locks"].as_array().unwrap().len(), 200);
+    ask(many(201)).await.problem(400);
+    ask(vec!["note".to_owned()]).await.problem(400);
+    ask(vec!["elsewhere/a".to_owned()]).await.problem(404);
+}

@@ -2,7 +2,7 @@
 
 use actix_web::http::header;
 use awc::Client;
-use mongodb::bson::{Bson, doc};
+use mongodb::bson::{Bson, doc, oid::ObjectId};
 use serde_json::json;
 
 use super::*;
@@ -103,6 +103,82 @@ async fn two_people_edit_one_document(editor: &Editor) {
     assert_eq!(alice.get("/api/workitem/ffffffffffffffffffffffff").await.0, 404);
     assert_eq!(alice.get("/api/workitem/zzz").await.0, 400);
     assert_eq!(alice.post("/api/workitem/ffffffffffffffffffffffff/edit").await.0, 404);
+}
+
+/// The scenario of a document's life, which holds on every store.
+async fn a_document_is_created_changed_and_deleted_under_its_lock(editor: &Editor) {
+    let new = || Some(json!({ "title": "new", "body": "text" }));
+    let reader = Person::at(editor);
+    assert_eq!(reader.send(Method::POST, "/api/workitem", new()).await.0, 401);
+
+    let alice = Person::logged_in(editor, "alice").await;
+    let bob = Person::logged_in(editor, "bob").await;
+    let (status, created) = alice.send(Method::POST, "/api/workitem", new()).await;
+    assert_eq!((status, &created["title"]), (201, &json!("new")));
+    let document = format!("/api/workitem/{}", created["id"].as_str().unwrap());
+    let lock = document.replace("/api", "/locks");
+    assert_eq!(alice.get(&lock).await.1["state"], "mine");
+    assert_eq!(bob.post(&format!("{document}/edit")).await.0, 423);
+
+    let title = |title| Some(json!({ "title": title }));
+    assert_eq!(bob.send(Method::PATCH, &document, title("bob's")).await.0, 409);
+    let (status, changed) = alice.send(Method::PATCH, &document, title("changed")).await;
+    assert_eq!(
+        (status, &changed["title"], &changed["body"]),
+        (200, &json!("changed"), &json!("text"))
+    );
+    assert_eq!(reader.get(&document).await.1, changed);
+
+    assert_eq!(reader.send(Method::DELETE, &document, None).await.0, 401);
+    assert_eq!(bob.send(Method::DELETE, &document, None).await.0, 409);
+    assert_eq!(reader.get(&document).await.0, 200);
+    assert_eq!(alice.send(Method::DELETE, &document, None).await.0, 204);
+    assert_eq!(reader.get(&document).await.0, 404);
+    assert_eq!(reader.get(&lock).await.1["state"], "free");
+    assert_eq!(alice.get("/locks").await.1, json!([]));
+    assert_eq!(
+        alice.send(Method::DELETE, &document, None).await.0,
+        409,
+        "there is no lock any more"
+    );
+}
+
+#[actix_web::test]
+async fn on_the_embedded_store_a_document_lives_and_dies_under_its_lock() {
+    a_document_is_created_changed_and_deleted_under_its_lock(&Editor::start(&[])).await;
+}
+
+#[actix_web::test]
+async fn on_mongodb_a_document_lives_and_dies_under_its_lock() {
+    let shared = rig::mongod::shared_replica_set().await;
+    let editor = Editor::on_mongodb(&rig::fresh_name(), shared.uri());
+    a_document_is_created_changed_and_deleted_under_its_lock(&editor).await;
+}
+
+#[actix_web::test]
+async fn on_a_standalone_server_a_document_lives_and_dies_under_its_lock() {
+    let shared = rig::mongod::shared_standalone().await;
+    let editor = Editor::on_mongodb(&rig::fresh_name(), &shared.uri());
+    a_document_is_created_changed_and_deleted_under_its_lock(&editor).await;
+}
+
+#[actix_web::test]
+async fn a_partial_update_leaves_fields_that_the_program_does_not_know() {
+    let shared = rig::mongod::shared_replica_set().await;
+    let database = rig::fresh_database(shared.uri()).await;
+    let editor = Editor::on_mongodb(database.name(), shared.uri());
+    let alice = Person::logged_in(&editor, "alice").await;
+    let document = alice.first_document().await;
+    let stored = database.collection::<mongodb::bson::Document>("workitem");
+    let id = document.rsplit('/').next().unwrap().parse::<ObjectId>().unwrap();
+    let unknown = doc! { "status": { "deleted": false }, "roles": ["editor"] };
+    stored.update_one(doc! { "_id": id }, doc! { "$set": unknown.clone() }).await.unwrap();
+    assert_eq!(alice.post(&format!("{document}/edit")).await.0, 200);
+    let patch = Some(json!({ "title": "changed" }));
+    assert_eq!(alice.send(Method::PATCH, &document, patch).await.0, 200);
+    let after = stored.find_one(doc! { "_id": id }).await.unwrap().unwrap();
+    assert_eq!(after.get_str("title").unwrap(), "changed");
+    assert!(unknown.iter().all(|(name, value)| after.get(name) == Some(value)), "{after}");
 }
 
 #[actix_web::test]

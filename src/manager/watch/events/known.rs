@@ -51,7 +51,8 @@ impl Known {
         manager: &LockManager,
         keys: BTreeSet<LockKey>,
     ) -> Result<(), LockError> {
-        let listed = manager.locks_on_all(self.collection, keys.iter().cloned().collect()).await?;
+        let asked = keys.iter().cloned().collect();
+        let listed = manager.locks_on_all(self.collection, asked, manager.until()).await?;
         let mut now = by_document(listed);
         let is_unknown = |key: &LockKey| !now.contains_key(key) && !self.locks.contains_key(key);
         if !self.is_complete
