@@ -2,10 +2,7 @@
 
 use std::time::SystemTime;
 
-use serde::{
-    Deserialize, Serialize,
-    de::{IntoDeserializer, value::StrDeserializer},
-};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{key::LockKey, lock::Aid};
@@ -40,8 +37,9 @@ impl EndReason {
     /// An unknown reason counts as a logout, because records of the first version of this crate contain
     /// no reason.
     pub(crate) fn from_stored(reason: &str) -> Self {
-        let reason: StrDeserializer<'_, serde::de::value::Error> = reason.into_deserializer();
-        Self::deserialize(reason).unwrap_or(Self::LoggedOut)
+        use serde::de::value::{Error, StrDeserializer};
+
+        Self::deserialize(StrDeserializer::<Error>::new(reason)).unwrap_or(Self::LoggedOut)
     }
 }
 

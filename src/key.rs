@@ -58,6 +58,11 @@ pub trait Lockable: Serialize + DeserializeOwned + 'static {
     /// document. If a server dies while it has waiters, the next waiter loses at most 5 s. All servers
     /// must use the same value.
     const FAIR: bool = false;
+
+    /// Whether the lock API shows the locks of this type and lets people take them. Default: yes, except
+    /// for [`Named`] locks: otherwise a visitor could keep a job from its lock. Administrators see and
+    /// break all locks.
+    const OVER_HTTP: bool = true;
 }
 
 /// The type of locks without a document, which [`LockKey::named`] names. Register it as any other type:
@@ -69,6 +74,7 @@ pub struct Named {}
 impl Lockable for Named {
     type Id = String;
     const COLLECTION: &'static str = "doclock.named";
+    const OVER_HTTP: bool = false;
 }
 
 /// The `_id` of a document, with its BSON type.

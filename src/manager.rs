@@ -167,6 +167,7 @@ impl Drop for Stop {
 struct Registered {
     parse_id: fn(&str) -> Option<LockId>,
     fair: bool,
+    over_http: bool,
 }
 
 impl LockManager {
@@ -195,7 +196,7 @@ impl LockManager {
         })
         .await?;
         let parse_id = |text: &str| text.parse::<T::Id>().ok().map(Into::into);
-        let registered = Registered { parse_id, fair: T::FAIR };
+        let registered = Registered { parse_id, fair: T::FAIR, over_http: T::OVER_HTTP };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(T::COLLECTION, registered);
         drop(all);
@@ -219,6 +220,10 @@ impl LockManager {
     fn registered_names(&self) -> Vec<&'static str> {
         let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
         all.keys().copied().collect()
+    }
+
+    pub(crate) fn is_over_http(&self, collection: &str) -> bool {
+        self.registered(collection).is_ok_and(|(_, registered)| registered.over_http)
     }
 
     pub(crate) fn is_registered(&self, collection: &str) -> bool {

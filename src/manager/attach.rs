@@ -15,6 +15,6 @@ impl LockManager {
     pub fn attach(&self, collection: &'static str) {
         let parse_id = |text: &str| Some(text.into());
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
-        all.entry(collection).or_insert(Registered { parse_id, fair: false });
+        all.entry(collection).or_insert(Registered { parse_id, fair: false, over_http: true });
     }
 }

@@ -4,6 +4,7 @@ pub(super) mod job;
 pub(super) mod keeper;
 pub(super) mod leases;
 pub(super) mod lost;
+mod write;
 
 use std::{fmt, future::Future, ops::Deref};
 

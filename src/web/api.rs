@@ -226,7 +226,7 @@ async fn status(
     let malformed = |key: &str| bad_request(format_args!("a key is `collection/id`, not {key:?}"));
     let keys = keys.into_iter().map(|key| {
         let (collection, id) = key.split_once('/').ok_or_else(|| malformed(&key))?;
-        locks.manager().key(collection, id).map_err(no_such_collection)
+        named(&locks, collection, id)
     });
     let keys = keys.collect::<Result<Vec<_>, Problem>>()?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
@@ -403,17 +403,23 @@ type Body = Result<Bytes, actix_web::Error>;
 /// The document that `/{collection}/{id}` names.
 fn key(locks: &SessionLocks, req: &HttpRequest) -> Result<LockKey, Problem> {
     let param = |name| path_param(req, name).unwrap_or_default();
-    locks.manager().key(&param("collection"), &param("id")).map_err(no_such_collection)
+    named(locks, &param("collection"), &param("id"))
 }
 
-/// A developer's mistake or a guess of a client, so this is not logged as an error.
-fn no_such_collection(error: LockError) -> Problem {
-    if !matches!(error, LockError::Misconfigured(_)) {
-        return error.into();
+fn named(locks: &SessionLocks, collection: &str, id: &str) -> Result<LockKey, Problem> {
+    let no_such_collection = || {
+        Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
+            .detail("there is no such collection of lockable documents")
+    };
+    match locks.manager().key(collection, id) {
+        Ok(_) if !locks.locks.may_see(collection) => Err(no_such_collection()),
+        Err(e @ LockError::Misconfigured(_)) => {
+            // A developer's mistake or a guess of a client, so this is not logged as an error.
+            log::warn!(target: "actix_doclock::web", "a client asked the lock API for a document: {e}");
+            Err(no_such_collection())
+        }
+        key => Ok(key?),
     }
-    log::warn!(target: "actix_doclock::web", "a client asked the lock API for a document: {error}");
-    Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
-        .detail("there is no such collection of lockable documents")
 }
 
 /// An empty body means `{}`. The content type is ignored: `sendBeacon` sends text.

@@ -49,6 +49,8 @@ struct Listener {
     aid: Option<Aid>,
     tab: Option<TabId>,
     keys: Option<HashSet<String>>,
+    /// Also events of locks that are not [reachable over HTTP](crate::Lockable::OVER_HTTP).
+    sees_all: bool,
     ends: bool,
     until: Instant,
     /// For the first message.
@@ -78,6 +80,7 @@ pub(super) async fn stream(
         aid: locks.locks.aid(),
         tab,
         keys,
+        sees_all: manager.may_see_all(&locks.locks.actor()) == Some(true),
         ends: false,
         until: clock::now() + LIFE,
         manager,
@@ -123,7 +126,9 @@ impl Listener {
             return Some(json!({ "told": self.manager.is_told_of_events() }));
         };
         let name = lock.key.to_string();
-        if self.keys.as_ref().is_some_and(|keys| !keys.contains(&name)) {
+        let is_asked_for = self.keys.as_ref().is_none_or(|keys| keys.contains(&name));
+        let may_see = self.sees_all || self.manager.is_over_http(lock.key.collection());
+        if !is_asked_for || !may_see {
             return None;
         }
         let mut data = json!({

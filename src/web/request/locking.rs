@@ -270,6 +270,12 @@ impl RequestLocks {
         self.0.streams
     }
 
+    /// Whether this person may see locks of this collection over HTTP.
+    pub(in crate::web) fn may_see(&self, collection: &str) -> bool {
+        self.manager().is_over_http(collection)
+            || self.manager().may_see_all(&self.actor()) == Some(true)
+    }
+
     pub(in crate::web) fn may_take_over(&self, lock: &Lock) -> bool {
         self.manager().may_take_over(&self.actor(), lock)
     }

@@ -155,6 +155,18 @@ fn jobs() -> Vec<Case> {
         "manager/guard.rs::upgrade" => Free, 0, |s| {
             let mut guard = s.locks.acquire_shared(&s.key, Wait::no()).await.unwrap();
         } { guard.upgrade().await }
+        "manager/guard/write.rs::load" => Free, 0, |s| {
+            let guard = s.locks.acquire(&s.key, Wait::no()).await.unwrap();
+        } { guard.load::<Paper>().await }
+        "manager/guard/write.rs::update" => Free, 0, |s| {
+            let guard = s.locks.acquire(&s.key, Wait::no()).await.unwrap();
+        } { guard.update(|_: &mut Paper| ()).await }
+        "manager/guard/write.rs::create" => Free, 0, |s| {
+            let guard = s.locks.acquire(&s.key, Wait::no()).await.unwrap();
+        } { guard.create(&Paper { id: s.key.id().to_string() }).await }
+        "manager/guard/write.rs::delete" => Free, 0, |s| {
+            let guard = s.locks.acquire(&s.key, Wait::no()).await.unwrap();
+        } { guard.delete().await }
         "manager/guard.rs::release" => Free, 0, |s| {
             let guard = s.locks.acquire(&s.key, Wait::no()).await.unwrap();
         } { guard.release().await }

@@ -77,6 +77,46 @@ on_each_store! {
         let itself = in_time("a job that would wait for itself is refused too", one.acquire(&key("a"), Wait::until_acquired())).await;
         assert!(matches!(itself, Err(LockError::WouldDeadlock { .. })), "{itself:?}");
     }
+
+    async fn a_job_creates_changes_and_deletes_a_document_under_its_guard(cluster: Cluster) {
+        let locks = cluster.server().await;
+        let item = |title: &str| WorkItem { id: "new".to_owned(), title: title.to_owned() };
+        let guard = locks.acquire(&key("new"), Wait::no()).await.unwrap();
+        let missing = guard.update(|it: &mut WorkItem| it.title.clear()).await;
+        assert!(matches!(missing, Err(LockError::NotFound { .. })), "{missing:?}");
+        guard.create(&item("first")).await.unwrap();
+        let again = guard.create(&item("second")).await;
+        assert!(matches!(again, Err(LockError::Rejected { .. })), "{again:?}");
+        let changed = guard.update(|it: &mut WorkItem| it.title += " changed").await.unwrap();
+        assert_eq!(changed.title, "first changed");
+        assert_eq!(guard.load::<WorkItem>().await.unwrap().title, "first changed");
+        guard.delete().await.unwrap();
+        let next = locks.acquire(&key("new"), Wait::for_at_most(SOON)).await.unwrap();
+        let gone = next.load::<WorkItem>().await;
+        assert!(matches!(gone, Err(LockError::NotFound { .. })), "{gone:?}");
+    }
+
+    async fn a_job_that_has_lost_its_lock_writes_nothing(cluster: Cluster) {
+        let locks = cluster.server_with(|settings| settings.break_policy(|_, _| true)).await;
+        let guard = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        guard.create(&WorkItem { id: "a".to_owned(), title: "old".to_owned() }).await.unwrap();
+        let lost = locks.break_lock(&key("a"), &actix_doclock::Actor::new("admin")).await.unwrap();
+        assert!(lost.is_some());
+        let next = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        let late = guard.update(|it: &mut WorkItem| it.title = "late".to_owned()).await;
+        assert!(matches!(late, Err(LockError::Lost { .. })), "{late:?}");
+        assert!(matches!(guard.delete().await, Err(LockError::Lost { .. })));
+        assert_eq!(next.load::<WorkItem>().await.unwrap().title, "old");
+    }
+
+    async fn a_guard_writes_only_the_documents_that_it_locks(cluster: Cluster) {
+        let locks = cluster.server().await;
+        locks.register::<actix_doclock::Named>().await.unwrap();
+        let named = LockKey::named("nightly").unwrap();
+        let guard = locks.acquire(&named, Wait::no()).await.unwrap();
+        let wrong = guard.load::<WorkItem>().await;
+        assert!(matches!(wrong, Err(LockError::Misconfigured(_))), "{wrong:?}");
+    }
 }
 
 async fn waits(job: Job, key: LockKey) -> Result<LockGuard, LockError> {

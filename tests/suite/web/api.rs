@@ -2,6 +2,8 @@
 
 use serde_json::json;
 
+use actix_doclock::Named;
+
 use super::*;
 
 #[actix_web::test]
@@ -201,4 +203,24 @@ async fn the_status_of_too_many_or_misnamed_documents_is_refused() {
     ask(many(201)).await.problem(400);
     ask(vec!["note".to_owned()]).await.problem(400);
     ask(vec!["elsewhere/a".to_owned()]).await.problem(404);
+}
+
+#[actix_web::test]
+async fn named_locks_of_jobs_are_out_of_reach_of_visitors() {
+    let (locks, _) =
+        embedded_with(|settings| settings.admin_policy(|person| person.has_role("chief"))).await;
+    locks.register::<Named>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let visitor = Browser::logged_in(&app, "alice").await;
+    let path = "/locks/doclock.named/nightly-report";
+    visitor.post(path).await.problem(404);
+    visitor.get(path).await.problem(404);
+    visitor.delete(path).await.problem(404);
+    visitor.post(&format!("{path}/break")).await.problem(404);
+    let status = json!({ "keys": ["doclock.named/nightly-report"] });
+    visitor.post_json("/locks/status", status).await.problem(404);
+    let name = LockKey::named("nightly-report").unwrap();
+    let job = locks.acquire(&name, Wait::no()).await.expect("nobody keeps the job from its lock");
+    visitor.get(path).await.problem(404);
+    drop(job);
 }

@@ -1,0 +1,84 @@
+//! Guarded writes of jobs.
+
+use std::any::type_name;
+
+use crate::{error::LockError, key::Lockable, manager::guard::LockGuard};
+
+impl LockGuard {
+    /// The current document.
+    ///
+    /// # Errors
+    /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
+    /// [`LockError::Misconfigured`] if the lock is not on a document of type `T`.
+    pub async fn load<T: Lockable>(&self) -> Result<T, LockError> {
+        self.is_on::<T>()?;
+        self.manager.load(self.key(), self.manager.until()).await
+    }
+
+    /// Loads the document, changes it, and writes the difference if the exclusive lock is still held: the
+    /// check of the lock and the write are one transaction. Returns the document as it was written.
+    ///
+    /// Fields that `T` does not contain stay as they are. If the change leaves the document as it was,
+    /// only the lock is renewed.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{LockError, LockKey, LockManager, Lockable, Wait};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Invoice { #[serde(rename = "_id")] number: i64, is_sent: bool }
+    /// # impl Lockable for Invoice { type Id = i64; const COLLECTION: &'static str = "invoice"; }
+    /// # async fn send(locks: LockManager) -> Result<(), LockError> {
+    /// let guard = locks.acquire(&LockKey::of::<Invoice>(4711)?, Wait::no()).await?;
+    /// guard.update(|invoice: &mut Invoice| invoice.is_sent = true).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was written. Otherwise those of
+    /// [`load`](Self::load) and of `HeldDoc::save`.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the document may or may not be written.
+    pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T, LockError> {
+        let mut document: T = self.load().await?;
+        let unwritable = |source| LockError::Document { key: self.key().clone(), source };
+        let before = self.manager.encode(&document).map_err(unwritable)?;
+        change(&mut document);
+        let until = self.manager.until();
+        self.manager.save(&self.held, Some(before), &document, until).await?;
+        Ok(document)
+    }
+
+    /// Inserts a new document under the lock.
+    ///
+    /// # Errors
+    /// [`LockError::Rejected`] if there is such a document already. Otherwise as
+    /// [`update`](Self::update), which is also as cancel safe.
+    pub async fn create<T: Lockable>(&self, document: &T) -> Result<(), LockError> {
+        self.is_on::<T>()?;
+        self.manager.create(&self.held, document, self.manager.until()).await.map(drop)
+    }
+
+    /// Deletes the document if the exclusive lock is still held, then releases the lock.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was deleted. [`LockError::Store`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the document may or may not be deleted.
+    pub async fn delete(self) -> Result<(), LockError> {
+        // The drop of the guard releases the lock.
+        self.manager.delete(&self.held, self.manager.until()).await
+    }
+
+    fn is_on<T: Lockable>(&self) -> Result<(), LockError> {
+        if self.key().collection() == T::COLLECTION {
+            return Ok(());
+        }
+        let (key, name, collection) = (self.key(), type_name::<T>(), T::COLLECTION);
+        Err(LockError::Misconfigured(format!(
+            "the guard holds {key:?}, but `{name}` is in the collection `{collection}`: acquire the \
+             lock with `LockKey::of::<{name}>(id)`"
+        )))
+    }
+}
