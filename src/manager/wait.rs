@@ -4,6 +4,7 @@ pub(super) mod queue;
 
 use std::{
     future::{Future, pending},
+    ops::ControlFlow,
     pin::pin,
     time::{Duration, Instant},
 };
@@ -18,9 +19,8 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
-        LockManager,
-        claim::{Acquired, Wanted},
-        claim::{Patience, Wait},
+        LockManager, Registered,
+        claim::{Acquired, Patience, Wait, Wanted},
         observe,
         wait::queue::{Place, Step, TooMany, deadlock::Edge},
         watch::wakeups::poll_pause,
@@ -46,6 +46,23 @@ impl Drop for Kept<'_> {
         }
     }
 }
+
+/// A caller that waits.
+#[derive(Clone, Copy)]
+struct Caller<'a> {
+    wanted: &'a Wanted,
+    /// Tracks the cleanup of an unwanted grant.
+    scope: &'a TaskTracker,
+    collection: &'static str,
+    fair: bool,
+    /// It is a session, which may hold the lock already.
+    may_hold: bool,
+    give_up: Option<Instant>,
+}
+
+/// What comes after a turn of a waiter: the wait goes on, or ends with the lock, or (`None`) without it: the
+/// caller is then told who holds the lock.
+type Turn = ControlFlow<Option<Acquired>>;
 
 impl LockManager {
     /// Takes the lock, and waits for it if necessary. `owner` is the waiter that a deadlock search sees:
@@ -96,7 +113,7 @@ impl LockManager {
         scope: &TaskTracker,
     ) -> Result<Acquired, LockError> {
         let key = &wanted.key;
-        let (collection, registered) = self.registered(key.collection())?;
+        let (collection, Registered { fair, .. }) = self.registered(key.collection())?;
         let give_up = match wait.0 {
             Patience::No => return self.acquire_by(wanted, scope, self.until()).await,
             // A time that is too long for the clock counts as no limit.
@@ -106,56 +123,54 @@ impl LockManager {
         // A session that already holds the lock must not queue behind those that wait for its release.
         // The session of a guard is new and holds nothing.
         let may_hold = wanted.aid == *owner;
+        let caller = Caller { wanted, scope, collection, fair, may_hold, give_up };
         if may_hold
             && self.inner.queues.somebody_waits_for(key)
             && self.holds(wanted, self.until_at_most(give_up)).await?
         {
             return self.acquire_by(wanted, scope, self.until_at_most(give_up)).await;
         }
-        let joined = self.inner.queues.join(wanted, owner, scope, !registered.fair);
+        let joined = self.inner.queues.join(wanted, owner, scope, !fair);
         let mut place = joined.map_err(|it| self.too_many(key, it))?;
         let mut kept = Kept { manager: self, key, token: None };
-        if registered.fair {
-            match self.try_as_it_arrives(wanted, &mut kept, &place, give_up, scope).await {
-                Ok(Some(answer)) => return Ok(granted(answer, &mut kept, place)),
-                Ok(None) => {}
-                Err(e) => self.sit_out(e, &place, key, give_up).await?,
+        let first = if fair {
+            self.try_as_it_arrives(&caller, &mut kept, &place).await?
+        } else {
+            Turn::Continue(())
+        };
+        match self.wait(&caller, &mut kept, &mut place, first).await? {
+            // The waiters behind this one wait for its lock from now on.
+            Some(answer) => {
+                kept.token = None;
+                place.granted(answer.lock().clone());
+                Ok(answer)
             }
+            None => self.refusal(&caller, &place).await,
         }
+    }
+
+    async fn wait(
+        &self,
+        caller: &Caller<'_>,
+        kept: &mut Kept<'_>,
+        place: &mut Place,
+        first: Turn,
+    ) -> Result<Option<Acquired>, LockError> {
+        let Caller { collection, fair, give_up, .. } = *caller;
         let mut keep_places = interval_at((clock::now() + KEEP_PLACES).into(), KEEP_PLACES);
         let mut keeping = pin!(Fuse::terminated());
+        let mut turn = first;
         loop {
+            if let Turn::Break(ended) = turn {
+                return Ok(ended);
+            }
             let (is_first, expires_at) = match place.next_step() {
                 Step::Try => {
-                    let until = self.until_at_most(give_up);
-                    let (kept, fair) = (&mut kept, registered.fair);
-                    match self.try_waiting(wanted, kept, &place, fair, scope, until).await {
-                        Ok(Some(answer)) => return Ok(granted(answer, kept, place)),
-                        Ok(None) => {
-                            let until = self.until_at_most(give_up);
-                            if may_hold && self.is_upgrade(wanted, &place, until).await? {
-                                return self.refusal(wanted, &place, scope, give_up).await;
-                            }
-                        }
-                        Err(e) => {
-                            self.sit_out(e, &place, key, give_up).await?;
-                            place.ask_anew();
-                        }
-                    }
-                    if give_up.is_some_and(|at| at <= clock::now()) {
-                        return self.refusal(wanted, &place, scope, give_up).await;
-                    }
+                    turn = self.takes_its_turn(caller, kept, place).await?;
                     continue;
                 }
                 Step::Refuse(cycle) => {
-                    let until = self.until_at_most(give_up);
-                    match self.is_certain(&cycle, wanted, &place, until).await {
-                        Ok(Some(holder)) => {
-                            return Err(LockError::WouldDeadlock { key: key.clone(), holder });
-                        }
-                        Ok(None) => place.goes_on(),
-                        Err(e) => self.sit_out(e, &place, key, give_up).await?,
-                    }
+                    self.refuse_if_certain(&cycle, caller, place).await?;
                     continue;
                 }
                 Step::Wait => (false, None),
@@ -165,64 +180,89 @@ impl LockManager {
                 }
             };
             let must_poll = is_first && self.inner.wakeups.must_poll(collection);
-            let keeps = is_first && registered.fair;
             tokio::select! {
                 biased;
                 gift = place.called() => {
                     if let Some(gift) = gift {
-                        return Ok(granted(gift, &mut kept, place));
+                        return Ok(Some(gift));
                     }
                 }
                 () = at(expires_at.filter(|_| is_first)) => place.ask(),
                 () = after(must_poll.then(poll_pause)) => place.ask(),
-                _ = keep_places.tick(), if keeps && keeping.is_terminated() => {
-                    keeping.set(self.keep_places(key, place.kept()).fuse());
+                _ = keep_places.tick(), if is_first && fair && keeping.is_terminated() => {
+                    keeping.set(self.keep_places(&caller.wanted.key, place.kept()).fuse());
                 }
                 () = &mut keeping, if !keeping.is_terminated() => {}
                 () = at(give_up) => {
                     // In a fair collection the store keeps the order, and drops this position.
-                    if !registered.fair {
+                    if !fair {
                         place.keep_turn();
                     }
-                    return self.refusal(wanted, &place, scope, give_up).await;
+                    return Ok(None);
                 }
                 () = self.inner.waits.cancelled() => return Err(LockError::ShutDown),
             }
         }
     }
 
-    /// The first attempt in a fair collection. The waiters of this process ask the store in the order of
-    /// arrival: each waits until its predecessor has an answer. `None` also means that the time was over
-    /// before that.
-    async fn try_as_it_arrives(
+    /// Asks the store, if it is this waiter's turn.
+    async fn takes_its_turn(
         &self,
-        wanted: &Wanted,
+        caller: &Caller<'_>,
         kept: &mut Kept<'_>,
         place: &Place,
-        give_up: Option<Instant>,
-        scope: &TaskTracker,
-    ) -> Result<Option<Acquired>, LockError> {
+    ) -> Result<Turn, LockError> {
+        match self.try_waiting(caller, kept, place).await {
+            Ok(Some(answer)) => return Ok(Turn::Break(Some(answer))),
+            Ok(None) => {
+                let until = self.until_at_most(caller.give_up);
+                if caller.may_hold && self.is_upgrade(caller.wanted, place, until).await? {
+                    return Ok(Turn::Break(None));
+                }
+            }
+            Err(e) => {
+                self.sit_out(e, caller, place).await?;
+                place.ask_anew();
+            }
+        }
+        let is_over = caller.give_up.is_some_and(|at| at <= clock::now());
+        Ok(if is_over { Turn::Break(None) } else { Turn::Continue(()) })
+    }
+
+    /// The first attempt in a fair collection. The waiters of this process ask the store in the order of
+    /// arrival: each waits until its predecessor has an answer, or until its own time is over.
+    async fn try_as_it_arrives(
+        &self,
+        caller: &Caller<'_>,
+        kept: &mut Kept<'_>,
+        place: &Place,
+    ) -> Result<Turn, LockError> {
         let arrivals = place.arrivals();
-        let _turn = tokio::select! {
+        let first = tokio::select! {
             biased;
             turn = arrivals.lock() => turn,
-            () = at(give_up) => return Ok(None),
+            () = at(caller.give_up) => return Ok(Turn::Continue(())),
             () = self.inner.waits.cancelled() => return Err(LockError::ShutDown),
         };
         place.ask();
-        self.try_waiting(wanted, kept, place, true, scope, self.until_at_most(give_up)).await
+        match self.try_waiting(caller, kept, place).await {
+            Ok(Some(answer)) => Ok(Turn::Break(Some(answer))),
+            Ok(None) => Ok(Turn::Continue(())),
+            Err(e) => {
+                drop(first);
+                self.sit_out(e, caller, place).await.map(|()| Turn::Continue(()))
+            }
+        }
     }
 
     /// One attempt. `None` if the lock has another holder, or if another waiter comes first.
     async fn try_waiting(
         &self,
-        wanted: &Wanted,
+        caller: &Caller<'_>,
         kept: &mut Kept<'_>,
         place: &Place,
-        fair: bool,
-        scope: &TaskTracker,
-        until: Instant,
     ) -> Result<Option<Acquired>, LockError> {
+        let Caller { wanted, scope, fair, give_up, .. } = *caller;
         let mut claim = wanted.claim(self.inner.settings.max_hold, fair.then_some(PLACE));
         if let Some(token) = kept.token {
             claim.token = token.next_claim();
@@ -232,7 +272,7 @@ impl LockManager {
         if fair {
             kept.token = Some(claim.token);
         }
-        match self.claim(&wanted.key, claim, scope, until).await {
+        match self.claim(&wanted.key, claim, scope, self.until_at_most(give_up)).await {
             Ok(Acquired::Held(lock)) => {
                 place.saw(&lock);
                 place.waits().map_err(|it| self.too_many(&wanted.key, it))?;
@@ -258,12 +298,11 @@ impl LockManager {
     async fn sit_out(
         &self,
         error: LockError,
+        caller: &Caller<'_>,
         place: &Place,
-        key: &LockKey,
-        give_up: Option<Instant>,
     ) -> Result<(), LockError> {
-        let pause = poll_pause();
-        let is_over = give_up.is_some_and(|at| at <= clock::now() + pause);
+        let (key, pause) = (&caller.wanted.key, poll_pause());
+        let is_over = caller.give_up.is_some_and(|at| at <= clock::now() + pause);
         if !is_outage(&error) || is_over || place.waits().is_err() {
             return Err(error);
         }
@@ -319,13 +358,8 @@ impl LockManager {
     }
 
     /// Answers with the known holder. If no holder is known, makes a last attempt.
-    async fn refusal(
-        &self,
-        wanted: &Wanted,
-        place: &Place,
-        scope: &TaskTracker,
-        give_up: Option<Instant>,
-    ) -> Result<Acquired, LockError> {
+    async fn refusal(&self, caller: &Caller<'_>, place: &Place) -> Result<Acquired, LockError> {
+        let Caller { wanted, scope, give_up, .. } = *caller;
         match place.holder() {
             Some(lock) => {
                 let refused = Acquired::Held(lock);
@@ -333,6 +367,25 @@ impl LockManager {
                 Ok(refused)
             }
             None => self.acquire_by(wanted, scope, self.until_at_most(give_up)).await,
+        }
+    }
+
+    /// Refuses a waiter that would wait for itself. First checks the holders of the circle, which were
+    /// seen perhaps a while ago.
+    async fn refuse_if_certain(
+        &self,
+        cycle: &[Edge],
+        caller: &Caller<'_>,
+        place: &Place,
+    ) -> Result<(), LockError> {
+        let (wanted, until) = (caller.wanted, self.until_at_most(caller.give_up));
+        match self.is_certain(cycle, wanted, place, until).await {
+            Ok(Some(holder)) => Err(LockError::WouldDeadlock { key: wanted.key.clone(), holder }),
+            Ok(None) => {
+                place.goes_on();
+                Ok(())
+            }
+            Err(e) => self.sit_out(e, caller, place).await,
         }
     }
 
@@ -360,13 +413,6 @@ impl LockManager {
         };
         Ok(Some(holder.map(Box::new)))
     }
-}
-
-/// The waiters behind this one wait for its lock from now on.
-fn granted(answer: Acquired, kept: &mut Kept<'_>, place: Place) -> Acquired {
-    kept.token = None;
-    place.granted(answer.lock().clone());
-    answer
 }
 
 pub(super) fn is_outage(error: &LockError) -> bool {

@@ -1,7 +1,6 @@
 //! The embedded store: all data in this process, none on disk.
 
 use std::{
-    collections::btree_map::Entry,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -13,23 +12,25 @@ use uuid::Uuid;
 pub use self::simulated::OnRecord;
 use self::{
     record::{Grant, Record},
+    save::Write,
     state::State,
 };
 use crate::{
     clock,
     ended::{EndReason, SessionEnded},
     error::{BoxError, StoreError, StoreErrorKind},
-    key::{LockId, LockKey, Lockable},
+    key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, Mode, PageId},
     store::{
         Acquisition, Change, Claim, Edit, Format, Interest, LastEnd, Query, Released, Removal,
-        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Topology, TryAcquire, Watch, diff,
+        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Topology, TryAcquire, Watch,
     },
 };
 
 mod changes;
 mod ends;
 mod record;
+mod save;
 #[cfg(feature = "test-util")]
 mod simulated;
 mod state;
@@ -377,34 +378,7 @@ impl Store for MemoryStore {
         until: Instant,
     ) -> Result<Saved, StoreError> {
         let Acquisition { key, aid, token, .. } = held;
-        let json = |document: &StoredDocument| {
-            let json = serde_json::from_slice::<Value>(document.as_bytes());
-            json.map_err(|e| unwritable(key, "is not JSON").because(e))
-        };
-        let write: Box<dyn FnOnce(&mut Value) + Send> = match edit {
-            Edit::Creation(document) => {
-                let document = json(document)?;
-                if !document.get("_id").is_some_and(|id| is_id(id, key.id())) {
-                    return Err(unwritable(key, "has another `_id` than the locked one"));
-                }
-                Box::new(|stored| *stored = document)
-            }
-            Edit::Deletion => Box::new(|_| {}),
-            Edit::Changes { before, after } => {
-                let changes = diff::between(&json(before)?, &json(after)?);
-                if changes.iter().any(|(name, _)| name == "_id") {
-                    return Err(unwritable(
-                        key,
-                        "has changed its `_id`; a document keeps its `_id`",
-                    ));
-                }
-                Box::new(|stored| diff::apply(changes, stored))
-            }
-            Edit::Replacement(document) => {
-                let document = json(document)?;
-                Box::new(|stored| *stored = document)
-            }
-        };
+        let write = Write::of(key, edit)?;
         let mut state = self.state();
         let now = state.now();
         if clock::now() >= until {
@@ -419,42 +393,11 @@ impl Store for MemoryStore {
         let Some(guard) = guard else {
             return Ok(Saved::Lost);
         };
-        match (documents.entry(key.clone()), edit) {
-            (Entry::Occupied(_), Edit::Creation(_)) => {
-                return Err(unwritable(key, "has the `_id` of another document"));
-            }
-            (Entry::Vacant(new), Edit::Creation(_)) => write(new.insert(Value::Null)),
-            (Entry::Vacant(_), _) => return Ok(Saved::DocumentGone),
-            (Entry::Occupied(stored), Edit::Deletion) => drop(stored.remove()),
-            (Entry::Occupied(mut stored), _) => {
-                let mut written = stored.get().clone();
-                write(&mut written);
-                // As in MongoDB: the id cannot change, and may be omitted.
-                if let (Some(id), Some(fields)) = (stored.get().get("_id"), written.as_object_mut())
-                    && fields.entry("_id").or_insert_with(|| id.clone()) != id
-                {
-                    return Err(unwritable(key, "has another `_id` than the stored one"));
-                }
-                stored.insert(written);
-            }
+        let saved = write.carry_out(key, documents)?;
+        if saved == Saved::Saved {
+            guard.renew(now, guard.ttl);
+            guard.again = true;
         }
-        guard.renew(now, guard.ttl);
-        guard.again = true;
-        Ok(Saved::Saved)
+        Ok(saved)
     }
-}
-
-/// Whether a document with this `_id`, in JSON, has this id.
-fn is_id(json: &Value, id: &LockId) -> bool {
-    match json {
-        Value::Number(number) => number.as_i64().is_some_and(|number| LockId::from(number) == *id),
-        Value::String(text) => *text == id.to_string(),
-        // An ObjectId, or a UUID of the driver.
-        Value::Object(fields) => fields.values().any(|value| is_id(value, id)),
-        _ => false,
-    }
-}
-
-fn unwritable(key: &LockKey, why: &str) -> StoreError {
-    StoreError::new(StoreErrorKind::Rejected, format!("the document to be saved as {key} {why}"))
 }

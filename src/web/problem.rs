@@ -69,6 +69,13 @@ impl Problem {
         self
     }
 
+    fn lock_if_any(self, lock: Option<&Lock>) -> Self {
+        match lock {
+            Some(lock) => self.lock(lock),
+            None => self,
+        }
+    }
+
     fn lock(self, lock: &Lock) -> Self {
         self.with("holder", json!(lock.holder))
             .with("since", rfc3339(lock.since))
@@ -127,20 +134,14 @@ impl From<&LockError> for Problem {
                 .lock(lock)
                 .retry_after(lock.expires_in().min(ASK_AGAIN_AFTER)),
             LockError::WouldDeadlock { holder, .. } => {
-                let refused = problem(StatusCode::LOCKED, "would_deadlock").with("state", "held");
-                match holder {
-                    Some(lock) => refused.lock(lock),
-                    None => refused,
-                }
-                .retry_after(ASK_AGAIN_AFTER)
+                problem(StatusCode::LOCKED, "would_deadlock")
+                    .with("state", "held")
+                    .lock_if_any(holder.as_deref())
+                    .retry_after(ASK_AGAIN_AFTER)
             }
-            LockError::Lost { holder, .. } => {
-                let lost = problem(StatusCode::CONFLICT, "lost").with("state", "lost");
-                match holder {
-                    Some(lock) => lost.lock(lock),
-                    None => lost,
-                }
-            }
+            LockError::Lost { holder, .. } => problem(StatusCode::CONFLICT, "lost")
+                .with("state", "lost")
+                .lock_if_any(holder.as_deref()),
             LockError::StaleToken { .. } => {
                 problem(StatusCode::PRECONDITION_FAILED, "stale_token").with("state", "lost")
             }

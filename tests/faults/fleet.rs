@@ -183,7 +183,7 @@ impl Fleet {
     pub(crate) async fn until_recorded(&self, what: &str, holds: impl Fn(&[Line]) -> bool) {
         let began = Instant::now();
         while !holds(&self.lines()) {
-            assert!(began.elapsed() < PATIENCE, "{what}: never");
+            assert!(began.elapsed() < 3 * PATIENCE, "{what}: never");
             sleep(Duration::from_millis(100)).await;
         }
     }

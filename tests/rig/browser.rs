@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use super::server::{self, Server};
 
 /// Generous: a page needs only milliseconds for any step if the machine has nothing else to do.
-const WITHIN: Duration = Duration::from_secs(30);
+const WITHIN: Duration = Duration::from_secs(90);
 
 const FLAGS: [&str; 10] = [
     "--headless=new",

@@ -340,26 +340,36 @@ impl MongoStore {
         for end in &for_good {
             self.release_ended(&end.aid, collections).await?;
         }
-
-        let failed = |e| store_error("finishing the ends of sessions", e);
-        let (ended, not): (Vec<_>, Vec<_>) =
+        let (ended, withdrawn): (Vec<_>, Vec<_>) =
             (for_good.iter().chain(&silent)).partition(|end| end.for_good || end.has_names);
-        let mine = |ends: &[&Claimed]| {
-            let ids: Vec<_> = ends.iter().map(|end| end.aid.as_str()).collect();
-            doc! { "_id": { "$in": ids }, "by": worker.to_string(), "step": "release" }
-        };
-        if !not.is_empty() {
-            let gone = Write::Delete.command(&self.inner.ended, mine(&not), false);
-            let gone = write(&self.inner.ended, gone, lanes::write_limit()).await;
-            gone.map_err(failed)?;
-        }
-        if !ended.is_empty() {
-            self.write_ended(mine(&ended), pipeline::released(), false).await.map_err(failed)?;
-        }
+        self.finish(&ended, &withdrawn, worker).await?;
         // The others were found idle earlier, and only waited for their announcement.
         let anew = |end: &&&Claimed| end.for_good || names.contains_key(&end.aid);
         swept.sessions = ended.iter().filter(anew).count();
         swept.announcements |= !ended.is_empty();
+        Ok(())
+    }
+
+    /// Leaves these ends to the listener, and forgets the others.
+    async fn finish(
+        &self,
+        ended: &[&Claimed],
+        withdrawn: &[&Claimed],
+        worker: Uuid,
+    ) -> Result<(), StoreError> {
+        let failed = |e| store_error("finishing the ends of sessions", e);
+        let mine = |ends: &[&Claimed]| {
+            let ids: Vec<_> = ends.iter().map(|end| end.aid.as_str()).collect();
+            doc! { "_id": { "$in": ids }, "by": worker.to_string(), "step": "release" }
+        };
+        if !withdrawn.is_empty() {
+            let gone = Write::Delete.command(&self.inner.ended, mine(withdrawn), false);
+            let gone = write(&self.inner.ended, gone, lanes::write_limit()).await;
+            gone.map_err(failed)?;
+        }
+        if !ended.is_empty() {
+            self.write_ended(mine(ended), pipeline::released(), false).await.map_err(failed)?;
+        }
         Ok(())
     }
 }
