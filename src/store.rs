@@ -15,6 +15,7 @@ use crate::{
     lock::{Aid, Lock, LockToken, PageId},
 };
 
+mod answer;
 mod claim;
 mod deadline;
 mod diff;
@@ -27,6 +28,7 @@ mod rules;
 mod status;
 mod watch;
 
+pub use answer::{LastEnd, Released, Saved, Swept, TryAcquire};
 pub use claim::{Acquisition, Claim, Query, Removal, Taken};
 pub(crate) use deadline::with_deadline;
 pub(crate) use document::misnamed_id;
@@ -39,10 +41,10 @@ pub use memory::OnRecord;
 pub use mongo::sessions::StoredSession;
 #[cfg(feature = "_mongo")]
 pub use mongo::{Finding, MongoStore, Severity};
-pub use rules::{DEFAULT_TTL, Rules, TTL_RANGE};
+pub use rules::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};
-pub use watch::{Change, Watch};
+pub use watch::{Change, Interest, Watch};
 
 /// A place that keeps locks in the same database as the documents they guard.
 ///
@@ -339,75 +341,4 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<Watch>, StoreError>> + Send {
         async { Ok(None) }
     }
-}
-
-/// How a session last ended, as [`Store::last_end`] returns it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LastEnd {
-    /// [`Expired`](EndReason::Expired) if the session became idle.
-    pub reason: EndReason,
-    /// Whether the session is over. An idle session may come back.
-    pub for_good: bool,
-    /// How long ago.
-    pub ago: Duration,
-}
-
-/// Which changes of a collection a subscriber wants to hear of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interest {
-    /// Changes that may let a waiter in.
-    Freed,
-    /// Also grants, and locks that were [taken](Taken) from their holders. No renewals.
-    All,
-}
-
-/// How many sessions may hold a shared lock on one document at the same time.
-pub const MAX_READERS: usize = 1_000;
-
-/// The answer to [`Store::try_acquire`]. Exhaustive, as the other answers are: the caller must handle
-/// each case.
-#[derive(Debug, Clone)]
-#[must_use = "a lock may have been granted, and must then be released"]
-pub enum TryAcquire {
-    /// Granted: the document was free, or the lock on it had expired. Carries the claim's token, or the
-    /// token of an earlier attempt of the claim.
-    Granted(Lock),
-    /// The session holds it already. It was renewed, and keeps its token.
-    AlreadyMine(Lock),
-    /// Another session holds it, or is ahead in the queue.
-    Held(Lock),
-}
-
-/// The answer to [`Store::remove_lock`] and [`Store::expire_in`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Released {
-    /// The lock was there, and is now removed.
-    Released,
-    /// There was no such lock to remove. Just as good.
-    AlreadyGone,
-}
-
-/// The answer to [`Store::save`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "the document may not have been written"]
-pub enum Saved {
-    /// Written.
-    Saved,
-    /// This acquisition is no longer live. Nothing was written.
-    Lost,
-    /// The lock is live, but the document no longer exists. Nothing was written.
-    DocumentGone,
-}
-
-/// The answer to [`Store::sweep`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Swept {
-    /// How many sessions were found to be idle.
-    pub sessions: usize,
-    /// The sweep reached its limit: sweep again.
-    pub more: bool,
-    /// Some ends wait to be announced.
-    pub announcements: bool,
-    /// How long until the first live lock can expire. `None` if there is no lock.
-    pub next: Option<Duration>,
 }

@@ -1,4 +1,4 @@
-use std::{future::Future, time::Duration};
+use std::{future::Future, slice, time::Duration};
 
 use crate::{
     error::StoreError,
@@ -43,13 +43,16 @@ pub trait Shorthand: Store {
         async move { self.remove_lock(Removal::Break { seen, taken }).await }
     }
 
-    /// [`Query::One`].
+    /// [`Query::Each`], of one document.
     fn inspect(
         &self,
         key: &LockKey,
         aid: Option<&Aid>,
     ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send {
-        async move { Ok(self.locks(key.collection(), Query::One { key, aid }, 1).await?.pop()) }
+        async move {
+            let each = Query::Each { keys: slice::from_ref(key), aid };
+            Ok(self.locks(key.collection(), each, 1).await?.pop())
+        }
     }
 
     /// [`Query::Of`], or [`Query::All`].

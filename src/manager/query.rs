@@ -1,7 +1,7 @@
 //! Lists and shows locks.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     slice,
     time::Instant,
 };
@@ -49,20 +49,17 @@ impl LockManager {
         for key in keys {
             by_collection.entry(key.collection()).or_default().insert(key);
         }
-        let asked = by_collection.into_iter().map(|(collection, keys)| {
-            self.locks_on_all(collection, keys.into_iter().cloned().collect(), until)
+        let asked = by_collection.into_iter().map(async |(collection, keys)| {
+            let (collection, _) = self.registered(collection)?;
+            let keys: Vec<_> = keys.into_iter().cloned().collect();
+            let args = (collection, keys, aid.cloned());
+            self.run("inspect", until, args, |store, (collection, keys, aid)| {
+                store.locks(collection, Query::Each { keys, aid: aid.as_ref() }, keys.len())
+            })
+            .await
         });
-        let mut found = BTreeMap::<LockKey, Lock>::new();
-        for lock in try_join_all(asked).await?.into_iter().flatten() {
-            let rank = |lock: &Lock| (Some(&lock.aid) == aid, lock.expires_at);
-            match found.entry(lock.key.clone()) {
-                Entry::Vacant(first) => drop(first.insert(lock)),
-                Entry::Occupied(mut best) if rank(best.get()) < rank(&lock) => {
-                    best.insert(lock);
-                }
-                Entry::Occupied(_) => {}
-            }
-        }
+        let found = try_join_all(asked).await?.into_iter().flatten();
+        let found: BTreeMap<_, _> = found.map(|lock| (lock.key.clone(), lock)).collect();
         Ok(keys.iter().map(|key| found.get(key).cloned()).collect())
     }
 
@@ -104,7 +101,8 @@ impl LockManager {
         let asked = clock::now();
         let args = (key.clone(), aid.cloned());
         let lock = self.run("inspect", until, args, |store, (key, aid)| {
-            store.locks(key.collection(), Query::One { key, aid: aid.as_ref() }, 1)
+            let each = Query::Each { keys: slice::from_ref(key), aid: aid.as_ref() };
+            store.locks(key.collection(), each, 1)
         });
         let lock = lock.await?.pop();
         match &lock {

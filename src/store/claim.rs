@@ -109,11 +109,11 @@ impl Removal<'_> {
 /// Which live locks of a collection [`Store::locks`](crate::store::Store::locks) reads.
 #[derive(Debug, Clone, Copy)]
 pub enum Query<'a> {
-    /// At most one lock on this document. Of several readers: the lock of the session `aid`, or else the
-    /// lock that expires last.
-    One {
-        /// The document.
-        key: &'a LockKey,
+    /// At most one lock on each of these documents. Of several readers: the lock of the session `aid`, or
+    /// else the lock that expires last.
+    Each {
+        /// The documents.
+        keys: &'a [LockKey],
         /// The session that asks.
         aid: Option<&'a Aid>,
     },

@@ -328,9 +328,12 @@ impl Store for MemoryStore {
         let mut state = self.state();
         let now = state.now();
         Ok(match query {
-            Query::One { key, aid } => {
-                let live = state.locks.get(key).and_then(|record| record.live(aid, now));
-                live.map(|grant| grant.to_lock(key, now)).into_iter().collect()
+            Query::Each { keys, aid } => {
+                let live = keys.iter().take(limit).filter_map(|key| {
+                    let grant = state.locks.get(key)?.live(aid, now)?;
+                    Some(grant.to_lock(key, now))
+                });
+                live.collect()
             }
             Query::On(keys) => {
                 let live = keys.iter().take(limit).flat_map(|key| {

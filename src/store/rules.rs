@@ -12,6 +12,9 @@ pub const DEFAULT_TTL: Duration = Duration::from_secs(150);
 pub const TTL_RANGE: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 60 * 60);
 
+/// How many sessions may hold a shared lock on one document at the same time.
+pub const MAX_READERS: usize = 1_000;
+
 /// How the locks of a collection behave. All servers of a cluster must agree on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

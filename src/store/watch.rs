@@ -12,6 +12,15 @@ use crate::{error::StoreError, key::LockKey, lock::LockToken, store::Taken};
 /// again.
 pub struct Watch(Pin<Box<dyn Stream<Item = Result<Change, StoreError>> + Send>>);
 
+/// Which changes of a collection a subscriber wants to hear of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Changes that may let a waiter in.
+    Freed,
+    /// Also grants, and locks that were [taken](Taken) from their holders. No renewals.
+    All,
+}
+
 /// One report about the locks of a collection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

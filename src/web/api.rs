@@ -7,28 +7,27 @@ use actix_web::{
     http::StatusCode,
     web::{self, Bytes, Json, PayloadConfig, ServiceConfig},
 };
+mod status;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     error::LockError,
     key::LockKey,
-    lock::{Holder, Lock, LockToken, Mode},
+    lock::{Lock, LockToken, Mode},
     manager::MAX_REASON_BYTES,
     store::Acquisition,
     web::{
         Problem, SessionLocks, admin, assets, events,
         format::{millis, rfc3339},
         path::path_param,
-        request::{Ask, RequestLocks},
+        request::Ask,
         same_site::SameSite,
     },
 };
 
 /// The largest body that the lock API accepts: a heartbeat of several hundred locks.
 const MAX_BODY_BYTES: usize = 64 * 1024;
-
-/// How many documents one request may ask for.
-const MAX_KEYS: usize = 200;
 
 /// The longest grace period for a page that is closed. A page that needs longer should not release its
 /// lock.
@@ -98,11 +97,13 @@ pub fn lock_api(config: &mut ServiceConfig) {
         .route("", web::get().to(own))
         .route("/", web::get().to(own))
         .route("/heartbeat", web::post().to(heartbeat))
-        .route("/status", web::post().to(status))
+        .route("/status", web::post().to(status::of_many))
         .route("/events", web::get().to(events::stream))
         .configure(assets::routes)
         .configure(admin::routes)
-        .service(web::resource("/{collection}/{id}").get(state).post(acquire).delete(release))
+        .service(
+            web::resource("/{collection}/{id}").get(status::of_one).post(acquire).delete(release),
+        )
         .route("/{collection}/{id}/release", web::post().to(release))
         .route("/{collection}/{id}/break", web::post().to(break_lock));
 }
@@ -138,106 +139,6 @@ impl From<&Lock> for MineBody {
 
 async fn own(locks: SessionLocks) -> Result<Json<Vec<MineBody>>, LockError> {
     Ok(Json(locks.list().await?.iter().map(MineBody::from).collect()))
-}
-
-#[derive(Serialize)]
-struct StateBody {
-    state: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mode: Option<Mode>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    holder: Option<Holder>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    since: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    expires_in_ms: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    may_take_over: Option<bool>,
-}
-
-/// Whose lock it is, from the view of this tab of this session.
-pub(super) fn state_of(lock: &Lock, locks: &RequestLocks) -> &'static str {
-    if Some(&lock.aid) != locks.aid().as_ref() {
-        "held"
-    } else if locks.is_of_another_tab(lock) {
-        "mine_elsewhere"
-    } else {
-        "mine"
-    }
-}
-
-impl StateBody {
-    fn of(lock: Option<Lock>, locks: &RequestLocks) -> Self {
-        let state = lock.as_ref().map_or("free", |lock| state_of(lock, locks));
-        let may_take_over = match (state, &lock) {
-            ("held", Some(lock)) => Some(locks.may_take_over(lock)),
-            ("mine_elsewhere", _) => Some(true),
-            _ => None,
-        };
-        Self {
-            state,
-            mode: lock.as_ref().map(|lock| lock.mode),
-            since: lock.as_ref().map(|lock| rfc3339(lock.since)),
-            expires_in_ms: lock.as_ref().map(|lock| millis(lock.expires_in())),
-            holder: lock.and_then(|lock| lock.holder),
-            may_take_over,
-        }
-    }
-}
-
-async fn state(locks: SessionLocks, req: HttpRequest) -> Result<Json<StateBody>, Problem> {
-    let key = key(&locks, &req)?;
-    let (aid, until) = (locks.locks.aid(), locks.locks.begin());
-    let lock = locks.manager().inspect_by(&key, aid.as_ref(), until).await?;
-    Ok(Json(StateBody::of(lock, &locks.locks)))
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct StatusBody {
-    /// The documents, each as `"collection/id"`.
-    keys: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct StatusAnswer {
-    /// In the order of the keys.
-    locks: Vec<KeyedState>,
-}
-
-#[derive(Serialize)]
-struct KeyedState {
-    key: String,
-    collection: String,
-    id: String,
-    #[serde(flatten)]
-    state: StateBody,
-}
-
-async fn status(
-    _: SameSite,
-    locks: SessionLocks,
-    body: Body,
-) -> Result<Json<StatusAnswer>, Problem> {
-    let StatusBody { keys } = read(body)?;
-    if keys.len() > MAX_KEYS {
-        return Err(bad_request(format_args!("ask for at most {MAX_KEYS} keys at once")));
-    }
-    let malformed = |key: &str| bad_request(format_args!("a key is `collection/id`, not {key:?}"));
-    let keys = keys.into_iter().map(|key| {
-        let (collection, id) = key.split_once('/').ok_or_else(|| malformed(&key))?;
-        named(&locks, collection, id)
-    });
-    let keys = keys.collect::<Result<Vec<_>, Problem>>()?;
-    let (aid, until) = (locks.locks.aid(), locks.locks.begin());
-    let found = locks.manager().inspect_many_by(&keys, aid.as_ref(), until).await?;
-    let all = keys.into_iter().zip(found).map(|(key, lock)| KeyedState {
-        collection: key.collection().to_owned(),
-        id: key.id().to_string(),
-        key: key.to_string(),
-        state: StateBody::of(lock, &locks.locks),
-    });
-    Ok(Json(StatusAnswer { locks: all.collect() }))
 }
 
 #[derive(Default, Deserialize)]
@@ -412,12 +313,12 @@ fn named(locks: &SessionLocks, collection: &str, id: &str) -> Result<LockKey, Pr
             .detail("there is no such collection of lockable documents")
     };
     match locks.manager().key(collection, id) {
-        Ok(_) if !locks.locks.may_see(collection) => Err(no_such_collection()),
         Err(e @ LockError::Misconfigured(_)) => {
             // A developer's mistake or a guess of a client, so this is not logged as an error.
             log::warn!(target: "actix_doclock::web", "a client asked the lock API for a document: {e}");
             Err(no_such_collection())
         }
+        _ if !locks.locks.may_see(collection) => Err(no_such_collection()),
         key => Ok(key?),
     }
 }

@@ -167,8 +167,8 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// waiter finds no document.
     ///
     /// # Errors
-    /// As [`save`](Self::save); the lock is kept, so that the handler can try again. A failed release
-    /// is no error: the release goes on in the background.
+    /// As [`save`](Self::save); the session then keeps the lock, so its next request can try again. A
+    /// failed release is no error: the release goes on in the background.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be deleted.
@@ -188,8 +188,8 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// [`save`](Self::save), then [`release`](Self::release).
     ///
     /// # Errors
-    /// The errors of `save`; the lock is kept, so that the handler can try again. A failed release of a
-    /// saved document is no error: the release goes on in the background.
+    /// The errors of `save`; the session then keeps the lock, so its next request can try again. A failed
+    /// release of a saved document is no error: the release goes on in the background.
     pub async fn save_and_release(mut self) -> Result<(), LockError> {
         self.save().await?;
         self.locks.let_go(&self.mine, "saved").await;

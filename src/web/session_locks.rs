@@ -75,8 +75,9 @@ impl SessionLocks {
     /// # Errors
     /// [`LockError::Rejected`] 422 if there is a document with this id, if its `_id` is another one, or if
     /// a unique index or a validation rule forbids it. Otherwise those of
-    /// [`HeldDoc::save`](crate::HeldDoc) and of [`LockedDoc`](crate::LockedDoc). If it is unknown whether
-    /// the document was inserted, create it again under the same id: it is then inserted, or refused.
+    /// [`HeldDoc::save`](crate::HeldDoc) and of [`LockedDoc`](crate::LockedDoc). After a
+    /// [`LockError::Store`] 503 the document may be there, without a lock: create it again under the same
+    /// id; it is then inserted, or refused.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be there, without a lock.

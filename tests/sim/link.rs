@@ -485,13 +485,13 @@ impl Store for Link {
     ) -> Result<Vec<Lock>, StoreError> {
         let asked = now();
         let (collection, query) = (collection.to_owned(), Asked::from(query));
-        let (one, all) = (matches!(query, Asked::One(..)), matches!(query, Asked::All));
+        let (each, all) = (matches!(query, Asked::Each(..)), matches!(query, Asked::All));
         let (found, at) = self
             .read(
                 "locks",
                 move |store| at_once(store.locks(&collection, query.as_query(), limit)),
-                move |majority, primary| match one {
-                    true => is_any(primary) && !is_any(majority),
+                move |majority, primary| match each {
+                    true => has_another_key(primary, majority),
                     false => !all && has_more(primary, majority),
                 },
             )
@@ -572,7 +572,7 @@ impl Store for Link {
 
 /// A [`Query`] that outlives its caller.
 enum Asked {
-    One(LockKey, Option<Aid>),
+    Each(Vec<LockKey>, Option<Aid>),
     On(Vec<LockKey>),
     Of(Vec<Aid>),
     All,
@@ -581,7 +581,7 @@ enum Asked {
 impl From<Query<'_>> for Asked {
     fn from(query: Query<'_>) -> Self {
         match query {
-            Query::One { key, aid } => Self::One(key.clone(), aid.cloned()),
+            Query::Each { keys, aid } => Self::Each(keys.to_vec(), aid.cloned()),
             Query::On(keys) => Self::On(keys.to_vec()),
             Query::Of(aids) => Self::Of(aids.to_vec()),
             Query::All => Self::All,
@@ -592,7 +592,7 @@ impl From<Query<'_>> for Asked {
 impl Asked {
     fn as_query(&self) -> Query<'_> {
         match self {
-            Self::One(key, aid) => Query::One { key, aid: aid.as_ref() },
+            Self::Each(keys, aid) => Query::Each { keys, aid: aid.as_ref() },
             Self::On(keys) => Query::On(keys),
             Self::Of(aids) => Query::Of(aids),
             Self::All => Query::All,
@@ -755,8 +755,9 @@ fn said(answer: &TryAcquire) -> String {
 
 type Found<T> = Result<T, StoreError>;
 
-fn is_any(found: &Found<Vec<Lock>>) -> bool {
-    found.as_ref().is_ok_and(|locks| !locks.is_empty())
+fn has_another_key(primary: &Found<Vec<Lock>>, majority: &Found<Vec<Lock>>) -> bool {
+    let (Ok(primary), Ok(majority)) = (primary, majority) else { return false };
+    primary.iter().any(|lock| !majority.iter().any(|it| it.key == lock.key))
 }
 
 fn has_more(primary: &Found<Vec<Lock>>, majority: &Found<Vec<Lock>>) -> bool {

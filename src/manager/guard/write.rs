@@ -59,7 +59,7 @@ impl LockGuard {
         self.manager.create(&self.held, document, self.manager.until()).await.map(drop)
     }
 
-    /// Deletes the document if the exclusive lock is still held, then releases the lock.
+    /// Deletes the document if the exclusive lock is still held. Releases the lock in any case.
     ///
     /// # Errors
     /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was deleted. [`LockError::Store`].

@@ -13,7 +13,9 @@ use crate::{
     lock::{Aid, Lock},
     store::{
         Query,
-        mongo::{MongoStore, Prepared, codec, error::store_error, lanes, pipeline},
+        mongo::{
+            MongoStore, Prepared, codec, error::store_error, lanes, pipeline, record::Fetched,
+        },
     },
 };
 
@@ -25,40 +27,42 @@ pub(super) struct OfSession {
     pub(super) may_read: bool,
 }
 
-/// A lock that only the primary has is neither live nor gone.
-fn unknown_yet(doing: String) -> StoreError {
-    let what = format!(
-        "{doing}: the primary has a lock that a majority has not acknowledged yet; if that lasts, \
-         check the secondaries"
-    );
-    StoreError::new(StoreErrorKind::Unavailable, what)
-}
-
 impl Prepared {
-    // find returns: a majority-committed record → live, at least until that record expires. Nothing →
-    // the query is repeated on the state of the primary. Nothing there either → not locked. A record
-    // there → not yet known, reported as unavailable and repeated: the lock is being taken or renewed
-    // at this moment, or a new primary does not know yet what is majority-committed, or replication
-    // stands still.
-    pub(super) async fn live(
-        &self,
-        key: &LockKey,
-        fields: Document,
-    ) -> Result<Option<Document>, StoreError> {
-        let looking = || format!("inspecting the lock on {key:?}");
-        let live = pipeline::and_live(pipeline::by_id(key.id()), self.rules.ttl);
-        let find = async |of: &Collection<Document>, fields| {
-            let found = of.find_one(live.clone()).projection(fields);
-            let found = found.max_time(lanes::read_limit()).await;
-            found.map_err(|e| store_error(looking(), e))
-        };
-        if let Some(record) = find(&self.leases, fields).await? {
-            return Ok(Some(record));
+    // find returns: a majority-committed record → live, at least until that record expires. No record of
+    // a document → the query is repeated on the state of the primary. Nothing there either → not locked.
+    // A record there → not yet known, reported as unavailable and repeated: the lock is being taken or
+    // renewed at this moment, or a new primary does not know yet what is majority-committed, or
+    // replication stands still.
+    async fn each(&self, keys: &[LockKey], aid: Option<&Aid>) -> Result<Vec<Lock>, StoreError> {
+        let (mut locks, mut free) = (Vec::new(), keys.iter().collect::<HashSet<_>>());
+        let live = self.live_on(&free);
+        self.each_of(&self.leases, live, pipeline::lock_fields(aid), keys.len(), |_, found| {
+            free.remove(&found.key);
+            locks.extend(found.lock());
+        })
+        .await?;
+        let mut is_unknown = false;
+        if !free.is_empty() {
+            let (live, id) = (self.live_on(&free), doc! { "_id": 1 });
+            self.each_of(&self.locks, live, id, 1, |_, _| is_unknown = true).await?;
         }
-        match find(&self.locks, doc! { "_id": 1 }).await? {
-            None => Ok(None),
-            Some(_) => Err(unknown_yet(looking())),
-        }
+        if is_unknown { Err(self.unknown_yet()) } else { Ok(locks) }
+    }
+
+    /// Matches the live records of these documents.
+    fn live_on<'a>(&self, keys: impl IntoIterator<Item = &'a &'a LockKey>) -> Document {
+        let ids: Vec<_> = keys.into_iter().map(|key| Bson::from(key.id())).collect();
+        pipeline::and_live(doc! { "_id": { "$in": ids } }, self.rules.ttl)
+    }
+
+    /// A lock that only the primary has is neither live nor gone.
+    fn unknown_yet(&self) -> StoreError {
+        let what = format!(
+            "looking at locks in {}: the primary has a lock that a majority has not acknowledged yet; \
+             if that lasts, check the secondaries",
+            self.documents.name(),
+        );
+        StoreError::new(StoreErrorKind::Unavailable, what)
     }
 }
 
@@ -72,16 +76,9 @@ impl MongoStore {
         let at = self.prepared(collection)?;
         let ttl = at.rules.ttl;
         match query {
-            Query::One { key, aid } => {
-                let asked = Instant::now();
-                let record = at.live(key, pipeline::lock_fields(aid)).await?;
-                let lock = record.and_then(|record| at.fetched(key, &record, asked).lock());
-                Ok(lock.into_iter().collect())
-            }
+            Query::Each { keys, aid } => at.each(&keys[..limit.min(keys.len())], aid).await,
             Query::On(keys) => {
-                let ids: Vec<_> = keys.iter().map(|key| Bson::from(key.id())).collect();
-                let live = pipeline::and_live(doc! { "_id": { "$in": ids } }, ttl);
-                at.listed(live, None, limit, true).await
+                at.listed(at.live_on(&keys.iter().collect::<Vec<_>>()), None, limit, true).await
             }
             Query::Of(aids) => {
                 at.listed(pipeline::held_by(aids, ttl), Some(aids), limit, true).await
@@ -102,10 +99,13 @@ impl MongoStore {
         let (at, aids) = (self.prepared(collection)?, slice::from_ref(aid));
         let (mut of_session, mut seen) = (OfSession { held: Vec::new(), may_read: false }, 0);
         let records = pipeline::of_sessions(aids);
-        at.each_of(&at.locks, records, Some(aids), limit, |record, found| {
+        let fields = pipeline::list_fields(Some(aids));
+        at.each_of(&at.locks, records, fields, limit, |record, found| {
             seen += 1;
             of_session.may_read |= matches!(record.get("readers"), Some(Bson::Array(_)));
-            of_session.held.extend(found.into_iter().filter(|lock| !lock.expires_in().is_zero()));
+            of_session
+                .held
+                .extend(found.locks().into_iter().filter(|lock| !lock.expires_in().is_zero()));
         })
         .await?;
         // Beyond the limit it is not known whether the session reads.
@@ -123,19 +123,20 @@ impl Prepared {
         limit: usize,
         all: bool,
     ) -> Result<Vec<Lock>, StoreError> {
-        let mut locks: Vec<Lock> = Vec::new();
-        self.each_of(&self.leases, live.clone(), aids, limit, |_, found| locks.extend(found))
-            .await?;
+        let (mut locks, fields) = (Vec::<Lock>::new(), pipeline::list_fields(aids));
+        self.each_of(&self.leases, live.clone(), fields.clone(), limit, |_, found| {
+            locks.extend(found.locks());
+        })
+        .await?;
         if all {
             let known: HashSet<_> = locks.iter().map(|lock| lock.token).collect();
             let mut is_unknown = false;
-            self.each_of(&self.locks, live, aids, limit, |_, found| {
-                is_unknown |= found.iter().any(|lock| !known.contains(&lock.token));
+            self.each_of(&self.locks, live, fields, limit, |_, found| {
+                is_unknown |= found.locks().iter().any(|lock| !known.contains(&lock.token));
             })
             .await?;
             if is_unknown {
-                let collection = self.documents.name();
-                return Err(unknown_yet(format!("listing locks in {collection}")));
+                return Err(self.unknown_yet());
             }
         }
         Ok(locks)
@@ -145,16 +146,16 @@ impl Prepared {
         &self,
         records: &Collection<Document>,
         filter: Document,
-        aids: Option<&[Aid]>,
+        fields: Document,
         limit: usize,
-        mut take: impl FnMut(&Document, Vec<Lock>),
+        mut take: impl FnMut(&Document, Fetched<'_>),
     ) -> Result<(), StoreError> {
         let collection = self.documents.name();
         let failed = |e| store_error(format!("listing locks in {collection}"), e);
         let asked = Instant::now();
         let mut cursor = records
             .find(filter)
-            .projection(pipeline::list_fields(aids))
+            .projection(fields)
             .limit(i64::try_from(limit).unwrap_or(0))
             .max_time(lanes::read_limit())
             .await
@@ -165,7 +166,7 @@ impl Prepared {
             // lock them either.
             let id = record.get("_id").and_then(codec::lock_id);
             if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
-                take(&record, self.fetched(&key, &record, asked).locks());
+                take(&record, self.fetched(&key, &record, asked));
             }
         }
         Ok(())

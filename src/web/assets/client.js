@@ -156,7 +156,7 @@ async function lookAt(base, keys) {
   for (let from = 0; from < keys.length; from += AT_ONCE) {
     const answer = await request('POST', base + '/status', { body: { keys: keys.slice(from, from + AT_ONCE) } });
     if (!answer.ok) continue;
-    for (const body of answer.body.locks) found.set(body.key, standing({ ...answer, body }));
+    for (const body of answer.body.locks ?? []) found.set(body.key, standing({ ...answer, body }));
   }
   return found;
 }
@@ -198,7 +198,8 @@ class List {
       const these = [...this.#due].slice(0, AT_ONCE);
       for (const key of these) this.#due.delete(key);
       const found = await lookAt(this.#base, these);   // an event that comes meanwhile makes its document due again
-      this.#callback(new Map(these.filter(key => this.#keys.has(key)).map(key => [key, found.get(key) ?? null])));
+      const shown = these.filter(key => this.#keys.has(key));   // `show` or `close` may have come meanwhile
+      if (shown.length) this.#callback(new Map(shown.map(key => [key, found.get(key) ?? null])));
     }
     this.#isLooking = false;
   }

@@ -229,3 +229,21 @@ async fn streams_end_at_once_when_the_server_is_stopped() {
     }
     assert!(began.elapsed() < Duration::from_secs(15), "at once, not with the next heartbeat");
 }
+
+#[actix_web::test]
+async fn visitors_hear_nothing_of_the_named_locks_of_jobs() {
+    let (locks, _) =
+        embedded_with(|settings| settings.admin_policy(|person| person.has_role("chief"))).await;
+    locks.register::<actix_doclock::Named>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let (alice, root) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "root").await);
+    let mut roots = root.listen("").await;
+    let mut alices = open(&alice, "").await;
+    let name = LockKey::named("nightly-report").unwrap();
+    let job = locks.acquire(&name, Wait::no()).await.unwrap();
+    alice.post("/locks/note/a").await.token();
+    assert_eq!(roots.event().await.1["key"], "doclock.named/nightly-report");
+    assert_eq!(alices.event().await.1["key"], "note/a");
+    drop(job);
+}

@@ -1,0 +1,64 @@
+//! What the verbs of a store answer.
+
+use std::time::Duration;
+
+use crate::{ended::EndReason, lock::Lock};
+
+/// How a session last ended, as [`Store::last_end`](crate::store::Store::last_end) returns it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastEnd {
+    /// [`Expired`](EndReason::Expired) if the session became idle.
+    pub reason: EndReason,
+    /// Whether the session is over. An idle session may come back.
+    pub for_good: bool,
+    /// How long ago.
+    pub ago: Duration,
+}
+
+/// The answer to [`Store::try_acquire`](crate::store::Store::try_acquire). Exhaustive, as the other answers are: the caller must handle
+/// each case.
+#[derive(Debug, Clone)]
+#[must_use = "a lock may have been granted, and must then be released"]
+pub enum TryAcquire {
+    /// Granted: the document was free, or the lock on it had expired. Carries the claim's token, or the
+    /// token of an earlier attempt of the claim.
+    Granted(Lock),
+    /// The session holds it already. It was renewed, and keeps its token.
+    AlreadyMine(Lock),
+    /// Another session holds it, or is ahead in the queue.
+    Held(Lock),
+}
+
+/// The answer to [`Store::remove_lock`](crate::store::Store::remove_lock) and [`Store::expire_in`](crate::store::Store::expire_in).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Released {
+    /// The lock was there, and is now removed.
+    Released,
+    /// There was no such lock to remove. Just as good.
+    AlreadyGone,
+}
+
+/// The answer to [`Store::save`](crate::store::Store::save).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "the document may not have been written"]
+pub enum Saved {
+    /// Written.
+    Saved,
+    /// This acquisition is no longer live. Nothing was written.
+    Lost,
+    /// The lock is live, but the document no longer exists. Nothing was written.
+    DocumentGone,
+}
+
+/// The answer to [`Store::sweep`](crate::store::Store::sweep).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Swept {
+    /// How many sessions were found to be idle.
+    pub sessions: usize,
+    /// The sweep reached its limit: sweep again.
+    pub more: bool,
+    /// Some ends wait to be announced.
+    pub announcements: bool,
+    /// How long until the first live lock can expire. `None` if there is no lock.
+    pub next: Option<Duration>,
+}

@@ -1,0 +1,121 @@
+//! Whose locks they are: the state of one document, or of many.
+
+use actix_web::{HttpRequest, web::Json};
+use serde::{Deserialize, Serialize};
+
+use super::{Body, bad_request, key, named, read};
+use crate::{
+    lock::{Holder, Lock, Mode},
+    web::{
+        Problem, SessionLocks,
+        format::{millis, rfc3339},
+        request::RequestLocks,
+        same_site::SameSite,
+    },
+};
+
+/// How many documents one request may ask for.
+const MAX_KEYS: usize = 200;
+
+#[derive(Serialize)]
+pub(super) struct StateBody {
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<Mode>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder: Option<Holder>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_in_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    may_take_over: Option<bool>,
+}
+
+/// Whose lock it is, from the view of this tab of this session.
+fn state(lock: &Lock, locks: &RequestLocks) -> &'static str {
+    if Some(&lock.aid) != locks.aid().as_ref() {
+        "held"
+    } else if locks.is_of_another_tab(lock) {
+        "mine_elsewhere"
+    } else {
+        "mine"
+    }
+}
+
+impl StateBody {
+    fn of(lock: Option<Lock>, locks: &RequestLocks) -> Self {
+        let state = lock.as_ref().map_or("free", |lock| state(lock, locks));
+        let may_take_over = match (state, &lock) {
+            ("held", Some(lock)) => Some(locks.may_take_over(lock)),
+            ("mine_elsewhere", _) => Some(true),
+            _ => None,
+        };
+        Self {
+            state,
+            mode: lock.as_ref().map(|lock| lock.mode),
+            since: lock.as_ref().map(|lock| rfc3339(lock.since)),
+            expires_in_ms: lock.as_ref().map(|lock| millis(lock.expires_in())),
+            holder: lock.and_then(|lock| lock.holder),
+            may_take_over,
+        }
+    }
+}
+
+pub(super) async fn of_one(
+    locks: SessionLocks,
+    req: HttpRequest,
+) -> Result<Json<StateBody>, Problem> {
+    let key = key(&locks, &req)?;
+    let (aid, until) = (locks.locks.aid(), locks.locks.begin());
+    let lock = locks.manager().inspect_by(&key, aid.as_ref(), until).await?;
+    Ok(Json(StateBody::of(lock, &locks.locks)))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct StatusBody {
+    /// The documents, each as `"collection/id"`.
+    keys: Vec<String>,
+}
+
+#[derive(Serialize)]
+pub(super) struct StatusAnswer {
+    /// In the order of the keys.
+    locks: Vec<KeyedState>,
+}
+
+#[derive(Serialize)]
+struct KeyedState {
+    key: String,
+    collection: String,
+    id: String,
+    #[serde(flatten)]
+    state: StateBody,
+}
+
+pub(super) async fn of_many(
+    _: SameSite,
+    locks: SessionLocks,
+    body: Body,
+) -> Result<Json<StatusAnswer>, Problem> {
+    let StatusBody { keys } = read(body)?;
+    if keys.len() > MAX_KEYS {
+        return Err(bad_request(format_args!("ask for at most {MAX_KEYS} keys at once")));
+    }
+    let malformed = |key: &str| bad_request(format_args!("a key is `collection/id`, not {key:?}"));
+    let keys = keys.into_iter().map(|key| {
+        let (collection, id) = key.split_once('/').ok_or_else(|| malformed(&key))?;
+        named(&locks, collection, id)
+    });
+    let keys = keys.collect::<Result<Vec<_>, Problem>>()?;
+    let (aid, until) = (locks.locks.aid(), locks.locks.begin());
+    let found = locks.manager().inspect_many_by(&keys, aid.as_ref(), until).await?;
+    let all = keys.into_iter().zip(found).map(|(key, lock)| KeyedState {
+        collection: key.collection().to_owned(),
+        id: key.id().to_string(),
+        key: key.to_string(),
+        state: StateBody::of(lock, &locks.locks),
+    });
+    Ok(Json(StatusAnswer { locks: all.collect() }))
+}
