@@ -55,7 +55,7 @@ pub(crate) use query::LISTED;
 pub use takeover::MAX_REASON_BYTES;
 #[cfg(feature = "web")]
 pub(crate) use takeover::can_be_taken_over;
-pub use watch::{events::LockEvents, wakeups::Wakeup};
+pub use watch::{changes::Wakeup, events::LockEvents};
 
 /// Locks documents for web sessions, jobs and workers. The core of the crate, without HTTP.
 ///
@@ -111,7 +111,7 @@ struct Inner {
     activity: activity::Activity,
     watched: guard::lost::Watched,
     queues: wait::queue::Queues,
-    wakeups: watch::wakeups::Wakeups,
+    watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
     leases: guard::leases::Leases,
     /// Ends all waits. It is also cancelled when `stop` is.

@@ -44,7 +44,7 @@ pub use mongo::{Finding, MongoStore, Severity};
 pub use rules::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};
-pub use watch::{Change, Interest, Watch};
+pub use watch::{Change, Watch};
 
 /// A place that keeps locks in the same database as the documents they guard.
 ///
@@ -328,8 +328,8 @@ pub trait Store: Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// Reports changes from now on, above all documents that become free. `None`, the default, means
-    /// that this store cannot; the caller must then poll.
+    /// Reports locks that are acquired, freed or taken from now on; no renewals. `None`, the default,
+    /// means that this store cannot; the caller must then poll.
     ///
     /// Every change after this call has returned is reported, or [`Missed`](Change::Missed) is. The
     /// expiry of a lock need not be reported. Other changes may be reported as well: a subscriber looks
@@ -337,7 +337,6 @@ pub trait Store: Send + Sync + 'static {
     fn watch(
         &self,
         _collection: &str,
-        _interest: Interest,
     ) -> impl Future<Output = Result<Option<Watch>, StoreError>> + Send {
         async { Ok(None) }
     }

@@ -2,7 +2,7 @@
 //! events.
 
 use super::*;
-use crate::store::{Change, Interest, LastEnd, Watch};
+use crate::store::{Change, LastEnd, Watch};
 
 async fn locks_on(store: &impl Store, id: &str) -> Vec<Lock> {
     store.locks_on(COLLECTION, &[key(id)]).await.unwrap()
@@ -204,31 +204,29 @@ cases! {
 
     async fn a_watch_of_everything_reports_grants_and_takeovers_with_their_sessions<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
-        let Some(mut watch) = store.watch(COLLECTION, Interest::All).await.unwrap() else { return };
-        let changed = |id: &str| {
-            let key = key(id);
-            move |change: &Change| matches!(change, Change::Changed(it) if *it == key)
-        };
+        let Some(mut watch) = store.watch(COLLECTION).await.unwrap() else { return };
+        let is = |change: Change| move |it: &Change| *it == change;
+        let (granted_to, freed) =
+            (|id: &str| is(Change::Granted(key(id))), |id: &str| is(Change::Freed(key(id))));
         let taken_from = |id: &str, token: LockToken, by: Taken| {
-            let taken = Change::Taken(key(id), token, by);
-            move |change: &Change| *change == taken
+            is(Change::Taken(key(id), token, by))
         };
         granted(store, &key("free"), &alice).await;
-        told(&mut watch, "granted", changed("free")).await;
+        told(&mut watch, "granted", granted_to("free")).await;
         granted(store, &key("expired"), &alice).await;
-        told(&mut watch, "granted", changed("expired")).await;
+        told(&mut watch, "granted", granted_to("expired")).await;
         subject.age(&key("expired"), TTL).await;
         granted(store, &key("expired"), &bob).await;
-        told(&mut watch, "granted after the last lock has expired", changed("expired")).await;
+        told(&mut watch, "granted after the last lock has expired", granted_to("expired")).await;
         for aid in [&alice, &bob] {
             let reads = Claim { mode: Mode::Shared, ..claim(aid) };
             let _ = store.try_acquire(&key("read"), &reads).await.unwrap();
-            told(&mut watch, "a reader has joined", changed("read")).await;
+            told(&mut watch, "a reader has joined", granted_to("read")).await;
         }
         let token = granted(store, &key("grace"), &alice).await;
-        told(&mut watch, "granted", changed("grace")).await;
+        told(&mut watch, "granted", granted_to("grace")).await;
         store.expire_in(&Acquisition::exclusive(&key("grace"), &alice, token), None, 5 * SECOND).await.unwrap();
-        told(&mut watch, "the lock expires sooner", changed("grace")).await;
+        told(&mut watch, "the lock expires sooner", freed("grace")).await;
 
         // A report of a takeover names the session that takes over, at a second takeover too.
         let mut from = (alice.clone(), granted(store, &key("taken"), &alice).await);
@@ -244,6 +242,6 @@ cases! {
         let away = Taken { by: "$$NOW".to_owned(), reason: "broken".to_owned() };
         assert_eq!(store.break_lock(&seen, &away).await.unwrap(), Released::Released);
         told(&mut watch, "broken", taken_from("taken", from.1, away)).await;
-        told(&mut watch, "and gone", changed("taken")).await;
+        told(&mut watch, "and gone", freed("taken")).await;
     }
 }

@@ -1,15 +1,16 @@
 //! Reports of documents that become free.
 
 use super::*;
-use crate::store::{Change, Interest, Rules, Watch};
+use crate::store::{Change, Rules, Watch};
 
 /// Waits until the document is reported as free, or changes as missed.
 async fn told_of(watch: &mut Watch, key: &LockKey, how: &str) {
     let told = async {
         loop {
             match watch.next().await {
-                Some(Ok(Change::Changed(freed))) if freed != *key => {}
-                Some(Ok(_)) => return,
+                Some(Ok(Change::Freed(freed))) if freed == *key => return,
+                Some(Ok(Change::Missed)) => return,
+                Some(Ok(_)) => {}
                 other => panic!("{how}: the watch ended: {other:?}"),
             }
         }
@@ -24,7 +25,7 @@ cases! {
         let rules = Rules::new(TTL);
         for (n, rules) in [rules, rules.fenced(), rules.fair()].into_iter().enumerate() {
             store.prepare(COLLECTION, &rules).await.unwrap();
-            let Some(mut watch) = store.watch(COLLECTION, Interest::Freed).await.unwrap() else { return };
+            let Some(mut watch) = store.watch(COLLECTION).await.unwrap() else { return };
             // Each case has its own document, so that no earlier change counts.
             let key = |how: &str| key(&format!("{n} {how}"));
 

@@ -347,7 +347,7 @@ impl LockManagerBuilder {
             watched: Default::default(),
             queues: Queues::new(self.settings.waiters),
             settings: self.settings,
-            wakeups: Default::default(),
+            watches: Default::default(),
             kept: Default::default(),
             leases: Default::default(),
             events: Default::default(),

@@ -13,7 +13,7 @@ use crate::{
             sweeps::{ReaperHealth, ReaperState},
         },
         wait::is_outage,
-        watch::wakeups::Wakeup,
+        watch::changes::Wakeup,
     },
     store::{StoreStatus, Topology, millis},
 };
@@ -193,7 +193,7 @@ impl LockManager {
     pub fn health(&self) -> Health {
         Health {
             collections: self.registered_names(),
-            wakeups: self.inner.wakeups.all(),
+            wakeups: self.inner.watches.states(),
             waiting: self.inner.queues.waiting(),
             guards: self.inner.kept.len(),
             event_streams: self.inner.event_streams.count(),

@@ -23,7 +23,7 @@ use crate::{
         claim::{Acquired, Patience, Wait, Wanted},
         observe,
         wait::queue::{Place, Step, TooMany, deadlock::Edge},
-        watch::wakeups::poll_pause,
+        watch::changes::{Wakeup, poll_pause},
     },
 };
 
@@ -179,7 +179,7 @@ impl LockManager {
                     (true, expires_at)
                 }
             };
-            let must_poll = is_first && self.inner.wakeups.must_poll(collection);
+            let must_poll = is_first && self.inner.watches.state(collection) != Some(Wakeup::Told);
             tokio::select! {
                 biased;
                 gift = place.called() => {

@@ -1,5 +1,5 @@
 //! News about locks: for waiters, and for events.
 
+pub(super) mod changes;
 pub(crate) mod events;
 pub(crate) mod streams;
-pub(super) mod wakeups;

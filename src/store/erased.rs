@@ -14,8 +14,8 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, PageId},
     store::{
-        Acquisition, Claim, Edit, Format, Interest, LastEnd, Query, Released, Removal, Rules,
-        Saved, Store, StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
+        Acquisition, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved, Store,
+        StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
     },
 };
 
@@ -67,5 +67,5 @@ erase! {
     fn expire_in(held: &'a Acquisition, page: Option<PageId>, grace: Duration) -> Released;
     fn take_announcements(worker: Uuid, lease: Duration, limit: usize) -> Vec<SessionEnded>;
     fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
-    fn watch(collection: &'a str, interest: Interest) -> Option<Watch>;
+    fn watch(collection: &'a str) -> Option<Watch>;
 }

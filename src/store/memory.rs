@@ -22,8 +22,8 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, Mode, PageId},
     store::{
-        Acquisition, Change, Claim, Edit, Format, Interest, LastEnd, Query, Released, Removal,
-        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Topology, TryAcquire, Watch,
+        Acquisition, Change, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved,
+        Store, StoreStatus, StoredDocument, Swept, Topology, TryAcquire, Watch,
     },
 };
 
@@ -141,7 +141,7 @@ impl Store for MemoryStore {
             let stay: Vec<_> = record.grants.iter().map(|grant| grant.token).collect();
             let former = expired.into_iter().filter(|grant| !stay.contains(&grant.token));
             state.leave_to_sweep(key, former);
-            state.changes.tell(Change::Changed(key.clone()));
+            state.changes.tell(Change::Granted(key.clone()));
         }
         Ok(answer)
     }
@@ -237,7 +237,7 @@ impl Store for MemoryStore {
         };
         let Some(grant) = grants.iter_mut().find(is_it) else { return Ok(Released::AlreadyGone) };
         grant.expire_by(now + grace);
-        state.changes.tell(Change::Changed(key.clone()));
+        state.changes.tell(Change::Freed(key.clone()));
         Ok(Released::Released)
     }
 
@@ -274,10 +274,11 @@ impl Store for MemoryStore {
         if let Some(taken) = &claim.taken {
             state.changes.tell(Change::Taken(key.clone(), *token, taken.clone()));
         }
-        state.changes.tell(Change::Changed(key.clone()));
-        if claim.mode == Mode::Shared {
-            state.changes.tell(Change::Changed(key.clone()));
-        }
+        state.changes.tell(match claim.mode {
+            Mode::Exclusive => Change::Granted(key.clone()),
+            // Other readers may join.
+            Mode::Shared => Change::Freed(key.clone()),
+        });
         Ok(Some(lock))
     }
 
@@ -357,12 +358,8 @@ impl Store for MemoryStore {
         Ok(state.ends.last(aid, state.now()))
     }
 
-    async fn watch(
-        &self,
-        collection: &str,
-        interest: Interest,
-    ) -> Result<Option<Watch>, StoreError> {
-        Ok(Some(self.state().changes.watch(collection, interest)))
+    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
+        Ok(Some(self.state().changes.watch(collection)))
     }
 
     async fn exists(&self, key: &LockKey) -> Result<bool, StoreError> {

@@ -24,8 +24,8 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, PageId},
     store::{
-        Acquisition, Claim, Edit, Format, Interest, LastEnd, Query, Released, Removal, Rules,
-        Saved, Store, StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
+        Acquisition, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved, Store,
+        StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
     },
 };
 
@@ -375,17 +375,13 @@ impl Store for MongoStore {
         self.last_end_of(aid).await
     }
 
-    async fn watch(
-        &self,
-        collection: &str,
-        interest: Interest,
-    ) -> Result<Option<Watch>, StoreError> {
+    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
         // A standalone server has neither change streams nor transactions.
         if !self.has_transactions().await? {
             return Ok(None);
         }
         let at = self.prepared(collection)?;
-        watch::watch(&at.locks, collection, interest).await.map(Some)
+        watch::watch(&at.locks, collection).await.map(Some)
     }
 
     async fn status(&self, collections: &[&str]) -> Result<StoreStatus, StoreError> {

@@ -12,23 +12,17 @@ use crate::{error::StoreError, key::LockKey, lock::LockToken, store::Taken};
 /// again.
 pub struct Watch(Pin<Box<dyn Stream<Item = Result<Change, StoreError>> + Send>>);
 
-/// Which changes of a collection a subscriber wants to hear of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interest {
-    /// Changes that may let a waiter in.
-    Freed,
-    /// Also grants, and locks that were [taken](Taken) from their holders. No renewals.
-    All,
-}
-
 /// One report about the locks of a collection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {
-    /// The lock on this document is gone, excludes less than before, or expires sooner. With
-    /// [`Interest::All`](crate::store::Interest::All) also: somebody has acquired it.
-    Changed(LockKey),
-    /// This acquisition of the lock was taken from its holder.
+    /// The lock on this document is gone, excludes less than before, or expires sooner. A waiter may be
+    /// let in.
+    Freed(LockKey),
+    /// A session has acquired the lock on this document, or has joined its readers.
+    Granted(LockKey),
+    /// This acquisition of the lock was [taken](Taken) from its holder. Another `Freed` or `Granted` may
+    /// follow.
     Taken(LockKey, LockToken, Taken),
     /// Changes may have been missed, for any document.
     Missed,

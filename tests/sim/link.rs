@@ -9,8 +9,8 @@ use actix_doclock::{
     StoreError, StoreErrorKind, TryAcquire,
     conformance::Shorthand,
     store::{
-        Acquisition, Change, Claim, Edit, Interest, LastEnd, Query, Removal, Rules as Behaviour,
-        Saved, Store, StoreStatus, StoredDocument, Swept, Taken, Watch,
+        Acquisition, Change, Claim, Edit, LastEnd, Query, Removal, Rules as Behaviour, Saved,
+        Store, StoreStatus, StoredDocument, Swept, Taken, Watch,
     },
 };
 use futures_util::stream;
@@ -514,15 +514,11 @@ impl Store for Link {
         last.0
     }
 
-    async fn watch(
-        &self,
-        collection: &str,
-        interest: Interest,
-    ) -> Result<Option<Watch>, StoreError> {
+    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
         let collection = collection.to_owned();
         let opened = self
             .send("watch", Touches::Nothing, Repeats::Harmless, move |state| {
-                (at_once(state.primary.watch(&collection, interest)), state.epoch)
+                (at_once(state.primary.watch(&collection)), state.epoch)
             })
             .await?;
         let (watch, epoch) = opened.0;

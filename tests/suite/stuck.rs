@@ -79,11 +79,11 @@ async fn twelve_stuck_records_under_constant_requests_hold_up_no_other_document(
 #[tokio::test]
 async fn a_request_for_a_stuck_record_fails_within_the_deadline_as_unavailable() {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
-    let app = App::with(&database, with_deadline(Duration::from_secs(1))).await;
-    let aid = Aid::new();
+    let (app, aid) = (App::on(&database).await, Aid::new());
     app.granted(&key("a"), &aid).await;
     let mut transaction = stuck(&database, &[key("a")]).await;
-    match app.try_acquire(&key("a"), &aid).await {
+    let hurried = App::with(&database, with_deadline(Duration::from_secs(1))).await;
+    match hurried.try_acquire(&key("a"), &aid).await {
         Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Unavailable, "{e}"),
         other => panic!("{other:?}"),
     }

@@ -1,8 +1,8 @@
-//! Tells the subscribers what happens to locks: one watch of the store for each collection, as long as
-//! there are subscribers.
+//! Tells the subscribers what happens to locks: one task for each collection compares the locks with
+//! what the subscribers know, as long as there are subscribers.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
@@ -10,22 +10,22 @@ use std::{
 use futures_util::FutureExt;
 use tokio::{
     sync::broadcast::{self, Receiver, error::RecvError},
-    time::{sleep, timeout},
+    time::timeout,
 };
-use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, StoreError, StoreErrorKind},
     event::LockEvent,
     lock::{Lock, LockToken},
     manager::{
         Inner, LockManager,
-        rhythm::{Rhythm, jittered},
-        task::answer,
-        watch::{streams::Streams, wakeups::Wakeup},
+        rhythm::jittered,
+        watch::{
+            changes::{KEEP, Wakeup},
+            streams::Streams,
+        },
     },
-    store::{Change, Interest, Taken, Watch},
+    store::{Change, Taken},
 };
 
 mod known;
@@ -36,13 +36,8 @@ use known::{Known, Looked};
 const KEPT: usize = 1024;
 /// How many changed documents of a collection are read together.
 const AT_ONCE: usize = 200;
-/// How long a watch without events is kept when there are no more subscribers.
-const KEEP: Duration = Duration::from_secs(30);
 /// How often the locks are listed if the store does not report changes.
 const POLL: Duration = Duration::from_secs(1);
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// After this time a watch counts as working: some watches can be opened, but fail at once.
-const PROVEN: Duration = Duration::from_secs(10);
 /// How long it is remembered who took a lock: long enough for this process to see the change.
 const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
 
@@ -53,15 +48,15 @@ pub(in crate::manager) struct Events(Mutex<State>);
 #[derive(Debug)]
 struct State {
     sender: Option<broadcast::Sender<Arc<LockEvent>>>,
-    /// The watched collections, and how each is watched.
-    told: BTreeMap<&'static str, Wakeup>,
+    /// The collections that have a task.
+    followed: BTreeSet<&'static str>,
     taken: HashMap<LockToken, (Taken, Instant)>,
 }
 
 impl Default for State {
     fn default() -> Self {
         let sender = Some(broadcast::Sender::new(KEPT));
-        Self { sender, told: BTreeMap::new(), taken: HashMap::new() }
+        Self { sender, followed: BTreeSet::new(), taken: HashMap::new() }
     }
 }
 
@@ -95,23 +90,24 @@ impl Events {
         }
     }
 
-    fn is_told(&self, collection: &'static str, how: Wakeup) {
-        self.state().told.insert(collection, how);
-        self.tell(LockEvent::Resync);
-    }
-
-    /// Ends the watch if there are no subscribers, so that the next subscriber opens a new one.
-    fn ends_watch(&self, collection: &'static str) -> bool {
+    /// Ends the task if there are no subscribers, so that the next subscriber starts a new one.
+    fn ends(&self, collection: &'static str) -> bool {
         let mut state = self.state();
-        let is_idle = state.sender.as_ref().is_none_or(|sender| sender.receiver_count() == 0);
+        let is_idle = state.is_idle();
         if is_idle {
-            state.told.remove(collection);
+            state.followed.remove(collection);
         }
         is_idle
     }
 
     fn close(&self) {
         self.state().sender = None;
+    }
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.sender.as_ref().is_none_or(|sender| sender.receiver_count() == 0)
     }
 }
 
@@ -171,16 +167,13 @@ impl LockManager {
     pub(in crate::manager) fn follow_all(&self) {
         let names = self.registered_names();
         let mut state = self.inner.events.state();
-        let is_idle = state.sender.as_ref().is_none_or(|sender| sender.receiver_count() == 0);
-        if is_idle || self.inner.stop.token().is_cancelled() {
+        if state.is_idle() || self.inner.stop.token().is_cancelled() {
             return;
         }
         for collection in names {
-            if !state.told.contains_key(collection) {
-                state.told.insert(collection, Wakeup::Opening);
-                let panicked =
-                    move |now: &Self| now.inner.events.is_told(collection, Wakeup::Polling);
-                self.supervise("events", panicked, move |inner| follow(inner, collection));
+            if state.followed.insert(collection) {
+                // The subscribers are told when the task works again.
+                self.supervise("events", |_| {}, move |inner| follow(inner, collection));
             }
         }
     }
@@ -203,11 +196,11 @@ impl LockManager {
     /// Whether the store reports changes in all watched collections. Otherwise the locks are listed once
     /// a second.
     pub(crate) fn is_told_of_events(&self) -> bool {
-        self.inner.events.state().told.values().all(|how| *how != Wakeup::Polling)
+        self.inner.watches.states().values().all(|how| *how != Wakeup::Polling)
     }
 }
 
-/// Watches until there are no subscribers, or until the manager is gone or shut down.
+/// Tells the changes until there are no subscribers, or until the manager is gone or shut down.
 async fn follow(manager: Weak<Inner>, collection: &'static str) {
     let Some(stop) = manager.upgrade().map(|inner| inner.stop.token()) else { return };
     tokio::select! {
@@ -217,123 +210,73 @@ async fn follow(manager: Weak<Inner>, collection: &'static str) {
                 inner.events.close();
             }
         }
-        () = watch_and_tell(&manager, collection) => {}
+        () = look_and_tell(&manager, collection) => {}
     }
 }
 
-async fn watch_and_tell(manager: &Weak<Inner>, collection: &'static str) {
-    let mut rhythm =
-        Rhythm::new(format!("watching all changes of the locks in {collection}"), FIRST_PAUSE);
-    let mut known = Known::new(collection);
-    loop {
-        let Some(opened) = open(manager, collection).await else { return };
-        let pause = match opened {
-            Ok(Some(watch)) => match tell(manager, &mut known, watch, &mut rhythm).await {
-                None => return,
-                Some(why) => rhythm.after_failure(&why),
-            },
-            Ok(None) => Duration::MAX,
-            Err(why) => rhythm.after_failure(&why),
-        };
-        if !poll(manager, &mut known, pause).await {
+/// The subscribers are asked to [resync](LockEvent::Resync) when the changes begin to be told, when
+/// polling begins, and whenever some changes were not seen. During an outage they are not asked, because
+/// all of them would then ask in vain.
+async fn look_and_tell(manager: &Weak<Inner>, collection: &'static str) {
+    let now = || Some(LockManager { inner: manager.upgrade()? });
+    let Some(mut changes) = now().and_then(|now| now.changes(collection)) else { return };
+    let (mut known, mut was) = (Known::new(collection), Wakeup::Opening);
+    while let Some(now) = now() {
+        if now.inner.events.ends(collection) {
             return;
         }
-    }
-}
-
-async fn open(
-    manager: &Weak<Inner>,
-    collection: &'static str,
-) -> Option<Result<Option<Watch>, StoreError>> {
-    let manager = LockManager { inner: manager.upgrade()? };
-    let store = Arc::clone(&manager.inner.store);
-    let opening = async move { store.watch(collection, Interest::All).await };
-    let opened = manager.inner.runner.spawn(&TaskTracker::new(), opening);
-    Some(answer("watch", manager.until(), opened).await)
-}
-
-/// Returns why the watch was lost; `None` if there are no more subscribers.
-async fn tell(
-    manager: &Weak<Inner>,
-    known: &mut Known,
-    mut watch: Watch,
-    rhythm: &mut Rhythm,
-) -> Option<StoreError> {
-    let lost = |why: LockError| StoreError::new(StoreErrorKind::Unavailable, why.to_string());
-    if let Err(why) = known.look_at_all(&LockManager { inner: manager.upgrade()? }).await {
-        return Some(lost(why));
-    }
-    manager.upgrade()?.events.is_told(known.collection, Wakeup::Told);
-    let opened = clock::now();
-    loop {
-        let change = timeout(KEEP, watch.next()).await;
-        let now = LockManager { inner: manager.upgrade()? };
-        if matches!(change, Ok(Some(Ok(_))) | Err(_)) && clock::since(opened) >= PROVEN {
-            rhythm.works();
-        }
-        // All changes that have arrived since are read together: by one read, however many there are.
-        let (mut changed, mut has_missed) = (BTreeSet::new(), false);
-        let mut next = change.ok();
-        while let Some(change) = next {
-            match change {
-                Some(Ok(Change::Changed(key))) => drop(changed.insert(key)),
-                Some(Ok(Change::Taken(key, token, taken))) => {
-                    now.inner.events.was_taken(token, taken);
-                    changed.insert(key);
-                }
-                Some(Ok(Change::Missed)) => has_missed = true,
-                Some(Err(why)) => return Some(why),
-                None => {
-                    let message = "the store has ended the change stream";
-                    return Some(StoreError::new(StoreErrorKind::Unavailable, message));
-                }
-            }
-            next = (changed.len() < AT_ONCE).then(|| watch.next().now_or_never()).flatten();
-        }
-        let looked = if has_missed {
-            let looked = known.look_at_all(&now).await.map(drop);
-            now.inner.events.tell(LockEvent::Resync);
-            looked
-        } else if changed.is_empty() {
-            Ok(())
-        } else {
-            known.look_at(&now, changed).await
-        };
-        if let Err(why) = looked {
-            return Some(lost(why));
-        }
-        if now.inner.events.ends_watch(known.collection) {
-            return None;
-        }
-    }
-}
-
-/// Lists the locks repeatedly for this long. Says whether there are still subscribers.
-async fn poll(manager: &Weak<Inner>, known: &mut Known, pause: Duration) -> bool {
-    let began = clock::now();
-    let mut is_first = true;
-    while is_first || clock::since(began) < pause {
-        let Some(inner) = manager.upgrade() else { return false };
-        let now = LockManager { inner };
-        if now.inner.events.ends_watch(known.collection) {
-            return false;
+        let how = now.inner.watches.state(collection).unwrap_or(Wakeup::Opening);
+        if how == Wakeup::Opening {
+            drop(now);
+            // The state has changed, or there may be no more subscribers.
+            let _ = timeout(KEEP, changes.recv()).await;
+            continue;
         }
         let looked = known.look_at_all(&now).await;
-        // The subscribers are told when polling begins, and again when some changes were not seen. During
-        // an outage they are not told, because all of them would then ask in vain.
-        let missed = matches!(looked, Ok(Looked::Anew));
-        if std::mem::take(&mut is_first) || missed {
-            now.inner.events.is_told(known.collection, Wakeup::Polling);
+        let is_told = how == Wakeup::Told && looked.is_ok();
+        let begins_to_poll = how == Wakeup::Polling && was != how;
+        if is_told || begins_to_poll || matches!(looked, Ok(Looked::Anew)) {
+            now.inner.events.tell(LockEvent::Resync);
         }
+        was = how;
         if let Err(why) = looked {
             log::debug!(
                 target: "actix_doclock::background",
-                "the locks in {} could not be listed for the subscribers of events: {why}",
-                known.collection,
+                "the locks in {collection} could not be listed for the subscribers of events: {why}",
             );
         }
         drop(now);
-        sleep(jittered(POLL)).await;
+        if is_told {
+            tell(manager, &mut known, &mut changes).await;
+        } else {
+            // Without a watch, the only change is another state.
+            let _ = timeout(jittered(POLL), changes.recv()).await;
+        }
     }
-    true
+}
+
+/// Tells each change, until a change was missed or could not be read, or until there are no subscribers.
+async fn tell(manager: &Weak<Inner>, known: &mut Known, changes: &mut Receiver<Change>) {
+    loop {
+        let change = timeout(KEEP, changes.recv()).await;
+        let Some(inner) = manager.upgrade() else { return };
+        let now = LockManager { inner };
+        // All changes that have arrived since are read together: by one read, however many there are.
+        let (mut changed, mut next) = (BTreeSet::new(), change.ok());
+        while let Some(change) = next {
+            match change {
+                Ok(Change::Freed(key) | Change::Granted(key)) => drop(changed.insert(key)),
+                Ok(Change::Taken(key, token, taken)) => {
+                    now.inner.events.was_taken(token, taken);
+                    changed.insert(key);
+                }
+                Ok(Change::Missed) | Err(_) => return,
+            }
+            next = (changed.len() < AT_ONCE).then(|| changes.recv().now_or_never()).flatten();
+        }
+        let is_read = changed.is_empty() || known.look_at(&now, changed).await.is_ok();
+        if !is_read || now.inner.events.state().is_idle() {
+            return;
+        }
+    }
 }

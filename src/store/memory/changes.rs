@@ -3,7 +3,7 @@
 use futures_util::{StreamExt, future::ready, stream};
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use crate::store::{Change, Interest, Watch};
+use crate::store::{Change, Watch};
 
 /// How many changes are kept for a slow subscriber. Beyond that it gets [`Change::Missed`].
 const KEPT: usize = 1024;
@@ -27,7 +27,7 @@ impl Changes {
         let _ = self.0.send(change);
     }
 
-    pub(super) fn watch(&self, collection: &str, interest: Interest) -> Watch {
+    pub(super) fn watch(&self, collection: &str) -> Watch {
         let collection = collection.to_owned();
         let changes = stream::unfold(self.0.subscribe(), |mut changes| async {
             let change = match changes.recv().await {
@@ -39,8 +39,9 @@ impl Changes {
         });
         let ours = changes.filter(move |change| {
             ready(match change {
-                Change::Taken(..) if interest != Interest::All => false,
-                Change::Changed(key) | Change::Taken(key, ..) => key.collection() == collection,
+                Change::Freed(key) | Change::Granted(key) | Change::Taken(key, ..) => {
+                    key.collection() == collection
+                }
                 Change::Missed => true,
             })
         });

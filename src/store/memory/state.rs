@@ -149,6 +149,6 @@ impl State {
                 self.locks.remove(key);
             }
         }
-        self.changes.tell(Change::Changed(key.clone()));
+        self.changes.tell(Change::Freed(key.clone()));
     }
 }

@@ -1,11 +1,11 @@
-//! Reports documents that become free, from a change stream.
+//! Reports changes of locks, from a change stream.
 
 use std::time::Duration;
 
 use futures_util::stream;
 use mongodb::{
     Collection,
-    bson::{Document, doc},
+    bson::{Bson, Document, doc},
     change_stream::ChangeStream,
     options::ReadConcern,
 };
@@ -15,7 +15,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::LockKey,
     store::{
-        Change, Interest, Watch,
+        Change, Watch,
         mongo::{codec, error::store_error, pipeline::read_taken},
     },
 };
@@ -30,10 +30,9 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(super) async fn watch(
     locks: &Collection<Document>,
     collection: &str,
-    interest: Interest,
 ) -> Result<Watch, StoreError> {
     let opened = (locks.watch())
-        .pipeline(pipeline(interest))
+        .pipeline(pipeline())
         // The collection's own read concern is `local`, which a change stream does not accept.
         .read_concern(ReadConcern::majority())
         .max_await_time(ANSWER_WITHIN)
@@ -69,67 +68,63 @@ async fn next(
         let id = document.get("_id").and_then(codec::lock_id);
         // A foreign program may lock documents whose ids this crate cannot represent. Nobody waits for
         // them here.
-        if let Some(key) = id.and_then(|id| LockKey::new(collection, id).ok()) {
-            let taken = event.get_str("taken").ok().and_then(read_taken);
-            return Ok(Some(match taken {
-                Some((token, taken)) => Change::Taken(key, token, taken),
-                None => Change::Changed(key),
-            }));
+        let key = id.and_then(|id| LockKey::new(collection, id).ok());
+        if let Some(change) = key.and_then(|key| read(key, &event)) {
+            return Ok(Some(change));
         }
     }
     Ok(None)
 }
 
-/// Never reports renewals, which are the most frequent events.
-fn pipeline(interest: Interest) -> Vec<Document> {
-    let mut any = frees();
-    let mut fields = doc! { "operationType": 1, "documentKey": 1 };
-    if interest == Interest::All {
-        any.extend(grants());
-        let taken =
-            doc! { "$ifNull": ["$updateDescription.updatedFields.taken", "$fullDocument.taken"] };
-        fields.insert("taken", taken);
-    }
+/// Everything but renewals, which are by far the most frequent events, with the names of the changed
+/// fields.
+fn pipeline() -> Vec<Document> {
+    let update = |change: &str| format!("updateDescription.{change}");
+    let is_set = |field: &str| doc! { update("updatedFields") + "." + field: { "$exists": true } };
+    let changed =
+        doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
+    let names = doc! { "$map": { "input": changed, "in": "$$this.k" } };
+    let is_element = doc! { "input": "$$this", "regex": r"^readers\.[0-9]+$" };
+    let reader_joined = doc! { "$anyElementTrue": [{ "$map": { "input": &names, "in": { "$regexMatch": is_element } } }] };
+    let any = vec![
+        doc! { "operationType": { "$ne": "update" } },
+        doc! { update("removedFields.0"): { "$exists": true } },
+        doc! { update("truncatedArrays.0"): { "$exists": true } },
+        is_set("token"),
+        is_set("until"),
+        is_set("readers"),
+        is_set("queue"),
+        doc! { "$expr": reader_joined },
+    ];
+    let taken =
+        doc! { "$ifNull": ["$updateDescription.updatedFields.taken", "$fullDocument.taken"] };
+    let fields = doc! {
+        "operationType": 1, "documentKey": 1, "taken": taken, "aid": "$fullDocument.aid", "set": names,
+        "removed": "$updateDescription.removedFields",
+        "shortened": "$updateDescription.truncatedArrays.field",
+    };
     vec![doc! { "$match": { "$or": any } }, doc! { "$project": fields }]
 }
 
-/// Events by which a session has acquired a lock.
-fn grants() -> Vec<Document> {
-    let changed =
-        doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
-    let reader = doc! { "$regexMatch": { "input": "$$this.k", "regex": r"^readers\.[0-9]+$" } };
-    let reader_joined =
-        doc! { "$anyElementTrue": [{ "$map": { "input": changed, "in": reader } }] };
-    vec![
-        doc! { "operationType": { "$in": ["insert", "replace"] } },
-        doc! { "updateDescription.updatedFields.token": { "$exists": true } },
-        doc! { "$expr": reader_joined },
-    ]
-}
-
-/// Events after which a waiter may be let in.
-fn frees() -> Vec<Document> {
-    let left = |field: &str| {
-        vec![
-            doc! { "updateDescription.removedFields": field },
-            doc! { "updateDescription.truncatedArrays.field": field },
-            // The whole array was rewritten. A change within the array has another name, with a dot.
-            doc! { format!("updateDescription.updatedFields.{field}"): { "$exists": true } },
-        ]
-    };
-    let mut any = vec![
-        doc! { "operationType": { "$nin": ["insert", "update", "replace"] } },
-        // But no handover from one holder to the next.
-        doc! { "operationType": "replace", "fullDocument.aid": { "$exists": false } },
-        // Released, in a collection that keeps the record.
-        doc! { "updateDescription.removedFields": "aid" },
-        // The lock expires sooner than before, and this is not a new grant.
-        doc! {
-            "updateDescription.updatedFields.until": { "$exists": true },
-            "updateDescription.updatedFields.token": { "$exists": false },
-        },
-    ];
-    any.extend(left("readers"));
-    any.extend(left("queue"));
-    any
+/// What an event means; `None` for a renewal, or for a new waiter.
+fn read(key: LockKey, event: &Document) -> Option<Change> {
+    if let Some((token, taken)) = event.get_str("taken").ok().and_then(read_taken) {
+        return Some(Change::Taken(key, token, taken));
+    }
+    let names = |list| event.get_array(list).into_iter().flatten().filter_map(Bson::as_str);
+    let has = |list, field| names(list).any(|name| name == field);
+    // A change of one element has a name with a dot. Without a dot, the array may have become shorter.
+    let shortens = |array| ["set", "removed", "shortened"].into_iter().any(|list| has(list, array));
+    let reader_joined = || names("set").any(|name| name.starts_with("readers."));
+    // Without a new token, `until` makes the lock expire sooner.
+    let ends_sooner = || has("set", "until") && !has("set", "token");
+    match event.get_str("operationType") {
+        Ok("insert") => Some(Change::Granted(key)),
+        Ok("replace") if event.contains_key("aid") => Some(Change::Granted(key)),
+        Ok("update") if has("removed", "aid") || ends_sooner() => Some(Change::Freed(key)),
+        Ok("update") if shortens("readers") || shortens("queue") => Some(Change::Freed(key)),
+        Ok("update") if has("set", "token") || reader_joined() => Some(Change::Granted(key)),
+        Ok("update") => None,
+        _ => Some(Change::Freed(key)),
+    }
 }

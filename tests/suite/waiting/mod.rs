@@ -181,7 +181,7 @@ on_each_store! {
 
     async fn a_waiter_is_let_in_when_the_lock_expires(cluster: Cluster) {
         let (one, other) = (cluster.server().await, cluster.server().await);
-        let ttl = Duration::from_secs(1);
+        let ttl = Duration::from_secs(6);
         let crashed = one.job("crashed").ttl(ttl).acquire(&key("a"), Wait::no()).await.unwrap();
         // Like a killed process: no server renews the lock any more.
         one.shutdown().await;

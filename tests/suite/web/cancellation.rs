@@ -5,8 +5,8 @@ use std::{future::Future, pin::pin, task::Context, time::Instant};
 use actix_doclock::{
     Aid, EndReason, LockToken, MongoStore, PageId, Released, SessionEnded, StoreError, TryAcquire,
     store::{
-        Acquisition, Claim, Edit, Interest, LastEnd, Query, Removal, Rules, Saved, Store,
-        StoreStatus, StoredDocument, Swept, Watch,
+        Acquisition, Claim, Edit, LastEnd, Query, Removal, Rules, Saved, Store, StoreStatus,
+        StoredDocument, Swept, Watch,
     },
 };
 use futures_util::task::noop_waker_ref;
@@ -122,12 +122,8 @@ impl Store for Pausing {
     async fn announced(&self, worker: Uuid, ended: &[SessionEnded]) -> Result<(), StoreError> {
         self.paused(self.0.announced(worker, ended)).await
     }
-    async fn watch(
-        &self,
-        collection: &str,
-        interest: Interest,
-    ) -> Result<Option<Watch>, StoreError> {
-        self.0.watch(collection, interest).await
+    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
+        self.0.watch(collection).await
     }
 }
 

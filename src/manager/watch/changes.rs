@@ -1,0 +1,259 @@
+//! The changes of locks: one watch of the store for each collection, as long as it has waiters or
+//! subscribers of events.
+//!
+//! The watch wakes the waiters itself. It passes each change on to the [events](super::events), which
+//! read the documents in a task of their own, so that a slow read delays no waiter.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use serde::Serialize;
+use tokio::{
+    sync::broadcast::{Receiver, Sender},
+    time::{sleep, timeout_at},
+};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    clock,
+    error::{StoreError, StoreErrorKind},
+    manager::{
+        Inner, LockManager,
+        rhythm::{Rhythm, jittered},
+        task::answer,
+    },
+    store::{Change, Watch},
+};
+
+/// How many changes are kept for the events of a collection. If there are more, all locks of the
+/// collection are listed instead.
+const KEPT: usize = 1024;
+/// How long a watch is kept without waiters and subscribers: the next one comes soon, or not for a long
+/// time.
+pub(super) const KEEP: Duration = Duration::from_secs(30);
+/// After this time a watch counts as working: some watches can be opened, but fail at once.
+const PROVEN: Duration = Duration::from_secs(10);
+/// The first pause before a lost watch is opened again.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// How often a waiter asks the store without a watch, a quarter more or less, so that not all ask at
+/// once.
+const POLL: Duration = Duration::from_millis(500);
+
+/// How this process learns of changes in a collection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Wakeup {
+    /// The watch is being opened.
+    Opening,
+    /// The store reports them at once.
+    Told,
+    /// The store cannot report them (a standalone server), or does not report them at the moment: the
+    /// first waiter of each document asks every half a second, and the locks are listed every second for
+    /// the subscribers of events.
+    Polling,
+}
+
+/// The watched collections. A collection without waiters and subscribers has no entry.
+#[derive(Debug, Default)]
+pub(in crate::manager) struct Watches(Mutex<BTreeMap<&'static str, Watched>>);
+
+#[derive(Debug)]
+struct Watched {
+    how: Wakeup,
+    changes: Sender<Change>,
+}
+
+impl Watches {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<&'static str, Watched>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in crate::manager) fn states(&self) -> BTreeMap<&'static str, Wakeup> {
+        self.all().iter().map(|(collection, watched)| (*collection, watched.how)).collect()
+    }
+
+    pub(in crate::manager) fn state(&self, collection: &str) -> Option<Wakeup> {
+        self.all().get(collection).map(|watched| watched.how)
+    }
+}
+
+/// The pause until the next attempt of a waiter without a watch.
+pub(in crate::manager) fn poll_pause() -> Duration {
+    jittered(POLL)
+}
+
+impl LockManager {
+    /// Makes sure that the waiters of this collection are woken. Call it after joining a queue, and ask
+    /// the store again when called: earlier changes are not reported.
+    pub(in crate::manager) fn watch_over(&self, collection: &'static str) {
+        self.watched(collection, |_| ());
+    }
+
+    /// All changes in this collection from now on. A [`Missed`](Change::Missed) also reports that the
+    /// collection is watched in another way than before. `None` once the manager is shut down.
+    pub(super) fn changes(&self, collection: &'static str) -> Option<Receiver<Change>> {
+        self.watched(collection, Sender::subscribe)
+    }
+
+    fn watched<T>(
+        &self,
+        collection: &'static str,
+        join: impl FnOnce(&Sender<Change>) -> T,
+    ) -> Option<T> {
+        let mut all = self.inner.watches.all();
+        if let Some(watched) = all.get(collection) {
+            return Some(join(&watched.changes));
+        }
+        if self.inner.stop.token().is_cancelled() {
+            return None;
+        }
+        let changes = Sender::new(KEPT);
+        let joined = join(&changes);
+        all.insert(collection, Watched { how: Wakeup::Opening, changes: changes.clone() });
+        drop(all);
+        // The waiters poll until the watch works again.
+        let panicked = move |now: &Self| now.is_watched(collection, Wakeup::Polling);
+        self.supervise("watch", panicked, move |inner| listen(inner, collection, changes.clone()));
+        Some(joined)
+    }
+
+    fn is_wanted(&self, collection: &str, changes: &Sender<Change>) -> bool {
+        changes.receiver_count() > 0 || self.inner.queues.somebody_waits_in(collection)
+    }
+
+    /// Ends the watch if nobody wants it, so that the next waiter or subscriber opens a new one.
+    fn ends_watch(&self, collection: &'static str, changes: &Sender<Change>) -> bool {
+        let mut all = self.inner.watches.all();
+        // A waiter joins its queue before it looks for a watch. A subscriber joins under this mutex.
+        let is_idle = !self.is_wanted(collection, changes);
+        if is_idle {
+            all.remove(collection);
+        }
+        is_idle
+    }
+
+    /// Makes one attempt only. The caller pauses before the next one anyway, and on a server that closes
+    /// connections each attempt would cost other operations their connections.
+    async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, StoreError> {
+        let store = Arc::clone(&self.inner.store);
+        let opening = async move { store.watch(collection).await };
+        let opened = self.inner.runner.spawn(&TaskTracker::new(), opening);
+        answer("watch", self.until(), opened).await
+    }
+
+    fn is_watched(&self, collection: &'static str, how: Wakeup) {
+        if let Some(watched) = self.inner.watches.all().get_mut(collection) {
+            watched.how = how;
+        }
+        // The waiters ask again: because of earlier changes, or because they must poll from now on.
+        self.tell(collection, Change::Missed);
+    }
+
+    fn tell(&self, collection: &str, change: Change) {
+        match &change {
+            Change::Freed(key) | Change::Taken(key, ..) => self.inner.queues.freed(key),
+            Change::Granted(_) => {}
+            Change::Missed => self.inner.queues.ask_all(collection),
+        }
+        if let Some(watched) = self.inner.watches.all().get(collection) {
+            // There may be no subscriber.
+            let _ = watched.changes.send(change);
+        }
+    }
+}
+
+/// Passes the changes on as long as somebody wants them, until the manager is gone or shut down.
+async fn listen(manager: Weak<Inner>, collection: &'static str, changes: Sender<Change>) {
+    let mut rhythm = Rhythm::new(format!("watching the locks in {collection}"), FIRST_PAUSE);
+    while let Some(inner) = manager.upgrade() {
+        let manager_now = LockManager { inner };
+        let stop = manager_now.inner.stop.token();
+        let opened = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            opened = manager_now.open_watch(collection) => opened,
+        };
+        let pause = match opened {
+            Ok(Some(watch)) => {
+                manager_now.is_watched(collection, Wakeup::Told);
+                drop(manager_now);
+                let lost = tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    lost = pass_on(&manager, collection, &changes, watch, &mut rhythm) => lost,
+                };
+                let (Some(why), Some(inner)) = (lost, manager.upgrade()) else { return };
+                let manager_now = LockManager { inner };
+                manager_now.is_watched(collection, Wakeup::Polling);
+                if manager_now.ends_watch(collection, &changes) {
+                    return;
+                }
+                rhythm.after_failure(&why)
+            }
+            Ok(None) => {
+                if manager_now.inner.watches.state(collection) != Some(Wakeup::Polling) {
+                    log::info!(
+                        target: "actix_doclock::background",
+                        "this server has no change streams (it is not a replica set): the first waiter for \
+                         each lock in {collection} asks for it every {POLL:?}",
+                    );
+                    manager_now.is_watched(collection, Wakeup::Polling);
+                }
+                if manager_now.ends_watch(collection, &changes) {
+                    return;
+                }
+                KEEP
+            }
+            Err(e) => {
+                manager_now.is_watched(collection, Wakeup::Polling);
+                if manager_now.ends_watch(collection, &changes) {
+                    return;
+                }
+                rhythm.after_failure(&e)
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+/// Returns why the watch was lost; `None` if nobody wants it any more.
+async fn pass_on(
+    manager: &Weak<Inner>,
+    collection: &'static str,
+    changes: &Sender<Change>,
+    mut watch: Watch,
+    rhythm: &mut Rhythm,
+) -> Option<StoreError> {
+    let opened = clock::now();
+    let mut keep_until = opened + KEEP;
+    loop {
+        let change = timeout_at(keep_until.into(), watch.next()).await;
+        let now = LockManager { inner: manager.upgrade()? };
+        if matches!(change, Ok(Some(Ok(_))) | Err(_)) && clock::since(opened) >= PROVEN {
+            rhythm.works();
+        }
+        match change {
+            Ok(Some(Ok(change))) => now.tell(collection, change),
+            Ok(Some(Err(e))) => return Some(e),
+            Ok(None) => {
+                let message = "the store has ended the change stream";
+                return Some(StoreError::new(StoreErrorKind::Unavailable, message));
+            }
+            Err(_) => {}
+        }
+        // Does not rely on quiet periods: locks also change in a collection without waiters.
+        if now.is_wanted(collection, changes) {
+            keep_until = clock::now() + KEEP;
+        } else if keep_until <= clock::now() && now.ends_watch(collection, changes) {
+            return None;
+        }
+    }
+}
