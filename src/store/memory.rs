@@ -132,11 +132,11 @@ impl Store for MemoryStore {
 
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         let mut state = self.state();
-        let now = state.now();
+        let moment = state.moment();
         let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
         let record = state.locks.entry(key.clone()).or_default();
-        let expired = record.of_idle_sessions(&claim.aid, now);
-        let answer = record.try_acquire(key, claim, rules, now);
+        let expired = record.of_idle_sessions(&claim.aid, moment.now);
+        let answer = record.try_acquire(key, claim, rules, moment);
         if let TryAcquire::Granted(_) = answer {
             let stay: Vec<_> = record.grants.iter().map(|grant| grant.token).collect();
             let former = expired.into_iter().filter(|grant| !stay.contains(&grant.token));
@@ -254,7 +254,8 @@ impl Store for MemoryStore {
     ) -> Result<Option<Lock>, StoreError> {
         let Acquisition { key, aid, token, .. } = from;
         let mut state = self.state();
-        let now = state.now();
+        let moment = state.moment();
+        let now = moment.now;
         let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
         let Some(record) = state.locks.get_mut(key) else { return Ok(None) };
         // A lock that is taken over must be live. (A holder may hand its own lock over even when it has
@@ -270,7 +271,7 @@ impl Store for MemoryStore {
             return Ok(None);
         }
         let before = from.filter(|from| from.aid == claim.aid);
-        let lock = record.grant(key, claim, rules.0, before, now);
+        let lock = record.grant(key, claim, rules.0, before, moment);
         if let Some(taken) = &claim.taken {
             state.changes.tell(Change::Taken(key.clone(), *token, taken.clone()));
         }
@@ -327,12 +328,13 @@ impl Store for MemoryStore {
         limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
         let mut state = self.state();
-        let now = state.now();
+        let moment = state.moment();
+        let now = moment.now;
         Ok(match query {
             Query::Each { keys, aid } => {
                 let live = keys.iter().take(limit).filter_map(|key| {
                     let grant = state.locks.get(key)?.live(aid, now)?;
-                    Some(grant.to_lock(key, now))
+                    Some(grant.to_lock(key, moment))
                 });
                 live.collect()
             }
@@ -340,7 +342,7 @@ impl Store for MemoryStore {
                 let live = keys.iter().take(limit).flat_map(|key| {
                     let grants = state.locks.get(key).map_or(&[][..], |record| &record.grants);
                     let live = grants.iter().filter(|grant| grant.is_live(now));
-                    live.map(move |grant| grant.to_lock(key, now))
+                    live.map(move |grant| grant.to_lock(key, moment))
                 });
                 live.collect()
             }

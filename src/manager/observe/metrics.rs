@@ -27,7 +27,7 @@
 //! | [`STORE_ERRORS`] | `verb`, `kind` = unavailable, outcome_unknown, denied, rejected, other |
 //! | [`STORE_RETRIES`] | `kind` |
 //! | [`LOCKS_REFUSED`] | |
-//! | [`TASK_PANICS`] | `task` = reaper, listener, renewal of guards, wake-ups, events |
+//! | [`TASK_PANICS`] | `task` = reaper, listener, renewal of guards, watch, events |
 //! | [`WAITERS_REFUSED`] | `collection`, `limit` = session, server |
 //! | [`DEADLOCK_SEARCHES_GIVEN_UP`] | |
 //! | [`WAITING`] | `collection` |

@@ -1,13 +1,26 @@
 //! The locks on one document, and its queue.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::{
-    clock,
     key::LockKey,
     lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, PageId, TabId},
     store::{Claim, MAX_READERS, TryAcquire},
 };
+
+/// A moment on the store's clock, and when the caller's clock was read for it: before any answer, so that
+/// no holder believes in its lock for longer than the store does.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) now: Duration,
+    pub(super) read: Instant,
+}
+
+impl Moment {
+    fn instant_of(self, time: Duration) -> Instant {
+        self.read + time.saturating_sub(self.now)
+    }
+}
 
 /// All times are on the store's clock, except values of `SystemTime`, which are only shown.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -58,20 +71,21 @@ impl Record {
         key: &LockKey,
         claim: &Claim,
         (fenced, fair): (bool, bool),
-        now: Duration,
+        moment: Moment,
     ) -> TryAcquire {
+        let now = moment.now;
         self.queue.retain(|place| place.until > now);
-        if let Some(answer) = self.reenter(key, claim, now) {
+        if let Some(answer) = self.reenter(key, claim, moment) {
             self.queue.retain(|place| place.token != claim.token.of_place());
             return answer;
         }
-        if let Some(held) = self.in_the_way(key, claim, now) {
+        if let Some(held) = self.in_the_way(key, claim, moment) {
             if let Some(lease) = claim.place.filter(|_| fair) {
                 self.keep_place(claim, now + lease);
             }
             return TryAcquire::Held(held);
         }
-        TryAcquire::Granted(self.grant(key, claim, fenced, None, now))
+        TryAcquire::Granted(self.grant(key, claim, fenced, None, moment))
     }
 
     /// The expired grants of other sessions, except those that ended with their `max_hold`.
@@ -87,11 +101,12 @@ impl Record {
         claim: &Claim,
         fenced: bool,
         before: Option<Grant>,
-        now: Duration,
+        moment: Moment,
     ) -> Lock {
+        let now = moment.now;
         let is_same = |it: &&Grant| it.is_acquisition(&claim.aid, claim.token) && it.is_live(now);
         if let Some(same) = self.grants.iter().find(is_same) {
-            return same.to_lock(key, now);
+            return same.to_lock(key, moment);
         }
         match claim.mode {
             Mode::Exclusive => self.grants.clear(),
@@ -110,18 +125,19 @@ impl Record {
             grant.until = grant.max_hold.map(|max| grant.granted + max);
             grant.renew(now, claim.ttl);
         }
-        let lock = grant.to_lock(key, now);
+        let lock = grant.to_lock(key, moment);
         self.grants.push(grant);
         lock
     }
 
     /// The lock that the session already has.
-    fn reenter(&mut self, key: &LockKey, claim: &Claim, now: Duration) -> Option<TryAcquire> {
+    fn reenter(&mut self, key: &LockKey, claim: &Claim, moment: Moment) -> Option<TryAcquire> {
+        let now = moment.now;
         let mine = self.grants.iter_mut().find(|grant| {
             grant.aid == claim.aid && grant.is_live(now) && grant.mode.covers(claim.mode)
         })?;
         if mine.mode == Mode::Exclusive && mine.tab.zip(claim.tab).is_some_and(|(a, b)| a != b) {
-            return Some(TryAcquire::AlreadyMine(mine.to_lock(key, now)));
+            return Some(TryAcquire::AlreadyMine(mine.to_lock(key, moment)));
         }
         mine.until = mine.max_hold.map(|max| mine.granted + max);
         mine.page = claim.page.or(mine.page);
@@ -129,14 +145,14 @@ impl Record {
         mine.holder = claim.holder.clone();
         let is_same = mine.token.is_of_same_claim(claim.token);
         mine.again |= !is_same;
-        let lock = mine.to_lock(key, now);
+        let lock = mine.to_lock(key, moment);
         Some(if is_same { TryAcquire::Granted(lock) } else { TryAcquire::AlreadyMine(lock) })
     }
 
-    fn in_the_way(&self, key: &LockKey, claim: &Claim, now: Duration) -> Option<Lock> {
-        let live = || self.grants.iter().filter(|grant| grant.is_live(now));
+    fn in_the_way(&self, key: &LockKey, claim: &Claim, moment: Moment) -> Option<Lock> {
+        let live = || self.grants.iter().filter(|grant| grant.is_live(moment.now));
         let last = |others: &mut dyn Iterator<Item = &Grant>| {
-            others.max_by_key(|grant| grant.ts + grant.ttl).map(|grant| grant.to_lock(key, now))
+            others.max_by_key(|grant| grant.ts + grant.ttl).map(|grant| grant.to_lock(key, moment))
         };
         let excludes = |it: &&Grant| {
             it.aid != claim.aid && (it.mode == Mode::Exclusive || claim.mode == Mode::Exclusive)
@@ -144,7 +160,7 @@ impl Record {
         // An upgrade does not queue: the waiters are waiting for its session.
         let is_reader = live().any(|grant| grant.aid == claim.aid);
         last(&mut live().filter(excludes))
-            .or_else(|| self.before(claim).filter(|_| !is_reader).map(|it| it.to_lock(key, now)))
+            .or_else(|| self.before(claim).filter(|_| !is_reader).map(|it| it.to_lock(key, moment)))
             .or_else(|| last(&mut live()).filter(|_| live().count() >= MAX_READERS))
     }
 
@@ -239,7 +255,7 @@ impl Grant {
         self.aid == *aid && self.token == token
     }
 
-    pub(super) fn to_lock(&self, key: &LockKey, now: Duration) -> Lock {
+    pub(super) fn to_lock(&self, key: &LockKey, moment: Moment) -> Lock {
         Lock {
             key: key.clone(),
             mode: self.mode,
@@ -249,14 +265,14 @@ impl Grant {
             fence: self.fence,
             holder: Some(self.holder.clone()),
             since: self.since,
-            expires_at: clock::now() + (self.ts + self.ttl).saturating_sub(now),
+            expires_at: moment.instant_of(self.ts + self.ttl),
         }
     }
 }
 
 impl Place {
     /// The waiter, shown as the next holder of the document.
-    fn to_lock(&self, key: &LockKey, now: Duration) -> Lock {
+    fn to_lock(&self, key: &LockKey, moment: Moment) -> Lock {
         Lock {
             key: key.clone(),
             mode: self.mode,
@@ -266,7 +282,7 @@ impl Place {
             fence: None,
             holder: Some(self.holder.clone()),
             since: self.since,
-            expires_at: clock::now() + self.until.saturating_sub(now),
+            expires_at: moment.instant_of(self.until),
         }
     }
 }

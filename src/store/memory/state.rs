@@ -16,7 +16,7 @@ use crate::{
         memory::{
             changes::Changes,
             ends::Ends,
-            record::{Grant, Record},
+            record::{Grant, Moment, Record},
         },
     },
 };
@@ -55,7 +55,12 @@ impl Default for State {
 
 impl State {
     pub(super) fn now(&self) -> Duration {
-        clock::since(self.started) + self.turned_on
+        self.moment().now
+    }
+
+    pub(super) fn moment(&self) -> Moment {
+        let read = clock::now();
+        Moment { now: read.duration_since(self.started) + self.turned_on, read }
     }
 
     pub(super) fn is_fenced(&self, collection: &str) -> bool {
@@ -97,10 +102,10 @@ impl State {
         aids: Option<&[Aid]>,
         limit: usize,
     ) -> Vec<Lock> {
-        let now = self.now();
-        let documents = self.live_in(collection, aids, now).take(limit);
+        let moment = self.moment();
+        let documents = self.live_in(collection, aids, moment.now).take(limit);
         let locks = documents.flat_map(|(key, grants)| {
-            grants.into_iter().map(|grant| grant.to_lock(key, now)).collect::<Vec<_>>()
+            grants.into_iter().map(|grant| grant.to_lock(key, moment)).collect::<Vec<_>>()
         });
         locks.collect()
     }
