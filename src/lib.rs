@@ -40,8 +40,8 @@ pub use store::MongoStore;
 pub use store::{MemoryStore, Released, TryAcquire};
 #[cfg(feature = "web")]
 pub use web::{
-    HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware, Problem, SessionLocks, SharedDoc,
-    lock_api,
+    Access, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware, Problem, SessionLocks,
+    SharedDoc, lock_api,
 };
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use web::{MongoSessionStore, MongoSessionStoreBuilder};

@@ -1,5 +1,6 @@
 //! The crate in an actix-web application. Only this module uses HTTP.
 
+mod access;
 mod admin;
 mod api;
 mod assets;
@@ -17,6 +18,7 @@ mod session_locks;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 mod session_store;
 
+pub use access::Access;
 pub use api::lock_api;
 pub use extract::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc, Share, SharedDoc};
 pub use problem::Problem;

@@ -10,7 +10,9 @@ mod routes;
 
 use std::time::Duration;
 
-use actix_doclock::{BoxError, LockManager, MongoSessionStore, Problem, SessionEnded, lock_api};
+use actix_doclock::{
+    Access, Actor, BoxError, LockManager, MongoSessionStore, Problem, SessionEnded, lock_api,
+};
 use actix_session::{
     SessionMiddleware,
     config::BrowserSession,
@@ -121,7 +123,15 @@ async fn serve<S: SessionStore + 'static>(
             .app_data(web::Data::new(locks.clone()))
             .app_data(Problem::json_config())
             .wrap(from_fn(routes::only_readers_need_no_login))
-            .wrap(locks.session(session).identify(move |session| person(session, &known.0)))
+            .wrap(
+                locks
+                    .session(session)
+                    .identify(move |session| person(session, &known.0))
+                    // A visitor reads, and sees who edits.
+                    .access_policy(async |person: Option<Actor>, _, access| {
+                        person.is_some() || access == Access::Look
+                    }),
+            )
             .wrap(
                 DefaultHeaders::new()
                     .add((header::CONTENT_SECURITY_POLICY, "default-src 'self'"))

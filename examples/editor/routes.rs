@@ -58,7 +58,7 @@ pub(crate) async fn only_readers_need_no_login(
     let is_open = matches!(req.path(), "/login" | "/logout" | "/locks/status");
     let needs_login = !req.method().is_safe() && !is_open;
     if needs_login && name(&req.get_session()).is_none() {
-        let problem = Problem::new(StatusCode::UNAUTHORIZED, "not_logged_in");
+        let problem = Problem::new(StatusCode::UNAUTHORIZED, "login_required");
         return Err(problem.detail("log in first: POST /login {\"name\": …}").into());
     }
     next.call(req).await

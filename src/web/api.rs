@@ -18,7 +18,9 @@ use crate::{
     manager::MAX_REASON_BYTES,
     store::Acquisition,
     web::{
-        Problem, SessionLocks, admin, assets, events,
+        Problem, SessionLocks,
+        access::Access,
+        admin, assets, events,
         format::{millis, rfc3339},
         path::path_param,
         request::Ask,
@@ -89,8 +91,10 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// `mine_elsewhere` or `held`. `?keys=collection/id,…` selects some documents. After 15 s without an
 /// event there is a comment.
 ///
-/// The application decides who may call the API: wrap the scope in the guards of your other routes.
-/// Changes are refused to pages of other sites.
+/// Where people are [identified](crate::LockingSession::identify), the API is for them only: a visitor
+/// gets 401. The [access policy](crate::LockingSession::access_policy) decides for each document; its "no"
+/// looks like a missing document, and `status` and the events leave such documents out. Changes are
+/// refused to pages of other sites.
 pub fn lock_api(config: &mut ServiceConfig) {
     config
         .app_data(PayloadConfig::new(MAX_BODY_BYTES))
@@ -156,6 +160,7 @@ async fn acquire(
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     let key = key(&locks, &req)?;
+    locks.locks.permissions().check(&key, Access::Lock).await?;
     let AcquireBody { mode, wait_ms, take_over } = read(body)?;
     let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
     let wait = locks.wait_at_most(Duration::from_millis(wait_ms));
@@ -188,6 +193,10 @@ async fn release(
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     let key = key(&locks, &req)?;
+    // Whoever may no longer lock the document may still release it.
+    if !locks.locks.permissions().reach(&key) {
+        return Err(LockError::NotFound { key }.into());
+    }
     let mut tokens = locks.locks.offered()?.to_vec();
     let ReleaseBody { token, page, grace_ms } = read(body)?;
     if let Some(token) = token {
@@ -280,6 +289,7 @@ async fn break_lock(
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     let key = key(&locks, &req)?;
+    locks.locks.permissions().check(&key, Access::Look).await?;
     let BreakBody { reason, token } = read(body)?;
     if reason.len() > MAX_REASON_BYTES {
         return Err(bad_request(format_args!("a reason has at most {MAX_REASON_BYTES} bytes")));
@@ -318,7 +328,6 @@ fn named(locks: &SessionLocks, collection: &str, id: &str) -> Result<LockKey, Pr
             log::warn!(target: "actix_doclock::web", "a client asked the lock API for a document: {e}");
             Err(no_such_collection())
         }
-        _ if !locks.locks.may_see(collection) => Err(no_such_collection()),
         key => Ok(key?),
     }
 }

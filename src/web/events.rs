@@ -23,6 +23,7 @@ use crate::{
     manager::watch::{events::LockEvents, streams::Admitted},
     web::{
         Problem, SessionLocks,
+        access::Visible,
         format::{millis, rfc3339},
     },
 };
@@ -49,8 +50,7 @@ struct Listener {
     aid: Option<Aid>,
     tab: Option<TabId>,
     keys: Option<HashSet<String>>,
-    /// Also events of locks that are not [reachable over HTTP](crate::Lockable::OVER_HTTP).
-    sees_all: bool,
+    visible: Visible,
     ends: bool,
     until: Instant,
     /// For the first message.
@@ -63,6 +63,8 @@ pub(super) async fn stream(
     req: HttpRequest,
     asked: Query<Asked>,
 ) -> Result<HttpResponse, Problem> {
+    let permissions = locks.locks.permissions();
+    permissions.check_any()?;
     let (manager, address) = (locks.manager().clone(), req.peer_addr().map(|it| it.ip()));
     let admitted =
         manager.event_streams().admit(address, locks.locks.streams()).ok_or_else(|| {
@@ -80,7 +82,7 @@ pub(super) async fn stream(
         aid: locks.locks.aid(),
         tab,
         keys,
-        sees_all: manager.may_see_all(&locks.locks.actor()) == Some(true),
+        visible: Visible::new(permissions),
         ends: false,
         until: clock::now() + LIFE,
         manager,
@@ -114,25 +116,28 @@ impl Listener {
             if let LockEvent::SessionEnded(lock) = &*event {
                 self.ends = self.aid.as_ref() == Some(&lock.aid);
             }
-            if let Some(data) = self.data(&event) {
+            if self.concerns(&event).await {
+                let data = self.data(&event);
                 return Some(format!("event: {}\ndata: {data}\n\n", event.name()));
             }
         }
     }
 
-    /// The data of the event for this receiver, if the event concerns it.
-    fn data(&self, event: &Arc<LockEvent>) -> Option<Value> {
+    /// Whether this receiver has asked for the event, and may see it.
+    async fn concerns(&mut self, event: &LockEvent) -> bool {
+        let Some(lock) = event.lock() else { return true };
+        let is_asked_for =
+            self.keys.as_ref().is_none_or(|keys| keys.contains(&lock.key.to_string()));
+        is_asked_for && self.visible.has(&lock.key).await
+    }
+
+    /// The data of the event for this receiver.
+    fn data(&self, event: &Arc<LockEvent>) -> Value {
         let Some(lock) = event.lock() else {
-            return Some(json!({ "told": self.manager.is_told_of_events() }));
+            return json!({ "told": self.manager.is_told_of_events() });
         };
-        let name = lock.key.to_string();
-        let is_asked_for = self.keys.as_ref().is_none_or(|keys| keys.contains(&name));
-        let may_see = self.sees_all || self.manager.is_over_http(lock.key.collection());
-        if !is_asked_for || !may_see {
-            return None;
-        }
         let mut data = json!({
-            "key": name,
+            "key": lock.key.to_string(),
             "collection": lock.key.collection(),
             "id": lock.key.id().to_string(),
             "mode": lock.mode,
@@ -150,7 +155,7 @@ impl Listener {
             data["by"] = taken.by.as_str().into();
             data["reason"] = taken.reason.as_str().into();
         }
-        Some(data)
+        data
     }
 
     fn whose(&self, lock: &Lock) -> &'static str {

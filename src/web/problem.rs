@@ -30,7 +30,7 @@ const STORE_MAY_BE_BACK_AFTER: Duration = Duration::from_secs(2);
 /// use actix_doclock::Problem;
 /// use actix_web::http::StatusCode;
 ///
-/// let problem = Problem::new(StatusCode::UNAUTHORIZED, "not_logged_in").detail("Log in first.");
+/// let problem = Problem::new(StatusCode::UNAUTHORIZED, "login_required").detail("Log in first.");
 /// ```
 #[derive(Debug)]
 pub struct Problem {
@@ -40,7 +40,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with this status. `code` is for programs, as in `"not_logged_in"`.
+    /// A problem with this status. `code` is for programs, as in `"login_required"`.
     #[must_use]
     pub fn new(status: StatusCode, code: &str) -> Self {
         let mut body = Map::new();

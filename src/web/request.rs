@@ -23,11 +23,14 @@ use tokio_util::task::TaskTracker;
 
 pub(super) use self::locking::{Ask, Mine};
 use crate::{
-    actor::Actor,
     error::LockError,
     lock::{Aid, LockToken, PageId, TabId},
     manager::{LockManager, Provisional, watch::streams::Limits},
-    web::{memory::memory, problem::misconfigured},
+    web::{
+        access::{AccessPolicy, Identify},
+        memory::memory,
+        problem::misconfigured,
+    },
 };
 
 /// The key of the aid in the state of the session.
@@ -48,15 +51,18 @@ const PAGE: HeaderName = HeaderName::from_static("doclock-page");
 /// A browser preloads a page that the person may never look at.
 const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
 
-pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
-
-/// How long requests wait for locks of other sessions.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Waits {
-    /// The wait of the extractors.
-    pub(super) documents: Duration,
+/// What the application has set at `locks.session(…)`.
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) identify: Option<Identify>,
+    pub(super) access: Option<AccessPolicy>,
+    pub(super) keep_fresh_on_error: bool,
+    /// How long the extractors wait for locks of other sessions.
+    pub(super) wait_for_documents: Duration,
     /// The longest wait that a client may ask for.
-    pub(super) longest: Duration,
+    pub(super) longest_wait: Duration,
+    pub(super) idle_after: Option<Duration>,
+    pub(super) streams: Limits,
 }
 
 /// The locks in one request. Lives in the extensions of the request, shared by `locks.session(…)` and the
@@ -66,10 +72,7 @@ pub(crate) struct RequestLocks(Rc<State>);
 
 struct State {
     manager: LockManager,
-    identify: Identify,
-    keep_fresh_on_error: bool,
-    waits: Waits,
-    streams: Limits,
+    settings: Rc<Settings>,
     /// The page has sent this request automatically, and its person has been away for long.
     idle: bool,
     tab: Option<TabId>,
@@ -100,22 +103,12 @@ struct State {
 
 /// The life of a request, in order. For `locks.session(…)`.
 impl RequestLocks {
-    pub(super) fn new(
-        manager: LockManager,
-        identify: Identify,
-        keep_fresh_on_error: bool,
-        waits: Waits,
-        idle_after: Option<Duration>,
-        streams: Limits,
-        headers: &HeaderMap,
-    ) -> Self {
-        let idle = (idle_for(headers).zip(idle_after)).is_some_and(|(idle, limit)| idle >= limit);
+    pub(super) fn new(manager: LockManager, settings: Rc<Settings>, headers: &HeaderMap) -> Self {
+        let idle =
+            (idle_for(headers).zip(settings.idle_after)).is_some_and(|(idle, limit)| idle >= limit);
         Self(Rc::new(State {
             manager,
-            identify,
-            keep_fresh_on_error,
-            waits,
-            streams,
+            settings,
             idle,
             tab: named(headers, TAB),
             page: named(headers, PAGE),
@@ -251,7 +244,8 @@ impl RequestLocks {
     }
 
     fn keeps(&self, status: StatusCode) -> bool {
-        self.0.keep_fresh_on_error || !(status.is_client_error() || status.is_server_error())
+        self.0.settings.keep_fresh_on_error
+            || !(status.is_client_error() || status.is_server_error())
     }
 
     /// Waits until the operations of this request are complete, so that its answer is final: "400" means

@@ -13,11 +13,13 @@ use actix_web::{
 use crate::{
     actor::Actor,
     error::LockError,
+    key::LockKey,
     manager::{LockManager, watch::streams::Limits},
     web::{
+        access::Access,
         memory::{memory, with_memory},
         problem::misconfigured,
-        request::{Identify, RequestLocks, Waits},
+        request::{RequestLocks, Settings},
     },
 };
 
@@ -55,11 +57,15 @@ impl LockManager {
         LockingSession {
             manager: self.clone(),
             session,
-            identify: Rc::new(|_| None),
-            keep_fresh_on_error: false,
-            waits: Waits { documents: Duration::ZERO, longest: LONGEST_WAIT },
-            idle_after: None,
-            streams: Limits { total: EVENT_STREAMS, per_address: EVENT_STREAMS },
+            settings: Settings {
+                identify: None,
+                access: None,
+                keep_fresh_on_error: false,
+                wait_for_documents: Duration::ZERO,
+                longest_wait: LONGEST_WAIT,
+                idle_after: None,
+                streams: Limits { total: EVENT_STREAMS, per_address: EVENT_STREAMS },
+            },
         }
     }
 }
@@ -80,19 +86,56 @@ impl LockManager {
 pub struct LockingSession<K: SessionStore + 'static> {
     manager: LockManager,
     session: SessionMiddleware<K>,
-    identify: Identify,
-    keep_fresh_on_error: bool,
-    waits: Waits,
-    idle_after: Option<Duration>,
-    streams: Limits,
+    settings: Settings,
 }
 
 impl<K: SessionStore + 'static> LockingSession<K> {
     /// Identifies the person of a session: the label that others see, and the roles for the policies.
     /// Default: no person; the manager's [`holder_label`](crate::LockManagerBuilder::holder_label) is
     /// shown.
+    ///
+    /// With this setting, the [lock API](crate::lock_api) is for identified people only, unless there is an
+    /// [access policy](Self::access_policy).
     pub fn identify(mut self, identify: impl Fn(&Session) -> Option<Actor> + 'static) -> Self {
-        self.identify = Rc::new(identify);
+        self.settings.identify = Some(Rc::new(identify));
+        self
+    }
+
+    /// Decides who may look at the lock of which document, and who may lock it, by the [lock
+    /// API](crate::lock_api): its calls, the states of many, and the events. Default: everybody may, or, if
+    /// people are [identified](Self::identify), only they.
+    ///
+    /// A person without permission gets the same answer as for a document that does not exist, and before
+    /// the store is asked for anything; a visitor without a login gets 401. The policy is asked at each
+    /// request, and by a stream of events at most once in 10 s for each document. An [administrator](
+    /// crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy cannot tell, it should
+    /// answer `false`.
+    ///
+    /// The extractors do not ask: guard your own routes as before.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{Access, Actor, LockKey, LockManager};
+    /// # use actix_session::{SessionMiddleware, storage::SessionStore};
+    /// # async fn is_in_team(_: &str, _: &LockKey) -> bool { true }
+    /// # fn wrap<S: SessionStore>(locks: LockManager, session: SessionMiddleware<S>) {
+    /// locks.session(session).access_policy(async |person: Option<Actor>, key: LockKey, access| {
+    ///     match person {
+    ///         Some(person) => is_in_team(&person.label, &key).await,
+    ///         // Visitors see who edits, but lock nothing.
+    ///         None => access == Access::Look,
+    ///     }
+    /// });
+    /// # }
+    /// ```
+    pub fn access_policy(
+        mut self,
+        allows: impl AsyncFn(Option<Actor>, LockKey, Access) -> bool + 'static,
+    ) -> Self {
+        let allows = Rc::new(allows);
+        self.settings.access = Some(Rc::new(move |person, key, access| {
+            let allows = Rc::clone(&allows);
+            Box::pin(async move { allows(person, key, access).await })
+        }));
         self
     }
 
@@ -104,7 +147,7 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// request that takes or saves a document. The server trusts the page: this setting is for people who
     /// left their desk, and is no protection against them.
     pub fn idle_after(mut self, idle_after: Duration) -> Self {
-        self.idle_after = Some(idle_after);
+        self.settings.idle_after = Some(idle_after);
         self
     }
 
@@ -117,14 +160,14 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// over HTTP/2 not at all. Otherwise the request goes on, and if the lock is granted to it, the
     /// session holds the lock.
     pub fn wait_for_documents(mut self, time: Duration) -> Self {
-        self.waits.documents = time;
+        self.settings.wait_for_documents = time;
         self
     }
 
     /// How long a client of the [lock API](crate::lock_api) may wait: a longer `wait_ms` is shortened to
     /// this. Default 30 s.
     pub fn longest_wait(mut self, time: Duration) -> Self {
-        self.waits.longest = time;
+        self.settings.longest_wait = time;
         self
     }
 
@@ -135,14 +178,14 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// limit only if browsers connect to this server directly, and not below the number of people behind
     /// one company's gateway.
     pub fn event_streams(mut self, in_all: usize, per_address: usize) -> Self {
-        self.streams = Limits { total: in_all, per_address };
+        self.settings.streams = Limits { total: in_all, per_address };
         self
     }
 
     /// Keeps a fresh lock even if the answer of its request is an error (4xx, 5xx). Default: the lock is
     /// given back, because the client does not know that it holds the lock.
     pub fn keep_fresh_locks_on_error(mut self) -> Self {
-        self.keep_fresh_on_error = true;
+        self.settings.keep_fresh_on_error = true;
         self
     }
 }
@@ -170,22 +213,10 @@ where
     fn new_transform(&self, service: S) -> Self::Future {
         let session = self.session.new_transform(Inner { service });
         let manager = self.manager.clone();
-        let identify = Rc::clone(&self.identify);
-        let keep_fresh_on_error = self.keep_fresh_on_error;
-        let waits = self.waits;
-        let idle_after = self.idle_after;
-        let streams = self.streams;
+        let settings = Rc::new(self.settings.clone());
         Box::pin(async move {
             let service = session.await?;
-            Ok(LockingSessionMiddleware {
-                service,
-                manager,
-                identify,
-                keep_fresh_on_error,
-                waits,
-                idle_after,
-                streams,
-            })
+            Ok(LockingSessionMiddleware { service, manager, settings })
         })
     }
 }
@@ -194,11 +225,7 @@ where
 pub struct LockingSessionMiddleware<S> {
     service: S,
     manager: LockManager,
-    identify: Identify,
-    keep_fresh_on_error: bool,
-    waits: Waits,
-    idle_after: Option<Duration>,
-    streams: Limits,
+    settings: Rc<Settings>,
 }
 
 impl<S> fmt::Debug for LockingSessionMiddleware<S> {
@@ -226,15 +253,8 @@ where
             );
             return Box::pin(async { Err(error.into()) });
         }
-        let locks = RequestLocks::new(
-            self.manager.clone(),
-            Rc::clone(&self.identify),
-            self.keep_fresh_on_error,
-            self.waits,
-            self.idle_after,
-            self.streams,
-            req.headers(),
-        );
+        let locks =
+            RequestLocks::new(self.manager.clone(), Rc::clone(&self.settings), req.headers());
         req.extensions_mut().insert(locks.clone());
         let call = self.service.call(req);
         Box::pin(with_memory(async move {

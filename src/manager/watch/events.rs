@@ -179,7 +179,7 @@ impl LockManager {
     }
 
     /// Ends all [streams of events](Self::events), those over HTTP too, refuses all waiters
-    /// ([`LockError::ShutDown`]), and accepts no new ones. Everything else goes on.
+    /// ([`LockError::ShutDown`](crate::LockError::ShutDown)), and accepts no new ones. Everything else goes on.
     ///
     /// Call it before a graceful stop of the HTTP server, which waits for requests to end;
     /// [`serve`](Self::serve) does so. [`shutdown`](Self::shutdown) comes afterwards.

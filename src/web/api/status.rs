@@ -8,6 +8,7 @@ use crate::{
     lock::{Holder, Lock, Mode},
     web::{
         Problem, SessionLocks,
+        access::Access,
         format::{millis, rfc3339},
         request::RequestLocks,
         same_site::SameSite,
@@ -67,6 +68,7 @@ pub(super) async fn of_one(
     req: HttpRequest,
 ) -> Result<Json<StateBody>, Problem> {
     let key = key(&locks, &req)?;
+    locks.locks.permissions().check(&key, Access::Look).await?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let lock = locks.manager().inspect_by(&key, aid.as_ref(), until).await?;
     Ok(Json(StateBody::of(lock, &locks.locks)))
@@ -109,6 +111,9 @@ pub(super) async fn of_many(
         named(&locks, collection, id)
     });
     let keys = keys.collect::<Result<Vec<_>, Problem>>()?;
+    let permissions = locks.locks.permissions();
+    permissions.check_any()?;
+    let keys = permissions.visible(keys).await;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let found = locks.manager().inspect_many_by(&keys, aid.as_ref(), until).await?;
     let all = keys.into_iter().zip(found).map(|(key, lock)| KeyedState {

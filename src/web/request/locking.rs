@@ -19,6 +19,7 @@ use crate::{
     },
     store::Acquisition,
     web::{
+        access::Permissions,
         problem::{Problem, misconfigured},
         request::RequestLocks,
     },
@@ -95,12 +96,12 @@ impl RequestLocks {
 
     /// The wait of the extractors.
     pub(in crate::web) fn wait(&self) -> Wait {
-        Wait::for_at_most(self.0.waits.documents)
+        Wait::for_at_most(self.0.settings.wait_for_documents)
     }
 
     /// The wait of a client that asks for this long.
     pub(in crate::web) fn wait_at_most(&self, wanted: Duration) -> Wait {
-        Wait::for_at_most(wanted.min(self.0.waits.longest))
+        Wait::for_at_most(wanted.min(self.0.settings.longest_wait))
     }
 
     /// The aid of the session, if the session has ever locked anything or been saved.
@@ -109,9 +110,23 @@ impl RequestLocks {
     }
 
     pub(in crate::web) fn actor(&self) -> Actor {
+        self.person().unwrap_or_else(|| Actor::new(self.0.manager.holder().label.clone()))
+    }
+
+    fn person(&self) -> Option<Actor> {
         let session = self.0.session.borrow();
-        let actor = session.as_ref().and_then(|session| (self.0.identify)(session));
-        actor.unwrap_or_else(|| Actor::new(self.0.manager.holder().label.clone()))
+        (self.0.settings.identify.as_ref()?)(session.as_ref()?)
+    }
+
+    /// What this person may see and lock, by the lock API.
+    pub(in crate::web) fn permissions(&self) -> Permissions {
+        Permissions {
+            manager: self.manager().clone(),
+            person: self.person(),
+            knows_people: self.0.settings.identify.is_some(),
+            policy: self.0.settings.access.clone(),
+            sees_all: self.manager().may_see_all(&self.actor()) == Some(true),
+        }
     }
 
     /// The tokens that the client sent; empty if there were none.
@@ -267,13 +282,7 @@ impl RequestLocks {
     }
 
     pub(in crate::web) fn streams(&self) -> Limits {
-        self.0.streams
-    }
-
-    /// Whether this person may see locks of this collection over HTTP.
-    pub(in crate::web) fn may_see(&self, collection: &str) -> bool {
-        self.manager().is_over_http(collection)
-            || self.manager().may_see_all(&self.actor()) == Some(true)
+        self.0.settings.streams
     }
 
     pub(in crate::web) fn may_take_over(&self, lock: &Lock) -> bool {

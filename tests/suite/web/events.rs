@@ -13,7 +13,7 @@ const ONE: &str = "11111111-1111-4111-8111-111111111111";
 const TWO: &str = "22222222-2222-4222-8222-222222222222";
 
 /// An open stream of events.
-struct Stream {
+pub(super) struct Stream {
     body: BoxBody,
     text: String,
 }
@@ -41,7 +41,7 @@ impl Stream {
     }
 
     /// The next event that is not a request to resync.
-    async fn event(&mut self) -> (String, Value) {
+    pub(super) async fn event(&mut self) -> (String, Value) {
         loop {
             let (event, data) = self.next().await.expect("it goes on");
             if event != "resync" {
@@ -56,7 +56,7 @@ where
     S: Service<Request, Response = ServiceResponse, Error = Error>,
 {
     /// Opens a stream, and waits until the server watches.
-    async fn listen(&self, query: &str) -> Stream {
+    pub(super) async fn listen(&self, query: &str) -> Stream {
         let request = self.request(Method::GET, &format!("/locks/events{query}"));
         let response = self.app.call(request.to_request()).await.unwrap_or_else(|e| panic!("{e}"));
         let (head, body) = response.into_parts().1.into_parts();
@@ -113,7 +113,7 @@ async fn each_page_is_told_whether_the_lock_is_its_own() {
 }
 
 /// Another stream of a server that already watches.
-async fn open<S>(browser: &Browser<'_, S>, query: &str) -> Stream
+pub(super) async fn open<S>(browser: &Browser<'_, S>, query: &str) -> Stream
 where
     S: Service<Request, Response = ServiceResponse, Error = Error>,
 {
@@ -171,7 +171,7 @@ async fn a_takeover_is_reported_to_the_former_holder() {
 async fn the_number_of_streams_is_limited_and_a_closed_stream_makes_room() {
     let (locks, _) = embedded().await;
     let app = serve_with(&locks, |session| session.event_streams(3, 2)).await;
-    let browser = Browser::new(&app);
+    let browser = Browser::logged_in(&app, "alice").await;
     let from = |host: u8| {
         browser.request(Method::GET, "/locks/events").peer_addr(([10, 0, 0, host], 1).into())
     };
@@ -192,7 +192,7 @@ async fn the_number_of_streams_is_limited_and_a_closed_stream_makes_room() {
 async fn a_stream_without_events_shows_that_it_is_alive() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
-    let mut stream = Browser::new(&app).listen("").await;
+    let mut stream = Browser::logged_in(&app, "alice").await.listen("").await;
     tokio::time::pause();
     assert_eq!(stream.next().await.unwrap().0, "beat");
 }
@@ -217,7 +217,7 @@ async fn a_stream_ends_with_its_session() {
 async fn streams_end_at_once_when_the_server_is_stopped() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
-    let browser = Browser::new(&app);
+    let browser = Browser::logged_in(&app, "alice").await;
     let mut streams = vec![browser.listen("").await];
     for _ in 1..100 {
         streams.push(open(&browser, "").await);

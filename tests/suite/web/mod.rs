@@ -1,5 +1,6 @@
 //! The crate inside an application: an in-process server, and browsers with cookie jars.
 
+mod access;
 mod admin;
 mod api;
 mod cancellation;
