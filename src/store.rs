@@ -29,7 +29,7 @@ mod status;
 mod watch;
 
 pub use answer::{LastEnd, Released, Saved, Swept, TryAcquire};
-pub use claim::{Acquisition, Claim, Query, Removal, Taken};
+pub use claim::{Acquisition, Claim, HeldLock, Query, Removal, Taken};
 pub(crate) use deadline::with_deadline;
 pub(crate) use document::misnamed_id;
 pub use document::{Edit, Format, StoredDocument};
@@ -40,7 +40,7 @@ pub use memory::OnRecord;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use mongo::sessions::StoredSession;
 #[cfg(feature = "_mongo")]
-pub use mongo::{Finding, MongoStore, Severity};
+pub use mongo::{Finding, MongoStore, Severity, TransactionError};
 pub use rules::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};

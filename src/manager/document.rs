@@ -7,10 +7,14 @@ use crate::{
     key::{LockKey, Lockable},
     lock::Mode,
     manager::{LockManager, observe},
-    store::{Acquisition, Edit, Saved, StoredDocument, misnamed_id},
+    store::{Acquisition, Edit, HeldLock, Saved, StoredDocument, misnamed_id},
 };
 
 impl LockManager {
+    pub(crate) fn held(&self, acquisition: Acquisition) -> HeldLock {
+        HeldLock { acquisition, deadline: self.inner.settings.deadline }
+    }
+
     pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool, LockError> {
         self.run("exists", until, key.clone(), |store, key| store.exists(key)).await
     }

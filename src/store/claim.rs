@@ -73,6 +73,17 @@ impl Acquisition {
     }
 }
 
+/// A lock that a session or job holds, for guarded writes of the application's own: from
+/// [`HeldDoc::held`](crate::extract::Guarded::held) or [`LockGuard::held`](crate::LockGuard::held).
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct HeldLock {
+    /// The acquisition that must still be live.
+    pub acquisition: Acquisition,
+    /// How long a guarded write may take.
+    pub deadline: Duration,
+}
+
 /// Which lock [`Store::remove_lock`](crate::store::Store::remove_lock) removes, and on which condition.
 #[derive(Debug, Clone, Copy)]
 pub enum Removal<'a> {

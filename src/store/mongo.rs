@@ -49,10 +49,12 @@ mod seen;
 #[cfg(feature = "mongo-session")]
 pub(crate) mod sessions;
 mod status;
+mod transaction;
 mod watch;
 mod write;
 
 pub use doctor::{Finding, Severity};
+pub use transaction::TransactionError;
 
 /// The collection of ended sessions: one record each, kept for a day.
 const ENDED: &str = "doclock.ended";
@@ -161,6 +163,16 @@ impl MongoStore {
 }
 
 impl Prepared {
+    /// Matches the record while this acquisition of its exclusive lock is live.
+    fn live(&self, held: &Acquisition) -> Record {
+        pipeline::and_live(Target::exclusive(held).filter(), self.rules.ttl)
+    }
+
+    /// Renews the lock for a guarded write, and always changes its record.
+    fn touch(&self) -> Vec<Record> {
+        pipeline::renew_for_save(Uuid::new_v4(), &self.rules)
+    }
+
     fn fetched<'a>(&self, key: &LockKey, record: &'a Record, asked: Instant) -> Fetched<'a> {
         Fetched { key: key.clone(), record, foreign_ttl: self.rules.ttl, asked }
     }
@@ -417,8 +429,8 @@ impl Store for MongoStore {
         let save = save::Save {
             at: &at,
             id: key.id(),
-            acquisition: pipeline::and_live(Target::exclusive(held).filter(), at.rules.ttl),
-            renewed: pipeline::renew_for_save(Uuid::new_v4(), &at.rules),
+            acquisition: at.live(held),
+            renewed: at.touch(),
             document: pipeline::by_id(key.id()),
             update,
             until,

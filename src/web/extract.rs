@@ -15,7 +15,7 @@ use crate::{
     error::LockError,
     key::{InvalidKey, LockKey, Lockable},
     lock::{Lock, Mode},
-    store::StoredDocument,
+    store::{HeldLock, StoredDocument},
     web::{
         path::path_param,
         problem::misconfigured,
@@ -207,6 +207,14 @@ impl<T: Lockable, How> Guarded<T, How> {
     /// If the future is dropped, the lock is still released.
     pub async fn release(self) -> Result<(), LockError> {
         self.locks.release(&self.mine, self.locks.begin()).await
+    }
+
+    /// The lock, for guarded writes of your own:
+    /// [`MongoStore::transaction`](crate::MongoStore::transaction) and
+    /// [`update`](crate::MongoStore::update).
+    #[must_use]
+    pub fn held(&self) -> HeldLock {
+        self.locks.manager().held(self.mine.acquisition())
     }
 
     /// Waits until this process learns that the lock is gone, at the latest when the lock expires; see

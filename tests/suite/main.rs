@@ -30,6 +30,7 @@ mod rules;
 mod saving;
 mod shared;
 mod stuck;
+mod transactions;
 mod verbs;
 mod waiting;
 #[cfg(feature = "web")]

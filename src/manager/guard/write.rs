@@ -2,7 +2,7 @@
 
 use std::any::type_name;
 
-use crate::{error::LockError, key::Lockable, manager::guard::LockGuard};
+use crate::{error::LockError, key::Lockable, manager::guard::LockGuard, store::HeldLock};
 
 impl LockGuard {
     /// The current document.
@@ -69,6 +69,14 @@ impl LockGuard {
     pub async fn delete(self) -> Result<(), LockError> {
         // The drop of the guard releases the lock.
         self.manager.delete(&self.held, self.manager.until()).await
+    }
+
+    /// The lock, for guarded writes of your own:
+    /// [`MongoStore::transaction`](crate::MongoStore::transaction) and
+    /// [`update`](crate::MongoStore::update).
+    #[must_use]
+    pub fn held(&self) -> HeldLock {
+        self.manager.held(self.held.clone())
     }
 
     fn is_on<T: Lockable>(&self) -> Result<(), LockError> {

@@ -60,13 +60,7 @@ impl Save<'_> {
             return self.renew_only().await;
         }
         let until = self.until;
-        let mut session = client.start_session().await?;
-        session
-            .start_transaction()
-            .read_concern(ReadConcern::snapshot())
-            .write_concern(WriteConcern::majority())
-            .max_commit_time(lanes::read_limit())
-            .await?;
+        let mut session = begin(client).await?;
         // The future is not dropped half-way (rule 7 of the contract), so every path ends the
         // transaction.
         let saved = match self.write_and_touch(&mut session).await {
@@ -161,6 +155,18 @@ impl Save<'_> {
     }
 }
 
+/// Begins a transaction for a guarded write.
+pub(super) async fn begin(client: &Client) -> Result<ClientSession> {
+    let mut session = client.start_session().await?;
+    session
+        .start_transaction()
+        .read_concern(ReadConcern::snapshot())
+        .write_concern(WriteConcern::majority())
+        .max_commit_time(lanes::read_limit())
+        .await?;
+    Ok(session)
+}
+
 fn outcome(touched: u64, written: u64) -> Saved {
     match (touched, written) {
         (0, _) => Saved::Lost,
@@ -169,7 +175,7 @@ fn outcome(touched: u64, written: u64) -> Saved {
     }
 }
 
-fn too_late() -> Error {
+pub(super) fn too_late() -> Error {
     Error::custom("the deadline has passed; nothing was written")
 }
 
@@ -177,7 +183,7 @@ fn too_late() -> Error {
 ///
 /// Repeating the whole transaction instead would be wrong: if the first one was committed and the lock
 /// lost since, the answer would be "lost, nothing written".
-async fn commit(session: &mut ClientSession, until: Instant) -> Result<()> {
+pub(super) async fn commit(session: &mut ClientSession, until: Instant) -> Result<()> {
     let mut pause = Duration::from_millis(20);
     loop {
         match session.commit_transaction().await {

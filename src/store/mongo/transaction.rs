@@ -1,0 +1,342 @@
+//! Guarded writes in the application's own words: an update by operators, and transactions.
+
+use std::time::{Duration, Instant};
+
+use mongodb::{
+    ClientSession,
+    bson::{RawDocumentBuf, doc},
+    error::{Error, Result, TRANSIENT_TRANSACTION_ERROR},
+    options::{ReturnDocument, UpdateModifications},
+};
+use tokio::time::{sleep, timeout_at};
+
+use crate::{
+    error::{LockError, StoreErrorKind},
+    key::Lockable,
+    lock::Mode,
+    store::{
+        Format, HeldLock, StoredDocument,
+        mongo::{
+            MongoStore, pipeline,
+            save::{begin, commit, save_error, too_late},
+            write::Write,
+        },
+        with_deadline,
+    },
+};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Why [`MongoStore::transaction`] has written nothing, or does not know it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransactionError {
+    /// A lock is lost, the database does not answer, or the outcome is not known.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The application's own part has failed. Nothing was written.
+    #[error("the application's part of the transaction has failed: {0}")]
+    Work(#[source] Error),
+}
+
+impl From<TransactionError> for LockError {
+    fn from(error: TransactionError) -> Self {
+        match error {
+            TransactionError::Lock(error) => error,
+            TransactionError::Work(error) => {
+                Self::Store(save_error("the application's part of a transaction", error))
+            }
+        }
+    }
+}
+
+/// What one attempt has come to.
+enum Attempt<R> {
+    Worked(R),
+    Lost(HeldLock),
+    Failed(Error),
+}
+
+impl MongoStore {
+    /// Runs `work` in a transaction that commits only if all of these exclusive locks are still held, and
+    /// renews them. All or nothing: if a lock was lost, nothing of `work` is written.
+    ///
+    /// `work` may be called several times, as the server demands after a conflict or a failover, so it
+    /// must have no effect outside the transaction. It passes the session to each of its commands, which
+    /// must use the [client of this store](Self::database). Its own error aborts the transaction. All of it
+    /// must be done within the manager's [deadline](crate::LockManagerBuilder::deadline). In a task that is
+    /// spawned, write `async move`, and let `work` own what it uses: the compiler demands that.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{HeldDoc, LockError, Lockable, MongoStore};
+    /// # use actix_web::web::Data;
+    /// # use mongodb::bson::{Document, doc, oid::ObjectId};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Order { #[serde(rename = "_id")] id: ObjectId }
+    /// # impl Lockable for Order { type Id = ObjectId; const COLLECTION: &'static str = "order"; }
+    /// async fn book(order: HeldDoc<Order>, store: Data<MongoStore>) -> Result<&'static str, LockError> {
+    ///     let orders = store.database().collection::<Document>("order");
+    ///     let entries = store.database().collection("entry");
+    ///     store
+    ///         .transaction(&[order.held()], async |session| {
+    ///             let booked = doc! { "$set": { "is_booked": true } };
+    ///             let this = doc! { "_id": order.id };
+    ///             orders.update_one(this, booked).session(&mut *session).await?;
+    ///             entries.insert_one(doc! { "order": order.id }).session(session).await?;
+    ///             Ok(())
+    ///         })
+    ///         .await?;
+    ///     Ok("booked")
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`TransactionError::Lock`] with [`LockError::Lost`] if a lock is not live, with
+    /// [`LockError::Misconfigured`] if there is no lock, a lock is shared, or the server is standalone,
+    /// and with [`LockError::Store`]: if its kind is
+    /// [`OutcomeUnknown`](StoreErrorKind::OutcomeUnknown), all may be written, or nothing.
+    /// [`TransactionError::Work`] is the error of `work`.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped before the commit, nothing is written. The commit itself goes on.
+    pub async fn transaction<R>(
+        &self,
+        held: &[HeldLock],
+        mut work: impl AsyncFnMut(&mut ClientSession) -> Result<R>,
+    ) -> std::result::Result<R, TransactionError> {
+        let deadline = must_guard(held)?;
+        if !self.has_transactions().await.map_err(LockError::Store)? {
+            return Err(misconfigured(
+                "transactions need a replica set or a sharded cluster; this server is standalone",
+            )
+            .into());
+        }
+        let until = Instant::now() + deadline;
+        let mut pause = FIRST_PAUSE;
+        with_deadline(until, async {
+            loop {
+                let error = match self.attempt(held, until, &mut work).await? {
+                    Attempt::Worked(value) => return Ok(value),
+                    Attempt::Lost(held) => return Err(lost(&held).into()),
+                    Attempt::Failed(error) => error,
+                };
+                let is_transient = error.contains_label(TRANSIENT_TRANSACTION_ERROR);
+                if !is_transient {
+                    return Err(TransactionError::Work(error));
+                }
+                if Instant::now() + pause >= until {
+                    return Err(LockError::Store(save_error("running a transaction", error)).into());
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        })
+        .await
+    }
+
+    /// Makes sure, in a transaction that the application runs itself, that all of these exclusive locks
+    /// are still held when the transaction commits, and renews them.
+    ///
+    /// Call it last before the commit: until then the records of these locks are blocked. The transaction
+    /// must have the read concern `snapshot` and the write concern `majority`.
+    ///
+    /// # Errors
+    /// As [`transaction`](Self::transaction). Abort the transaction after any error. After a
+    /// [`TransactionError::Work`] with the label `TransientTransactionError`, repeat it as a whole.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, abort the transaction.
+    pub async fn confirm_in(
+        &self,
+        session: &mut ClientSession,
+        held: &[HeldLock],
+    ) -> std::result::Result<(), TransactionError> {
+        must_guard(held)?;
+        for one in held {
+            // 1 → live, and changed by this transaction; 0 → expired, released, broken or taken over. A
+            // conflict → somebody else changes the record at this moment; transient.
+            let at = self.prepared(one.acquisition.key.collection()).map_err(LockError::Store)?;
+            let touched = at.locks.update_one(at.live(&one.acquisition), at.touch());
+            let touched = touched.session(&mut *session).await;
+            if touched.map_err(TransactionError::Work)?.matched_count == 0 {
+                return Err(lost(one).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Updates the locked document by operators or by a pipeline, if the exclusive lock is still held, and
+    /// renews the lock. Returns the document after the update.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{HeldDoc, LockError, Lockable, MongoStore};
+    /// # use actix_web::web::Data;
+    /// # use mongodb::bson::{doc, oid::ObjectId};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Item { #[serde(rename = "_id")] id: ObjectId, tags: Vec<String> }
+    /// # impl Lockable for Item { type Id = ObjectId; const COLLECTION: &'static str = "item"; }
+    /// async fn tag(item: HeldDoc<Item>, store: Data<MongoStore>) -> Result<String, LockError> {
+    ///     let push = doc! { "$push": { "tags": "urgent" } };
+    ///     let now: Item = store.update(&item.held(), push).await?;
+    ///     Ok(now.tags.join(", "))
+    /// }
+    /// ```
+    ///
+    /// On a standalone server the lock is checked immediately before the update, as for a save.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was written. [`LockError::Rejected`] if the
+    /// database does not accept the update. [`LockError::Document`] if the document was updated, but is no
+    /// `T`. [`LockError::Misconfigured`] if the lock is shared, or not on a document of type `T`.
+    /// [`LockError::Store`] of the kind [`OutcomeUnknown`](StoreErrorKind::OutcomeUnknown): it is unknown
+    /// whether the document was updated.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the document may or may not be updated.
+    pub async fn update<T: Lockable>(
+        &self,
+        held: &HeldLock,
+        update: impl Into<UpdateModifications>,
+    ) -> std::result::Result<T, LockError> {
+        let (key, update) = (&held.acquisition.key, update.into());
+        if key.collection() != T::COLLECTION {
+            let name = std::any::type_name::<T>();
+            return Err(misconfigured(format!("{key:?} is locked, and `{name}` is not its type")));
+        }
+        let at = self.prepared(key.collection())?;
+        let change = async |session: Option<&mut ClientSession>| {
+            let this = at.documents.find_one_and_update(pipeline::by_id(key.id()), update.clone());
+            let changed = this.return_document(ReturnDocument::After);
+            match session {
+                Some(session) => changed.session(session).await,
+                None => changed.await,
+            }
+        };
+        let updated = if self.has_transactions().await? {
+            let within = async |session: &mut ClientSession| change(Some(session)).await;
+            self.transaction(std::slice::from_ref(held), within).await
+        } else {
+            let until = Instant::now() + must_guard(std::slice::from_ref(held))?;
+            with_deadline(until, async {
+                let touch = Write::Update(at.touch());
+                match at.write_one(key.id(), at.live(&held.acquisition), &touch).await {
+                    Ok(0) => Err(lost(held).into()),
+                    Ok(_) => change(None).await.map_err(TransactionError::Work),
+                    Err(error) => Err(TransactionError::Work(error)),
+                }
+            })
+            .await
+        };
+        let updated: Option<RawDocumentBuf> = updated.map_err(|error| match error {
+            TransactionError::Lock(error) => error,
+            TransactionError::Work(error) => {
+                let source = save_error(format!("updating {key:?}"), error);
+                match source.kind() {
+                    // What the server refuses is the update of the application.
+                    StoreErrorKind::Rejected | StoreErrorKind::Other => {
+                        LockError::Rejected { key: key.clone(), source }
+                    }
+                    _ => LockError::Store(source),
+                }
+            }
+        })?;
+        let updated = updated.ok_or_else(|| LockError::NotFound { key: key.clone() })?;
+        StoredDocument::from_bytes(Format::Bson, updated.into_bytes())
+            .decode()
+            .map_err(|source| LockError::Document { key: key.clone(), source })
+    }
+
+    /// The locks are looked at before the work, so that no work is done in vain, and touched after the
+    /// work, so that their records are blocked for a short time only. All reads and writes are of one
+    /// snapshot: a lock that was lost in between makes the touch fail with a conflict.
+    async fn attempt<R>(
+        &self,
+        held: &[HeldLock],
+        until: Instant,
+        work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R>,
+    ) -> std::result::Result<Attempt<R>, TransactionError> {
+        let client = self.inner.database.client();
+        let mut session = match begin(client).await {
+            Ok(session) => session,
+            Err(error) => return Ok(Attempt::Failed(error)),
+        };
+        let worked = timeout_at(until.into(), async {
+            for one in held {
+                if !self.is_live_in(&mut session, one).await? {
+                    return Ok(Attempt::Lost(one.clone()));
+                }
+            }
+            let value = work(&mut session).await.map_err(TransactionError::Work)?;
+            self.confirm_in(&mut session, held).await?;
+            Ok(Attempt::Worked(value))
+        });
+        let in_time = worked.await.unwrap_or_else(|_| {
+            let late = save_error("running a transaction", too_late());
+            Err(LockError::Store(late).into())
+        });
+        let value = match in_time {
+            Ok(Attempt::Worked(value)) => value,
+            other => {
+                let _ = session.abort_transaction().await;
+                return match other {
+                    Err(TransactionError::Work(error)) => Ok(Attempt::Failed(error)),
+                    other => other,
+                };
+            }
+        };
+        // Not dropped with the caller: a commit that is half done stays in doubt for longer.
+        let committed = tokio::spawn(async move { commit(&mut session, until).await }).await;
+        match committed.unwrap_or_else(|panic| Err(Error::custom(panic.to_string()))) {
+            Ok(()) => Ok(Attempt::Worked(value)),
+            // Rolled back, so the whole may be repeated.
+            Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {
+                Ok(Attempt::Failed(error))
+            }
+            Err(error) => {
+                Err(LockError::Store(save_error("committing a transaction", error)).into())
+            }
+        }
+    }
+
+    async fn is_live_in(
+        &self,
+        session: &mut ClientSession,
+        held: &HeldLock,
+    ) -> std::result::Result<bool, TransactionError> {
+        let at = self.prepared(held.acquisition.key.collection()).map_err(LockError::Store)?;
+        let found = at
+            .locks
+            .find_one(at.live(&held.acquisition))
+            .projection(doc! { "_id": 1 })
+            .session(session)
+            .await;
+        Ok(found.map_err(TransactionError::Work)?.is_some())
+    }
+}
+
+/// The shortest deadline of these locks.
+///
+/// # Errors
+/// If they guard nothing.
+fn must_guard(held: &[HeldLock]) -> std::result::Result<Duration, LockError> {
+    if let Some(shared) = held.iter().find(|held| held.acquisition.mode == Mode::Shared) {
+        let key = &shared.acquisition.key;
+        return Err(misconfigured(format!(
+            "the lock on {key:?} is shared: take it exclusively to write under it"
+        )));
+    }
+    held.iter().map(|held| held.deadline).min().ok_or_else(|| {
+        misconfigured("no lock guards this: name those that you hold, as in `&[order.held()]`")
+    })
+}
+
+fn lost(held: &HeldLock) -> LockError {
+    LockError::Lost { key: held.acquisition.key.clone(), holder: None }
+}
+
+fn misconfigured(what: impl Into<String>) -> LockError {
+    let what = what.into();
+    log::error!(target: "actix_doclock::store", "{what}");
+    LockError::Misconfigured(what)
+}
