@@ -234,8 +234,8 @@ async fn a_command_that_was_held_up_does_not_undo_a_later_renewal() {
     // Commands that meet an open transaction wait at this point.
     const FAIL_POINT: &str = "setYieldAllLocksHang";
     let server = Mongod::start_replica_set().await;
-    let ttl = Duration::from_secs(10);
-    let settings = Settings { ttl, ..settings(Duration::from_secs(30)) };
+    let ttl = Duration::from_secs(20);
+    let settings = Settings { ttl, ..settings(Duration::from_secs(60)) };
     let fleet = Fleet::new(&server.uri()).await.with(settings);
     fleet.put_documents(1).await;
     let (desk, key) = (Desk::new(&fleet.inside("app").await), document());
@@ -248,15 +248,17 @@ async fn a_command_that_was_held_up_does_not_undo_a_later_renewal() {
     locks.update_one(doc! { "_id": "0" }, touch).session(&mut in_the_way).await.unwrap();
     let data = doc! { "namespace": format!("{}.fenced.lock", fleet.database.name()) };
     let fail = doc! { "configureFailPoint": FAIL_POINT, "mode": "alwaysOn", "data": data };
-    server.admin(fail).await;
     let (again, ()) = tokio::join!(desk.acquire(&key), async {
+        // The first attempts have short time limits. An attempt has as much time as its caller has waited.
+        sleep(ttl / 4).await;
+        server.admin(fail).await;
         let wait = doc! { "waitForFailPoint": FAIL_POINT, "timesEntered": 1, "maxTimeMS": 30_000 };
         server.admin(wait).await;
         in_the_way.abort_transaction().await.unwrap();
-        sleep(ttl / 2).await;
+        sleep(ttl / 16).await;
         // On a slow machine the renewal may yield too, and waits there until it is released.
         tokio::join!(desk.renew(&lock), async {
-            sleep(ttl / 8).await;
+            sleep(ttl / 32).await;
             server.admin(doc! { "configureFailPoint": FAIL_POINT, "mode": "off" }).await;
         });
     });
