@@ -6,11 +6,15 @@
 
 use std::time::Duration;
 
-use actix_doclock::{Aid, StoreError, StoreErrorKind, conformance::Shorthand, store::Saved};
+use actix_doclock::{
+    Aid, Released, StoreError, StoreErrorKind, conformance::Shorthand, store::Saved,
+};
 use mongodb::bson::doc;
 use tokio::time::{sleep, timeout};
 
-use crate::rig::app::{NO_DEADLINE, count, eventually, key, put, record, store_error_kind, title};
+use crate::rig::app::{
+    NO_DEADLINE, by_root, count, eventually, key, put, record, store_error_kind, title,
+};
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod;
 use crate::rig::proxy::Proxy;
@@ -128,6 +132,22 @@ async fn a_release_that_arrives_late_does_not_remove_a_newer_lock_of_the_same_se
     faulty.app.locks.shutdown().await;
     assert_eq!(faulty.other.already_mine(&a, &alice).await.token, new.token);
     faulty.assert_fired(1);
+}
+
+#[tokio::test]
+async fn a_break_whose_reply_is_lost_is_reported_as_a_break() {
+    for command in ["update", "delete"] {
+        let faulty = Faulty::new().await;
+        let lock = faulty.app.granted(&key("a"), &Aid::new()).await;
+        faulty.proxy.drop_reply_to(command);
+        let store = &faulty.app.store;
+        let broken = until_known(async || store.break_lock(&lock, &by_root()).await).await;
+        assert_eq!(broken, Released::Released, "{command}");
+        faulty.assert_fired(1);
+        let again = until_known(async || store.break_lock(&lock, &by_root()).await).await;
+        assert_eq!(again, Released::AlreadyGone, "{command}");
+        assert_eq!(count(&faulty.database).await, 0, "{command}");
+    }
 }
 
 #[tokio::test]

@@ -161,10 +161,14 @@ fn expire_by(changed: Document) -> Vec<Document> {
 /// How a record states that `token` was taken from its holder: as one string of JSON. If it were a
 /// document, a change stream would report only those of its fields that changed.
 fn taken(token: LockToken, by: &Taken) -> Document {
-    literal(&json!({ "token": token, "by": by.by, "reason": by.reason }).to_string())
+    literal(&taken_text(token, by))
 }
 
-/// Parses the string that [`taken`] writes.
+pub(super) fn taken_text(token: LockToken, by: &Taken) -> String {
+    json!({ "token": token, "by": by.by, "reason": by.reason }).to_string()
+}
+
+/// Parses the string of [`taken_text`].
 pub(super) fn read_taken(text: &str) -> Option<(LockToken, Taken)> {
     let taken: Value = serde_json::from_str(text).ok()?;
     let text = |name: &str| taken.get(name)?.as_str();

@@ -100,10 +100,10 @@ impl Prepared {
     }
 
     // First makes an exclusive lock expire, together with the name of who broke it. This is for
-    // watchers, because a removal carries no information. updateOne returns 0 → the lock was gone; or
-    // this repeats a break whose reply was lost; or the lock had expired, and its session is left to
-    // the reaper. If the process dies before the removal, the sweep removes the lock. The removal
-    // itself works as `release` does, and finds nothing if a waiter was quicker.
+    // watchers, because a removal carries no information. updateOne returns 0 → the lock was gone; or it
+    // had expired, and its session is left to the reaper; or this repeats a break whose reply was lost,
+    // which has left its mark. The removal itself works as `release` does, and finds nothing if a waiter
+    // was quicker. If it fails, or the process dies before it, the sweep removes the lock.
     //
     // A foreign lock has no token. It is recognised by the date at which it was taken. That date must
     // be read again, because a lock as shown cannot carry every date that a record can.
@@ -128,13 +128,17 @@ impl Prepared {
             return Ok(released(u64::from(gone.await?)));
         }
         let expire = || self.shorten(it.id, it.filter(), pipeline::take_away(token, by));
-        let broken = until_majority(expire).await?;
-        if broken == Released::Released {
-            // Another session may have acquired it between the two commands; `remove` then removes
-            // nothing.
-            self.remove(&it).await?;
+        if until_majority(expire).await? == Released::AlreadyGone {
+            let mut marked = it.filter();
+            marked.insert("taken", pipeline::taken_text(token, by));
+            let found = self.locks.find_one(marked).projection(doc! { "_id": 1 });
+            if found.max_time(lanes::read_limit()).await?.is_none() {
+                return Ok(Released::AlreadyGone);
+            }
         }
-        Ok(broken)
+        // The lock is broken, whether or not its record is removed now.
+        let _ = self.remove(&it).await;
+        Ok(Released::Released)
     }
 
     /// Changes the expiry of an exclusive lock that is still live.
