@@ -267,8 +267,9 @@ pub trait Store: Send + Sync + 'static {
         }
     }
 
-    /// Extends the [places](LockToken::of_place) with these names in the queue of a fair collection to
-    /// `lease` from now, and returns how many of them still existed. One command per awaited document.
+    /// Extends places in the queue of a fair collection, so that each place ends after `lease` from
+    /// now. The tokens are the [names](LockToken::of_place) of the places. Returns how many of these
+    /// places still existed. One command per awaited document.
     ///
     /// By default there are no queues; [`prepare`](Self::prepare) then refuses [fair](Rules::fair)
     /// collections.

@@ -130,11 +130,12 @@ impl LockManagerBuilder {
     /// 100, from 1 to 1 000 000. One more is refused with
     /// [`LockError::TooManyLocks`](crate::LockError::TooManyLocks).
     ///
-    /// This prevents a session from locking all documents of a collection. It costs nothing for a session
-    /// with few locks: the locks are counted, by one query for each collection, only when the session may
-    /// have come a quarter of the way closer to the limit. If several servers grant locks to one session
-    /// at the same moment, the session may exceed the limit a little until its next renewal counts the
-    /// locks. Jobs and guards are not limited.
+    /// This prevents a session from locking all documents of a collection. The limit costs nothing for
+    /// a session with few locks. The locks are counted, by one query for each collection, only when
+    /// this server has granted the session, since the last count, more than a quarter of the locks that
+    /// were then left up to the limit. If several servers grant locks to one session at the same
+    /// moment, the session may exceed the limit a little until its next renewal counts the locks. Jobs
+    /// and guards are not limited.
     pub fn max_locks_per_session(mut self, most: usize) -> Self {
         self.settings.max_locks_per_session = most;
         self

@@ -47,7 +47,8 @@ impl Runner {
         Self { runtime: Handle::current(), tasks: TaskTracker::new() }
     }
 
-    /// Runs `future` to its end, and sends its outcome. `scope` tracks the task as well.
+    /// Spawns a task that runs `future` to its end and sends the outcome to the returned receiver.
+    /// `scope` tracks this task as well.
     ///
     /// A channel instead of a `JoinHandle`: an outcome that nobody receives must be dropped *within* the
     /// task, so that the cleanup in its drop (giving a lock back) begins before the task counts as ended.

@@ -75,8 +75,9 @@ impl LockManager {
 /// - The first lock of a session, or a request that saves the session anyway (a login), writes an aid
 ///   into the session under the key `doclock.aid`. Refusals and requests without locks write nothing.
 /// - A request of a session with an aid renews all its locks, at most once in a third of the ttl, and
-///   does not wait for the renewal. A session without locks costs nothing after its login, and later an
-///   update that matches nothing: another server may have granted it a lock.
+///   does not wait for the renewal. A session without locks costs nothing in the first third of the ttl
+///   after its login. Later the session costs, at most once in a third of the ttl, an update that matches
+///   nothing. The update is sent because another server may have granted the session a lock.
 /// - When the aid is removed from the session (`purge`, `clear`, `Identity::logout`), and the session
 ///   store has accepted this, all locks of the session are released before the answer is sent. `renew`
 ///   keeps the locks.
@@ -101,15 +102,17 @@ impl<K: SessionStore + 'static> LockingSession<K> {
         self
     }
 
-    /// Decides who may look at the lock of which document, and who may lock it, by the [lock
-    /// API](crate::lock_api): its calls, the states of many, and the events. Default: everybody may, or, if
-    /// people are [identified](Self::identify), only they.
+    /// Decides for each document who may look at its lock, and who may lock it. This applies to the
+    /// [lock API](crate::lock_api) only: to its calls, to the list of the states of many documents, and
+    /// to the events. Default: if people are [identified](Self::identify), only identified people may;
+    /// otherwise everybody may.
     ///
-    /// A person without permission gets the same answer as for a document that does not exist, and before
-    /// the store is asked for anything; a visitor without a login gets 401. The policy is asked at each
+    /// A person without permission gets the same answer as for a document that does not exist. This
+    /// answer is given before the store is asked for anything. If people are
+    /// [identified](Self::identify), a visitor without a login gets 401. The policy is asked at each
     /// request, and by a stream of events at most once in 10 s for each document. An [administrator](
-    /// crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy cannot tell, it should
-    /// answer `false`.
+    /// crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy cannot tell, it
+    /// should answer `false`.
     ///
     /// The extractors do not ask: guard your own routes as before.
     ///

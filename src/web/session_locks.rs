@@ -154,7 +154,8 @@ impl SessionLocks {
         self.release_key(&LockKey::of::<T>(id)?).await
     }
 
-    /// Releases all locks of the session, and returns their documents. The session goes on.
+    /// Releases all locks of the session, and returns the keys of the released locks. The session goes
+    /// on.
     ///
     /// # Errors
     /// [`LockError::Store`]; the remaining locks end with the session, or expire.

@@ -19,10 +19,7 @@ impl fmt::Display for Step {
             Self::SendsAgain(Some(who)) => write!(f, "{who} has no reply, and sends that again"),
             Self::SendsAgain(None) => f.write_str("the logout has no reply, and is sent again"),
             Self::GivesUp(who) => {
-                write!(
-                    f,
-                    "{who} waits no longer: the outcome is unknown, what there may be is given back"
-                )
+                write!(f, "{who} waits no longer: the outcome is unknown")
             }
             Self::Hears(who, answer) => write!(f, "{who} hears: {answer}"),
             Self::LogoutHears => f.write_str("the logout hears: done"),

@@ -114,7 +114,8 @@ impl Job {
         Ok(guards)
     }
 
-    /// Runs `work` while holding the exclusive lock on `key`, and drops it half-way if the lock is lost.
+    /// Runs `work` while holding the exclusive lock on `key`, and drops `work` half-way if the lock is
+    /// lost.
     ///
     /// # Errors
     /// [`LockError::Lost`] if `work` was dropped half-way. Otherwise as [`acquire`](Self::acquire). A
