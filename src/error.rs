@@ -125,6 +125,11 @@ pub enum LockError {
     #[error(transparent)]
     Store(#[from] StoreError),
 
+    /// The database was asked to commit, and did not answer: a guarded update or transaction may be written,
+    /// or not. Look at the documents before you repeat it. (503)
+    #[error("it is not known whether this was written; look at the document before you try again")]
+    OutcomeUnknown(#[source] StoreError),
+
     /// The database does not accept this version of the document: a unique index already contains its
     /// value, or a validation rule forbids it. Nothing was written, and the lock has not changed. (422)
     #[error("the database does not accept this version of {key}")]

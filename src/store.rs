@@ -29,7 +29,9 @@ mod status;
 mod watch;
 
 pub use answer::{LastEnd, Released, Saved, Swept, TryAcquire};
-pub use claim::{Acquisition, Claim, HeldLock, Query, Removal, Taken};
+#[cfg(feature = "_mongo")]
+pub use claim::HeldLock;
+pub use claim::{Acquisition, Claim, Query, Removal, Taken};
 pub(crate) use deadline::with_deadline;
 pub(crate) use document::misnamed_id;
 pub use document::{Edit, Format, StoredDocument};

@@ -2,17 +2,21 @@
 
 use std::{any::type_name, time::Instant};
 
+#[cfg(feature = "_mongo")]
+use crate::store::HeldLock;
 use crate::{
     error::{BoxError, LockError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::Mode,
     manager::{LockManager, observe},
-    store::{Acquisition, Edit, HeldLock, Saved, StoredDocument, misnamed_id},
+    store::{Acquisition, Edit, Saved, StoredDocument, misnamed_id},
 };
 
 impl LockManager {
+    #[cfg(feature = "_mongo")]
     pub(crate) fn held(&self, acquisition: Acquisition) -> HeldLock {
-        HeldLock { acquisition, deadline: self.inner.settings.deadline }
+        let (runtime, tasks) = self.inner.runner.parts();
+        HeldLock { acquisition, deadline: self.inner.settings.deadline, runtime, tasks }
     }
 
     pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool, LockError> {

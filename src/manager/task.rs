@@ -47,6 +47,12 @@ impl Runner {
         Self { runtime: Handle::current(), tasks: TaskTracker::new() }
     }
 
+    /// For a task that a store spawns.
+    #[cfg(feature = "_mongo")]
+    pub(super) fn parts(&self) -> (Handle, TaskTracker) {
+        (self.runtime.clone(), self.tasks.clone())
+    }
+
     /// Spawns a task that runs `future` to its end and sends the outcome to the returned receiver.
     /// `scope` tracks this task as well.
     ///

@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "_mongo")]
+use tokio::{runtime::Handle, task::JoinHandle};
+#[cfg(feature = "_mongo")]
+use tokio_util::task::TaskTracker;
+
 use crate::{
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
@@ -75,13 +80,26 @@ impl Acquisition {
 
 /// A lock that a session or job holds, for guarded writes of the application's own: from
 /// [`HeldDoc::held`](crate::extract::Guarded::held) or [`LockGuard::held`](crate::LockGuard::held).
+#[cfg(feature = "_mongo")]
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub struct HeldLock {
-    /// The acquisition that must still be live.
-    pub acquisition: Acquisition,
+    pub(crate) acquisition: Acquisition,
     /// How long a guarded write may take.
-    pub deadline: Duration,
+    pub(crate) deadline: Duration,
+    /// A worker of a web server drops its tasks when it ends, so a commit runs on the manager's runtime.
+    pub(crate) runtime: Handle,
+    /// The shutdown waits for these tasks.
+    pub(crate) tasks: TaskTracker,
+}
+
+#[cfg(feature = "_mongo")]
+impl HeldLock {
+    pub(crate) fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tasks.spawn_on(task, &self.runtime)
+    }
 }
 
 /// Which lock [`Store::remove_lock`](crate::store::Store::remove_lock) removes, and on which condition.

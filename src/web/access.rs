@@ -10,6 +10,7 @@ use std::{
 use actix_session::Session;
 use actix_web::http::StatusCode;
 use futures_util::{StreamExt, stream};
+use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
     actor::Actor, clock, error::LockError, key::LockKey, manager::LockManager,
@@ -30,12 +31,15 @@ pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
 pub(super) type AccessPolicy =
     Rc<dyn Fn(Option<Actor>, LockKey, Access) -> Pin<Box<dyn Future<Output = bool>>>>;
 
-/// How many documents of one request are asked for at the same time.
-const AT_ONCE: usize = 16;
+/// How many documents of one request are asked for at the same time, and how many by all streams of events
+/// of one worker.
+pub(super) const AT_ONCE: usize = 16;
 
 /// How long a stream of events remembers the answers of the policy, and how many of them.
 const REMEMBER: Duration = Duration::from_secs(10);
-const REMEMBERED: usize = 1_000;
+const REMEMBERED: usize = 256;
+/// A stream of events takes a policy that needs longer for a "no".
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// What one person may see and do. The answers of the policy are never kept for another person.
 pub(super) struct Permissions {
@@ -45,11 +49,13 @@ pub(super) struct Permissions {
     pub(super) policy: Option<AccessPolicy>,
     /// An administrator, who may look at all locks.
     pub(super) sees_all: bool,
+    /// How many streams of events may ask the policy at the same time.
+    pub(super) turns: Rc<Semaphore>,
 }
 
 impl Permissions {
     pub(super) async fn allow(&self, key: &LockKey, access: Access) -> bool {
-        if !self.reach(key) {
+        if !self.reach(key.collection()) {
             return false;
         }
         if self.sees_all && access == Access::Look {
@@ -62,8 +68,9 @@ impl Permissions {
     }
 
     /// Whether there are such locks over HTTP, for this person.
-    pub(super) fn reach(&self, key: &LockKey) -> bool {
-        self.sees_all || self.manager.is_over_http(key.collection())
+    pub(super) fn reach(&self, collection: &str) -> bool {
+        self.manager.is_over_http(collection)
+            || self.sees_all && self.manager.is_registered(collection)
     }
 
     /// Of these documents, those that the person may look at.
@@ -115,12 +122,23 @@ impl Visible {
     }
 
     pub(super) async fn has(&mut self, key: &LockKey) -> bool {
+        if self.permissions.policy.is_none() || self.permissions.sees_all {
+            return self.permissions.allow(key, Access::Look).await;
+        }
         if let Some((may_look, at)) = self.known.get(key)
             && clock::since(*at) < REMEMBER
         {
             return *may_look;
         }
-        let may_look = self.permissions.allow(key, Access::Look).await;
+        // One event reaches all streams at the same moment, and their policies may use the database.
+        let asking = timeout(LONGEST, async {
+            let _turn = self.permissions.turns.acquire().await;
+            self.permissions.allow(key, Access::Look).await
+        });
+        let may_look = asking.await.unwrap_or(false);
+        if self.known.len() >= REMEMBERED {
+            self.known.retain(|_, (_, at)| clock::since(*at) < REMEMBER);
+        }
         if self.known.len() >= REMEMBERED {
             self.known.clear();
         }

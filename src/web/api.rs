@@ -57,7 +57,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// | `GET /admin` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
 /// Bodies are JSON of any content type, of at most 64 KiB, and may be empty. A session that has ended
-/// holds nothing, so `heartbeat`, `release` and `GET` answer it as any other session.
+/// holds nothing, so `heartbeat` and `release` answer it as any other session.
 ///
 /// - `POST /{collection}/{id}` accepts `{"mode": "exclusive" | "shared", "wait_ms": 0, "take_over":
 ///   false}`; these values are the defaults. A wait is limited to
@@ -91,8 +91,8 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// `mine_elsewhere` or `held`. `?keys=collection/id,…` selects some documents. After 15 s without an
 /// event there is a comment.
 ///
-/// Where people are [identified](crate::LockingSession::identify), the API is for them only: a visitor
-/// gets 401. The [access policy](crate::LockingSession::access_policy) decides for each document; its "no"
+/// Where people are [identified](crate::LockingSession::identify), only they look and lock: a visitor gets
+/// 401. The [access policy](crate::LockingSession::access_policy) decides for each document; its "no"
 /// looks like a missing document, and `status` and the events leave such documents out. Changes are
 /// refused to pages of other sites.
 pub fn lock_api(config: &mut ServiceConfig) {
@@ -159,8 +159,7 @@ async fn acquire(
     req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
-    let key = key(&locks, &req)?;
-    locks.locks.permissions().check(&key, Access::Lock).await?;
+    let key = allowed(&locks, &req, Access::Lock).await?;
     let AcquireBody { mode, wait_ms, take_over } = read(body)?;
     let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
     let wait = locks.wait_at_most(Duration::from_millis(wait_ms));
@@ -192,11 +191,8 @@ async fn release(
     req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
-    let key = key(&locks, &req)?;
     // Whoever may no longer lock the document may still release it.
-    if !locks.locks.permissions().reach(&key) {
-        return Err(LockError::NotFound { key }.into());
-    }
+    let key = key(&locks, &req)?;
     let mut tokens = locks.locks.offered()?.to_vec();
     let ReleaseBody { token, page, grace_ms } = read(body)?;
     if let Some(token) = token {
@@ -288,8 +284,7 @@ async fn break_lock(
     req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
-    let key = key(&locks, &req)?;
-    locks.locks.permissions().check(&key, Access::Look).await?;
+    let key = allowed(&locks, &req, Access::Look).await?;
     let BreakBody { reason, token } = read(body)?;
     if reason.len() > MAX_REASON_BYTES {
         return Err(bad_request(format_args!("a reason has at most {MAX_REASON_BYTES} bytes")));
@@ -311,6 +306,19 @@ async fn break_lock(
 
 type Body = Result<Bytes, actix_web::Error>;
 
+/// The document that `/{collection}/{id}` names, if this person may do this with it.
+async fn allowed(
+    locks: &SessionLocks,
+    req: &HttpRequest,
+    access: Access,
+) -> Result<LockKey, Problem> {
+    let permissions = locks.locks.permissions();
+    permissions.check_any()?;
+    let key = key(locks, req)?;
+    permissions.check(&key, access).await?;
+    Ok(key)
+}
+
 /// The document that `/{collection}/{id}` names.
 fn key(locks: &SessionLocks, req: &HttpRequest) -> Result<LockKey, Problem> {
     let param = |name| path_param(req, name).unwrap_or_default();
@@ -322,14 +330,14 @@ fn named(locks: &SessionLocks, collection: &str, id: &str) -> Result<LockKey, Pr
         Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
             .detail("there is no such collection of lockable documents")
     };
-    match locks.manager().key(collection, id) {
-        Err(e @ LockError::Misconfigured(_)) => {
-            // A developer's mistake or a guess of a client, so this is not logged as an error.
-            log::warn!(target: "actix_doclock::web", "a client asked the lock API for a document: {e}");
-            Err(no_such_collection())
-        }
-        key => Ok(key?),
+    if locks.locks.permissions().reach(collection) {
+        return Ok(locks.manager().key(collection, id)?);
     }
+    if let Err(e @ LockError::Misconfigured(_)) = locks.manager().key(collection, id) {
+        // A developer's mistake or a guess of a client, so this is not logged as an error.
+        log::warn!(target: "actix_doclock::web", "a client asked the lock API for a document: {e}");
+    }
+    Err(no_such_collection())
 }
 
 /// An empty body means `{}`. The content type is ignored: `sendBeacon` sends text.

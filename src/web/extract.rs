@@ -15,7 +15,7 @@ use crate::{
     error::LockError,
     key::{InvalidKey, LockKey, Lockable},
     lock::{Lock, Mode},
-    store::{HeldLock, StoredDocument},
+    store::StoredDocument,
     web::{
         path::path_param,
         problem::misconfigured,
@@ -212,8 +212,9 @@ impl<T: Lockable, How> Guarded<T, How> {
     /// The lock, for guarded writes of your own:
     /// [`MongoStore::transaction`](crate::MongoStore::transaction) and
     /// [`update`](crate::MongoStore::update).
+    #[cfg(feature = "_mongo")]
     #[must_use]
-    pub fn held(&self) -> HeldLock {
+    pub fn held(&self) -> crate::store::HeldLock {
         self.locks.manager().held(self.mine.acquisition())
     }
 

@@ -165,6 +165,10 @@ impl From<&LockError> for Problem {
             }
             LockError::ShutDown => problem(StatusCode::SERVICE_UNAVAILABLE, "shutting_down")
                 .retry_after(STORE_MAY_BE_BACK_AFTER),
+            // No `Retry-After`: a repetition may write twice.
+            LockError::OutcomeUnknown(_) => {
+                problem(StatusCode::SERVICE_UNAVAILABLE, "outcome_unknown")
+            }
             LockError::Store(e)
                 if matches!(
                     e.kind(),

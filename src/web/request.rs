@@ -18,7 +18,10 @@ use actix_web::{
         header::{HeaderMap, HeaderName, HeaderValue, SET_COOKIE},
     },
 };
-use tokio::{sync::oneshot::Receiver, time::timeout_at};
+use tokio::{
+    sync::{Semaphore, oneshot::Receiver},
+    time::timeout_at,
+};
 use tokio_util::task::TaskTracker;
 
 pub(super) use self::locking::{Ask, Mine};
@@ -56,6 +59,7 @@ const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
 pub(super) struct Settings {
     pub(super) identify: Option<Identify>,
     pub(super) access: Option<AccessPolicy>,
+    pub(super) policy_turns: Rc<Semaphore>,
     pub(super) keep_fresh_on_error: bool,
     /// How long the extractors wait for locks of other sessions.
     pub(super) wait_for_documents: Duration,

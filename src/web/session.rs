@@ -10,13 +10,15 @@ use actix_web::{
     dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
 };
 
+use tokio::sync::Semaphore;
+
 use crate::{
     actor::Actor,
     error::LockError,
     key::LockKey,
     manager::{LockManager, watch::streams::Limits},
     web::{
-        access::Access,
+        access::{AT_ONCE, Access},
         memory::{memory, with_memory},
         problem::misconfigured,
         request::{RequestLocks, Settings},
@@ -60,6 +62,7 @@ impl LockManager {
             settings: Settings {
                 identify: None,
                 access: None,
+                policy_turns: Rc::new(Semaphore::new(AT_ONCE)),
                 keep_fresh_on_error: false,
                 wait_for_documents: Duration::ZERO,
                 longest_wait: LONGEST_WAIT,
@@ -107,10 +110,12 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// to the events. Default: if people are [identified](Self::identify), only identified people may;
     /// otherwise everybody may.
     ///
-    /// A person without permission gets the same answer as for a document that does not exist. This
-    /// answer is given before the store is asked for anything. If people are
-    /// [identified](Self::identify), a visitor without a login gets 401. The policy is asked at each
-    /// request, and by a stream of events at most once in 10 s for each document. An [administrator](
+    /// A person without permission gets 404, as for a document that does not exist, before the store is
+    /// asked for anything. If people are [identified](Self::identify), a visitor without a login gets 401.
+    /// The policy should refuse ids that do not exist, too: otherwise its "no" tells that the document
+    /// exists. A refusal names the holder also to a person who may lock, but not look. The policy is asked
+    /// at each request, before any wait, and by a stream of events at most once in 10 s for each document.
+    /// A stream keeps the person with whom it began, for at most 15 minutes. An [administrator](
     /// crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy cannot tell, it
     /// should answer `false`.
     ///

@@ -121,10 +121,12 @@ async fn an_update_without_the_lock_writes_nothing() {
 #[tokio::test]
 async fn what_is_wrong_with_an_update_is_said() {
     let (app, database) = app().await;
-    let guard = guard(&app, &key("a")).await;
+    let lost = guard(&app, &key("a")).await;
     let set = || doc! { "$set": { "title": "new" } };
-    let absent: Result<WorkItem, _> = app.store.update(&guard.held(), set()).await;
+    let absent: Result<WorkItem, _> = app.store.update(&lost.held(), set()).await;
     assert!(matches!(absent, Err(LockError::NotFound { .. })), "{absent:?}");
+    assert!(app.locks.inspect(&key("a")).await.unwrap().is_none(), "a lock on nothing");
+    let guard = guard(&app, &key("a")).await;
     put(&database, "a", "old").await;
     for refused in
         [doc! { "$set": { "_id": "b" } }, doc! { "$push": { "title": 1 } }, doc! { "title": 1 }]
@@ -248,6 +250,19 @@ async fn a_transaction_whose_commit_is_answered_by_nobody_is_written_once() {
     proxy.drop_reply_to("commitTransaction");
     book(&app.store, &[guard.held()], "new").await.unwrap();
     assert_eq!((proxy.fired(), count(&database).await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_transaction_whose_commit_is_not_answered_in_time_is_of_unknown_outcome() {
+    let Faulty { proxy, app, database, .. } = Faulty::with_deadline(Duration::from_secs(3)).await;
+    put(&database, "a", "old").await;
+    let guard = guard(&app, &key("a")).await;
+    proxy.hold_reply_to("commitTransaction");
+    match book(&app.store, &[guard.held()], "new").await {
+        Err(TransactionError::Lock(LockError::OutcomeUnknown(_))) => {}
+        other => panic!("{other:?}"),
+    }
+    proxy.let_go();
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::any::type_name;
 
-use crate::{error::LockError, key::Lockable, manager::guard::LockGuard, store::HeldLock};
+use crate::{error::LockError, key::Lockable, manager::guard::LockGuard};
 
 impl LockGuard {
     /// The current document.
@@ -74,8 +74,9 @@ impl LockGuard {
     /// The lock, for guarded writes of your own:
     /// [`MongoStore::transaction`](crate::MongoStore::transaction) and
     /// [`update`](crate::MongoStore::update).
+    #[cfg(feature = "_mongo")]
     #[must_use]
-    pub fn held(&self) -> HeldLock {
+    pub fn held(&self) -> crate::store::HeldLock {
         self.manager.held(self.held.clone())
     }
 

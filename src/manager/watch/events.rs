@@ -10,7 +10,7 @@ use std::{
 use futures_util::FutureExt;
 use tokio::{
     sync::broadcast::{self, Receiver, error::RecvError},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -248,6 +248,9 @@ async fn look_and_tell(manager: &Weak<Inner>, collection: &'static str) {
         drop(now);
         if is_told {
             tell(manager, &mut known, &mut changes).await;
+        } else if how == Wakeup::Told {
+            // The locks could not be listed. The changes wait.
+            sleep(jittered(POLL)).await;
         } else {
             // Without a watch, the only change is another state.
             let _ = timeout(jittered(POLL), changes.recv()).await;

@@ -11,13 +11,13 @@ use mongodb::{
 use tokio::time::{sleep, timeout_at};
 
 use crate::{
-    error::{LockError, StoreErrorKind},
+    error::{LockError, StoreError, StoreErrorKind},
     key::Lockable,
     lock::Mode,
     store::{
-        Format, HeldLock, StoredDocument,
+        Format, HeldLock, Removal, Store, StoredDocument,
         mongo::{
-            MongoStore, pipeline,
+            MongoStore, lanes, pipeline,
             save::{begin, commit, save_error, too_late},
             write::Write,
         },
@@ -54,8 +54,11 @@ impl From<TransactionError> for LockError {
 /// What one attempt has come to.
 enum Attempt<R> {
     Worked(R),
-    Lost(HeldLock),
+    /// The application's part has failed, so nothing was written.
+    WorkFailed(Error),
+    /// Another step has failed, so nothing was written.
     Failed(Error),
+    Refused(LockError),
 }
 
 impl MongoStore {
@@ -65,8 +68,11 @@ impl MongoStore {
     /// `work` may be called several times, as the server demands after a conflict or a failover, so it
     /// must have no effect outside the transaction. It passes the session to each of its commands, which
     /// must use the [client of this store](Self::database). Its own error aborts the transaction. All of it
-    /// must be done within the manager's [deadline](crate::LockManagerBuilder::deadline). In a task that is
-    /// spawned, write `async move`, and let `work` own what it uses: the compiler demands that.
+    /// must be done within the manager's [deadline](crate::LockManagerBuilder::deadline), and well within a
+    /// third of the ttl: a renewal of a lock in the meantime makes the transaction start again. `work` must
+    /// return each error of a command, because the server has then aborted the transaction, and must not
+    /// commit. In a task that is spawned, write `async move`, and let `work` own what it uses: the compiler
+    /// demands that.
     ///
     /// ```no_run
     /// # use actix_doclock::{HeldDoc, LockError, Lockable, MongoStore};
@@ -94,8 +100,8 @@ impl MongoStore {
     /// # Errors
     /// [`TransactionError::Lock`] with [`LockError::Lost`] if a lock is not live, with
     /// [`LockError::Misconfigured`] if there is no lock, a lock is shared, or the server is standalone,
-    /// and with [`LockError::Store`]: if its kind is
-    /// [`OutcomeUnknown`](StoreErrorKind::OutcomeUnknown), all may be written, or nothing.
+    /// and with [`LockError::Store`]: in all these cases nothing was written. With
+    /// [`LockError::OutcomeUnknown`], all may be written, or nothing: look before you repeat it.
     /// [`TransactionError::Work`] is the error of `work`.
     ///
     /// # Cancel safety
@@ -105,27 +111,27 @@ impl MongoStore {
         held: &[HeldLock],
         mut work: impl AsyncFnMut(&mut ClientSession) -> Result<R>,
     ) -> std::result::Result<R, TransactionError> {
-        let deadline = must_guard(held)?;
-        if !self.has_transactions().await.map_err(LockError::Store)? {
+        let until = Instant::now() + must_guard(held)?;
+        if !in_time(until, self.has_transactions()).await? {
             return Err(misconfigured(
                 "transactions need a replica set or a sharded cluster; this server is standalone",
             )
             .into());
         }
-        let until = Instant::now() + deadline;
         let mut pause = FIRST_PAUSE;
         with_deadline(until, async {
             loop {
-                let error = match self.attempt(held, until, &mut work).await? {
+                let (error, is_works) = match self.attempt(held, until, &mut work).await {
                     Attempt::Worked(value) => return Ok(value),
-                    Attempt::Lost(held) => return Err(lost(&held).into()),
-                    Attempt::Failed(error) => error,
+                    Attempt::Refused(error) => return Err(error.into()),
+                    Attempt::WorkFailed(error) => (error, true),
+                    Attempt::Failed(error) => (error, false),
                 };
                 let is_transient = error.contains_label(TRANSIENT_TRANSACTION_ERROR);
-                if !is_transient {
+                if is_works && !is_transient {
                     return Err(TransactionError::Work(error));
                 }
-                if Instant::now() + pause >= until {
+                if !is_transient || Instant::now() + pause >= until {
                     return Err(LockError::Store(save_error("running a transaction", error)).into());
                 }
                 sleep(pause).await;
@@ -138,8 +144,9 @@ impl MongoStore {
     /// Makes sure, in a transaction that the application runs itself, that all of these exclusive locks
     /// are still held when the transaction commits, and renews them.
     ///
-    /// Call it last before the commit: until then the records of these locks are blocked. The transaction
-    /// must have the read concern `snapshot` and the write concern `majority`.
+    /// Call it last before the commit: until then the records of these locks are blocked. The session must be
+    /// in a transaction, with the read concern `snapshot` and the write concern `majority`: outside a
+    /// transaction this only renews the locks.
     ///
     /// # Errors
     /// As [`transaction`](Self::transaction). Abort the transaction after any error. After a
@@ -186,11 +193,12 @@ impl MongoStore {
     /// On a standalone server the lock is checked immediately before the update, as for a save.
     ///
     /// # Errors
-    /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was written. [`LockError::Rejected`] if the
-    /// database does not accept the update. [`LockError::Document`] if the document was updated, but is no
-    /// `T`. [`LockError::Misconfigured`] if the lock is shared, or not on a document of type `T`.
-    /// [`LockError::Store`] of the kind [`OutcomeUnknown`](StoreErrorKind::OutcomeUnknown): it is unknown
-    /// whether the document was updated.
+    /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was written; a lock on a missing document is
+    /// released. [`LockError::Rejected`] if the database does not accept the update.
+    /// [`LockError::Document`] if the document was updated, but is no `T`. [`LockError::Misconfigured`] if
+    /// the lock is shared, or not on a document of type `T`. [`LockError::Store`] if the database does not
+    /// answer; nothing was written. [`LockError::OutcomeUnknown`] if it is unknown whether the document was
+    /// updated: a repetition may apply the update twice.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be updated.
@@ -210,19 +218,26 @@ impl MongoStore {
             let changed = this.return_document(ReturnDocument::After);
             match session {
                 Some(session) => changed.session(session).await,
-                None => changed.await,
+                None => changed.max_time(lanes::read_limit()).await,
             }
         };
-        let updated = if self.has_transactions().await? {
+        let until = Instant::now() + must_guard(std::slice::from_ref(held))?;
+        let updated = if in_time(until, self.has_transactions()).await? {
             let within = async |session: &mut ClientSession| change(Some(session)).await;
             self.transaction(std::slice::from_ref(held), within).await
         } else {
-            let until = Instant::now() + must_guard(std::slice::from_ref(held))?;
             with_deadline(until, async {
                 let touch = Write::Update(at.touch());
                 match at.write_one(key.id(), at.live(&held.acquisition), &touch).await {
                     Ok(0) => Err(lost(held).into()),
-                    Ok(_) => change(None).await.map_err(TransactionError::Work),
+                    Ok(_) if Instant::now() >= until => Err(TransactionError::Work(too_late())),
+                    Ok(_) => change(None).await.map_err(|error| {
+                        let source = save_error(format!("updating {key:?}"), error.clone());
+                        match source.kind() {
+                            StoreErrorKind::Unavailable => LockError::OutcomeUnknown(source).into(),
+                            _ => TransactionError::Work(error),
+                        }
+                    }),
                     Err(error) => Err(TransactionError::Work(error)),
                 }
             })
@@ -241,7 +256,12 @@ impl MongoStore {
                 }
             }
         })?;
-        let updated = updated.ok_or_else(|| LockError::NotFound { key: key.clone() })?;
+        let Some(updated) = updated else {
+            // A lock on a missing document is of no use. If this fails, it expires.
+            let released = self.remove_lock(Removal::Release(&held.acquisition));
+            let _ = with_deadline(until, released).await;
+            return Err(LockError::NotFound { key: key.clone() });
+        };
         StoredDocument::from_bytes(Format::Bson, updated.into_bytes())
             .decode()
             .map_err(|source| LockError::Document { key: key.clone(), source })
@@ -250,52 +270,71 @@ impl MongoStore {
     /// The locks are looked at before the work, so that no work is done in vain, and touched after the
     /// work, so that their records are blocked for a short time only. All reads and writes are of one
     /// snapshot: a lock that was lost in between makes the touch fail with a conflict.
+    ///
+    /// Only `work` runs in the caller's task. Everything else goes on when the caller is gone, so that no
+    /// transaction stays open.
     async fn attempt<R>(
         &self,
         held: &[HeldLock],
         until: Instant,
         work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R>,
-    ) -> std::result::Result<Attempt<R>, TransactionError> {
-        let client = self.inner.database.client();
-        let mut session = match begin(client).await {
-            Ok(session) => session,
-            Err(error) => return Ok(Attempt::Failed(error)),
+    ) -> Attempt<R> {
+        let Some(first) = held.first() else { return Attempt::Failed(too_late()) };
+        let client = self.inner.database.client().clone();
+        let begun = first.spawn(with_deadline(until, async move { begin(&client).await }));
+        let mut session = match timeout_at(until.into(), begun).await {
+            Ok(Ok(Ok(session))) => session,
+            Ok(Ok(Err(error))) => return Attempt::Failed(error),
+            Ok(Err(_)) | Err(_) => return Attempt::Failed(too_late()),
         };
-        let worked = timeout_at(until.into(), async {
-            for one in held {
-                if !self.is_live_in(&mut session, one).await? {
-                    return Ok(Attempt::Lost(one.clone()));
-                }
-            }
-            let value = work(&mut session).await.map_err(TransactionError::Work)?;
-            self.confirm_in(&mut session, held).await?;
-            Ok(Attempt::Worked(value))
-        });
-        let in_time = worked.await.unwrap_or_else(|_| {
-            let late = save_error("running a transaction", too_late());
-            Err(LockError::Store(late).into())
-        });
-        let value = match in_time {
-            Ok(Attempt::Worked(value)) => value,
+        let worked = timeout_at(until.into(), self.look_work_touch(&mut session, held, work)).await;
+        let value = match worked.unwrap_or_else(|_| Attempt::Failed(too_late())) {
+            Attempt::Worked(value) => value,
             other => {
-                let _ = session.abort_transaction().await;
-                return match other {
-                    Err(TransactionError::Work(error)) => Ok(Attempt::Failed(error)),
-                    other => other,
-                };
+                let aborted = first.spawn(async move { drop(session.abort_transaction().await) });
+                let _ = timeout_at(until.into(), aborted).await;
+                return other;
             }
         };
-        // Not dropped with the caller: a commit that is half done stays in doubt for longer.
-        let committed = tokio::spawn(async move { commit(&mut session, until).await }).await;
-        match committed.unwrap_or_else(|panic| Err(Error::custom(panic.to_string()))) {
-            Ok(()) => Ok(Attempt::Worked(value)),
+        let committed = first.spawn(async move { commit(&mut session, until).await });
+        let unknown = |why: Error| {
+            let source = save_error("committing a transaction", why);
+            Attempt::Refused(LockError::OutcomeUnknown(source))
+        };
+        match timeout_at(until.into(), committed).await {
+            Ok(Ok(Ok(()))) => Attempt::Worked(value),
             // Rolled back, so the whole may be repeated.
-            Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {
-                Ok(Attempt::Failed(error))
+            Ok(Ok(Err(error))) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {
+                Attempt::Failed(error)
             }
-            Err(error) => {
-                Err(LockError::Store(save_error("committing a transaction", error)).into())
+            Ok(Ok(Err(error))) => unknown(error),
+            Ok(Err(_)) | Err(_) => unknown(Error::custom("no answer in time")),
+        }
+    }
+
+    async fn look_work_touch<R>(
+        &self,
+        session: &mut ClientSession,
+        held: &[HeldLock],
+        work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R>,
+    ) -> Attempt<R> {
+        let failed = |error| match error {
+            TransactionError::Lock(error) => Attempt::Refused(error),
+            TransactionError::Work(error) => Attempt::Failed(error),
+        };
+        for one in held {
+            match self.is_live_in(session, one).await {
+                Ok(true) => {}
+                Ok(false) => return Attempt::Refused(lost(one)),
+                Err(error) => return failed(error),
             }
+        }
+        match work(session).await {
+            Ok(value) => match self.confirm_in(session, held).await {
+                Ok(()) => Attempt::Worked(value),
+                Err(error) => failed(error),
+            },
+            Err(error) => Attempt::WorkFailed(error),
         }
     }
 
@@ -329,6 +368,16 @@ fn must_guard(held: &[HeldLock]) -> std::result::Result<Duration, LockError> {
     held.iter().map(|held| held.deadline).min().ok_or_else(|| {
         misconfigured("no lock guards this: name those that you hold, as in `&[order.held()]`")
     })
+}
+
+async fn in_time<T>(
+    until: Instant,
+    asked: impl Future<Output = std::result::Result<T, StoreError>>,
+) -> std::result::Result<T, LockError> {
+    match timeout_at(until.into(), asked).await {
+        Ok(answer) => answer.map_err(LockError::Store),
+        Err(_) => Err(LockError::Store(save_error("asking the server for its kind", too_late()))),
+    }
 }
 
 fn lost(held: &HeldLock) -> LockError {

@@ -3,7 +3,7 @@
 use actix_web::{HttpRequest, web::Json};
 use serde::{Deserialize, Serialize};
 
-use super::{Body, bad_request, key, named, read};
+use super::{Body, allowed, bad_request, named, read};
 use crate::{
     lock::{Holder, Lock, Mode},
     web::{
@@ -67,8 +67,7 @@ pub(super) async fn of_one(
     locks: SessionLocks,
     req: HttpRequest,
 ) -> Result<Json<StateBody>, Problem> {
-    let key = key(&locks, &req)?;
-    locks.locks.permissions().check(&key, Access::Look).await?;
+    let key = allowed(&locks, &req, Access::Look).await?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let lock = locks.manager().inspect_by(&key, aid.as_ref(), until).await?;
     Ok(Json(StateBody::of(lock, &locks.locks)))
@@ -101,6 +100,8 @@ pub(super) async fn of_many(
     locks: SessionLocks,
     body: Body,
 ) -> Result<Json<StatusAnswer>, Problem> {
+    let permissions = locks.locks.permissions();
+    permissions.check_any()?;
     let StatusBody { keys } = read(body)?;
     if keys.len() > MAX_KEYS {
         return Err(bad_request(format_args!("ask for at most {MAX_KEYS} keys at once")));
@@ -111,8 +112,6 @@ pub(super) async fn of_many(
         named(&locks, collection, id)
     });
     let keys = keys.collect::<Result<Vec<_>, Problem>>()?;
-    let permissions = locks.locks.permissions();
-    permissions.check_any()?;
     let keys = permissions.visible(keys).await;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let found = locks.manager().inspect_many_by(&keys, aid.as_ref(), until).await?;

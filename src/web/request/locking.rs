@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    rc::Rc,
     time::{Duration, Instant},
 };
 
@@ -125,6 +126,7 @@ impl RequestLocks {
             person: self.person(),
             knows_people: self.0.settings.identify.is_some(),
             policy: self.0.settings.access.clone(),
+            turns: Rc::clone(&self.0.settings.policy_turns),
             sees_all: self.manager().may_see_all(&self.actor()) == Some(true),
         }
     }
