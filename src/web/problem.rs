@@ -124,6 +124,7 @@ impl ResponseError for Problem {
 impl From<&LockError> for Problem {
     fn from(error: &LockError) -> Self {
         let problem = |status, code| Self::new(status, code).detail(error);
+        let busy = |code| problem(StatusCode::SERVICE_UNAVAILABLE, code);
         match error {
             LockError::Held(lock) => problem(StatusCode::LOCKED, "held")
                 .with("state", "held")
@@ -160,15 +161,11 @@ impl From<&LockError> for Problem {
             LockError::Speculative => problem(StatusCode::FORBIDDEN, "speculative"),
             LockError::Rejected { .. } => problem(StatusCode::UNPROCESSABLE_ENTITY, "rejected"),
             LockError::TooManyWaiters { .. } => {
-                problem(StatusCode::SERVICE_UNAVAILABLE, "too_many_waiters")
-                    .retry_after(ASK_AGAIN_AFTER)
+                busy("too_many_waiters").retry_after(ASK_AGAIN_AFTER)
             }
-            LockError::ShutDown => problem(StatusCode::SERVICE_UNAVAILABLE, "shutting_down")
-                .retry_after(STORE_MAY_BE_BACK_AFTER),
+            LockError::ShutDown => busy("shutting_down").retry_after(STORE_MAY_BE_BACK_AFTER),
             // No `Retry-After`: a repetition may write twice.
-            LockError::OutcomeUnknown(_) => {
-                problem(StatusCode::SERVICE_UNAVAILABLE, "outcome_unknown")
-            }
+            LockError::OutcomeUnknown(_) => busy("outcome_unknown"),
             LockError::Store(e)
                 if matches!(
                     e.kind(),

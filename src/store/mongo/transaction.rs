@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout_at};
 
 use crate::{
     error::{LockError, StoreError, StoreErrorKind},
-    key::Lockable,
+    key::{LockKey, Lockable},
     lock::Mode,
     store::{
         Format, HeldLock, Removal, Store, StoredDocument,
@@ -243,19 +243,7 @@ impl MongoStore {
             })
             .await
         };
-        let updated: Option<RawDocumentBuf> = updated.map_err(|error| match error {
-            TransactionError::Lock(error) => error,
-            TransactionError::Work(error) => {
-                let source = save_error(format!("updating {key:?}"), error);
-                match source.kind() {
-                    // What the server refuses is the update of the application.
-                    StoreErrorKind::Rejected | StoreErrorKind::Other => {
-                        LockError::Rejected { key: key.clone(), source }
-                    }
-                    _ => LockError::Store(source),
-                }
-            }
-        })?;
+        let updated: Option<RawDocumentBuf> = updated.map_err(|error| refused(key, error))?;
         let Some(updated) = updated else {
             // A lock on a missing document is of no use. If this fails, it expires.
             let released = self.remove_lock(Removal::Release(&held.acquisition));
@@ -368,6 +356,21 @@ fn must_guard(held: &[HeldLock]) -> std::result::Result<Duration, LockError> {
     held.iter().map(|held| held.deadline).min().ok_or_else(|| {
         misconfigured("no lock guards this: name those that you hold, as in `&[order.held()]`")
     })
+}
+
+fn refused(key: &LockKey, error: TransactionError) -> LockError {
+    let error = match error {
+        TransactionError::Lock(error) => return error,
+        TransactionError::Work(error) => error,
+    };
+    let source = save_error(format!("updating {key:?}"), error);
+    match source.kind() {
+        // What the server refuses is the update of the application.
+        StoreErrorKind::Rejected | StoreErrorKind::Other => {
+            LockError::Rejected { key: key.clone(), source }
+        }
+        _ => LockError::Store(source),
+    }
 }
 
 async fn in_time<T>(
