@@ -125,8 +125,8 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// # use actix_doclock::{Access, Actor, LockKey, LockManager};
     /// # use actix_session::{SessionMiddleware, storage::SessionStore};
     /// # async fn is_in_team(_: &str, _: &LockKey) -> bool { true }
-    /// # fn wrap<S: SessionStore>(locks: LockManager, session: SessionMiddleware<S>) {
-    /// locks.session(session).access_policy(async |person: Option<Actor>, key: LockKey, access| {
+    /// # fn wrap<S: SessionStore + 'static>(locks: LockManager, session: SessionMiddleware<S>) {
+    /// let wrap = locks.session(session).access_policy(async |person: Option<Actor>, key: LockKey, access| {
     ///     match person {
     ///         Some(person) => is_in_team(&person.label, &key).await,
     ///         // Visitors see who edits, but lock nothing.
