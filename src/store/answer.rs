@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{ended::EndReason, lock::Lock};
 
-/// How a session last ended, as [`Store::last_end`](crate::store::Store::last_end) returns it.
+/// How a session last ended, as [`last_end`](crate::store::Store::last_end) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastEnd {
     /// [`Expired`](EndReason::Expired) if the session became idle.
@@ -15,8 +15,8 @@ pub struct LastEnd {
     pub ago: Duration,
 }
 
-/// The answer to [`Store::try_acquire`](crate::store::Store::try_acquire). Exhaustive, as the other answers are: the caller must handle
-/// each case.
+/// The answer to [`try_acquire`](crate::store::Store::try_acquire). Exhaustive, as the other answers are:
+/// the caller must handle each case.
 #[derive(Debug, Clone)]
 #[must_use = "a lock may have been granted, and must then be released"]
 pub enum TryAcquire {
@@ -29,7 +29,8 @@ pub enum TryAcquire {
     Held(Lock),
 }
 
-/// The answer to [`Store::remove_lock`](crate::store::Store::remove_lock) and [`Store::expire_in`](crate::store::Store::expire_in).
+/// The answer to [`remove_lock`](crate::store::Store::remove_lock) and to
+/// [`expire_in`](crate::store::Store::expire_in).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
     /// The lock was there, and is now removed.
@@ -38,7 +39,7 @@ pub enum Released {
     AlreadyGone,
 }
 
-/// The answer to [`Store::save`](crate::store::Store::save).
+/// The answer to [`save`](crate::store::Store::save).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "the document may not have been written"]
 pub enum Saved {
@@ -50,7 +51,7 @@ pub enum Saved {
     DocumentGone,
 }
 
-/// The answer to [`Store::sweep`](crate::store::Store::sweep).
+/// The answer to [`sweep`](crate::store::Store::sweep).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Swept {
     /// How many sessions were found to be idle.

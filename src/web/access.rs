@@ -38,7 +38,7 @@ pub(super) const AT_ONCE: usize = 16;
 /// How long a stream of events remembers the answers of the policy, and how many of them.
 const REMEMBER: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 256;
-/// A stream of events takes a policy that needs longer for a "no".
+/// A stream of events ends if the policy needs longer. The page then opens another stream.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// What one person may see and do. The answers of the policy are never kept for another person.
@@ -121,21 +121,28 @@ impl Visible {
         Self { permissions, known: HashMap::new() }
     }
 
-    pub(super) async fn has(&mut self, key: &LockKey) -> bool {
+    /// `None` if the policy does not answer in time.
+    pub(super) async fn has(&mut self, key: &LockKey) -> Option<bool> {
         if self.permissions.policy.is_none() || self.permissions.sees_all {
-            return self.permissions.allow(key, Access::Look).await;
+            return Some(self.permissions.allow(key, Access::Look).await);
         }
         if let Some((may_look, at)) = self.known.get(key)
             && clock::since(*at) < REMEMBER
         {
-            return *may_look;
+            return Some(*may_look);
         }
         // One event reaches all streams at the same moment, and their policies may use the database.
         let asking = timeout(LONGEST, async {
             let _turn = self.permissions.turns.acquire().await;
             self.permissions.allow(key, Access::Look).await
         });
-        let may_look = asking.await.unwrap_or(false);
+        let Ok(may_look) = asking.await else {
+            log::warn!(
+                target: "actix_doclock::web",
+                "the access policy did not answer within {LONGEST:?} for an event of {key:?}: the stream ends",
+            );
+            return None;
+        };
         if self.known.len() >= REMEMBERED {
             self.known.retain(|_, (_, at)| clock::since(*at) < REMEMBER);
         }
@@ -143,6 +150,6 @@ impl Visible {
             self.known.clear();
         }
         self.known.insert(key.clone(), (may_look, clock::now()));
-        may_look
+        Some(may_look)
     }
 }

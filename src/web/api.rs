@@ -1,5 +1,7 @@
 //! The lock API, for pages that lock documents without loading them.
 
+mod status;
+
 use std::{collections::HashMap, time::Duration};
 
 use actix_web::{
@@ -7,8 +9,6 @@ use actix_web::{
     http::StatusCode,
     web::{self, Bytes, Json, PayloadConfig, ServiceConfig},
 };
-mod status;
-
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     store::Acquisition,
     web::{
         Problem, SessionLocks,
-        access::Access,
+        access::{Access, Permissions},
         admin, assets, events,
         format::{millis, rfc3339},
         path::path_param,
@@ -93,8 +93,9 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 ///
 /// Where people are [identified](crate::LockingSession::identify), only they look and lock: a visitor gets
 /// 401. The [access policy](crate::LockingSession::access_policy) decides for each document; its "no"
-/// looks like a missing document, and `status` and the events leave such documents out. Changes are
-/// refused to pages of other sites.
+/// looks like a missing document, and `status` and the events leave such documents out. Without either,
+/// everybody may look and lock: then wrap this scope in the guards of your other routes. Changes are refused
+/// to pages of other sites.
 pub fn lock_api(config: &mut ServiceConfig) {
     config
         .app_data(PayloadConfig::new(MAX_BODY_BYTES))
@@ -192,7 +193,7 @@ async fn release(
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     // Whoever may no longer lock the document may still release it.
-    let key = key(&locks, &req)?;
+    let key = key(&locks.locks.permissions(), &req)?;
     let mut tokens = locks.locks.offered()?.to_vec();
     let ReleaseBody { token, page, grace_ms } = read(body)?;
     if let Some(token) = token {
@@ -314,26 +315,26 @@ async fn allowed(
 ) -> Result<LockKey, Problem> {
     let permissions = locks.locks.permissions();
     permissions.check_any()?;
-    let key = key(locks, req)?;
+    let key = key(&permissions, req)?;
     permissions.check(&key, access).await?;
     Ok(key)
 }
 
 /// The document that `/{collection}/{id}` names.
-fn key(locks: &SessionLocks, req: &HttpRequest) -> Result<LockKey, Problem> {
+fn key(permissions: &Permissions, req: &HttpRequest) -> Result<LockKey, Problem> {
     let param = |name| path_param(req, name).unwrap_or_default();
-    named(locks, &param("collection"), &param("id"))
+    named(permissions, &param("collection"), &param("id"))
 }
 
-fn named(locks: &SessionLocks, collection: &str, id: &str) -> Result<LockKey, Problem> {
+fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKey, Problem> {
     let no_such_collection = || {
         Problem::new(StatusCode::NOT_FOUND, "no_such_collection")
             .detail("there is no such collection of lockable documents")
     };
-    if locks.locks.permissions().reach(collection) {
-        return Ok(locks.manager().key(collection, id)?);
+    if permissions.reach(collection) {
+        return Ok(permissions.manager.key(collection, id)?);
     }
-    if let Err(e @ LockError::Misconfigured(_)) = locks.manager().key(collection, id) {
+    if let Err(e @ LockError::Misconfigured(_)) = permissions.manager.key(collection, id) {
         // A developer's mistake or a guess of a client, so this is not logged as an error.
         log::warn!(target: "actix_doclock::web", "a client asked the lock API for a document: {e}");
     }

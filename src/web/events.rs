@@ -102,8 +102,8 @@ pub(super) async fn stream(
 }
 
 impl Listener {
-    /// `None` when the server is being stopped, the session has ended, or the stream has lasted for its
-    /// full time.
+    /// `None` when the server is being stopped, the session has ended, the access policy does not answer, or
+    /// the stream has lasted for its full time.
     async fn next(&mut self) -> Option<String> {
         loop {
             if self.ends || clock::now() >= self.until {
@@ -116,7 +116,7 @@ impl Listener {
             if let LockEvent::SessionEnded(lock) = &*event {
                 self.ends = self.aid.as_ref() == Some(&lock.aid);
             }
-            if self.concerns(&event).await {
+            if self.concerns(&event).await? {
                 let data = self.data(&event);
                 return Some(format!("event: {}\ndata: {data}\n\n", event.name()));
             }
@@ -124,11 +124,11 @@ impl Listener {
     }
 
     /// Whether this receiver has asked for the event, and may see it.
-    async fn concerns(&mut self, event: &LockEvent) -> bool {
-        let Some(lock) = event.lock() else { return true };
+    async fn concerns(&mut self, event: &LockEvent) -> Option<bool> {
+        let Some(lock) = event.lock() else { return Some(true) };
         let is_asked_for =
             self.keys.as_ref().is_none_or(|keys| keys.contains(&lock.key.to_string()));
-        is_asked_for && self.visible.has(&lock.key).await
+        if is_asked_for { self.visible.has(&lock.key).await } else { Some(false) }
     }
 
     /// The data of the event for this receiver.

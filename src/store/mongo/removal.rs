@@ -1,5 +1,7 @@
 //! The removal of locks: the only place that deletes a record, or keeps it for its other content.
 
+use std::time::{Duration, Instant};
+
 use mongodb::{
     bson::{Bson, Document, doc},
     error::Result,
@@ -21,8 +23,12 @@ use crate::{
             record::presentable,
             write::Write,
         },
+        with_deadline,
     },
 };
+
+/// How long a break waits for the removal of the record that it has made to expire.
+const TO_TIDY_UP: Duration = Duration::from_millis(500);
 
 /// A selection of grants in a collection.
 pub(super) enum Grants<'a> {
@@ -136,8 +142,8 @@ impl Prepared {
                 return Ok(Released::AlreadyGone);
             }
         }
-        // The lock is broken, whether or not its record is removed now.
-        let _ = self.remove(&it).await;
+        // The lock is broken, whether or not its record is removed now, so the caller does not wait long.
+        let _ = with_deadline(Instant::now() + TO_TIDY_UP, self.remove(&it)).await;
         Ok(Released::Released)
     }
 

@@ -1,6 +1,10 @@
 //! Guarded writes in the application's own words: an update by operators, and transactions.
 
-use std::time::{Duration, Instant};
+use std::{
+    any::type_name,
+    slice,
+    time::{Duration, Instant},
+};
 
 use mongodb::{
     ClientSession,
@@ -75,25 +79,20 @@ impl MongoStore {
     /// demands that.
     ///
     /// ```no_run
-    /// # use actix_doclock::{HeldDoc, LockError, Lockable, MongoStore};
-    /// # use actix_web::web::Data;
+    /// # use actix_doclock::{LockError, LockGuard, MongoStore};
     /// # use mongodb::bson::{Document, doc, oid::ObjectId};
-    /// # #[derive(serde::Serialize, serde::Deserialize)]
-    /// # struct Order { #[serde(rename = "_id")] id: ObjectId }
-    /// # impl Lockable for Order { type Id = ObjectId; const COLLECTION: &'static str = "order"; }
-    /// async fn book(order: HeldDoc<Order>, store: Data<MongoStore>) -> Result<&'static str, LockError> {
+    /// async fn book(store: &MongoStore, order: ObjectId, lock: &LockGuard) -> Result<(), LockError> {
     ///     let orders = store.database().collection::<Document>("order");
     ///     let entries = store.database().collection("entry");
     ///     store
-    ///         .transaction(&[order.held()], async |session| {
+    ///         .transaction(&[lock.held()], async |session| {
     ///             let booked = doc! { "$set": { "is_booked": true } };
-    ///             let this = doc! { "_id": order.id };
-    ///             orders.update_one(this, booked).session(&mut *session).await?;
-    ///             entries.insert_one(doc! { "order": order.id }).session(session).await?;
+    ///             orders.update_one(doc! { "_id": order }, booked).session(&mut *session).await?;
+    ///             entries.insert_one(doc! { "order": order }).session(session).await?;
     ///             Ok(())
     ///         })
     ///         .await?;
-    ///     Ok("booked")
+    ///     Ok(())
     /// }
     /// ```
     ///
@@ -111,7 +110,8 @@ impl MongoStore {
         held: &[HeldLock],
         mut work: impl AsyncFnMut(&mut ClientSession) -> Result<R>,
     ) -> std::result::Result<R, TransactionError> {
-        let until = Instant::now() + must_guard(held)?;
+        let soonest = guarding(held)?;
+        let until = Instant::now() + soonest.deadline;
         if !in_time(until, self.has_transactions()).await? {
             return Err(misconfigured(
                 "transactions need a replica set or a sharded cluster; this server is standalone",
@@ -121,7 +121,7 @@ impl MongoStore {
         let mut pause = FIRST_PAUSE;
         with_deadline(until, async {
             loop {
-                let (error, is_works) = match self.attempt(held, until, &mut work).await {
+                let (error, is_works) = match self.attempt(held, soonest, until, &mut work).await {
                     Attempt::Worked(value) => return Ok(value),
                     Attempt::Refused(error) => return Err(error.into()),
                     Attempt::WorkFailed(error) => (error, true),
@@ -159,7 +159,7 @@ impl MongoStore {
         session: &mut ClientSession,
         held: &[HeldLock],
     ) -> std::result::Result<(), TransactionError> {
-        must_guard(held)?;
+        guarding(held)?;
         for one in held {
             // 1 → live, and changed by this transaction; 0 → expired, released, broken or taken over. A
             // conflict → somebody else changes the record at this moment; transient.
@@ -177,15 +177,14 @@ impl MongoStore {
     /// renews the lock. Returns the document after the update.
     ///
     /// ```no_run
-    /// # use actix_doclock::{HeldDoc, LockError, Lockable, MongoStore};
-    /// # use actix_web::web::Data;
+    /// # use actix_doclock::{LockError, LockGuard, Lockable, MongoStore};
     /// # use mongodb::bson::{doc, oid::ObjectId};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct Item { #[serde(rename = "_id")] id: ObjectId, tags: Vec<String> }
     /// # impl Lockable for Item { type Id = ObjectId; const COLLECTION: &'static str = "item"; }
-    /// async fn tag(item: HeldDoc<Item>, store: Data<MongoStore>) -> Result<String, LockError> {
+    /// async fn tag(store: &MongoStore, lock: &LockGuard) -> Result<String, LockError> {
     ///     let push = doc! { "$push": { "tags": "urgent" } };
-    ///     let now: Item = store.update(&item.held(), push).await?;
+    ///     let now: Item = store.update(&lock.held(), push).await?;
     ///     Ok(now.tags.join(", "))
     /// }
     /// ```
@@ -209,7 +208,7 @@ impl MongoStore {
     ) -> std::result::Result<T, LockError> {
         let (key, update) = (&held.acquisition.key, update.into());
         if key.collection() != T::COLLECTION {
-            let name = std::any::type_name::<T>();
+            let name = type_name::<T>();
             return Err(misconfigured(format!("{key:?} is locked, and `{name}` is not its type")));
         }
         let at = self.prepared(key.collection())?;
@@ -221,10 +220,10 @@ impl MongoStore {
                 None => changed.max_time(lanes::read_limit()).await,
             }
         };
-        let until = Instant::now() + must_guard(std::slice::from_ref(held))?;
+        let until = Instant::now() + guarding(slice::from_ref(held))?.deadline;
         let updated = if in_time(until, self.has_transactions()).await? {
             let within = async |session: &mut ClientSession| change(Some(session)).await;
-            self.transaction(std::slice::from_ref(held), within).await
+            self.transaction(slice::from_ref(held), within).await
         } else {
             with_deadline(until, async {
                 let touch = Write::Update(at.touch());
@@ -264,12 +263,12 @@ impl MongoStore {
     async fn attempt<R>(
         &self,
         held: &[HeldLock],
+        soonest: &HeldLock,
         until: Instant,
         work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R>,
     ) -> Attempt<R> {
-        let Some(first) = held.first() else { return Attempt::Failed(too_late()) };
         let client = self.inner.database.client().clone();
-        let begun = first.spawn(with_deadline(until, async move { begin(&client).await }));
+        let begun = soonest.spawn(with_deadline(until, async move { begin(&client).await }));
         let mut session = match timeout_at(until.into(), begun).await {
             Ok(Ok(Ok(session))) => session,
             Ok(Ok(Err(error))) => return Attempt::Failed(error),
@@ -279,12 +278,12 @@ impl MongoStore {
         let value = match worked.unwrap_or_else(|_| Attempt::Failed(too_late())) {
             Attempt::Worked(value) => value,
             other => {
-                let aborted = first.spawn(async move { drop(session.abort_transaction().await) });
+                let aborted = soonest.spawn(async move { drop(session.abort_transaction().await) });
                 let _ = timeout_at(until.into(), aborted).await;
                 return other;
             }
         };
-        let committed = first.spawn(async move { commit(&mut session, until).await });
+        let committed = soonest.spawn(async move { commit(&mut session, until).await });
         let unknown = |why: Error| {
             let source = save_error("committing a transaction", why);
             Attempt::Refused(LockError::OutcomeUnknown(source))
@@ -342,18 +341,18 @@ impl MongoStore {
     }
 }
 
-/// The shortest deadline of these locks.
+/// Of these locks, the one with the shortest deadline.
 ///
 /// # Errors
 /// If they guard nothing.
-fn must_guard(held: &[HeldLock]) -> std::result::Result<Duration, LockError> {
+fn guarding(held: &[HeldLock]) -> std::result::Result<&HeldLock, LockError> {
     if let Some(shared) = held.iter().find(|held| held.acquisition.mode == Mode::Shared) {
         let key = &shared.acquisition.key;
         return Err(misconfigured(format!(
             "the lock on {key:?} is shared: take it exclusively to write under it"
         )));
     }
-    held.iter().map(|held| held.deadline).min().ok_or_else(|| {
+    held.iter().min_by_key(|held| held.deadline).ok_or_else(|| {
         misconfigured("no lock guards this: name those that you hold, as in `&[order.held()]`")
     })
 }

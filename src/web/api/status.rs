@@ -109,7 +109,7 @@ pub(super) async fn of_many(
     let malformed = |key: &str| bad_request(format_args!("a key is `collection/id`, not {key:?}"));
     let keys = keys.into_iter().map(|key| {
         let (collection, id) = key.split_once('/').ok_or_else(|| malformed(&key))?;
-        named(&locks, collection, id)
+        named(&permissions, collection, id)
     });
     let keys = keys.collect::<Result<Vec<_>, Problem>>()?;
     let keys = permissions.visible(keys).await;
