@@ -208,17 +208,20 @@ macro_rules! cases {
 mod ends;
 mod fair;
 mod fence;
+mod freeze;
 mod hand_over;
 mod locks;
 mod pages;
 mod shared;
 mod shorthand;
 mod status;
+mod taken;
 mod watch;
 
 pub use ends::*;
 pub use fair::*;
 pub use fence::*;
+pub use freeze::*;
 pub use hand_over::*;
 pub use locks::*;
 pub use pages::*;
@@ -227,6 +230,7 @@ pub use shorthand::Shorthand;
 
 pub use crate::random::seed_randomness;
 pub use status::*;
+pub use taken::*;
 pub use watch::*;
 
 #[doc(hidden)]
@@ -241,6 +245,8 @@ pub fn cases() -> Vec<&'static str> {
         hand_over::CASES,
         pages::CASES,
         status::CASES,
+        freeze::CASES,
+        taken::CASES,
     ]
     .concat()
 }
@@ -367,6 +373,13 @@ macro_rules! store_conformance {
             the_last_end_of_a_session_is_known,
             a_watch_of_everything_reports_grants_and_takeovers_with_their_sessions,
             a_prepared_store_takes_writes_and_lacks_no_index,
+            a_freeze_is_on_until_it_is_thawed,
+            a_second_freeze_replaces_the_first_and_one_that_has_passed_changes_nothing,
+            freezes_at_the_same_moment_are_both_kept,
+            a_freeze_ends_by_itself,
+            a_taken_lock_is_told_once_with_everything_about_it,
+            a_lock_that_was_not_taken_is_not_told,
+            the_note_of_a_dead_server_is_told_if_the_lock_is_gone,
         );
     };
     (@each $subject:ty: $($case:ident,)*) => {

@@ -3,6 +3,7 @@
 use std::{error::Error, time::Duration};
 
 use crate::{
+    freeze::Freeze,
     key::{InvalidKey, LockKey},
     lock::Lock,
 };
@@ -71,6 +72,20 @@ pub enum LockError {
     /// This server is being stopped, so its waits have ended. (503)
     #[error("this server is being stopped; try again, and another server will answer")]
     ShutDown,
+
+    /// The collection is [frozen](crate::LockManager::freeze): no new locks are granted. (423)
+    #[error("{key} cannot be locked at the moment: {}", .freeze.reason)]
+    Frozen {
+        /// The document.
+        key: LockKey,
+        /// The freeze, with its reason and its end.
+        freeze: Box<Freeze>,
+    },
+
+    /// A [freeze](crate::LockManager::freeze) would have ended already, by the store's clock. Nothing has
+    /// changed. (400)
+    #[error("this freeze would have ended already; give a time in the future")]
+    PastFreeze,
 
     /// This session does not hold the lock, or holds it no longer. Nothing was written. (409)
     #[error(

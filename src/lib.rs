@@ -12,6 +12,7 @@ pub mod conformance;
 mod ended;
 mod error;
 mod event;
+pub mod freeze;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 mod key;
@@ -19,6 +20,7 @@ mod lock;
 mod manager;
 mod random;
 pub mod store;
+mod taken;
 #[cfg(feature = "web")]
 mod web;
 
@@ -38,6 +40,7 @@ pub use manager::{
 pub use store::MongoStore;
 #[doc(inline)]
 pub use store::{MemoryStore, Released, TryAcquire};
+pub use taken::{LockTaken, Taking};
 #[cfg(feature = "web")]
 pub use web::{
     Access, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware, Problem, SessionLocks,

@@ -26,6 +26,7 @@ mod background;
 mod builder;
 mod claim;
 mod document;
+mod freeze;
 mod guard;
 mod health;
 mod observe;
@@ -116,6 +117,7 @@ struct Inner {
     leases: guard::leases::Leases,
     /// Ends all waits. It is also cancelled when `stop` is.
     waits: CancellationToken,
+    freezes: freeze::Freezes,
     events: watch::events::Events,
     event_streams: watch::streams::Streams,
     /// Ends the background tasks, also when the last handle is dropped.
@@ -195,6 +197,8 @@ impl LockManager {
             store.prepare(collection, rules)
         })
         .await?;
+        // Before this server grants the first lock in the collection.
+        self.saw_freezes(self.read_freezes(until).await?);
         let parse_id = |text: &str| text.parse::<T::Id>().ok().map(Into::into);
         let registered = Registered { parse_id, fair: T::FAIR, over_http: T::OVER_HTTP };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);

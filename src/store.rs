@@ -3,16 +3,18 @@
 use std::{
     future::Future,
     slice,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use uuid::Uuid;
 
 use crate::{
     ended::{EndReason, SessionEnded},
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
+    freeze::{Freeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, LockToken, PageId},
+    taken::LockTaken,
 };
 
 mod answer;
@@ -28,6 +30,7 @@ mod rules;
 mod status;
 mod watch;
 
+pub use crate::taken::Settled;
 pub use answer::{LastEnd, Released, Saved, Swept, TryAcquire};
 #[cfg(feature = "_mongo")]
 pub use claim::HeldLock;
@@ -329,6 +332,59 @@ pub trait Store: Send + Sync + 'static {
         _ended: &[SessionEnded],
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         async { Ok(()) }
+    }
+
+    /// Notes that this lock is about to be taken from its holder, and reserves the note for the caller, with
+    /// the event as its worker, for the time of `lease`. [`LockTaken::at`] is set by the store.
+    ///
+    /// By default nothing is noted: the listener is never called.
+    fn begin_taking(
+        &self,
+        _taking: &LockTaken,
+        _lease: Duration,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Settles a note, if it still belongs to this worker.
+    fn settle_taking(
+        &self,
+        _event: Uuid,
+        _worker: Uuid,
+        _settled: Settled,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Returns at most `limit` notes that are to be told. For the time of `lease` no other worker gets them;
+    /// after that they count as [repeated](LockTaken::repeated).
+    ///
+    /// If nobody has settled a note within its lease, the server that wrote it has died. The note is dropped
+    /// if the lock is still live, and otherwise told.
+    fn takings(
+        &self,
+        _worker: Uuid,
+        _lease: Duration,
+        _limit: usize,
+    ) -> impl Future<Output = Result<Vec<LockTaken>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
+    /// Freezes this scope until this time, or ends its freeze, in one step. Returns the freezes that are then
+    /// on. A time that has passed by the store's clock changes nothing.
+    ///
+    /// By default the store cannot do this.
+    fn set_freeze(
+        &self,
+        _scope: &Scope,
+        _freeze: Option<(&str, SystemTime)>,
+    ) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
+        async { Err(StoreError::new(StoreErrorKind::Other, "this store cannot keep a freeze")) }
+    }
+
+    /// The freezes that are on. The manager obeys them; the store grants locks as ever.
+    fn freezes(&self) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
     }
 
     /// Reports locks that are acquired, freed or taken from now on; no renewals. `None`, the default,

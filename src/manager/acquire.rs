@@ -12,6 +12,7 @@ use crate::{
     manager::{
         LockManager,
         claim::{Acquired, Provisional, Wanted},
+        freeze::frozen_by,
         observe, task,
     },
     store::{Claim, Query, TryAcquire, with_deadline},
@@ -73,6 +74,7 @@ impl LockManager {
         if let Some(lock) = self.inner.trusted(key, &claim) {
             return Ok(Acquired::AlreadyMine(lock));
         }
+        let frozen = self.must_not_freeze(key, &claim, until).await?;
         let timer = observe::Timer::start(self, key, claim.mode);
         let page = claim.page;
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
@@ -107,7 +109,11 @@ impl LockManager {
         let acquired = task::answer("try_acquire", until, outcome).await;
         timer.acquired(&acquired);
         let acquired = acquired?;
-        if let Acquired::Fresh(_) = acquired {
+        if let Acquired::Fresh(fresh) = &acquired {
+            // The session held the lock a moment ago. It goes back.
+            if let Some(freeze) = frozen {
+                return Err(frozen_by(&fresh.lock().key, freeze));
+            }
             self.inner.granted.notify_one();
         }
         self.inner.watched.saw(acquired.lock(), asked);

@@ -10,14 +10,16 @@ use crate::{
     manager::{
         Inner, LockManager, Stop,
         background::{
-            listener::{self, Listener},
+            listener::{self, Listener, Listeners},
             reaper,
         },
+        freeze,
         guard::leases,
         task::Runner,
         wait::queue::{Limits, Queues},
     },
     store::{DEFAULT_TTL, DynStore, TTL_RANGE},
+    taken::LockTaken,
 };
 
 /// Long enough for an ordinary election of a primary with tuned settings, short enough for a person who
@@ -50,7 +52,7 @@ const WAITERS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
 pub struct LockManagerBuilder {
     store: Arc<dyn DynStore>,
     settings: Settings,
-    listener: Option<Listener>,
+    listeners: Listeners,
     listener_timeout: Duration,
 }
 
@@ -102,7 +104,8 @@ impl LockManagerBuilder {
             take_over_policy: Arc::new(Actor::is_holder_of),
             admin_policy: None,
         };
-        Self { store, settings, listener: None, listener_timeout: LISTENER_TIMEOUT }
+        let listeners = Listeners::default();
+        Self { store, settings, listeners, listener_timeout: LISTENER_TIMEOUT }
     }
 
     /// How long a lock outlives the last activity of its session. Default 150 s, from 1 s to 30 days.
@@ -247,11 +250,45 @@ impl LockManagerBuilder {
     where
         F: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        self.listener = Some(Listener::new(listener));
+        self.listeners.ended = Some(Listener::new(listener));
         self
     }
 
-    /// How long the listener may take before its call is dropped. Default 10 s, from 100 ms to 10
+    /// Calls this listener for each lock that is taken from its holder: broken, by whatever server or by
+    /// the [command](crate::guide::cli), or taken over by another session. For example to send the former
+    /// holder a message, or to keep a history. Default: no listener.
+    ///
+    /// Called once in the whole cluster, in the same way as the listener for
+    /// [ended sessions](Self::on_session_end). A break or takeover is noted before it is carried out, so that
+    /// the listener is called even if the server dies in the middle. In that case, if the lock is gone, its
+    /// holder may have released it at that very moment.
+    ///
+    /// ```
+    /// # use actix_doclock::{BuildError, LockManager, LockTaken, MemoryStore};
+    /// # async fn build() -> Result<LockManager, BuildError> {
+    /// LockManager::builder(MemoryStore::new())
+    ///     .on_lock_taken(async |taken: LockTaken| {
+    ///         if let Some(user) = taken.from.and_then(|holder| holder.user) {
+    ///             println!("to {user}: {} has your lock on {}", taken.by.label, taken.key);
+    ///         }
+    ///         Ok(())
+    ///     })
+    ///     .build()
+    ///     .await
+    /// # }
+    /// ```
+    pub fn on_lock_taken<F>(
+        mut self,
+        listener: impl Fn(LockTaken) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        self.listeners.taken = Some(Listener::new(listener));
+        self
+    }
+
+    /// How long a listener may take before its call is dropped. Default 10 s, from 100 ms to 10
     /// minutes.
     pub fn listener_timeout(mut self, timeout: Duration) -> Self {
         self.listener_timeout = timeout;
@@ -355,6 +392,7 @@ impl LockManagerBuilder {
             event_streams: Default::default(),
             stop,
             waits,
+            freezes: Default::default(),
             register: Default::default(),
             granted: Default::default(),
             announce: Default::default(),
@@ -363,13 +401,15 @@ impl LockManagerBuilder {
         });
         leases::follow(&inner);
         let manager = LockManager { inner };
+        manager.supervise("freezes", |_| {}, freeze::follow);
         if let Some(interval) = reaper_interval {
             let run = move |inner| reaper::run(inner, interval);
             manager.inner.sweeps.by(manager.supervise("reaper", |_| {}, run));
         }
-        if let Some(listener) = self.listener {
+        let listeners = self.listeners;
+        if listeners.ended.is_some() || listeners.taken.is_some() {
             let limit = self.listener_timeout;
-            let run = move |inner| listener::run(inner, listener.clone(), limit);
+            let run = move |inner| listener::run(inner, listeners.clone(), limit);
             manager.supervise("listener", |_| {}, run);
         }
         Ok(manager)

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::{
     clock,
+    freeze::Freeze,
     manager::{
         LockManager,
         background::{
@@ -40,6 +41,8 @@ pub struct Health {
     pub reaper: ReaperHealth,
     /// The background tasks that have panicked since the start of this server, by kind.
     pub panics: BTreeMap<&'static str, TaskPanics>,
+    /// The freezes that are on.
+    pub frozen: Vec<Freeze>,
     /// [`shutdown`](LockManager::shutdown) was called.
     pub stopping: bool,
 }
@@ -55,7 +58,7 @@ pub struct Health {
 ///     "writable": true, "majority_lag_ms": 0, "missing_indexes": { "workitem.lock": ["aid"] } },
 ///   "collections": ["workitem"], "wakeups": { "workitem": "told" }, "waiting": 3, "guards": 1,
 ///   "event_streams": 12,
-///   "panics": {},
+///   "panics": {}, "frozen": [],
 ///   "reaper": { "state": "running", "last_sweep_ms": 412, "overdue": false, "failures": 0, "last_error": null },
 ///   "stopping": false
 /// }
@@ -199,6 +202,7 @@ impl LockManager {
             event_streams: self.inner.event_streams.count(),
             reaper: self.inner.sweeps.health(self.inner.settings.reaper_interval, self.deadline()),
             panics: self.inner.panics.all(),
+            frozen: self.freezes(),
             stopping: self.inner.stop.token().is_cancelled(),
         }
     }
@@ -262,6 +266,7 @@ mod tests {
             event_streams: 0,
             reaper,
             panics: BTreeMap::new(),
+            frozen: Vec::new(),
             stopping: false,
         };
         breaks(&mut status, &mut server);

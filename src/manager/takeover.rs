@@ -1,22 +1,29 @@
 //! Taking a lock from its holder: by breaking it, or by taking it over.
 
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio_util::task::TaskTracker;
 
 use crate::{
     actor::Actor,
     clock,
-    error::LockError,
+    error::{LockError, StoreError},
     key::LockKey,
     lock::{Lock, Mode, cut},
     manager::{
         LockManager,
         claim::{Provisional, Wanted},
+        freeze::frozen_by,
         observe, task,
     },
+    random,
     store::{Acquisition, Released, Removal, Taken},
+    taken::{LockTaken, Settled, Taking},
 };
+
+/// After the deadline of a break or takeover, the time to record its outcome. Then another server assumes
+/// that this one is dead.
+const TO_SETTLE: Duration = Duration::from_secs(30);
 
 /// The longest reason for a break that is kept and shown, in bytes. A longer one is cut.
 pub const MAX_REASON_BYTES: usize = 500;
@@ -64,21 +71,56 @@ impl LockManager {
             observe::broken(self, &lock.key, None);
             return Err(LockError::BreakRefused { key: lock.key.clone() });
         }
-        let taken = taken_by(actor, reason);
-        let args = (lock.clone(), taken.clone());
-        let broken = self.run("break_lock", self.until(), args, |store, (lock, taken)| {
-            store.remove_lock(Removal::Break { seen: lock, taken })
+        let taking = taking(lock, Taking::Broken, actor, reason);
+        let (manager, until, lock) = (self.clone(), self.until(), lock.clone());
+        let broken = self.inner.runner.spawn(&TaskTracker::new(), async move {
+            manager.begin_taking(&taking, until).await?;
+            let taken = &mark(&taking);
+            let broken = task::retry(until, task::FOREGROUND, || {
+                manager.inner.store.remove_lock(Removal::Break { seen: &lock, taken })
+            });
+            let broken = broken.await?;
+            observe::broken(&manager, &lock.key, Some(broken));
+            if let Some(gone) = Acquisition::of(&lock) {
+                manager.inner.gone(&gone);
+            }
+            manager.took(&taking, broken == Released::Released);
+            Ok(broken)
         });
-        let broken = broken.await?;
-        observe::broken(self, &lock.key, Some(broken));
-        if let Some(gone) = Acquisition::of(lock) {
-            self.inner.gone(&gone);
+        Ok(task::answer("break_lock", until, broken).await?)
+    }
+
+    /// Notes that a lock is about to be taken, so that the application is told even if this server dies.
+    async fn begin_taking(&self, taking: &LockTaken, until: Instant) -> Result<(), StoreError> {
+        let lease = self.deadline() + TO_SETTLE;
+        let noted =
+            task::retry(until, task::FOREGROUND, || self.inner.store.begin_taking(taking, lease));
+        noted.await
+    }
+
+    /// Tells everybody that the lock was taken; or forgets it, if the lock was gone before.
+    fn took(&self, taking: &LockTaken, is_taken: bool) {
+        if is_taken {
+            if let Some(token) = taking.token {
+                self.inner.events.was_taken(token, mark(taking));
+            }
+            audit(taking);
         }
-        if broken == Released::Released {
-            self.inner.events.took(lock, &taken);
-            audit("broken", lock, &taken);
-        }
-        Ok(broken)
+        let (manager, event) = (self.clone(), taking.event);
+        let settled = if is_taken { Settled::Taken } else { Settled::NotTaken };
+        let until = clock::now() + self.deadline();
+        self.inner.runner.spawn(&TaskTracker::new(), async move {
+            let done = task::retry(until, task::BACKGROUND, || {
+                manager.inner.store.settle_taking(event, event, settled)
+            });
+            match done.await {
+                Ok(()) => manager.inner.announce.notify_one(),
+                Err(e) => log::warn!(
+                    target: "actix_doclock::manager",
+                    "a break or takeover is told later, because its note could not be settled: {e}",
+                ),
+            }
+        });
     }
 
     /// Whether [`break_seen`](Self::break_seen) would let this actor break the lock.
@@ -93,7 +135,9 @@ impl LockManager {
 
     /// Whether [`take_over`](Self::take_over) would let this actor have the lock.
     pub(crate) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
-        can_be_taken_over(lock) && self.inner.settings.may_take_over(actor, lock)
+        can_be_taken_over(lock)
+            && self.freeze_of(lock.key.collection()).is_none()
+            && self.inner.settings.may_take_over(actor, lock)
     }
 
     /// Takes the exclusive lock `from` its holder in one step, so that no other caller gets it in
@@ -113,25 +157,36 @@ impl LockManager {
         until: Instant,
     ) -> Result<Option<Provisional>, LockError> {
         let Some(held) = Acquisition::of(from) else { return Ok(None) };
+        if from.aid != wanted.aid
+            && let Some(freeze) = self.freeze_of(from.key.collection())
+        {
+            return Err(frozen_by(&from.key, freeze));
+        }
         let mut claim = wanted.claim(self.longest_hold(), None);
-        let taken = (from.aid != wanted.aid).then(|| taken_by(actor, ""));
-        claim.taken = taken.clone();
-        let (manager, own_scope, from) = (self.clone(), scope.clone(), from.clone());
-        let asked = clock::now();
+        // A session that moves its lock to another tab takes it from nobody.
+        let taking = (from.aid != wanted.aid).then(|| taking(from, Taking::TakenOver, actor, ""));
+        claim.taken = taking.as_ref().map(mark);
+        let (manager, own_scope) = (self.clone(), scope.clone());
         let take = async move {
+            if let Some(taking) = &taking {
+                manager.begin_taking(taking, until).await?;
+            }
+            let asked = clock::now();
             let handed = task::retry(until, task::FOREGROUND, || {
                 manager.inner.store.hand_over(&held, &claim)
             });
-            match handed.await {
+            let handed = handed.await;
+            if let (Some(taking), Ok(lock)) = (&taking, &handed) {
+                manager.took(taking, lock.is_some());
+            }
+            match handed {
                 Ok(Some(lock)) => {
                     manager.inner.granted.notify_one();
                     manager.inner.watched.ended(&held);
                     manager.inner.watched.saw(&lock, asked);
                     manager.inner.queues.was_handed(&lock);
-                    if let Some(taken) = taken {
-                        observe::broken(&manager, &from.key, Some(Released::Released));
-                        manager.inner.events.took(&from, &taken);
-                        audit("taken over", &from, &taken);
+                    if taking.is_some() {
+                        observe::broken(&manager, &held.key, Some(Released::Released));
                     }
                     Ok(Some(Provisional::new(manager, lock, &claim, own_scope)))
                 }
@@ -154,14 +209,34 @@ pub(crate) fn can_be_taken_over(lock: &Lock) -> bool {
     lock.mode == Mode::Exclusive && lock.token.is_some()
 }
 
-fn taken_by(actor: &Actor, reason: &str) -> Taken {
-    Taken { by: actor.holder().label, reason: cut(reason.to_owned(), MAX_REASON_BYTES) }
+fn taking(lock: &Lock, how: Taking, actor: &Actor, reason: &str) -> LockTaken {
+    LockTaken {
+        event: random::uuid(),
+        key: lock.key.clone(),
+        how,
+        from: lock.holder.clone(),
+        aid: lock.aid.clone(),
+        token: lock.token,
+        by: actor.holder(),
+        reason: cut(reason.to_owned(), MAX_REASON_BYTES),
+        at: SystemTime::UNIX_EPOCH,
+        repeated: false,
+    }
 }
 
-fn audit(what: &str, lock: &Lock, Taken { by, reason }: &Taken) {
+/// What the watchers of the lock are told.
+fn mark(taking: &LockTaken) -> Taken {
+    Taken { by: taking.by.label.clone(), reason: taking.reason.clone() }
+}
+
+fn audit(LockTaken { key, how, from, by, reason, .. }: &LockTaken) {
+    let how = match how {
+        Taking::Broken => "broken",
+        Taking::TakenOver => "taken over",
+    };
     log::info!(
         target: "actix_doclock::audit",
-        "the lock on {:?} was {what} by {by:?}; reason: {reason:?}; it was held by {:?}",
-        lock.key, lock.holder.as_ref().map(|holder| &holder.label),
+        "the lock on {key:?} was {how} by {:?}; reason: {reason:?}; it was held by {:?}",
+        by.label, from.as_ref().map(|holder| &holder.label),
     );
 }

@@ -86,6 +86,10 @@ impl LockManager {
             biased;
             acquired = self.acquire_in_turn(wanted, owner, wait, scope) => acquired,
             () = self.begins_shutdown(), if wait != Wait::no() => Err(LockError::ShutDown),
+            // The last attempt is refused, unless the session got the lock at this moment.
+            () = self.inner.freezes.begins(wanted.key.collection()), if wait != Wait::no() => {
+                self.acquire_by(wanted, scope, self.until()).await
+            }
         };
         waiting.ends(&acquired);
         acquired

@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use uuid::Uuid;
@@ -11,12 +11,14 @@ use uuid::Uuid;
 use crate::{
     ended::{EndReason, SessionEnded},
     error::StoreError,
+    freeze::{Freeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, LockToken, PageId},
     store::{
         Acquisition, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved, Store,
         StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
     },
+    taken::{LockTaken, Settled},
 };
 
 /// The return type of each verb of [`DynStore`].
@@ -67,5 +69,10 @@ erase! {
     fn expire_in(held: &'a Acquisition, page: Option<PageId>, grace: Duration) -> Released;
     fn take_announcements(worker: Uuid, lease: Duration, limit: usize) -> Vec<SessionEnded>;
     fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
+    fn begin_taking(taking: &'a LockTaken, lease: Duration) -> ();
+    fn settle_taking(event: Uuid, worker: Uuid, settled: Settled) -> ();
+    fn takings(worker: Uuid, lease: Duration, limit: usize) -> Vec<LockTaken>;
+    fn set_freeze(scope: &'a Scope, freeze: Option<(&'a str, SystemTime)>) -> Vec<Freeze>;
+    fn freezes() -> Vec<Freeze>;
     fn watch(collection: &'a str) -> Option<Watch>;
 }

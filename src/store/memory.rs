@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde_json::Value;
@@ -19,22 +19,26 @@ use crate::{
     clock,
     ended::{EndReason, SessionEnded},
     error::{BoxError, StoreError, StoreErrorKind},
+    freeze::{Freeze, Scope},
     key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, Mode, PageId},
     store::{
         Acquisition, Change, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved,
         Store, StoreStatus, StoredDocument, Swept, Topology, TryAcquire, Watch,
     },
+    taken::{LockTaken, Settled},
 };
 
 mod changes;
 mod ends;
+mod freeze;
 mod record;
 mod save;
 #[cfg(feature = "test-util")]
 mod simulated;
 mod state;
 mod sweep;
+mod taken;
 
 /// A store inside this process: for tests of handlers, for trying the crate out, and as the reference
 /// for the behaviour of every store. Its content is lost when the process ends.
@@ -217,6 +221,50 @@ impl Store for MemoryStore {
                 state.remove_if(&seen.key, is_seen)
             }
         })
+    }
+
+    async fn begin_taking(&self, taking: &LockTaken, lease: Duration) -> Result<(), StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        state.takings.begin(taking, lease, now);
+        Ok(())
+    }
+
+    async fn settle_taking(
+        &self,
+        event: Uuid,
+        worker: Uuid,
+        settled: Settled,
+    ) -> Result<(), StoreError> {
+        self.state().takings.settle(event, worker, settled);
+        Ok(())
+    }
+
+    async fn takings(
+        &self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+    ) -> Result<Vec<LockTaken>, StoreError> {
+        let mut state = self.state();
+        let (now, mut takings) = (state.now(), std::mem::take(&mut state.takings));
+        let told = takings.take(worker, lease, limit, now, |taking| state.still_has(taking));
+        state.takings = takings;
+        Ok(told)
+    }
+
+    async fn set_freeze(
+        &self,
+        scope: &Scope,
+        freeze: Option<(&str, SystemTime)>,
+    ) -> Result<Vec<Freeze>, StoreError> {
+        let mut state = self.state();
+        state.set_freeze(scope, freeze);
+        Ok(state.freezes())
+    }
+
+    async fn freezes(&self) -> Result<Vec<Freeze>, StoreError> {
+        Ok(self.state().freezes())
     }
 
     async fn expire_in(

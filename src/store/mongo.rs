@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, PoisonError, RwLock},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use mongodb::{
@@ -21,12 +21,14 @@ use self::{
 use crate::{
     ended::{EndReason, SessionEnded},
     error::{StoreError, StoreErrorKind},
+    freeze::{Freeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, LockToken, PageId},
     store::{
         Acquisition, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved, Store,
         StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
     },
+    taken::{LockTaken, Settled},
 };
 
 mod attach;
@@ -37,6 +39,7 @@ mod doctor;
 mod edit;
 mod ends;
 mod error;
+mod freeze;
 mod grant;
 mod indexes;
 mod lanes;
@@ -359,6 +362,40 @@ impl Store for MongoStore {
         limit: usize,
     ) -> Result<Swept, StoreError> {
         self.sweep_overdue(collections, worker, limit).await
+    }
+
+    async fn begin_taking(&self, taking: &LockTaken, lease: Duration) -> Result<(), StoreError> {
+        self.note_taking(taking, lease).await
+    }
+
+    async fn settle_taking(
+        &self,
+        event: Uuid,
+        worker: Uuid,
+        settled: Settled,
+    ) -> Result<(), StoreError> {
+        self.settle_note(event, worker, settled).await
+    }
+
+    async fn takings(
+        &self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+    ) -> Result<Vec<LockTaken>, StoreError> {
+        self.take_notes(worker, lease, limit).await
+    }
+
+    async fn set_freeze(
+        &self,
+        scope: &Scope,
+        freeze: Option<(&str, SystemTime)>,
+    ) -> Result<Vec<Freeze>, StoreError> {
+        self.write_freeze(scope, freeze).await
+    }
+
+    async fn freezes(&self) -> Result<Vec<Freeze>, StoreError> {
+        self.read_freezes().await
     }
 
     async fn take_announcements(

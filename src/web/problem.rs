@@ -140,6 +140,12 @@ impl From<&LockError> for Problem {
                     .lock_if_any(holder.as_deref())
                     .retry_after(ASK_AGAIN_AFTER)
             }
+            LockError::Frozen { freeze, .. } => problem(StatusCode::LOCKED, "frozen")
+                .with("state", "frozen")
+                .with("reason", freeze.reason.as_str())
+                .with("until", rfc3339(freeze.until))
+                .retry_after(freeze.ends_in().min(ASK_AGAIN_AFTER)),
+            LockError::PastFreeze => problem(StatusCode::BAD_REQUEST, "past_freeze"),
             LockError::Lost { holder, .. } => problem(StatusCode::CONFLICT, "lost")
                 .with("state", "lost")
                 .lock_if_any(holder.as_deref()),

@@ -83,6 +83,7 @@ fn watched_database(
     options.command_event_handler = Some(EventHandler::callback(move |event| {
         if let CommandEvent::Started(started) = event
             && !is_housekeeping(&started.command_name)
+            && started.command.get_str("find") != Ok("doclock.frozen")
         {
             sends(started);
         }

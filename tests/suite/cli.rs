@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
 use actix_doclock::{
-    Aid, Holder, LockKey, Lockable, MongoStore, TryAcquire,
+    Aid, Holder, LockError, LockKey, Lockable, MongoStore, TryAcquire,
     store::{Rules, Saved, Store},
 };
 use mongodb::Database;
@@ -429,4 +429,59 @@ async fn watch_reports_events_as_they_happen() {
     child.kill().unwrap();
     child.wait().unwrap();
     reading.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_operator_freezes_and_thaws() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    let refuses = async || {
+        matches!(app.try_acquire(&key("a"), &Aid::new()).await, Err(LockError::Frozen { .. }))
+    };
+    let frozen = ["freeze", "workitem", "--reason", "new numbers\u{1b}[31m", "--for", "2h"];
+    let out = cli.run(&frozen).await.ok();
+    assert!(out.contains("the collection `workitem` is frozen until 20"), "{out}");
+    assert!(out.contains("new numbers") && !out.contains('\u{1b}'), "{out}");
+    eventually("the server obeys", refuses).await;
+    let out = cli.run(&["list"]).await.ok();
+    assert!(out.starts_with("the collection `workitem` is frozen until 20"), "{out}");
+    let all = cli.json(&["freeze", "--all", "--reason", "all", "--until", "2999-12-24T18:00:00Z"]);
+    let all = all.await;
+    assert_eq!(all["collection"], Value::Null);
+    assert_eq!(
+        (&all["reason"], &all["until"]),
+        (&json!("all"), &json!("2999-12-24T18:00:00.000Z"))
+    );
+    assert_eq!(cli.json(&["list"]).await["frozen"].as_array().unwrap().len(), 2);
+
+    let out = cli.run(&["thaw", "workitem"]).await.ok();
+    assert!(out.starts_with("the collection `workitem` is thawed"), "{out}");
+    assert!(out.contains("still: every collection is frozen until 2999"), "{out}");
+    cli.run(&["thaw", "--all"]).await.ok();
+    eventually("the server obeys", async || !refuses().await).await;
+    let again = cli.run(&["thaw", "--all"]).await;
+    assert_eq!((again.code, again.out.as_str()), (Some(1), "every collection was not frozen\n"));
+}
+
+#[tokio::test]
+async fn a_freeze_without_a_collection_an_end_or_a_future_is_wrong_use() {
+    let (cli, database) = Cli::fresh().await;
+    let _ = App::on(&database).await;
+    for (args, says) in [
+        (&["freeze", "--reason", "x", "--for", "1h"][..], "COLLECTION"),
+        (&["freeze", "workitem", "--all", "--reason", "x", "--for", "1h"], "cannot be used with"),
+        (&["freeze", "workitem", "--reason", "x"], "--for"),
+        (&["freeze", "workitem", "--for", "1h"], "--reason"),
+        (&["freeze", "workitme", "--reason", "x", "--for", "1h"], "no collection `workitme.lock`"),
+        (&["freeze", "workitem", "--reason", "x", "--for", "0s"], "would have ended already"),
+        (
+            &["freeze", "workitem", "--reason", "x", "--until", "2020-01-01 00:00:00"],
+            "would have ended",
+        ),
+        (&["freeze", "workitem", "--reason", &"x".repeat(501), "--for", "1h"], "500 bytes"),
+        (&["thaw"], "COLLECTION"),
+    ] {
+        let ran = cli.run(args).await;
+        assert!(ran.code == Some(2) && ran.err.contains(says), "{args:?}: {ran:?}");
+    }
 }

@@ -18,6 +18,7 @@ mod ends;
 #[cfg(feature = "web")]
 mod examples;
 mod foreign;
+mod freeze;
 mod guarantees;
 mod leases;
 mod lost;
@@ -30,6 +31,7 @@ mod rules;
 mod saving;
 mod shared;
 mod stuck;
+mod taken;
 mod transactions;
 mod verbs;
 mod waiting;

@@ -202,6 +202,13 @@ function banner(v) {
     };
   }
   if (lock.token) return { kind: '' };   // the document is on its way
+  if (lock.state === 'frozen') {
+    const { reason, until } = lock.frozen;
+    return {
+      kind: 'info', title: [`No editing until ${clock(until)}.`], text: reason ? [quote(reason)] : [],
+      more: 'The page shows when editing is possible again.',
+    };
+  }
   if (lock.state === 'free') {
     return {
       kind: 'free', title: v.holder ? [name(v.holder), ' is no longer editing: this document is free now.'] : ['This document is free.'],
@@ -231,6 +238,7 @@ function bannerOfLoss({ lock, gone }) {
     return bad([name(lock.holder), ` is editing this now${since(lock)}.`], why, { wait, holder: holderLabel(lock) });
   }
   if (lock.state === 'free') why.push(' Nobody is editing the document now.');
+  if (lock.state === 'frozen') why.push(` No editing until ${clock(lock.frozen.until)}.`);
   return bad(['Your lock on this document is gone.'], why, { enter: 'Edit again' });
 }
 

@@ -51,6 +51,7 @@ const rows = DocLock.list('/locks', [], found => {
 
 const BADGES = {
   free: () => ['Free'],
+  frozen: () => ['No editing now'],
   held: lock => [name(lock.holder), ' is editing'],
   mine: (_, isOpen) => [isOpen ? 'You are editing' : 'You were just editing'],
   mine_elsewhere: () => ['You are editing in another tab'],

@@ -1,6 +1,6 @@
 //! The arguments of the command.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use actix_doclock::{LockToken, limits::TTL_RANGE};
 use clap::{Parser, Subcommand, builder::NonEmptyStringValueParser};
@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand, builder::NonEmptyStringValueParser};
 /// Lists, watches and breaks the locks that actix-doclock keeps in a MongoDB database, and finds problems
 /// of the database.
 ///
-/// Only `break` and `init` write to the database.
+/// Only `break`, `freeze`, `thaw` and `init` write to the database.
 #[derive(Debug, Parser)]
 #[command(name = "doclock", version, after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
 pub(crate) struct Args {
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done; `doctor` has found no problem
-  1  `doctor` has found a problem; there is no such lock, or it was not broken
+  1  `doctor` has found a problem; there is no such lock or freeze, or the lock was not broken
   2  wrong use: an option, a name, or the form of the URI
   3  the database was not reached, or did not answer in time
   4  the database refused the command, or the output could not be written";
@@ -51,6 +51,13 @@ pub(crate) enum Command {
     /// With `--json` it prints one document for each line. A `resync` contains all live locks: some
     /// events before it may be missing.
     Watch(Collections),
+    /// Grants no new locks for a while, for a migration or an editorial deadline
+    ///
+    /// Held locks stay, and their holders may save. All servers of the application obey within two
+    /// seconds.
+    Freeze(Freeze),
+    /// Ends a freeze before its time
+    Thaw(Frozen),
     /// Creates lock collections with their indexes, as an application does that registers its types
     ///
     /// May be repeated. A TTL index with a shorter ttl is raised. A longer ttl is never lowered, because
@@ -102,6 +109,32 @@ pub(crate) struct Break {
     /// Does not ask for confirmation
     #[arg(long)]
     pub(crate) yes: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Freeze {
+    #[command(flatten)]
+    pub(crate) what: Frozen,
+    /// The reason; people see it who cannot edit meanwhile
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+    /// How long, for example `2h`
+    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration, required_unless_present = "until")]
+    pub(crate) lasts: Option<Duration>,
+    /// When the freeze ends, for example `2026-12-24T18:00:00Z`
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_rfc3339_weak, conflicts_with = "lasts")]
+    pub(crate) until: Option<SystemTime>,
+}
+
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Frozen {
+    /// The collection of documents
+    #[arg(value_name = "COLLECTION")]
+    pub(crate) collection: Option<String>,
+    /// All collections of documents, but not the named locks of jobs
+    #[arg(long)]
+    pub(crate) all: bool,
 }
 
 #[derive(Debug, clap::Args)]

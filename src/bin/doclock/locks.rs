@@ -1,7 +1,7 @@
 //! Lists and shows locks.
 
 use actix_doclock::{
-    Lock, Mode, MongoStore,
+    Lock, Mode, MongoStore, StoreErrorKind,
     store::{Query, Store},
 };
 use serde_json::{Value, json};
@@ -9,12 +9,17 @@ use serde_json::{Value, json};
 use crate::{
     Failure, Outcome, answer,
     args::{Collections, List, Which},
-    id,
+    freeze, id,
     output::{self, printable},
 };
 
 pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result<Outcome, Failure> {
     let mut locks = all(store, &collections(store, &args.of).await?).await?;
+    let frozen = match answer(store.freezes()).await {
+        // A user who may read locks may look at them, if not at freezes.
+        Err(Failure::Store(e)) if e.kind() == StoreErrorKind::Denied => Vec::new(),
+        frozen => frozen?,
+    };
     if let Some(text) = &args.holder {
         let text = text.to_lowercase();
         let label = |lock: &Lock| lock.holder.as_ref().map(|holder| holder.label.to_lowercase());
@@ -22,9 +27,11 @@ pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result<
     }
     if json {
         let locks: Vec<_> = locks.iter().map(as_json).collect();
-        output::print_json(&json!({ "locks": locks }))?;
+        let frozen: Vec<_> = frozen.iter().map(freeze::as_json).collect();
+        output::print_json(&json!({ "locks": locks, "frozen": frozen }))?;
     } else {
-        output::print(&table(&locks))?;
+        let frozen = frozen.iter().map(|freeze| format!("{}\n", freeze::line(freeze)));
+        output::print(&format!("{}{}", frozen.collect::<String>(), table(&locks)))?;
     }
     Ok(Outcome::Done)
 }
@@ -64,7 +71,7 @@ pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Ve
     Ok(locks)
 }
 
-async fn attach(store: &MongoStore, collection: &str) -> Result<(), Failure> {
+pub(crate) async fn attach(store: &MongoStore, collection: &str) -> Result<(), Failure> {
     match answer(store.attach(collection)).await? {
         Some(_) => Ok(()),
         None => Err(Failure::Usage(format!(

@@ -1,4 +1,5 @@
-//! `doclock`: lists, watches and breaks the locks of a database, and finds problems of the database.
+//! `doclock`: lists, watches and breaks the locks of a database, freezes collections, and finds problems
+//! of the database.
 
 use std::{
     error::Error,
@@ -17,6 +18,7 @@ use args::{Args, Command};
 mod args;
 mod broken;
 mod doctor;
+mod freeze;
 mod id;
 mod init;
 mod locks;
@@ -94,6 +96,8 @@ async fn run(args: Args) -> Result<Outcome, Failure> {
         Command::List(list) => locks::list(&store, &list, json).await,
         Command::Show(which) => locks::show(&store, &which, json).await,
         Command::Break(what) => broken::break_lock(&store, &what, json).await,
+        Command::Freeze(what) => freeze::freeze(&store, &what, json).await,
+        Command::Thaw(what) => freeze::thaw(&store, &what, json).await,
         Command::Watch(of) => watch::watch(&store, &of, json).await,
         Command::Init(what) => init::init(&store, &what, json).await,
         Command::Doctor(what) => doctor::doctor(&store, &what, json).await,

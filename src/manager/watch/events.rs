@@ -65,14 +65,8 @@ impl Events {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This lock is about to be taken from its holder.
-    pub(in crate::manager) fn took(&self, lock: &Lock, taken: &Taken) {
-        if let Some(token) = lock.token {
-            self.was_taken(token, taken.clone());
-        }
-    }
-
-    fn was_taken(&self, token: LockToken, taken: Taken) {
+    /// This acquisition was taken from its holder.
+    pub(in crate::manager) fn was_taken(&self, token: LockToken, taken: Taken) {
         let taken_by = &mut self.state().taken;
         taken_by.retain(|_, (_, at)| clock::since(*at) < REMEMBER_TAKEN);
         taken_by.insert(token, (taken, clock::now()));
@@ -83,7 +77,7 @@ impl Events {
         state.taken.get(&lock.token?).map(|(taken, _)| taken.clone())
     }
 
-    fn tell(&self, event: LockEvent) {
+    pub(in crate::manager) fn tell(&self, event: LockEvent) {
         if let Some(sender) = &self.state().sender {
             // There may be no subscriber.
             let _ = sender.send(Arc::new(event));

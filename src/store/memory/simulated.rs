@@ -119,8 +119,20 @@ impl State {
     ) -> MemoryStore {
         let (started, turned_on, rules) = (self.started, self.turned_on, self.rules.clone());
         let changes = Changes::keeping(1);
-        let former = self.former.clone();
-        let state = Self { started, turned_on, rules, locks, ends, former, changes, documents };
+        let (former, freezes) = (self.former.clone(), self.freezes.clone());
+        let takings = self.takings.clone();
+        let state = Self {
+            started,
+            turned_on,
+            rules,
+            locks,
+            ends,
+            former,
+            changes,
+            documents,
+            freezes,
+            takings,
+        };
         MemoryStore { state: Arc::new(state.into()) }
     }
 }

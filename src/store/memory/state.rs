@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::{
     clock,
+    freeze::Freeze,
     key::LockKey,
     lock::{Aid, Lock},
     store::{
@@ -17,8 +18,10 @@ use crate::{
             changes::Changes,
             ends::Ends,
             record::{Grant, Moment, Record},
+            taken::Takings,
         },
     },
+    taken::LockTaken,
 };
 
 /// How many replaced expired grants are kept for the sweep.
@@ -36,6 +39,9 @@ pub(super) struct State {
     pub(super) former: Vec<(LockKey, Grant)>,
     pub(super) changes: Changes,
     pub(super) documents: BTreeMap<LockKey, Value>,
+    /// With their ends on the store's clock.
+    pub(super) freezes: Vec<(Freeze, Duration)>,
+    pub(super) takings: Takings,
 }
 
 impl Default for State {
@@ -49,6 +55,8 @@ impl Default for State {
             former: Vec::new(),
             changes: Changes::default(),
             documents: BTreeMap::new(),
+            freezes: Vec::new(),
+            takings: Takings::default(),
         }
     }
 }
@@ -108,6 +116,16 @@ impl State {
             grants.into_iter().map(|grant| grant.to_lock(key, moment)).collect::<Vec<_>>()
         });
         locks.collect()
+    }
+
+    /// Whether the former holder of this lock still has it.
+    pub(super) fn still_has(&self, taking: &LockTaken) -> bool {
+        let LockTaken { key, aid, token, .. } = taking;
+        let (now, record) = (self.now(), self.locks.get(key));
+        token.is_some_and(|token| {
+            let is_it = |grant: &Grant| grant.is_live(now) && grant.is_acquisition(aid, token);
+            record.is_some_and(|record| record.grants.iter().any(is_it))
+        })
     }
 
     /// Removes all locks of the session, and returns the keys of those that were live.

@@ -56,7 +56,12 @@ impl State {
                 sessions += 1;
             }
         }
-        Swept { sessions, more, announcements: self.ends.some_to_announce(now), next }
+        Swept {
+            sessions,
+            more,
+            announcements: self.ends.some_to_announce(now) || self.takings.some_to_tell(now),
+            next,
+        }
     }
 
     /// Removes the expired places of waiters that have vanished.

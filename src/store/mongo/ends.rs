@@ -34,6 +34,7 @@ mod former;
 mod overdue;
 mod pipeline;
 mod sweep;
+mod taken;
 
 /// How many locks are named in one command. With the longest possible ids the command must stay within
 /// the limits of the server. Locks beyond that number are released without being named.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Body, allowed, bad_request, named, read};
 use crate::{
+    key::LockKey,
     lock::{Holder, Lock, Mode},
     web::{
         Problem, SessionLocks,
@@ -31,6 +32,15 @@ pub(super) struct StateBody {
     expires_in_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     may_take_over: Option<bool>,
+    /// No new lock is granted at the moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frozen: Option<FrozenBody>,
+}
+
+#[derive(Serialize)]
+struct FrozenBody {
+    reason: String,
+    until: String,
 }
 
 /// Whose lock it is, from the view of this tab of this session.
@@ -45,7 +55,8 @@ fn state(lock: &Lock, locks: &RequestLocks) -> &'static str {
 }
 
 impl StateBody {
-    fn of(lock: Option<Lock>, locks: &RequestLocks) -> Self {
+    fn of(key: &LockKey, lock: Option<Lock>, locks: &RequestLocks) -> Self {
+        let freeze = locks.manager().freeze_of(key.collection());
         let state = lock.as_ref().map_or("free", |lock| state(lock, locks));
         let may_take_over = match (state, &lock) {
             ("held", Some(lock)) => Some(locks.may_take_over(lock)),
@@ -59,6 +70,8 @@ impl StateBody {
             expires_in_ms: lock.as_ref().map(|lock| millis(lock.expires_in())),
             holder: lock.and_then(|lock| lock.holder),
             may_take_over,
+            frozen: freeze
+                .map(|freeze| FrozenBody { until: rfc3339(freeze.until), reason: freeze.reason }),
         }
     }
 }
@@ -70,7 +83,7 @@ pub(super) async fn of_one(
     let key = allowed(&locks, &req, Access::Look).await?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let lock = locks.manager().inspect_by(&key, aid.as_ref(), until).await?;
-    Ok(Json(StateBody::of(lock, &locks.locks)))
+    Ok(Json(StateBody::of(&key, lock, &locks.locks)))
 }
 
 #[derive(Default, Deserialize)]
@@ -118,8 +131,8 @@ pub(super) async fn of_many(
     let all = keys.into_iter().zip(found).map(|(key, lock)| KeyedState {
         collection: key.collection().to_owned(),
         id: key.id().to_string(),
+        state: StateBody::of(&key, lock, &locks.locks),
         key: key.to_string(),
-        state: StateBody::of(lock, &locks.locks),
     });
     Ok(Json(StatusAnswer { locks: all.collect() }))
 }

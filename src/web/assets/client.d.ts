@@ -4,9 +4,10 @@
 export interface Standing {
   /**
    * `mine`: this page holds the lock. `mine_elsewhere`: another tab of the same person holds it.
-   * `held`: another person holds it. `free`: nobody holds it.
+   * `held`: another person holds it. `free`: nobody holds it. `frozen`: nobody holds it, and nobody can
+   * take it at the moment.
    */
-  state: 'mine' | 'mine_elsewhere' | 'held' | 'free';
+  state: 'mine' | 'mine_elsewhere' | 'held' | 'free' | 'frozen';
   mode: Mode | null;
   /** The holder, for display only. Show it as plain text: a person may have typed it. */
   holder: string | null;
@@ -15,6 +16,14 @@ export interface Standing {
   expiresAt: number | null;
   /** Whether `takeOver` is allowed. */
   mayTakeOver: boolean;
+  /** Why no new lock is granted at the moment; `null` if locks are granted. */
+  frozen: Frozen | null;
+}
+
+/** No new locks are granted until then. */
+export interface Frozen {
+  reason: string;
+  until: Date;
 }
 
 export type Mode = 'exclusive' | 'shared';
@@ -106,6 +115,8 @@ export class DocLock extends EventTarget {
   readonly mayTakeOver: boolean;
   /** The token of this acquisition. */
   readonly token: string | null;
+  /** Why no new lock is granted at the moment; `null` if locks are granted. */
+  readonly frozen: Frozen | null;
   /** Why this page has lost the lock; `null` once it holds the lock again. */
   readonly lost: Loss | null;
   /** This page waits for the lock. */

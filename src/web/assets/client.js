@@ -130,14 +130,16 @@ const isTrouble = answer => [0, 408, 429].includes(answer.status) || answer.stat
 
 // The state of a document, in the terms and by the clock of this page.
 function standing({ sent, date, body }) {
+  const freeze = body.state === 'frozen' ? body : body.frozen;
   const skew = Math.abs(Date.now() - date) > 2000 ? Date.now() - date : 0;   // `Date` has seconds only
   return {
-    state: body.state,
+    state: body.state === 'free' && freeze ? 'frozen' : body.state,
     mode: body.mode ?? null,
     holder: body.holder?.label ?? null,
     since: body.since ? new Date(Date.parse(body.since) + skew) : null,
     expiresAt: body.expires_in_ms === undefined ? null : sent.wall + body.expires_in_ms,
     mayTakeOver: Boolean(body.may_take_over),
+    frozen: freeze ? { reason: freeze.reason, until: new Date(Date.parse(freeze.until) + skew) } : null,
   };
 }
 
@@ -333,6 +335,8 @@ export class DocLock extends EventTarget {
   url; key; mode;
   /** The holder, if it is not this page; the start and the latest end of the lock, in ms as in Date.now(). */
   holder = null; since = null; expiresAt = null; mayTakeOver = false;
+  /** Why no new lock is granted at the moment: {reason, until}; null if locks are granted. */
+  frozen = null;
   /** Why this page has lost the lock: {kind, by, reason, at}; null once it holds the lock again. */
   lost = null;
   /** This page waits for the lock. */
@@ -357,7 +361,8 @@ export class DocLock extends EventTarget {
   static open(url, options) { return new DocLock(url, options); }
 
   /**
-   * The state of a document, from one request: {state, mode, holder, since, expiresAt, mayTakeOver}, or null.
+   * The state of a document, from one request:
+   * {state, mode, holder, since, expiresAt, mayTakeOver, frozen}, or null.
    * For an array of documents: an array of their states, from one request for every 200 documents.
    */
   static async look(url) {
@@ -404,7 +409,8 @@ export class DocLock extends EventTarget {
 
   /**
    * `mine`: this page holds the lock. `mine_elsewhere`: another tab of the same person holds it.
-   * `held`: another person holds it. `free`: nobody holds it. `unknown`: there is no answer yet; or
+   * `held`: another person holds it. `free`: nobody holds it. `frozen`: nobody holds it, and nobody can
+   * take it at the moment; `frozen` says why, and until when. `unknown`: there is no answer yet; or
    * this page held the lock until it expired, as after a sleep, and the server has not yet confirmed it.
    */
   get state() { return this.#state === 'mine' && !this.#isInTime() ? 'unknown' : this.#state; }
@@ -594,7 +600,7 @@ export class DocLock extends EventTarget {
     }
     const before = this.#state;
     this.#state = state;
-    Object.assign(this, facts, state === 'free' && { holder: null, since: null, expiresAt: null });
+    Object.assign(this, facts, (state === 'free' || state === 'frozen') && { holder: null, since: null, expiresAt: null });
     if (state !== before) this.#nudge();
     if (state === 'free' && state !== before) this.#tell('free');
     if (state !== 'free') this.#lookIn(clamp((this.expiresAt - Date.now()) / 3, ...LOOK_MS));
@@ -615,7 +621,7 @@ export class DocLock extends EventTarget {
   #gain(answer) {
     clearTimeout(this.#lookTimer);
     const { key, token, expires_in_ms } = answer.body, { since } = standing(answer);
-    Object.assign(this, { key, since, holder: null, mayTakeOver: false, lost: null, problem: null, waiting: false });
+    Object.assign(this, { key, since, holder: null, mayTakeOver: false, frozen: null, lost: null, problem: null, waiting: false });
     this.#turn++;
     this.#wanted = false;
     this.#news = this.#line = null;

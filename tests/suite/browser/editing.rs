@@ -1,5 +1,9 @@
 //! Two people and one document.
 
+use std::time::{Duration, SystemTime};
+
+use actix_doclock::{MongoStore, freeze::Scope, store::Store};
+
 use super::*;
 
 async fn the_second_person_waits_and_sees_who_is_editing(stage: &Stage) {
@@ -259,6 +263,33 @@ async fn the_list_learns_the_state_of_all_rows_by_one_request() {
         let bob = stage.person("bob").await;
         edit_first(&bob).await;
         alice.until("document.querySelector('#list .badge').dataset.state === 'held'").await;
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_freeze_is_explained_and_a_waiting_page_edits_after_the_thaw() {
+    on_mongodb(async |stage, database| {
+        let store = MongoStore::new(database);
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let until = SystemTime::now() + Duration::from_secs(60 * 60);
+        store.set_freeze(&Scope::All, Some(("New numbers <b>", until))).await.unwrap();
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        alice.write("body", "by alice").await;
+        alice.click("save-close").await;
+        bob.until_says("banner-title", "No editing until").await;
+        bob.until_says("banner-text", "New numbers <b>").await;
+        bob.until("document.querySelector('#list .badge').textContent === 'No editing now'").await;
+        assert!(!bob.shows("form").await && !bob.shows("enter").await);
+        assert_eq!(stage.text().await, "by alice");
+        let mut faults = bob.faults().await;
+        faults.retain(|fault| matches!(fault.impact.as_deref(), Some("serious" | "critical")));
+        assert!(faults.is_empty(), "{faults:#?}");
+
+        store.set_freeze(&Scope::All, None).await.unwrap();
+        until_editing(&bob).await;
     })
     .await;
 }

@@ -4,7 +4,7 @@ use std::{rc::Rc, time::Duration};
 
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockKey, LockManager, Lockable, MemoryStore, MongoSessionStore,
-    MongoStore, TryAcquire, Wait,
+    MongoStore, Named, TryAcquire, Wait,
 };
 use mongodb::Database;
 use serde::{Deserialize, Serialize};
@@ -75,6 +75,7 @@ impl Scene {
             }
         };
         locks.register::<Paper>().await.unwrap();
+        locks.register::<Named>().await.unwrap();
         Rc::new(Self { locks, sessions, key, other, alice: Aid::new() })
     }
 

@@ -3,14 +3,15 @@
 
 #![allow(clippy::async_yields_async, reason = "the futures are dropped half-way, not awaited")]
 
-use std::{future::Future, pin::Pin, rc::Rc};
+use std::{future::Future, pin::Pin, rc::Rc, time::SystemTime};
 
-use actix_doclock::{Holder, LockManager, MemoryStore, Wait};
+use actix_doclock::{Holder, LockManager, Lockable, MemoryStore, Named, Wait};
 
 use super::{
     requests,
     scene::{Paper, Scene},
 };
+use crate::rig::app::TTL;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum After {
@@ -104,6 +105,13 @@ fn manager() -> Vec<Case> {
         } { s.locks.shutdown().await }
         "manager/health.rs::check_health" => Hers, 0, |s| { s.hers().await; } {
             s.locks.check_health().await
+        }
+        // A freeze of the lock's own collection would be in the way of the next case.
+        "manager/freeze.rs::freeze" => Hers, 0, |s| { s.hers().await; } {
+            s.locks.freeze(Named::COLLECTION, "", SystemTime::now() + TTL).await
+        }
+        "manager/freeze.rs::thaw" => Hers, 0, |s| { s.hers().await; } {
+            s.locks.thaw(Named::COLLECTION).await
         }
         "manager/takeover.rs::break_lock" => HersOrFree, 1, |s| { s.hers().await; } {
             s.locks.break_lock(&s.key, &s.actor()).await

@@ -203,7 +203,8 @@ async fn a_missing_privilege_is_found() {
     };
     let records = ["insert", "remove", "listIndexes", "createIndex", "collMod"];
     let least = ["workitem.lock", "doclock.ended"].map(|collection| on(collection, &records));
-    let least = [least.as_slice(), &[on("workitem", &[])]].concat();
+    let others = [on("workitem", &[]), on("doclock.frozen", &["insert"])];
+    let least = [least.as_slice(), &others].concat();
     let role = doc! { "createRole": "doclock", "privileges": least, "roles": [] };
     admin.database("admin").run_command(role).await.unwrap();
     let user = doc! { "createUser": "least", "pwd": "secret", "roles": ["doclock"] };

@@ -20,7 +20,7 @@ pub(super) struct Stream {
 
 impl Stream {
     /// The next message with its data; `None` at the end of the stream.
-    async fn next(&mut self) -> Option<(String, Value)> {
+    pub(super) async fn next(&mut self) -> Option<(String, Value)> {
         loop {
             if let Some((message, rest)) = self.text.split_once("\n\n") {
                 let (message, rest) = (message.to_owned(), rest.to_owned());

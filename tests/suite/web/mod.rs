@@ -8,6 +8,7 @@ mod commands;
 mod documents;
 mod editor;
 mod events;
+mod freeze;
 mod heard;
 mod identity;
 mod idle;

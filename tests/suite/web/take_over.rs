@@ -1,9 +1,15 @@
 //! Takeovers: who is allowed to take over, and the fate of the former lock.
 
+use std::sync::{Arc, Mutex};
+
+use actix_doclock::{LockTaken, Taking};
 use serde_json::json;
 
 use super::*;
-use crate::rig::log::{log_lines, logged};
+use crate::rig::{
+    app::eventually,
+    log::{log_lines, logged},
+};
 
 fn take_over() -> Value {
     json!({ "take_over": true })
@@ -131,4 +137,32 @@ async fn pages_of_other_sites_change_nothing() {
     }
     assert_eq!(alice.post("/locks/note/a").await.token(), token);
     assert!(locks.inspect(&key("b")).await.unwrap().is_none());
+}
+
+#[actix_web::test]
+async fn a_takeover_is_told_to_the_application_and_a_move_to_another_tab_is_not() {
+    let heard = Arc::new(Mutex::new(Vec::<LockTaken>::new()));
+    let hears = Arc::clone(&heard);
+    let (locks, _) = embedded_with(move |settings| {
+        settings.take_over_policy(|_, _| true).on_lock_taken(move |taken| {
+            hears.lock().unwrap().push(taken);
+            async { Ok(()) }
+        })
+    })
+    .await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let in_tab = |tab: &str| {
+        alice.request(Method::POST, "/locks/note/a").insert_header(("doclock-tab", tab.to_owned()))
+    };
+    alice.send(in_tab("11111111-1111-4111-8111-111111111111")).await.token();
+    let moves = in_tab("22222222-2222-4222-8222-222222222222").set_json(take_over());
+    alice.send(moves).await.token();
+    bob.post_json("/locks/note/a", take_over()).await.token();
+    eventually("it is told", async || !heard.lock().unwrap().is_empty()).await;
+    let told = heard.lock().unwrap().clone();
+    assert_eq!(told.len(), 1);
+    assert_eq!((told[0].how, &*told[0].by.label), (Taking::TakenOver, "bob"));
+    assert_eq!(told[0].from.as_ref().unwrap().user.as_deref(), Some("alice"));
 }

@@ -15,6 +15,7 @@ use crate::{
             finding::{Finding, Severity, database_in_shell, quoted},
             topology::Kind,
         },
+        freeze::FROZEN,
     },
 };
 
@@ -62,7 +63,8 @@ impl User {
         kind: Kind,
     ) -> Vec<Finding> {
         let Some(user) = &self.name else { return Vec::new() };
-        let mut needs = vec![(ENDED.to_owned(), RECORDS.to_vec())];
+        let freezes = vec!["find", "insert", "update"];
+        let mut needs = vec![(ENDED.to_owned(), RECORDS.to_vec()), (FROZEN.to_owned(), freezes)];
         for collection in collections {
             let mut locks = RECORDS.to_vec();
             if kind != Kind::Standalone {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::TryStreamExt;
 use mongodb::bson::{Document as Record, doc};
 use uuid::Uuid;
 
@@ -10,7 +11,7 @@ use crate::{
     error::StoreError,
     lock::Aid,
     store::mongo::{
-        ENDED, MongoStore, codec,
+        ENDED, MongoStore,
         ends::{names_of, pipeline},
         error::store_error,
         lanes,
@@ -25,19 +26,32 @@ impl MongoStore {
         lease: Duration,
         limit: usize,
     ) -> Result<Vec<SessionEnded>, StoreError> {
-        let failed = |e| store_error("taking ends of sessions to announce", e);
-        let ended = &self.inner.ended;
-        let waiting = pipeline::waits_for("announce", worker);
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let mut ids = Vec::new();
-        let mut cursor = (ended.find(waiting.clone()).projection(doc! { "_id": 1 }).limit(limit))
-            .max_time(lanes::read_limit())
-            .await
-            .map_err(failed)?;
-        while cursor.advance().await.map_err(failed)? {
-            let record: Record = cursor.deserialize_current().map_err(failed)?;
-            ids.extend(record.get("_id").cloned());
+        let mut taken = Vec::new();
+        for record in self.take_waiting("announce", worker, lease, limit).await? {
+            match to_ended(&record) {
+                Some(end) => taken.push(end),
+                None => self.give_up(&record).await?,
+            }
         }
+        Ok(taken)
+    }
+
+    /// Takes records that wait for this step, and reserves them for this worker.
+    pub(super) async fn take_waiting(
+        &self,
+        step: &str,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+    ) -> Result<Vec<Record>, StoreError> {
+        let failed = |e| store_error("taking records to announce", e);
+        let ended = &self.inner.ended;
+        let waiting = pipeline::waits_for(step, worker);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let found = ended.find(waiting.clone()).projection(doc! { "_id": 1 }).limit(limit);
+        let found = found.max_time(lanes::read_limit()).await.map_err(failed)?;
+        let found: Vec<Record> = found.try_collect().await.map_err(failed)?;
+        let ids: Vec<_> = found.iter().filter_map(|record| record.get("_id").cloned()).collect();
         if ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -46,16 +60,8 @@ impl MongoStore {
         let taken = self.write_ended(mine.clone(), pipeline::take(worker, lease), false).await;
         taken.map_err(failed)?;
         mine.insert("by", worker.to_string());
-        let mut taken = Vec::new();
-        let mut cursor = ended.find(mine).max_time(lanes::read_limit()).await.map_err(failed)?;
-        while cursor.advance().await.map_err(failed)? {
-            let record: Record = cursor.deserialize_current().map_err(failed)?;
-            match to_ended(&record) {
-                Some(end) => taken.push(end),
-                None => self.give_up(&record).await?,
-            }
-        }
-        Ok(taken)
+        let taken = ended.find(mine).max_time(lanes::read_limit()).await.map_err(failed)?;
+        taken.try_collect().await.map_err(failed)
     }
 
     pub(in crate::store::mongo) async fn ends_announced(
@@ -80,7 +86,7 @@ impl MongoStore {
 
     /// A record that somebody has edited cannot be announced. It is logged once, and then counts as
     /// done.
-    async fn give_up(&self, record: &Record) -> Result<(), StoreError> {
+    pub(super) async fn give_up(&self, record: &Record) -> Result<(), StoreError> {
         log::warn!(
             target: "actix_doclock::store",
             "{ENDED} holds a record that is not ours to understand, and is left out: {:?}",
@@ -101,6 +107,6 @@ fn to_ended(record: &Record) -> Option<SessionEnded> {
         for_good: !record.get_bool("silent").unwrap_or(false),
         locks: names_of(record),
         at: presentable(record.get_datetime("ts").ok().copied()),
-        repeated: record.get("taken").and_then(codec::number).is_some_and(|taken| taken > 1.0),
+        repeated: pipeline::is_repeated(record),
     })
 }

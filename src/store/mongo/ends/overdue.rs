@@ -31,7 +31,7 @@ pub(super) fn overdue(
         doc! { "$limit": limit },
         doc! { "$project": { "_id": 0, "unfinished": "$_id" } },
         doc! { "$unionWith": { "coll": ended, "pipeline": [
-            { "$match": waits_for("announce", worker) },
+            { "$match": waits_for(doc! { "$in": ["announce", "tell"] }, worker) },
             { "$limit": 1 },
             { "$project": { "_id": 0, "announcement": "$_id" } },
         ] } },

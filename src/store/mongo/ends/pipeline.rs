@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::{
     ended::{EndReason, MAX_NAMED_LOCKS},
     key::LockKey,
-    store::mongo::pipeline::millis,
+    store::mongo::{codec, pipeline::millis},
 };
 
 /// How long an end that a worker has begun is reserved for that worker.
@@ -142,6 +142,11 @@ pub(super) fn released() -> Vec<Document> {
     } }]
 }
 
+/// Whether the record was taken to be announced more than once.
+pub(super) fn is_repeated(record: &Document) -> bool {
+    record.get("taken").and_then(codec::number).is_some_and(|taken| taken > 1.0)
+}
+
 pub(super) fn take(worker: Uuid, lease: Duration) -> Vec<Document> {
     // A repetition of a command whose reply was lost does not count.
     let anew = doc! { "$cond": [
@@ -162,9 +167,9 @@ pub(super) fn announced() -> Vec<Document> {
 }
 
 /// The ends that wait for this step, except those reserved for other workers.
-pub(super) fn waits_for(step: &str, worker: Uuid) -> Document {
+pub(super) fn waits_for(step: impl Into<Bson>, worker: Uuid) -> Document {
     doc! {
-        "step": step,
+        "step": step.into(),
         "_id": { "$type": "string" },
         "$expr": { "$not": [someone_else_is_at_it(worker)] },
     }

@@ -1,0 +1,78 @@
+//! Freezes. A store that cannot keep them passes.
+
+use super::*;
+use crate::freeze::{Freeze, Scope};
+
+/// `None` if the store cannot keep freezes.
+async fn freeze(
+    store: &impl Store,
+    scope: &Scope,
+    why: &str,
+    until: SystemTime,
+) -> Option<Vec<Freeze>> {
+    match store.set_freeze(scope, Some((why, until))).await {
+        Ok(freezes) => Some(freezes),
+        Err(e) if e.kind() == StoreErrorKind::Other => None,
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn in_an_hour() -> SystemTime {
+    SystemTime::now() + 3_600 * SECOND
+}
+
+/// The scopes and reasons, in order.
+fn named(freezes: &[Freeze]) -> Vec<(Scope, &str)> {
+    let mut named: Vec<_> =
+        freezes.iter().map(|freeze| (freeze.scope.clone(), &*freeze.reason)).collect();
+    named.sort();
+    named
+}
+
+cases! {
+    async fn a_freeze_is_on_until_it_is_thawed<S: Subject>(subject: &S) {
+        let (store, page) = (subject.store(), Scope::from(COLLECTION));
+        assert_eq!(store.freezes().await.unwrap(), []);
+        let Some(on) = freeze(store, &page, "$why, \"why\"", in_an_hour()).await else { return };
+        assert_eq!(named(&on), [(page.clone(), "$why, \"why\"")]);
+        assert!(on[0].ends_in() > 3_500 * SECOND && on[0].ends_in() <= 3_600 * SECOND, "{on:?}");
+        assert_eq!(store.freezes().await.unwrap(), on);
+        assert_eq!(store.set_freeze(&Scope::All, None).await.unwrap(), on, "another scope");
+        assert_eq!(store.set_freeze(&page, None).await.unwrap(), []);
+        assert_eq!(store.set_freeze(&page, None).await.unwrap(), []);
+        assert_eq!(store.freezes().await.unwrap(), []);
+    }
+
+    async fn a_second_freeze_replaces_the_first_and_one_that_has_passed_changes_nothing<S: Subject>(subject: &S) {
+        let (store, page) = (subject.store(), Scope::from(COLLECTION));
+        let Some(_) = freeze(store, &page, "first", in_an_hour()).await else { return };
+        let on = freeze(store, &page, "second", in_an_hour()).await.unwrap();
+        assert_eq!(named(&on), [(page.clone(), "second")]);
+        let past = SystemTime::now() - 3_600 * SECOND;
+        let after = freeze(store, &page, "third", past).await.unwrap();
+        assert_eq!(named(&after), [(page.clone(), "second")]);
+        let after = freeze(store, &Scope::All, "past", past).await.unwrap();
+        assert_eq!(named(&after), [(page, "second")]);
+    }
+
+    async fn freezes_at_the_same_moment_are_both_kept<S: Subject>(subject: &S) {
+        let (store, page) = (subject.store(), Scope::from(COLLECTION));
+        let (all, one) = tokio::join!(
+            freeze(store, &Scope::All, "all", in_an_hour()),
+            freeze(store, &page, "one", in_an_hour()),
+        );
+        if all.is_none() || one.is_none() { return }
+        let on = store.freezes().await.unwrap();
+        assert_eq!(named(&on), [(Scope::All, "all"), (page, "one")]);
+    }
+
+    async fn a_freeze_ends_by_itself<S: Subject>(subject: &S) {
+        let store = subject.store();
+        let soon = SystemTime::now() + SECOND;
+        let Some(_) = freeze(store, &Scope::All, "short", soon).await else { return };
+        while !store.freezes().await.unwrap().is_empty() {
+            tokio::time::sleep(SECOND / 20).await;
+        }
+        assert!(SystemTime::now() + SECOND / 10 >= soon, "not before its end");
+    }
+}

@@ -1,0 +1,102 @@
+//! A freeze: a time in which no new locks are granted.
+
+use std::{
+    fmt,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde::{Serialize, Serializer};
+
+use crate::{
+    clock,
+    key::{Lockable, Named},
+};
+
+/// A year, for a freeze without an end that anybody will see.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// What a freeze covers.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// All collections of documents. Not the [named locks](Named) of jobs, because the job that
+    /// changes the documents may need one.
+    All,
+    /// One collection of documents, or that of the named locks.
+    Collection(String),
+}
+
+impl Scope {
+    /// Whether locks in this collection are within the scope.
+    #[must_use]
+    pub fn covers(&self, collection: &str) -> bool {
+        match self {
+            Self::All => collection != Named::COLLECTION,
+            Self::Collection(name) => name == collection,
+        }
+    }
+}
+
+impl From<&str> for Scope {
+    fn from(collection: &str) -> Self {
+        Self::Collection(collection.to_owned())
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("every collection"),
+            Self::Collection(name) => write!(f, "the collection `{name}`"),
+        }
+    }
+}
+
+/// A time in which no new locks are granted, for a migration or for an editorial deadline. Held locks
+/// stay, and their holders may save.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct Freeze {
+    /// What is frozen. As JSON the name of the collection, or `null` for all.
+    #[serde(rename = "collection", serialize_with = "collection")]
+    pub scope: Scope,
+    /// Why, for the people who cannot edit meanwhile.
+    pub reason: String,
+    /// When it ends by itself, by the store's clock.
+    #[serde(skip)]
+    pub until: SystemTime,
+    #[serde(rename = "ends_in_ms", serialize_with = "remaining")]
+    ends_at: Instant,
+}
+
+impl Freeze {
+    /// A freeze that a store has read: it ends at `until`, which was `ends_in` ahead of the store's clock.
+    #[must_use]
+    pub fn new(scope: Scope, reason: String, until: SystemTime, ends_in: Duration) -> Self {
+        Self { scope, reason, until, ends_at: clock::now() + ends_in.min(LONGEST) }
+    }
+
+    /// The remaining time; zero if the freeze has ended.
+    #[must_use]
+    pub fn ends_in(&self) -> Duration {
+        self.ends_at.saturating_duration_since(clock::now())
+    }
+}
+
+/// The same freeze, whenever it was read.
+impl PartialEq for Freeze {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.scope, &self.reason, self.until) == (&other.scope, &other.reason, other.until)
+    }
+}
+
+fn collection<S: Serializer>(scope: &Scope, to: S) -> Result<S::Ok, S::Error> {
+    match scope {
+        Scope::All => to.serialize_none(),
+        Scope::Collection(name) => to.serialize_str(name),
+    }
+}
+
+fn remaining<S: Serializer>(ends_at: &Instant, to: S) -> Result<S::Ok, S::Error> {
+    let left = ends_at.saturating_duration_since(clock::now()).as_millis();
+    to.serialize_u64(u64::try_from(left).unwrap_or(u64::MAX))
+}

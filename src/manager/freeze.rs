@@ -1,0 +1,207 @@
+//! Freezes: for a while, no new locks are granted.
+
+use std::{
+    future::pending,
+    sync::Weak,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::{sync::watch, time::sleep};
+
+use crate::{
+    error::LockError,
+    event::LockEvent,
+    freeze::{Freeze, Scope},
+    key::LockKey,
+    lock::cut,
+    manager::{Inner, LockManager, MAX_REASON_BYTES, rhythm::Rhythm},
+    store::Claim,
+};
+
+/// How often each server asks for freezes. All servers obey within two seconds.
+const POLL: Duration = Duration::from_secs(1);
+
+/// The freezes that this server knows.
+#[derive(Debug, Default)]
+pub(super) struct Freezes(watch::Sender<Vec<Freeze>>);
+
+impl Freezes {
+    /// The freeze of this collection that ends last.
+    pub(super) fn on(&self, collection: &str) -> Option<Freeze> {
+        let known = self.0.borrow();
+        let covering = known.iter().filter(|freeze| freeze.scope.covers(collection));
+        let last = covering.max_by_key(|freeze| freeze.ends_in())?;
+        (!last.ends_in().is_zero()).then(|| last.clone())
+    }
+
+    /// Returns whether the freezes have changed.
+    fn saw(&self, now: Vec<Freeze>) -> bool {
+        self.0.send_if_modified(|known| {
+            let has_changed = *known != now;
+            *known = now;
+            has_changed
+        })
+    }
+
+    /// Resolves when a freeze of this collection begins.
+    pub(super) async fn begins(&self, collection: &str) {
+        let mut known = self.0.subscribe();
+        while known.changed().await.is_ok() {
+            if self.on(collection).is_some() {
+                return;
+            }
+        }
+        pending().await
+    }
+}
+
+impl LockManager {
+    /// Freezes a collection, or all of them: until this time no new locks are granted. Instead of a lock,
+    /// callers get [`LockError::Frozen`] with the reason, and waiters get it at once. Held locks stay:
+    /// their holders may save, and release them. So the documents are at rest when the last of these locks
+    /// is gone, which [`list`](Self::list) shows.
+    ///
+    /// All servers of the cluster obey within two seconds. The freeze survives their restarts, and ends by
+    /// itself at `until`, by the store's clock. A second freeze of the same scope replaces the first. The
+    /// `reason` is cut to [`MAX_REASON_BYTES`].
+    ///
+    /// ```
+    /// # use std::time::{Duration, SystemTime};
+    /// # use actix_doclock::{LockError, LockManager, freeze::Scope};
+    /// # async fn migrate(locks: &LockManager) -> Result<(), LockError> {
+    /// let in_an_hour = SystemTime::now() + Duration::from_secs(60 * 60);
+    /// locks.freeze("workitem", "The numbers of all work items are changed.", in_an_hour).await?;
+    /// // … wait for the held locks, or break them; migrate …
+    /// locks.thaw("workitem").await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`LockError::PastFreeze`] if `until` has passed; nothing changes then. Otherwise see [`LockManager`].
+    pub async fn freeze(
+        &self,
+        scope: impl Into<Scope>,
+        reason: &str,
+        until: SystemTime,
+    ) -> Result<(), LockError> {
+        let scope = scope.into();
+        if let Scope::Collection(name) = &scope {
+            self.registered(name)?;
+        }
+        let reason = cut(reason.to_owned(), MAX_REASON_BYTES);
+        let args = (scope.clone(), reason.clone(), until);
+        let known = self.run("freeze", self.until(), args, |store, (scope, reason, until)| {
+            store.set_freeze(scope, Some((reason, *until)))
+        });
+        let known = known.await?;
+        // Stores keep milliseconds.
+        let is_this = |freeze: &Freeze| {
+            let is_until =
+                |it: SystemTime| it.duration_since(UNIX_EPOCH).map(|it| it.as_millis()).ok();
+            freeze.scope == scope
+                && freeze.reason == reason
+                && is_until(freeze.until) == is_until(until)
+        };
+        let is_on = known.iter().any(is_this);
+        self.saw_freezes(known);
+        if !is_on {
+            return Err(LockError::PastFreeze);
+        }
+        log::info!(target: "actix_doclock::audit", "{scope} is frozen; reason: {reason:?}");
+        Ok(())
+    }
+
+    /// Ends the freeze of this scope. Returns whether there was one. A freeze of [`Scope::All`] and that of
+    /// a collection end independently.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn thaw(&self, scope: impl Into<Scope>) -> Result<bool, LockError> {
+        let scope = scope.into();
+        let before = self.read_freezes(self.until()).await?;
+        let left = self
+            .run("thaw", self.until(), scope.clone(), |store, scope| store.set_freeze(scope, None));
+        self.saw_freezes(left.await?);
+        let was_frozen = before.iter().any(|freeze| freeze.scope == scope);
+        if was_frozen {
+            log::info!(target: "actix_doclock::audit", "{scope} is not frozen any more");
+        }
+        Ok(was_frozen)
+    }
+
+    /// The freezes that this server knows. Costs nothing.
+    #[must_use]
+    pub fn freezes(&self) -> Vec<Freeze> {
+        let mut all = self.inner.freezes.0.borrow().clone();
+        all.retain(|freeze| !freeze.ends_in().is_zero());
+        all
+    }
+
+    /// The freeze of this collection, as far as this server knows.
+    pub(crate) fn freeze_of(&self, collection: &str) -> Option<Freeze> {
+        self.inner.freezes.on(collection)
+    }
+
+    pub(super) async fn read_freezes(&self, until: Instant) -> Result<Vec<Freeze>, LockError> {
+        self.run("freezes", until, (), |store, ()| store.freezes()).await
+    }
+
+    pub(super) fn saw_freezes(&self, now: Vec<Freeze>) {
+        if self.inner.freezes.saw(now) {
+            // Pages look again, and learn of the freeze.
+            self.inner.events.tell(LockEvent::Resync);
+        }
+    }
+
+    /// Refuses a claim in a frozen collection, unless it is for a lock that its session holds already. Then
+    /// returns the freeze.
+    pub(super) async fn must_not_freeze(
+        &self,
+        key: &LockKey,
+        claim: &Claim,
+        until: Instant,
+    ) -> Result<Option<Freeze>, LockError> {
+        let Some(freeze) = self.freeze_of(key.collection()) else { return Ok(None) };
+        let held = self.inspect_by(key, Some(&claim.aid), until).await?;
+        match held {
+            Some(lock) if lock.aid == claim.aid && lock.mode.covers(claim.mode) => Ok(Some(freeze)),
+            _ => Err(frozen_by(key, freeze)),
+        }
+    }
+}
+
+pub(super) fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
+    LockError::Frozen { key: key.clone(), freeze: Box::new(freeze) }
+}
+
+/// Asks for freezes until the manager is gone or shut down.
+pub(super) async fn follow(manager: Weak<Inner>) {
+    let mut rhythm = Rhythm::new("asking for freezes", POLL);
+    while let Some(inner) = manager.upgrade() {
+        let manager = LockManager { inner };
+        let stop = manager.inner.stop.token();
+        // Without a type nothing can be locked, and the store may not be prepared.
+        let pause = if manager.registered_names().is_empty() {
+            POLL
+        } else {
+            let read = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                read = manager.read_freezes(manager.until()) => read,
+            };
+            match read {
+                Ok(now) => {
+                    manager.saw_freezes(now);
+                    rhythm.after_success(Some(POLL))
+                }
+                Err(e) => rhythm.after_failure(&e),
+            }
+        };
+        drop(manager);
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(pause) => {}
+        }
+    }
+}

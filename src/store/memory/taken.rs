@@ -1,0 +1,79 @@
+//! Notes of locks that are taken from their holders.
+
+use std::time::{Duration, SystemTime};
+
+use uuid::Uuid;
+
+use crate::taken::{LockTaken, Settled};
+
+/// How long a note is kept, as for the ends of sessions.
+const KEEP: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// All times are on the store's clock.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Takings(Vec<Note>);
+
+#[derive(Debug, Clone)]
+struct Note {
+    taking: LockTaken,
+    is_settled: bool,
+    at: Duration,
+    worker: Option<(Uuid, Duration)>,
+    told: u32,
+}
+
+impl Takings {
+    pub(super) fn begin(&mut self, taking: &LockTaken, lease: Duration, now: Duration) {
+        self.0.retain(|note| now.saturating_sub(note.at) < KEEP);
+        if self.0.iter().all(|note| note.taking.event != taking.event) {
+            let taking = LockTaken { at: SystemTime::now(), ..taking.clone() };
+            let worker = Some((taking.event, now + lease));
+            self.0.push(Note { taking, is_settled: false, at: now, worker, told: 0 });
+        }
+    }
+
+    pub(super) fn settle(&mut self, event: Uuid, worker: Uuid, settled: Settled) {
+        let is_it = |note: &Note| note.taking.event == event && note.belongs_to(worker);
+        match settled {
+            Settled::NotTaken | Settled::Told => self.0.retain(|note| !is_it(note)),
+            Settled::Taken => {
+                for note in self.0.iter_mut().filter(|note| is_it(note)) {
+                    (note.is_settled, note.worker) = (true, None);
+                }
+            }
+        }
+    }
+
+    pub(super) fn some_to_tell(&self, now: Duration) -> bool {
+        self.0.iter().any(|note| note.is_due(now))
+    }
+
+    pub(super) fn take(
+        &mut self,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+        now: Duration,
+        is_live: impl Fn(&LockTaken) -> bool,
+    ) -> Vec<LockTaken> {
+        self.0.retain(|note| note.is_settled || !note.is_due(now) || !is_live(&note.taking));
+        let due = self.0.iter_mut().filter(|note| note.belongs_to(worker) || note.is_due(now));
+        let told = due.take(limit).map(|note| {
+            // A repetition of a call whose answer was lost does not count.
+            note.told += u32::from(!note.belongs_to(worker) || note.is_due(now));
+            note.worker = Some((worker, now + lease));
+            LockTaken { repeated: note.told > 1, ..note.taking.clone() }
+        });
+        told.collect()
+    }
+}
+
+impl Note {
+    fn belongs_to(&self, worker: Uuid) -> bool {
+        self.worker.is_some_and(|(by, _)| by == worker)
+    }
+
+    fn is_due(&self, now: Duration) -> bool {
+        self.worker.is_none_or(|(_, until)| until <= now)
+    }
+}
