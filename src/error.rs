@@ -99,6 +99,17 @@ pub enum LockError {
         holder: Option<Box<Lock>>,
     },
 
+    /// The client sent the token of the live lock, but the request belongs to another session, or to none:
+    /// the client does not send the session's cookie back. (409)
+    #[error(
+        "the token is right, but this request belongs to another session than the lock on {key}: send \
+         the cookie of the session with each request"
+    )]
+    WrongSession {
+        /// The document.
+        key: LockKey,
+    },
+
     /// The client sent the token of an earlier acquisition. (412)
     #[error("the lock that this page had on {key} is gone; open the document again")]
     StaleToken {
@@ -127,6 +138,10 @@ pub enum LockError {
         /// How long ago it ended, by the server's clock.
         ago: Duration,
     },
+
+    /// The application does not know [whose request](crate::LockManager::clients) this is. (401)
+    #[error("log in first")]
+    LoginRequired,
 
     /// The policy does not allow this person to break this lock. (403)
     #[error("you may not break the lock on {key}")]

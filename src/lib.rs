@@ -55,6 +55,12 @@ pub mod extract {
     pub use crate::web::{Acquire, Confirm, Guarded, Share};
 }
 
+/// The types of the wraps.
+#[cfg(feature = "web")]
+pub mod wrap {
+    pub use crate::web::{Clients, Locking, LockingClients, LockingClientsMiddleware};
+}
+
 /// The answers of [`LockManager::health`] and [`LockManager::check_health`].
 ///
 /// [`LockManager::health`]: crate::LockManager::health

@@ -4,6 +4,7 @@ mod access;
 mod admin;
 mod api;
 mod assets;
+mod clients;
 mod events;
 mod extract;
 mod format;
@@ -17,12 +18,15 @@ mod session;
 mod session_locks;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 mod session_store;
+mod wrap;
 
 pub use access::Access;
 pub use api::lock_api;
+pub use clients::{Clients, LockingClients, LockingClientsMiddleware};
 pub use extract::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc, Share, SharedDoc};
 pub use problem::Problem;
 pub use session::{LockingSession, LockingSessionMiddleware};
 pub use session_locks::SessionLocks;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use session_store::{MongoSessionStore, MongoSessionStoreBuilder};
+pub use wrap::Locking;

@@ -8,7 +8,6 @@ use std::{
 };
 
 use actix_session::Session;
-use actix_web::http::StatusCode;
 use futures_util::{StreamExt, stream};
 use tokio::{sync::Semaphore, time::timeout};
 
@@ -107,7 +106,7 @@ impl Permissions {
 }
 
 fn login_required() -> Problem {
-    Problem::new(StatusCode::UNAUTHORIZED, "login_required").detail("log in first")
+    LockError::LoginRequired.into()
 }
 
 /// The documents that a stream of events may tell of.

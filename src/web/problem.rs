@@ -149,6 +149,10 @@ impl From<&LockError> for Problem {
             LockError::Lost { holder, .. } => problem(StatusCode::CONFLICT, "lost")
                 .with("state", "lost")
                 .lock_if_any(holder.as_deref()),
+            LockError::WrongSession { .. } => {
+                problem(StatusCode::CONFLICT, "wrong_session").with("state", "lost")
+            }
+            LockError::LoginRequired => problem(StatusCode::UNAUTHORIZED, "login_required"),
             LockError::StaleToken { .. } => {
                 problem(StatusCode::PRECONDITION_FAILED, "stale_token").with("state", "lost")
             }

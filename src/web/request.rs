@@ -12,7 +12,8 @@ use std::{
 
 use actix_session::{Session, SessionStatus};
 use actix_web::{
-    HttpResponse,
+    HttpMessage, HttpResponse,
+    dev::ServiceRequest,
     http::{
         StatusCode,
         header::{HeaderMap, HeaderName, HeaderValue, SET_COOKIE},
@@ -26,6 +27,7 @@ use tokio_util::task::TaskTracker;
 
 pub(super) use self::locking::{Ask, Mine};
 use crate::{
+    actor::Actor,
     error::LockError,
     lock::{Aid, LockToken, PageId, TabId},
     manager::{LockManager, Provisional, watch::streams::Limits},
@@ -69,6 +71,17 @@ pub(super) struct Settings {
     pub(super) streams: Limits,
 }
 
+/// Whose request it is.
+#[derive(Default)]
+enum Whose {
+    /// Not known yet.
+    #[default]
+    Nobodys,
+    Session(Session),
+    /// Of a client without a session, if the application knows it.
+    Client(Option<Actor>),
+}
+
 /// The locks in one request. Lives in the extensions of the request, shared by `locks.session(…)` and the
 /// extractors.
 #[derive(Clone)]
@@ -85,7 +98,7 @@ struct State {
     speculative: bool,
     /// The tokens that the client sent; `None` if the header is malformed.
     offered: Option<Vec<LockToken>>,
-    session: RefCell<Option<Session>>,
+    whose: RefCell<Whose>,
     /// The aid of the session when the request arrived.
     aid_before: RefCell<Option<Aid>>,
     /// The aid for new locks. It is put into the session when a lock is kept.
@@ -107,7 +120,27 @@ struct State {
 
 /// The life of a request, in order. For `locks.session(…)`.
 impl RequestLocks {
-    pub(super) fn new(manager: LockManager, settings: Rc<Settings>, headers: &HeaderMap) -> Self {
+    /// Puts the locks into the request.
+    ///
+    /// # Errors
+    /// If they are there already.
+    pub(super) fn begin_request(
+        req: &ServiceRequest,
+        manager: &LockManager,
+        settings: &Rc<Settings>,
+    ) -> Result<Self, LockError> {
+        if req.extensions().contains::<Self>() {
+            return Err(misconfigured(
+                "the request passes `locks.session(…)` or `locks.clients(…)` twice: keep the wrap of \
+                 the whole application, remove the wrap of the scope",
+            ));
+        }
+        let locks = Self::new(manager.clone(), Rc::clone(settings), req.headers());
+        req.extensions_mut().insert(locks.clone());
+        Ok(locks)
+    }
+
+    fn new(manager: LockManager, settings: Rc<Settings>, headers: &HeaderMap) -> Self {
         let idle =
             (idle_for(headers).zip(settings.idle_after)).is_some_and(|(idle, limit)| idle >= limit);
         Self(Rc::new(State {
@@ -118,7 +151,7 @@ impl RequestLocks {
             page: named(headers, PAGE),
             speculative: headers.contains_key(SEC_PURPOSE),
             offered: offered_tokens(headers),
-            session: RefCell::default(),
+            whose: RefCell::default(),
             aid_before: RefCell::default(),
             aid: RefCell::default(),
             ending: RefCell::default(),
@@ -133,20 +166,31 @@ impl RequestLocks {
 
     pub(super) fn session_loaded(&self, session: Session) {
         let aid = aid_in(&session);
+        self.0.whose.replace(Whose::Session(session));
+        self.came(aid);
+    }
+
+    /// The same for a client without a session.
+    pub(super) fn client_came(&self, whose: Option<(Aid, Actor)>) {
+        let (aid, actor) = whose.unzip();
+        self.0.whose.replace(Whose::Client(actor));
+        self.came(aid);
+    }
+
+    fn came(&self, aid: Option<Aid>) {
         if let Some(aid) = aid.as_ref().filter(|_| !self.0.idle) {
             self.0.renewal.replace(self.0.manager.touch(aid));
         }
         self.0.aid_before.replace(aid.clone());
         self.0.aid.replace(aid);
-        self.0.session.replace(Some(session));
     }
 
     /// The handler has answered. Changes to the session are still saved with it.
     pub(super) fn before_session_is_saved(&self, response: &HttpResponse<impl Sized>) {
         let status = response.status();
         self.0.cookies.set(response.headers().get_all(SET_COOKIE).count());
-        let session = self.0.session.borrow();
-        let Some(session) = session.as_ref() else { return };
+        let whose = self.0.whose.borrow();
+        let Whose::Session(session) = &*whose else { return };
         let (before, now) = (self.0.aid_before.borrow().clone(), aid_in(session));
         if before.is_some() && now.is_none() && session.status() == SessionStatus::Unchanged {
             // Neither purged nor cleared nor removed: another middleware has emptied the session.
@@ -250,6 +294,23 @@ impl RequestLocks {
     fn keeps(&self, status: StatusCode) -> bool {
         self.0.settings.keep_fresh_on_error
             || !(status.is_client_error() || status.is_server_error())
+    }
+
+    /// The aid for a new lock.
+    ///
+    /// # Errors
+    /// If the application does not know the client of this request.
+    fn aid_for_lock(&self) -> Result<Aid, LockError> {
+        let mut aid = self.0.aid.borrow_mut();
+        if aid.is_none() && self.is_client() {
+            return Err(LockError::LoginRequired);
+        }
+        Ok(aid.get_or_insert_with(Aid::new).clone())
+    }
+
+    /// Whether the aid belongs to the client's token, and not to a session.
+    fn is_client(&self) -> bool {
+        matches!(*self.0.whose.borrow(), Whose::Client(_))
     }
 
     /// Waits until the operations of this request are complete, so that its answer is final: "400" means

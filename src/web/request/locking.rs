@@ -22,7 +22,7 @@ use crate::{
     web::{
         access::Permissions,
         problem::{Problem, misconfigured},
-        request::RequestLocks,
+        request::{RequestLocks, Whose},
     },
 };
 
@@ -77,7 +77,7 @@ impl RequestLocks {
     pub(in crate::web) fn of(req: &HttpRequest) -> Result<Self, LockError> {
         req.extensions().get::<Self>().cloned().ok_or_else(|| {
             misconfigured(
-                "the application is not wrapped in `locks.session(…)`: replace \
+                "the application is not wrapped in `locks.session(…)` or `locks.clients(…)`: replace \
                  `.wrap(SessionMiddleware::new(store, key))` with \
                  `.wrap(locks.session(SessionMiddleware::new(store, key)))`",
             )
@@ -115,8 +115,11 @@ impl RequestLocks {
     }
 
     fn person(&self) -> Option<Actor> {
-        let session = self.0.session.borrow();
-        (self.0.settings.identify.as_ref()?)(session.as_ref()?)
+        match &*self.0.whose.borrow() {
+            Whose::Session(session) => (self.0.settings.identify.as_ref()?)(session),
+            Whose::Client(actor) => actor.clone(),
+            Whose::Nobodys => None,
+        }
     }
 
     /// What this person may see and lock, by the lock API.
@@ -124,7 +127,7 @@ impl RequestLocks {
         Permissions {
             manager: self.manager().clone(),
             person: self.person(),
-            knows_people: self.0.settings.identify.is_some(),
+            knows_people: self.0.settings.identify.is_some() || self.is_client(),
             policy: self.0.settings.access.clone(),
             turns: Rc::clone(&self.0.settings.policy_turns),
             sees_all: self.manager().may_see_all(&self.actor()) == Some(true),
@@ -164,7 +167,7 @@ impl RequestLocks {
             })?;
             return self.keep_if_found(mine, None, worked, until).await;
         }
-        let mut aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
+        let mut aid = self.aid_for_lock()?;
         loop {
             let (mine, fresh) = self.take(key, how, &aid).await?;
             let until = self.begin();
@@ -190,7 +193,8 @@ impl RequestLocks {
                     if let Some(fresh) = fresh {
                         fresh.forget();
                     }
-                    if ago <= LOGOUT_IS_NEWS_FOR {
+                    // A token that was logged out stays so.
+                    if ago <= LOGOUT_IS_NEWS_FOR || self.is_client() {
                         return Err(LockError::SessionEnded { ago });
                     }
                     aid = self.replace_aid(&aid);
@@ -349,12 +353,22 @@ impl RequestLocks {
         until: Instant,
     ) -> Result<Mine, LockError> {
         let lost = |holder| LockError::Lost { key: key.clone(), holder };
-        let Some(aid) = self.aid() else {
+        let aid = self.aid();
+        if aid.is_none() && offered.is_empty() {
             return Err(lost(None));
-        };
-        let lock = match self.0.manager.inspect_by(key, Some(&aid), until).await? {
-            Some(lock) if lock.aid == aid && lock.mode.covers(mode) => lock,
+        }
+        let lock = match self.0.manager.inspect_by(key, aid.as_ref(), until).await? {
+            Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(mode) => lock,
+            Some(lock) if lock.token.is_some_and(|token| offered.contains(&token)) => {
+                log::warn!(
+                    target: "actix_doclock::web",
+                    "a client sent the token of the lock on {key:?} without the cookie of its session, so \
+                     its lock is of no use to it: it must send the cookies back, or use `locks.clients(…)`",
+                );
+                return Err(LockError::WrongSession { key: key.clone() });
+            }
             other => {
+                let Some(aid) = aid else { return Err(lost(None)) };
                 return Err(match self.session_is_alive(&aid, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
                     Err(e) => e,

@@ -1,0 +1,161 @@
+//! `locks.clients(…)`: a wrap for clients without a session of actix-session.
+
+use std::{fmt, rc::Rc};
+
+use actix_web::{
+    Error,
+    body::MessageBody,
+    dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
+};
+use sha2::{Digest, Sha256};
+use uuid::Builder;
+
+use crate::{
+    actor::Actor,
+    lock::Aid,
+    manager::LockManager,
+    web::{
+        request::{RequestLocks, Settings},
+        session::LocalFuture,
+        wrap::Locking,
+    },
+};
+
+type Whose = Rc<dyn Fn(&ServiceRequest) -> Option<(Aid, Actor)>>;
+
+/// A wrap for clients without cookies. Made by [`LockManager::clients`].
+pub type LockingClients = Locking<Clients>;
+
+/// Tells for each request whose it is; see [`LockManager::clients`].
+#[derive(Clone)]
+pub struct Clients(Whose);
+
+impl fmt::Debug for Clients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clients")
+    }
+}
+
+impl Aid {
+    /// The aid of a client that sends a token with each request, such as a JWT or an API key: from the
+    /// person (`sub`), and from the id of the token or of the login (`jti`, `sid`). The same texts always
+    /// give the same aid. The stored aid is a hash, and reveals neither.
+    ///
+    /// Two logins of a person must differ in `token`, so that a logout releases the locks of one of them
+    /// only.
+    #[must_use]
+    pub fn of_client(person: &str, token: &str) -> Self {
+        let mut hasher = Sha256::new();
+        hasher.update(b"doclock client\0");
+        hasher.update((person.len() as u64).to_be_bytes());
+        hasher.update(person);
+        hasher.update(token);
+        let hash = hasher.finalize();
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&hash[..16]);
+        Self::from(Builder::from_custom_bytes(bytes).into_uuid().to_string())
+    }
+}
+
+impl LockManager {
+    /// Locks for clients that have no session of actix-session, but send a token with each request. The
+    /// application says for each request whose it is; the rest works as with
+    /// [`session`](Self::session): the extractors, [`SessionLocks`](crate::SessionLocks), the
+    /// [lock API](crate::lock_api).
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{Actor, Aid, LockManager};
+    /// # use actix_web::{App, HttpMessage, dev::ServiceRequest};
+    /// # #[derive(Clone)] struct Claims { sub: String, jti: String }
+    /// # fn app(locks: LockManager) {
+    /// # let authentication = actix_web::middleware::from_fn(|req, next: actix_web::middleware::Next<actix_web::body::BoxBody>| next.call(req));
+    /// App::new()
+    ///     .wrap(locks.clients(|req: &ServiceRequest| {
+    ///         let claims = req.extensions().get::<Claims>()?.clone();
+    ///         Some((Aid::of_client(&claims.sub, &claims.jti), Actor::new(&claims.sub).with_id(&claims.sub)))
+    ///     }))
+    ///     // The last wrap is the first to see a request: it checks the token, and leaves the claims.
+    ///     .wrap(authentication);
+    /// # }
+    /// ```
+    ///
+    /// A request for which the answer is `None` may lock nothing: it gets
+    /// [`LockError::LoginRequired`](crate::LockError::LoginRequired), 401.
+    ///
+    /// # The end of such a session
+    /// The locks of a client go with their ttl, when its requests stop. At a logout, and when you revoke a
+    /// token, call [`end_session`](Self::end_session) with the same aid: this releases all its locks, and
+    /// for a day the aid gets no new ones (401). Your authentication must refuse the token itself. The
+    /// listener [`on_session_end`](crate::LockManagerBuilder::on_session_end) hears of both.
+    pub fn clients(
+        &self,
+        whose: impl Fn(&ServiceRequest) -> Option<(Aid, Actor)> + 'static,
+    ) -> LockingClients {
+        Locking::new(self, Clients(Rc::new(whose)))
+    }
+}
+
+impl<S, B> Transform<S, ServiceRequest> for LockingClients
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    B: MessageBody + 'static,
+{
+    type Response = ServiceResponse<B>;
+    type Error = Error;
+    type Transform = LockingClientsMiddleware<S>;
+    type InitError = ();
+    type Future = std::future::Ready<Result<Self::Transform, ()>>;
+
+    fn new_transform(&self, service: S) -> Self::Future {
+        let Clients(whose) = self.inner.clone();
+        let (manager, settings) = (self.manager.clone(), Rc::new(self.settings.clone()));
+        std::future::ready(Ok(LockingClientsMiddleware { service, manager, settings, whose }))
+    }
+}
+
+/// The service that [`LockingClients`] makes.
+pub struct LockingClientsMiddleware<S> {
+    service: S,
+    manager: LockManager,
+    settings: Rc<Settings>,
+    whose: Whose,
+}
+
+impl<S> fmt::Debug for LockingClientsMiddleware<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockingClientsMiddleware").finish_non_exhaustive()
+    }
+}
+
+impl<S, B> Service<ServiceRequest> for LockingClientsMiddleware<S>
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
+    S::Future: 'static,
+{
+    type Response = ServiceResponse<B>;
+    type Error = Error;
+    type Future = LocalFuture<Result<Self::Response, Error>>;
+
+    forward_ready!(service);
+
+    fn call(&self, req: ServiceRequest) -> Self::Future {
+        let locks = match RequestLocks::begin_request(&req, &self.manager, &self.settings) {
+            Ok(locks) => locks,
+            Err(error) => return Box::pin(async { Err(error.into()) }),
+        };
+        locks.client_came((self.whose)(&req));
+        let call = self.service.call(req);
+        Box::pin(async move {
+            match call.await {
+                Ok(mut response) => {
+                    locks.session_saved(response.response_mut()).await;
+                    Ok(response)
+                }
+                Err(error) => {
+                    locks.session_not_saved().await;
+                    Err(error)
+                }
+            }
+        })
+    }
+}

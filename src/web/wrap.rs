@@ -1,0 +1,145 @@
+//! What all wraps have in common: the settings.
+
+use std::{fmt, rc::Rc, time::Duration};
+
+use tokio::sync::Semaphore;
+
+use crate::{
+    actor::Actor,
+    key::LockKey,
+    manager::{LockManager, watch::streams::Limits},
+    web::{
+        access::{AT_ONCE, Access},
+        request::Settings,
+    },
+};
+
+/// Well below the minute after which proxies stop waiting for an answer.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// An idle stream costs some kilobytes and a file descriptor. The limit for descriptors is often 1 024 or
+/// a few thousand.
+const EVENT_STREAMS: usize = 4096;
+
+/// A wrap around the application, with its settings. Made by
+/// [`locks.session(…)`](LockManager::session) or by [`locks.clients(…)`](LockManager::clients).
+#[must_use = "wrap the application in it: `App::new().wrap(…)`"]
+pub struct Locking<W> {
+    pub(super) manager: LockManager,
+    pub(super) inner: W,
+    pub(super) settings: Settings,
+}
+
+impl<W> Locking<W> {
+    pub(super) fn new(manager: &LockManager, inner: W) -> Self {
+        let settings = Settings {
+            identify: None,
+            access: None,
+            policy_turns: Rc::new(Semaphore::new(AT_ONCE)),
+            keep_fresh_on_error: false,
+            wait_for_documents: Duration::ZERO,
+            longest_wait: LONGEST_WAIT,
+            idle_after: None,
+            streams: Limits { total: EVENT_STREAMS, per_address: EVENT_STREAMS },
+        };
+        Self { manager: manager.clone(), inner, settings }
+    }
+
+    /// Decides for each document who may look at its lock, and who may lock it. This applies to the
+    /// [lock API](crate::lock_api) only: to its calls, to the list of the states of many documents, and
+    /// to the events. Default: if people are [identified](crate::LockingSession::identify), only identified people may;
+    /// otherwise everybody may.
+    ///
+    /// A person without permission gets 404, as for a document that does not exist, before the store is
+    /// asked for anything. If people are [identified](crate::LockingSession::identify), a visitor without a login gets 401.
+    /// The policy should refuse ids that do not exist, too: otherwise its "no" tells that the document
+    /// exists. A refusal names the holder also to a person who may lock, but not look. The policy is asked
+    /// at each request, before any wait, and by a stream of events at most once in 10 s for each document.
+    /// A stream keeps the person with whom it began, for at most 15 minutes. An [administrator](
+    /// crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy cannot tell, it
+    /// should answer `false`.
+    ///
+    /// The extractors do not ask: guard your own routes as before.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{Access, Actor, LockKey, LockManager};
+    /// # use actix_session::{SessionMiddleware, storage::SessionStore};
+    /// # async fn is_in_team(_: &str, _: &LockKey) -> bool { true }
+    /// # fn wrap<S: SessionStore + 'static>(locks: LockManager, session: SessionMiddleware<S>) {
+    /// let wrap = locks.session(session).access_policy(async |person: Option<Actor>, key: LockKey, access| {
+    ///     match person {
+    ///         Some(person) => is_in_team(&person.label, &key).await,
+    ///         // Visitors see who edits, but lock nothing.
+    ///         None => access == Access::Look,
+    ///     }
+    /// });
+    /// # }
+    /// ```
+    pub fn access_policy(
+        mut self,
+        allows: impl AsyncFn(Option<Actor>, LockKey, Access) -> bool + 'static,
+    ) -> Self {
+        let allows = Rc::new(allows);
+        self.settings.access = Some(Rc::new(move |person, key, access| {
+            let allows = Rc::clone(&allows);
+            Box::pin(async move { allows(person, key, access).await })
+        }));
+        self
+    }
+
+    /// How long the person may do nothing while the page keeps the session alive. Default: no limit.
+    ///
+    /// A page reports this in the header `Doclock-Idle-Ms`: the milliseconds since the person's last key
+    /// or click. A heartbeat or any other request with at least this value does not count as activity, so
+    /// the session's locks expire. Requests without the header count as activity, and so does each
+    /// request that takes or saves a document. The server trusts the page: this setting is for people who
+    /// left their desk, and is no protection against them.
+    pub fn idle_after(mut self, idle_after: Duration) -> Self {
+        self.settings.idle_after = Some(idle_after);
+        self
+    }
+
+    /// How long [`LockedDoc`](crate::LockedDoc) and [`SharedDoc`](crate::SharedDoc) wait for a lock of
+    /// another session. Default: not at all.
+    ///
+    /// The connection stays open meanwhile, so stay below the time-outs of proxies and browsers. A client
+    /// that gives up loses its place in the queue, once the server notices. The server notices it over
+    /// HTTP/1 only with [`h1_allow_half_closed(false)`](actix_web::HttpServer::h1_allow_half_closed), and
+    /// over HTTP/2 not at all. Otherwise the request goes on, and if the lock is granted to it, the
+    /// session holds the lock.
+    pub fn wait_for_documents(mut self, time: Duration) -> Self {
+        self.settings.wait_for_documents = time;
+        self
+    }
+
+    /// How long a client of the [lock API](crate::lock_api) may wait: a longer `wait_ms` is shortened to
+    /// this. Default 30 s.
+    pub fn longest_wait(mut self, time: Duration) -> Self {
+        self.settings.longest_wait = time;
+        self
+    }
+
+    /// How many [event streams](crate::lock_api) this server keeps open at most, in total and for one
+    /// address. Default 4 096 each. More streams are answered with 503, and their pages poll instead.
+    ///
+    /// The address is the peer of the connection: the reverse proxy, if there is one. So lower the second
+    /// limit only if browsers connect to this server directly, and not below the number of people behind
+    /// one company's gateway.
+    pub fn event_streams(mut self, in_all: usize, per_address: usize) -> Self {
+        self.settings.streams = Limits { total: in_all, per_address };
+        self
+    }
+
+    /// Keeps a fresh lock even if the answer of its request is an error (4xx, 5xx). Default: the lock is
+    /// given back, because the client does not know that it holds the lock.
+    pub fn keep_fresh_locks_on_error(mut self) -> Self {
+        self.settings.keep_fresh_on_error = true;
+        self
+    }
+}
+
+impl<W> fmt::Debug for Locking<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locking").field("manager", &self.manager).finish_non_exhaustive()
+    }
+}
