@@ -9,6 +9,7 @@ mod actor;
 mod clock;
 #[cfg(feature = "test-util")]
 pub mod conformance;
+mod description;
 mod ended;
 mod error;
 mod event;
@@ -19,10 +20,12 @@ mod lock;
 mod manager;
 mod random;
 pub mod store;
+mod text;
 #[cfg(feature = "web")]
 mod web;
 
 pub use actor::Actor;
+pub use description::Description;
 pub use ended::{EndReason, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use event::LockEvent;

@@ -25,6 +25,7 @@ mod attach;
 mod background;
 mod builder;
 mod claim;
+mod describe;
 mod document;
 mod guard;
 mod health;
@@ -117,6 +118,8 @@ struct Inner {
     /// Ends all waits. It is also cancelled when `stop` is.
     waits: CancellationToken,
     events: watch::events::Events,
+    /// `None` if the application does not describe its documents.
+    descriptions: Option<Arc<describe::Descriptions>>,
     event_streams: watch::streams::Streams,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,

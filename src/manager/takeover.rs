@@ -7,15 +7,17 @@ use tokio_util::task::TaskTracker;
 use crate::{
     actor::Actor,
     clock,
+    description::Description,
     error::LockError,
     key::LockKey,
-    lock::{Lock, Mode, cut},
+    lock::{Lock, Mode},
     manager::{
         LockManager,
         claim::{Provisional, Wanted},
         observe, task,
     },
     store::{Acquisition, Released, Removal, Taken},
+    text::cut,
 };
 
 /// The longest reason for a break that is kept and shown, in bytes. A longer one is cut.
@@ -46,7 +48,8 @@ impl LockManager {
     /// [events](Self::events).
     ///
     /// Writes a log line with the actor, the reason and the holder, with the target
-    /// `actix_doclock::audit`.
+    /// `actix_doclock::audit`. If the application [describes](crate::LockManagerBuilder::describe) its
+    /// documents, the line also has the title, and is written up to 2 s later.
     ///
     /// # Errors
     /// As `break_lock`. It is no error if the lock is already gone.
@@ -76,7 +79,7 @@ impl LockManager {
         }
         if broken == Released::Released {
             self.inner.events.took(lock, &taken);
-            audit("broken", lock, &taken);
+            self.audit("broken", lock, &taken);
         }
         Ok(broken)
     }
@@ -131,7 +134,7 @@ impl LockManager {
                     if let Some(taken) = taken {
                         observe::broken(&manager, &from.key, Some(Released::Released));
                         manager.inner.events.took(&from, &taken);
-                        audit("taken over", &from, &taken);
+                        manager.audit("taken over", &from, &taken);
                     }
                     Ok(Some(Provisional::new(manager, lock, &claim, own_scope)))
                 }
@@ -146,6 +149,18 @@ impl LockManager {
         };
         Ok(task::answer("take_over", until, self.inner.runner.spawn(scope, take)).await?)
     }
+
+    /// Nobody waits for the title of the document: then a task writes the line.
+    fn audit(&self, what: &'static str, lock: &Lock, taken: &Taken) {
+        if !self.describes() {
+            return audit(what, lock, None, taken);
+        }
+        let (manager, lock, taken) = (self.clone(), lock.clone(), taken.clone());
+        drop(self.inner.runner.spawn(&TaskTracker::new(), async move {
+            let description = manager.description(&lock.key).await;
+            audit(what, &lock, description, &taken);
+        }));
+    }
 }
 
 /// A foreign program would not notice a takeover; and among several readers there is no one holder to
@@ -158,10 +173,11 @@ fn taken_by(actor: &Actor, reason: &str) -> Taken {
     Taken { by: actor.holder().label, reason: cut(reason.to_owned(), MAX_REASON_BYTES) }
 }
 
-fn audit(what: &str, lock: &Lock, Taken { by, reason }: &Taken) {
+fn audit(what: &str, lock: &Lock, called: Option<Description>, Taken { by, reason }: &Taken) {
+    let title = called.map(|it| format!(" ({:?})", it.title)).unwrap_or_default();
     log::info!(
         target: "actix_doclock::audit",
-        "the lock on {:?} was {what} by {by:?}; reason: {reason:?}; it was held by {:?}",
+        "the lock on {:?}{title} was {what} by {by:?}; reason: {reason:?}; it was held by {:?}",
         lock.key, lock.holder.as_ref().map(|holder| &holder.label),
     );
 }

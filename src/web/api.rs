@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse,
-    http::StatusCode,
+    http::{StatusCode, header::HeaderName},
     web::{self, Bytes, Json, PayloadConfig, ServiceConfig},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -16,7 +16,7 @@ use crate::{
     key::LockKey,
     lock::{Lock, LockToken, Mode},
     manager::MAX_REASON_BYTES,
-    store::Acquisition,
+    store::{Acquisition, Released},
     web::{
         Problem, SessionLocks,
         access::{Access, Permissions},
@@ -34,6 +34,9 @@ const MAX_BODY_BYTES: usize = 64 * 1024;
 /// The longest grace period for a page that is closed. A page that needs longer should not release its
 /// lock.
 const LONGEST_GRACE: Duration = Duration::from_secs(10);
+
+/// How many locks a break has removed: 0 if the lock was already gone.
+const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 
 /// The lock API. Mount it under a scope of your choice, inside
 /// [`locks.session(…)`](crate::LockManager::session):
@@ -299,10 +302,12 @@ async fn break_lock(
     if !meant.iter().all(|lock| locks.manager().may_break(&actor, lock)) {
         return Err(LockError::BreakRefused { key }.into());
     }
+    let mut broken = 0;
     for lock in meant {
-        locks.manager().break_seen(lock, &actor, &reason).await?;
+        let outcome = locks.manager().break_seen(lock, &actor, &reason).await?;
+        broken += usize::from(outcome == Released::Released);
     }
-    Ok(HttpResponse::NoContent().finish())
+    Ok(HttpResponse::NoContent().insert_header((DOCLOCK_BROKEN, broken)).finish())
 }
 
 type Body = Result<Bytes, actix_web::Error>;
