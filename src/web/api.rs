@@ -57,7 +57,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::LockingSession::event_streams) streams |
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
-/// | `GET /admin` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
+/// | `GET /admin`, `/admin.json`, `/admin.csv` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
 /// Bodies are JSON of any content type, of at most 64 KiB, and may be empty. A session that has ended
 /// holds nothing, so `heartbeat` and `release` answer it as any other session.
@@ -78,7 +78,8 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 ///   headers. With `"grace_ms"`, at most 10 000, the lock expires after that time instead, unless the
 ///   session asks for it before. So a page that is reloaded keeps its lock.
 /// - `break` accepts `{"reason": "…", "token": "…"}`. The reason has at most [`MAX_REASON_BYTES`]. With a
-///   token, only the lock with that token is broken.
+///   token, only the lock with that token is broken. The answer says in `Doclock-Broken` how many locks were
+///   broken.
 ///
 /// Tokens may be written as they appear in `Lock-Token`.
 ///

@@ -231,12 +231,17 @@ $('break-picked').addEventListener('click', () => {
   askToBreak(list.locks.filter(lock => picked.has(nameOf(lock))).sort(inOrder));
 });
 
+const NOTE = $('break-note').textContent;
+const NOTE_OF_MANY = 'The holders are told at once and can no longer save; others can then lock the documents. The log records this with your name.';
+
 function askToBreak(locks) {
   breaking = locks;
   const [lock] = locks, isOne = locks.length === 1;
   if (!lock) return;
   put($('break-head'), isOne ? 'Break this lock?' : `Break ${locks.length} locks?`);
   put($('break-yes'), isOne ? 'Break the lock' : `Break ${locks.length} locks`);
+  put($('break-note'), isOne ? NOTE : NOTE_OF_MANY);
+  put($('reason-label'), isOne ? 'Reason, shown to the holder' : 'Reason, shown to the holders');
   $('break-one').hidden = !isOne;
   $('break-many').hidden = isOne;
   put($('break-key'), nameForPeople(lock));
@@ -296,9 +301,8 @@ $('break-no').addEventListener('click', () => $('break').close());
 $('break').addEventListener('submit', async event => {
   event.preventDefault();
   $('break-yes').disabled = true;
-  const done = await breakAll(breaking, $('reason').value.trim());
+  const isOne = breaking.length === 1, done = await breakAll(breaking, $('reason').value.trim());
   $('break-yes').disabled = false;
-  const isOne = breaking.length === 1;
   if (isOne && done.why) return put($('break-trouble'), done.why);
   $('break').close();
   const names = new Set([...done.broken, ...done.gone].map(nameOf));
