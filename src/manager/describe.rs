@@ -151,10 +151,12 @@ impl Descriptions {
                 let is_news = !state.is_paused();
                 state.failed = Some(clock::now());
                 drop(state);
-                if is_news {
+                if let (true, Some(first)) = (is_news, keys.first()) {
                     log::warn!(
                         target: "actix_doclock::manager",
-                        "`describe` {why}; documents have no titles for {PAUSE:?}: repair the function",
+                        "`describe` {why}; it was asked for {} documents, the first is {first:?}; no document \
+                         has a title for {PAUSE:?}: repair the function",
+                        keys.len(),
                     );
                 }
                 return titles;

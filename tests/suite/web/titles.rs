@@ -189,7 +189,7 @@ async fn the_audit_log_names_documents_by_their_titles_and_no_break_waits_for_th
     // The line is not lost if the server stops now.
     locks.shutdown().await;
     let line = r#"the lock on note/String("a") ("Audited \"\u{202e}X\" a") was broken by "root"; reason: "why\n"; it was held by Some("alice")"#;
-    assert!(logged(line), "{:?}", log_lines().lock().unwrap());
+    assert!(logged(line));
 
     let app = serve_with_cookies(&locks).await;
     let (bob, root) =
@@ -257,10 +257,9 @@ async fn a_describe_that_hangs_delays_callers_by_its_limit_and_only_once() {
         pending()
     })
     .await;
-    let told = "`describe` did not answer within 2s, and was dropped";
-    let lines = count_logged(&[told]);
+    let told = ["`describe` did not answer within 2s, and was dropped", "note/String(\"hanging-"];
     let began = tokio::time::Instant::now();
-    let ids: Vec<_> = (0..20).map(|i| i.to_string()).collect();
+    let ids: Vec<_> = (0..20).map(|i| format!("hanging-{i}")).collect();
     let all = ids.iter().map(|id| title(&locks, id));
     assert!(futures_util::future::join_all(all).await.iter().all(Option::is_none));
     assert_eq!(began.elapsed().as_secs(), 2);
@@ -268,7 +267,7 @@ async fn a_describe_that_hangs_delays_callers_by_its_limit_and_only_once() {
     tokio::time::sleep(Duration::from_millis(10)).await;
     assert_eq!(title(&locks, "late").await, None);
     assert_eq!(began.elapsed().as_secs(), 2, "nobody waits during the pause");
-    assert_eq!((calls.load(SeqCst), count_logged(&[told]) - lines), (4, 1));
+    assert_eq!((calls.load(SeqCst), count_logged(&told)), (4, 1));
 }
 
 /// A function must not block its thread. If it does, its callers still have a limit.
