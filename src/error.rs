@@ -15,11 +15,11 @@ use crate::{
 #[non_exhaustive]
 pub enum LockError {
     /// Another session holds the lock. (423)
-    #[error("{} is locked by {}", .0.key, label_of(.0))]
+    #[error("{} is locked by {}", name_of(.0), label_of(.0))]
     Held(Box<Lock>),
 
     /// Another tab of this session holds the lock. A takeover is possible. (423)
-    #[error("another tab of this browser has {} open for editing", .0.key)]
+    #[error("another tab of this browser has {} open for editing", name_of(.0))]
     HeldByOtherTab(Box<Lock>),
 
     /// The policy does not allow this person to take over the lock. (403)
@@ -194,6 +194,14 @@ fn too_many_waiters(limit: usize, per_session: bool) -> String {
         format!(
             "{limit} requests already wait for locks on this server; try again in a few seconds"
         )
+    }
+}
+
+/// The title of the document, if it is known.
+fn name_of(lock: &Lock) -> String {
+    match &lock.description {
+        Some(described) => format!("“{}”", described.title),
+        None => lock.key.to_string(),
     }
 }
 

@@ -9,6 +9,7 @@ mod actor;
 mod clock;
 #[cfg(feature = "test-util")]
 pub mod conformance;
+mod description;
 mod ended;
 mod error;
 mod event;
@@ -21,10 +22,12 @@ mod manager;
 mod random;
 pub mod store;
 mod taken;
+mod text;
 #[cfg(feature = "web")]
 mod web;
 
 pub use actor::Actor;
+pub use description::Description;
 pub use ended::{EndReason, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use event::LockEvent;

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{clock, key::LockKey, random};
+use crate::{clock, description::Description, key::LockKey, random, text::cut};
 
 /// The longest label of a [`Holder`], in bytes. A longer one is cut.
 pub const MAX_LABEL_BYTES: usize = 4096;
@@ -219,13 +219,6 @@ impl Holder {
     }
 }
 
-/// Cuts the text to at most this many bytes, between two characters.
-pub(crate) fn cut(mut text: String, bytes: usize) -> String {
-    let end = (0..=bytes.min(text.len())).rfind(|&i| text.is_char_boundary(i));
-    text.truncate(end.unwrap_or(0));
-    text
-}
-
 /// How much a lock excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -278,6 +271,9 @@ impl fmt::Display for FencingToken {
 pub struct Lock {
     /// The locked document.
     pub key: LockKey,
+    /// What people call the document, in a refusal over HTTP. `None` elsewhere: stores do not know it.
+    /// See [`describe`](crate::LockManagerBuilder::describe).
+    pub description: Option<Box<Description>>,
     /// How much the lock excludes.
     pub mode: Mode,
     /// The session that holds the lock.

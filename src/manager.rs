@@ -25,6 +25,7 @@ mod attach;
 mod background;
 mod builder;
 mod claim;
+mod describe;
 mod document;
 mod freeze;
 mod guard;
@@ -119,6 +120,8 @@ struct Inner {
     waits: CancellationToken,
     freezes: freeze::Freezes,
     events: watch::events::Events,
+    /// `None` if the application does not describe its documents.
+    descriptions: Option<Arc<describe::Descriptions>>,
     event_streams: watch::streams::Streams,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,

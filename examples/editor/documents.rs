@@ -1,10 +1,13 @@
 //! The documents of the editor, and all operations on them except locking.
 
-use actix_doclock::{BoxError, Lockable, MemoryStore, MongoStore};
+use std::collections::HashMap;
+
+use actix_doclock::{BoxError, Description, LockKey, Lockable, MemoryStore, MongoStore};
 use actix_web::cookie::Key;
+use futures_util::TryStreamExt;
 use mongodb::{
     Collection,
-    bson::{Binary, Document, doc, oid::ObjectId, spec::BinarySubtype},
+    bson::{Binary, Bson, Document, doc, oid::ObjectId, spec::BinarySubtype},
     options::{ReturnDocument, WriteConcern},
 };
 use serde::{Deserialize, Serialize};
@@ -67,6 +70,26 @@ impl Documents {
                 Ok(items)
             }
         }
+    }
+
+    /// The titles of these documents, and the links that open them.
+    pub(crate) async fn describe(
+        self,
+        keys: Vec<LockKey>,
+    ) -> Result<HashMap<LockKey, Description>, BoxError> {
+        let items = match &self {
+            Self::Memory(_) => self.all().await?,
+            Self::Mongo(store) => {
+                let ids: Vec<_> = keys.iter().map(|key| Bson::from(key.id())).collect();
+                let found = workitems(store).find(doc! { "_id": { "$in": ids } }).await?;
+                found.try_collect().await?
+            }
+        };
+        let described = items.into_iter().map(|item| {
+            let link = format!("/#/{}", item.id.to_hex());
+            Ok((LockKey::of::<WorkItem>(item.id)?, Description::new(item.title).link(link)))
+        });
+        described.collect()
     }
 
     pub(crate) async fn insert_samples_if_empty(&self) -> Result<(), BoxError> {

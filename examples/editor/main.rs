@@ -81,6 +81,10 @@ async fn main() -> Result<(), BoxError> {
         .holder_label("somebody who is not logged in")
         .break_policy(|person, _| person.has_role(ADMIN))
         .take_over_policy(|person, lock| person.has_role(ADMIN) || person.is_holder_of(lock))
+        .describe({
+            let documents = documents.clone();
+            move |keys| documents.clone().describe(keys)
+        })
         .on_session_end(async |ended: SessionEnded| {
             let keys: Vec<_> = ended.locks.iter().map(ToString::to_string).collect();
             log::info!("a session has ended ({:?}); free again: {keys:?}", ended.reason);

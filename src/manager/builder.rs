@@ -1,11 +1,15 @@
 //! The settings of a manager, with their defaults.
 
-use std::{fmt, future::Future, ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap, fmt, future::Future, ops::RangeInclusive, sync::Arc, time::Duration,
+};
 
 use crate::{
     actor::Actor,
+    description::Description,
     ended::SessionEnded,
     error::BoxError,
+    key::LockKey,
     lock::{Holder, Lock},
     manager::{
         Inner, LockManager, Stop,
@@ -13,6 +17,7 @@ use crate::{
             listener::{self, Listener, Listeners},
             reaper,
         },
+        describe::{Describe, Descriptions},
         freeze,
         guard::leases,
         task::Runner,
@@ -54,6 +59,7 @@ pub struct LockManagerBuilder {
     settings: Settings,
     listeners: Listeners,
     listener_timeout: Duration,
+    describe: Option<Describe>,
 }
 
 #[derive(Clone)]
@@ -104,8 +110,8 @@ impl LockManagerBuilder {
             take_over_policy: Arc::new(Actor::is_holder_of),
             admin_policy: None,
         };
-        let listeners = Listeners::default();
-        Self { store, settings, listeners, listener_timeout: LISTENER_TIMEOUT }
+        let (listeners, listener_timeout) = (Listeners::default(), LISTENER_TIMEOUT);
+        Self { store, settings, listeners, listener_timeout, describe: None }
     }
 
     /// How long a lock outlives the last activity of its session. Default 150 s, from 1 s to 30 days.
@@ -350,6 +356,49 @@ impl LockManagerBuilder {
         self
     }
 
+    /// Tells what people call documents: their titles, and where to open them. Default: documents are
+    /// named by their collection and id.
+    ///
+    /// The titles are shown by the [admin page](Self::admin_policy), in refusals (423) and in the audit
+    /// log. So everybody who is refused a lock sees the title of that document; if a title is secret,
+    /// leave it out. [`Description`] says which titles and links are shown.
+    ///
+    /// The function gets at most 200 keys of any registered collections. A document that it does not
+    /// answer has no title. It runs in a task of its own on the manager's runtime, at most 4 calls at the
+    /// same time, and answers are kept for 10 s. A call that takes longer than 2 s is dropped. After an
+    /// error, a panic or such a call there is one line in the log, and no titles for 10 s. A refusal waits
+    /// for the title, at most 2 s; a break does not wait. As any asynchronous code, the function must not
+    /// block its thread.
+    ///
+    /// ```
+    /// # use std::collections::HashMap;
+    /// # use actix_doclock::{BoxError, BuildError, Description, LockKey, LockManager, MemoryStore};
+    /// # async fn titles(_: &[LockKey]) -> Result<Vec<(LockKey, String)>, BoxError> { Ok(vec![]) }
+    /// # async fn build() -> Result<LockManager, BuildError> {
+    /// LockManager::builder(MemoryStore::new())
+    ///     .describe(async |keys: Vec<LockKey>| {
+    ///         let mut described = HashMap::new();
+    ///         for (key, title) in titles(&keys).await? {
+    ///             let link = format!("/documents/{}", key.id());
+    ///             described.insert(key, Description::new(title).link(link));
+    ///         }
+    ///         Ok(described)
+    ///     })
+    ///     .build()
+    ///     .await
+    /// # }
+    /// ```
+    pub fn describe<F>(
+        mut self,
+        describe: impl Fn(Vec<LockKey>) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<HashMap<LockKey, Description>, BoxError>> + Send + 'static,
+    {
+        self.describe = Some(Describe::new(describe));
+        self
+    }
+
     /// Starts the manager on the current Tokio runtime. That runtime must outlive the manager: use
     /// `main`'s, not a worker's.
     ///
@@ -390,6 +439,7 @@ impl LockManagerBuilder {
             leases: Default::default(),
             events: Default::default(),
             event_streams: Default::default(),
+            descriptions: self.describe.map(Descriptions::new),
             stop,
             waits,
             freezes: Default::default(),

@@ -13,9 +13,9 @@ use crate::{
     event::LockEvent,
     freeze::{Freeze, Scope},
     key::LockKey,
-    lock::cut,
     manager::{Inner, LockManager, MAX_REASON_BYTES, rhythm::Rhythm},
     store::Claim,
+    text::cut,
 };
 
 /// How often each server asks for freezes. All servers obey within two seconds.

@@ -7,9 +7,10 @@ use tokio_util::task::TaskTracker;
 use crate::{
     actor::Actor,
     clock,
+    description::Description,
     error::{LockError, StoreError},
     key::LockKey,
-    lock::{Lock, Mode, cut},
+    lock::{Lock, Mode},
     manager::{
         LockManager,
         claim::{Provisional, Wanted},
@@ -19,6 +20,7 @@ use crate::{
     random,
     store::{Acquisition, Released, Removal, Taken},
     taken::{LockTaken, Settled, Taking},
+    text::cut,
 };
 
 /// After the deadline of a break or takeover, the time to record its outcome. Then another server assumes
@@ -53,7 +55,8 @@ impl LockManager {
     /// [events](Self::events).
     ///
     /// Writes a log line with the actor, the reason and the holder, with the target
-    /// `actix_doclock::audit`.
+    /// `actix_doclock::audit`. If the application [describes](crate::LockManagerBuilder::describe) its
+    /// documents, the line also has the title, and is written up to 2 s later.
     ///
     /// # Errors
     /// As `break_lock`. It is no error if the lock is already gone.
@@ -104,7 +107,7 @@ impl LockManager {
             if let Some(token) = taking.token {
                 self.inner.events.was_taken(token, mark(taking));
             }
-            audit(taking);
+            self.audit(taking);
         }
         let (manager, event) = (self.clone(), taking.event);
         let settled = if is_taken { Settled::Taken } else { Settled::NotTaken };
@@ -201,6 +204,18 @@ impl LockManager {
         };
         Ok(task::answer("take_over", until, self.inner.runner.spawn(scope, take)).await?)
     }
+
+    /// Nobody waits for the title of the document: then a task writes the line.
+    fn audit(&self, taking: &LockTaken) {
+        if !self.describes() {
+            return audit(taking, None);
+        }
+        let (manager, taking) = (self.clone(), taking.clone());
+        drop(self.inner.runner.spawn(&TaskTracker::new(), async move {
+            let description = manager.description(&taking.key).await;
+            audit(&taking, description);
+        }));
+    }
 }
 
 /// A foreign program would not notice a takeover; and among several readers there is no one holder to
@@ -229,14 +244,15 @@ fn mark(taking: &LockTaken) -> Taken {
     Taken { by: taking.by.label.clone(), reason: taking.reason.clone() }
 }
 
-fn audit(LockTaken { key, how, from, by, reason, .. }: &LockTaken) {
+fn audit(LockTaken { key, how, from, by, reason, .. }: &LockTaken, called: Option<Description>) {
+    let title = called.map(|it| format!(" ({:?})", it.title)).unwrap_or_default();
     let how = match how {
         Taking::Broken => "broken",
         Taking::TakenOver => "taken over",
     };
     log::info!(
         target: "actix_doclock::audit",
-        "the lock on {key:?} was {how} by {:?}; reason: {reason:?}; it was held by {:?}",
+        "the lock on {key:?}{title} was {how} by {:?}; reason: {reason:?}; it was held by {:?}",
         by.label, from.as_ref().map(|holder| &holder.label),
     );
 }

@@ -52,6 +52,7 @@ mod seen;
 #[cfg(feature = "mongo-session")]
 pub(crate) mod sessions;
 mod status;
+mod titles;
 mod transaction;
 mod watch;
 mod write;

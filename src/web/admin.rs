@@ -1,5 +1,7 @@
 //! The table of all locks, for administrators.
 
+mod csv;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use actix_web::{
@@ -10,8 +12,9 @@ use actix_web::{
 use serde::Serialize;
 
 use crate::{
+    error::LockError,
     key::LockKey,
-    lock::{Holder, LockToken, Mode},
+    lock::{Holder, Lock, LockToken, Mode},
     manager::LISTED,
     web::{
         Problem, SessionLocks,
@@ -25,7 +28,8 @@ pub(super) fn routes(config: &mut ServiceConfig) {
         .route("/admin", web::get().to(page))
         .route("/admin.js", web::get().to(script))
         .route("/admin.css", web::get().to(style))
-        .route("/admin.json", web::get().to(all));
+        .route("/admin.json", web::get().to(all))
+        .route("/admin.csv", web::get().to(csv::all));
 }
 
 /// # Errors
@@ -69,6 +73,8 @@ struct LockBody {
     key: String,
     collection: String,
     id: String,
+    title: Option<String>,
+    link: Option<String>,
     mode: Mode,
     holder: Option<Holder>,
     since: String,
@@ -81,27 +87,55 @@ struct LockBody {
 
 async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
     allowed(&locks)?;
-    let (manager, actor) = (locks.manager(), locks.locks.actor());
-    let mut locks = manager.list().await?;
-    let mut documents: BTreeMap<String, BTreeSet<&LockKey>> = BTreeMap::new();
-    for lock in &locks {
-        documents.entry(lock.key.collection().to_owned()).or_default().insert(&lock.key);
-    }
-    let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
-    // The oldest lock comes first.
-    locks.sort_by_key(|lock| lock.since);
-    let all: Vec<_> = (locks.into_iter())
-        .map(|lock| LockBody {
+    let told = locks.manager().is_told_of_events();
+    let (all, actor) = (AllLocks::list(&locks).await?, locks.locks.actor());
+    let bodies = all.locks.into_iter().map(|lock| {
+        let may_break = locks.manager().may_break(&actor, &lock);
+        LockBody::new(lock, may_break)
+    });
+    Ok(Json(AllBody { more: all.more, locks: bodies.collect(), told }))
+}
+
+impl LockBody {
+    fn new(mut lock: Lock, may_break: bool) -> Self {
+        let (title, link) = lock.description.take().map(|it| (it.title, it.link)).unzip();
+        Self {
             key: lock.key.to_string(),
             collection: lock.key.collection().to_owned(),
             id: lock.key.id().to_string(),
+            title,
+            link: link.flatten(),
             mode: lock.mode,
             since: rfc3339(lock.since),
             expires_in_ms: millis(lock.expires_in()),
             token: lock.token,
-            may_break: manager.may_break(&actor, &lock),
+            may_break,
             holder: lock.holder,
-        })
-        .collect();
-    Ok(Json(AllBody { more, locks: all, told: manager.is_told_of_events() }))
+        }
+    }
+}
+
+/// The locks of all users, the oldest lock first, with the titles of their documents.
+struct AllLocks {
+    locks: Vec<Lock>,
+    /// There are more locks than these.
+    more: bool,
+}
+
+impl AllLocks {
+    async fn list(locks: &SessionLocks) -> Result<Self, LockError> {
+        let mut all = locks.manager().list().await?;
+        let mut documents: BTreeMap<&str, BTreeSet<&LockKey>> = BTreeMap::new();
+        for lock in &all {
+            documents.entry(lock.key.collection()).or_default().insert(&lock.key);
+        }
+        let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
+        let keys: Vec<_> = documents.into_values().flatten().cloned().collect();
+        let titles = locks.manager().descriptions(&keys).await;
+        for lock in &mut all {
+            lock.description = titles.get(&lock.key).cloned().map(Box::new);
+        }
+        all.sort_by_key(|lock| lock.since);
+        Ok(Self { locks: all, more })
+    }
 }

@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse,
-    http::StatusCode,
+    http::{StatusCode, header::HeaderName},
     web::{self, Bytes, Json, PayloadConfig, ServiceConfig},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -16,7 +16,7 @@ use crate::{
     key::LockKey,
     lock::{Lock, LockToken, Mode},
     manager::MAX_REASON_BYTES,
-    store::Acquisition,
+    store::{Acquisition, Released},
     web::{
         Problem, SessionLocks,
         access::{Access, Permissions},
@@ -34,6 +34,9 @@ const MAX_BODY_BYTES: usize = 64 * 1024;
 /// The longest grace period for a page that is closed. A page that needs longer should not release its
 /// lock.
 const LONGEST_GRACE: Duration = Duration::from_secs(10);
+
+/// How many locks a break has removed: 0 if the lock was already gone.
+const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 
 /// The lock API. Mount it under a scope of your choice, inside
 /// [`locks.session(…)`](crate::LockManager::session):
@@ -54,7 +57,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 /// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::LockingSession::event_streams) streams |
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
-/// | `GET /admin` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
+/// | `GET /admin`, `/admin.json`, `/admin.csv` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
 /// Bodies are JSON of any content type, of at most 64 KiB, and may be empty. A session that has ended
 /// holds nothing, so `heartbeat` and `release` answer it as any other session.
@@ -75,7 +78,8 @@ const LONGEST_GRACE: Duration = Duration::from_secs(10);
 ///   headers. With `"grace_ms"`, at most 10 000, the lock expires after that time instead, unless the
 ///   session asks for it before. So a page that is reloaded keeps its lock.
 /// - `break` accepts `{"reason": "…", "token": "…"}`. The reason has at most [`MAX_REASON_BYTES`]. With a
-///   token, only the lock with that token is broken.
+///   token, only the lock with that token is broken. The answer says in `Doclock-Broken` how many locks were
+///   broken.
 ///
 /// Tokens may be written as they appear in `Lock-Token`.
 ///
@@ -299,10 +303,12 @@ async fn break_lock(
     if !meant.iter().all(|lock| locks.manager().may_break(&actor, lock)) {
         return Err(LockError::BreakRefused { key }.into());
     }
+    let mut broken = 0;
     for lock in meant {
-        locks.manager().break_seen(lock, &actor, &reason).await?;
+        let outcome = locks.manager().break_seen(lock, &actor, &reason).await?;
+        broken += usize::from(outcome == Released::Released);
     }
-    Ok(HttpResponse::NoContent().finish())
+    Ok(HttpResponse::NoContent().insert_header((DOCLOCK_BROKEN, broken)).finish())
 }
 
 type Body = Result<Bytes, actix_web::Error>;

@@ -77,9 +77,14 @@ impl Problem {
     }
 
     fn lock(self, lock: &Lock) -> Self {
-        self.with("holder", json!(lock.holder))
+        let problem = self
+            .with("holder", json!(lock.holder))
             .with("since", rfc3339(lock.since))
-            .with("expires_in_ms", millis(lock.expires_in()))
+            .with("expires_in_ms", millis(lock.expires_in()));
+        match &lock.description {
+            Some(it) => problem.with("document", json!({ "title": it.title, "link": it.link })),
+            None => problem,
+        }
     }
 
     /// Settings for `web::Json` that answer a malformed body with a problem, as the lock API does:

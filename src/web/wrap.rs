@@ -53,8 +53,9 @@ impl<W> Locking<W> {
     /// A person without permission gets 404, as for a document that does not exist, before the store is
     /// asked for anything. If people are [identified](crate::LockingSession::identify), a visitor without a login gets 401.
     /// The policy should refuse ids that do not exist, too: otherwise its "no" tells that the document
-    /// exists. A refusal names the holder also to a person who may lock, but not look. The policy is asked
-    /// at each request, before any wait, and by a stream of events at most once in 10 s for each document.
+    /// exists. A refusal names the holder and the title also to a person who may lock, but not look. The
+    /// policy is asked at each request, before any wait, and by a stream of events at most once in 10 s for
+    /// each document.
     /// A stream keeps the person with whom it began, for at most 15 minutes. An [administrator](
     /// crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy cannot tell, it
     /// should answer `false`.

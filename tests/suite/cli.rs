@@ -160,6 +160,53 @@ async fn a_program_gets_one_json_document() {
 }
 
 #[tokio::test]
+async fn list_shows_the_field_of_the_documents_that_the_operator_names() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    for id in ["a", "b", "c"] {
+        held_by(&app, &key(id), "Alice").await;
+    }
+    let (hex, id) = (ObjectId::new(), 7);
+    foreign(&database, "zeta", doc! { "_id": hex }).await;
+    foreign(&database, "zeta", doc! { "_id": id }).await;
+    let write = async |collection: &str, document: Document| {
+        let documents = database.collection::<Document>(collection);
+        let filter = doc! { "_id": document.get("_id").cloned() };
+        documents.delete_one(filter).await.unwrap();
+        documents.insert_one(document).await.unwrap();
+    };
+    let title = "Contract \u{1b}[31m with \u{202e}Miller";
+    write("workitem", doc! { "_id": "a", "title": title, "of": { "name": "inner" } }).await;
+    write("workitem", doc! { "_id": "b", "title": 4711_i64, "of": "flat" }).await;
+    write("workitem", doc! { "_id": "c", "title": ["no", "text"] }).await;
+    write("zeta", doc! { "_id": hex, "title": "Seven" }).await;
+    // The shell writes numbers as doubles.
+    write("zeta", doc! { "_id": 7.0, "title": 1.5 }).await;
+
+    let out = cli.run(&["list", "--title", "title"]).await.ok();
+    assert!(out.lines().next().unwrap().contains("TITLE"), "{out}");
+    let row = |document: &str, title: &str| {
+        out.lines().any(|line| line.starts_with(document) && line.contains(title))
+    };
+    assert!(row("workitem/a ", "Contract \\u{1b}[31m with \\u{202e}Miller"), "{out}");
+    assert!(row("workitem/b ", "  4711  ") && row("zeta/7 ", "  1.5  "), "{out}");
+    assert!(row(&format!("zeta/{hex}"), "Seven"), "{out}");
+    assert!(!out.contains("text"), "{out}");
+
+    let list = cli.json(&["list", "--collection", "workitem", "--title", "of.name"]).await;
+    let titles: Vec<_> =
+        list["locks"].as_array().unwrap().iter().map(|lock| &lock["title"]).collect();
+    assert_eq!(titles, [&json!("inner"), &Value::Null, &Value::Null]);
+    let plain = cli.json(&["list"]).await;
+    assert!(plain["locks"][0].get("title").is_none(), "{plain}");
+
+    for wrong in ["$where", "a..b", ""] {
+        let ran = cli.run(&["list", "--title", wrong]).await;
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+    }
+}
+
+#[tokio::test]
 async fn show_finds_a_document_whatever_the_type_of_its_id() {
     let (cli, database) = Cli::fresh().await;
     let hex = ObjectId::new();

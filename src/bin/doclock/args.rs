@@ -81,6 +81,9 @@ pub(crate) struct List {
     /// Only locks whose holder's name contains this text; case is ignored
     #[arg(long, value_name = "TEXT")]
     pub(crate) holder: Option<String>,
+    /// Also shows this field of the documents, as `title` or `customer.name`; a string or a number
+    #[arg(long, value_name = "FIELD", value_parser = field)]
+    pub(crate) title: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -169,6 +172,16 @@ fn ttl(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Parses the name of a field, which may be a path.
+fn field(text: &str) -> Result<String, String> {
+    let is_name = |name: &str| !name.is_empty() && !name.starts_with('$') && !name.contains('\0');
+    if text.split('.').all(is_name) {
+        Ok(text.to_owned())
+    } else {
+        Err("write the name of a field, as `title` or `customer.name`".into())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use actix_doclock::limits::DEFAULT_TTL;
@@ -186,6 +199,14 @@ mod tests {
         let args = Args::try_parse_from(["doclock", "init", "workitem"]).unwrap();
         let Command::Init(init) = args.command else { panic!("{args:?}") };
         assert_eq!(init.ttl, DEFAULT_TTL);
+    }
+
+    #[test]
+    fn a_name_that_no_field_can_have_is_refused() {
+        assert_eq!(field("customer.name").as_deref(), Ok("customer.name"));
+        for wrong in ["", ".", "a.", ".a", "a..b", "$where", "a.$", "a\0"] {
+            assert!(field(wrong).unwrap_err().contains("write"), "{wrong}");
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ fn agreed(seen: &[Lock]) -> Result<bool, Failure> {
         ));
     }
     let question = "Break this lock? Unsaved work of the holder will be refused. [y/N]";
-    write!(io::stderr(), "{}\n{question} ", locks::table(seen))?;
+    write!(io::stderr(), "{}\n{question} ", locks::table(seen, None))?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

@@ -1,7 +1,9 @@
 //! Lists and shows locks.
 
+use std::collections::{BTreeSet, HashMap};
+
 use actix_doclock::{
-    Lock, Mode, MongoStore, StoreErrorKind,
+    Lock, LockKey, Mode, MongoStore, StoreErrorKind,
     store::{Query, Store},
 };
 use serde_json::{Value, json};
@@ -25,15 +27,36 @@ pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result<
         let label = |lock: &Lock| lock.holder.as_ref().map(|holder| holder.label.to_lowercase());
         locks.retain(|lock| label(lock).is_some_and(|label| label.contains(&text)));
     }
+    let titles = match &args.title {
+        Some(field) => Some(titles(store, &locks, field).await?),
+        None => None,
+    };
     if json {
-        let locks: Vec<_> = locks.iter().map(as_json).collect();
+        let locks = locks.iter().map(|lock| {
+            let mut value = as_json(lock);
+            if let Some(titles) = &titles {
+                value["title"] = json!(titles.get(&lock.key));
+            }
+            value
+        });
         let frozen: Vec<_> = frozen.iter().map(freeze::as_json).collect();
-        output::print_json(&json!({ "locks": locks, "frozen": frozen }))?;
+        output::print_json(&json!({ "locks": locks.collect::<Vec<_>>(), "frozen": frozen }))?;
     } else {
         let frozen = frozen.iter().map(|freeze| format!("{}\n", freeze::line(freeze)));
-        output::print(&format!("{}{}", frozen.collect::<String>(), table(&locks)))?;
+        output::print(&format!(
+            "{}{}",
+            frozen.collect::<String>(),
+            table(&locks, titles.as_ref())
+        ))?;
     }
     Ok(Outcome::Done)
+}
+
+type Titles = HashMap<LockKey, String>;
+
+async fn titles(store: &MongoStore, locks: &[Lock], field: &str) -> Result<Titles, Failure> {
+    let keys: BTreeSet<_> = locks.iter().map(|lock| lock.key.clone()).collect();
+    answer(store.titles(&Vec::from_iter(keys), field)).await
 }
 
 pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result<Outcome, Failure> {
@@ -93,17 +116,27 @@ pub(crate) async fn on(store: &MongoStore, which: &Which) -> Result<Vec<Lock>, F
     Ok(locks)
 }
 
-pub(crate) fn table(locks: &[Lock]) -> String {
+pub(crate) fn table(locks: &[Lock], titles: Option<&Titles>) -> String {
     let row = |lock: &Lock| {
-        vec![
+        let mut row = vec![
             id::text(&lock.key),
             mode(lock).to_owned(),
             holder(lock).to_owned(),
             humantime::format_rfc3339_seconds(lock.since).to_string(),
             left(lock),
-        ]
+        ];
+        if let Some(titles) = titles {
+            row.insert(1, titles.get(&lock.key).cloned().unwrap_or_default());
+        }
+        row
     };
-    output::table(&["DOCUMENT", "MODE", "HOLDER", "SINCE", "LEFT"], 2, locks.iter().map(row))
+    let rows = locks.iter().map(row);
+    match titles {
+        Some(_) => {
+            output::table(&["DOCUMENT", "TITLE", "MODE", "HOLDER", "SINCE", "LEFT"], 1, rows)
+        }
+        None => output::table(&["DOCUMENT", "MODE", "HOLDER", "SINCE", "LEFT"], 2, rows),
+    }
 }
 
 fn details(lock: &Lock) -> String {

@@ -16,9 +16,9 @@ use tokio::{
 
 use crate::{
     clock,
-    lock::cut,
     manager::{Inner, LockManager, observe, rhythm::jittered},
     store::millis,
+    text::cut,
 };
 
 /// The pause before a task is started again. It is doubled with each panic, up to the longest.

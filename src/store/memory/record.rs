@@ -258,6 +258,7 @@ impl Grant {
     pub(super) fn to_lock(&self, key: &LockKey, moment: Moment) -> Lock {
         Lock {
             key: key.clone(),
+            description: None,
             mode: self.mode,
             aid: self.aid.clone(),
             token: Some(self.token),
@@ -275,6 +276,7 @@ impl Place {
     fn to_lock(&self, key: &LockKey, moment: Moment) -> Lock {
         Lock {
             key: key.clone(),
+            description: None,
             mode: self.mode,
             aid: self.aid.clone(),
             token: None,

@@ -74,6 +74,7 @@ impl Fetched<'_> {
         let since = grant.get_datetime("since").ok().copied().filter(|_| token.is_some()).or(ts);
         Lock {
             key: self.key.clone(),
+            description: None,
             mode,
             aid: aid_of(grant),
             token,
@@ -97,6 +98,7 @@ impl Fetched<'_> {
         let is_shared = place.get_str("mode").is_ok_and(|mode| mode == "shared");
         Lock {
             key: self.key.clone(),
+            description: None,
             mode: if is_shared { Mode::Shared } else { Mode::Exclusive },
             aid: aid_of(place),
             token: None,

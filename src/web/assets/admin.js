@@ -7,8 +7,11 @@ const $ = id => document.getElementById(id);
 const rows = new Map();     // name -> {lock, row}
 // Locks of foreign programs have no token.
 const nameOf = lock => lock.token ?? lock.key;
+const picked = new Set();   // names of the selected locks
+const collator = new Intl.Collator(undefined, { numeric: true });
 let list = { locks: [], more: false };
-let isLive = false, timer = 0, loading = false, loadAgain = false, breaking = null;
+let isLive = false, timer = 0, loading = false, loadAgain = false, breaking = [];
+let sort = { by: 'age', down: true };   // the oldest lock first
 
 async function ask(method, path, body) {
   const init = { method, cache: 'no-store', signal: AbortSignal.timeout(10_000) };
@@ -16,7 +19,8 @@ async function ask(method, path, body) {
   try {
     const answer = await fetch(new URL(path, import.meta.url), init);
     const text = await answer.text(), date = Date.parse(answer.headers.get('Date'));
-    return { ok: answer.ok, status: answer.status, at: Date.now(), date, body: text ? JSON.parse(text) : {} };
+    const broken = answer.headers.get('Doclock-Broken');
+    return { ok: answer.ok, status: answer.status, at: Date.now(), date, broken, body: text ? JSON.parse(text) : {} };
   } catch {
     return { ok: false, status: 0, body: {} };
   }
@@ -52,6 +56,8 @@ async function reload() {
       lock.until = answer.at + lock.expires_in_ms;
     }
     list.locks.sort((a, b) => a.from - b.from);
+    choices($('collection'), 'All', list.locks.map(lock => lock.collection));
+    choices($('person'), 'Everybody', list.locks.map(label));
   } else {
     isLive = false;
     if (answer.status === 401 || answer.status === 403) list.locks = [];
@@ -76,15 +82,44 @@ function left(ms) {
 
 const label = lock => lock.holder?.label || 'Unknown';
 
-function matches(lock, words) {
-  const text = `${lock.key} ${label(lock)} ${lock.mode}`.toLowerCase();
-  return words.every(word => text.includes(word));
+const nameForPeople = lock => lock.title ?? lock.key;
+
+// Keeps the choice, even if there is no such lock now.
+function choices(select, all, found) {
+  const chosen = select.value, values = [...new Set(chosen ? [chosen, ...found] : found)].sort(collator.compare);
+  const shown = [...select.options].slice(1).map(option => option.value);
+  if (values.length === shown.length && values.every((value, i) => value === shown[i])) return;
+  select.replaceChildren(new Option(all, ''), ...values.map(value => {
+    const option = new Option(value.length > 60 ? value.slice(0, 60) + '…' : value, value);
+    option.dir = 'auto';
+    return option;
+  }));
+  select.value = chosen;
+}
+
+function filter() {
+  const words = $('filter').value.toLowerCase().split(/\s+/).filter(Boolean);
+  const collection = $('collection').value, person = $('person').value;
+  return list.locks.filter(lock => {
+    if (collection && lock.collection !== collection || person && label(lock) !== person) return false;
+    const text = `${lock.title ?? ''} ${lock.key} ${label(lock)} ${lock.mode}`.toLowerCase();
+    return words.every(word => text.includes(word));
+  });
+}
+
+const columns = {
+  document: nameForPeople, holder: label, mode: lock => lock.mode, age: lock => -lock.from, left: lock => lock.until,
+};
+
+function inOrder(a, b) {
+  const x = columns[sort.by](a), y = columns[sort.by](b);
+  const order = typeof x === 'string' ? collator.compare(x, y) : x - y;
+  return sort.down ? -order : order;
 }
 
 function render() {
-  const words = $('filter').value.toLowerCase().split(/\s+/).filter(Boolean);
-  const shown = list.locks.filter(lock => matches(lock, words)), body = $('locks').tBodies[0];
-  const names = new Set(shown.map(nameOf));
+  const shown = filter().sort(inOrder), body = $('locks').tBodies[0];
+  const names = new Set(shown.map(nameOf)), focused = document.activeElement;
   for (const [name, { row }] of rows) {
     if (names.has(name)) continue;
     const neighbour = row.nextElementSibling ?? row.previousElementSibling;
@@ -92,12 +127,16 @@ function render() {
     row.remove();
     rows.delete(name);
   }
-  shown.forEach((lock, i) => {
+  let next = body.firstElementChild;
+  for (const lock of shown) {
     const { row } = rows.get(nameOf(lock)) ?? { row: $('row').content.firstElementChild.cloneNode(true) };
     rows.set(nameOf(lock), { lock, row });
-    if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null);
+    if (row === next) next = next.nextElementSibling;
+    else body.insertBefore(row, next);
     draw(row, lock);
-  });
+  }
+  // A row that moves loses the focus.
+  if (document.activeElement !== focused && body.contains(focused)) focused.focus({ preventScroll: true });
   put($('count'), list.locks.length === shown.length ? `${shown.length} locked` : `${shown.length} of ${list.locks.length}`);
   if (list.more) put($('count'), $('count').textContent + ', and more that are not listed here');
   put($('live'), isLive ? 'Live' : 'Not live: reloading every few seconds');
@@ -105,11 +144,33 @@ function render() {
   $('locks').hidden = !shown.length;
   $('none').hidden = Boolean(shown.length || $('trouble').textContent);
   put($('none'), list.locks.length ? 'No lock matches the filter.' : 'Nothing is locked.');
+  renderSelection(shown);
+}
+
+function renderSelection(shown) {
+  const present = new Set(list.locks.filter(lock => lock.may_break).map(nameOf));
+  for (const name of picked) if (!present.has(name)) picked.delete(name);
+  const possible = shown.filter(lock => lock.may_break), chosen = possible.filter(lock => picked.has(nameOf(lock)));
+  $('all').checked = Boolean(possible.length) && chosen.length === possible.length;
+  $('all').indeterminate = chosen.length > 0 && chosen.length < possible.length;
+  $('all').disabled = !possible.length;
+  $('all-label').hidden = $('break-picked').hidden = !present.size;
+  $('break-picked').disabled = !picked.size;
+  put($('break-picked'), `Break selected (${picked.size})`);
 }
 
 function draw(row, lock) {
   const cell = name => row.querySelector('.' + name), now = Date.now();
   row.dataset.key = lock.key;
+  const link = cell('title').firstElementChild;
+  cell('title').hidden = !lock.title;
+  put(link, lock.title ?? '');
+  cell('title').title = lock.title ?? '';
+  // The server sends links to pages only.
+  if (!lock.link) link.removeAttribute('href');
+  else if (link.getAttribute('href') !== lock.link) link.setAttribute('href', lock.link);
+  cell('mark').hidden = !lock.may_break;
+  cell('mark').checked = picked.has(nameOf(lock));
   put(cell('collection'), lock.collection);
   put(cell('id'), lock.id);
   put(cell('holder'), label(lock));
@@ -123,23 +184,113 @@ function draw(row, lock) {
   lock.ttl = row.ttl = Math.max(row.ttl ?? 0, lock.until - now);   // the longest time seen
   cell('bar').style.setProperty('--part', `${Math.max(0, (lock.until - now) / lock.ttl * 100)}%`);
   cell('break').hidden = !lock.may_break;
-  cell('break').setAttribute('aria-label', `Break the lock of ${label(lock).slice(0, 100)} on ${lock.key.slice(0, 100)}`);
+  const what = `the lock of ${label(lock).slice(0, 100)} on ${nameForPeople(lock).slice(0, 100)}`;
+  cell('break').setAttribute('aria-label', `Break ${what}`);
+  cell('mark').setAttribute('aria-label', `Select ${what}`);
 }
+
+// ---- sorting and selecting ------------------------------------------------------------------
+
+$('locks').tHead.addEventListener('click', event => {
+  const by = event.target.closest('button')?.closest('th').dataset.sort;
+  if (!by) return;
+  sort = { by, down: sort.by === by && !sort.down };
+  for (const th of $('locks').querySelectorAll('th[data-sort]')) {
+    if (th.dataset.sort !== by) th.removeAttribute('aria-sort');
+    else th.setAttribute('aria-sort', sort.down ? 'descending' : 'ascending');
+  }
+  render();
+});
+
+function pick(lock, isPicked) {
+  if (isPicked && lock.may_break) picked.add(nameOf(lock));
+  else picked.delete(nameOf(lock));
+}
+
+const lockOf = row => [...rows.values()].find(entry => entry.row === row).lock;
+
+$('locks').addEventListener('change', event => {
+  pick(lockOf(event.target.closest('tr')), event.target.checked);
+  render();
+});
+
+$('all').addEventListener('change', () => {
+  for (const lock of filter()) pick(lock, $('all').checked);
+  render();
+});
 
 // ---- breaking -------------------------------------------------------------------------------
 
 $('locks').addEventListener('click', event => {
   const row = event.target.closest('.break')?.closest('tr');
-  if (!row) return;
-  breaking = [...rows.values()].find(entry => entry.row === row).lock;
-  put($('break-key'), breaking.key);
-  put($('break-holder'), label(breaking));
-  put($('break-age'), age(Date.now() - breaking.from));
+  if (row) askToBreak([lockOf(row)]);
+});
+
+$('break-picked').addEventListener('click', () => {
+  // Also those that the filter hides: the dialog lists them all.
+  askToBreak(list.locks.filter(lock => picked.has(nameOf(lock))).sort(inOrder));
+});
+
+const NOTE = $('break-note').textContent;
+const NOTE_OF_MANY = 'The holders are told at once and can no longer save; others can then lock the documents. The log records this with your name.';
+
+function askToBreak(locks) {
+  breaking = locks;
+  const [lock] = locks, isOne = locks.length === 1;
+  if (!lock) return;
+  put($('break-head'), isOne ? 'Break this lock?' : `Break ${locks.length} locks?`);
+  put($('break-yes'), isOne ? 'Break the lock' : `Break ${locks.length} locks`);
+  put($('break-note'), isOne ? NOTE : NOTE_OF_MANY);
+  put($('reason-label'), isOne ? 'Reason, shown to the holder' : 'Reason, shown to the holders');
+  $('break-one').hidden = !isOne;
+  $('break-many').hidden = isOne;
+  put($('break-key'), nameForPeople(lock));
+  put($('break-id'), lock.title ? lock.key : '');
+  put($('break-holder'), label(lock));
+  put($('break-age'), age(Date.now() - lock.from));
+  $('break-many').replaceChildren(...locks.map(lock => {
+    const item = document.createElement('li');
+    for (const text of [nameForPeople(lock), label(lock)]) {
+      item.appendChild(document.createElement('bdi')).textContent = text;
+    }
+    return item;
+  }));
   put($('break-trouble'), '');
+  put($('report'), '');
   $('reason').value = '';
   $('break').showModal();
   $('reason').focus();
-});
+}
+
+// Four at a time. After an outage the rest is not tried.
+async function breakAll(locks, reason) {
+  const done = { broken: [], gone: [], refused: [], failed: [] }, queue = [...locks];
+  const work = async () => {
+    for (let lock; (lock = queue.shift());) {
+      // With the token, so that a new holder's lock is not broken.
+      const { collection, id, token } = lock;
+      const path = `${encodeURIComponent(collection)}/${encodeURIComponent(id)}/break`;
+      const answer = await ask('POST', path, { reason, token: token ?? undefined });
+      const outcome = answer.ok ? (answer.broken === '0' ? 'gone' : 'broken') : answer.status === 403 ? 'refused' : 'failed';
+      done[outcome].push(lock);
+      if (!answer.ok) done.why = explain(answer);
+      if (outcome === 'failed') done.failed.push(...queue.splice(0));
+    }
+  };
+  await Promise.all([work(), work(), work(), work()]);
+  return done;
+}
+
+function report({ broken, gone, refused, failed, why }) {
+  const say = ({ length }, one, many) => length ? [`${length} ${length === 1 ? 'lock ' + one : 'locks ' + many}.`] : [];
+  return [
+    ...say(broken, 'was broken', 'were broken'),
+    ...say(gone, 'was already gone', 'were already gone'),
+    ...say(refused, 'was refused', 'were refused'),
+    ...say(failed, 'was not broken', 'were not broken'),
+    ...(why ? [why] : []),
+  ].join(' ');
+}
 
 $('reason').addEventListener('input', () => {
   const isLong = new TextEncoder().encode($('reason').value).length > 500;
@@ -150,14 +301,13 @@ $('break-no').addEventListener('click', () => $('break').close());
 $('break').addEventListener('submit', async event => {
   event.preventDefault();
   $('break-yes').disabled = true;
-  // With the token, so that a new holder's lock is not broken.
-  const { collection, id, token } = breaking;
-  const path = `${encodeURIComponent(collection)}/${encodeURIComponent(id)}/break`;
-  const answer = await ask('POST', path, { reason: $('reason').value.trim(), token: token ?? undefined });
+  const isOne = breaking.length === 1, done = await breakAll(breaking, $('reason').value.trim());
   $('break-yes').disabled = false;
-  if (!answer.ok) return put($('break-trouble'), explain(answer));
+  if (isOne && done.why) return put($('break-trouble'), done.why);
   $('break').close();
-  list.locks = list.locks.filter(lock => nameOf(lock) !== nameOf(breaking));
+  const names = new Set([...done.broken, ...done.gone].map(nameOf));
+  list.locks = list.locks.filter(lock => !names.has(nameOf(lock)));
+  if (!isOne) put($('report'), report(done));
   render();
   if (document.activeElement === document.body) $('filter').focus();
   reload();
@@ -165,7 +315,7 @@ $('break').addEventListener('submit', async event => {
 
 // ---- events ---------------------------------------------------------------------------------
 
-$('filter').addEventListener('input', render);
+for (const id of ['filter', 'collection', 'person']) $(id).addEventListener('input', render);
 document.addEventListener('visibilitychange', () => { if (!document.hidden) reload(); });
 setInterval(() => { if (!document.hidden) render(); }, 1000);
 DocLock.events(new URL('.', import.meta.url).pathname, event => {

@@ -45,6 +45,8 @@ export interface Problem {
   code?: string;
   title?: string;
   detail?: string;
+  /** In a refusal, if the application names its documents. */
+  document?: { title: string; link: string | null };
 }
 
 export interface Options {

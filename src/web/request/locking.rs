@@ -152,6 +152,32 @@ impl RequestLocks {
     where
         F: Future<Output = Result<T, LockError>>,
     {
+        match self.acquire_or_refuse(key, how, work).await {
+            Ok(acquired) => Ok(acquired),
+            Err(error) => Err(self.described(error).await),
+        }
+    }
+
+    /// The same refusal, with the title of its document.
+    async fn described(&self, mut error: LockError) -> LockError {
+        if let LockError::Held(lock)
+        | LockError::HeldByOtherTab(lock)
+        | LockError::WouldDeadlock { holder: Some(lock), .. } = &mut error
+        {
+            lock.description = self.manager().description(&lock.key).await.map(Box::new);
+        }
+        error
+    }
+
+    async fn acquire_or_refuse<T, F>(
+        &self,
+        key: &LockKey,
+        how: Ask<'_>,
+        work: impl Fn(bool, Instant) -> F,
+    ) -> Result<(Mine, T), LockError>
+    where
+        F: Future<Output = Result<T, LockError>>,
+    {
         if self.0.speculative {
             return Err(LockError::Speculative);
         }

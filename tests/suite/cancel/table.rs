@@ -46,6 +46,8 @@ pub(super) const EXEMPT: &[(&str, &str)] = &[
     ("store/mongo/doctor.rs::diagnose", "reads"),
     ("store/mongo/attach.rs::lock_collections", "reads"),
     ("store/mongo/attach.rs::attach", "reads"),
+    ("store/mongo/titles.rs::titles", "reads"),
+    ("manager/describe.rs::descriptions", "without a lock; the call goes on"),
     ("store/mongo/transaction.rs::transaction", "needs a real server: see `transactions`"),
     ("store/mongo/transaction.rs::confirm_in", "in a transaction of the caller"),
     ("store/mongo/transaction.rs::update", "made of a transaction"),

@@ -22,6 +22,7 @@ mod sessions;
 mod shared;
 mod tabs;
 mod take_over;
+mod titles;
 mod waiting;
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};

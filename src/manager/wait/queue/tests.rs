@@ -38,6 +38,7 @@ fn guard(key: &LockKey, owner: &Aid) -> (Held, Lock) {
     let held = Held { token, owner: owner.clone(), mode };
     let lock = Lock {
         key: key.clone(),
+        description: None,
         mode,
         aid,
         token: Some(token),

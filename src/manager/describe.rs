@@ -1,0 +1,243 @@
+//! Asks the application for the titles of documents.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::timeout_at,
+};
+
+use crate::{clock, description::Description, error::BoxError, key::LockKey, manager::LockManager};
+
+/// How many documents one call asks for.
+const MAX_KEYS: usize = 200;
+/// How long a caller waits for titles, and how long one call may take.
+const LIMIT: Duration = Duration::from_secs(2);
+/// How many calls may run at the same time on this server.
+const AT_ONCE: usize = 4;
+/// How long an answer is remembered, and for how many documents.
+const REMEMBER: Duration = Duration::from_secs(10);
+const REMEMBERED: usize = 1_000;
+/// How long the application is not asked after a failure. So a failure is logged at most this often.
+const PAUSE: Duration = Duration::from_secs(10);
+
+type Titles = HashMap<LockKey, Description>;
+type Asked = Pin<Box<dyn Future<Output = Result<Titles, BoxError>> + Send>>;
+
+/// The function of the application.
+#[derive(Clone)]
+pub(super) struct Describe(Arc<dyn Fn(Vec<LockKey>) -> Asked + Send + Sync>);
+
+impl Describe {
+    pub(super) fn new<F>(describe: impl Fn(Vec<LockKey>) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<Titles, BoxError>> + Send + 'static,
+    {
+        Self(Arc::new(move |keys| Box::pin(describe(keys))))
+    }
+}
+
+/// One call: its titles, when it has ended.
+type Call = watch::Receiver<Option<Titles>>;
+
+/// The calls under way, and the latest answers.
+pub(super) struct Descriptions {
+    describe: Describe,
+    turns: Arc<Semaphore>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    known: HashMap<LockKey, (Option<Description>, Instant)>,
+    /// The calls under way. A document is in one call only.
+    asked: HashMap<LockKey, Call>,
+    failed: Option<Instant>,
+    left_links_out: Option<Instant>,
+}
+
+impl Descriptions {
+    pub(super) fn new(describe: Describe) -> Arc<Self> {
+        let turns = Arc::new(Semaphore::new(AT_ONCE));
+        Arc::new(Self { describe, turns, state: Mutex::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The titles that are known, and for the other documents the calls that will tell. Begins these
+    /// calls, each in a task of its own.
+    fn look(self: &Arc<Self>, keys: &[LockKey], manager: &LockManager) -> (Titles, Calls) {
+        let (mut titles, mut calls, mut unknown) = (Titles::new(), Calls::new(), Vec::new());
+        let mut state = self.state();
+        for key in keys.iter().collect::<BTreeSet<_>>() {
+            if let Some((known, at)) = state.known.get(key)
+                && clock::since(*at) < REMEMBER
+            {
+                titles.extend(known.clone().map(|known| (key.clone(), known)));
+            } else if let Some(call) = state.asked.get(key) {
+                calls.push((key.clone(), call.clone()));
+            } else if !state.is_paused() {
+                unknown.push(key.clone());
+            }
+        }
+        for keys in unknown.chunks(MAX_KEYS) {
+            let (told, call) = watch::channel(None);
+            for key in keys {
+                state.asked.insert(key.clone(), call.clone());
+                calls.push((key.clone(), call.clone()));
+            }
+            let (this, keys) = (Arc::clone(self), keys.to_vec());
+            manager.inner.runner.spawn_untracked(async move {
+                let answer = this.ask(keys.clone()).await;
+                let _ = told.send(Some(this.learn(&keys, answer)));
+            });
+        }
+        (titles, calls)
+    }
+
+    /// Asks the application, if it is this call's turn in time.
+    async fn ask(&self, keys: Vec<LockKey>) -> Answer {
+        let turn = Arc::clone(&self.turns).acquire_owned();
+        let Ok(Ok(turn)) = timeout_at((clock::now() + LIMIT).into(), turn).await else {
+            return Answer::NoTurn;
+        };
+        if self.state().is_paused() {
+            return Answer::NoTurn;
+        }
+        let call = self.call(keys, turn);
+        match call.await {
+            Ok(titles) => Answer::Titles(titles),
+            Err(why) => Answer::Failure(why),
+        }
+    }
+
+    /// In a task of its own: a panic ends only this task, and a call that blocks its thread delays
+    /// nobody. Such a call keeps its turn until it returns.
+    async fn call(&self, keys: Vec<LockKey>, turn: OwnedSemaphorePermit) -> Result<Titles, String> {
+        let Describe(describe) = self.describe.clone();
+        let mut call = tokio::spawn(async move {
+            let _turn = turn;
+            describe(keys).await.map_err(|e| format!("failed: {e}"))
+        });
+        match timeout_at((clock::now() + LIMIT).into(), &mut call).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(e)) => Err(format!("panicked: {e}")),
+            Err(_) => {
+                call.abort();
+                Err(format!("did not answer within {LIMIT:?}, and was dropped"))
+            }
+        }
+    }
+
+    /// Remembers the answer. Returns the titles of the documents that were asked for.
+    fn learn(&self, keys: &[LockKey], answer: Answer) -> Titles {
+        let (mut titles, mut left_out) = (Titles::new(), None);
+        let mut state = self.state();
+        for key in keys {
+            state.asked.remove(key);
+        }
+        let mut answered = match answer {
+            Answer::Titles(answered) => answered,
+            Answer::NoTurn => return titles,
+            Answer::Failure(why) => {
+                let is_news = !state.is_paused();
+                state.failed = Some(clock::now());
+                drop(state);
+                if let (true, Some(first)) = (is_news, keys.first()) {
+                    log::warn!(
+                        target: "actix_doclock::manager",
+                        "`describe` {why}; it was asked for {} documents, the first is {first:?}; no document \
+                         has a title for {PAUSE:?}: repair the function",
+                        keys.len(),
+                    );
+                }
+                return titles;
+            }
+        };
+        for key in keys {
+            let (known, is_left_out) =
+                answered.remove(key).map_or((None, false), Description::presentable);
+            left_out = left_out.or_else(|| is_left_out.then_some(key));
+            titles.extend(known.clone().map(|known| (key.clone(), known)));
+            state.remember(key, known);
+        }
+        let left_out = left_out.filter(|_| state.may_tell_of_links());
+        drop(state);
+        if let Some(key) = left_out {
+            log::warn!(
+                target: "actix_doclock::manager",
+                "`describe` gave {key:?} a link that is left out: a link begins with `/`, `http://` or \
+                 `https://`, has no spaces, and is at most 2 048 bytes long",
+            );
+        }
+        titles
+    }
+}
+
+type Calls = Vec<(LockKey, Call)>;
+
+enum Answer {
+    Titles(Titles),
+    Failure(String),
+    /// Other calls take too long. The application was not asked.
+    NoTurn,
+}
+
+impl State {
+    fn is_paused(&self) -> bool {
+        self.failed.is_some_and(|at| clock::since(at) < PAUSE)
+    }
+
+    fn may_tell_of_links(&mut self) -> bool {
+        let is_time = self.left_links_out.is_none_or(|at| clock::since(at) >= PAUSE);
+        if is_time {
+            self.left_links_out = Some(clock::now());
+        }
+        is_time
+    }
+
+    fn remember(&mut self, key: &LockKey, known: Option<Description>) {
+        if self.known.len() >= REMEMBERED && !self.known.contains_key(key) {
+            self.known.retain(|_, (_, at)| clock::since(*at) < REMEMBER);
+        }
+        if self.known.len() >= REMEMBERED && !self.known.contains_key(key) {
+            self.known.clear();
+        }
+        self.known.insert(key.clone(), (known, clock::now()));
+    }
+}
+
+impl LockManager {
+    /// The titles and links of these documents, as far as the application
+    /// [describes](crate::LockManagerBuilder::describe) them. Never fails, and answers within 2 s: a
+    /// document without a title is left out.
+    pub async fn descriptions(&self, keys: &[LockKey]) -> HashMap<LockKey, Description> {
+        let Some(descriptions) = &self.inner.descriptions else { return HashMap::new() };
+        let until = clock::now() + LIMIT;
+        let (mut titles, calls) = descriptions.look(keys, self);
+        for (key, mut call) in calls {
+            let told = timeout_at(until.into(), call.wait_for(Option::is_some)).await;
+            let Ok(Ok(told)) = told else { continue };
+            let title = told.as_ref().and_then(|told| told.get(&key)).cloned();
+            titles.extend(title.map(|title| (key, title)));
+        }
+        titles
+    }
+
+    /// The same for one document.
+    pub(crate) async fn description(&self, key: &LockKey) -> Option<Description> {
+        self.descriptions(std::slice::from_ref(key)).await.remove(key)
+    }
+
+    pub(super) fn describes(&self) -> bool {
+        self.inner.descriptions.is_some()
+    }
+}

@@ -1,0 +1,8 @@
+//! Text that is stored or shown.
+
+/// Cuts the text to at most this many bytes, between two characters.
+pub(crate) fn cut(mut text: String, bytes: usize) -> String {
+    let end = (0..=bytes.min(text.len())).rfind(|&i| text.is_char_boundary(i));
+    text.truncate(end.unwrap_or(0));
+    text
+}
