@@ -88,6 +88,11 @@ export type LockEvent =
 export class DocLock extends EventTarget {
   /** Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for the lock. */
   static open(url: string | URL, options?: Options): DocLock;
+  /**
+   * For applications without cookies: headers for each request. Set it before anything else. Such a page has
+   * no stream of events, and polls instead.
+   */
+  static set headers(headers: () => Record<string, string> | Promise<Record<string, string>>);
   /** The state of a document, from one request; `null` if the server did not answer. */
   static look(url: string | URL): Promise<Standing | null>;
   /** The states of several documents of one lock API, from one request for every 200 documents. */

@@ -95,7 +95,8 @@ for (const event of ['pointerdown', 'pointermove', 'keydown', 'wheel', 'touchsta
   addEventListener(event, () => { touched = Date.now(); }, { capture: true, passive: true });
 }
 
-const headers = async () => ({ 'Doclock-Tab': await tab, 'Doclock-Page': page, 'Doclock-Idle-Ms': String(Date.now() - touched) });
+let extra = null;   // what DocLock.headers was set to
+const headers = async () => ({ ...await extra?.(), 'Doclock-Tab': await tab, 'Doclock-Page': page, 'Doclock-Idle-Ms': String(Date.now() - touched) });
 
 // If the timers of a visible page stopped, the computer slept or its clock was set.
 const everySecond = new Set();
@@ -290,7 +291,7 @@ class Feed {
 
   async #connect() {
     const channel = this.#channel, id = await tab;
-    if (!channel || channel !== this.#channel) return;
+    if (!channel || channel !== this.#channel || extra) return;   // an EventSource sends no headers: this page polls
     clearTimeout(this.#retry);
     this.#source?.close();
     const source = this.#source = new EventSource(`${this.#base}/events?tab=${id}`);
@@ -353,6 +354,14 @@ export class DocLock extends EventTarget {
   #releasing = false;    // a save that releases is under way
   #news = null;          // the latest event that may have ended the lock
   #line = null; #poll = null; #nudge = () => {}; #lookTimer;
+
+  /**
+   * For applications without cookies: a function, perhaps asynchronous, whose headers are sent with each
+   * request, as in `DocLock.headers = () => ({ Authorization: 'Bearer ' + token })`. Set it before anything
+   * else. Such a page has no stream of events, and polls instead.
+   */
+  static set headers(headers) { extra = async () => DocLock.#last = await headers(); }
+  static #last = {};     // a page that is being closed cannot wait
 
   /**
    * Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for the lock unless
@@ -759,7 +768,9 @@ export class DocLock extends EventTarget {
     // Not earlier: a person may still be working on a hidden tab.
     addEventListener('pagehide', () => DocLock.#each(lock => {
       const body = JSON.stringify({ token: lock.#token, page, grace_ms: GRACE_MS });
-      if (lock.#token) navigator.sendBeacon(lock.url + '/release', body);
+      if (!lock.#token) return;
+      if (extra) fetch(lock.url + '/release', { method: 'POST', body, headers: DocLock.#last, keepalive: true });
+      else navigator.sendBeacon(lock.url + '/release', body);   // sends no headers
     }));
     addEventListener('pageshow', event => {   // the page is back, but its beacon was sent
       if (event.persisted) DocLock.#each(lock => lock.#token ? lock.acquire() : lock.check());

@@ -92,6 +92,7 @@ async fn the_report_is_stable_json() {
             "last_error": null,
         },
         "panics": {},
+        "frozen": [],
         "stopping": false,
     });
     assert_eq!(report, expected);

@@ -4,6 +4,7 @@ mod access;
 mod admin;
 mod api;
 mod cancellation;
+mod clients;
 mod commands;
 mod documents;
 mod editor;

@@ -280,6 +280,6 @@ async fn a_second_session_middleware_is_explained_and_ends_no_session() {
     let app = test::init_service(app).await;
     let there = Browser { app: &app, jar: alice.jar.clone() };
     there.post("/scope/note/a").await.problem(500);
-    assert!(logged("the request passes `locks.session(…)` twice"));
+    assert!(logged("the request passes `locks.session(…)` or `locks.clients(…)` twice"));
     assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
 }

@@ -1,0 +1,169 @@
+//! Clients without cookies, which send a token with each request.
+
+use actix_doclock::Aid;
+use actix_web::dev::ServiceRequest;
+
+use super::*;
+use crate::rig::log::{log_lines, logged};
+
+/// `Authorization: alice laptop` stands for a token that was checked: the person, and the login.
+fn whose(req: &ServiceRequest) -> Option<(Aid, Actor)> {
+    let token = req.headers().get("authorization")?.to_str().ok()?;
+    let (person, login) = token.split_once(' ')?;
+    Some((Aid::of_client(person, login), Actor::new(person).with_id(person)))
+}
+
+async fn serve_clients(
+    locks: &LockManager,
+) -> impl Service<Request, Response = ServiceResponse, Error = Error> + use<> {
+    let manager = web::Data::new(locks.clone());
+    async fn log_out(
+        req: actix_web::HttpRequest,
+        locks: web::Data<LockManager>,
+    ) -> Result<impl Responder, LockError> {
+        let token = req.headers().get("authorization").unwrap().to_str().unwrap().to_owned();
+        let (person, login) = token.split_once(' ').unwrap();
+        locks.end_session(&Aid::of_client(person, login)).await?;
+        Ok(HttpResponse::NoContent())
+    }
+    let app = App::new().app_data(manager).route("/log-out", web::post().to(log_out));
+    test::init_service(app.wrap(locks.clients(whose)).configure(routes)).await
+}
+
+/// A client that keeps no cookies.
+struct Client<'a, S> {
+    app: &'a S,
+    token: &'static str,
+}
+
+impl<S> Client<'_, S>
+where
+    S: Service<Request, Response = ServiceResponse, Error = Error>,
+{
+    async fn send(&self, method: Method, uri: &str) -> Answer {
+        let browser = Browser::new(self.app);
+        let request = browser.request(method.clone(), uri);
+        let request = request.insert_header(("authorization", self.token));
+        let form = serde_json::json!({ "text": "new" });
+        let request = if method == Method::PUT { request.set_json(form) } else { request };
+        let answer = browser.send(request).await;
+        assert!(!browser.has_cookie(), "no session is begun");
+        answer
+    }
+
+    async fn post(&self, uri: &str) -> Answer {
+        self.send(Method::POST, uri).await
+    }
+}
+
+#[actix_web::test]
+async fn a_token_holds_its_locks_over_requests_without_cookies() {
+    let (locks, store) = embedded().await;
+    let app = serve_clients(&locks).await;
+    let client = |token| Client { app: &app, token };
+    let (alice, phone, bob) = (client("alice laptop"), client("alice phone"), client("bob laptop"));
+    let token = alice.post("/note/a").await.token();
+    assert_eq!(alice.post("/note/a").await.token(), token, "the next request has it");
+    let refused = bob.post("/note/a").await.problem(423);
+    assert_eq!(refused["holder"]["label"], "alice");
+    bob.send(Method::PUT, "/note/a").await.problem(409);
+    assert_eq!(alice.send(Method::PUT, "/note/a").await.status, 200);
+    assert_eq!(text_of(&store, "a"), "new");
+
+    // The lock API: her list, her heartbeat, and a takeover from her own other login.
+    assert_eq!(alice.send(Method::GET, "/locks").await.json()[0]["key"], "note/a");
+    let beat = alice.post("/locks/heartbeat").await.json();
+    assert_eq!(beat["held"][0]["key"], "note/a");
+    assert_eq!(phone.post("/locks/note/a").await.problem(423)["may_take_over"], true);
+    assert_eq!(bob.post("/locks/note/a").await.problem(423)["may_take_over"], false);
+    // An answer with an error keeps no lock, as with sessions.
+    alice.post("/note/b/answer/400").await;
+    assert!(locks.inspect(&key("b")).await.unwrap().is_none());
+}
+
+#[actix_web::test]
+async fn a_logout_releases_the_locks_of_one_token_and_ends_it() {
+    let (locks, _) = embedded().await;
+    let app = serve_clients(&locks).await;
+    let client = |token| Client { app: &app, token };
+    let (alice, phone, bob) = (client("alice laptop"), client("alice phone"), client("bob laptop"));
+    alice.post("/note/a").await.token();
+    phone.post("/note/b").await.token();
+    assert_eq!(alice.post("/log-out").await.status, 204);
+    bob.post("/note/a").await.token();
+    bob.post("/note/b").await.problem(423);
+    assert_eq!(alice.post("/note/a").await.problem(423)["holder"]["label"], "bob");
+    bob.send(Method::DELETE, "/locks/note/a").await;
+    assert_eq!(alice.post("/note/a").await.problem(401)["code"], "session_ended");
+    assert!(locks.inspect(&key("a")).await.unwrap().is_none(), "and keeps nothing");
+    phone.post("/note/b").await.token();
+}
+
+#[actix_web::test]
+async fn a_request_of_nobody_locks_nothing() {
+    let (locks, _) = embedded().await;
+    let app = serve_clients(&locks).await;
+    let visitor = Browser::new(&app);
+    for refused in [
+        visitor.post("/note/a").await,
+        visitor.post("/locks/note/a").await,
+        visitor.get("/locks/note/a").await,
+        visitor.post("/note/a/read").await,
+    ] {
+        assert_eq!(refused.problem(401)["code"], "login_required");
+    }
+    assert_eq!(visitor.put("/note/a", "new").await.status, 409, "nothing is held");
+    assert!(locks.list().await.unwrap().is_empty());
+    assert_eq!(visitor.get("/plain").await.status, 200);
+}
+
+#[actix_web::test]
+async fn first_requests_at_the_same_moment_belong_to_one_client() {
+    let (locks, _) = embedded().await;
+    let app = serve_clients(&locks).await;
+    let alice = Client { app: &app, token: "alice laptop" };
+    let all = futures_util::future::join_all((0..8).map(|_| alice.post("/note/a"))).await;
+    let tokens: std::collections::BTreeSet<_> = all.iter().map(Answer::token).collect();
+    assert_eq!(tokens.len(), 1);
+}
+
+#[test]
+fn the_aid_of_a_client_depends_on_both_texts_and_shows_neither() {
+    let aid = Aid::of_client("alice", "laptop");
+    assert_eq!(aid, Aid::of_client("alice", "laptop"));
+    for other in [("alice", "phone"), ("alicel", "aptop"), ("", "alicelaptop"), ("laptop", "alice")]
+    {
+        assert_ne!(aid, Aid::of_client(other.0, other.1), "{other:?}");
+    }
+    assert!(!aid.as_str().contains("alice") && aid.as_str().len() == 36);
+}
+
+#[actix_web::test]
+async fn a_client_that_sends_the_token_but_not_the_cookie_is_told_so() {
+    log_lines();
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let with_cookies = Browser::new(&app);
+    let token = with_cookies.post("/note/a").await.token();
+    // Without a session, and with another one.
+    let (without, other) = (Browser::new(&app), Browser::logged_in(&app, "bob").await);
+    for client in [&without, &other] {
+        for method in [Method::PUT, Method::POST] {
+            let refused = client.with_token(method, "/note/a", &token).await.problem(409);
+            assert_eq!(
+                (&refused["code"], &refused["state"]),
+                (&"wrong_session".into(), &"lost".into())
+            );
+            assert!(refused["detail"].as_str().unwrap().contains("cookie"), "{refused}");
+        }
+    }
+    assert!(logged("without the cookie of its session"));
+    assert_eq!(text_of(&store, "a"), "old");
+    // Another token is a lost lock, as ever.
+    let stale = "<urn:uuid:11111111-1111-4111-8111-111111111111>";
+    assert_eq!(
+        without.with_token(Method::PUT, "/note/a", stale).await.problem(409)["code"],
+        "lost"
+    );
+    with_cookies.with_token(Method::PUT, "/note/a", &token).await.token();
+}
