@@ -12,6 +12,7 @@
 //! | [stored] | the record of a lock, field by field |
 //! | [production], [operations], [cli] | a checklist; health, metrics, log lines; the command `doclock` |
 //! | [troubleshooting], [faq] | symptoms and questions |
+//! | [existing_application] | into an existing application: `$set`, JWT, errors in its own style |
 //! | [from_a_hand_written_protocol] | migrating from your own locks |
 //! | [guarantees], [tests] | the guarantees in full, and the tests that guard them |
 //! | [faults], [model], [simulation] | how the guarantees were tested |
@@ -33,6 +34,7 @@ pages! {
     benchmarks: "benchmarks.md",
     cli: "cli.md",
     configuration: "configuration.md",
+    existing_application: "existing-application.md",
     faq: "faq.md",
     faults: "faults.md",
     from_a_hand_written_protocol: "from-a-hand-written-protocol.md",

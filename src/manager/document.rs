@@ -102,7 +102,7 @@ impl LockManager {
     ) -> Result<StoredDocument, LockError> {
         let encoded = self.encode(document);
         let encoded = encoded.map_err(|source| LockError::Document { key: key.clone(), source })?;
-        let Some(name) = misnamed_id::<T>(&encoded) else { return Ok(encoded) };
+        let Some(name) = misnamed_id::<T>(&encoded, key.id()) else { return Ok(encoded) };
         let what_to_do = format!(
             "`{}` reads its id from `_id` and writes it to `{name}`: give the field \
              `#[serde(rename = \"_id\")]`, and answers over HTTP a type of their own",

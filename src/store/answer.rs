@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{ended::EndReason, lock::Lock};
+use crate::{ended::EndReason, error::LockError, lock::Lock};
 
 /// How a session last ended, as [`last_end`](crate::store::Store::last_end) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,19 @@ pub enum TryAcquire {
     AlreadyMine(Lock),
     /// Another session holds it, or is ahead in the queue.
     Held(Lock),
+}
+
+impl TryAcquire {
+    /// The lock that the session now holds.
+    ///
+    /// # Errors
+    /// [`LockError::Held`] if another session holds it.
+    pub fn into_result(self) -> Result<Lock, LockError> {
+        match self {
+            Self::Granted(lock) | Self::AlreadyMine(lock) => Ok(lock),
+            Self::Held(lock) => Err(LockError::Held(Box::new(lock))),
+        }
+    }
 }
 
 /// The answer to [`remove_lock`](crate::store::Store::remove_lock) and to

@@ -8,7 +8,7 @@ use std::{
 
 use mongodb::{
     Collection, Database,
-    bson::{Document as Record, RawDocumentBuf, doc},
+    bson::{Document as Record, RawDocumentBuf, doc, oid::ObjectId},
     options::{CollectionOptions, ReadConcern, SelectionCriteria, WriteConcern},
 };
 use tokio::sync::OnceCell;
@@ -22,7 +22,7 @@ use crate::{
     ended::{EndReason, SessionEnded},
     error::{StoreError, StoreErrorKind},
     freeze::{Freeze, Scope},
-    key::LockKey,
+    key::{LockId, LockKey},
     lock::{Aid, Lock, LockToken, PageId},
     store::{
         Acquisition, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved, Store,
@@ -175,6 +175,31 @@ impl Prepared {
     /// Renews the lock for a guarded write, and always changes its record.
     fn touch(&self) -> Vec<Record> {
         pipeline::renew_for_save(Uuid::new_v4(), &self.rules)
+    }
+
+    /// Looks for a document whose id has the same text, but another type: then the Rust type of the ids is
+    /// wrong, and no document would ever be found.
+    async fn has_no_twin(&self, key: &LockKey) -> Result<(), StoreError> {
+        let (twin, is) = match key.id() {
+            LockId::ObjectId(_) => (LockId::String(key.id().to_string()), "a string"),
+            LockId::String(text) => match ObjectId::parse_str(text) {
+                Ok(id) => (id.into(), "an ObjectId"),
+                Err(_) => return Ok(()),
+            },
+            _ => return Ok(()),
+        };
+        let found = self.documents.find_one(pipeline::by_id(&twin)).projection(doc! { "_id": 1 });
+        let found = found.max_time(lanes::read_limit()).await;
+        match found.map_err(|e| store_error(format!("looking for {key:?}"), e))? {
+            None => Ok(()),
+            Some(_) => Err(StoreError::new(
+                StoreErrorKind::Other,
+                format!(
+                    "there is no {key:?}, but a document of the same text whose `_id` is {is}: correct \
+                     `type Id` of its type"
+                ),
+            )),
+        }
     }
 
     fn fetched<'a>(&self, key: &LockKey, record: &'a Record, asked: Instant) -> Fetched<'a> {
@@ -449,8 +474,11 @@ impl Store for MongoStore {
         let at = self.prepared(key.collection())?;
         let found = at.documents.find_one(pipeline::by_id(key.id()));
         let found = found.max_time(lanes::read_limit()).await;
-        let found = found.map_err(|e| store_error(format!("loading {key:?}"), e))?;
-        Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
+        let Some(raw) = found.map_err(|e| store_error(format!("loading {key:?}"), e))? else {
+            at.has_no_twin(key).await?;
+            return Ok(None);
+        };
+        Ok(Some(StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
     }
 
     async fn save(
@@ -462,6 +490,7 @@ impl Store for MongoStore {
         let key = &held.key;
         let at = self.prepared(key.collection())?;
         let update = edit::update(key.id(), edit).map_err(|why| {
+            log::warn!(target: "actix_doclock::store", "saving {key:?} was refused: {why}");
             StoreError::new(StoreErrorKind::Rejected, format!("saving {key:?}: {why}"))
         })?;
         let save = save::Save {

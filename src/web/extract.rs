@@ -14,8 +14,8 @@ use actix_web::{FromRequest, HttpRequest, dev::Payload};
 use crate::{
     error::LockError,
     key::{InvalidKey, LockKey, Lockable},
-    lock::{Lock, Mode},
-    store::StoredDocument,
+    lock::{Lock, LockToken, Mode},
+    store::{Released, StoredDocument},
     web::{
         path::path_param,
         problem::misconfigured,
@@ -157,7 +157,9 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
             }
             Err(LockError::Lost { .. }) => self.locks.forget(held.token),
             // A lock on a missing document is of no use.
-            Err(LockError::NotFound { .. }) => self.locks.release(&self.mine, until).await?,
+            Err(LockError::NotFound { .. }) => {
+                self.locks.release(&self.mine, until).await?;
+            }
             Err(_) => {}
         }
         saved.map(drop)
@@ -198,15 +200,23 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
 }
 
 impl<T: Lockable, How> Guarded<T, How> {
-    /// Gives the lock back. It is no error if the lock is already gone.
+    /// Gives the lock back. It is no error if the lock is already gone: the answer tells. So what you have
+    /// written yourself, outside the guarded writes, was under the lock only if it is
+    /// [`Released`](Released::Released), and even then you learn it too late.
     ///
     /// # Errors
     /// [`LockError::Store`] 503; the lock then ends with its session, or expires.
     ///
     /// # Cancel safety
     /// If the future is dropped, the lock is still released.
-    pub async fn release(self) -> Result<(), LockError> {
+    pub async fn release(self) -> Result<Released, LockError> {
         self.locks.release(&self.mine, self.locks.begin()).await
+    }
+
+    /// The token of this acquisition, as the client gets it in `Lock-Token`.
+    #[must_use]
+    pub fn token(&self) -> LockToken {
+        self.mine.token
     }
 
     /// The lock, for guarded writes of your own:

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     error::{LockError, StoreErrorKind},
+    key::InvalidKey,
     lock::Lock,
     web::format::{millis, rfc3339},
 };
@@ -55,6 +56,19 @@ impl Problem {
     #[must_use]
     pub fn detail(self, detail: impl fmt::Display) -> Self {
         self.with("detail", detail.to_string())
+    }
+
+    /// The detail, for answers in a style of your own. It is written for clients, also if it stands for a
+    /// [`LockError`]: `Problem::from(&error).text()`.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        self.body.get("detail").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// A member by its name, such as `"code"` or `"holder"`.
+    #[must_use]
+    pub fn member(&self, name: &str) -> Option<&Value> {
+        self.body.get(name)
     }
 
     /// Adds a member.
@@ -103,8 +117,7 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let detail = self.body.get("detail").and_then(Value::as_str);
-        write!(f, "{}: {}", self.status, detail.unwrap_or_default())
+        write!(f, "{}: {}", self.status, self.text())
     }
 }
 
@@ -215,6 +228,16 @@ impl ResponseError for LockError {
     fn error_response(&self) -> HttpResponse {
         log_fault(self);
         Problem::from(self).error_response()
+    }
+}
+
+impl ResponseError for InvalidKey {
+    fn status_code(&self) -> StatusCode {
+        StatusCode::BAD_REQUEST
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        Problem::new(StatusCode::BAD_REQUEST, "bad_id").detail(self).error_response()
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Lock, Mode},
     manager::{LockManager, Wait},
+    store::Released,
     web::{
         extract::LockedDoc,
         request::{Ask, Mine, RequestLocks},
@@ -150,7 +151,7 @@ impl SessionLocks {
     ///
     /// # Errors
     /// [`LockError::Store`].
-    pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<(), LockError> {
+    pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<Released, LockError> {
         self.release_key(&LockKey::of::<T>(id)?).await
     }
 
@@ -172,11 +173,13 @@ impl SessionLocks {
         self.locks.manager()
     }
 
-    pub(super) async fn release_key(&self, key: &LockKey) -> Result<(), LockError> {
+    pub(super) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
         let until = self.locks.begin();
         match self.locks.confirm(key, Mode::Shared, &[], until).await {
             Ok(mine) => self.locks.release(&mine, until).await,
-            Err(LockError::Lost { .. } | LockError::SessionEnded { .. }) => Ok(()),
+            Err(LockError::Lost { .. } | LockError::SessionEnded { .. }) => {
+                Ok(Released::AlreadyGone)
+            }
             Err(e) => Err(e),
         }
     }

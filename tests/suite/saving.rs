@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, Holder, Lock, LockKey, LockToken, Lockable, MemoryStore, Mode, StoreErrorKind, TryAcquire,
+    Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, MemoryStore, Mode, StoreErrorKind,
+    TryAcquire, Wait,
     store::{Acquisition, Claim, Edit, Rules, Saved, Store, StoredDocument},
 };
 use mongodb::Database;
@@ -416,4 +417,37 @@ async fn change_id(store: &impl Store, lock: &Lock, item: impl Fn(&str) -> WorkI
     let error = saved.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Rejected);
     error.to_string()
+}
+
+#[tokio::test]
+async fn a_wrong_type_of_the_ids_is_named_instead_of_a_missing_document() {
+    let (app, database) = app().await;
+    let id = ObjectId::new();
+    let items = database.collection::<Document>("workitem");
+    items.insert_one(doc! { "_id": id, "title": "old" }).await.unwrap();
+    let guard = app.locks.acquire(&key(&id.to_hex()), Wait::no()).await.unwrap();
+    match guard.load::<WorkItem>().await {
+        Err(LockError::Store(e)) => {
+            assert!(
+                e.kind() == StoreErrorKind::Other && e.to_string().contains("an ObjectId"),
+                "{e}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    items.delete_one(doc! { "_id": id }).await.unwrap();
+    let missing = guard.load::<WorkItem>().await;
+    assert!(matches!(missing, Err(LockError::NotFound { .. })), "{missing:?}");
+}
+
+#[tokio::test]
+async fn an_answer_to_an_acquire_becomes_a_lock_or_an_error() {
+    let (app, _) = app().await;
+    let (alice, bob) = (Aid::new(), Aid::new());
+    for _ in ["granted", "already hers"] {
+        let mine = app.try_acquire(&key("a"), &alice).await.unwrap().into_result().unwrap();
+        assert_eq!(mine.aid, alice);
+    }
+    let refused = app.try_acquire(&key("a"), &bob).await.unwrap().into_result();
+    assert!(matches!(refused, Err(LockError::Held(lock)) if lock.aid == alice));
 }

@@ -4,15 +4,22 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, de::IgnoredAny, de::Visitor, forward_to_deserialize_any};
 
-use crate::store::document::StoredDocument;
+use serde_json::{Map, Value};
+
+use crate::{key::LockId, store::document::StoredDocument};
 
 /// The field under which the type writes the document's id, if it reads the id from `_id` but writes it
 /// elsewhere: `#[serde(rename(serialize = "id", deserialize = "_id"))]`, meant for an HTTP answer.
 ///
 /// Such a type would add a field to every document that it replaces. A type that does not write its id
 /// at all is fine.
-pub(crate) fn misnamed_id<'de, T: Deserialize<'de>>(written: &StoredDocument) -> Option<String> {
-    let reads = fields_of::<T>()?;
+///
+/// If the fields that the type reads cannot be determined, a field `id` with the text of the id counts.
+pub(crate) fn misnamed_id<'de, T: Deserialize<'de>>(
+    written: &StoredDocument,
+    id: &LockId,
+) -> Option<String> {
+    let Some(reads) = fields_of::<T>() else { return written_as_id(written, id) };
     if !reads.contains(&"_id") {
         return None;
     }
@@ -21,6 +28,13 @@ pub(crate) fn misnamed_id<'de, T: Deserialize<'de>>(written: &StoredDocument) ->
         return None;
     }
     written.into_iter().find(|name| !reads.contains(&name.as_str()))
+}
+
+fn written_as_id(written: &StoredDocument, id: &LockId) -> Option<String> {
+    let written: Map<String, Value> = written.decode().ok()?;
+    let value = written.get("id").filter(|_| !written.contains_key("_id"))?;
+    let text = value.as_str().or_else(|| value.get("$oid")?.as_str())?;
+    (text == id.to_string()).then(|| "id".to_owned())
 }
 
 /// The fields that a struct asks for; `None` if they cannot be determined, as with `#[serde(flatten)]`.
@@ -120,7 +134,7 @@ mod tests {
 
     fn misnamed<T: Default + Serialize + for<'de> Deserialize<'de>>() -> Option<String> {
         let written = StoredDocument::encode(Format::Json, &T::default()).unwrap();
-        misnamed_id::<T>(&written)
+        misnamed_id::<T>(&written, &LockId::from(0_i64))
     }
 
     #[derive(Default, Serialize, Deserialize)]
@@ -176,5 +190,22 @@ mod tests {
         assert_eq!(misnamed::<Stored>(), None);
         assert_eq!(misnamed::<ReadOnly>(), None);
         assert_eq!(misnamed::<Partial>(), None);
+    }
+
+    /// With `flatten`, serde does not tell which fields a type reads.
+    #[derive(Serialize, Deserialize)]
+    struct Flat {
+        id: String,
+        #[serde(flatten)]
+        rest: Partial,
+    }
+
+    #[test]
+    fn a_flat_type_that_writes_the_text_of_its_id_as_id_is_misnamed() {
+        let flat = Flat { id: "64b7f0c2a1d3e4f5a6b7c8d9".to_owned(), rest: Partial::default() };
+        let written = StoredDocument::encode(Format::Json, &flat).unwrap();
+        let misnamed = |id: &str| misnamed_id::<Flat>(&written, &LockId::from(id));
+        assert_eq!(misnamed("64b7f0c2a1d3e4f5a6b7c8d9").as_deref(), Some("id"));
+        assert_eq!(misnamed("another").as_deref(), None);
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     manager::{
         Acquired, LockManager, Provisional, Wait, Wanted, can_be_taken_over, watch::streams::Limits,
     },
-    store::Acquisition,
+    store::{Acquisition, Released},
     web::{
         access::Permissions,
         problem::{Problem, misconfigured},
@@ -420,10 +420,10 @@ impl RequestLocks {
         &self,
         mine: &Mine,
         until: Instant,
-    ) -> Result<(), LockError> {
-        self.0.manager.release_by(&mine.acquisition(), until).await?;
+    ) -> Result<Released, LockError> {
+        let released = self.0.manager.release_by(&mine.acquisition(), until).await?;
         self.forget(mine.token);
-        Ok(())
+        Ok(released)
     }
 
     /// The same, in the background if it fails: the document is already `done`.

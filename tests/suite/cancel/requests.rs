@@ -41,7 +41,7 @@ async fn call(
             drop(locks.lock_all([key(&format!("{id} other")), key(&id)], Wait::no()).await?);
         }
         "load" => drop(locks.load::<Paper>(id).await?),
-        "release" => locks.release::<Paper>(id).await?,
+        "release" => drop(locks.release::<Paper>(id).await?),
         _ => drop(locks.release_all().await?),
     }
     Ok(HttpResponse::NotFound().finish())
@@ -60,7 +60,7 @@ async fn held(
         "save_and_release" => paper.save_and_release().await?,
         "replace" => paper.replace().await?,
         "delete" => paper.delete().await?,
-        _ => paper.release().await?,
+        _ => drop(paper.release().await?),
     }
     Ok(HttpResponse::NoContent().finish())
 }

@@ -492,3 +492,42 @@ async fn a_lock_beyond_the_limit_of_a_session_is_refused_and_leaves_no_trace() {
     assert_eq!(alice.put("/note/3/done", "new").await.status, 204);
     assert_eq!(alice.post("/note/11").await.status, 200, "there is room again");
 }
+
+#[actix_web::test]
+async fn a_release_says_whether_the_lock_was_still_there() {
+    let (locks, _) = embedded().await;
+    let manager = locks.clone();
+    let release = move |note: HeldDoc<Note>, is_broken: web::Path<(String, bool)>| {
+        let manager = manager.clone();
+        async move {
+            if is_broken.1 {
+                let held = note.lock().clone();
+                assert_eq!(held.token, Some(note.token()));
+                manager.release(&held).await?;
+            }
+            note.release().await.map(|released| format!("{released:?}"))
+        }
+    };
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .wrap(locks.session(session))
+        .route("/release/{id}/{is_broken}", web::post().to(release))
+        .configure(routes);
+    let app = test::init_service(app).await;
+    let alice = Browser::new(&app);
+    for (is_broken, says) in [(false, "Released"), (true, "AlreadyGone")] {
+        alice.post("/note/a").await.token();
+        assert_eq!(alice.post(&format!("/release/a/{is_broken}")).await.text(), says);
+    }
+}
+
+#[actix_web::test]
+async fn a_handler_answers_with_the_error_of_an_id_and_reads_the_parts_of_a_problem() {
+    let wrong = LockKey::new("note", "x".repeat(2_000)).unwrap_err();
+    let answer = actix_web::ResponseError::error_response(&wrong);
+    assert_eq!(answer.status(), 400);
+    let refused = LockError::NotFound { key: key("a") };
+    let problem = Problem::from(&refused);
+    assert_eq!(problem.text(), "there is no document note/a");
+    assert_eq!(problem.member("code").unwrap(), "not_found");
+}
