@@ -100,14 +100,17 @@ pub enum LockError {
     },
 
     /// The client sent the token of the live lock, but the request belongs to another session, or to none:
-    /// the client does not send the session's cookie back. (409)
+    /// the client does not send the session's cookie back. (423 if the request asked for the lock, 409 if it
+    /// had to hold the lock)
     #[error(
-        "the token is right, but this request belongs to another session than the lock on {key}: send \
-         the cookie of the session with each request"
+        "the token is right, but this request belongs to another session than the lock on {}; send the \
+         cookie of the session, or the same login, with each request", .lock.key
     )]
     WrongSession {
-        /// The document.
-        key: LockKey,
+        /// The live lock.
+        lock: Box<Lock>,
+        /// The request asked for the lock.
+        asked: bool,
     },
 
     /// The client sent the token of an earlier acquisition. (412)

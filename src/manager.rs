@@ -129,8 +129,8 @@ struct Inner {
     register: Arc<Notify>,
     /// Makes the reaper sweep soon: a grant may be a takeover from an idle session.
     granted: Arc<Notify>,
-    /// Wakes the listener: a session has ended.
-    announce: Arc<Notify>,
+    /// Wakes the listeners.
+    announce: background::listener::Announce,
     /// The results of the reaper's sweeps.
     sweeps: background::sweeps::Sweeps,
     panics: background::supervisor::Panics,
@@ -201,7 +201,7 @@ impl LockManager {
         })
         .await?;
         // Before this server grants the first lock in the collection.
-        self.saw_freezes(self.read_freezes(until).await?);
+        self.ask_for_freezes(until).await?;
         let parse_id = |text: &str| text.parse::<T::Id>().ok().map(Into::into);
         let registered = Registered { parse_id, fair: T::FAIR, over_http: T::OVER_HTTP };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);

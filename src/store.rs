@@ -360,9 +360,11 @@ pub trait Store: Send + Sync + 'static {
     /// after that they count as [repeated](LockTaken::repeated).
     ///
     /// If nobody has settled a note within its lease, the server that wrote it has died. The note is dropped
-    /// if the lock is still live, and otherwise told.
+    /// if the lock is still live, and otherwise told. Only for notes of these collections, which must be
+    /// prepared: others are left to other servers.
     fn takings(
         &self,
+        _collections: &[&str],
         _worker: Uuid,
         _lease: Duration,
         _limit: usize,

@@ -32,7 +32,7 @@ async fn keeps_notes(store: &impl Store) -> bool {
     let probe = noted(store, "probe", LEASE).await;
     store.settle_taking(probe.event, probe.event, Settled::Taken).await.unwrap();
     let worker = Uuid::new_v4();
-    let told = store.takings(worker, LEASE, 10).await.unwrap();
+    let told = store.takings(&[COLLECTION], worker, LEASE, 10).await.unwrap();
     store.settle_taking(probe.event, worker, Settled::Told).await.unwrap();
     !told.is_empty()
 }
@@ -44,18 +44,18 @@ cases! {
         let taking = noted(store, "a", LEASE).await;
         store.begin_taking(&taking, LEASE).await.unwrap();
         let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
-        assert_eq!(store.takings(one, LEASE, 10).await.unwrap(), [], "it is not known to be taken");
+        assert_eq!(store.takings(&[COLLECTION], one, LEASE, 10).await.unwrap(), [], "it is not known to be taken");
         store.settle_taking(taking.event, taking.event, Settled::Taken).await.unwrap();
         assert!(sweep(store, 100).await.announcements);
-        let told = store.takings(one, LEASE, 10).await.unwrap();
+        let told = store.takings(&[COLLECTION], one, LEASE, 10).await.unwrap();
         assert!(told[0].at > SystemTime::UNIX_EPOCH);
         let expected = LockTaken { at: told[0].at, ..taking.clone() };
         assert_eq!(told, std::slice::from_ref(&expected));
-        assert_eq!(store.takings(one, LEASE, 10).await.unwrap(), [expected], "its own repetition");
-        assert_eq!(store.takings(other, LEASE, 10).await.unwrap(), []);
+        assert_eq!(store.takings(&[COLLECTION], one, LEASE, 10).await.unwrap(), [expected], "its own repetition");
+        assert_eq!(store.takings(&[COLLECTION], other, LEASE, 10).await.unwrap(), []);
         store.settle_taking(taking.event, other, Settled::Told).await.unwrap();
         store.settle_taking(taking.event, one, Settled::Told).await.unwrap();
-        assert_eq!(store.takings(one, LEASE, 10).await.unwrap(), []);
+        assert_eq!(store.takings(&[COLLECTION], one, LEASE, 10).await.unwrap(), []);
         assert!(!sweep(store, 100).await.announcements);
         // A late repetition.
         store.settle_taking(taking.event, one, Settled::Told).await.unwrap();
@@ -63,9 +63,12 @@ cases! {
 
     async fn a_lock_that_was_not_taken_is_not_told<S: Subject>(subject: &S) {
         let store = subject.store();
-        let taking = noted(store, "a", LEASE).await;
+        let taking = noted(store, "a", Duration::from_millis(1)).await;
         store.settle_taking(taking.event, taking.event, Settled::NotTaken).await.unwrap();
-        assert_eq!(store.takings(Uuid::new_v4(), LEASE, 10).await.unwrap(), []);
+        let seen = store.inspect(&taking.key, None).await.unwrap().unwrap();
+        store.break_lock(&seen, &taken()).await.unwrap();
+        tokio::time::sleep(SECOND / 20).await;
+        assert_eq!(store.takings(&[COLLECTION], Uuid::new_v4(), LEASE, 10).await.unwrap(), []);
     }
 
     async fn the_note_of_a_dead_server_is_told_if_the_lock_is_gone<S: Subject>(subject: &S) {
@@ -76,11 +79,11 @@ cases! {
         let seen = store.inspect(&gone.key, None).await.unwrap().unwrap();
         store.break_lock(&seen, &taken()).await.unwrap();
         tokio::time::sleep(SECOND / 20).await;
-        let told = store.takings(Uuid::new_v4(), short, 10).await.unwrap();
+        let told = store.takings(&[COLLECTION], Uuid::new_v4(), short, 10).await.unwrap();
         assert_eq!(told.iter().map(|it| it.event).collect::<Vec<_>>(), [gone.event]);
         assert!(!told[0].repeated, "nobody was told before");
         tokio::time::sleep(SECOND / 20).await;
-        let again = store.takings(Uuid::new_v4(), LEASE, 10).await.unwrap();
+        let again = store.takings(&[COLLECTION], Uuid::new_v4(), LEASE, 10).await.unwrap();
         assert!(again.len() == 1 && again[0].repeated, "{again:?}");
         assert!(store.inspect(&live.key, None).await.unwrap().is_some());
     }

@@ -12,7 +12,6 @@ use crate::{
     manager::{
         LockManager,
         claim::{Acquired, Provisional, Wanted},
-        freeze::frozen_by,
         observe, task,
     },
     store::{Claim, Query, TryAcquire, with_deadline},
@@ -74,7 +73,7 @@ impl LockManager {
         if let Some(lock) = self.inner.trusted(key, &claim) {
             return Ok(Acquired::AlreadyMine(lock));
         }
-        let frozen = self.must_not_freeze(key, &claim, until).await?;
+        self.refuse_if_frozen(key, &claim, until).await?;
         let timer = observe::Timer::start(self, key, claim.mode);
         let page = claim.page;
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
@@ -110,10 +109,7 @@ impl LockManager {
         timer.acquired(&acquired);
         let acquired = acquired?;
         if let Acquired::Fresh(fresh) = &acquired {
-            // The session held the lock a moment ago. It goes back.
-            if let Some(freeze) = frozen {
-                return Err(frozen_by(&fresh.lock().key, freeze));
-            }
+            self.refuse_if_frozen_meanwhile(&fresh.lock().key, until).await?;
             self.inner.granted.notify_one();
         }
         self.inner.watched.saw(acquired.lock(), asked);

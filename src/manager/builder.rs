@@ -266,8 +266,9 @@ impl LockManagerBuilder {
     ///
     /// Called once in the whole cluster, in the same way as the listener for
     /// [ended sessions](Self::on_session_end). A break or takeover is noted before it is carried out, so that
-    /// the listener is called even if the server dies in the middle. In that case, if the lock is gone, its
-    /// holder may have released it at that very moment.
+    /// the listener is called even if the server dies in the middle, or cannot reach the store any more. In
+    /// that case, if the lock is gone, its holder may have released it itself. The first server with such a
+    /// listener hears of the last day.
     ///
     /// ```
     /// # use actix_doclock::{BuildError, LockManager, LockTaken, MemoryStore};
@@ -442,7 +443,7 @@ impl LockManagerBuilder {
             descriptions: self.describe.map(Descriptions::new),
             stop,
             waits,
-            freezes: Default::default(),
+            freezes: freeze::Freezes::new(),
             register: Default::default(),
             granted: Default::default(),
             announce: Default::default(),
@@ -456,11 +457,14 @@ impl LockManagerBuilder {
             let run = move |inner| reaper::run(inner, interval);
             manager.inner.sweeps.by(manager.supervise("reaper", |_| {}, run));
         }
-        let listeners = self.listeners;
-        if listeners.ended.is_some() || listeners.taken.is_some() {
-            let limit = self.listener_timeout;
-            let run = move |inner| listener::run(inner, listeners.clone(), limit);
+        let (Listeners { ended, taken }, limit) = (self.listeners, self.listener_timeout);
+        if let Some(listener) = ended {
+            let run = move |inner| listener::run(inner, listener.clone(), limit);
             manager.supervise("listener", |_| {}, run);
+        }
+        if let Some(listener) = taken {
+            let run = move |inner| listener::run(inner, listener.clone(), limit);
+            manager.supervise("listener for taken locks", |_| {}, run);
         }
         Ok(manager)
     }

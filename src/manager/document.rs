@@ -63,7 +63,9 @@ impl LockManager {
         document: &T,
         until: Instant,
     ) -> Result<StoredDocument, LockError> {
-        let after = self.writable(&held.key, document)?;
+        // Fields that have not changed are not written.
+        let is_whole = before.is_none();
+        let after = self.writable(&held.key, document, is_whole)?;
         let edit = match before {
             Some(before) => Edit::Changes { before, after: after.clone() },
             None => Edit::Replacement(after.clone()),
@@ -82,7 +84,7 @@ impl LockManager {
         document: &T,
         until: Instant,
     ) -> Result<StoredDocument, LockError> {
-        let new = self.writable(&held.key, document)?;
+        let new = self.writable(&held.key, document, true)?;
         self.write(held, Edit::Creation(new.clone()), until).await?;
         Ok(new)
     }
@@ -99,10 +101,13 @@ impl LockManager {
         &self,
         key: &LockKey,
         document: &T,
+        is_whole: bool,
     ) -> Result<StoredDocument, LockError> {
         let encoded = self.encode(document);
         let encoded = encoded.map_err(|source| LockError::Document { key: key.clone(), source })?;
-        let Some(name) = misnamed_id::<T>(&encoded, key.id()) else { return Ok(encoded) };
+        let Some(name) = misnamed_id::<T>(&encoded, is_whole.then(|| key.id())) else {
+            return Ok(encoded);
+        };
         let what_to_do = format!(
             "`{}` reads its id from `_id` and writes it to `{name}`: give the field \
              `#[serde(rename = \"_id\")]`, and answers over HTTP a type of their own",

@@ -1,14 +1,15 @@
 //! Freezes: for a while, no new locks are granted.
 
 use std::{
-    future::pending,
-    sync::Weak,
+    future::{Future, pending},
+    sync::{Mutex, PoisonError, Weak},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
+    clock,
     error::LockError,
     event::LockEvent,
     freeze::{Freeze, Scope},
@@ -18,40 +19,61 @@ use crate::{
     text::cut,
 };
 
-/// How often each server asks for freezes. All servers obey within two seconds.
+/// How often each server asks for freezes.
 const POLL: Duration = Duration::from_secs(1);
+/// If the last answer is older, a grant asks again before it counts. So all servers obey within two seconds.
+const OLD: Duration = Duration::from_secs(2);
 
 /// The freezes that this server knows.
-#[derive(Debug, Default)]
-pub(super) struct Freezes(watch::Sender<Vec<Freeze>>);
+#[derive(Debug)]
+pub(super) struct Freezes {
+    known: watch::Sender<Vec<Freeze>>,
+    /// When the newest answer was asked for.
+    asked: Mutex<Instant>,
+}
 
 impl Freezes {
+    pub(super) fn new() -> Self {
+        Self { known: watch::Sender::default(), asked: Mutex::new(clock::now()) }
+    }
+
     /// The freeze of this collection that ends last.
-    pub(super) fn on(&self, collection: &str) -> Option<Freeze> {
-        let known = self.0.borrow();
+    fn on(&self, collection: &str) -> Option<Freeze> {
+        let known = self.known.borrow();
         let covering = known.iter().filter(|freeze| freeze.scope.covers(collection));
         let last = covering.max_by_key(|freeze| freeze.ends_in())?;
         (!last.ends_in().is_zero()).then(|| last.clone())
     }
 
-    /// Returns whether the freezes have changed.
-    fn saw(&self, now: Vec<Freeze>) -> bool {
-        self.0.send_if_modified(|known| {
+    /// Returns whether the freezes have changed. An answer to an older question does not count.
+    fn saw(&self, now: Vec<Freeze>, asked: Instant) -> bool {
+        let mut newest = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked < *newest {
+            return false;
+        }
+        *newest = asked;
+        self.known.send_if_modified(|known| {
             let has_changed = *known != now;
             *known = now;
             has_changed
         })
     }
 
-    /// Resolves when a freeze of this collection begins.
-    pub(super) async fn begins(&self, collection: &str) {
-        let mut known = self.0.subscribe();
-        while known.changed().await.is_ok() {
-            if self.on(collection).is_some() {
-                return;
+    fn are_old(&self) -> bool {
+        clock::since(*self.asked.lock().unwrap_or_else(PoisonError::into_inner)) > OLD
+    }
+
+    /// Resolves when a freeze of this collection begins, from this call on.
+    pub(super) fn begins(&self, collection: &str) -> impl Future<Output = ()> {
+        let mut known = self.known.subscribe();
+        async move {
+            while known.changed().await.is_ok() {
+                if self.on(collection).is_some() {
+                    return;
+                }
             }
+            pending().await
         }
-        pending().await
     }
 }
 
@@ -84,11 +106,9 @@ impl LockManager {
         reason: &str,
         until: SystemTime,
     ) -> Result<(), LockError> {
-        let scope = scope.into();
-        if let Scope::Collection(name) = &scope {
-            self.registered(name)?;
-        }
-        let reason = cut(reason.to_owned(), MAX_REASON_BYTES);
+        let scope = self.scope(scope)?;
+        let (reason, until) = (cut(reason.to_owned(), MAX_REASON_BYTES), until.min(end_of_9999()));
+        let asked = clock::now();
         let args = (scope.clone(), reason.clone(), until);
         let known = self.run("freeze", self.until(), args, |store, (scope, reason, until)| {
             store.set_freeze(scope, Some((reason, *until)))
@@ -103,7 +123,7 @@ impl LockManager {
                 && is_until(freeze.until) == is_until(until)
         };
         let is_on = known.iter().any(is_this);
-        self.saw_freezes(known);
+        self.saw_freezes(known, asked);
         if !is_on {
             return Err(LockError::PastFreeze);
         }
@@ -117,11 +137,12 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn thaw(&self, scope: impl Into<Scope>) -> Result<bool, LockError> {
-        let scope = scope.into();
-        let before = self.read_freezes(self.until()).await?;
+        let scope = self.scope(scope)?;
+        let before = self.run("freezes", self.until(), (), |store, ()| store.freezes()).await?;
+        let asked = clock::now();
         let left = self
             .run("thaw", self.until(), scope.clone(), |store, scope| store.set_freeze(scope, None));
-        self.saw_freezes(left.await?);
+        self.saw_freezes(left.await?, asked);
         let was_frozen = before.iter().any(|freeze| freeze.scope == scope);
         if was_frozen {
             log::info!(target: "actix_doclock::audit", "{scope} is not frozen any more");
@@ -132,7 +153,7 @@ impl LockManager {
     /// The freezes that this server knows. Costs nothing.
     #[must_use]
     pub fn freezes(&self) -> Vec<Freeze> {
-        let mut all = self.inner.freezes.0.borrow().clone();
+        let mut all = self.inner.freezes.known.borrow().clone();
         all.retain(|freeze| !freeze.ends_in().is_zero());
         all
     }
@@ -142,35 +163,65 @@ impl LockManager {
         self.inner.freezes.on(collection)
     }
 
-    pub(super) async fn read_freezes(&self, until: Instant) -> Result<Vec<Freeze>, LockError> {
-        self.run("freezes", until, (), |store, ()| store.freezes()).await
+    fn scope(&self, scope: impl Into<Scope>) -> Result<Scope, LockError> {
+        let scope = scope.into();
+        if let Scope::Collection(name) = &scope {
+            self.registered(name)?;
+        }
+        Ok(scope)
     }
 
-    pub(super) fn saw_freezes(&self, now: Vec<Freeze>) {
-        if self.inner.freezes.saw(now) {
+    /// Asks the store for freezes.
+    pub(super) async fn ask_for_freezes(&self, until: Instant) -> Result<(), LockError> {
+        let asked = clock::now();
+        let now = self.run("freezes", until, (), |store, ()| store.freezes()).await?;
+        self.saw_freezes(now, asked);
+        Ok(())
+    }
+
+    fn saw_freezes(&self, now: Vec<Freeze>, asked: Instant) {
+        if self.inner.freezes.saw(now, asked) {
             // Pages look again, and learn of the freeze.
             self.inner.events.tell(LockEvent::Resync);
         }
     }
 
-    /// Refuses a claim in a frozen collection, unless it is for a lock that its session holds already. Then
-    /// returns the freeze.
-    pub(super) async fn must_not_freeze(
+    /// Refuses a claim in a frozen collection, unless it is for a lock that its session holds already.
+    pub(super) async fn refuse_if_frozen(
         &self,
         key: &LockKey,
         claim: &Claim,
         until: Instant,
-    ) -> Result<Option<Freeze>, LockError> {
-        let Some(freeze) = self.freeze_of(key.collection()) else { return Ok(None) };
-        let held = self.inspect_by(key, Some(&claim.aid), until).await?;
-        match held {
-            Some(lock) if lock.aid == claim.aid && lock.mode.covers(claim.mode) => Ok(Some(freeze)),
+    ) -> Result<(), LockError> {
+        let Some(freeze) = self.freeze_of(key.collection()) else { return Ok(()) };
+        match self.inspect_by(key, Some(&claim.aid), until).await? {
+            Some(lock) if lock.aid == claim.aid && lock.mode.covers(claim.mode) => Ok(()),
             _ => Err(frozen_by(key, freeze)),
+        }
+    }
+
+    /// Refuses a new lock if the collection was frozen in the meantime. The caller gives the lock back.
+    pub(super) async fn refuse_if_frozen_meanwhile(
+        &self,
+        key: &LockKey,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        if self.inner.freezes.are_old() {
+            self.ask_for_freezes(until).await?;
+        }
+        match self.freeze_of(key.collection()) {
+            Some(freeze) => Err(frozen_by(key, freeze)),
+            None => Ok(()),
         }
     }
 }
 
-pub(super) fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
+/// The last date that stores can show.
+fn end_of_9999() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(253_402_300_799)
+}
+
+fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
     LockError::Frozen { key: key.clone(), freeze: Box::new(freeze) }
 }
 
@@ -184,17 +235,14 @@ pub(super) async fn follow(manager: Weak<Inner>) {
         let pause = if manager.registered_names().is_empty() {
             POLL
         } else {
-            let read = tokio::select! {
+            let asked = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                read = manager.read_freezes(manager.until()) => read,
+                asked = manager.ask_for_freezes(manager.until()) => asked,
             };
-            match read {
-                Ok(now) => {
-                    manager.saw_freezes(now);
-                    rhythm.after_success(Some(POLL))
-                }
-                Err(e) => rhythm.after_failure(&e),
+            match asked {
+                Ok(()) => rhythm.after_success(Some(POLL)),
+                Err(e) => rhythm.after_failure(&e).min(POLL),
             }
         };
         drop(manager);

@@ -95,18 +95,12 @@ impl LockManager {
     /// Releases a lock without making the caller wait.
     pub(crate) fn release_in_background(&self, held: Acquisition) {
         self.inner.distrusts(&held.key);
-        if let Some(heir) = self.heir(&held) {
+        if let Some(heir) = self.inner.queues.heir(&held) {
             let until = clock::now() + self.ttl();
             drop(self.hand_over(held, heir, until, task::BACKGROUND));
         } else {
             self.release_alone_in_background(held);
         }
-    }
-
-    /// The waiter that gets this lock next, without a second command.
-    fn heir(&self, held: &Acquisition) -> Option<Heir> {
-        let is_frozen = self.freeze_of(held.key.collection()).is_some();
-        if is_frozen { None } else { self.inner.queues.heir(held) }
     }
 
     fn release_alone_in_background(&self, held: Acquisition) {
@@ -188,7 +182,7 @@ impl LockManager {
         until: Instant,
     ) -> Result<Released, LockError> {
         self.inner.distrusts(&held.key);
-        if let Some(heir) = self.heir(held) {
+        if let Some(heir) = self.inner.queues.heir(held) {
             let handed = self.hand_over(held.clone(), heir, until, task::FOREGROUND);
             return Ok(task::answer("release", until, handed).await?);
         }

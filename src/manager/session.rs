@@ -45,7 +45,8 @@ impl LockManager {
     }
 
     /// Ends the session, as its logout does: all its locks are released, and for a minute the extractors
-    /// and the lock API refuse it new locks. Returns the documents that it had locked. The listener is
+    /// and the lock API refuse it new locks, or for a day if it is the login of a client without a session.
+    /// Returns the documents that it had locked. The listener is
     /// called in the background.
     ///
     /// # Errors
@@ -90,7 +91,7 @@ impl LockManager {
         let ended = ended.await?;
         observe::session_ended(reason);
         self.inner.gone_all_of(aid, &ended, asked);
-        self.inner.announce.notify_one();
+        self.inner.announce.notify();
         Ok(ended)
     }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use crate::{
     actor::Actor,
@@ -14,7 +15,6 @@ use crate::{
     manager::{
         LockManager,
         claim::{Provisional, Wanted},
-        freeze::frozen_by,
         observe, task,
     },
     random,
@@ -98,7 +98,12 @@ impl LockManager {
         let lease = self.deadline() + TO_SETTLE;
         let noted =
             task::retry(until, task::FOREGROUND, || self.inner.store.begin_taking(taking, lease));
-        noted.await
+        let noted = noted.await;
+        if noted.is_err() {
+            // The note may be there although the reply was lost, and nothing will be taken now.
+            self.settle(taking.event, Settled::NotTaken);
+        }
+        noted
     }
 
     /// Tells everybody that the lock was taken; or forgets it, if the lock was gone before.
@@ -109,15 +114,18 @@ impl LockManager {
             }
             self.audit(taking);
         }
-        let (manager, event) = (self.clone(), taking.event);
-        let settled = if is_taken { Settled::Taken } else { Settled::NotTaken };
-        let until = clock::now() + self.deadline();
+        self.settle(taking.event, if is_taken { Settled::Taken } else { Settled::NotTaken });
+    }
+
+    /// Nobody waits for this.
+    fn settle(&self, event: Uuid, settled: Settled) {
+        let (manager, until) = (self.clone(), clock::now() + self.deadline() + TO_SETTLE);
         self.inner.runner.spawn(&TaskTracker::new(), async move {
             let done = task::retry(until, task::BACKGROUND, || {
                 manager.inner.store.settle_taking(event, event, settled)
             });
             match done.await {
-                Ok(()) => manager.inner.announce.notify_one(),
+                Ok(()) => manager.inner.announce.notify(),
                 Err(e) => log::warn!(
                     target: "actix_doclock::manager",
                     "a break or takeover is told later, because its note could not be settled: {e}",
@@ -160,14 +168,13 @@ impl LockManager {
         until: Instant,
     ) -> Result<Option<Provisional>, LockError> {
         let Some(held) = Acquisition::of(from) else { return Ok(None) };
-        if from.aid != wanted.aid
-            && let Some(freeze) = self.freeze_of(from.key.collection())
-        {
-            return Err(frozen_by(&from.key, freeze));
+        let is_new = from.aid != wanted.aid;
+        if is_new {
+            self.refuse_if_frozen_meanwhile(&from.key, until).await?;
         }
         let mut claim = wanted.claim(self.longest_hold(), None);
         // A session that moves its lock to another tab takes it from nobody.
-        let taking = (from.aid != wanted.aid).then(|| taking(from, Taking::TakenOver, actor, ""));
+        let taking = is_new.then(|| taking(from, Taking::TakenOver, actor, ""));
         claim.taken = taking.as_ref().map(mark);
         let (manager, own_scope) = (self.clone(), scope.clone());
         let take = async move {
@@ -202,7 +209,11 @@ impl LockManager {
                 }
             }
         };
-        Ok(task::answer("take_over", until, self.inner.runner.spawn(scope, take)).await?)
+        let fresh = task::answer("take_over", until, self.inner.runner.spawn(scope, take)).await?;
+        if is_new && fresh.is_some() {
+            self.refuse_if_frozen_meanwhile(&from.key, until).await?;
+        }
+        Ok(fresh)
     }
 
     /// Nobody waits for the title of the document: then a task writes the line.

@@ -82,12 +82,13 @@ impl LockManager {
         scope: &TaskTracker,
     ) -> Result<Acquired, LockError> {
         let mut waiting = observe::Waiting::begins(self, wanted, wait);
+        let freeze_begins = self.inner.freezes.begins(wanted.key.collection());
         let acquired = tokio::select! {
             biased;
             acquired = self.acquire_in_turn(wanted, owner, wait, scope) => acquired,
             () = self.begins_shutdown(), if wait != Wait::no() => Err(LockError::ShutDown),
             // The last attempt is refused, unless the session got the lock at this moment.
-            () = self.inner.freezes.begins(wanted.key.collection()), if wait != Wait::no() => {
+            () = freeze_begins, if wait != Wait::no() => {
                 self.acquire_by(wanted, scope, self.until()).await
             }
         };

@@ -71,7 +71,12 @@ erase! {
     fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
     fn begin_taking(taking: &'a LockTaken, lease: Duration) -> ();
     fn settle_taking(event: Uuid, worker: Uuid, settled: Settled) -> ();
-    fn takings(worker: Uuid, lease: Duration, limit: usize) -> Vec<LockTaken>;
+    fn takings(
+        collections: &'a [&'a str],
+        worker: Uuid,
+        lease: Duration,
+        limit: usize
+    ) -> Vec<LockTaken>;
     fn set_freeze(scope: &'a Scope, freeze: Option<(&'a str, SystemTime)>) -> Vec<Freeze>;
     fn freezes() -> Vec<Freeze>;
     fn watch(collection: &'a str) -> Option<Watch>;

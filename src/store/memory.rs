@@ -242,6 +242,7 @@ impl Store for MemoryStore {
 
     async fn takings(
         &self,
+        _collections: &[&str],
         worker: Uuid,
         lease: Duration,
         limit: usize,

@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
@@ -108,6 +111,8 @@ struct Prepared {
     rules: Rules,
     seen: Arc<Seen>,
     lanes: Arc<Lanes>,
+    /// The log has said that the ids may have another type.
+    has_warned: Arc<AtomicBool>,
 }
 
 impl MongoStore {
@@ -150,7 +155,8 @@ impl MongoStore {
         let leases = with_reads(database, locks.name(), ReadConcern::majority());
         let documents = majority(database, collection);
         let (seen, lanes) = (Arc::new(Seen::new()), Lanes::new(self.inner.stuck.clone()).into());
-        let prepared = Prepared { locks, leases, documents, rules, seen, lanes };
+        let has_warned = Arc::default();
+        let prepared = Prepared { locks, leases, documents, rules, seen, lanes, has_warned };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
     }
@@ -177,28 +183,29 @@ impl Prepared {
         pipeline::renew_for_save(Uuid::new_v4(), &self.rules)
     }
 
-    /// Looks for a document whose id has the same text, but another type: then the Rust type of the ids is
-    /// wrong, and no document would ever be found.
-    async fn has_no_twin(&self, key: &LockKey) -> Result<(), StoreError> {
+    /// If there is a document whose id has the same text, but another type, perhaps the Rust type of the ids
+    /// is wrong, and no document would ever be found. The log says so once.
+    async fn warn_of_twin(&self, key: &LockKey) {
         let (twin, is) = match key.id() {
             LockId::ObjectId(_) => (LockId::String(key.id().to_string()), "a string"),
             LockId::String(text) => match ObjectId::parse_str(text) {
                 Ok(id) => (id.into(), "an ObjectId"),
-                Err(_) => return Ok(()),
+                Err(_) => return,
             },
-            _ => return Ok(()),
+            _ => return,
         };
+        if self.has_warned.load(Relaxed) {
+            return;
+        }
         let found = self.documents.find_one(pipeline::by_id(&twin)).projection(doc! { "_id": 1 });
-        let found = found.max_time(lanes::read_limit()).await;
-        match found.map_err(|e| store_error(format!("looking for {key:?}"), e))? {
-            None => Ok(()),
-            Some(_) => Err(StoreError::new(
-                StoreErrorKind::Other,
-                format!(
-                    "there is no {key:?}, but a document of the same text whose `_id` is {is}: correct \
-                     `type Id` of its type"
-                ),
-            )),
+        if let Ok(Some(_)) = found.max_time(lanes::read_limit()).await
+            && !self.has_warned.swap(true, Relaxed)
+        {
+            log::warn!(
+                target: "actix_doclock::store",
+                "there is no {key:?}, but a document of the same text whose `_id` is {is}: if all are \
+                 like that, correct `type Id` of the Rust type",
+            );
         }
     }
 
@@ -405,11 +412,12 @@ impl Store for MongoStore {
 
     async fn takings(
         &self,
+        collections: &[&str],
         worker: Uuid,
         lease: Duration,
         limit: usize,
     ) -> Result<Vec<LockTaken>, StoreError> {
-        self.take_notes(worker, lease, limit).await
+        self.take_notes(collections, worker, lease, limit).await
     }
 
     async fn set_freeze(
@@ -474,11 +482,11 @@ impl Store for MongoStore {
         let at = self.prepared(key.collection())?;
         let found = at.documents.find_one(pipeline::by_id(key.id()));
         let found = found.max_time(lanes::read_limit()).await;
-        let Some(raw) = found.map_err(|e| store_error(format!("loading {key:?}"), e))? else {
-            at.has_no_twin(key).await?;
-            return Ok(None);
-        };
-        Ok(Some(StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
+        let found = found.map_err(|e| store_error(format!("loading {key:?}"), e))?;
+        if found.is_none() {
+            at.warn_of_twin(key).await;
+        }
+        Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
     }
 
     async fn save(

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::{
     error::LockError,
+    freeze::Freeze,
     key::LockKey,
     lock::{Holder, Lock, LockToken, Mode},
     manager::LISTED,
@@ -66,6 +67,8 @@ struct AllBody {
     more: bool,
     /// Whether changes are reported at once; otherwise within about a second.
     told: bool,
+    /// What is frozen at the moment.
+    frozen: Vec<Freeze>,
 }
 
 #[derive(Serialize)]
@@ -87,13 +90,13 @@ struct LockBody {
 
 async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
     allowed(&locks)?;
-    let told = locks.manager().is_told_of_events();
+    let (told, frozen) = (locks.manager().is_told_of_events(), locks.manager().freezes());
     let (all, actor) = (AllLocks::list(&locks).await?, locks.locks.actor());
     let bodies = all.locks.into_iter().map(|lock| {
         let may_break = locks.manager().may_break(&actor, &lock);
         LockBody::new(lock, may_break)
     });
-    Ok(Json(AllBody { more: all.more, locks: bodies.collect(), told }))
+    Ok(Json(AllBody { more: all.more, locks: bodies.collect(), told, frozen }))
 }
 
 impl LockBody {

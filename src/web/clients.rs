@@ -38,18 +38,18 @@ impl fmt::Debug for Clients {
 
 impl Aid {
     /// The aid of a client that sends a token with each request, such as a JWT or an API key: from the
-    /// person (`sub`), and from the id of the token or of the login (`jti`, `sid`). The same texts always
-    /// give the same aid. The stored aid is a hash, and reveals neither.
+    /// person (`sub`), and from the id of the login (`sid`). The same texts always give the same aid, and
+    /// the stored aid is their hash.
     ///
-    /// Two logins of a person must differ in `token`, so that a logout releases the locks of one of them
-    /// only.
+    /// Two logins of a person must differ in `login`, so that a logout releases the locks of one of them
+    /// only. When a token is refreshed, `login` must stay the same; otherwise the client loses its locks.
     #[must_use]
-    pub fn of_client(person: &str, token: &str) -> Self {
+    pub fn of_client(person: &str, login: &str) -> Self {
         let mut hasher = Sha256::new();
         hasher.update(b"doclock client\0");
         hasher.update((person.len() as u64).to_be_bytes());
         hasher.update(person);
-        hasher.update(token);
+        hasher.update(login);
         let hash = hasher.finalize();
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&hash[..16]);
@@ -66,13 +66,13 @@ impl LockManager {
     /// ```no_run
     /// # use actix_doclock::{Actor, Aid, LockManager};
     /// # use actix_web::{App, HttpMessage, dev::ServiceRequest};
-    /// # #[derive(Clone)] struct Claims { sub: String, jti: String }
+    /// # #[derive(Clone)] struct Claims { sub: String, sid: String }
     /// # fn app(locks: LockManager) {
     /// # let authentication = actix_web::middleware::from_fn(|req, next: actix_web::middleware::Next<actix_web::body::BoxBody>| next.call(req));
     /// App::new()
     ///     .wrap(locks.clients(|req: &ServiceRequest| {
     ///         let claims = req.extensions().get::<Claims>()?.clone();
-    ///         Some((Aid::of_client(&claims.sub, &claims.jti), Actor::new(&claims.sub).with_id(&claims.sub)))
+    ///         Some((Aid::of_client(&claims.sub, &claims.sid), Actor::new(&claims.sub).with_id(&claims.sub)))
     ///     }))
     ///     // The last wrap is the first to see a request: it checks the token, and leaves the claims.
     ///     .wrap(authentication);

@@ -200,9 +200,9 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
 }
 
 impl<T: Lockable, How> Guarded<T, How> {
-    /// Gives the lock back. It is no error if the lock is already gone: the answer tells. So what you have
-    /// written yourself, outside the guarded writes, was under the lock only if it is
-    /// [`Released`](Released::Released), and even then you learn it too late.
+    /// Gives the lock back. It is no error if the lock is already gone, or if the reply to an earlier attempt
+    /// was lost: then the answer is [`AlreadyGone`](Released::AlreadyGone). A query of your own that ran
+    /// before may then have overwritten the work of the next holder. Use guarded writes instead.
     ///
     /// # Errors
     /// [`LockError::Store`] 503; the lock then ends with its session, or expires.

@@ -309,7 +309,7 @@ impl RequestLocks {
     }
 
     /// Whether the aid belongs to the client's token, and not to a session.
-    fn is_client(&self) -> bool {
+    pub(super) fn is_client(&self) -> bool {
         matches!(*self.0.whose.borrow(), Whose::Client(_))
     }
 

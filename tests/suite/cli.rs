@@ -532,3 +532,16 @@ async fn a_freeze_without_a_collection_an_end_or_a_future_is_wrong_use() {
         assert!(ran.code == Some(2) && ran.err.contains(says), "{args:?}: {ran:?}");
     }
 }
+
+#[tokio::test]
+async fn a_break_by_the_command_is_noted_for_the_listener_of_the_application() {
+    let (cli, database) = Cli::fresh().await;
+    let app = App::on(&database).await;
+    held_by(&app, &key("a"), "Alice").await;
+    cli.run(&["break", "workitem/a", "--reason", "on holiday", "--yes"]).await.ok();
+    let notes = database.collection::<Document>("doclock.ended");
+    let note = notes.find_one(doc! { "step": "tell" }).await.unwrap().expect("a note");
+    assert!(note.get("asked").is_none(), "it is settled: {note}");
+    let taking = note.get_document("taking").unwrap();
+    assert_eq!(taking.get_str("reason"), Ok("on holiday"));
+}

@@ -11,6 +11,7 @@ use mongodb::bson::{Document, doc};
 use tokio::time::timeout;
 
 use crate::rig::app::{App, NO_DEADLINE, WorkItem, eventually, key, put, title};
+use crate::rig::faulty::Faulty;
 use crate::rig::{self, mongod};
 
 async fn two_servers() -> ([App; 2], Database) {
@@ -78,7 +79,7 @@ async fn a_server_that_starts_during_a_freeze_obeys_from_its_first_lock() {
 }
 
 #[tokio::test]
-async fn waiters_are_told_of_a_freeze_at_once_and_a_release_passes_them_by() {
+async fn waiters_are_told_of_a_freeze_at_once() {
     let ([one, other], _) = two_servers().await;
     let lock = one.granted(&key("a"), &Aid::new()).await;
     let waiters: Vec<_> = [&one, &other]
@@ -179,4 +180,32 @@ async fn the_embedded_store_freezes_too() {
     assert!(matches!(acquire("a").await, Ok(TryAcquire::AlreadyMine(_))));
     store.advance(Duration::from_secs(600));
     eventually("it ends by itself", async || acquire("b").await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn a_grant_that_arrives_after_the_freeze_is_given_back() {
+    let Faulty { proxy, app, other, .. } = Faulty::new().await;
+    proxy.hold_reply_to("findAndModify");
+    let (key, aid) = (key("a"), Aid::new());
+    let freezes = async {
+        proxy.until_fired(1).await;
+        other.locks.freeze("workitem", "migration", in_an_hour()).await.unwrap();
+        knows(&app, 1).await;
+        proxy.let_go();
+    };
+    let (granted, ()) = tokio::join!(app.try_acquire(&key, &aid), freezes);
+    assert!(matches!(granted, Err(LockError::Frozen { .. })), "{granted:?}");
+    eventually("it is given back", async || other.locks.inspect(&key).await.unwrap().is_none())
+        .await;
+}
+
+#[tokio::test]
+async fn a_freeze_beyond_all_dates_holds_and_is_thawed_by_its_own_name_only() {
+    let ([one, _], _) = two_servers().await;
+    let beyond = SystemTime::now() + Duration::from_secs(20_000 * 366 * 24 * 60 * 60);
+    one.locks.freeze(Scope::All, "for ever", beyond).await.unwrap();
+    let wrong = one.locks.thaw("*").await;
+    assert!(matches!(wrong, Err(LockError::Misconfigured(_))), "{wrong:?}");
+    assert_eq!(why(&one, "a").await, "for ever");
+    assert!(one.locks.thaw(Scope::All).await.unwrap());
 }

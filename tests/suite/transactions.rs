@@ -365,3 +365,23 @@ async fn a_job_can_run_a_transaction_in_a_task_of_its_own() {
     job.await.unwrap();
     assert_eq!(title(&database, "a").await, "new");
 }
+
+#[tokio::test]
+async fn work_that_panics_writes_nothing_and_keeps_the_lock() {
+    let (app, database) = app().await;
+    let (store, guard, entries) =
+        (app.store.clone(), guard(&app, &key("a")).await, entries(&database));
+    let held = [guard.held()];
+    let panics = tokio::spawn(async move {
+        let work = async move |session: &mut ClientSession| {
+            entries.insert_one(doc! {}).session(session).await?;
+            panic!("on purpose")
+        };
+        store.transaction::<()>(&held, work).await
+    });
+    assert!(panics.await.unwrap_err().is_panic());
+    assert_eq!(count(&database).await, 0);
+    put(&database, "a", "old").await;
+    book(&app.store, &[guard.held()], "new").await.unwrap();
+    assert_eq!((count(&database).await, title(&database, "a").await), (1, "new".to_owned()));
+}

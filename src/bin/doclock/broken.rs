@@ -31,6 +31,8 @@ pub(crate) async fn break_lock(
             broken.push(lock);
         }
     }
+    // The note for the application's listener is settled after the answer.
+    locks.shutdown().await;
     if json {
         let broken: Vec<_> = broken.iter().map(|lock| as_json(lock)).collect();
         output::print_json(&json!({ "broken": broken }))?;

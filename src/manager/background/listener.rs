@@ -8,8 +8,11 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
-use tokio::time::{sleep, timeout};
+use futures_util::future::{join_all, try_join_all};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
@@ -73,158 +76,171 @@ pub(in crate::manager) struct Listeners {
     pub(in crate::manager) taken: Option<Listener<LockTaken>>,
 }
 
-/// What was announced although that could not be recorded.
-#[derive(Default)]
-struct Told {
-    ended: Vec<SessionEnded>,
-    taken: Vec<Uuid>,
+/// What a listener hears of.
+pub(in crate::manager) trait Announced: Clone + Send + Sync + 'static {
+    /// For the log.
+    const ALL: &'static str;
+
+    fn name(&self) -> String;
+
+    /// Some events that wait to be announced.
+    fn take(
+        manager: &LockManager,
+        worker: Uuid,
+        lease: Duration,
+    ) -> impl Future<Output = Result<Vec<Self>, LockError>> + Send;
+
+    /// Records that the listener was called.
+    fn note(
+        manager: &LockManager,
+        worker: Uuid,
+        told: &[Self],
+    ) -> impl Future<Output = Result<(), LockError>> + Send;
+
+    /// Wakes the announcer.
+    fn wakes(inner: &Inner) -> Arc<Notify>;
 }
 
-/// Announces on behalf of this worker.
-#[derive(Clone)]
-struct Announcer {
-    listeners: Listeners,
-    limit: Duration,
-    // Not the manager's own name: a sweep of the manager must not take an end that is just being
-    // announced.
-    worker: Uuid,
-}
+impl Announced for SessionEnded {
+    const ALL: &'static str = "announcing the ends of sessions";
 
-impl Announcer {
-    fn lease(&self) -> Duration {
-        self.limit + TIME_TO_SAY_SO
+    fn name(&self) -> String {
+        format!("the end of the session {:?} (event {})", self.aid, self.event)
     }
 
-    /// Announces some of the events that wait for it. Returns whether there were any.
-    async fn announce_some(
-        &self,
+    async fn take(
         manager: &LockManager,
-        told: &mut Told,
-    ) -> Result<bool, LockError> {
-        let mut is_any = false;
-        if let Some(listener) = &self.listeners.ended {
-            is_any |= self.announce_ended(manager, listener, &mut told.ended).await?;
-        }
-        if let Some(listener) = &self.listeners.taken {
-            is_any |= self.announce_taken(manager, listener, &mut told.taken).await?;
-        }
-        Ok(is_any)
-    }
-
-    async fn announce_ended(
-        &self,
-        manager: &LockManager,
-        listener: &Listener<SessionEnded>,
-        told: &mut Vec<SessionEnded>,
-    ) -> Result<bool, LockError> {
-        let (worker, limit) = (self.worker, self.limit);
-        manager.note_announced(worker, told).await?;
-        told.clear();
-        let args = (worker, self.lease());
-        let ended =
+        worker: Uuid,
+        lease: Duration,
+    ) -> Result<Vec<Self>, LockError> {
+        let args = (worker, lease);
+        let taken =
             manager.run("take_announcements", manager.until(), args, |store, (by, lease)| {
                 store.take_announcements(*by, *lease, AT_ONCE)
             });
-        let ended = ended.await?;
-        if ended.is_empty() {
-            return Ok(false);
-        }
-        told.clone_from(&ended);
-        // What was taken is announced completely, even if this future is dropped.
-        let (own, listener) = (manager.clone(), listener.clone());
-        let called = manager.inner.runner.spawn(&TaskTracker::new(), async move {
-            let calls = ended.iter().map(|end| {
-                let what = format!("the end of the session {:?} (event {})", end.aid, end.event);
-                listener.call(end.clone(), limit, what)
-            });
-            join_all(calls).await;
-            own.note_announced(worker, &ended).await
-        });
-        if let Ok(noted) = called.await {
-            noted?;
-            told.clear();
-        }
-        Ok(true)
+        taken.await
     }
 
-    async fn announce_taken(
-        &self,
-        manager: &LockManager,
-        listener: &Listener<LockTaken>,
-        told: &mut Vec<Uuid>,
-    ) -> Result<bool, LockError> {
-        let (worker, limit) = (self.worker, self.limit);
-        manager.note_told(worker, told).await?;
-        told.clear();
-        let args = (worker, self.lease());
-        let taken = manager.run("takings", manager.until(), args, |store, (by, lease)| {
-            store.takings(*by, *lease, AT_ONCE)
-        });
-        let taken = taken.await?;
-        if taken.is_empty() {
-            return Ok(false);
-        }
-        let events: Vec<_> = taken.iter().map(|taken| taken.event).collect();
-        told.clone_from(&events);
-        let (own, listener) = (manager.clone(), listener.clone());
-        let called = manager.inner.runner.spawn(&TaskTracker::new(), async move {
-            let calls = taken.into_iter().map(|taken| {
-                let what = format!("the taken lock on {:?} (event {})", taken.key, taken.event);
-                listener.call(taken, limit, what)
-            });
-            join_all(calls).await;
-            own.note_told(worker, &events).await
-        });
-        if let Ok(noted) = called.await {
-            noted?;
-            told.clear();
-        }
-        Ok(true)
-    }
-}
-
-impl LockManager {
-    async fn note_announced(&self, worker: Uuid, told: &[SessionEnded]) -> Result<(), LockError> {
-        if told.is_empty() {
-            return Ok(());
-        }
+    async fn note(manager: &LockManager, worker: Uuid, told: &[Self]) -> Result<(), LockError> {
         let args = (worker, told.to_vec());
-        self.run("announced", self.until(), args, |store, (worker, told)| {
+        let noted = manager.run("announced", manager.until(), args, |store, (worker, told)| {
             store.announced(*worker, told)
-        })
-        .await
+        });
+        noted.await
     }
 
-    async fn note_told(&self, worker: Uuid, told: &[Uuid]) -> Result<(), LockError> {
-        for event in told {
-            let args = (*event, worker);
-            let noted = self.run("settle_taking", self.until(), args, |store, (event, worker)| {
-                store.settle_taking(*event, *worker, Settled::Told)
-            });
-            noted.await?;
-        }
-        Ok(())
+    fn wakes(inner: &Inner) -> Arc<Notify> {
+        Arc::clone(&inner.announce.ended)
     }
 }
 
-/// Calls the listeners until the manager is gone or shut down.
-pub(in crate::manager) async fn run(manager: Weak<Inner>, listeners: Listeners, limit: Duration) {
-    let announcer = Announcer { listeners, limit, worker: random::uuid() };
-    let mut rhythm = Rhythm::new("announcing the ends of sessions", FIRST_PAUSE);
-    let mut told = Told::default();
+impl Announced for LockTaken {
+    const ALL: &'static str = "announcing taken locks";
+
+    fn name(&self) -> String {
+        format!("the taken lock on {:?} (event {})", self.key, self.event)
+    }
+
+    async fn take(
+        manager: &LockManager,
+        worker: Uuid,
+        lease: Duration,
+    ) -> Result<Vec<Self>, LockError> {
+        let args = (manager.registered_names(), worker, lease);
+        let taken = manager.run("takings", manager.until(), args, |store, (all, by, lease)| {
+            store.takings(all, *by, *lease, AT_ONCE)
+        });
+        taken.await
+    }
+
+    async fn note(manager: &LockManager, worker: Uuid, told: &[Self]) -> Result<(), LockError> {
+        let noted = told.iter().map(|taken| {
+            manager.run(
+                "settle_taking",
+                manager.until(),
+                (taken.event, worker),
+                |store, (it, by)| store.settle_taking(*it, *by, Settled::Told),
+            )
+        });
+        try_join_all(noted).await.map(drop)
+    }
+
+    fn wakes(inner: &Inner) -> Arc<Notify> {
+        Arc::clone(&inner.announce.taken)
+    }
+}
+
+/// What wakes the announcers.
+#[derive(Debug, Default)]
+pub(in crate::manager) struct Announce {
+    ended: Arc<Notify>,
+    taken: Arc<Notify>,
+}
+
+impl Announce {
+    /// Something waits to be announced.
+    pub(in crate::manager) fn notify(&self) {
+        self.ended.notify_one();
+        self.taken.notify_one();
+    }
+}
+
+/// Announces some of the events that wait for it. Returns whether there were any.
+///
+/// `told` contains events that have been announced although that could not be recorded.
+async fn announce_some<E: Announced>(
+    manager: &LockManager,
+    listener: &Listener<E>,
+    limit: Duration,
+    worker: Uuid,
+    told: &mut Vec<E>,
+) -> Result<bool, LockError> {
+    if !told.is_empty() {
+        E::note(manager, worker, told).await?;
+        told.clear();
+    }
+    let taken = E::take(manager, worker, limit + TIME_TO_SAY_SO).await?;
+    if taken.is_empty() {
+        return Ok(false);
+    }
+    told.clone_from(&taken);
+    // What was taken is announced completely, even if this future is dropped.
+    let (own, listener) = (manager.clone(), listener.clone());
+    let called = manager.inner.runner.spawn(&TaskTracker::new(), async move {
+        join_all(taken.iter().map(|event| listener.call(event.clone(), limit, event.name()))).await;
+        E::note(&own, worker, &taken).await
+    });
+    if let Ok(noted) = called.await {
+        noted?;
+        told.clear();
+    }
+    Ok(true)
+}
+
+/// Calls the listener until the manager is gone or shut down.
+pub(in crate::manager) async fn run<E: Announced>(
+    manager: Weak<Inner>,
+    listener: Listener<E>,
+    limit: Duration,
+) {
+    // Not the manager's own name: a sweep of the manager must not take an end that is just being
+    // announced.
+    let worker = random::uuid();
+    let mut rhythm = Rhythm::new(E::ALL, FIRST_PAUSE);
+    let mut told = Vec::new();
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };
-        let (stop, announce) = (manager.inner.stop.token(), Arc::clone(&manager.inner.announce));
+        let (stop, wakes) = (manager.inner.stop.token(), E::wakes(&manager.inner));
         let outcome = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            outcome = announcer.announce_some(&manager, &mut told) => outcome,
+            outcome = announce_some(&manager, &listener, limit, worker, &mut told) => outcome,
         };
         drop(manager);
         let wait = async {
             match outcome {
                 Ok(true) => drop(rhythm.after_success(None)),
-                Ok(false) => announce.notified().await,
+                Ok(false) => wakes.notified().await,
                 Err(e) => sleep(rhythm.after_failure(&e)).await,
             }
         };

@@ -67,7 +67,7 @@ impl LockManager {
             );
         }
         if swept.announcements {
-            self.inner.announce.notify_one();
+            self.inner.announce.notify();
         }
         Ok(swept)
     }

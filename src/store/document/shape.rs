@@ -14,12 +14,12 @@ use crate::{key::LockId, store::document::StoredDocument};
 /// Such a type would add a field to every document that it replaces. A type that does not write its id
 /// at all is fine.
 ///
-/// If the fields that the type reads cannot be determined, a field `id` with the text of the id counts.
+/// If the fields that the type reads cannot be determined, a field `id` with the text of this id counts.
 pub(crate) fn misnamed_id<'de, T: Deserialize<'de>>(
     written: &StoredDocument,
-    id: &LockId,
+    id: Option<&LockId>,
 ) -> Option<String> {
-    let Some(reads) = fields_of::<T>() else { return written_as_id(written, id) };
+    let Some(reads) = fields_of::<T>() else { return written_as_id(written, id?) };
     if !reads.contains(&"_id") {
         return None;
     }
@@ -134,7 +134,7 @@ mod tests {
 
     fn misnamed<T: Default + Serialize + for<'de> Deserialize<'de>>() -> Option<String> {
         let written = StoredDocument::encode(Format::Json, &T::default()).unwrap();
-        misnamed_id::<T>(&written, &LockId::from(0_i64))
+        misnamed_id::<T>(&written, None)
     }
 
     #[derive(Default, Serialize, Deserialize)]
@@ -204,7 +204,7 @@ mod tests {
     fn a_flat_type_that_writes_the_text_of_its_id_as_id_is_misnamed() {
         let flat = Flat { id: "64b7f0c2a1d3e4f5a6b7c8d9".to_owned(), rest: Partial::default() };
         let written = StoredDocument::encode(Format::Json, &flat).unwrap();
-        let misnamed = |id: &str| misnamed_id::<Flat>(&written, &LockId::from(id));
+        let misnamed = |id: &str| misnamed_id::<Flat>(&written, Some(&LockId::from(id)));
         assert_eq!(misnamed("64b7f0c2a1d3e4f5a6b7c8d9").as_deref(), Some("id"));
         assert_eq!(misnamed("another").as_deref(), None);
     }

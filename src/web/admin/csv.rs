@@ -14,7 +14,8 @@ const COLUMNS: [&str; 7] = ["collection", "id", "title", "mode", "holder", "sinc
 
 pub(super) async fn all(locks: SessionLocks) -> Result<HttpResponse, Problem> {
     allowed(&locks)?;
-    let mut text = String::new();
+    // Spreadsheets take a text without this mark for Latin 1.
+    let mut text = String::from('\u{feff}');
     line(&mut text, COLUMNS.map(Cow::from));
     for lock in AllLocks::list(&locks).await?.locks {
         line(&mut text, cells(&lock));
@@ -45,9 +46,7 @@ fn line<'a>(text: &mut String, cells: impl IntoIterator<Item = Cow<'a, str>>) {
         if i > 0 {
             text.push(',');
         }
-        // A spreadsheet would take such a cell for a formula.
-        let is_formula = cell.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']);
-        let cell = if is_formula { format!("'{cell}").into() } else { cell };
+        let cell = without_formulas(cell);
         if cell.contains(['"', ',', '\r', '\n']) {
             text.push_str(&format!("\"{}\"", cell.replace('"', "\"\"")));
         } else {
@@ -55,6 +54,22 @@ fn line<'a>(text: &mut String, cells: impl IntoIterator<Item = Cow<'a, str>>) {
         }
     }
     text.push_str("\r\n");
+}
+
+/// A spreadsheet would take a cell that begins like this for a formula. Some end a cell at a semicolon or a
+/// tab, even within quotes.
+fn without_formulas(cell: Cow<'_, str>) -> Cow<'_, str> {
+    const FORMULA: [char; 7] = ['=', '+', '-', '@', '\t', '\r', '\n'];
+    let ends_cell = |c| matches!(c, ';' | '\t');
+    if !cell.split(ends_cell).any(|part| part.starts_with(FORMULA)) {
+        return cell;
+    }
+    let mut safe = String::new();
+    for part in cell.split_inclusive(ends_cell) {
+        safe.extend(part.starts_with(FORMULA).then_some('\''));
+        safe.push_str(part);
+    }
+    safe.into()
 }
 
 #[cfg(test)]
@@ -73,6 +88,9 @@ mod tests {
             ("+1", "'+1"),
             ("-1", "'-1"),
             ("@SUM(A1)", "'@SUM(A1)"),
+            ("x;=HYPERLINK(1)", "x;'=HYPERLINK(1)"),
+            ("x\t=1", "x\t'=1"),
+            ("a;b-c", "a;b-c"),
             ("\t=1", "'\t=1"),
             ("\r=1", "\"'\r=1\""),
             ("\n=1", "\"'\n=1\""),

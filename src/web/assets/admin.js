@@ -139,6 +139,8 @@ function render() {
   if (document.activeElement !== focused && body.contains(focused)) focused.focus({ preventScroll: true });
   put($('count'), list.locks.length === shown.length ? `${shown.length} locked` : `${shown.length} of ${list.locks.length}`);
   if (list.more) put($('count'), $('count').textContent + ', and more that are not listed here');
+  put($('frozen'), (list.frozen ?? []).map(({ collection, reason, ends_in_ms }) =>
+    `No new locks ${collection ? 'in ' + collection : 'in any collection'} for ${age(ends_in_ms)}: ${reason}`).join(' · '));
   put($('live'), isLive ? 'Live' : 'Not live: reloading every few seconds');
   $('live').dataset.live = isLive;
   $('locks').hidden = !shown.length;

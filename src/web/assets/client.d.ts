@@ -4,8 +4,8 @@
 export interface Standing {
   /**
    * `mine`: this page holds the lock. `mine_elsewhere`: another tab of the same person holds it.
-   * `held`: another person holds it. `free`: nobody holds it. `frozen`: nobody holds it, and nobody can
-   * take it at the moment.
+   * `held`: another person holds it. `free`: nobody holds it. `frozen`: nobody can take it at the
+   * moment.
    */
   state: 'mine' | 'mine_elsewhere' | 'held' | 'free' | 'frozen';
   mode: Mode | null;

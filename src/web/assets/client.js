@@ -107,16 +107,19 @@ setInterval(() => {
   for (const task of everySecond) task(overslept);
 }, 1000);
 
+const aborted = signal => new Promise((_, fail) => signal.addEventListener('abort', () => fail(signal.reason), { once: true }));
+
 // Never rejects: a missing answer is `status: 0`.
 async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {}) {
-  const init = { method, headers: await headers(), cache: 'no-store', signal: AbortSignal.timeout(timeout) };
+  const init = { method, cache: 'no-store', signal: AbortSignal.timeout(timeout) };
   if (signal) init.signal = AbortSignal.any([signal, init.signal]);
-  if (body) {
-    init.headers['Content-Type'] = 'application/json';
-    init.body = JSON.stringify(body);
-  }
   const sent = now();
   try {
+    init.headers = await Promise.race([headers(), aborted(init.signal)]);
+    if (body) {
+      init.headers['Content-Type'] = 'application/json';
+      init.body = JSON.stringify(body);
+    }
     const response = await fetch(url, init);
     const text = await response.text();
     const date = Date.parse(response.headers.get('Date'));
@@ -418,8 +421,8 @@ export class DocLock extends EventTarget {
 
   /**
    * `mine`: this page holds the lock. `mine_elsewhere`: another tab of the same person holds it.
-   * `held`: another person holds it. `free`: nobody holds it. `frozen`: nobody holds it, and nobody can
-   * take it at the moment; `frozen` says why, and until when. `unknown`: there is no answer yet; or
+   * `held`: another person holds it. `free`: nobody holds it. `frozen`: nobody can take it at the
+   * moment; `frozen` says why, and until when. `unknown`: there is no answer yet; or
    * this page held the lock until it expired, as after a sleep, and the server has not yet confirmed it.
    */
   get state() { return this.#state === 'mine' && !this.#isInTime() ? 'unknown' : this.#state; }
@@ -612,7 +615,8 @@ export class DocLock extends EventTarget {
     Object.assign(this, facts, (state === 'free' || state === 'frozen') && { holder: null, since: null, expiresAt: null });
     if (state !== before) this.#nudge();
     if (state === 'free' && state !== before) this.#tell('free');
-    if (state !== 'free') this.#lookIn(clamp((this.expiresAt - Date.now()) / 3, ...LOOK_MS));
+    const until = state === 'frozen' ? this.frozen.until : this.expiresAt;
+    if (state !== 'free') this.#lookIn(clamp((until - Date.now()) / 3, ...LOOK_MS));
     this.#changed();
   }
 

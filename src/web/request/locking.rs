@@ -188,6 +188,9 @@ impl RequestLocks {
             let (confirmed, worked) = tokio::join!(confirm, work(false, until));
             let mine = confirmed.map_err(|e| match e {
                 LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
+                LockError::WrongSession { lock, .. } => {
+                    LockError::WrongSession { lock, asked: true }
+                }
                 LockError::Lost { key, .. } => LockError::StaleToken { key },
                 other => other,
             })?;
@@ -386,12 +389,17 @@ impl RequestLocks {
         let lock = match self.0.manager.inspect_by(key, aid.as_ref(), until).await? {
             Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(mode) => lock,
             Some(lock) if lock.token.is_some_and(|token| offered.contains(&token)) => {
+                let advice = if self.is_client() {
+                    "keep the id of its login when the token is refreshed"
+                } else {
+                    "let it send the cookies back, or use `locks.clients(…)`"
+                };
                 log::warn!(
                     target: "actix_doclock::web",
-                    "a client sent the token of the lock on {key:?} without the cookie of its session, so \
-                     its lock is of no use to it: it must send the cookies back, or use `locks.clients(…)`",
+                    "a client sent the `Lock-Token` of {key:?} in a request of another session, so that its \
+                     lock is of no use to it: {advice}",
                 );
-                return Err(LockError::WrongSession { key: key.clone() });
+                return Err(LockError::WrongSession { lock: Box::new(lock), asked: false });
             }
             other => {
                 let Some(aid) = aid else { return Err(lost(None)) };

@@ -97,6 +97,7 @@ async fn the_table_follows_all_changes_and_a_break_tells_the_holder_why() {
         root.go(&stage.editor.url("/locks/admin")).await;
         root.until("document.getElementById('live').dataset.live === 'true'").await;
         root.until_says("none", "Nothing is locked").await;
+        assert_eq!(root.text("frozen").await, "");
 
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
@@ -348,6 +349,22 @@ async fn the_link_downloads_all_locks_as_csv() {
         assert!(csv.starts_with("locks.csv collection,id,title,"), "{csv}");
         assert!(csv.contains("\"Price list, spring\",exclusive,carol,"), "{csv}");
         assert_eq!(csv.lines().count(), 4, "{csv}");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn the_table_says_what_is_frozen_and_for_how_long() {
+    embedded(&["--ttl-secs", "60", "--admin", "root"], async |stage| {
+        let root = stage.person("root").await;
+        root.go(&stage.editor.url("/locks/admin")).await;
+        root.until("document.getElementById('live').dataset.live === 'true'").await;
+        let frozen = "return Response.json({ locks: [], more: false, told: true, frozen: [ \
+            { collection: 'workitem', reason: 'New <b>numbers', ends_in_ms: 7260000 }, \
+            { collection: null, reason: 'All', ends_in_ms: 60000 }] })";
+        stub(&root, frozen).await;
+        root.until_says("frozen", "No new locks in workitem for 2 h 1 min: New <b>numbers").await;
+        root.until_says("frozen", "No new locks in any collection for 1 min: All").await;
     })
     .await;
 }

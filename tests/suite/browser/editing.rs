@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use actix_doclock::{MongoStore, freeze::Scope, store::Store};
+use mongodb::bson::{Document, doc};
 
 use super::*;
 
@@ -290,6 +291,60 @@ async fn a_freeze_is_explained_and_a_waiting_page_edits_after_the_thaw() {
 
         store.set_freeze(&Scope::All, None).await.unwrap();
         until_editing(&bob).await;
+    })
+    .await;
+}
+
+/// The requests for states of locks since the last call.
+async fn asked(page: &Page) -> Vec<String> {
+    page.run(
+        "const asked = performance.getEntriesByType('resource').map(it => new URL(it.name).pathname); \
+         performance.clearResourceTimings(); \
+         return asked.filter(path => path.startsWith('/locks/') && !/client.js|events/.test(path))",
+    )
+    .await
+}
+
+/// The reads of the lock collection since the last call, without those of change streams and sweeps.
+async fn reads(database: &Database) -> u64 {
+    let profile = database.collection::<Document>("system.profile");
+    let reads = doc! { "command.filter._id": { "$exists": true }, "command.find": "workitem.lock" };
+    database.run_command(doc! { "profile": 0 }).await.unwrap();
+    let count = profile.count_documents(reads).await.unwrap();
+    let _ = profile.drop().await;
+    database.run_command(doc! { "profile": 2 }).await.unwrap();
+    count
+}
+
+#[actix_web::test]
+async fn a_list_of_a_hundred_rows_asks_once_for_all_and_once_after_a_change_or_a_resync() {
+    on_mongodb(async |stage, database| {
+        let alice = stage.person("alice").await;
+        let more = (3..100).map(|n| doc! { "title": format!("Number {n}"), "body": "" });
+        database.collection("workitem").insert_many(more).await.unwrap();
+        let known = "document.querySelectorAll('#list li').length === 100 && \
+             [...document.querySelectorAll('#list .badge')].every(it => it.dataset.state === 'free')";
+        reads(database).await;
+        alice.reload().await;
+        alice.until(known).await;
+        let (at_load, reads_at_load) = (asked(&alice).await, reads(database).await);
+        assert!(at_load.iter().all(|path| path == "/locks/status"), "{at_load:?}");
+        // The stream of events begins with a resync, which may come after the first answer.
+        assert!(matches!(at_load.len(), 1 | 2), "at load: {at_load:?}");
+
+        let bob = stage.person_of(100, "bob").await;
+        asked(&alice).await;
+        reads(database).await;
+        edit_first(&bob).await;
+        alice.until("document.querySelectorAll('#list .badge[data-state=held]').length === 1").await;
+        let (after_a_change, reads_after) = (asked(&alice).await, reads(database).await);
+        assert_eq!(after_a_change, ["/locks/status"], "after one change");
+
+        alice.run::<()>("dispatchEvent(new Event('online'))").await;   // the stream begins anew
+        alice.until("performance.getEntriesByType('resource').length > 0").await;
+        let after_a_resync = asked(&alice).await;
+        assert!(after_a_resync.len() <= 1, "after a resync: {after_a_resync:?}");
+        println!("{} and {reads_at_load}, 1 and {reads_after}", at_load.len());
     })
     .await;
 }

@@ -55,7 +55,12 @@ async fn on_mongodb(test: impl AsyncFnOnce(&Stage, &Database)) {
 impl Stage {
     /// The list page, in the browser of a person who has logged in.
     async fn person(&self, name: &str) -> Page {
-        let page = self.visitor().await;
+        self.person_of(3, name).await
+    }
+
+    /// The same, if there are this many documents.
+    async fn person_of(&self, documents: usize, name: &str) -> Page {
+        let page = self.visitor_of(documents).await;
         page.write("name", name).await;
         page.press("\n").await;
         page.until_shown("logged-in").await;
@@ -64,10 +69,15 @@ impl Stage {
 
     /// The list page, in a new browser.
     async fn visitor(&self) -> Page {
+        self.visitor_of(3).await
+    }
+
+    async fn visitor_of(&self, documents: usize) -> Page {
         let browser = Browser::start().await;
         self.browsers.borrow_mut().push(browser.clone());
         let page = browser.open(&self.editor.url("/")).await;
-        page.until("document.querySelectorAll('#list li').length === 3").await;
+        let listed = format!("document.querySelectorAll('#list li').length === {documents}");
+        page.until(&listed).await;
         page
     }
 

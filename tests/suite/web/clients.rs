@@ -148,16 +148,16 @@ async fn a_client_that_sends_the_token_but_not_the_cookie_is_told_so() {
     // Without a session, and with another one.
     let (without, other) = (Browser::new(&app), Browser::logged_in(&app, "bob").await);
     for client in [&without, &other] {
-        for method in [Method::PUT, Method::POST] {
-            let refused = client.with_token(method, "/note/a", &token).await.problem(409);
+        for (method, status, state) in [(Method::PUT, 409, "lost"), (Method::POST, 423, "held")] {
+            let refused = client.with_token(method, "/note/a", &token).await.problem(status);
             assert_eq!(
                 (&refused["code"], &refused["state"]),
-                (&"wrong_session".into(), &"lost".into())
+                (&"wrong_session".into(), &state.into())
             );
             assert!(refused["detail"].as_str().unwrap().contains("cookie"), "{refused}");
         }
     }
-    assert!(logged("without the cookie of its session"));
+    assert!(logged("in a request of another session"));
     assert_eq!(text_of(&store, "a"), "old");
     // Another token is a lost lock, as ever.
     let stale = "<urn:uuid:11111111-1111-4111-8111-111111111111>";

@@ -99,3 +99,18 @@ async fn pages_are_told_to_look_again_when_a_freeze_begins_and_ends() {
         assert_eq!(stream.next().await.unwrap().0, "resync");
     }
 }
+
+#[actix_web::test]
+async fn administrators_see_what_is_frozen() {
+    let (locks, _) =
+        embedded_with(|settings| settings.admin_policy(|actor| actor.has_role("chief"))).await;
+    let app = serve_with_cookies(&locks).await;
+    let root = Browser::logged_in(&app, "root").await;
+    locks.freeze("note", "migration", in_an_hour()).await.unwrap();
+    let frozen = root.get("/locks/admin.json").await.json()["frozen"].clone();
+    assert_eq!(
+        (&frozen[0]["collection"], &frozen[0]["reason"]),
+        (&json!("note"), &json!("migration"))
+    );
+    assert!(frozen[0]["ends_in_ms"].as_u64().unwrap() > 3_000_000, "{frozen}");
+}

@@ -141,7 +141,7 @@ async fn administrators_get_all_locks_as_a_spreadsheet_without_formulas() {
     assert_eq!(answer.header("content-disposition"), Some(name));
     assert_eq!(answer.header("cache-control"), Some("no-store"));
     let text = answer.text();
-    let columns = "collection,id,title,mode,holder,since,expires_in_s\r\n";
+    let columns = "\u{feff}collection,id,title,mode,holder,since,expires_in_s\r\n";
     assert!(text.starts_with(columns), "{text}");
     let formula = "\"'=HYPERLINK(\"\"http://x\"\",\"\"y\"\")\"";
     assert!(

@@ -27,7 +27,9 @@ impl MongoStore {
         limit: usize,
     ) -> Result<Vec<SessionEnded>, StoreError> {
         let mut taken = Vec::new();
-        for record in self.take_waiting("announce", worker, lease, limit).await? {
+        for record in
+            self.take_waiting(pipeline::waits_for("announce", worker), worker, lease, limit).await?
+        {
             match to_ended(&record) {
                 Some(end) => taken.push(end),
                 None => self.give_up(&record).await?,
@@ -36,17 +38,16 @@ impl MongoStore {
         Ok(taken)
     }
 
-    /// Takes records that wait for this step, and reserves them for this worker.
+    /// Takes records that wait for a step, and reserves them for this worker.
     pub(super) async fn take_waiting(
         &self,
-        step: &str,
+        waiting: Record,
         worker: Uuid,
         lease: Duration,
         limit: usize,
     ) -> Result<Vec<Record>, StoreError> {
         let failed = |e| store_error("taking records to announce", e);
         let ended = &self.inner.ended;
-        let waiting = pipeline::waits_for(step, worker);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let found = ended.find(waiting.clone()).projection(doc! { "_id": 1 }).limit(limit);
         let found = found.max_time(lanes::read_limit()).await.map_err(failed)?;

@@ -72,21 +72,34 @@ impl MongoStore {
 
     pub(in crate::store::mongo) async fn take_notes(
         &self,
+        collections: &[&str],
         worker: Uuid,
         lease: Duration,
         limit: usize,
     ) -> Result<Vec<LockTaken>, StoreError> {
         let mut told = Vec::new();
-        for record in self.take_waiting("tell", worker, lease, limit).await? {
+        let mut waiting = pipeline::waits_for("tell", worker);
+        // Only a server that knows the collection can tell whether its lock is gone.
+        let is_settled = doc! { "asked": { "$exists": false } };
+        waiting.insert("$or", vec![is_settled, doc! { "taking.c": { "$in": collections } }]);
+        for record in self.take_waiting(waiting, worker, lease, limit).await? {
             let Some(taking) = to_taking(&record) else {
                 self.give_up(&record).await?;
                 continue;
             };
             let is_asked = record.get_bool("asked").unwrap_or(false);
-            if is_asked && self.still_has(&taking).await? {
-                self.settle_note(taking.event, worker, Settled::NotTaken).await?;
-            } else {
+            if !is_asked {
                 told.push(taking);
+                continue;
+            }
+            match self.still_has(&taking).await {
+                Ok(false) => told.push(taking),
+                Ok(true) => self.settle_note(taking.event, worker, Settled::NotTaken).await?,
+                // The note is taken again after its lease. The others do not wait for it.
+                Err(e) => log::debug!(
+                    target: "actix_doclock::store",
+                    "it is not known yet whether a lock was taken: {e}",
+                ),
             }
         }
         Ok(told)
