@@ -203,13 +203,15 @@ mod tests {
                 on("shop", "item.lock", &ALL[..4]),
                 on("", "item.lock", &ALL[4..]),
                 on("shop", "doclock.ended", ALL),
+                on("shop", "doclock.frozen", &["find", "insert", "update"]),
                 on("shop", "item", &["find", "update"]),
                 doc! { "resource": { "cluster": true }, "actions": ["hostInfo"] },
             ],
         ] {
             assert_eq!(lacking(sufficient, Kind::ReplicaSet), []);
         }
-        let elsewhere = vec![on("shop2", "", ALL), on("shop", "doclock.ended", ALL)];
+        let own = ["doclock.ended", "doclock.frozen"].map(|it| on("shop", it, ALL));
+        let elsewhere = [vec![on("shop2", "", ALL)], own.to_vec()].concat();
         let about: Vec<_> =
             lacking(elsewhere, Kind::ReplicaSet).into_iter().map(|it| it.about).collect();
         assert_eq!(about, ["shop.item.lock", "shop.item"]);
@@ -223,6 +225,7 @@ mod tests {
             vec![
                 on("shop", "item.lock", &some),
                 on("shop", "doclock.ended", ALL),
+                on("shop", "doclock.frozen", ALL),
                 on("", "item", ALL),
             ]
         };
@@ -245,7 +248,10 @@ mod tests {
     #[test]
     fn locks_without_a_document_need_nothing_on_documents() {
         let records =
-            ["doclock.ended", "doclock.named.lock"].map(|it| on("shop", it, ALL)).to_vec();
-        assert_eq!(user(records).findings("shop", &["doclock.named"], Kind::ReplicaSet), []);
+            ["doclock.ended", "doclock.frozen", "doclock.named.lock"].map(|it| on("shop", it, ALL));
+        assert_eq!(
+            user(records.to_vec()).findings("shop", &["doclock.named"], Kind::ReplicaSet),
+            []
+        );
     }
 }
