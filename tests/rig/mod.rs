@@ -83,7 +83,7 @@ fn watched_database(
     options.command_event_handler = Some(EventHandler::callback(move |event| {
         if let CommandEvent::Started(started) = event
             && !is_housekeeping(&started.command_name)
-            && started.command.get_str("find") != Ok("doclock.frozen")
+            && !started.command.get_str("find").is_ok_and(|it| it == "doclock.frozen")
         {
             sends(started);
         }

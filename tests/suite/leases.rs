@@ -81,9 +81,10 @@ async fn a_break_by_another_server_is_noticed() {
 async fn a_save_asks_the_server_although_the_lease_is_trusted() {
     let (app, _, database) = counted().await;
     put(&database, "a", "old").await;
-    let lock = app.granted(&key("a"), &Aid::new()).await;
+    let aid = Aid::new();
+    app.granted(&key("a"), &aid).await;
+    let trusted = app.already_mine(&key("a"), &aid).await;
     lock_records(&database).delete_many(mongodb::bson::doc! {}).await.unwrap();
-    let trusted = app.already_mine(&key("a"), &lock.aid).await;
     assert_eq!(app.save(&trusted, "new").await.unwrap(), Saved::Lost);
     assert_eq!(title(&database, "a").await, "old");
 }
