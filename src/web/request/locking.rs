@@ -388,7 +388,10 @@ impl RequestLocks {
         }
         let lock = match self.0.manager.inspect_by(key, aid.as_ref(), until).await? {
             Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(mode) => lock,
-            Some(lock) if lock.token.is_some_and(|token| offered.contains(&token)) => {
+            Some(lock)
+                if Some(&lock.aid) != aid.as_ref()
+                    && lock.token.is_some_and(|token| offered.contains(&token)) =>
+            {
                 let advice = if self.is_client() {
                     "keep the id of its login when the token is refreshed"
                 } else {

@@ -167,3 +167,32 @@ async fn a_client_that_sends_the_token_but_not_the_cookie_is_told_so() {
     );
     with_cookies.with_token(Method::PUT, "/note/a", &token).await.token();
 }
+
+#[actix_web::test]
+async fn a_reader_that_sends_its_own_token_and_wants_to_write_is_in_its_own_session() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let reads = alice.post("/note/a/read").await.token();
+    assert_eq!(
+        alice.with_token(Method::POST, "/note/a", &reads).await.problem(423)["code"],
+        "held"
+    );
+    assert_eq!(alice.with_token(Method::PUT, "/note/a", &reads).await.problem(409)["code"], "lost");
+}
+
+#[actix_web::test]
+async fn a_page_of_another_site_may_send_a_token_but_no_cookie() {
+    let (locks, _) = embedded().await;
+    let app = serve_clients(&locks).await;
+    let elsewhere = |request: TestRequest| request.insert_header(("sec-fetch-site", "cross-site"));
+    let client = Browser::new(&app);
+    let request = client.request(Method::POST, "/locks/note/a");
+    let request = elsewhere(request.insert_header(("authorization", "alice laptop")));
+    assert_eq!(client.send(request).await.status, 201);
+    // A cookie is sent by the browser, whoever asks for it.
+    let app = serve_with_cookies(&locks).await;
+    let bob = Browser::logged_in(&app, "bob").await;
+    let request = elsewhere(bob.request(Method::POST, "/locks/note/b"));
+    assert_eq!(bob.send(request).await.problem(403)["code"], "cross_site");
+}
