@@ -46,8 +46,7 @@ pub use store::{MemoryStore, Released, TryAcquire};
 pub use taken::{LockTaken, Taking};
 #[cfg(feature = "web")]
 pub use web::{
-    Access, HeldDoc, LockedDoc, LockingSession, LockingSessionMiddleware, Problem, SessionLocks,
-    SharedDoc, lock_api,
+    Access, HeldDoc, LockedDoc, LockingSession, Problem, SessionLocks, SharedDoc, lock_api,
 };
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use web::{MongoSessionStore, MongoSessionStoreBuilder};
@@ -61,7 +60,7 @@ pub mod extract {
 /// The types of the wraps.
 #[cfg(feature = "web")]
 pub mod wrap {
-    pub use crate::web::{Clients, Locking, LockingClients, LockingClientsMiddleware};
+    pub use crate::web::{Clients, Locking, LockingClients, LockingMiddleware};
 }
 
 /// The answers of [`LockManager::health`] and [`LockManager::check_health`].

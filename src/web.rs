@@ -22,11 +22,11 @@ mod wrap;
 
 pub use access::Access;
 pub use api::lock_api;
-pub use clients::{Clients, LockingClients, LockingClientsMiddleware};
+pub use clients::{Clients, LockingClients};
 pub use extract::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc, Share, SharedDoc};
 pub use problem::Problem;
-pub use session::{LockingSession, LockingSessionMiddleware};
+pub use session::LockingSession;
 pub use session_locks::SessionLocks;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use session_store::{MongoSessionStore, MongoSessionStoreBuilder};
-pub use wrap::Locking;
+pub use wrap::{Locking, LockingMiddleware};

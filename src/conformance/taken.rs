@@ -79,6 +79,8 @@ cases! {
         let seen = store.inspect(&gone.key, None).await.unwrap().unwrap();
         store.break_lock(&seen, &taken()).await.unwrap();
         tokio::time::sleep(SECOND / 20).await;
+        let elsewhere = store.takings(&["elsewhere"], Uuid::new_v4(), LEASE, 10).await.unwrap();
+        assert_eq!(elsewhere, [], "a server that does not know the collection");
         let told = store.takings(&[COLLECTION], Uuid::new_v4(), short, 10).await.unwrap();
         assert_eq!(told.iter().map(|it| it.event).collect::<Vec<_>>(), [gone.event]);
         assert!(!told[0].repeated, "nobody was told before");

@@ -253,3 +253,44 @@ pub(super) async fn follow(manager: Weak<Inner>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn freeze() -> Vec<Freeze> {
+        let until = SystemTime::now() + Duration::from_secs(600);
+        vec![Freeze::new(Scope::All, "why".to_owned(), until, Duration::from_secs(600))]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_to_an_older_question_changes_nothing() {
+        let freezes = Freezes::new();
+        let before = clock::now();
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(freezes.saw(freeze(), clock::now()));
+        assert!(!freezes.saw(Vec::new(), before), "the poll was asked before the freeze");
+        assert!(freezes.on("page").is_some());
+        assert!(freezes.saw(Vec::new(), clock::now()));
+        assert!(freezes.on("page").is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_old_after_two_seconds() {
+        let freezes = Freezes::new();
+        tokio::time::advance(OLD).await;
+        assert!(!freezes.are_old());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(freezes.are_old());
+        freezes.saw(Vec::new(), clock::now());
+        assert!(!freezes.are_old());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_freeze_that_begins_after_the_call_is_not_missed() {
+        let freezes = Freezes::new();
+        let begins = freezes.begins("page");
+        freezes.saw(freeze(), clock::now());
+        tokio::time::timeout(Duration::from_secs(1), begins).await.unwrap();
+    }
+}

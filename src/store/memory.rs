@@ -242,14 +242,14 @@ impl Store for MemoryStore {
 
     async fn takings(
         &self,
-        _collections: &[&str],
+        collections: &[&str],
         worker: Uuid,
         lease: Duration,
         limit: usize,
     ) -> Result<Vec<LockTaken>, StoreError> {
         let mut state = self.state();
         let (now, mut takings) = (state.now(), std::mem::take(&mut state.takings));
-        let told = takings.take(worker, lease, limit, now, |taking| state.still_has(taking));
+        let told = takings.take(collections, worker, lease, limit, now, |it| state.still_has(it));
         state.takings = takings;
         Ok(told)
     }

@@ -1,11 +1,15 @@
 //! `locks.clients(…)`: a wrap for clients without a session of actix-session.
 
-use std::{fmt, rc::Rc};
+use std::{
+    fmt,
+    future::{Ready, ready},
+    rc::Rc,
+};
 
 use actix_web::{
     Error,
     body::MessageBody,
-    dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
+    dev::{Service, ServiceRequest, ServiceResponse, Transform},
 };
 use sha2::{Digest, Sha256};
 use uuid::Builder;
@@ -14,14 +18,8 @@ use crate::{
     actor::Actor,
     lock::Aid,
     manager::LockManager,
-    web::{
-        request::{RequestLocks, Settings},
-        session::LocalFuture,
-        wrap::Locking,
-    },
+    web::wrap::{Locking, LockingMiddleware, Whose},
 };
-
-type Whose = Rc<dyn Fn(&ServiceRequest) -> Option<(Aid, Actor)>>;
 
 /// A wrap for clients without cookies. Made by [`LockManager::clients`].
 pub type LockingClients = Locking<Clients>;
@@ -102,60 +100,13 @@ where
 {
     type Response = ServiceResponse<B>;
     type Error = Error;
-    type Transform = LockingClientsMiddleware<S>;
+    type Transform = LockingMiddleware<S>;
     type InitError = ();
-    type Future = std::future::Ready<Result<Self::Transform, ()>>;
+    type Future = Ready<Result<Self::Transform, ()>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
-        let Clients(whose) = self.inner.clone();
         let (manager, settings) = (self.manager.clone(), Rc::new(self.settings.clone()));
-        std::future::ready(Ok(LockingClientsMiddleware { service, manager, settings, whose }))
-    }
-}
-
-/// The service that [`LockingClients`] makes.
-pub struct LockingClientsMiddleware<S> {
-    service: S,
-    manager: LockManager,
-    settings: Rc<Settings>,
-    whose: Whose,
-}
-
-impl<S> fmt::Debug for LockingClientsMiddleware<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockingClientsMiddleware").finish_non_exhaustive()
-    }
-}
-
-impl<S, B> Service<ServiceRequest> for LockingClientsMiddleware<S>
-where
-    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
-    S::Future: 'static,
-{
-    type Response = ServiceResponse<B>;
-    type Error = Error;
-    type Future = LocalFuture<Result<Self::Response, Error>>;
-
-    forward_ready!(service);
-
-    fn call(&self, req: ServiceRequest) -> Self::Future {
-        let locks = match RequestLocks::begin_request(&req, &self.manager, &self.settings) {
-            Ok(locks) => locks,
-            Err(error) => return Box::pin(async { Err(error.into()) }),
-        };
-        locks.client_came((self.whose)(&req));
-        let call = self.service.call(req);
-        Box::pin(async move {
-            match call.await {
-                Ok(mut response) => {
-                    locks.session_saved(response.response_mut()).await;
-                    Ok(response)
-                }
-                Err(error) => {
-                    locks.session_not_saved().await;
-                    Err(error)
-                }
-            }
-        })
+        let whose = Some(Rc::clone(&self.inner.0));
+        ready(Ok(LockingMiddleware { service, manager, settings, whose }))
     }
 }

@@ -1,7 +1,7 @@
 //! `locks.session(…)`: wraps a session middleware, with one part of the locks around it and one inside
 //! it.
 
-use std::{fmt, future::Future, pin::Pin, rc::Rc};
+use std::rc::Rc;
 
 use actix_session::{Session, SessionExt, SessionMiddleware, storage::SessionStore};
 use actix_web::{
@@ -12,16 +12,12 @@ use actix_web::{
 
 use crate::{
     actor::Actor,
-    error::LockError,
     manager::LockManager,
     web::{
-        memory::{memory, with_memory},
-        request::{RequestLocks, Settings},
-        wrap::Locking,
+        request::RequestLocks,
+        wrap::{LocalFuture, Locking, LockingMiddleware},
     },
 };
-
-pub(super) type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
 impl LockManager {
     /// Puts the locks around a session middleware: wrap the application in the result *instead of* the
@@ -87,70 +83,17 @@ where
 {
     type Response = ServiceResponse<B>;
     type Error = Error;
-    type Transform = LockingSessionMiddleware<
-        <SessionMiddleware<K> as Transform<Inner<S>, ServiceRequest>>::Transform,
-    >;
+    type Transform =
+        LockingMiddleware<<SessionMiddleware<K> as Transform<Inner<S>, ServiceRequest>>::Transform>;
     type InitError = ();
     type Future = LocalFuture<Result<Self::Transform, ()>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
         let session = self.inner.new_transform(Inner { service });
-        let manager = self.manager.clone();
-        let settings = Rc::new(self.settings.clone());
+        let (manager, settings) = (self.manager.clone(), Rc::new(self.settings.clone()));
         Box::pin(async move {
-            let service = session.await?;
-            Ok(LockingSessionMiddleware { service, manager, settings })
+            Ok(LockingMiddleware { service: session.await?, manager, settings, whose: None })
         })
-    }
-}
-
-/// The service that [`LockingSession`] makes: the part outside the session middleware.
-pub struct LockingSessionMiddleware<S> {
-    service: S,
-    manager: LockManager,
-    settings: Rc<Settings>,
-}
-
-impl<S> fmt::Debug for LockingSessionMiddleware<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockingSessionMiddleware").finish_non_exhaustive()
-    }
-}
-
-impl<S, B> Service<ServiceRequest> for LockingSessionMiddleware<S>
-where
-    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
-    S::Future: 'static,
-{
-    type Response = ServiceResponse<B>;
-    type Error = Error;
-    type Future = LocalFuture<Result<Self::Response, Error>>;
-
-    forward_ready!(service);
-
-    fn call(&self, req: ServiceRequest) -> Self::Future {
-        let locks = match RequestLocks::begin_request(&req, &self.manager, &self.settings) {
-            Ok(locks) => locks,
-            Err(error) => return Box::pin(async { Err(error.into()) }),
-        };
-        let call = self.service.call(req);
-        Box::pin(with_memory(async move {
-            match call.await {
-                Ok(mut response) => {
-                    if memory(|it| it.has_ended) == Some(true) {
-                        locks.session_has_ended(response.response_mut()).await?;
-                    }
-                    locks.session_saved(response.response_mut()).await;
-                    Ok(response)
-                }
-                Err(error) => {
-                    locks.session_not_saved().await;
-                    // actix-session turns an outage of our database into an empty 500.
-                    let outage = memory(|it| it.failed.take()).flatten();
-                    Err(outage.map_or(error, |outage| LockError::Store(outage).into()))
-                }
-            }
-        }))
     }
 }
 

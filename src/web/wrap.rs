@@ -1,18 +1,30 @@
-//! What all wraps have in common: the settings.
+//! What both wraps have in common: the settings, and the service.
 
-use std::{fmt, rc::Rc, time::Duration};
+use std::{fmt, future::Future, pin::Pin, rc::Rc, time::Duration};
 
+use actix_web::{
+    Error,
+    dev::{Service, ServiceRequest, ServiceResponse, forward_ready},
+};
 use tokio::sync::Semaphore;
 
 use crate::{
     actor::Actor,
+    error::LockError,
     key::LockKey,
+    lock::Aid,
     manager::{LockManager, watch::streams::Limits},
     web::{
         access::{AT_ONCE, Access},
-        request::Settings,
+        memory::{memory, with_memory},
+        request::{RequestLocks, Settings},
     },
 };
+
+pub(super) type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// Tells whose request it is.
+pub(super) type Whose = Rc<dyn Fn(&ServiceRequest) -> Option<(Aid, Actor)>>;
 
 /// Well below the minute after which proxies stop waiting for an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -142,5 +154,60 @@ impl<W> Locking<W> {
 impl<W> fmt::Debug for Locking<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locking").field("manager", &self.manager).finish_non_exhaustive()
+    }
+}
+
+/// The service that [`Locking`] makes: for a session, the part outside the session middleware.
+pub struct LockingMiddleware<S> {
+    pub(super) service: S,
+    pub(super) manager: LockManager,
+    pub(super) settings: Rc<Settings>,
+    /// For clients without a session.
+    pub(super) whose: Option<Whose>,
+}
+
+impl<S> fmt::Debug for LockingMiddleware<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockingMiddleware").finish_non_exhaustive()
+    }
+}
+
+impl<S, B> Service<ServiceRequest> for LockingMiddleware<S>
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
+    S::Future: 'static,
+{
+    type Response = ServiceResponse<B>;
+    type Error = Error;
+    type Future = LocalFuture<Result<Self::Response, Error>>;
+
+    forward_ready!(service);
+
+    fn call(&self, req: ServiceRequest) -> Self::Future {
+        let locks = match RequestLocks::begin_request(&req, &self.manager, &self.settings) {
+            Ok(locks) => locks,
+            Err(error) => return Box::pin(async { Err(error.into()) }),
+        };
+        if let Some(whose) = &self.whose {
+            locks.client_came(whose(&req));
+        }
+        let call = self.service.call(req);
+        Box::pin(with_memory(async move {
+            match call.await {
+                Ok(mut response) => {
+                    if memory(|it| it.has_ended) == Some(true) {
+                        locks.session_has_ended(response.response_mut()).await?;
+                    }
+                    locks.session_saved(response.response_mut()).await;
+                    Ok(response)
+                }
+                Err(error) => {
+                    locks.session_not_saved().await;
+                    // actix-session turns an outage of our database into an empty 500.
+                    let outage = memory(|it| it.failed.take()).flatten();
+                    Err(outage.map_or(error, |outage| LockError::Store(outage).into()))
+                }
+            }
+        }))
     }
 }

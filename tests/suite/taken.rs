@@ -138,3 +138,27 @@ async fn both_listeners_hear_their_own_events() {
     assert_eq!(ends.lock().unwrap()[0].aid, other.aid);
     assert_eq!(heard.lock().unwrap().len(), 1);
 }
+
+#[tokio::test]
+async fn a_listener_that_hangs_does_not_hold_up_the_other_one() {
+    let (database, heard) = (database().await, Heard::default());
+    let (taken, hangs) = (Arc::clone(&heard), Arc::new(Mutex::new(false)));
+    let has_begun = Arc::clone(&hangs);
+    let app = server_with(&database, move |settings| {
+        let settings = settings.on_lock_taken(move |event| {
+            taken.lock().unwrap().push(event);
+            async { Ok(()) }
+        });
+        settings.listener_timeout(Duration::from_secs(600)).on_session_end(move |_| {
+            *has_begun.lock().unwrap() = true;
+            std::future::pending()
+        })
+    })
+    .await;
+    let lock = hers(&app).await;
+    app.locks.end_session(&lock.aid).await.unwrap();
+    eventually("it hangs", async || *hangs.lock().unwrap()).await;
+    let lock = hers(&app).await;
+    app.locks.break_seen(&lock, &Actor::new("root"), "").await.unwrap();
+    until_heard(&heard, 1).await;
+}

@@ -3,42 +3,42 @@
 use std::time::SystemTime;
 
 use actix_doclock::{
-    MongoStore,
+    LockError, LockManager, MongoStore,
     freeze::{Freeze as Known, Scope},
-    store::Store,
+    limits::MAX_REASON_BYTES,
 };
 use serde_json::{Value, json};
 
 use crate::{
-    Failure, Outcome, answer,
+    Failure, Outcome,
     args::{Freeze, Frozen},
-    locks,
+    locks, manager,
     output::{self, printable},
 };
-
-/// A reason fits into an answer of every server.
-const MAX_REASON_BYTES: usize = actix_doclock::limits::MAX_REASON_BYTES;
 
 pub(crate) async fn freeze(
     store: &MongoStore,
     args: &Freeze,
     json: bool,
 ) -> Result<Outcome, Failure> {
-    let scope = scope(store, &args.what).await?;
     let end = args.lasts.and_then(|lasts| SystemTime::now().checked_add(lasts)).or(args.until);
     let Some(until) = end else { return Err(Failure::Usage("that is too long".to_owned())) };
     if args.reason.len() > MAX_REASON_BYTES {
         let message = format!("a reason has at most {MAX_REASON_BYTES} bytes");
         return Err(Failure::Usage(message));
     }
-    let on = answer(store.set_freeze(&scope, Some((&args.reason, until)))).await?;
-    let Some(this) = on.iter().find(|it| it.scope == scope && it.reason == args.reason) else {
-        return Err(Failure::Usage("the freeze would have ended already".to_owned()));
-    };
-    if json {
-        output::print_json(&as_json(this))?;
-    } else {
-        output::print(&format!("{}; all servers obey within two seconds", line(this)))?;
+    let (locks, scope) = scope(store, &args.what).await?;
+    match locks.freeze(scope.clone(), &args.reason, until).await {
+        Err(e @ LockError::PastFreeze) => return Err(Failure::Usage(e.to_string())),
+        frozen => frozen?,
+    }
+    let on = locks.freezes();
+    for this in on.iter().filter(|freeze| freeze.scope == scope) {
+        if json {
+            output::print_json(&as_json(this))?;
+        } else {
+            output::print(&format!("{}; all servers obey within two seconds", line(this)))?;
+        }
     }
     Ok(Outcome::Done)
 }
@@ -48,10 +48,9 @@ pub(crate) async fn thaw(
     args: &Frozen,
     json: bool,
 ) -> Result<Outcome, Failure> {
-    let scope = scope(store, args).await?;
-    let before = answer(store.freezes()).await?;
-    let left = answer(store.set_freeze(&scope, None)).await?;
-    let was_frozen = before.iter().any(|freeze| freeze.scope == scope);
+    let (locks, scope) = scope(store, args).await?;
+    let was_frozen = locks.thaw(scope.clone()).await?;
+    let left = locks.freezes();
     if json {
         let left: Vec<_> = left.iter().map(as_json).collect();
         output::print_json(&json!({ "thawed": was_frozen, "frozen": left }))?;
@@ -63,10 +62,13 @@ pub(crate) async fn thaw(
     Ok(if was_frozen { Outcome::Done } else { Outcome::NotSo })
 }
 
-async fn scope(store: &MongoStore, args: &Frozen) -> Result<Scope, Failure> {
-    let Some(collection) = &args.collection else { return Ok(Scope::All) };
+async fn scope(store: &MongoStore, args: &Frozen) -> Result<(LockManager, Scope), Failure> {
+    let locks = manager(store).await?;
+    let Some(collection) = &args.collection else { return Ok((locks, Scope::All)) };
     locks::attach(store, collection).await?;
-    Ok(collection.as_str().into())
+    // Leaked on purpose: the process ends with the command.
+    locks.attach(collection.clone().leak());
+    Ok((locks, collection.as_str().into()))
 }
 
 pub(crate) fn line(freeze: &Known) -> String {

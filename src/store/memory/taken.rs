@@ -50,14 +50,20 @@ impl Takings {
 
     pub(super) fn take(
         &mut self,
+        collections: &[&str],
         worker: Uuid,
         lease: Duration,
         limit: usize,
         now: Duration,
         is_live: impl Fn(&LockTaken) -> bool,
     ) -> Vec<LockTaken> {
-        self.0.retain(|note| note.is_settled || !note.is_due(now) || !is_live(&note.taking));
-        let due = self.0.iter_mut().filter(|note| note.belongs_to(worker) || note.is_due(now));
+        let is_ours =
+            |note: &Note| note.is_settled || collections.contains(&note.taking.key.collection());
+        self.0.retain(|note| {
+            note.is_settled || !is_ours(note) || !note.is_due(now) || !is_live(&note.taking)
+        });
+        let due = (self.0.iter_mut())
+            .filter(|note| is_ours(note) && (note.belongs_to(worker) || note.is_due(now)));
         let told = due.take(limit).map(|note| {
             // A repetition of a call whose answer was lost does not count.
             note.told += u32::from(!note.belongs_to(worker) || note.is_due(now));

@@ -7,7 +7,7 @@ use mongodb::bson::{Bson, Document, doc};
 use crate::{
     error::StoreError,
     key::LockKey,
-    store::mongo::{MongoStore, codec::lock_id, error::store_error},
+    store::mongo::{MongoStore, codec::lock_id, error::store_error, lanes},
 };
 
 /// How many documents one query asks for.
@@ -52,7 +52,8 @@ impl MongoStore {
     ) -> mongodb::error::Result<Vec<(LockKey, String)>> {
         let documents = self.database().collection::<Document>(collection);
         let wanted = doc! { "_id": { "$in": ids } };
-        let mut found = documents.find(wanted).projection(doc! { field: 1 }).await?;
+        let found = documents.find(wanted).projection(doc! { field: 1 });
+        let mut found = found.max_time(lanes::read_limit()).await?;
         let mut titles = Vec::new();
         while found.advance().await? {
             let document = found.deserialize_current()?;

@@ -345,3 +345,25 @@ async fn a_list_of_a_hundred_rows_asks_for_all_together() {
     })
     .await;
 }
+
+#[actix_web::test]
+async fn a_page_without_cookies_sends_its_headers_and_survives_if_they_fail() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        let path = format!("/locks/workitem/{}", stage.first_id().await);
+        let ask = format!(
+            "const done = arguments[0], real = window.fetch, sent = []; \
+             window.fetch = (url, init) => {{ sent.push(init.headers?.Authorization ?? ''); return real(url, init); }}; \
+             import('/locks/client.js').then(async ({{ DocLock }}) => {{ \
+                 DocLock.headers = async () => ({{ Authorization: 'Bearer x' }}); \
+                 const seen = await DocLock.look('{path}'); \
+                 DocLock.headers = () => {{ throw new Error('no token'); }}; \
+                 const failed = await DocLock.look('{path}'); \
+                 done([sent.at(-1), seen?.state, failed]); \
+             }}, error => done([String(error)]))"
+        );
+        let told: Value = alice.run_async(&ask).await;
+        assert_eq!(told, serde_json::json!(["Bearer x", "free", null]));
+    })
+    .await;
+}
