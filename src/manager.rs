@@ -25,6 +25,8 @@ mod attach;
 mod background;
 mod builder;
 mod claim;
+#[cfg(feature = "web")]
+mod confirm;
 mod describe;
 mod document;
 mod freeze;
@@ -48,6 +50,8 @@ pub use builder::{BuildError, LockManagerBuilder};
 pub use claim::Wait;
 #[cfg(feature = "web")]
 pub(crate) use claim::{Acquired, Provisional, Wanted};
+#[cfg(feature = "web")]
+pub(crate) use document::decode;
 pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
 #[cfg(feature = "metrics")]
@@ -115,7 +119,6 @@ struct Inner {
     queues: wait::queue::Queues,
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
-    leases: guard::leases::Leases,
     /// Ends all waits. It is also cancelled when `stop` is.
     waits: CancellationToken,
     freezes: freeze::Freezes,
@@ -139,6 +142,7 @@ struct Inner {
 impl Inner {
     /// This acquisition has ended, for whatever reason.
     fn gone(&self, lock: &Acquisition) {
+        self.activity.gone(&lock.aid, &lock.key);
         self.watched.ended(lock);
         self.queues.ended(lock);
     }
@@ -147,6 +151,7 @@ impl Inner {
     fn gone_all_of(&self, aid: &Aid, keys: &[LockKey], asked: Instant) {
         self.watched.saw_all_of(aid, &[], asked);
         for key in keys {
+            self.activity.gone(aid, key);
             self.queues.freed(key);
         }
     }

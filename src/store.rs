@@ -31,7 +31,7 @@ mod status;
 mod watch;
 
 pub use crate::taken::Settled;
-pub use answer::{LastEnd, Released, Saved, Swept, TryAcquire};
+pub use answer::{Confirmed, LastEnd, Released, Saved, Swept, TryAcquire};
 #[cfg(feature = "_mongo")]
 pub use claim::HeldLock;
 pub use claim::{Acquisition, Claim, Query, Removal, Taken};
@@ -254,6 +254,20 @@ pub trait Store: Send + Sync + 'static {
     /// Whether the document exists. By default the store loads it.
     fn exists(&self, key: &LockKey) -> impl Future<Output = Result<bool, StoreError>> + Send {
         async { Ok(self.load(key).await?.is_some()) }
+    }
+
+    /// The live lock of this session on the document, and, if `load`, the document, by one read of durable
+    /// state: the lock first, so that nobody else can have saved between the two. Changes nothing. `None` if
+    /// the session has no such lock, or if one read does not tell.
+    ///
+    /// By default `None`: the caller then uses other verbs, which cost more.
+    fn confirm(
+        &self,
+        _key: &LockKey,
+        _aid: &Aid,
+        _load: bool,
+    ) -> impl Future<Output = Result<Option<Confirmed>, StoreError>> + Send {
+        async { Ok(None) }
     }
 
     /// Removes all locks of the session in this collection, and returns the keys of those that were

@@ -19,7 +19,6 @@ use crate::{
 pub const STORE: &str = "MongoStore";
 pub const MANAGER: &str = "LockManager";
 pub const WAITING: &str = "LockManager, waiting";
-pub const TRUSTING: &str = "LockManager, `trust_leases`";
 
 /// The document that is locked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -65,14 +64,6 @@ pub async fn manager(store: impl Store) -> LockManager {
 
 pub async fn on(database: &Database) -> LockManager {
     manager(MongoStore::new(database)).await
-}
-
-/// Does not ask the database again while a lease lasts.
-pub async fn trusting(database: &Database) -> LockManager {
-    let locks = LockManager::builder(MongoStore::new(database)).trust_leases();
-    let locks = locks.build().await.unwrap();
-    locks.register::<Page>().await.unwrap();
-    locks
 }
 
 pub fn claim(aid: &Aid) -> Claim {

@@ -8,7 +8,7 @@ use crate::{
         cycle::{KEYS, TASKS},
         hand_over, settings, verbs, web,
     },
-    ours::{MANAGER, STORE, TRUSTING, WAITING},
+    ours::{MANAGER, STORE, WAITING},
     plot::number,
     report::{Report, Role, Row},
 };
@@ -98,7 +98,6 @@ fn latencies() -> Vec<Subject> {
         add("acquire + release, `Store`", "cycle", (1, 10_000), STORE, INSERT_DELETE);
         add("refusal, with the holder", "refusal", (1, 1), MANAGER, verbs::FIND);
         add("re-entry", "re-entry", (1, 1), MANAGER, verbs::UPDATE);
-        add("re-entry, `trust_leases`", "re-entry", (1, 1), TRUSTING, verbs::UPDATE);
         add("renewal of 1 lock", "renew", (1, 1), MANAGER, verbs::UPDATE_MANY);
         add("renewal of 1 000 locks", "renew", (1, 1_000), MANAGER, verbs::UPDATE_MANY);
         add(

@@ -2,7 +2,7 @@
 //! events.
 
 use super::*;
-use crate::store::{Change, LastEnd, Watch};
+use crate::store::{Change, Confirmed, LastEnd, Watch};
 
 async fn locks_on(store: &impl Store, id: &str) -> Vec<Lock> {
     store.locks_on(COLLECTION, &[key(id)]).await.unwrap()
@@ -23,6 +23,57 @@ async fn told(watch: &mut Watch, what: &str, is_it: impl Fn(&Change) -> bool) {
 }
 
 cases! {
+    async fn a_lock_is_confirmed_together_with_its_document<S: Subject>(subject: &S) {
+        let (store, alice) = (subject.store(), Aid::new());
+        put(subject, "a", "written").await;
+        let page = PageId::new();
+        let first = Claim { page: Some(page), tab: Some(TabId::new()), ..claim(&alice) };
+        let _ = store.try_acquire(&key("a"), &first).await.unwrap();
+        let confirmed = store.confirm(&key("a"), &alice, true).await.unwrap().unwrap();
+        let Confirmed { lock, document, is_known, is_leaving, .. } = confirmed;
+        assert_eq!((lock.token, lock.tab), (Some(first.token), first.tab));
+        assert_eq!(lock.holder, Some(first.holder.clone()));
+        assert_eq!((confirmed.page, is_known, is_leaving), (Some(page), false, false));
+        assert_eq!(document.unwrap().decode::<Page>().unwrap().text, "written");
+        let _ = store.try_acquire(&key("a"), &claim(&alice)).await.unwrap();
+        let again = store.confirm(&key("a"), &alice, false).await.unwrap().unwrap();
+        assert!(again.is_known, "a second request was told");
+        assert!(again.document.is_none(), "nobody asked for it");
+        subject.delete(&key("a")).await;
+        let confirmed = store.confirm(&key("a"), &alice, true).await.unwrap().unwrap();
+        assert!(confirmed.document.is_none());
+    }
+
+    async fn a_read_confirms_no_lock_that_the_session_does_not_hold<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        put(subject, "a", "written").await;
+        let confirms = async |aid| store.confirm(&key("a"), aid, true).await.unwrap();
+        assert!(confirms(&alice).await.is_none(), "free");
+        let token = granted(store, &key("a"), &alice).await;
+        assert!(confirms(&bob).await.is_none(), "of another session");
+        let held = Acquisition::exclusive(&key("a"), &alice, token);
+        store.expire_in(&held, None, 20 * SECOND).await.unwrap();
+        assert!(confirms(&alice).await.unwrap().is_leaving);
+        subject.age(&key("a"), 20 * SECOND).await;
+        assert!(confirms(&alice).await.is_none(), "expired");
+    }
+
+    async fn a_reader_is_confirmed_among_others<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let shared = |aid| Claim { mode: Mode::Shared, ..claim(aid) };
+        let (of_alice, of_bob) = (shared(&alice), shared(&bob));
+        for (aid, mine) in [(&alice, &of_alice), (&bob, &of_bob)] {
+            let _ = store.try_acquire(&key("a"), mine).await.unwrap();
+            let confirmed = store.confirm(&key("a"), aid, false).await.unwrap().unwrap();
+            assert_eq!((confirmed.lock.mode, confirmed.lock.token), (Mode::Shared, Some(mine.token)));
+            assert!(!confirmed.is_known);
+        }
+        let _ = store.try_acquire(&key("a"), &shared(&alice)).await.unwrap();
+        assert!(store.confirm(&key("a"), &alice, false).await.unwrap().unwrap().is_known);
+        assert!(!store.confirm(&key("a"), &bob, false).await.unwrap().unwrap().is_known);
+        assert!(store.confirm(&key("a"), &Aid::new(), false).await.unwrap().is_none());
+    }
+
     async fn a_lock_says_for_which_tab_and_which_user_it_was_granted<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let tab = TabId::new();

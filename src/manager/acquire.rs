@@ -70,12 +70,8 @@ impl LockManager {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired, LockError> {
-        if let Some(lock) = self.inner.trusted(key, &claim) {
-            return Ok(Acquired::AlreadyMine(lock));
-        }
         self.refuse_if_frozen(key, &claim, until).await?;
         let timer = observe::Timer::start(self, key, claim.mode);
-        let page = claim.page;
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
             let (mut claim, mut attempts) = (claim, task::Attempts::new(until, task::FOREGROUND));
@@ -113,9 +109,6 @@ impl LockManager {
             self.inner.granted.notify_one();
         }
         self.inner.watched.saw(acquired.lock(), asked);
-        if let Acquired::AlreadyMine(lock) = &acquired {
-            self.inner.trusts(lock, page);
-        }
         Ok(acquired)
     }
 

@@ -1,12 +1,15 @@
-//! When the locks of a session are due for renewal, and about how many locks it has.
+//! When the locks of a session are due for renewal, about how many locks it has, and which of them it knows.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use crate::{clock, lock::Aid};
+use crate::{clock, key::LockKey, lock::Aid};
+
+/// How many locks of a session are remembered as known to it.
+const KNOWN: usize = 32;
 
 /// The last renewal of each session that was active here recently.
 ///
@@ -31,11 +34,13 @@ struct Session {
     /// have granted more.
     counted: usize,
     granted: usize,
+    /// The latest locks of which several requests were told here.
+    known: VecDeque<LockKey>,
 }
 
 impl Session {
     fn new(renewed: Instant) -> Self {
-        Self { renewed, counted: 0, granted: 0 }
+        Self { renewed, counted: 0, granted: 0, known: VecDeque::new() }
     }
 }
 
@@ -83,6 +88,31 @@ impl Activity {
     pub(super) fn counted(&self, aid: &Aid, locks: usize) {
         if let Some(session) = self.sessions().of.get_mut(aid) {
             (session.counted, session.granted) = (locks, 0);
+        }
+    }
+
+    /// Several requests of the session know this lock. Ignored for a session that was not active here.
+    #[cfg(feature = "web")]
+    pub(super) fn told(&self, aid: &Aid, key: &LockKey) {
+        let mut sessions = self.sessions();
+        let Some(session) = sessions.of.get_mut(aid) else { return };
+        if !session.known.contains(key) {
+            session.known.truncate(KNOWN - 1);
+            session.known.push_front(key.clone());
+        }
+    }
+
+    /// A hint whether to read the lock or to claim it, never a decision: another server may have released
+    /// the lock.
+    #[cfg(feature = "web")]
+    pub(super) fn was_told(&self, aid: &Aid, key: &LockKey) -> bool {
+        self.sessions().of.get(aid).is_some_and(|session| session.known.contains(key))
+    }
+
+    /// The lock is gone, or may be changing.
+    pub(super) fn gone(&self, aid: &Aid, key: &LockKey) {
+        if let Some(session) = self.sessions().of.get_mut(aid) {
+            session.known.retain(|known| known != key);
         }
     }
 

@@ -19,7 +19,6 @@ use crate::{
         },
         describe::{Describe, Descriptions},
         freeze,
-        guard::leases,
         task::Runner,
         wait::queue::{Limits, Queues},
     },
@@ -70,7 +69,6 @@ pub(super) struct Settings {
     pub(super) holder: Holder,
     pub(super) reaper_interval: Option<Duration>,
     pub(super) max_locks_per_session: usize,
-    pub(super) trust_leases: bool,
     waiters: Limits,
     break_policy: LockPolicy,
     take_over_policy: LockPolicy,
@@ -104,7 +102,6 @@ impl LockManagerBuilder {
             holder: Holder::new("another session"),
             reaper_interval: Some(REAPER_INTERVAL),
             max_locks_per_session: MAX_LOCKS_PER_SESSION,
-            trust_leases: false,
             waiters: Limits { per_session: WAITERS_PER_SESSION, all: WAITERS },
             break_policy: Arc::new(|_, _| false),
             take_over_policy: Arc::new(Actor::is_holder_of),
@@ -161,27 +158,6 @@ impl LockManagerBuilder {
     /// register the same types.
     pub fn reaper_interval(mut self, interval: Duration) -> Self {
         self.settings.reaper_interval = Some(interval);
-        self
-    }
-
-    /// Answers a repeated request for a lock without asking the store, if the store has already granted
-    /// this lock to the session and the lease from that answer has not expired. Default: every request
-    /// asks the store.
-    ///
-    /// This saves one command where a page makes many requests for one document. The answer means: the
-    /// session held the lock when the store was asked last, at most a ttl ago, and this process has not
-    /// heard of its end since. The process notices its own operations at once, those of other servers
-    /// within milliseconds on a replica set, and within a second on a standalone server. Until then, a
-    /// handler can be told that a lock is held although it is gone: broken by an administrator, or ended
-    /// by a logout on another server. So the handler may show the document, but must not conclude that
-    /// nobody else edits it. [`save`](crate::LockedDoc) always asks: a caller that lost the lock writes
-    /// nothing.
-    ///
-    /// This is not the default, because a person who breaks a lock expects the next click of the holder
-    /// to be refused. Such an answer renews nothing; active sessions are renewed as before. A request
-    /// from another tab, from another load of the page or for a shared lock always asks.
-    pub fn trust_leases(mut self) -> Self {
-        self.settings.trust_leases = true;
         self
     }
 
@@ -437,7 +413,6 @@ impl LockManagerBuilder {
             settings: self.settings,
             watches: Default::default(),
             kept: Default::default(),
-            leases: Default::default(),
             events: Default::default(),
             event_streams: Default::default(),
             descriptions: self.describe.map(Descriptions::new),
@@ -450,7 +425,6 @@ impl LockManagerBuilder {
             sweeps: Default::default(),
             panics: Default::default(),
         });
-        leases::follow(&inner);
         let manager = LockManager { inner };
         manager.supervise("freezes", |_| {}, freeze::follow);
         if let Some(interval) = reaper_interval {

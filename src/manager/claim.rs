@@ -123,7 +123,6 @@ pub(crate) struct Provisional {
     manager: LockManager,
     lock: Lock,
     token: LockToken,
-    page: Option<PageId>,
     /// Tracks the release, so that a request can wait for its end.
     scope: TaskTracker,
     confirmed: bool,
@@ -132,8 +131,8 @@ pub(crate) struct Provisional {
 impl Provisional {
     pub(super) fn new(manager: LockManager, lock: Lock, claim: &Claim, scope: TaskTracker) -> Self {
         // The lock may carry the token of an earlier attempt.
-        let (token, page) = (lock.token.unwrap_or(claim.token), claim.page);
-        Self { manager, lock, token, page, scope, confirmed: false }
+        let token = lock.token.unwrap_or(claim.token);
+        Self { manager, lock, token, scope, confirmed: false }
     }
 
     pub(crate) fn lock(&self) -> &Lock {
@@ -147,7 +146,6 @@ impl Provisional {
     /// Keeps the lock.
     pub(crate) fn confirm(mut self) -> Lock {
         self.confirmed = true;
-        self.manager.inner.trusts(&self.lock, self.page);
         self.lock.clone()
     }
 

@@ -15,8 +15,16 @@ use crate::{
 impl LockManager {
     #[cfg(feature = "_mongo")]
     pub(crate) fn held(&self, acquisition: Acquisition) -> HeldLock {
+        self.writes_under(&acquisition);
         let (runtime, tasks) = self.inner.runner.parts();
         HeldLock { acquisition, deadline: self.inner.settings.deadline, runtime, tasks }
+    }
+
+    /// A write under this lock may be under way from now on, even after its caller was told that the outcome
+    /// is unknown. The next re-entry therefore writes: it waits for that write, as a read would not, and the
+    /// document that it loads is the latest.
+    fn writes_under(&self, held: &Acquisition) {
+        self.inner.activity.gone(&held.aid, &held.key);
     }
 
     pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool, LockError> {
@@ -36,9 +44,7 @@ impl LockManager {
     ) -> Result<T, LockError> {
         match self.run("load", until, key.clone(), |store, key| store.load(key)).await? {
             None => Err(LockError::NotFound { key: key.clone() }),
-            Some(document) => {
-                document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
-            }
+            Some(document) => decode(key, document),
         }
     }
 
@@ -123,6 +129,7 @@ impl LockManager {
     ))]
     async fn write(&self, held: &Acquisition, edit: Edit, until: Instant) -> Result<(), LockError> {
         let timer = observe::Timer::start(self, &held.key, Mode::Exclusive);
+        self.writes_under(held);
         let args = (held.clone(), edit, until);
         let saved = self
             .run("save", until, args, |store, (held, edit, until)| store.save(held, edit, *until));
@@ -142,4 +149,8 @@ impl LockManager {
         timer.saved(&saved);
         saved
     }
+}
+
+pub(crate) fn decode<T: Lockable>(key: &LockKey, document: StoredDocument) -> Result<T, LockError> {
+    document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
 }

@@ -2,7 +2,6 @@
 
 pub(super) mod job;
 pub(super) mod keeper;
-pub(super) mod leases;
 pub(super) mod lost;
 mod write;
 

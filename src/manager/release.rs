@@ -94,7 +94,6 @@ impl LockManager {
 
     /// Releases a lock without making the caller wait.
     pub(crate) fn release_in_background(&self, held: Acquisition) {
-        self.inner.distrusts(&held.key);
         if let Some(heir) = self.inner.queues.heir(&held) {
             let until = clock::now() + self.ttl();
             drop(self.hand_over(held, heir, until, task::BACKGROUND));
@@ -181,7 +180,6 @@ impl LockManager {
         held: &Acquisition,
         until: Instant,
     ) -> Result<Released, LockError> {
-        self.inner.distrusts(&held.key);
         if let Some(heir) = self.inner.queues.heir(held) {
             let handed = self.hand_over(held.clone(), heir, until, task::FOREGROUND);
             return Ok(task::answer("release", until, handed).await?);
@@ -205,7 +203,6 @@ impl LockManager {
         grace: Duration,
         until: Instant,
     ) -> Result<(), LockError> {
-        self.inner.distrusts(&held.key);
         let args = (held.clone(), page, grace);
         let shortened = self.run("expire_in", until, args, |store, (it, page, grace)| {
             store.expire_in(it, *page, *grace)

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use crate::{ended::EndReason, error::LockError, lock::Lock};
+use crate::{
+    ended::EndReason,
+    error::LockError,
+    lock::{Lock, PageId},
+    store::StoredDocument,
+};
 
 /// How a session last ended, as [`last_end`](crate::store::Store::last_end) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +45,21 @@ impl TryAcquire {
             Self::Held(lock) => Err(LockError::Held(Box::new(lock))),
         }
     }
+}
+
+/// The answer to [`confirm`](crate::store::Store::confirm).
+#[derive(Debug, Clone)]
+pub struct Confirmed {
+    /// The live lock of the session.
+    pub lock: Lock,
+    /// The load of the page that the lock belongs to.
+    pub page: Option<PageId>,
+    /// Whether a second request was told of the lock, so that the first one no longer gives it back.
+    pub is_known: bool,
+    /// Whether the lock is in the grace period of a page that has gone.
+    pub is_leaving: bool,
+    /// The document, if it was asked for and exists.
+    pub document: Option<StoredDocument>,
 }
 
 /// The answer to [`remove_lock`](crate::store::Store::remove_lock) and to

@@ -15,8 +15,8 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, PageId},
     store::{
-        Acquisition, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved, Store,
-        StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
+        Acquisition, Claim, Confirmed, Edit, Format, LastEnd, Query, Released, Removal, Rules,
+        Saved, Store, StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -63,6 +63,7 @@ erase! {
     fn save(held: &'a Acquisition, edit: &'a Edit, until: Instant) -> Saved;
     fn status(collections: &'a [&'a str]) -> StoreStatus;
     fn exists(key: &'a LockKey) -> bool;
+    fn confirm(key: &'a LockKey, aid: &'a Aid, load: bool) -> Option<Confirmed>;
     fn release_all(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
     fn keep_places(key: &'a LockKey, tokens: &'a [LockToken], lease: Duration) -> u64;
     fn leave(key: &'a LockKey, token: LockToken) -> ();

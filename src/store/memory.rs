@@ -23,8 +23,8 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, Mode, PageId},
     store::{
-        Acquisition, Change, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved,
-        Store, StoreStatus, StoredDocument, Swept, Topology, TryAcquire, Watch,
+        Acquisition, Change, Claim, Confirmed, Edit, Format, LastEnd, Query, Released, Removal,
+        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Topology, TryAcquire, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -290,6 +290,26 @@ impl Store for MemoryStore {
         Ok(Released::Released)
     }
 
+    async fn confirm(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        load: bool,
+    ) -> Result<Option<Confirmed>, StoreError> {
+        let state = self.state();
+        let moment = state.moment();
+        let grant = state.locks.get(key).and_then(|record| record.live(Some(aid), moment.now));
+        let Some(mine) = grant.filter(|grant| grant.aid == *aid) else { return Ok(None) };
+        let document = if load { state.documents.get(key) } else { None };
+        Ok(Some(Confirmed {
+            lock: mine.to_lock(key, moment),
+            page: mine.page,
+            is_known: mine.again,
+            is_leaving: mine.is_leaving(),
+            document: document.map(stored),
+        }))
+    }
+
     async fn release_all(&self, collection: &str, aid: &Aid) -> Result<Vec<LockKey>, StoreError> {
         let mut state = self.state();
         let now = state.now();
@@ -418,8 +438,7 @@ impl Store for MemoryStore {
     }
 
     async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
-        let document = self.state().documents.get(key).map(ToString::to_string);
-        Ok(document.map(|json| StoredDocument::from_bytes(Format::Json, json.into_bytes())))
+        Ok(self.state().documents.get(key).map(stored))
     }
 
     async fn save(
@@ -451,4 +470,8 @@ impl Store for MemoryStore {
         }
         Ok(saved)
     }
+}
+
+fn stored(document: &Value) -> StoredDocument {
+    StoredDocument::from_bytes(Format::Json, document.to_string().into_bytes())
 }

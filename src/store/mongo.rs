@@ -28,8 +28,8 @@ use crate::{
     key::{LockId, LockKey},
     lock::{Aid, Lock, LockToken, PageId},
     store::{
-        Acquisition, Claim, Edit, Format, LastEnd, Query, Released, Removal, Rules, Saved, Store,
-        StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
+        Acquisition, Claim, Confirmed, Edit, Format, LastEnd, Query, Released, Removal, Rules,
+        Saved, Store, StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -37,6 +37,7 @@ use crate::{
 mod attach;
 pub(super) mod codec;
 mod collation;
+mod confirm;
 mod connect;
 mod doctor;
 mod edit;
@@ -476,6 +477,15 @@ impl Store for MongoStore {
         let found = at.documents.find_one(pipeline::by_id(key.id())).projection(doc! { "_id": 1 });
         let found = found.max_time(lanes::read_limit()).await;
         Ok(found.map_err(|e| store_error(format!("looking for {key:?}"), e))?.is_some())
+    }
+
+    async fn confirm(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        load: bool,
+    ) -> Result<Option<Confirmed>, StoreError> {
+        self.prepared(key.collection())?.confirm(key, aid, load).await
     }
 
     async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {

@@ -23,7 +23,7 @@ use crate::{
         admin, assets, events,
         format::{millis, rfc3339},
         path::path_param,
-        request::Ask,
+        request::{Ask, Found},
         same_site::SameSite,
     },
 };
@@ -168,9 +168,9 @@ async fn acquire(
     let AcquireBody { mode, wait_ms, take_over } = read(body)?;
     let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
     let wait = locks.wait_at_most(Duration::from_millis(wait_ms));
-    let how = Ask { mode, offered: locks.offered()?, wait, take_over };
-    let exists = async |is_fresh: bool, until| {
-        if !is_fresh || locks.manager().exists(&key, until).await? {
+    let how = Ask { mode, offered: locks.offered()?, wait, take_over, load: false };
+    let exists = async |found: Found, until| {
+        if !found.is_fresh || locks.manager().exists(&key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })

@@ -7,6 +7,7 @@ use std::{
     marker::PhantomData,
     ops::{Deref, DerefMut},
     pin::Pin,
+    time::Instant,
 };
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
@@ -15,11 +16,12 @@ use crate::{
     error::LockError,
     key::{InvalidKey, LockKey, Lockable},
     lock::{Lock, LockToken, Mode},
+    manager::decode,
     store::{Released, StoredDocument},
     web::{
         path::path_param,
         problem::misconfigured,
-        request::{Ask, Mine, RequestLocks},
+        request::{Ask, Found, Mine, RequestLocks},
     },
 };
 
@@ -153,6 +155,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
         match saved {
             Ok(saved) => {
                 self.before = Some(saved);
+                self.locks.manager().told(&self.mine.lock);
                 return Ok(());
             }
             Err(LockError::Lost { .. }) => self.locks.forget(held.token),
@@ -308,10 +311,24 @@ async fn acquire<T: Lockable, How>(
 ) -> Result<Guarded<T, How>, LockError> {
     let locks = RequestLocks::of(&req)?;
     let key = key_of::<T>(&req, &locks)?;
-    let load = |_, until| locks.manager().load::<T>(&key, until);
-    let how = Ask { mode, offered: locks.offered()?, wait: locks.wait(), take_over: false };
+    let load = async |found: Found, until| loaded::<T>(&locks, &key, found.document, until).await;
+    let (offered, wait) = (locks.offered()?, locks.wait());
+    let how = Ask { mode, offered, wait, take_over: false, load: true };
     let (mine, document) = locks.acquire(&key, how, load).await?;
     Ok(Guarded::new(mine, document, locks))
+}
+
+/// The document, which may have been read together with its lock.
+async fn loaded<T: Lockable>(
+    locks: &RequestLocks,
+    key: &LockKey,
+    document: Option<StoredDocument>,
+    until: Instant,
+) -> Result<T, LockError> {
+    match document {
+        Some(document) => decode(key, document),
+        None => locks.manager().load(key, until).await,
+    }
 }
 
 impl<T: Lockable> FromRequest for HeldDoc<T> {
@@ -324,19 +341,9 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
             let locks = RequestLocks::of(&req)?;
             let key = key_of::<T>(&req, &locks)?;
             let until = locks.begin();
-            let offered = locks.offered()?;
-            let confirm = locks.confirm(&key, Mode::Exclusive, offered, until);
-            let load = locks.manager().load::<T>(&key, until);
-            // Both at the same time if the client knows this very acquisition: then no other session can
-            // have written in between. Otherwise one after the other: another tab of the session could
-            // take the lock in between, and that lock would then seem to cover an older document.
-            let (mine, document) = if offered.is_empty() {
-                (confirm.await?, load.await)
-            } else {
-                let (confirmed, document) = tokio::join!(confirm, load);
-                (confirmed?, document)
-            };
-            match document {
+            let confirmed = locks.confirm(&key, Mode::Exclusive, locks.offered()?, true, until);
+            let (mine, document) = confirmed.await?;
+            match loaded(&locks, &key, document, until).await {
                 Ok(document) => Self::new(mine, document, locks).editable(),
                 Err(e) => {
                     if let LockError::NotFound { .. } = e {

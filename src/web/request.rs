@@ -25,7 +25,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-pub(super) use self::locking::{Ask, Mine};
+pub(super) use self::locking::{Ask, Found, Mine};
 use crate::{
     actor::Actor,
     error::LockError,

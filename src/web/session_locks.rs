@@ -175,8 +175,8 @@ impl SessionLocks {
 
     pub(super) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
         let until = self.locks.begin();
-        match self.locks.confirm(key, Mode::Shared, &[], until).await {
-            Ok(mine) => self.locks.release(&mine, until).await,
+        match self.locks.confirm(key, Mode::Shared, &[], false, until).await {
+            Ok((mine, _)) => self.locks.release(&mine, until).await,
             Err(LockError::Lost { .. } | LockError::SessionEnded { .. }) => {
                 Ok(Released::AlreadyGone)
             }

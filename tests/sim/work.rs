@@ -495,11 +495,9 @@ impl Desk {
             }
         };
         if is_fresh && world.rules().look_for_tombstone {
-            // A lease that the manager trusts is not retracted, so it is released.
-            let is_trusted = world.settings.trust_leases;
             match self.has_ended().await {
                 Some(false) => {}
-                ended if ended.is_some() || is_trusted => {
+                Some(true) => {
                     // Unconditionally, whatever another request of the ended session was told.
                     let token = lock.token.expect("our own");
                     world.takes(op, token);
@@ -509,7 +507,7 @@ impl Desk {
                     *is_certain = false;
                     return None;
                 }
-                _ => {
+                None => {
                     tokio::spawn(self.clone().gives_back(lock));
                     *is_certain = false;
                     return None;

@@ -29,7 +29,6 @@ pub(crate) struct Settings {
     pub(crate) ttl: Duration,
     pub(crate) deadline: Duration,
     pub(crate) max_hold: Option<Duration>,
-    pub(crate) trust_leases: bool,
     pub(crate) servers: usize,
     /// How long the workers work.
     pub(crate) works: Duration,
@@ -49,7 +48,6 @@ impl Settings {
             ttl,
             deadline: ttl / 4,
             max_hold: (rng.u8(..5) == 0).then_some(ttl * 2),
-            trust_leases: rng.u8(..4) == 0,
             servers: rng.usize(2..4),
             works: Duration::from_secs(25),
             is_calm: kind == 0,
@@ -485,9 +483,6 @@ impl Server {
             });
         if let Some(max_hold) = settings.max_hold {
             builder = builder.max_hold(max_hold);
-        }
-        if settings.trust_leases {
-            builder = builder.trust_leases();
         }
         let locks = builder.build().await.expect("settings within their ranges");
         register::<Page>(&locks).await;

@@ -20,7 +20,6 @@ mod examples;
 mod foreign;
 mod freeze;
 mod guarantees;
-mod leases;
 mod lost;
 mod lost_replies;
 mod operations;

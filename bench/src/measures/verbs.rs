@@ -12,7 +12,7 @@ use super::{Bench, cycle::in_turn, fresh};
 use crate::{
     floors::{self, majority},
     load::{Contender, Turn, cycle},
-    ours::{self, MANAGER, STORE, TRUSTING, key},
+    ours::{self, MANAGER, STORE, key},
     peers::{mongo_lock, postgres::Postgres, redis, seeds},
     report::{Role, Row},
     servers::Mongo,
@@ -166,12 +166,10 @@ async fn re_entries(at: &'static str, mongo: &Mongo) -> Vec<Contender> {
             }
         })
     };
-    let trusting = ours::trusting(&database).await;
     vec![
         Contender::new(at, UPDATE, Role::Floor, update),
         Contender::new(at, STORE, Role::Ours, store),
         Contender::new(at, MANAGER, Role::Ours, again(locks)),
-        Contender::new(at, TRUSTING, Role::Ours, again(trusting)),
     ]
 }
 

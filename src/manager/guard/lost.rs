@@ -202,16 +202,6 @@ impl Locks {
     }
 }
 
-impl Watch {
-    /// When the lock expires if nobody renews it; `None` once it is gone.
-    pub(in crate::manager) fn live_until(&self) -> Option<Instant> {
-        match *self.news.borrow() {
-            Belief::Live { until, .. } => Some(until),
-            Belief::Gone => None,
-        }
-    }
-}
-
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut locks = self.watched.locks();

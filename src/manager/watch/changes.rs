@@ -156,8 +156,6 @@ impl LockManager {
     fn tell(&self, collection: &str, change: Change) {
         match &change {
             Change::Freed(key) | Change::Taken(key, ..) => {
-                // The subscribers of events do not hear of a lock that came and went between two looks.
-                self.inner.distrusts(key);
                 self.inner.queues.freed(key);
             }
             Change::Granted(_) => {}

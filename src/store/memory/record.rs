@@ -251,6 +251,11 @@ impl Grant {
         self.until.is_some_and(|until| self.ts + self.ttl >= until)
     }
 
+    /// Whether a grace period limits it.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.until != self.max_hold.map(|max| self.granted + max)
+    }
+
     pub(super) fn is_acquisition(&self, aid: &Aid, token: LockToken) -> bool {
         self.aid == *aid && self.token == token
     }

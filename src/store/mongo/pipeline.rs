@@ -31,6 +31,11 @@ pub(super) use {
 /// In the answer to the short form of a claim: the full form must follow.
 pub(super) const MORE: &str = "more";
 
+/// In a read of a lock: the document.
+pub(super) const DOCUMENT: &str = "document";
+/// In a read of a lock: whether it is in its grace period.
+pub(super) const LEAVING: &str = "is_leaving";
+
 /// The record with this `_id`. The filter of an upsert must contain nothing else: the server refuses
 /// `$expr` there, and retries a duplicate key only for plain equality on `_id`.
 ///
@@ -261,6 +266,19 @@ pub(super) fn lock_fields(aid: Option<&Aid>) -> Document {
         }
     };
     reader_field(reader)
+}
+
+/// Reads the record of a document's lock, as this session sees it.
+pub(super) fn own_lock(id: &LockId, aid: &Aid) -> Vec<Document> {
+    let mut fields = lock_fields(Some(aid));
+    fields.extend(doc! { "_id": 0, "page": 1, "again": 1, LEAVING: grant::is_leaving() });
+    vec![doc! { "$match": by_id(id) }, doc! { "$project": fields }]
+}
+
+/// Reads the document after that.
+pub(super) fn with_document(collection: &str, id: &LockId) -> Document {
+    let wrapped = doc! { "$replaceWith": { DOCUMENT: "$$ROOT" } };
+    doc! { "$unionWith": { "coll": collection, "pipeline": [{ "$match": by_id(id) }, wrapped] } }
 }
 
 /// The same for the answer to this claim: the session's own lock, or the lock or place that is in its

@@ -18,7 +18,7 @@ use crate::{
     manager::{
         Acquired, LockManager, Provisional, Wait, Wanted, can_be_taken_over, watch::streams::Limits,
     },
-    store::{Acquisition, Released},
+    store::{Acquisition, Confirmed, Released, StoredDocument},
     web::{
         access::Permissions,
         problem::{Problem, misconfigured},
@@ -63,12 +63,21 @@ pub(in crate::web) struct Ask<'a> {
     pub(in crate::web) wait: Wait,
     /// Takes the lock from another tab, or from another session if the policy allows it.
     pub(in crate::web) take_over: bool,
+    /// Whether to read the document together with the lock, where one read suffices.
+    pub(in crate::web) load: bool,
+}
+
+/// What a request knows when it has got its lock.
+pub(in crate::web) struct Found {
+    pub(in crate::web) is_fresh: bool,
+    /// The document, if it was read together with the lock.
+    pub(in crate::web) document: Option<StoredDocument>,
 }
 
 impl Ask<'_> {
     /// Asks for the exclusive lock, without a token of the client.
     pub(in crate::web) fn exclusive(wait: Wait) -> Self {
-        Self { mode: Mode::Exclusive, offered: &[], wait, take_over: false }
+        Self { mode: Mode::Exclusive, offered: &[], wait, take_over: false, load: false }
     }
 }
 
@@ -147,7 +156,7 @@ impl RequestLocks {
         &self,
         key: &LockKey,
         how: Ask<'_>,
-        work: impl Fn(bool, Instant) -> F,
+        work: impl Fn(Found, Instant) -> F,
     ) -> Result<(Mine, T), LockError>
     where
         F: Future<Output = Result<T, LockError>>,
@@ -173,7 +182,7 @@ impl RequestLocks {
         &self,
         key: &LockKey,
         how: Ask<'_>,
-        work: impl Fn(bool, Instant) -> F,
+        work: impl Fn(Found, Instant) -> F,
     ) -> Result<(Mine, T), LockError>
     where
         F: Future<Output = Result<T, LockError>>,
@@ -183,10 +192,8 @@ impl RequestLocks {
         }
         if !how.offered.is_empty() && !how.take_over {
             let until = self.begin();
-            // At the same time: a client with this token already had the lock before.
-            let confirm = self.confirm(key, how.mode, how.offered, until);
-            let (confirmed, worked) = tokio::join!(confirm, work(false, until));
-            let mine = confirmed.map_err(|e| match e {
+            let confirmed = self.confirm(key, how.mode, how.offered, how.load, until).await;
+            let (mine, document) = confirmed.map_err(|e| match e {
                 LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
                 LockError::WrongSession { lock, .. } => {
                     LockError::WrongSession { lock, asked: true }
@@ -194,11 +201,12 @@ impl RequestLocks {
                 LockError::Lost { key, .. } => LockError::StaleToken { key },
                 other => other,
             })?;
+            let worked = work(Found { is_fresh: false, document }, until).await;
             return self.keep_if_found(mine, None, worked, until).await;
         }
         let mut aid = self.aid_for_lock()?;
         loop {
-            let (mine, fresh) = self.take(key, how, &aid).await?;
+            let (mine, fresh, document) = self.take(key, how, &aid).await?;
             let until = self.begin();
             // A session that ends at this moment either releases this lock, or has already left its
             // tombstone. A lock from an earlier request was released by that end.
@@ -212,7 +220,8 @@ impl RequestLocks {
                     Ok(())
                 }
             };
-            let (alive, room, worked) = tokio::join!(alive, room, work(mine.is_fresh, until));
+            let found = Found { is_fresh: mine.is_fresh, document };
+            let (alive, room, worked) = tokio::join!(alive, room, work(found, until));
             match alive.and(room) {
                 Ok(()) => return self.keep_if_found(mine, fresh, worked, until).await,
                 Err(LockError::SessionEnded { ago }) => {
@@ -233,19 +242,25 @@ impl RequestLocks {
         }
     }
 
-    /// One command, if there is no wait. Returns the lock, and, if it is fresh, the handle that gives it
-    /// back.
+    /// One command, if there is no wait. Returns the lock; if it is fresh, the handle that gives it back; and
+    /// the document if it was read with the lock.
     async fn take(
         &self,
         key: &LockKey,
         how: Ask<'_>,
         aid: &Aid,
-    ) -> Result<(Mine, Option<Provisional>), LockError> {
+    ) -> Result<(Mine, Option<Provisional>, Option<StoredDocument>), LockError> {
         let (actor, manager) = (self.actor(), self.manager());
         let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
         let (holder, ttl) = (actor.holder(), manager.ttl());
         let (tab, page) = (self.0.tab, self.0.page);
         let wanted = Wanted { key, aid, holder, tab, page, mode, ttl };
+        // A read would not count as activity of a person who is away.
+        if !self.0.idle
+            && let Some(confirmed) = manager.reenter(&wanted, how.load, self.begin()).await?
+        {
+            return Ok((Mine::new(confirmed.lock)?, None, confirmed.document));
+        }
         let (began, mut has_waited) = (clock::now(), false);
         loop {
             self.begin();
@@ -255,7 +270,7 @@ impl RequestLocks {
             let from = match acquired? {
                 Acquired::Fresh(fresh) => {
                     let (lock, token) = (fresh.lock().clone(), fresh.token());
-                    return Ok((Mine { lock, token, is_fresh: true }, Some(fresh)));
+                    return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
                 }
                 // Another request of the session has got the lock during this wait.
                 Acquired::Held(lock) if lock.aid == wanted.aid && !has_waited => {
@@ -264,7 +279,8 @@ impl RequestLocks {
                 }
                 Acquired::AlreadyMine(lock) => {
                     if !self.is_of_another_tab(&lock) {
-                        return Ok((Mine::new(lock)?, None));
+                        manager.told(&lock);
+                        return Ok((Mine::new(lock)?, None, None));
                     }
                     if !how.take_over {
                         return Err(LockError::HeldByOtherTab(Box::new(lock)));
@@ -284,7 +300,7 @@ impl RequestLocks {
             let taken = manager.take_over(&from, &wanted, &actor, &self.0.scope, until).await?;
             if let Some(fresh) = taken {
                 let (lock, token) = (fresh.lock().clone(), fresh.token());
-                return Ok((Mine { lock, token, is_fresh: true }, Some(fresh)));
+                return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
             }
             // The lock is gone in the meantime, so it may be free now.
         }
@@ -373,21 +389,53 @@ impl RequestLocks {
         }
     }
 
-    /// Makes sure that this session already holds the lock; if tokens are offered, with one of them.
+    /// Makes sure that this session already holds the lock; if tokens are offered, with one of them. Returns
+    /// the document as well if `load`, where one read suffices.
     pub(in crate::web) async fn confirm(
         &self,
         key: &LockKey,
         mode: Mode,
         offered: &[LockToken],
+        load: bool,
         until: Instant,
-    ) -> Result<Mine, LockError> {
-        let lost = |holder| LockError::Lost { key: key.clone(), holder };
+    ) -> Result<(Mine, Option<StoredDocument>), LockError> {
         let aid = self.aid();
+        let confirmed = match &aid {
+            Some(aid) => self.manager().confirm(key, aid, load, until).await?,
+            None => None,
+        };
+        let (lock, document) = match confirmed {
+            Some(Confirmed { lock, document, .. }) if lock.mode.covers(mode) => (lock, document),
+            _ => (self.own_lock(key, mode, aid, offered, until).await?, None),
+        };
+        let mine = Mine::new(lock)?;
+        let is_known = if offered.is_empty() {
+            !self.is_of_another_tab(&mine.lock)
+        } else {
+            offered.contains(&mine.token)
+        };
+        if !is_known {
+            return Err(LockError::StaleToken { key: key.clone() });
+        }
+        self.remember(&mine);
+        Ok((mine, document))
+    }
+
+    /// The lock of this session, or why it has none.
+    async fn own_lock(
+        &self,
+        key: &LockKey,
+        mode: Mode,
+        aid: Option<Aid>,
+        offered: &[LockToken],
+        until: Instant,
+    ) -> Result<Lock, LockError> {
+        let lost = |holder| LockError::Lost { key: key.clone(), holder };
         if aid.is_none() && offered.is_empty() {
             return Err(lost(None));
         }
-        let lock = match self.0.manager.inspect_by(key, aid.as_ref(), until).await? {
-            Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(mode) => lock,
+        match self.manager().inspect_by(key, aid.as_ref(), until).await? {
+            Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(mode) => Ok(lock),
             Some(lock)
                 if Some(&lock.aid) != aid.as_ref()
                     && lock.token.is_some_and(|token| offered.contains(&token)) =>
@@ -402,28 +450,17 @@ impl RequestLocks {
                     "a client sent the `Lock-Token` of {key:?} in a request of another session, so that its \
                      lock is of no use to it: {advice}",
                 );
-                return Err(LockError::WrongSession { lock: Box::new(lock), asked: false });
+                Err(LockError::WrongSession { lock: Box::new(lock), asked: false })
             }
             other => {
                 let Some(aid) = aid else { return Err(lost(None)) };
-                return Err(match self.session_is_alive(&aid, until).await {
+                Err(match self.session_is_alive(&aid, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
                     Err(e) => e,
                     Ok(()) => lost(other.map(Box::new)),
-                });
+                })
             }
-        };
-        let mine = Mine::new(lock)?;
-        let is_known = if offered.is_empty() {
-            !self.is_of_another_tab(&mine.lock)
-        } else {
-            offered.contains(&mine.token)
-        };
-        if !is_known {
-            return Err(LockError::StaleToken { key: key.clone() });
         }
-        self.remember(&mine);
-        Ok(mine)
     }
 
     /// Releases this acquisition, even if other requests were told that the session holds it.

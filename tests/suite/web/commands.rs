@@ -3,7 +3,7 @@
 use actix_doclock::MongoStore;
 
 use super::*;
-use crate::rig::{self, app::eventually, proxy::Proxy};
+use crate::rig;
 
 #[actix_web::test]
 async fn a_request_sends_no_more_commands_than_necessary() {
@@ -30,14 +30,22 @@ async fn a_request_sends_no_more_commands_than_necessary() {
     // The document and the tombstone are read at the same time, so there are two round trips.
     assert_eq!(sent().await, ["findAndModify", "find", "find"], "a fresh lock");
     alice.post("/note/a").await.token();
-    assert_eq!(sent().await, ["findAndModify", "find"], "a document that the session holds");
+    assert_eq!(
+        sent().await,
+        ["findAndModify", "find"],
+        "the record notes that a second request knows"
+    );
+    let token = alice.post("/note/a").await.token();
+    assert_eq!(sent().await, ["aggregate"], "a document that the session holds");
+    assert_eq!(alice.with_token(Method::POST, "/note/a", &token).await.token(), token);
+    assert_eq!(sent().await, ["aggregate"], "the same for a client that names the lock");
     bob.post("/note/a").await.problem(423);
     assert_eq!(sent().await, ["findAndModify"], "a refusal, with its holder");
     alice.get("/plain").await;
     assert!(sent().await.is_empty(), "nothing is due for renewal");
 
     alice.put("/note/a", "new").await;
-    let confirm_load_save = ["find", "find", "update", "update", "commitTransaction"];
+    let confirm_load_save = ["aggregate", "update", "update", "commitTransaction"];
     assert_eq!(sent().await, confirm_load_save);
     alice.put("/note/a/done", "newer").await;
     assert_eq!(
@@ -50,32 +58,36 @@ async fn a_request_sends_no_more_commands_than_necessary() {
     assert_eq!(sent().await, end, "tombstone, names, locks; it may be announced");
 }
 
-/// A session that was told of an acquisition had it before, so no other session can have written in
-/// between.
+/// The requests of a session renew its leases in the background, once in a third of the ttl.
 #[actix_web::test]
-async fn a_named_acquisition_is_confirmed_and_loaded_at_the_same_time() {
-    let server = rig::mongod::local_replica_set().await;
-    let proxy = Proxy::start(server.port());
-    let database = rig::fresh_database(&proxy.uri()).await;
+async fn a_reentry_writes_only_if_its_lease_is_about_to_expire() {
+    let server = rig::mongod::shared_replica_set().await;
+    let (database, commands) = rig::counted_database(server.uri()).await;
     let note = Note { id: "a".to_owned(), text: "old".to_owned() };
     database.collection::<Note>(Note::COLLECTION).insert_one(&note).await.unwrap();
-    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
-    let locks = locks.deadline(Duration::from_secs(60)).build().await.unwrap();
+    let ttl = Duration::from_secs(600);
+    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper().ttl(ttl);
+    let locks = locks.build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await.token();
     let token = alice.post("/note/a").await.token();
-    for method in [Method::POST, Method::PUT] {
-        let before = proxy.passed("find");
-        proxy.hold_request("find");
-        let answer = alice.with_token(method.clone(), "/note/a", &token);
-        let (answer, ()) = tokio::join!(answer, async {
-            eventually("the other query", async || proxy.passed("find") > before).await;
-            proxy.let_go();
-        });
-        assert_eq!(answer.token(), token, "{method}");
-        assert_eq!(proxy.passed("find"), before + 2, "{method}");
+    rig::age(&database, &key("a"), ttl / 2).await;
+    commands.take();
+    for _ in 0..3 {
+        assert_eq!(alice.post("/note/a").await.token(), token);
     }
+    locks.shutdown().await;
+    assert_eq!(commands.take(), ["aggregate"; 3]);
+    rig::age(&database, &key("a"), ttl / 4).await;
+    commands.take();
+    assert_eq!(alice.post("/note/a").await.token(), token);
+    locks.shutdown().await;
+    let last = ["aggregate", "findAndModify", "find"];
+    assert_eq!(commands.take(), last, "the answer must be a new lease");
+    let lock = locks.inspect(&key("a")).await.unwrap().unwrap();
+    assert!(lock.expires_in() > ttl / 2, "{lock:?}");
 }
 
 /// Whatever a page does: a key that hangs, or a timer out of control.

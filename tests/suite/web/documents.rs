@@ -349,10 +349,10 @@ async fn an_answer_that_says_lost_or_not_found_announces_no_lock() {
     assert_eq!(holder_of(&locks, "a").await, None, "even if the client sent its token");
 }
 
-/// A lock that is given back because there is no such document must not be trusted as held.
+/// A lock that is given back because there is no such document must not be confirmed as held.
 #[actix_web::test]
-async fn a_lock_on_a_missing_document_is_not_trusted_either() {
-    let (locks, store) = embedded_with(|settings| settings.trust_leases()).await;
+async fn a_lock_on_a_missing_document_is_not_confirmed_either() {
+    let (locks, store) = embedded().await;
     let other = LockManager::builder(store.clone()).without_reaper().build().await.unwrap();
     other.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
