@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use mongodb::bson::{Document, RawDocumentBuf};
+use mongodb::bson::{Bson, Document, RawDocumentBuf};
 
 use crate::{
     error::{BoxError, StoreError, StoreErrorKind},
     key::LockKey,
-    lock::{Aid, Mode},
+    lock::{Aid, Lock, Mode},
     store::{
         Confirmed, Format, StoredDocument,
         mongo::{Prepared, codec, error::store_error, lanes, pipeline},
@@ -26,7 +26,7 @@ impl Prepared {
         load: bool,
     ) -> Result<Option<Confirmed>, StoreError> {
         let failed = |e| store_error(format!("confirming the lock on {key:?}"), e);
-        let mut stages = pipeline::own_lock(key.id(), aid);
+        let mut stages = pipeline::record(key.id());
         if load {
             stages.push(pipeline::with_document(self.documents.name(), key.id()));
         }
@@ -40,36 +40,47 @@ impl Prepared {
                 let bytes = loaded.as_bytes().to_vec();
                 document = Some(StoredDocument::from_bytes(Format::Bson, bytes));
             } else {
-                let record = codec::decode(found.as_bytes()).map_err(|e| unreadable(key, e))?;
-                confirmed = self.own(key, aid, &record, asked);
+                let found: Document =
+                    codec::decode(found.as_bytes()).map_err(|e| unreadable(key, e))?;
+                confirmed = self.own(key, aid, found, asked);
             }
         }
         Ok(confirmed.map(|confirmed| Confirmed { document, ..confirmed }))
     }
 
+    /// The live lock of this session in a record.
     fn own(
         &self,
         key: &LockKey,
         aid: &Aid,
-        record: &Document,
+        mut found: Document,
         asked: Instant,
     ) -> Option<Confirmed> {
-        let lock = self.fetched(key, record, asked).lock()?;
-        if lock.aid != *aid || lock.token.is_none() || lock.expires_in().is_zero() {
-            return None;
-        }
+        let mut record = match found.remove(pipeline::RECORD)? {
+            Bson::Document(record) => record,
+            _ => return None,
+        };
+        record.insert("now", found.remove("now")?);
+        let is_own =
+            |lock: &Lock| lock.aid == *aid && lock.token.is_some() && !lock.expires_in().is_zero();
+        let lock = self.fetched(key, &record, asked).locks().into_iter().find(is_own)?;
         let grant = match lock.mode {
-            Mode::Exclusive => record,
-            Mode::Shared => record.get_document("reader").ok()?,
+            Mode::Exclusive => &record,
+            Mode::Shared => reader(&record, aid)?,
         };
         Some(Confirmed {
-            lock,
             page: grant.get_str("page").ok().and_then(|page| page.parse().ok()),
             is_known: grant.get_bool("again").unwrap_or(false),
-            is_leaving: record.get_bool(pipeline::LEAVING).unwrap_or(false),
+            is_leaving: grant.get_document("leaving").is_ok(),
             document: None,
+            lock,
         })
     }
+}
+
+fn reader<'a>(record: &'a Document, aid: &Aid) -> Option<&'a Document> {
+    let mut readers = record.get_array("readers").ok()?.iter().filter_map(Bson::as_document);
+    readers.find(|reader| reader.get_str("aid").is_ok_and(|it| it == aid.as_str()))
 }
 
 fn unreadable(key: &LockKey, why: BoxError) -> StoreError {

@@ -31,10 +31,10 @@ pub(super) use {
 /// In the answer to the short form of a claim: the full form must follow.
 pub(super) const MORE: &str = "more";
 
-/// In a read of a lock: the document.
+/// In a read of a lock and its document: the record of the lock.
+pub(super) const RECORD: &str = "lock";
+/// In the same read: the document.
 pub(super) const DOCUMENT: &str = "document";
-/// In a read of a lock: whether it is in its grace period.
-pub(super) const LEAVING: &str = "is_leaving";
 
 /// The record with this `_id`. The filter of an upsert must contain nothing else: the server refuses
 /// `$expr` there, and retries a duplicate key only for plain equality on `_id`.
@@ -268,11 +268,11 @@ pub(super) fn lock_fields(aid: Option<&Aid>) -> Document {
     reader_field(reader)
 }
 
-/// Reads the record of a document's lock, as this session sees it.
-pub(super) fn own_lock(id: &LockId, aid: &Aid) -> Vec<Document> {
-    let mut fields = lock_fields(Some(aid));
-    fields.extend(doc! { "_id": 0, "page": 1, "again": 1, LEAVING: grant::is_leaving() });
-    vec![doc! { "$match": by_id(id) }, doc! { "$project": fields }]
+/// Reads the record of a document's lock as it is, and the server's time. Computes nothing: any expression
+/// would cost the server more than the whole read.
+pub(super) fn record(id: &LockId) -> Vec<Document> {
+    let with_time = doc! { "$replaceWith": { RECORD: "$$ROOT", "now": "$$NOW" } };
+    vec![doc! { "$match": by_id(id) }, with_time]
 }
 
 /// Reads the document after that.
