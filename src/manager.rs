@@ -119,6 +119,7 @@ struct Inner {
     queues: wait::queue::Queues,
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
+    renewals: background::renewals::Renewals,
     /// Ends all waits. It is also cancelled when `stop` is.
     waits: CancellationToken,
     freezes: freeze::Freezes,

@@ -140,8 +140,7 @@ impl LockManagerBuilder {
     /// a session with few locks. The locks are counted, by one query for each collection, only when
     /// this server has granted the session, since the last count, more than a quarter of the locks that
     /// were then left up to the limit. If several servers grant locks to one session at the same
-    /// moment, the session may exceed the limit a little until its next renewal counts the locks. Jobs
-    /// and guards are not limited.
+    /// moment, the session may exceed the limit a little. Jobs and guards are not limited.
     pub fn max_locks_per_session(mut self, most: usize) -> Self {
         self.settings.max_locks_per_session = most;
         self
@@ -413,6 +412,7 @@ impl LockManagerBuilder {
             settings: self.settings,
             watches: Default::default(),
             kept: Default::default(),
+            renewals: Default::default(),
             events: Default::default(),
             event_streams: Default::default(),
             descriptions: self.describe.map(Descriptions::new),

@@ -1,6 +1,9 @@
 //! The life of a session, as far as the manager knows it: its activity, and its end.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
@@ -10,9 +13,10 @@ use crate::{
     ended::EndReason,
     error::LockError,
     key::LockKey,
-    lock::Aid,
+    lock::{Aid, Lock},
     manager::{LockManager, observe},
-    random,
+    random::{self, HashMap},
+    store::Query,
 };
 
 impl LockManager {
@@ -28,20 +32,47 @@ impl LockManager {
         fields(outcome = tracing::field::Empty),
     ))]
     pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
-        let until = self.until();
+        self.renew_all_of(vec![aid.clone()]).await
+    }
+
+    /// The same for several sessions.
+    pub(super) async fn renew_all_of(&self, aids: Vec<Aid>) -> Result<u64, LockError> {
+        let (until, aids) = (self.until(), Arc::<[Aid]>::from(aids));
         let renewed = self.in_each_collection(|collection| {
-            self.run("renew", until, (collection, aid.clone()), |store, (collection, aid)| {
-                store.renew(collection, std::slice::from_ref(aid))
+            let args = (collection, Arc::clone(&aids));
+            self.run("renew", until, args, |store, (collection, aids)| {
+                store.renew(collection, aids)
             })
         });
         let renewed = renewed.await;
         observe::renewed("session", &renewed);
         let renewed = renewed?.into_iter().sum();
-        if self.inner.watched.watches(aid) {
-            // Tells the watchers which of the locks are gone.
-            self.list_by(Some(aid), until).await?;
-        }
+        let is_watched = |aid: &&Aid| self.inner.watched.watches(aid);
+        self.look_for_losses(aids.iter().filter(is_watched).cloned().collect(), until).await?;
         Ok(renewed)
+    }
+
+    /// Tells the watchers of these sessions which of the locks are gone.
+    async fn look_for_losses(&self, aids: Vec<Aid>, until: Instant) -> Result<(), LockError> {
+        if aids.is_empty() {
+            return Ok(());
+        }
+        let (asked, aids) = (clock::now(), Arc::<[Aid]>::from(aids));
+        let lists = self.in_each_collection(|collection| {
+            let args = (collection, Arc::clone(&aids));
+            self.run("list", until, args, |store, (collection, aids)| {
+                store.locks(collection, Query::Of(aids), usize::MAX)
+            })
+        });
+        let mut held = HashMap::<Aid, Vec<Lock>>::default();
+        for lock in lists.await?.into_iter().flatten() {
+            held.entry(lock.aid.clone()).or_default().push(lock);
+        }
+        for aid in &*aids {
+            let locks = held.get(aid).map_or(&[][..], Vec::as_slice);
+            self.inner.watched.saw_all_of(aid, locks, asked);
+        }
+        Ok(())
     }
 
     /// Ends the session, as its logout does: all its locks are released, and for a minute the extractors
@@ -140,24 +171,10 @@ impl LockManager {
     }
 
     /// Renews all locks of an active session, at most once in a third of the ttl, and without making the
-    /// caller wait. Returns the task if this call started one.
+    /// caller wait. Returns the end of the renewal if one is due.
     pub(crate) fn touch(&self, aid: &Aid) -> Option<Receiver<()>> {
-        if !self.inner.activity.is_due(aid, self.ttl() / 3) {
-            return None;
-        }
-        let (manager, aid) = (self.clone(), aid.clone());
-        Some(self.inner.runner.spawn(&TaskTracker::new(), async move {
-            match manager.renew(&aid).await {
-                Ok(locks) => manager.inner.activity.counted(&aid, locks.try_into().unwrap_or(0)),
-                Err(e) => {
-                    manager.inner.activity.forget(&aid);
-                    log::warn!(
-                        target: "actix_doclock::manager",
-                        "the locks of {aid:?} were not renewed, the next request tries again: {e}",
-                    );
-                }
-            }
-        }))
+        let is_due = self.inner.activity.is_due(aid, self.ttl() / 3);
+        is_due.then(|| self.renew_soon(aid.clone()))
     }
 
     /// A new session holds no locks, so none are due for renewal.

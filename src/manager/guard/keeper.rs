@@ -15,17 +15,17 @@ use crate::{
     error::LockError,
     key::LockKey,
     lock::{Aid, LockToken},
-    manager::{Inner, LockManager, claim::Wanted, observe, rhythm::jittered, wait::queue::Held},
+    manager::{
+        Inner, LockManager,
+        background::renewals::{AT_ONCE, COMMANDS},
+        claim::Wanted,
+        observe,
+        rhythm::jittered,
+        wait::queue::Held,
+    },
     random::HashMap,
     store::{Acquisition, Query},
 };
-
-/// How many guards one command renews. Each guard is a session of its own, and the command lists the
-/// sessions.
-const AT_ONCE: usize = 1_000;
-/// How many such commands may be under way at once for a collection, so that connections are left for
-/// requests.
-const COMMANDS: usize = 4;
 
 /// The longest pause before a failed renewal is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -125,14 +125,14 @@ impl LockManager {
         for some in entries.chunks(AT_ONCE * COMMANDS) {
             let pieces = some.chunks(AT_ONCE).map(|piece| {
                 let aids = piece.iter().map(|entry| entry.held.aid.clone()).collect();
-                self.renew_all_of(collection, aids, piece, until)
+                self.renew_piece(collection, aids, piece, until)
             });
             renewed = join_all(pieces).await.into_iter().fold(renewed, Result::and);
         }
         renewed
     }
 
-    async fn renew_all_of(
+    async fn renew_piece(
         &self,
         collection: &str,
         aids: Vec<Aid>,

@@ -90,6 +90,46 @@ async fn a_reentry_writes_only_if_its_lease_is_about_to_expire() {
     assert!(lock.expires_in() > ttl / 2, "{lock:?}");
 }
 
+#[actix_web::test]
+async fn sessions_that_are_due_at_the_same_time_are_renewed_together() {
+    const SESSIONS: usize = 40;
+    let server = rig::mongod::shared_replica_set().await;
+    let (database, commands) = rig::counted_database(server.uri()).await;
+    let notes = (0..SESSIONS).map(|n| Note { id: n.to_string(), text: "old".to_owned() });
+    database.collection::<Note>(Note::COLLECTION).insert_many(notes).await.unwrap();
+    let start = async || {
+        let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+        let locks = locks.ttl(Duration::from_secs(600)).build().await.unwrap();
+        locks.register::<Note>().await.unwrap();
+        locks
+    };
+    let locks = start().await;
+    let app = serve_with_cookies(&locks).await;
+    let mut people = Vec::new();
+    for n in 0..SESSIONS {
+        let person = Browser::logged_in(&app, &format!("person{n}")).await;
+        let token = person.post(&format!("/locks/note/{n}")).await.json()["token"].clone();
+        people.push((person, n, token));
+    }
+    // To a server that has just started, all sessions are due.
+    let restarted = start().await;
+    let second = serve_with_cookies(&restarted).await;
+    for n in 0..SESSIONS {
+        rig::age(&database, &key(&n.to_string()), Duration::from_secs(300)).await;
+    }
+    commands.take();
+    let beats = people.iter().map(async |(person, n, token)| {
+        let body = serde_json::json!({ "locks": { format!("note/{n}"): token } });
+        person.at(&second).post_json("/locks/heartbeat", body).await.json()
+    });
+    for answer in futures_util::future::join_all(beats).await {
+        let left = answer["held"][0]["expires_in_ms"].as_u64().unwrap();
+        assert!(left > 500_000, "each answer waits for its renewal: {answer}");
+    }
+    let updates = commands.take().iter().filter(|it| *it == "update").count();
+    assert!(updates <= 3, "the first alone, the others together: {updates}");
+}
+
 /// Whatever a page does: a key that hangs, or a timer out of control.
 #[actix_web::test]
 async fn a_thousand_heartbeats_of_a_client_cost_at_most_one_write() {

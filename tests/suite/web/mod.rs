@@ -299,6 +299,11 @@ where
         Self { app: self.app, jar: self.jar.clone() }
     }
 
+    /// The same browser at another server.
+    fn at<'b, T>(&self, server: &'b T) -> Browser<'b, T> {
+        Browser { app: server, jar: self.jar.clone() }
+    }
+
     fn has_cookie(&self) -> bool {
         !self.jar.borrow().is_empty()
     }
