@@ -118,7 +118,10 @@ fn claim(aid: &Aid) -> Claim {
 }
 
 async fn end(store: &impl Store, aid: &Aid, reason: EndReason) -> Vec<LockKey> {
-    store.end_session(aid, reason, &[COLLECTION], Uuid::new_v4()).await.unwrap()
+    let worker = Uuid::new_v4();
+    let ended = store.end_session(aid, reason, &[COLLECTION], worker).await.unwrap();
+    store.allow_announcement(aid, worker).await.unwrap();
+    ended
 }
 
 async fn sweep(store: &impl Store, limit: usize) -> Swept {

@@ -163,7 +163,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
 
     /// Ends the session permanently: remembers the end for a day, removes all its locks in these
-    /// collections, and stores an announcement. Returns the locks that the session held, and the locks
+    /// collections, and stores an announcement, which [`allow_announcement`](Self::allow_announcement)
+    /// releases. Returns the locks that the session held, and the locks
     /// that it lost while it was idle, if that loss was not announced yet.
     ///
     /// Only the first call ends the session; its time and reason stay. Later calls remove the locks
@@ -324,6 +325,19 @@ pub trait Store: Send + Sync + 'static {
         _grace: Duration,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send {
         async { Ok(Released::AlreadyGone) }
+    }
+
+    /// The session was ended by this worker, and its end may be announced from now on. Called once
+    /// [`end_session`](Self::end_session) has answered, so that a logout need not wait for this step. If it is
+    /// never called, a [sweep](Self::sweep) takes the step.
+    ///
+    /// A store whose ends need no such step does nothing, which is the default.
+    fn allow_announcement(
+        &self,
+        _aid: &Aid,
+        _worker: Uuid,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        async { Ok(()) }
     }
 
     /// Returns at most `limit` ends that are not announced yet. For the time of `lease` no other worker

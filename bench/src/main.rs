@@ -1,7 +1,7 @@
 //! The speed proof of actix-doclock: see `scripts/bench`.
 //!
 //! ```text
-//! doclock-bench [--quick] [--only MEASURE,…]   starts all servers, measures, writes JSON and the page
+//! doclock-bench [--quick] [--only MEASURE,…] [--ours]   starts all servers, measures, writes JSON and the page
 //! doclock-bench --render [--quick]             writes the page again from the JSON of the last such run
 //! ```
 
@@ -48,18 +48,24 @@ async fn main() {
     };
     if !has("--render") {
         let effort = if has("--quick") { Effort::Quick } else { Effort::Full };
-        measure(&mut Report::default(), effort, only, &raw).await;
+        measure(&mut Report::default(), effort, only, has("--ours"), &raw).await;
     }
     let report = Report::read(&raw).expect("the results of an earlier run");
     page::write(&report, &repository.join("bench/page.md"), &docs);
     eprintln!("{} and its plots", docs.join("benchmarks.md").display());
 }
 
-async fn measure(report: &mut Report, effort: Effort, only: Option<&str>, raw: &Path) {
+async fn measure(
+    report: &mut Report,
+    effort: Effort,
+    only: Option<&str>,
+    without_peers: bool,
+    raw: &Path,
+) {
     let began = Instant::now();
     let servers = Servers::start().await;
     about::machine(report, &servers);
-    let mut bench = Bench { servers: &servers, report, effort };
+    let mut bench = Bench { servers: &servers, report, effort, without_peers };
     for (name, measure) in measures::ALL {
         if only.is_some_and(|only| !only.split(',').any(|part| part == *name)) {
             continue;

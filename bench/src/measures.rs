@@ -23,6 +23,8 @@ pub struct Bench<'a> {
     pub servers: &'a Servers,
     pub report: &'a mut Report,
     pub effort: Effort,
+    /// Measures only this crate and the floors, to compare two builds.
+    pub without_peers: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -100,6 +100,7 @@ fn latencies() -> Vec<Subject> {
         add("re-entry", "re-entry", (1, 1), MANAGER, verbs::UPDATE);
         add("renewal of 1 lock", "renew", (1, 1), MANAGER, verbs::UPDATE_MANY);
         add("renewal of 1 000 locks", "renew", (1, 1_000), MANAGER, verbs::UPDATE_MANY);
+        add("end of a session with 1 lock", "end session", (1, 1), MANAGER, verbs::DELETE_MANY);
         add(
             "end of a session with 1 000 locks",
             "end session",

@@ -1,4 +1,5 @@
-//! When the locks of a session are due for renewal, about how many locks it has, and which of them it knows.
+//! When the locks of a session are due for renewal, about how many locks the session has, and which of them
+//! several of its requests know.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,7 +35,7 @@ struct Session {
     /// have granted more.
     counted: usize,
     granted: usize,
-    /// The latest locks of which several requests were told here.
+    /// The locks of which a second request was told here, the latest first.
     known: VecDeque<LockKey>,
 }
 

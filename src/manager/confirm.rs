@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl LockManager {
-    /// The lock of this session and, if `load`, its document. `None` if one read does not tell: another verb
-    /// then does.
+    /// The lock of this session and, if `load`, its document. `None` if one read does not tell; then ask with
+    /// another verb.
     ///
     /// # Errors
     /// See [`LockManager`].
@@ -41,6 +41,7 @@ impl LockManager {
         let confirmed = self
             .run("confirm", until, args, |store, (key, aid, load)| store.confirm(key, aid, *load));
         let confirmed = confirmed.await?;
+        observe::confirmed(confirmed.is_some());
         if let Some(confirmed) = &confirmed {
             self.inner.watched.saw(&confirmed.lock, asked);
         }
@@ -66,15 +67,16 @@ impl LockManager {
         if !self.inner.activity.was_told(aid, key) {
             return Ok(None);
         }
+        let timer = observe::Timer::start(self, key, wanted.mode);
         let confirmed = self.confirm(key, aid, load, until).await?;
         let Some(confirmed) = confirmed.filter(|it| changes_nothing(wanted, it)) else {
             return Ok(None);
         };
-        observe::answered(self, wanted, &Acquired::AlreadyMine(confirmed.lock.clone()));
+        timer.acquired::<LockError>(&Ok(Acquired::AlreadyMine(confirmed.lock.clone())));
         Ok(Some(confirmed))
     }
 
-    /// A request that did not take this lock was told that the session holds it, and the record says so.
+    /// Another request than the one that took this lock was told of it, and the record says so.
     pub(crate) fn told(&self, lock: &Lock) {
         self.inner.activity.told(&lock.aid, &lock.key);
     }

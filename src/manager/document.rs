@@ -134,6 +134,10 @@ impl LockManager {
         let saved = self
             .run("save", until, args, |store, (held, edit, until)| store.save(held, edit, *until));
         let (saved, key) = (saved.await, held.key.clone());
+        if !matches!(saved, Ok(Saved::Saved)) {
+            // Another request may have entered meanwhile.
+            self.writes_under(held);
+        }
         if let Ok(Saved::Lost) = saved {
             self.inner.gone(held);
         }

@@ -199,6 +199,10 @@ pub(super) fn lost(manager: &LockManager, key: &LockKey) {
     counter!(LOST, "collection" => label(manager, key), "noticed" => "renewal").increment(1);
 }
 
+pub(super) fn confirmed(is_confirmed: bool) {
+    into_span(if is_confirmed { "confirmed" } else { "not_known" });
+}
+
 pub(super) fn renewed<T>(of: &'static str, renewed: &Result<T, LockError>) {
     let outcome = ok_or_error(renewed);
     into_span(outcome);

@@ -5,8 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::oneshot::Receiver;
+use tokio::sync::oneshot::{self, Receiver};
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use crate::{
     clock,
@@ -14,7 +15,7 @@ use crate::{
     error::LockError,
     key::LockKey,
     lock::{Aid, Lock},
-    manager::{LockManager, observe},
+    manager::{LockManager, observe, task},
     random::{self, HashMap},
     store::Query,
 };
@@ -32,32 +33,41 @@ impl LockManager {
         fields(outcome = tracing::field::Empty),
     ))]
     pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
-        self.renew_all_of(vec![aid.clone()]).await
+        let (until, aids) = (self.until(), Arc::from([aid.clone()]));
+        let renewed = self.renew_all_of(&aids, until).await?;
+        self.look_for_losses(&aids, until).await?;
+        Ok(renewed)
     }
 
-    /// The same for several sessions.
-    pub(super) async fn renew_all_of(&self, aids: Vec<Aid>) -> Result<u64, LockError> {
-        let (until, aids) = (self.until(), Arc::<[Aid]>::from(aids));
+    /// The same for several sessions, without their watchers.
+    pub(super) async fn renew_all_of(
+        &self,
+        aids: &Arc<[Aid]>,
+        until: Instant,
+    ) -> Result<u64, LockError> {
         let renewed = self.in_each_collection(|collection| {
-            let args = (collection, Arc::clone(&aids));
+            let args = (collection, Arc::clone(aids));
             self.run("renew", until, args, |store, (collection, aids)| {
                 store.renew(collection, aids)
             })
         });
         let renewed = renewed.await;
         observe::renewed("session", &renewed);
-        let renewed = renewed?.into_iter().sum();
-        let is_watched = |aid: &&Aid| self.inner.watched.watches(aid);
-        self.look_for_losses(aids.iter().filter(is_watched).cloned().collect(), until).await?;
-        Ok(renewed)
+        Ok(renewed?.into_iter().sum())
     }
 
     /// Tells the watchers of these sessions which of the locks are gone.
-    async fn look_for_losses(&self, aids: Vec<Aid>, until: Instant) -> Result<(), LockError> {
+    pub(super) async fn look_for_losses(
+        &self,
+        aids: &[Aid],
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let is_watched = |aid: &&Aid| self.inner.watched.watches(aid);
+        let aids: Arc<[Aid]> = aids.iter().filter(is_watched).cloned().collect();
         if aids.is_empty() {
             return Ok(());
         }
-        let (asked, aids) = (clock::now(), Arc::<[Aid]>::from(aids));
+        let asked = clock::now();
         let lists = self.in_each_collection(|collection| {
             let args = (collection, Arc::clone(&aids));
             self.run("list", until, args, |store, (collection, aids)| {
@@ -113,17 +123,42 @@ impl LockManager {
     ) -> Result<Vec<LockKey>, LockError> {
         // Each operation has a name of its own: two operations of one server are as independent as those
         // of two servers.
-        let args = (aid.clone(), reason, self.registered_names(), random::uuid());
-        let asked = clock::now();
-        let ended =
-            self.run("end_session", self.until(), args, |store, (aid, reason, names, worker)| {
-                store.end_session(aid, *reason, names, *worker)
+        let worker = random::uuid();
+        let (asked, until) = (clock::now(), self.until());
+        let (answer, ended) = oneshot::channel();
+        let (manager, aid_of, names) = (self.clone(), aid.clone(), self.registered_names());
+        let end = async move {
+            let store = &manager.inner.store;
+            let ended = task::retry(until, task::FOREGROUND, || {
+                store.end_session(&aid_of, reason, &names, worker)
             });
-        let ended = ended.await?;
+            let ended = ended.await;
+            let is_ended = ended.is_ok();
+            let _ = answer.send(ended);
+            if is_ended {
+                manager.allow_announcement(&aid_of, worker).await;
+            }
+        };
+        // The end goes on without its caller, and the caller does not wait for all of it.
+        drop(self.inner.runner.spawn(&TaskTracker::new(), end));
+        let ended = task::answer("end_session", until, ended).await?;
         observe::session_ended(reason);
         self.inner.gone_all_of(aid, &ended, asked);
-        self.inner.announce.notify();
         Ok(ended)
+    }
+
+    /// Leaves the end to the listeners.
+    async fn allow_announcement(&self, aid: &Aid, worker: Uuid) {
+        let store = &self.inner.store;
+        let allowed =
+            task::retry(self.until(), task::BACKGROUND, || store.allow_announcement(aid, worker));
+        if let Err(e) = allowed.await {
+            log::warn!(
+                target: "actix_doclock::manager",
+                "the end of a session is left to the reaper: {e}",
+            );
+        }
+        self.inner.announce.notify();
     }
 
     /// Ends a session without making the caller wait.

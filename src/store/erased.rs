@@ -68,6 +68,7 @@ erase! {
     fn keep_places(key: &'a LockKey, tokens: &'a [LockToken], lease: Duration) -> u64;
     fn leave(key: &'a LockKey, token: LockToken) -> ();
     fn expire_in(held: &'a Acquisition, page: Option<PageId>, grace: Duration) -> Released;
+    fn allow_announcement(aid: &'a Aid, worker: Uuid) -> ();
     fn take_announcements(worker: Uuid, lease: Duration, limit: usize) -> Vec<SessionEnded>;
     fn announced(worker: Uuid, ended: &'a [SessionEnded]) -> ();
     fn begin_taking(taking: &'a LockTaken, lease: Duration) -> ();

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use self::{
     error::store_error, grant::Answered, lanes::Lanes, list::OfSession, pipeline::Target,
-    record::Fetched, removal::Grants, seen::Seen, write::Write,
+    record::Fetched, removal::Grants, seen::Seen, together::Groups, write::Write,
 };
 use crate::{
     ended::{EndReason, SessionEnded},
@@ -45,6 +45,7 @@ mod ends;
 mod error;
 mod freeze;
 mod grant;
+mod group;
 mod indexes;
 mod lanes;
 mod list;
@@ -57,6 +58,7 @@ mod seen;
 pub(crate) mod sessions;
 mod status;
 mod titles;
+mod together;
 mod transaction;
 mod watch;
 mod write;
@@ -112,6 +114,7 @@ struct Prepared {
     rules: Rules,
     seen: Arc<Seen>,
     lanes: Arc<Lanes>,
+    groups: Arc<Groups>,
     /// The log has said that the ids may have another type.
     has_warned: Arc<AtomicBool>,
 }
@@ -156,8 +159,9 @@ impl MongoStore {
         let leases = with_reads(database, locks.name(), ReadConcern::majority());
         let documents = majority(database, collection);
         let (seen, lanes) = (Arc::new(Seen::new()), Lanes::new(self.inner.stuck.clone()).into());
-        let has_warned = Arc::default();
-        let prepared = Prepared { locks, leases, documents, rules, seen, lanes, has_warned };
+        let (groups, has_warned) = (Arc::default(), Arc::default());
+        let prepared =
+            Prepared { locks, leases, documents, rules, seen, lanes, groups, has_warned };
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
     }
@@ -389,6 +393,10 @@ impl Store for MongoStore {
         }
     }
 
+    async fn allow_announcement(&self, aid: &Aid, worker: Uuid) -> Result<(), StoreError> {
+        MongoStore::allow_announcement(self, aid, worker).await
+    }
+
     async fn sweep(
         &self,
         collections: &[&str],
@@ -465,7 +473,7 @@ impl Store for MongoStore {
             return Ok(None);
         }
         let at = self.prepared(collection)?;
-        watch::watch(&at.locks, collection).await.map(Some)
+        watch::watch(&at.locks, Arc::clone(&at.seen), collection).await.map(Some)
     }
 
     async fn status(&self, collections: &[&str]) -> Result<StoreStatus, StoreError> {

@@ -255,6 +255,7 @@ async fn heartbeat(
     // `locks.session(…)` has started a renewal of the session's locks, if one was due.
     let until = locks.locks.begin();
     locks.locks.renewed(until).await;
+    let until = locks.locks.begin();
     let held = match locks.locks.aid() {
         Some(aid) => locks.manager().list_by(Some(&aid), until).await?,
         None => Vec::new(),

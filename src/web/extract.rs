@@ -155,7 +155,6 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
         match saved {
             Ok(saved) => {
                 self.before = Some(saved);
-                self.locks.manager().told(&self.mine.lock);
                 return Ok(());
             }
             Err(LockError::Lost { .. }) => self.locks.forget(held.token),

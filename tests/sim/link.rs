@@ -430,6 +430,15 @@ impl Store for Link {
         ended.0
     }
 
+    async fn allow_announcement(&self, aid: &Aid, worker: Uuid) -> Result<(), StoreError> {
+        let of = aid.clone();
+        let allowed =
+            self.send("allow_announcement", Touches::Any, Repeats::Harmless, move |state| {
+                at_once(state.primary.allow_announcement(&of, worker))
+            });
+        allowed.await?.0
+    }
+
     async fn sweep(
         &self,
         collections: &[&str],

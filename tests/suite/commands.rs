@@ -1,6 +1,7 @@
 //! The cost of each operation in round trips; a refusal writes nothing.
 
 use actix_doclock::{Aid, Lock, LockKey, Released, TryAcquire, store::Saved};
+use futures_util::future::join_all;
 use mongodb::bson::{RawDocumentBuf, doc};
 use mongodb::{Collection, Database};
 
@@ -60,11 +61,17 @@ async fn reentry_is_one_command() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_one_command_and_names_the_holder() {
-    for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
+async fn a_refusal_is_one_read_and_names_the_holder() {
+    for (app, commands, database) in [on_replica_set().await, on_standalone().await] {
         let lock = lock(&app, &commands, &key("a")).await;
         let seen = app.held(&key("a")).await;
-        assert_eq!(commands.take(), ["findAndModify"]);
+        assert_eq!(commands.take(), ["find"]);
+        // A server that knows nothing of the holder claims first, and knows it from then on.
+        let other = App::on(&database).await;
+        commands.take();
+        other.held(&key("a")).await;
+        other.held(&key("a")).await;
+        assert_eq!(commands.take(), ["findAndModify", "findAndModify", "find"]);
         assert!(!seen.expires_in().is_zero());
         assert_eq!((seen.holder, seen.since), (lock.holder, lock.since));
     }
@@ -77,7 +84,8 @@ async fn an_expired_lock_is_taken_over_after_its_holder_is_left_to_the_reaper() 
         rig::age(&database, &key("a"), TTL).await;
         commands.take();
         assert_ne!(app.granted(&key("a"), &Aid::new()).await.token, lock.token);
-        assert_eq!(commands.take(), ["findAndModify", "update", "findAndModify"]);
+        // The lock seemed to be live to this server.
+        assert_eq!(commands.take(), ["find", "findAndModify", "update", "findAndModify"]);
     }
 }
 
@@ -87,6 +95,39 @@ async fn a_release_is_one_command() {
         let lock = lock(&app, &commands, &key("a")).await;
         assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
         assert_eq!(commands.take(), ["delete"]);
+    }
+}
+
+/// A group of releases is a read and a delete; a group of acquires is an update and a read.
+#[tokio::test]
+async fn acquires_and_releases_at_the_same_time_travel_together() {
+    for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
+        let aids: Vec<_> = (0..100).map(|_| Aid::new()).collect();
+        let acquire = async |(n, aid)| app.granted(&key(&format!("{n}")), aid).await;
+        let locks = join_all(aids.iter().enumerate().map(acquire)).await;
+        let sent = commands.take();
+        assert!(sent.len() <= 20, "{sent:?}");
+        assert!(sent.iter().any(|it| it == "update"), "{sent:?}");
+        for (lock, aid) in locks.iter().zip(&aids) {
+            assert_eq!(lock.aid, *aid);
+            assert!(lock.expires_in() > TTL / 2 && lock.expires_in() <= TTL, "{lock:?}");
+            let seen = app.locks.inspect(&lock.key).await.unwrap().unwrap();
+            assert_eq!((seen.token, seen.since), (lock.token, lock.since));
+        }
+        // One of them is gone already, and its release must not be mistaken for another.
+        let gone = &locks[50];
+        app.locks.release(gone).await.unwrap();
+        commands.take();
+        let release = async |lock| app.locks.release(lock).await.unwrap();
+        let released = join_all(locks.iter().map(release)).await;
+        let sent = commands.take();
+        assert!(sent.len() <= 20, "{sent:?}");
+        for (lock, released) in locks.iter().zip(released) {
+            let expected =
+                if lock.token == gone.token { Released::AlreadyGone } else { Released::Released };
+            assert_eq!(released, expected, "{lock:?}");
+            assert!(app.locks.inspect(&lock.key).await.unwrap().is_none());
+        }
     }
 }
 

@@ -7,8 +7,9 @@
 use std::time::Duration;
 
 use actix_doclock::{
-    Aid, Released, StoreError, StoreErrorKind, conformance::Shorthand, store::Saved,
+    Aid, Released, StoreError, StoreErrorKind, TryAcquire, conformance::Shorthand, store::Saved,
 };
+use futures_util::future::join_all;
 use mongodb::bson::doc;
 use tokio::time::{sleep, timeout};
 
@@ -186,10 +187,59 @@ async fn the_end_of_a_session_is_repeated_which_the_driver_never_does() {
     }
 }
 
-/// The tombstone, the list of held locks and the removal each have a reply that can be lost.
+/// Each claim settles itself: some were granted, and others met a lock of somebody else.
+#[tokio::test]
+async fn claims_of_a_group_are_granted_once_each_whichever_reply_is_lost() {
+    // The driver repeats a read once.
+    for (command, losses) in [("update", 1), ("find", 1), ("find", 2)] {
+        let faulty = Faulty::new().await;
+        let (bob, aids) = (Aid::new(), [(); 40].map(|()| Aid::new()));
+        for n in (0..40).step_by(4) {
+            faulty.other.granted(&key(&n.to_string()), &bob).await;
+        }
+        for _ in 0..losses {
+            faulty.proxy.drop_reply_to(command);
+        }
+        let acquire = async |(n, aid): (usize, &Aid)| {
+            faulty.app.try_acquire(&key(&n.to_string()), aid).await.unwrap()
+        };
+        let answers = join_all(aids.iter().enumerate().map(acquire)).await;
+        for (n, answer) in answers.into_iter().enumerate() {
+            let seen = faulty.other.locks.inspect(&key(&n.to_string())).await.unwrap().unwrap();
+            match answer {
+                TryAcquire::Granted(lock) => {
+                    assert_ne!(n % 4, 0, "{command}");
+                    assert_eq!((seen.aid, seen.token), (aids[n].clone(), lock.token));
+                }
+                TryAcquire::Held(lock) => assert_eq!((n % 4, lock.aid), (0, bob.clone())),
+                TryAcquire::AlreadyMine(lock) => panic!("{command}: {lock:?}"),
+            }
+        }
+        faulty.assert_fired(losses);
+    }
+}
+
+#[tokio::test]
+async fn releases_of_a_group_take_effect_whichever_reply_is_lost() {
+    for command in ["find", "delete"] {
+        let faulty = Faulty::new().await;
+        let aids = [(); 40].map(|()| Aid::new());
+        let mut locks = Vec::new();
+        for (n, aid) in aids.iter().enumerate() {
+            locks.push(faulty.app.granted(&key(&n.to_string()), aid).await);
+        }
+        faulty.proxy.drop_reply_to(command);
+        let release = async |lock| faulty.app.locks.release(lock).await.unwrap();
+        join_all(locks.iter().map(release)).await;
+        assert_eq!(count(&faulty.database).await, 0, "{command}");
+        faulty.assert_fired(1);
+    }
+}
+
+/// The list of held locks, the tombstone with their names and the removal each have a reply that can be lost.
 #[tokio::test]
 async fn a_session_ends_whichever_reply_is_lost() {
-    for command in ["update", "find", "delete"] {
+    for command in ["find", "findAndModify", "delete"] {
         for losses in [1, 3] {
             let faulty = Faulty::new().await;
             let (alice, bob) = (Aid::new(), Aid::new());

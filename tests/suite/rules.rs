@@ -313,8 +313,10 @@ async fn a_holders_belief_is_counted_from_before_the_request() {
     let lock = |answer: Result<TryAcquire, LockError>| match answer.unwrap() {
         TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock) => lock,
     };
-    for (verb, aid) in [("a fresh grant", &alice), ("a reentry", &alice), ("a refusal", &bob)] {
-        proxy.hold_reply_to("findAndModify");
+    let fresh = ("a fresh grant", &alice, "findAndModify");
+    let again = ("a reentry", &alice, "findAndModify");
+    for (verb, aid, command) in [fresh, again, ("a refusal", &bob, "find")] {
+        proxy.hold_reply_to(command);
         let (answer, executed) = answered_late(&proxy, app.try_acquire(&a, aid)).await;
         assert!(lock(answer).expires_at <= executed + TTL, "{verb}");
     }

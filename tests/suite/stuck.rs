@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use actix_doclock::{Actor, Aid, LockError, LockKey, Released, StoreErrorKind};
+use futures_util::future::join_all;
 use mongodb::bson::{Document, doc};
 use mongodb::{ClientSession, Database};
 use tokio::task::JoinSet;
@@ -111,6 +112,33 @@ async fn a_stuck_record_does_not_keep_other_locks_from_being_renewed() {
     }
     transaction.abort_transaction().await.unwrap();
     assert_eq!(app.locks.renew(&aid).await.unwrap(), 20);
+}
+
+/// They share commands until one of the commands is late.
+#[tokio::test]
+async fn a_stuck_record_does_not_keep_other_releases_and_acquires_from_being_answered() {
+    const DEADLINE: Duration = Duration::from_secs(20);
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let app = App::with(&database, with_deadline(DEADLINE)).await;
+    let aid = Aid::new();
+    let name = |n: usize| key(&n.to_string());
+    let locks = join_all((0..40).map(async |n| app.granted(&name(n), &aid).await)).await;
+    let mut transaction = stuck(&database, &[name(7)]).await;
+    let began = Instant::now();
+    let release = async |n: usize| match app.locks.release(&locks[n]).await {
+        Ok(_) => assert_ne!(n, 7),
+        Err(e) => assert_eq!(n, 7, "{e}"),
+    };
+    let acquire = async |n: usize| drop(app.granted(&name(n), &Aid::new()).await);
+    let others = async {
+        join_all((0..40).filter(|n| *n != 7).map(release)).await;
+        join_all((40..80).map(acquire)).await;
+        began.elapsed()
+    };
+    let (took, ()) = tokio::join!(others, release(7));
+    println!("{took:?}");
+    assert!(took < DEADLINE / 2, "{took:?}");
+    transaction.abort_transaction().await.unwrap();
 }
 
 #[tokio::test]

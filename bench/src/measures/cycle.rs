@@ -10,7 +10,7 @@ use crate::{
     load::Contender,
     ours,
     peers::{mongo_lock, npm::Npm, postgres::Postgres, redis, seeds},
-    report::Row,
+    report::{Role, Row},
     stats::Samples,
 };
 
@@ -19,7 +19,8 @@ pub const TASKS: [usize; 4] = [1, 16, 64, 256];
 pub const KEYS: [usize; 3] = [1, 16, 10_000];
 
 pub async fn measure(bench: &mut Bench<'_>) {
-    let contenders = contenders(bench).await;
+    let mut contenders = contenders(bench).await;
+    contenders.retain(|it| !bench.without_peers || it.role != Role::Peer);
     let goal = [INSERT_DELETE, floors::UPSERT_DELETE, ours::STORE, ours::MANAGER];
     for tasks in TASKS {
         for keys in KEYS {

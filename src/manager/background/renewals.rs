@@ -1,11 +1,11 @@
 //! Renews the sessions that are due, many by one command.
 //!
-//! The first session that is due is renewed at once, so a lone session never waits. Those that become due
-//! while that renewal is under way, and for a while after it, are renewed together in the next round.
+//! A session that is due is renewed at once if there was no round for a while. Those that become due during
+//! a round, and for half a second from its begin, are renewed together in the next one.
 
 use std::{
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -24,7 +24,7 @@ pub(in crate::manager) const AT_ONCE: usize = 1_000;
 /// How many such commands may be under way at once for a collection, so that connections are left for
 /// requests.
 pub(in crate::manager) const COMMANDS: usize = 4;
-/// How long after the begin of a round the next one begins at the earliest.
+/// How long after the begin of a round the next one begins at the earliest, unless the ttl is short.
 const APART: Duration = Duration::from_millis(500);
 
 /// The sessions that are due. Each is due once in a third of the ttl, so there are no more of them than
@@ -46,10 +46,10 @@ impl Renewals {
     }
 
     /// The sessions of the next round. If there are none, the task ends.
-    fn round(&self) -> Vec<(Aid, Sender<()>)> {
+    fn round(&self, ttl: Duration) -> Vec<(Aid, Sender<()>)> {
         let mut due = self.due();
         due.has_task = !due.sessions.is_empty();
-        due.next = Some(clock::now() + APART);
+        due.next = Some(clock::now() + APART.min(ttl / 12));
         mem::take(&mut due.sessions)
     }
 }
@@ -89,7 +89,7 @@ impl LockManager {
                 () = self.inner.stop.0.cancelled() => {}
                 () = sleep_until(next.unwrap_or_else(clock::now).into()) => {}
             }
-            let due = renewals.round();
+            let due = renewals.round(self.ttl());
             if due.is_empty() {
                 return;
             }
@@ -101,14 +101,20 @@ impl LockManager {
         }
     }
 
+    /// A round that fails takes no longer than a third of the ttl, so that there is time for another one.
     async fn renew_due(&self, aids: &[Aid]) {
-        if let Err(e) = self.renew_all_of(aids.to_vec()).await {
+        let until = clock::now() + self.deadline().min(self.ttl() / 3);
+        let aids = Arc::<[Aid]>::from(aids);
+        if let Err(e) = self.renew_all_of(&aids, until).await {
             aids.iter().for_each(|aid| self.inner.activity.forget(aid));
             log::warn!(
                 target: "actix_doclock::manager",
                 "the locks of {} sessions were not renewed, their next requests try again: {e}",
                 aids.len(),
             );
+        }
+        if let Err(e) = self.look_for_losses(&aids, until).await {
+            log::debug!(target: "actix_doclock::manager", "watchers hear of losses later: {e}");
         }
     }
 }

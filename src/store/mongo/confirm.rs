@@ -5,12 +5,12 @@ use std::time::Instant;
 use mongodb::bson::{Bson, Document, RawDocumentBuf};
 
 use crate::{
-    error::{BoxError, StoreError, StoreErrorKind},
+    error::StoreError,
     key::LockKey,
     lock::{Aid, Lock, Mode},
     store::{
         Confirmed, Format, StoredDocument,
-        mongo::{Prepared, codec, error::store_error, lanes, pipeline},
+        mongo::{Prepared, codec, error::store_error, grant::whole_record, lanes, pipeline},
     },
 };
 
@@ -39,9 +39,7 @@ impl Prepared {
             if let Ok(loaded) = found.get_document(pipeline::DOCUMENT) {
                 let bytes = loaded.as_bytes().to_vec();
                 document = Some(StoredDocument::from_bytes(Format::Bson, bytes));
-            } else {
-                let found: Document =
-                    codec::decode(found.as_bytes()).map_err(|e| unreadable(key, e))?;
+            } else if let Ok(found) = codec::decode(found.as_bytes()) {
                 confirmed = self.own(key, aid, found, asked);
             }
         }
@@ -49,18 +47,8 @@ impl Prepared {
     }
 
     /// The live lock of this session in a record.
-    fn own(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        mut found: Document,
-        asked: Instant,
-    ) -> Option<Confirmed> {
-        let mut record = match found.remove(pipeline::RECORD)? {
-            Bson::Document(record) => record,
-            _ => return None,
-        };
-        record.insert("now", found.remove("now")?);
+    fn own(&self, key: &LockKey, aid: &Aid, found: Document, asked: Instant) -> Option<Confirmed> {
+        let record = whole_record(found)?;
         let is_own =
             |lock: &Lock| lock.aid == *aid && lock.token.is_some() && !lock.expires_in().is_zero();
         let lock = self.fetched(key, &record, asked).locks().into_iter().find(is_own)?;
@@ -81,8 +69,4 @@ impl Prepared {
 fn reader<'a>(record: &'a Document, aid: &Aid) -> Option<&'a Document> {
     let mut readers = record.get_array("readers").ok()?.iter().filter_map(Bson::as_document);
     readers.find(|reader| reader.get_str("aid").is_ok_and(|it| it == aid.as_str()))
-}
-
-fn unreadable(key: &LockKey, why: BoxError) -> StoreError {
-    StoreError::new(StoreErrorKind::Other, format!("reading the lock on {key:?}")).because(why)
 }

@@ -1,7 +1,7 @@
 //! The ends of sessions. Unfinished work is recorded in `doclock.ended`, so that any server can
 //! continue where another one stopped.
 
-use std::time::Duration;
+use std::{slice, time::Duration};
 
 use futures_util::future::try_join_all;
 use mongodb::{
@@ -41,9 +41,10 @@ mod taken;
 const NAMES_AT_ONCE: usize = 8_000;
 
 impl MongoStore {
-    /// Four steps: write the tombstone, store the names, remove the locks, allow the announcement.
-    /// After each step any worker can continue: the tombstone prevents new locks, and the names keep
-    /// any lock from being forgotten.
+    /// Two writes: the tombstone with the names of the locks, and the removal of the locks. The end is then
+    /// left to [`allow_announcement`](Self::allow_announcement), or to a sweep if this process dies. After
+    /// each step any worker can continue: the tombstone prevents new locks, and the names keep any lock from
+    /// being forgotten.
     pub(super) async fn end_for_good(
         &self,
         aid: &Aid,
@@ -52,24 +53,46 @@ impl MongoStore {
         worker: Uuid,
     ) -> Result<Vec<LockKey>, StoreError> {
         let failed = |e| store_error("ending a session", e);
-        // update, an upsert: inserted; or an idle end is turned into a permanent one; or the record is
-        // found permanently ended, and left as it is.
-        let end = pipeline::end_for_good(reason, Uuid::new_v4(), worker);
-        let begun = self.write_ended(by_aid(aid), end, true).await;
-        begun.map_err(|e| retry_duplicate_key(failed(e)))?;
-        let released = self.release_ended(aid, collections).await?;
-        // findAndModify returns: the end with all names, including those of an earlier attempt whose
-        // reply was lost; or nothing, if another worker has finished the end or is working on it.
+        // Without an answer the tombstone comes first, and the names later.
+        let (keys, _) = self.held_by(aid, collections).await.unwrap_or_default();
+        // findAndModify, an upsert, returns: a new end; or an idle end that became permanent; or an end that
+        // an earlier attempt of this worker began, with the names that it stored; or the end of another
+        // worker, which only gets more names.
+        let mut end = pipeline::end_for_good(reason, Uuid::new_v4(), worker);
+        if !keys.is_empty() {
+            end.extend(pipeline::name(&keys));
+        }
+        let begun = (self.inner.ended)
+            .find_one_and_update(by_aid(aid), end)
+            .upsert(true)
+            .return_document(ReturnDocument::After)
+            .max_time(lanes::write_limit())
+            .await;
+        let begun = begun.map_err(|e| retry_duplicate_key(failed(e)))?;
+        // A lock that was taken before the tombstone was there belonged to the session.
+        let (mut released, may_read) = self.held_by(aid, collections).await?;
+        if released.iter().any(|key| !keys.contains(key)) {
+            self.store_names(aid, &released).await?;
+        }
+        self.remove_in(collections, &Grants::Of(slice::from_ref(aid)), may_read).await?;
+        let mine = begun.filter(|end| end.get_str("by").is_ok_and(|by| by == worker.to_string()));
+        released.extend(mine.as_ref().map_or(keys, names_of));
+        released.sort();
+        released.dedup();
+        Ok(released)
+    }
+
+    // updateOne returns: 1 → the end may be announced; 0 → another worker did that, or is at it.
+    pub(super) async fn allow_announcement(
+        &self,
+        aid: &Aid,
+        worker: Uuid,
+    ) -> Result<(), StoreError> {
         let mut mine = pipeline::waits_for("release", worker);
         mine.extend(by_aid(aid));
         mine.insert("by", worker.to_string());
-        let finished = (self.inner.ended)
-            .find_one_and_update(mine, pipeline::released())
-            .return_document(ReturnDocument::After)
-            .max_time(lanes::write_limit())
-            .await
-            .map_err(failed)?;
-        Ok(finished.map_or(released, |end| names_of(&end)))
+        let finished = self.write_ended(mine, pipeline::released(), false).await;
+        finished.map(drop).map_err(|e| store_error("finishing the end of a session", e))
     }
 
     // find returns: how the session ended last; or a note of expired locks, which is no end; or
@@ -94,21 +117,29 @@ impl MongoStore {
     }
 
     /// Removes all locks of a session that has ended.
-    async fn release_ended(
+    async fn release_ended(&self, aid: &Aid, collections: &[&str]) -> Result<(), StoreError> {
+        let (keys, may_read) = self.held_by(aid, collections).await?;
+        if !keys.is_empty() {
+            self.store_names(aid, &keys).await?;
+        }
+        self.remove_in(collections, &Grants::Of(slice::from_ref(aid)), may_read).await
+    }
+
+    /// The documents that the session has locked, and whether it may be among the readers of any.
+    async fn held_by(
         &self,
         aid: &Aid,
         collections: &[&str],
-    ) -> Result<Vec<LockKey>, StoreError> {
+    ) -> Result<(Vec<LockKey>, bool), StoreError> {
         let held = try_join_all(collections.iter().map(|c| self.of_session(c, aid, NAMES_AT_ONCE)));
         let held = held.await?;
         let may_read = held.iter().any(|it| it.may_read);
-        let keys: Vec<_> = held.into_iter().flat_map(|it| it.held).map(|lock| lock.key).collect();
-        if !keys.is_empty() {
-            let named = self.write_ended(by_aid(aid), pipeline::name(&keys), false).await;
-            named.map_err(|e| store_error("ending a session", e))?;
-        }
-        self.remove_in(collections, &Grants::Of(std::slice::from_ref(aid)), may_read).await?;
-        Ok(keys)
+        Ok((held.into_iter().flat_map(|it| it.held).map(|lock| lock.key).collect(), may_read))
+    }
+
+    async fn store_names(&self, aid: &Aid, keys: &[LockKey]) -> Result<(), StoreError> {
+        let named = self.write_ended(by_aid(aid), pipeline::name(keys), false).await;
+        named.map(drop).map_err(|e| store_error("ending a session", e))
     }
 
     async fn remove_in(

@@ -2,7 +2,10 @@
 
 use std::time::Instant;
 
-use mongodb::bson::{Bson, Document};
+use mongodb::{
+    bson::{Bson, Document},
+    error::Error,
+};
 
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -14,6 +17,7 @@ use crate::{
             Prepared,
             error::{retry_duplicate_key, store_error},
             lanes, pipeline,
+            together::Took,
             write::Modified,
         },
     },
@@ -27,6 +31,53 @@ pub(super) enum Answered {
 }
 
 impl Prepared {
+    /// One attempt of a claim. If another session is known to hold the lock, a read comes first.
+    pub(super) async fn acquire(
+        &self,
+        key: &LockKey,
+        claim: &Claim,
+        traced: &[String],
+    ) -> Result<Answered, StoreError> {
+        if let Some(held) = self.refuse(key, claim).await {
+            return Ok(Answered::Answer(TryAcquire::Held(held)));
+        }
+        lanes::in_time().map_err(|e| claim_failed(key, e))?;
+        let answered = self.write_claim(key, claim, traced).await?;
+        if let Answered::Answer(
+            TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock),
+        ) = &answered
+        {
+            self.seen.held(lock);
+        }
+        Ok(answered)
+    }
+
+    // find returns: a live exclusive lock of another session → refused. Anything else, or an error → not
+    // known: the claim is written. Reads the state of the primary: a waiter that read an older state could
+    // miss a release that its change stream does not report any more. If a failover takes the lock away
+    // again, the waiter learns it when the lease would have expired.
+    async fn refuse(&self, key: &LockKey, claim: &Claim) -> Option<Lock> {
+        // A waiter in a fair collection must get its place.
+        let must_write = self.rules.fair && claim.place.is_some();
+        if must_write || !self.seen.is_held_by_another(key.id(), &claim.aid) {
+            return None;
+        }
+        let asked = Instant::now();
+        let found = self.locks.find_one(pipeline::by_id(key.id())).projection(pipeline::whole());
+        let found = found.max_time(lanes::write_limit()).await.ok().flatten();
+        let refuses = |lock: &Lock| {
+            lock.mode == Mode::Exclusive && lock.aid != claim.aid && !lock.expires_in().is_zero()
+        };
+        let record = found.and_then(whole_record);
+        let locks = record.map_or_else(Vec::new, |it| self.fetched(key, &it, asked).locks());
+        let lock = locks.into_iter().find(refuses);
+        match &lock {
+            Some(lock) => self.seen.held(lock),
+            None => self.seen.freed(key.id()),
+        }
+        lock
+    }
+
     // findAndModify returns: the token of this attempt, or of an earlier attempt of this claim whose
     // reply was lost → granted. Our aid with another token → already ours. Anything else → held.
     // Nothing → impossible, because an upsert returns the document. Error 11000 → two first upserts
@@ -37,7 +88,7 @@ impl Prepared {
     // an insert. A shorter form that finds no answer has changed nothing that matters, and the next
     // form follows. No two forms may both grant: a delayed second command could resurrect a released
     // lock.
-    pub(super) async fn acquire(
+    async fn write_claim(
         &self,
         key: &LockKey,
         claim: &Claim,
@@ -49,18 +100,22 @@ impl Prepared {
             // From here on, a repetition must use a longer form, which looks closer.
             self.seen.there(key.id());
             let update = pipeline::acquire_if_free(claim, rules);
-            let (it, asked) = self.attempt(key, update, None).await?;
-            if let Some(mut record) = it.record {
-                if it.is_new {
+            let asked = Instant::now();
+            match self.take(key.id(), update).await.map_err(|e| claim_failed(key, e))? {
+                Took::New(mut record) => {
                     record.insert("now", record.get("ts").cloned());
                     if let Some(answer) = self.fetched(key, &record, asked).answer(claim) {
                         return Ok(Answered::Answer(answer));
                     }
-                } else if record.get_str("token").is_ok_and(|it| it == claim.token.to_string()) {
-                    // The record was a leftover without `ts`.
-                    return self.granted_before(key, claim).await.map(Answered::Answer);
                 }
-                has_readers = record.contains_key("readers");
+                Took::Existed(Some(record)) => {
+                    if record.get_str("token").is_ok_and(|it| it == claim.token.to_string()) {
+                        // The record was a leftover without `ts`.
+                        return self.granted_before(key, claim).await.map(Answered::Answer);
+                    }
+                    has_readers = record.contains_key("readers");
+                }
+                Took::Existed(None) => {}
             }
         }
         if is_exclusive && !rules.fair && !has_readers {
@@ -133,7 +188,7 @@ impl Prepared {
     ) -> Result<(Modified, Instant), StoreError> {
         let asked = Instant::now();
         let done = self.modify(key.id(), pipeline::by_id(key.id()), update, true, fields).await;
-        done.map(|it| (it, asked)).map_err(|e| retry_duplicate_key(store_error(acquiring(key), e)))
+        done.map(|it| (it, asked)).map_err(|e| claim_failed(key, e))
     }
 
     // findAndModify returns: our token → granted, perhaps by an earlier attempt whose reply was lost.
@@ -156,10 +211,27 @@ impl Prepared {
             done.map_err(|e| store_error(format!("handing over the lock on {key:?}"), e))?.record;
         let answer = record.and_then(|record| self.fetched(key, &record, asked).answer(claim));
         Ok(match answer {
-            Some(TryAcquire::Granted(lock)) => Some(lock),
-            _ => None,
+            Some(TryAcquire::Granted(lock)) => {
+                self.seen.held(&lock);
+                Some(lock)
+            }
+            _ => {
+                self.seen.freed(key.id());
+                None
+            }
         })
     }
+}
+
+/// The record that was read together with the server's time, and that time in it.
+pub(super) fn whole_record(mut found: Document) -> Option<Document> {
+    let Bson::Document(mut record) = found.remove(pipeline::RECORD)? else { return None };
+    record.insert("now", found.remove("now")?);
+    Some(record)
+}
+
+fn claim_failed(key: &LockKey, error: Error) -> StoreError {
+    retry_duplicate_key(store_error(acquiring(key), error))
 }
 
 fn acquiring(key: &LockKey) -> String {

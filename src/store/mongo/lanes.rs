@@ -55,6 +55,21 @@ pub(super) fn write_limit() -> Duration {
     time_left(LIMIT.max(deadline::waited()))
 }
 
+/// The time limit of a command for several callers, each with a deadline of its own.
+pub(super) fn group_limit() -> Duration {
+    LIMIT
+}
+
+/// Whether the caller has waited for longer than a command for several callers may take.
+pub(super) fn is_late() -> bool {
+    deadline::waited() >= LIMIT
+}
+
+/// When the caller stops waiting at the latest.
+pub(super) fn latest() -> Instant {
+    Instant::now() + time_left(LONGEST_WAIT)
+}
+
 /// The time limit of a read, which no transaction blocks.
 pub(super) fn read_limit() -> Duration {
     time_left(LONGEST_WAIT)
@@ -113,13 +128,16 @@ impl Lanes {
         records.iter().filter(|(_, lane)| lane.is_stuck).map(|(id, _)| Bson::from(id)).collect()
     }
 
+    pub(super) fn is_stuck(&self, id: &LockId) -> bool {
+        self.records().get(id).is_some_and(|lane| lane.is_stuck)
+    }
+
     /// Waits for the turn of a write on this record, at most until the caller's deadline.
     pub(super) async fn turn<'a>(&'a self, id: &'a LockId) -> Result<Turn<'a>> {
-        let until = Instant::now() + time_left(LONGEST_WAIT);
+        let until = latest();
         let (user, turns) = self.join(id);
         let turn = permit(turns, until).await?;
-        let is_stuck = self.records().get(id).is_some_and(|lane| lane.is_stuck);
-        let stuck = match is_stuck {
+        let stuck = match self.is_stuck(id) {
             true => Some(permit(Arc::clone(&self.stuck), until).await?),
             false => None,
         };

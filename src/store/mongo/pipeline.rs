@@ -31,7 +31,7 @@ pub(super) use {
 /// In the answer to the short form of a claim: the full form must follow.
 pub(super) const MORE: &str = "more";
 
-/// In a read of a lock and its document: the record of the lock.
+/// In the answer to a read: the record of the lock.
 pub(super) const RECORD: &str = "lock";
 /// In the same read: the document.
 pub(super) const DOCUMENT: &str = "document";
@@ -112,6 +112,12 @@ impl<'a> Target<'a> {
         filter
     }
 
+    /// The same for records that were read.
+    pub(super) fn grantee(&self) -> Grantee {
+        let Self { aid, tokens, unless_told, .. } = self;
+        Grantee { aid: (*aid).clone(), tokens: tokens.clone(), unless_told: *unless_told }
+    }
+
     /// Whether `grant` is this acquisition.
     pub(super) fn is(&self, grant: Grant) -> Document {
         let mut all = vec![
@@ -122,6 +128,23 @@ impl<'a> Target<'a> {
             all.push(doc! { "$eq": [{ "$type": grant.field("again") }, "missing"] });
         }
         doc! { "$and": all }
+    }
+}
+
+/// A [`Target`] without its document.
+#[derive(Debug)]
+pub(super) struct Grantee {
+    aid: Aid,
+    tokens: Vec<String>,
+    unless_told: bool,
+}
+
+impl Grantee {
+    /// Whether the exclusive lock in this record is this acquisition.
+    pub(super) fn has(&self, record: &Document) -> bool {
+        record.get_str("aid").is_ok_and(|aid| aid == self.aid.as_str())
+            && record.get_str("token").is_ok_and(|it| self.tokens.iter().any(|token| token == it))
+            && !(self.unless_told && record.contains_key("again"))
     }
 }
 
@@ -268,20 +291,24 @@ pub(super) fn lock_fields(aid: Option<&Aid>) -> Document {
     reader_field(reader)
 }
 
-/// Reads the record of a document's lock as it is, and the server's time. Computes nothing: any expression
-/// would cost the server more than the whole read.
-pub(super) fn record(id: &LockId) -> Vec<Document> {
-    let with_time = doc! { "$replaceWith": { RECORD: "$$ROOT", "now": "$$NOW" } };
-    vec![doc! { "$match": by_id(id) }, with_time]
+/// The record of a lock as it is, and the server's time. Computes nothing: any expression would cost the
+/// server more than the whole read.
+pub(super) fn whole() -> Document {
+    doc! { "_id": 0, RECORD: "$$ROOT", "now": "$$NOW" }
 }
 
-/// Reads the document after that.
+/// Reads the lock of one document.
+pub(super) fn record(id: &LockId) -> Vec<Document> {
+    vec![doc! { "$match": by_id(id) }, doc! { "$project": whole() }]
+}
+
+/// Reads the document itself after the lock.
 pub(super) fn with_document(collection: &str, id: &LockId) -> Document {
     let wrapped = doc! { "$replaceWith": { DOCUMENT: "$$ROOT" } };
     doc! { "$unionWith": { "coll": collection, "pipeline": [{ "$match": by_id(id) }, wrapped] } }
 }
 
-/// The same for the answer to this claim: the session's own lock, or the lock or place that is in its
+/// As [`lock_fields`], for the answer to this claim: the session's own lock, or the lock or place that is in its
 /// way.
 pub(super) fn answer_fields(claim: &Claim, rules: &Rules) -> Document {
     let mut fields = match claim.mode {

@@ -87,18 +87,21 @@ impl Prepared {
 
     async fn try_remove(&self, it: &Target<'_>) -> Result<Released> {
         let rules = &self.rules;
+        self.seen.freed(it.id);
         // An exclusive lock is alone in its record, unless the record has a queue.
         let is_all = it.mode == Mode::Exclusive && !rules.fair;
         if !rules.fenced {
             // delete returns: 1 → released. 0 → the record has other content, too, or the lock is gone:
             // given back before, never granted, or this is the repetition of a delete whose reply was
             // lost.
-            let deleted = self.write_one(it.id, it.alone(rules), &Write::Delete).await?;
+            let filter = it.alone(rules);
             if is_all {
+                let gone = self.delete(it.id, filter, it.grantee()).await?;
                 self.seen.gone(it.id);
+                return Ok(released(u64::from(gone)));
             }
-            if deleted > 0 || is_all {
-                return Ok(released(deleted));
+            if self.write_one(it.id, filter, &Write::Delete).await? > 0 {
+                return Ok(Released::Released);
             }
         }
         let gone = self.change(it.filter(), take_out(|grant| it.is(grant), rules), it.id).await?;

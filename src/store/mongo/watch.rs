@@ -1,6 +1,6 @@
 //! Reports changes of locks, from a change stream.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::stream;
 use mongodb::{
@@ -16,7 +16,7 @@ use crate::{
     key::LockKey,
     store::{
         Change, Watch,
-        mongo::{codec, error::store_error, pipeline::read_taken},
+        mongo::{codec, error::store_error, pipeline::read_taken, seen::Seen},
     },
 };
 
@@ -29,6 +29,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Opens a change stream on the locks of a collection. Needs a replica set.
 pub(super) async fn watch(
     locks: &Collection<Document>,
+    seen: Arc<Seen>,
     collection: &str,
 ) -> Result<Watch, StoreError> {
     let opened = (locks.watch())
@@ -39,10 +40,13 @@ pub(super) async fn watch(
         .await;
     let stream =
         opened.map_err(|e| store_error(format!("watching the locks in {collection}"), e))?;
-    let from = (stream.with_type::<Document>(), collection.to_owned());
-    Ok(Watch::new(stream::try_unfold(from, |(mut stream, collection)| async move {
+    let from = (stream.with_type::<Document>(), collection.to_owned(), seen);
+    Ok(Watch::new(stream::try_unfold(from, |(mut stream, collection, seen)| async move {
         let change = next(&mut stream, &collection).await?;
-        Ok(change.map(|change| (change, (stream, collection))))
+        if let Some(Change::Freed(key) | Change::Taken(key, ..)) = &change {
+            seen.freed(key.id());
+        }
+        Ok(change.map(|change| (change, (stream, collection, seen))))
     })))
 }
 

@@ -5,7 +5,10 @@
 //! bookkeeping of a retryable write. No number is needed: every write of the store can tell its own
 //! work from that of an earlier attempt, and the manager repeats it.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use mongodb::{
     Collection,
@@ -83,17 +86,38 @@ pub(super) async fn write(
     limit: Duration,
 ) -> Result<u64> {
     let reply = run(records, command, limit).await?;
-    if let Ok([Bson::Document(first), ..]) = reply.get_array("writeErrors").map(Vec::as_slice) {
-        let code = first.get("code").and_then(codec::number).unwrap_or_default() as i32;
-        let message = first.get_str("errmsg").unwrap_or_default().to_owned();
-        return Err(Error::custom(Refused { code, message }));
+    if let Some((_, refused)) = refusals(&reply).pop_first() {
+        return Err(refused);
     }
     let matched = reply.get("n").and_then(codec::number).unwrap_or_default() as u64;
     acknowledged(&reply, matched > 0)?;
     Ok(matched)
 }
 
-async fn run(
+/// Why the server refused some statements of a command, by their numbers.
+pub(super) fn refusals(reply: &Document) -> BTreeMap<usize, Error> {
+    let errors = reply.get_array("writeErrors").map_or(&[][..], |errors| errors);
+    let refused = |error: &Document| {
+        let code = error.get("code").and_then(codec::number).unwrap_or_default() as i32;
+        let message = error.get_str("errmsg").unwrap_or_default().to_owned();
+        Error::custom(Refused { code, message })
+    };
+    let numbered = errors.iter().filter_map(Bson::as_document);
+    numbered.filter_map(|error| Some((index_of(error)?, refused(error)))).collect()
+}
+
+/// The numbers of the statements that this field of a reply lists.
+pub(super) fn indexes(reply: &Document, field: &str) -> BTreeSet<usize> {
+    let all = reply.get_array(field).map_or(&[][..], |all| all);
+    all.iter().filter_map(Bson::as_document).filter_map(index_of).collect()
+}
+
+fn index_of(statement: &Document) -> Option<usize> {
+    Some(statement.get("index").and_then(codec::number)? as usize)
+}
+
+/// Runs a write command. The reply may contain errors of its statements.
+pub(super) async fn run(
     records: &Collection<Document>,
     mut command: Document,
     limit: Duration,
@@ -187,7 +211,10 @@ impl Prepared {
             if stuck.contains(&id) { hard.push(id) } else { easy.push(id) }
         }
         let (mut matched, mut stuck) = (0, None);
-        let mut open = vec![easy];
+        // The whole has just failed, or the known stuck records are left out.
+        let part =
+            if hard.is_empty() { easy.len().div_ceil(PARTS).max(1) } else { easy.len().max(1) };
+        let mut open: Vec<_> = easy.chunks(part).map(<[Bson]>::to_vec).collect();
         while let Some(ids) = open.pop() {
             lanes::in_time()?;
             if ids.len() <= 1 {
@@ -195,7 +222,8 @@ impl Prepared {
                 continue;
             }
             let command = write.command(&self.locks, among(&filter, &ids), false);
-            match self::write(&self.locks, command, lanes::write_limit()).await {
+            // A limit that grew with the time that the search has taken would take up the deadline.
+            match self::write(&self.locks, command, lanes::group_limit()).await {
                 Ok(these) => matched += these,
                 Err(e) if ran_out_of_time(&e) => {
                     let part = ids.len().div_ceil(PARTS);

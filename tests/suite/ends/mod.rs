@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use actix_doclock::{
     Aid, BoxError, EndReason, Holder, LockManager, LockManagerBuilder, MemoryStore, SessionEnded,
-    TryAcquire, Wait,
+    TryAcquire, Wait, store::Store,
 };
 use futures_util::future::join_all;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -20,6 +20,7 @@ use mongodb::{Collection, Database};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
+use uuid::Uuid;
 
 use crate::rig::app::{
     App, NO_DEADLINE, TTL, WorkItem, age_all, count, eventually, key, lock_records, record,
@@ -448,7 +449,7 @@ async fn a_stuck_logout_is_completed_by_another_server() {
     let heard = Heard::default();
     let other = App::with(&faulty.database, heard.listening()).await;
     let alice = sessions(&other, 1).await.remove(0);
-    faulty.proxy.hold_request("find");
+    faulty.proxy.hold_request("delete");
     let (app, aid) = (faulty.app.clone(), alice.clone());
     let logout = tokio::spawn(async move { app.locks.end_session(&aid).await });
     faulty.proxy.until_fired(1).await;
@@ -468,6 +469,49 @@ async fn a_stuck_logout_is_completed_by_another_server() {
     other.locks.shutdown().await;
     let [ended] = &heard.of(&alice)[..] else { panic!("{heard:?}") };
     assert_eq!((ended.reason, ended.locks.len()), (EndReason::LoggedOut, 2));
+}
+
+/// Another request of the session takes a lock when the names of its locks are read already.
+#[tokio::test]
+async fn a_lock_that_is_taken_while_its_session_ends_is_named_and_released() {
+    let faulty = Faulty::new().await;
+    let heard = Heard::default();
+    let other = App::with(&faulty.database, heard.listening()).await;
+    let alice = Aid::new();
+    other.granted(&key("a"), &alice).await;
+    faulty.proxy.hold_request("findAndModify");
+    let (app, aid) = (faulty.app.clone(), alice.clone());
+    let logout = tokio::spawn(async move { app.locks.end_session(&aid).await });
+    faulty.proxy.until_fired(1).await;
+    other.granted(&key("b"), &alice).await;
+    faulty.proxy.let_go();
+    assert_eq!(logout.await.unwrap().unwrap(), [key("a"), key("b")]);
+    assert_eq!(count(&faulty.database).await, 0);
+    faulty.app.locks.shutdown().await;
+    other.locks.sweep().await.unwrap();
+    heard.until("it is announced", 1).await;
+    other.locks.shutdown().await;
+    let [ended] = &heard.of(&alice)[..] else { panic!("{heard:?}") };
+    assert_eq!(ended.locks, [key("a"), key("b")]);
+}
+
+/// The server that ended the session died after its answer.
+#[tokio::test]
+async fn an_end_that_nobody_allowed_to_be_announced_is_announced_by_a_sweep() {
+    let database = fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let heard = Heard::default();
+    let app = App::with(&database, heard.listening()).await;
+    let alice = Aid::new();
+    app.granted(&key("a"), &alice).await;
+    let ended = app.store.end_session(&alice, EndReason::LoggedOut, &["workitem"], Uuid::new_v4());
+    assert_eq!(ended.await.unwrap(), [key("a")]);
+    app.locks.sweep().await.unwrap();
+    assert!(heard.all().is_empty(), "the other server may still be alive");
+    let_leases_pass(&database).await;
+    app.locks.sweep().await.unwrap();
+    heard.until("it is announced", 1).await;
+    app.locks.shutdown().await;
+    assert_eq!(heard.all()[0].locks, [key("a")]);
 }
 
 async fn nothing_is_left_to_announce(database: &Database) {

@@ -233,9 +233,10 @@ fn no_record_of_an_ended_session_makes_a_verb_fail_or_hides_another_end() {
             store.session_ended(&alice).await.expect("session_ended");
             store.last_end(&alice).await.expect("last_end");
             store.sweep(COLLECTIONS, Uuid::new_v4(), 100).await.expect("sweep");
-            let bobs = store.end_session(&bob, EndReason::LoggedOut, COLLECTIONS, Uuid::new_v4());
-            bobs.await.expect("end_session");
             let worker = Uuid::new_v4();
+            let bobs = store.end_session(&bob, EndReason::LoggedOut, COLLECTIONS, worker);
+            bobs.await.expect("end_session");
+            store.allow_announcement(&bob, worker).await.expect("allow_announcement");
             let taken =
                 store.take_announcements(worker, TTL, 100).await.expect("take_announcements");
             assert!(taken.iter().any(|it| it.aid == bob), "bob's end is hidden: {taken:?}");

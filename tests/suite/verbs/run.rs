@@ -103,9 +103,9 @@ impl<'a, S: Subject> Run<'a, S> {
                 } else {
                     (EndReason::LoggedOut, "logged_out")
                 };
-                let ended =
-                    store.end_session(&self.aids[*who], reason, COLLECTIONS, Uuid::new_v4());
-                let named = ended.await.unwrap();
+                let (aid, worker) = (&self.aids[*who], Uuid::new_v4());
+                let named = store.end_session(aid, reason, COLLECTIONS, worker).await.unwrap();
+                store.allow_announcement(aid, worker).await.unwrap();
                 assert_eq!(numbers(&named), self.reference.end(*who, name), "ended with");
             }
             Op::Break(n) => {

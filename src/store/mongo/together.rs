@@ -1,0 +1,189 @@
+//! The two writes that travel in groups: taking a free document, and releasing an exclusive lock.
+
+use std::{collections::HashMap, sync::Arc};
+
+use mongodb::{
+    bson::{Bson, Document, doc},
+    error::{Error, Result},
+};
+
+use crate::{
+    key::LockId,
+    store::mongo::{
+        Prepared, codec,
+        error::{DUPLICATE_KEY, Unacknowledged, code},
+        group::Group,
+        lanes,
+        pipeline::{self, Grantee},
+        write::{Write, acknowledged, indexes, refusals, run},
+    },
+};
+
+/// The groups of a collection.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    takes: Arc<Group<Take, Result<Took>>>,
+    releases: Arc<Group<Release, Result<bool>>>,
+}
+
+/// The claim of a document that is expected to be free.
+#[derive(Debug)]
+struct Take {
+    id: LockId,
+    update: Vec<Document>,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(super) enum Took {
+    /// The new record, as the claim made it.
+    New(Document),
+    /// There was a record. If it is known, as it is now.
+    Existed(Option<Document>),
+}
+
+/// The release of an exclusive lock that is alone in its record.
+#[derive(Debug)]
+struct Release {
+    id: LockId,
+    filter: Document,
+    of: Grantee,
+}
+
+impl Prepared {
+    /// Whether a write of this record may share a command with others. If a command is late, perhaps a stuck
+    /// record is to blame: its repetitions are sent alone, so that the [lanes](lanes) find the record.
+    fn may_join(&self, id: &LockId) -> bool {
+        !lanes::is_late() && !self.lanes.is_stuck(id)
+    }
+
+    /// Runs this update of the record `id`, an upsert that does nothing to a live lock.
+    pub(super) async fn take(&self, id: &LockId, update: Vec<Document>) -> Result<Took> {
+        let job = Take { id: id.clone(), update };
+        if !self.may_join(id) {
+            return self.take_alone(job).await;
+        }
+        let took = self.groups.takes.submit(job, lanes::latest(), |jobs| self.take_all(jobs));
+        took.await.unwrap_or_else(|| Err(too_late()))
+    }
+
+    /// Deletes the record `id` if `filter` matches it. `of` says the same in Rust.
+    pub(super) async fn delete(&self, id: &LockId, filter: Document, of: Grantee) -> Result<bool> {
+        let job = Release { id: id.clone(), filter, of };
+        if !self.may_join(id) {
+            return self.release_alone(job).await;
+        }
+        let gone = self.groups.releases.submit(job, lanes::latest(), |jobs| self.release_all(jobs));
+        gone.await.unwrap_or_else(|| Err(too_late()))
+    }
+
+    async fn take_alone(&self, Take { id, update }: Take) -> Result<Took> {
+        let it = self.modify(&id, pipeline::by_id(&id), update, true, None).await?;
+        Ok(match it.record {
+            Some(record) if it.is_new => Took::New(record),
+            record => Took::Existed(record),
+        })
+    }
+
+    async fn release_alone(&self, Release { id, filter, .. }: Release) -> Result<bool> {
+        Ok(self.write_one(&id, filter, &Write::Delete).await? > 0)
+    }
+
+    async fn take_all(&self, jobs: Vec<Take>) -> Vec<Result<Took>> {
+        match <[Take; 1]>::try_from(jobs) {
+            Ok([job]) => vec![self.take_alone(job).await],
+            Err(jobs) => {
+                let took = self.take_together(&jobs).await;
+                took.unwrap_or_else(|e| jobs.iter().map(|_| Err(e.clone())).collect())
+            }
+        }
+    }
+
+    // update returns: the number of a statement among the upserted → granted; the record tells the server's
+    // time. Error 11000 of a statement → another claim has just made the record. Not among them → there was
+    // a record, and the claim looks closer. The record of a grant is gone already → the same. Any other
+    // error, or no reply → each claim is repeated alone, and recognises its grant.
+    async fn take_together(&self, jobs: &[Take]) -> Result<Vec<Result<Took>>> {
+        let statement = |Take { id, update }: &Take| {
+            doc! { "q": pipeline::by_id(id), "u": update.clone(), "upsert": true }
+        };
+        let updates: Vec<_> = jobs.iter().map(statement).collect();
+        let command = doc! { "update": self.locks.name(), "updates": updates, "ordered": false };
+        let reply = run(&self.locks, command, lanes::group_limit()).await?;
+        acknowledged(&reply, true)?;
+        let mut refused = refusals(&reply);
+        let new = indexes(&reply, "upserted");
+        let ids = new.iter().filter_map(|n| Some(Bson::from(&jobs.get(*n)?.id)));
+        let mut records = self.records(ids.collect(), doc! {}).await?;
+        Ok((jobs.iter().enumerate())
+            .map(|(n, job)| match refused.remove(&n) {
+                Some(e) if code(&e) == Some(DUPLICATE_KEY) => Ok(Took::Existed(None)),
+                Some(e) => Err(e),
+                None if !new.contains(&n) => Ok(Took::Existed(None)),
+                None => Ok(records.remove(&job.id).map_or(Took::Existed(None), Took::New)),
+            })
+            .collect())
+    }
+
+    async fn release_all(&self, jobs: Vec<Release>) -> Vec<Result<bool>> {
+        match <[Release; 1]>::try_from(jobs) {
+            Ok([job]) => vec![self.release_alone(job).await],
+            Err(jobs) => {
+                let gone = self.release_together(&jobs).await;
+                gone.unwrap_or_else(|e| jobs.iter().map(|_| Err(e.clone())).collect())
+            }
+        }
+    }
+
+    // find returns the records that are there. delete returns only how many it has deleted: as many as were
+    // there → each of those was released. Another number → somebody else was at work in between, and which
+    // are ours is not known: gone. No reply → each release is repeated alone, and finds nothing to delete.
+    async fn release_together(&self, jobs: &[Release]) -> Result<Vec<Result<bool>>> {
+        let ids = jobs.iter().map(|job| Bson::from(&job.id)).collect();
+        let fields = doc! { "aid": 1, "token": 1, "again": 1 };
+        let records = self.records(ids, fields).await?;
+        let is_there = |job: &Release| records.get(&job.id).is_some_and(|it| job.of.has(it));
+        let there: Vec<_> = jobs.iter().map(is_there).collect();
+        let statement = |job: &Release| doc! { "q": job.filter.clone(), "limit": 0 };
+        let deletes: Vec<_> = jobs.iter().map(statement).collect();
+        let command = doc! { "delete": self.locks.name(), "deletes": deletes, "ordered": false };
+        let reply = run(&self.locks, command, lanes::group_limit()).await?;
+        let refused = refusals(&reply);
+        let deleted = reply.get("n").and_then(codec::number).unwrap_or_default() as usize;
+        let is_done = |n: &usize| there[*n] && !refused.contains_key(n);
+        let is_certain = deleted == (0..jobs.len()).filter(is_done).count();
+        let late = reply.get("writeConcernError");
+        Ok((0..jobs.len())
+            .map(|n| {
+                let is_gone = is_done(&n) && is_certain;
+                match (refused.get(&n), late.cloned()) {
+                    (Some(e), _) => Err(e.clone()),
+                    (None, Some(error)) => {
+                        Err(Error::custom(Unacknowledged { has_written: is_gone, error }))
+                    }
+                    (None, None) => Ok(is_gone),
+                }
+            })
+            .collect())
+    }
+
+    async fn records(&self, ids: Vec<Bson>, fields: Document) -> Result<HashMap<LockId, Document>> {
+        let mut records = HashMap::new();
+        if ids.is_empty() {
+            return Ok(records);
+        }
+        let found = self.locks.find(doc! { "_id": { "$in": ids } }).projection(fields);
+        let mut cursor = found.max_time(lanes::group_limit()).await?;
+        while cursor.advance().await? {
+            let record: Document = cursor.deserialize_current()?;
+            if let Some(id) = record.get("_id").and_then(codec::lock_id) {
+                records.insert(id, record);
+            }
+        }
+        Ok(records)
+    }
+}
+
+fn too_late() -> Error {
+    Error::custom("other writes in the same collection were under way until the deadline")
+}
