@@ -16,8 +16,9 @@ use tokio::{
     time::timeout_at,
 };
 
-/// How many commands of one kind are under way at once in a collection. Measured: with one, the server
-/// idles between two commands; with more than two, the groups get smaller and the server does more work.
+/// How many commands of one kind are under way at once in a collection. With 64 tasks, two brought a quarter more
+/// locks than one on one node, and half as many more on three: while one command waits for its majority, the
+/// server works on the other.
 const UNDER_WAY: usize = 2;
 /// How many jobs one command carries.
 const AT_ONCE: usize = 64;
