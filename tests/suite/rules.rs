@@ -146,7 +146,7 @@ async fn a_lock_cannot_go_between_the_check_of_a_save_and_its_commit() {
 /// The steps of a request that locks: the lock first, then the check for the tombstone. The web layer
 /// does the same, with a request around it.
 async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock> {
-    let claim = Claim {
+    let mut claim = Claim {
         aid: aid.clone(),
         token: LockToken::new(),
         holder: Holder::new("alice"),
@@ -158,9 +158,16 @@ async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock>
         mode: Mode::Exclusive,
         place: None,
     };
-    let TryAcquire::Granted(lock) = app.store.try_acquire(key, &claim).await.unwrap() else {
-        return None;
+    let answer = loop {
+        match app.store.try_acquire(key, &claim).await {
+            // The end of the session has removed the lock before the answer.
+            Err(e) if e.kind() == StoreErrorKind::Unavailable => {
+                claim.token = claim.token.next_attempt();
+            }
+            answer => break answer.unwrap(),
+        }
     };
+    let TryAcquire::Granted(lock) = answer else { return None };
     if app.store.session_ended(aid).await.unwrap().is_none() {
         return Some(lock);
     }

@@ -26,7 +26,9 @@ const TRANSIENT: &[i32] = &[
 const DENIED: &[i32] = &[13, 18];
 
 pub(super) const DUPLICATE_KEY: i32 = 11000;
-const MAX_TIME_EXPIRED: i32 = 50;
+pub(super) const MAX_TIME_EXPIRED: i32 = 50;
+/// The majority was late: also what a mongos makes of several such errors of its shards.
+const WRITE_CONCERN_FAILED: i32 = 64;
 
 /// Why the server refused one write of a command. The driver does not look for such an error in the
 /// reply to a raw command.
@@ -128,7 +130,8 @@ pub(super) fn late_majority(error: &Error) -> Option<bool> {
     let ErrorKind::Custom(ours) = error.kind.as_ref() else { return None };
     let late: &Unacknowledged = ours.downcast_ref()?;
     let code = codec::number(late.error.as_document()?.get("code")?)?;
-    (code == f64::from(MAX_TIME_EXPIRED)).then_some(late.has_written)
+    let is_late = [MAX_TIME_EXPIRED, WRITE_CONCERN_FAILED].map(f64::from).contains(&code);
+    is_late.then_some(late.has_written)
 }
 
 /// The server's code, wherever the driver keeps it.

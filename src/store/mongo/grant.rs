@@ -104,9 +104,11 @@ impl Prepared {
             match self.take(key.id(), update).await.map_err(|e| claim_failed(key, e))? {
                 Took::New(mut record) => {
                     record.insert("now", record.get("ts").cloned());
-                    if let Some(answer) = self.fetched(key, &record, asked).answer(claim) {
-                        return Ok(Answered::Answer(answer));
-                    }
+                    // Anybody else's record is a newer one: this grant is gone already.
+                    return match self.fetched(key, &record, asked).answer(claim) {
+                        Some(granted @ TryAcquire::Granted(_)) => Ok(Answered::Answer(granted)),
+                        _ => Err(gone_again(key)),
+                    };
                 }
                 Took::Existed(Some(record)) => {
                     if record.get_str("token").is_ok_and(|it| it == claim.token.to_string()) {
@@ -116,6 +118,7 @@ impl Prepared {
                     has_readers = record.contains_key("readers");
                 }
                 Took::Existed(None) => {}
+                Took::Gone => return Err(gone_again(key)),
             }
         }
         if is_exclusive && !rules.fair && !has_readers {
@@ -173,10 +176,7 @@ impl Prepared {
         let record = found.map_err(|e| store_error(acquiring(key), e))?;
         match record.and_then(|record| self.fetched(key, &record, asked).answer(claim)) {
             Some(granted @ TryAcquire::Granted(_)) => Ok(granted),
-            _ => Err(StoreError::new(
-                StoreErrorKind::Unavailable,
-                format!("{}: it was granted, but was gone again at once", acquiring(key)),
-            )),
+            _ => Err(gone_again(key)),
         }
     }
 
@@ -232,6 +232,11 @@ pub(super) fn whole_record(mut found: Document) -> Option<Document> {
 
 fn claim_failed(key: &LockKey, error: Error) -> StoreError {
     retry_duplicate_key(store_error(acquiring(key), error))
+}
+
+fn gone_again(key: &LockKey) -> StoreError {
+    let what = format!("{}: it was granted, but was gone again at once", acquiring(key));
+    StoreError::new(StoreErrorKind::Unavailable, what)
 }
 
 fn acquiring(key: &LockKey) -> String {

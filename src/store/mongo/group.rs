@@ -36,10 +36,13 @@ struct State<J, R> {
     under_way: usize,
     /// At most one for each operation of the manager that waits for it.
     waiting: VecDeque<Member<J, R>>,
+    /// The number of the next member.
+    next: u64,
 }
 
 #[derive(Debug)]
 struct Member<J, R> {
+    number: u64,
     job: J,
     told: Sender<Told<J, R>>,
 }
@@ -57,14 +60,14 @@ struct Turn<J, R>(Arc<Group<J, R>>);
 
 impl<J, R> Default for Group<J, R> {
     fn default() -> Self {
-        Self(Mutex::new(State { under_way: 0, waiting: VecDeque::new() }))
+        Self(Mutex::new(State { under_way: 0, waiting: VecDeque::new(), next: 0 }))
     }
 }
 
 impl<J, R> Drop for Turn<J, R> {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        while let Some(Member { job, told }) = state.waiting.pop_front() {
+        while let Some(Member { job, told, .. }) = state.waiting.pop_front() {
             if told.is_closed() {
                 continue;
             }
@@ -83,7 +86,8 @@ impl<J, R> Group<J, R> {
     }
 
     /// Carries out this job, alone or with others: `carry_out` gets the jobs, and returns their outcomes in
-    /// the same order. `None` once `until` has passed; the job may then be carried out all the same.
+    /// the same order. A job that is still waiting for others at `until` is carried out alone. A job that is
+    /// under way is waited for. `None` if the caller that carried it out has gone.
     pub(super) async fn submit<F>(
         self: &Arc<Self>,
         job: J,
@@ -93,7 +97,15 @@ impl<J, R> Group<J, R> {
     where
         F: Future<Output = Vec<R>>,
     {
-        let (job, turn) = match timeout_at(until.into(), self.join(job)).await.ok()?.ok()? {
+        let (number, mut told) = self.join(job);
+        let told = match timeout_at(until.into(), &mut told).await {
+            Ok(told) => told,
+            Err(_) => match self.leave(number) {
+                Some(job) => return carry_out(vec![job]).await.pop(),
+                None => told.await,
+            },
+        };
+        let (job, turn) = match told.ok()? {
             Told::Outcome(outcome) => return Some(outcome),
             Told::Lead(job, turn) => (job, turn),
         };
@@ -101,7 +113,7 @@ impl<J, R> Group<J, R> {
         {
             let mut state = self.state();
             while others.len() + 1 < AT_ONCE {
-                let Some(Member { job, told }) = state.waiting.pop_front() else { break };
+                let Some(Member { job, told, .. }) = state.waiting.pop_front() else { break };
                 if !told.is_closed() {
                     jobs.push(job);
                     others.push(told);
@@ -125,17 +137,26 @@ impl<J, R> Group<J, R> {
         own
     }
 
-    fn join(self: &Arc<Self>, job: J) -> Receiver<Told<J, R>> {
+    fn join(self: &Arc<Self>, job: J) -> (u64, Receiver<Told<J, R>>) {
         let (told, receiver) = oneshot::channel();
         let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
         if state.under_way < UNDER_WAY {
             state.under_way += 1;
             drop(state);
             drop(told.send(Told::Lead(job, Turn(Arc::clone(self)))));
         } else {
-            state.waiting.push_back(Member { job, told });
+            state.waiting.push_back(Member { number, job, told });
         }
-        receiver
+        (number, receiver)
+    }
+
+    /// Takes the job back, if it still waits.
+    fn leave(&self, number: u64) -> Option<J> {
+        let mut state = self.state();
+        let at = state.waiting.iter().position(|member| member.number == number)?;
+        state.waiting.remove(at).map(|member| member.job)
     }
 }
 
@@ -219,6 +240,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_job_that_has_waited_for_long_is_carried_out_alone() {
+        let doubling = Doubling::new();
+        let long = |job| {
+            let doubling = Arc::clone(&doubling);
+            tokio::spawn(async move { doubling.submit(job, later()).await })
+        };
+        let running: Vec<_> = (0..UNDER_WAY as u32).map(long).collect();
+        while doubling.sizes().len() < UNDER_WAY {
+            yield_now().await;
+        }
+        let hurried = Arc::clone(&doubling);
+        let hurried = tokio::spawn(async move { hurried.submit(8, Instant::now()).await });
+        while doubling.sizes().len() <= UNDER_WAY {
+            yield_now().await;
+        }
+        doubling.gate.add_permits(10);
+        assert_eq!(hurried.await.unwrap(), Some(16));
+        join_all(running).await;
+        assert_eq!(doubling.sizes(), [1; UNDER_WAY + 1]);
+    }
+
+    #[tokio::test]
     async fn a_caller_that_no_longer_waits_stops_nobody() {
         let doubling = Doubling::new();
         let running: Vec<_> = (0..UNDER_WAY as u32)
@@ -230,7 +273,13 @@ mod tests {
         while doubling.group.state().under_way < UNDER_WAY {
             yield_now().await;
         }
-        assert_eq!(doubling.submit(8, Instant::now()).await, None, "its time is over");
+        let gone = Arc::clone(&doubling);
+        let gone = tokio::spawn(async move { gone.submit(8, later()).await });
+        while doubling.group.state().waiting.is_empty() {
+            yield_now().await;
+        }
+        gone.abort();
+        assert!(gone.await.is_err());
         let last = Arc::clone(&doubling);
         let last = tokio::spawn(async move { last.submit(9, later()).await });
         while doubling.group.state().waiting.len() < 2 {

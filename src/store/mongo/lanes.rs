@@ -66,8 +66,13 @@ pub(super) fn is_late() -> bool {
 }
 
 /// When the caller stops waiting at the latest.
-pub(super) fn latest() -> Instant {
+fn latest() -> Instant {
     Instant::now() + time_left(LONGEST_WAIT)
+}
+
+/// When a write that waits to be sent together with others is sent alone, if the caller has time left then.
+pub(super) fn alone_after() -> Instant {
+    Instant::now() + time_left(LONGEST_WAIT).min(4 * LIMIT) / 2
 }
 
 /// The time limit of a read, which no transaction blocks.
@@ -128,8 +133,9 @@ impl Lanes {
         records.iter().filter(|(_, lane)| lane.is_stuck).map(|(id, _)| Bson::from(id)).collect()
     }
 
-    pub(super) fn is_stuck(&self, id: &LockId) -> bool {
-        self.records().get(id).is_some_and(|lane| lane.is_stuck)
+    /// Whether writes on this record are under way, or it is stuck.
+    pub(super) fn is_used(&self, id: &LockId) -> bool {
+        self.records().contains_key(id)
     }
 
     /// Waits for the turn of a write on this record, at most until the caller's deadline.
@@ -137,7 +143,8 @@ impl Lanes {
         let until = latest();
         let (user, turns) = self.join(id);
         let turn = permit(turns, until).await?;
-        let stuck = match self.is_stuck(id) {
+        let is_stuck = self.records().get(id).is_some_and(|lane| lane.is_stuck);
+        let stuck = match is_stuck {
             true => Some(permit(Arc::clone(&self.stuck), until).await?),
             false => None,
         };

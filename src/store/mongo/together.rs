@@ -1,6 +1,9 @@
 //! The two writes that travel in groups: taking a free document, and releasing an exclusive lock.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -11,7 +14,7 @@ use crate::{
     key::LockId,
     store::mongo::{
         Prepared, codec,
-        error::{DUPLICATE_KEY, Unacknowledged, code},
+        error::{DUPLICATE_KEY, MAX_TIME_EXPIRED, Unacknowledged, code, ran_out_of_time},
         group::Group,
         lanes,
         pipeline::{self, Grantee},
@@ -40,6 +43,8 @@ pub(super) enum Took {
     New(Document),
     /// There was a record. If it is known, as it is now.
     Existed(Option<Document>),
+    /// The claim was granted, and its record is gone again.
+    Gone,
 }
 
 /// The release of an exclusive lock that is alone in its record.
@@ -51,10 +56,11 @@ struct Release {
 }
 
 impl Prepared {
-    /// Whether a write of this record may share a command with others. If a command is late, perhaps a stuck
-    /// record is to blame: its repetitions are sent alone, so that the [lanes](lanes) find the record.
+    /// Whether a write of this record may share a command with others. Not while other writes of the record are
+    /// under way, or if it is stuck. If a command is late, perhaps a stuck record is to blame: its repetitions
+    /// are sent alone, so that the [lanes](lanes) find the record.
     fn may_join(&self, id: &LockId) -> bool {
-        !lanes::is_late() && !self.lanes.is_stuck(id)
+        !lanes::is_late() && !self.lanes.is_used(id)
     }
 
     /// Runs this update of the record `id`, an upsert that does nothing to a live lock.
@@ -63,8 +69,8 @@ impl Prepared {
         if !self.may_join(id) {
             return self.take_alone(job).await;
         }
-        let took = self.groups.takes.submit(job, lanes::latest(), |jobs| self.take_all(jobs));
-        took.await.unwrap_or_else(|| Err(too_late()))
+        let took = self.groups.takes.submit(job, lanes::alone_after(), |jobs| self.take_all(jobs));
+        took.await.unwrap_or_else(|| Err(not_known()))
     }
 
     /// Deletes the record `id` if `filter` matches it. `of` says the same in Rust.
@@ -73,8 +79,9 @@ impl Prepared {
         if !self.may_join(id) {
             return self.release_alone(job).await;
         }
-        let gone = self.groups.releases.submit(job, lanes::latest(), |jobs| self.release_all(jobs));
-        gone.await.unwrap_or_else(|| Err(too_late()))
+        let releases = &self.groups.releases;
+        let gone = releases.submit(job, lanes::alone_after(), |jobs| self.release_all(jobs));
+        gone.await.unwrap_or_else(|| Err(not_known()))
     }
 
     async fn take_alone(&self, Take { id, update }: Take) -> Result<Took> {
@@ -101,8 +108,9 @@ impl Prepared {
 
     // update returns: the number of a statement among the upserted → granted; the record tells the server's
     // time. Error 11000 of a statement → another claim has just made the record. Not among them → there was
-    // a record, and the claim looks closer. The record of a grant is gone already → the same. Any other
-    // error, or no reply → each claim is repeated alone, and recognises its grant.
+    // a record, and the claim looks closer. The record of a grant is gone already → so is the grant; the
+    // repetition has another token, so that nobody revives the one that was broken. Any other error, or no reply → each
+    // claim is repeated alone, and recognises its grant.
     async fn take_together(&self, jobs: &[Take]) -> Result<Vec<Result<Took>>> {
         let statement = |Take { id, update }: &Take| {
             doc! { "q": pipeline::by_id(id), "u": update.clone(), "upsert": true }
@@ -120,7 +128,7 @@ impl Prepared {
                 Some(e) if code(&e) == Some(DUPLICATE_KEY) => Ok(Took::Existed(None)),
                 Some(e) => Err(e),
                 None if !new.contains(&n) => Ok(Took::Existed(None)),
-                None => Ok(records.remove(&job.id).map_or(Took::Existed(None), Took::New)),
+                None => Ok(records.remove(&job.id).map_or(Took::Gone, Took::New)),
             })
             .collect())
     }
@@ -142,12 +150,26 @@ impl Prepared {
         let ids = jobs.iter().map(|job| Bson::from(&job.id)).collect();
         let fields = doc! { "aid": 1, "token": 1, "again": 1 };
         let records = self.records(ids, fields).await?;
-        let is_there = |job: &Release| records.get(&job.id).is_some_and(|it| job.of.has(it));
-        let there: Vec<_> = jobs.iter().map(is_there).collect();
+        // A release that was sent twice counts once.
+        let mut counted = HashSet::new();
+        let mut is_there = |job: &Release| {
+            records.get(&job.id).is_some_and(|it| job.of.has(it)) && counted.insert(job.id.clone())
+        };
+        let there: Vec<_> = jobs.iter().map(&mut is_there).collect();
         let statement = |job: &Release| doc! { "q": job.filter.clone(), "limit": 0 };
         let deletes: Vec<_> = jobs.iter().map(statement).collect();
         let command = doc! { "delete": self.locks.name(), "deletes": deletes, "ordered": false };
-        let reply = run(&self.locks, command, lanes::group_limit()).await?;
+        let reply = match run(&self.locks, command, lanes::group_limit()).await {
+            // Some may be deleted already: all are repeated, and find nothing then.
+            Err(e) if ran_out_of_time(&e) => {
+                let repeat = |&has_written: &bool| {
+                    let error = doc! { "code": MAX_TIME_EXPIRED }.into();
+                    Err(Error::custom(Unacknowledged { has_written, error }))
+                };
+                return Ok(there.iter().map(repeat).collect());
+            }
+            reply => reply?,
+        };
         let refused = refusals(&reply);
         let deleted = reply.get("n").and_then(codec::number).unwrap_or_default() as usize;
         let is_done = |n: &usize| there[*n] && !refused.contains_key(n);
@@ -184,6 +206,6 @@ impl Prepared {
     }
 }
 
-fn too_late() -> Error {
-    Error::custom("other writes in the same collection were under way until the deadline")
+fn not_known() -> Error {
+    Error::custom("the outcome of a command for several callers is not known")
 }

@@ -245,8 +245,9 @@ impl MongoStore {
         let updated: Option<RawDocumentBuf> = updated.map_err(|error| refused(key, error))?;
         let Some(updated) = updated else {
             // A lock on a missing document is of no use. If this fails, it expires.
-            let released = self.remove_lock(Removal::Release(&held.acquisition));
-            let _ = with_deadline(until, released).await;
+            let (store, it) = (self.clone(), held.acquisition.clone());
+            let release = async move { store.remove_lock(Removal::Release(&it)).await };
+            let _ = held.spawn(with_deadline(until, release)).await;
             return Err(LockError::NotFound { key: key.clone() });
         };
         StoredDocument::from_bytes(Format::Bson, updated.into_bytes())
