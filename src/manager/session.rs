@@ -87,8 +87,7 @@ impl LockManager {
 
     /// Ends the session, as its logout does: all its locks are released, and for a minute the extractors
     /// and the lock API refuse it new locks, or for a day if it is the login of a client without a session.
-    /// Returns the documents that it had locked. The listener is
-    /// called in the background.
+    /// Returns the documents that it had locked. The listener is called in the background.
     ///
     /// # Errors
     /// See [`LockManager`]. After an error the locks remain until a repeated call, until the next

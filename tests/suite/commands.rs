@@ -119,7 +119,11 @@ async fn acquires_and_releases_at_the_same_time_travel_together() {
         app.locks.release(gone).await.unwrap();
         commands.take();
         let release = async |lock| app.locks.release(lock).await.unwrap();
-        let released = join_all(locks.iter().map(release)).await;
+        let mut released = join_all(locks.iter().chain(&locks[51..52]).map(release)).await;
+        // This one was released twice at once, and one of the two may have been too late.
+        let twice = [released[51], released.pop().unwrap()];
+        assert!(twice.contains(&Released::Released), "{twice:?}");
+        released[51] = Released::Released;
         let sent = commands.take();
         assert!(sent.len() <= 20, "{sent:?}");
         for (lock, released) in locks.iter().zip(released) {

@@ -27,8 +27,8 @@ pub(in crate::manager) const COMMANDS: usize = 4;
 /// How long after the begin of a round the next one begins at the earliest, unless the ttl is short.
 const APART: Duration = Duration::from_millis(500);
 
-/// The sessions that are due. Each is due once in a third of the ttl, so there are no more of them than
-/// active sessions.
+/// The sessions that are due. A session is due once in a third of the ttl, so the active sessions bound their
+/// number.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Renewals(Mutex<Due>);
 

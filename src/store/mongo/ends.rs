@@ -1,7 +1,10 @@
 //! The ends of sessions. Unfinished work is recorded in `doclock.ended`, so that any server can
 //! continue where another one stopped.
 
-use std::{slice, time::Duration};
+use std::{
+    slice,
+    time::{Duration, Instant},
+};
 
 use futures_util::future::try_join_all;
 use mongodb::{
@@ -26,6 +29,7 @@ use crate::{
             removal::Grants,
             write::{self, Write},
         },
+        with_deadline,
     },
 };
 
@@ -53,8 +57,10 @@ impl MongoStore {
         worker: Uuid,
     ) -> Result<Vec<LockKey>, StoreError> {
         let failed = |e| store_error("ending a session", e);
-        // Without an answer the tombstone comes first, and the names later.
-        let (keys, _) = self.held_by(aid, collections).await.unwrap_or_default();
+        // Without an answer soon, the tombstone comes first, and the names later.
+        let soon = Instant::now() + lanes::group_limit();
+        let (keys, _) =
+            with_deadline(soon, self.held_by(aid, collections)).await.unwrap_or_default();
         // findAndModify, an upsert, returns: a new end; or an idle end that became permanent; or an end that
         // an earlier attempt of this worker began, with the names that it stored; or the end of another
         // worker, which only gets more names.

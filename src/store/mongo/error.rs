@@ -27,7 +27,7 @@ const DENIED: &[i32] = &[13, 18];
 
 pub(super) const DUPLICATE_KEY: i32 = 11000;
 pub(super) const MAX_TIME_EXPIRED: i32 = 50;
-/// The majority was late: also what a mongos makes of several such errors of its shards.
+/// The majority was late. A mongos merges several such errors of its shards into this one.
 const WRITE_CONCERN_FAILED: i32 = 64;
 
 /// Why the server refused one write of a command. The driver does not look for such an error in the

@@ -1,5 +1,5 @@
 //! Group commit: while writes of one kind are under way, the next ones are gathered, and the first of them
-//! sends all as one command. There is no timer, so a lone caller never waits.
+//! sends all as one command. So a lone caller never waits. A caller that has waited for long goes alone.
 //!
 //! Each caller keeps its own outcome, token and deadline. If the reply to a command is lost, each caller is
 //! told so, and settles its own claim as after a command of its own.
@@ -54,7 +54,7 @@ enum Told<J, R> {
     Lead(J, Turn<J, R>),
 }
 
-/// The right to send one command. Passed on when it is dropped, even by a caller that no longer waits.
+/// The right to send one command. A drop passes it on to the next caller, even if the owner was cancelled.
 #[derive(Debug)]
 struct Turn<J, R>(Arc<Group<J, R>>);
 

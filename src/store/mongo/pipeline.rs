@@ -140,6 +140,11 @@ pub(super) struct Grantee {
 }
 
 impl Grantee {
+    /// Whether it is removed only if no other request was told of it.
+    pub(super) fn is_retracted(&self) -> bool {
+        self.unless_told
+    }
+
     /// Whether the exclusive lock in this record is this acquisition.
     pub(super) fn has(&self, record: &Document) -> bool {
         record.get_str("aid").is_ok_and(|aid| aid == self.aid.as_str())

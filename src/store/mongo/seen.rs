@@ -1,4 +1,4 @@
-//! Remembers what this process last saw of each record.
+//! The last known state of each record, in this process.
 
 use std::{
     collections::hash_map::RandomState,

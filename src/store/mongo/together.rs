@@ -1,9 +1,6 @@
 //! The two writes that travel in groups: taking a free document, and releasing an exclusive lock.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -109,8 +106,8 @@ impl Prepared {
     // update returns: the number of a statement among the upserted → granted; the record tells the server's
     // time. Error 11000 of a statement → another claim has just made the record. Not among them → there was
     // a record, and the claim looks closer. The record of a grant is gone already → so is the grant; the
-    // repetition has another token, so that nobody revives the one that was broken. Any other error, or no reply → each
-    // claim is repeated alone, and recognises its grant.
+    // repetition has another token, so that nobody revives the one that was broken. Any other error, or no
+    // reply → each claim is repeated alone, and recognises its grant.
     async fn take_together(&self, jobs: &[Take]) -> Result<Vec<Result<Took>>> {
         let statement = |Take { id, update }: &Take| {
             doc! { "q": pipeline::by_id(id), "u": update.clone(), "upsert": true }
@@ -143,19 +140,16 @@ impl Prepared {
         }
     }
 
-    // find returns the records that are there. delete returns only how many it has deleted: as many as were
-    // there → each of those was released. Another number → somebody else was at work in between, and which
-    // are ours is not known: gone. No reply → each release is repeated alone, and finds nothing to delete.
+    // find returns the records that are there, and delete only how many it has deleted. A lock that was there
+    // is gone then, whoever removed it: released. A lock that is only retracted stays if another request was
+    // told of it in between: it is gone for certain only if all that were there are deleted. No reply → each
+    // release is repeated alone, and finds nothing to delete.
     async fn release_together(&self, jobs: &[Release]) -> Result<Vec<Result<bool>>> {
         let ids = jobs.iter().map(|job| Bson::from(&job.id)).collect();
         let fields = doc! { "aid": 1, "token": 1, "again": 1 };
         let records = self.records(ids, fields).await?;
-        // A release that was sent twice counts once.
-        let mut counted = HashSet::new();
-        let mut is_there = |job: &Release| {
-            records.get(&job.id).is_some_and(|it| job.of.has(it)) && counted.insert(job.id.clone())
-        };
-        let there: Vec<_> = jobs.iter().map(&mut is_there).collect();
+        let is_there = |job: &Release| records.get(&job.id).is_some_and(|it| job.of.has(it));
+        let there: Vec<_> = jobs.iter().map(is_there).collect();
         let statement = |job: &Release| doc! { "q": job.filter.clone(), "limit": 0 };
         let deletes: Vec<_> = jobs.iter().map(statement).collect();
         let command = doc! { "delete": self.locks.name(), "deletes": deletes, "ordered": false };
@@ -173,11 +167,11 @@ impl Prepared {
         let refused = refusals(&reply);
         let deleted = reply.get("n").and_then(codec::number).unwrap_or_default() as usize;
         let is_done = |n: &usize| there[*n] && !refused.contains_key(n);
-        let is_certain = deleted == (0..jobs.len()).filter(is_done).count();
+        let are_all_gone = deleted == (0..jobs.len()).filter(is_done).count();
         let late = reply.get("writeConcernError");
         Ok((0..jobs.len())
             .map(|n| {
-                let is_gone = is_done(&n) && is_certain;
+                let is_gone = is_done(&n) && (are_all_gone || !jobs[n].of.is_retracted());
                 match (refused.get(&n), late.cloned()) {
                     (Some(e), _) => Err(e.clone()),
                     (None, Some(error)) => {

@@ -67,7 +67,7 @@ pub(in crate::web) struct Ask<'a> {
     pub(in crate::web) load: bool,
 }
 
-/// What a request knows when it has got its lock.
+/// The state of a lock that a request has taken or confirmed.
 pub(in crate::web) struct Found {
     pub(in crate::web) is_fresh: bool,
     /// The document, if it was read together with the lock.
@@ -242,8 +242,8 @@ impl RequestLocks {
         }
     }
 
-    /// One command, if there is no wait. Returns the lock; if it is fresh, the handle that gives it back; and
-    /// the document if it was read with the lock.
+    /// One command, if there is no wait. Returns the lock, and two optional values: the handle that gives a
+    /// fresh lock back, and the document, if one read returned both.
     async fn take(
         &self,
         key: &LockKey,
@@ -255,7 +255,7 @@ impl RequestLocks {
         let (holder, ttl) = (actor.holder(), manager.ttl());
         let (tab, page) = (self.0.tab, self.0.page);
         let wanted = Wanted { key, aid, holder, tab, page, mode, ttl };
-        // A read would not count as activity of a person who is away.
+        // A request of an idle page renews nothing else, so it must renew this lock.
         if !self.0.idle
             && let Some(confirmed) = manager.reenter(&wanted, how.load, self.begin()).await?
         {

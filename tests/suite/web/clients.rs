@@ -190,7 +190,7 @@ async fn a_page_of_another_site_may_send_a_token_but_no_cookie() {
     let request = client.request(Method::POST, "/locks/note/a");
     let request = elsewhere(request.insert_header(("authorization", "alice laptop")));
     assert_eq!(client.send(request).await.status, 201);
-    // A cookie is sent by the browser, whoever asks for it.
+    // The browser sends a cookie with the requests of all sites.
     let app = serve_with_cookies(&locks).await;
     let bob = Browser::logged_in(&app, "bob").await;
     let request = elsewhere(bob.request(Method::POST, "/locks/note/b"));

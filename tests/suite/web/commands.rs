@@ -44,6 +44,11 @@ async fn a_request_sends_no_more_commands_than_necessary() {
     alice.get("/plain").await;
     assert!(sent().await.is_empty(), "nothing is due for renewal");
 
+    // The save could be late, and only a write waits for it.
+    alice.put("/note/a", "old").await;
+    sent().await;
+    alice.post("/note/a").await.token();
+    assert_eq!(sent().await, ["findAndModify", "find"], "the first reentry after a save");
     alice.put("/note/a", "new").await;
     let confirm_load_save = ["aggregate", "update", "update", "commitTransaction"];
     assert_eq!(sent().await, confirm_load_save);
