@@ -56,7 +56,7 @@ impl fmt::Debug for Aid {
 /// New for each acquisition, and kept by renewal and re-entry. Clients see it as `Lock-Token`.
 ///
 /// A claim whose outcome is unknown is sent again under the [next attempt's](Self::next_attempt) token,
-/// which differs only in its last bytes. So a claim recognises a lock that was granted to one of its
+/// which differs only in its last byte. So a claim recognises a lock that was granted to one of its
 /// earlier attempts. And a late duplicate, which the store carries out long after another attempt was
 /// answered, cannot resurrect a released lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -68,28 +68,27 @@ impl LockToken {
     #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
     #[must_use]
     pub fn new() -> Self {
-        Self(random::uuid()).of_place()
+        Self(random::uuid()).first_attempt()
     }
 
     /// The token of the same claim for a repetition, which is sent because the outcome is unknown.
     #[must_use]
     pub fn next_attempt(self) -> Self {
         // No claim lives long enough to use all the numbers.
-        let number = self.number();
-        self.with(number & !ATTEMPT | number.wrapping_add(1) & ATTEMPT)
+        self.with(self.number().wrapping_add(1))
     }
 
     /// The token of the first attempt of this claim.
     #[must_use]
     pub fn first_attempt(self) -> Self {
-        self.with(self.number() & !ATTEMPT)
+        self.with(0)
     }
 
     /// The last token that an attempt of this claim can have. In text order, all tokens between the first
     /// and the last one belong to this claim.
     #[must_use]
     pub fn last_attempt(self) -> Self {
-        self.with(self.number() | ATTEMPT)
+        self.with(u8::MAX)
     }
 
     /// Whether both are attempts of the same claim.
@@ -98,38 +97,23 @@ impl LockToken {
         self.first_attempt() == other.first_attempt()
     }
 
-    /// The name of this claim's position in a queue. All successive claims of one waiter have the same
-    /// name.
-    #[must_use]
-    pub fn of_place(self) -> Self {
-        self.with(0)
-    }
-
-    /// The next claim of a waiter that was refused. It keeps the same position.
-    pub(crate) fn next_claim(self) -> Self {
-        self.with(self.last_attempt().number().wrapping_add(1))
-    }
-
     /// The tokens of this attempt and of all earlier ones.
     pub(crate) fn attempts(self) -> impl Iterator<Item = Self> {
-        (self.first_attempt().number()..=self.number()).map(move |number| self.with(number))
+        (0..=self.number()).map(move |number| self.with(number))
     }
 
-    /// The number of the claim at its position, and the number of the attempt.
-    fn number(self) -> u32 {
-        let [.., a, b, c, d] = self.0.into_bytes();
-        u32::from_be_bytes([a, b, c, d])
+    /// The number of the attempt.
+    fn number(self) -> u8 {
+        let [.., number] = self.0.into_bytes();
+        number
     }
 
-    fn with(self, number: u32) -> Self {
+    fn with(self, number: u8) -> Self {
         let mut bytes = self.0.into_bytes();
-        bytes[12..].copy_from_slice(&number.to_be_bytes());
+        bytes[15] = number;
         Self(Uuid::from_bytes(bytes))
     }
 }
-
-/// The bits of a token's number that count the attempts.
-const ATTEMPT: u32 = 0xff;
 
 impl fmt::Display for LockToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -326,25 +310,18 @@ mod tests {
     }
 
     #[test]
-    fn all_claims_of_a_place_and_all_their_attempts_have_tokens_of_their_own() {
-        let place = LockToken::new();
-        let (mut token, mut seen) = (place, Vec::new());
-        for _ in 0..300 {
-            let attempts = [token, token.next_attempt(), token.next_attempt().next_attempt()];
-            let (first, last) = (token.to_string(), token.last_attempt().to_string());
-            for attempt in attempts {
-                assert_eq!((attempt.of_place(), attempt.first_attempt()), (place, token));
-                assert!(attempt.is_of_same_claim(token));
-                assert!(!attempt.is_of_same_claim(token.next_claim()));
-                // Compared as text, as in MongoDB.
-                assert!(first <= attempt.to_string() && attempt.to_string() <= last);
-            }
-            assert_eq!(attempts[2].attempts().collect::<Vec<_>>(), attempts);
-            seen.extend(attempts);
-            token = attempts[2].next_claim();
+    fn all_attempts_of_a_claim_have_tokens_of_their_own_that_tell_the_claim() {
+        let token = LockToken::new();
+        let attempts = [token, token.next_attempt(), token.next_attempt().next_attempt()];
+        let (first, last) = (token.to_string(), token.last_attempt().to_string());
+        for attempt in attempts {
+            assert_eq!(attempt.first_attempt(), token);
+            assert!(attempt.is_of_same_claim(token));
+            assert!(!attempt.is_of_same_claim(LockToken::new()));
+            // Compared as text, as in MongoDB.
+            assert!(first <= attempt.to_string() && attempt.to_string() <= last);
         }
-        let different: std::collections::HashSet<_> = seen.iter().collect();
-        assert_eq!(different.len(), seen.len());
+        assert_eq!(attempts[2].attempts().collect::<Vec<_>>(), attempts);
         let wraps = (0..256).fold(token, |token, _| token.next_attempt());
         assert_eq!(wraps, token, "an attempt never becomes another claim");
     }

@@ -13,7 +13,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     freeze::{Freeze, Scope},
     key::LockKey,
-    lock::{Aid, Lock, LockToken, PageId},
+    lock::{Aid, Lock, PageId},
     taken::LockTaken,
 };
 
@@ -34,7 +34,7 @@ pub use crate::taken::Settled;
 pub use answer::{Confirmed, LastEnd, Released, Saved, Swept, TryAcquire};
 #[cfg(feature = "_mongo")]
 pub use claim::HeldLock;
-pub use claim::{Acquisition, Claim, Query, Removal, Taken};
+pub use claim::{Acquisition, Claim, Place, Query, Removal, Taken, Ticket, Turn, Waiters};
 pub(crate) use deadline::with_deadline;
 pub(crate) use document::misnamed_id;
 pub use document::{Edit, Format, StoredDocument};
@@ -119,14 +119,13 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// `Held` names one lock that is in the way: of several readers, the one whose lock expires last.
     ///
-    /// In a [fair](Rules::fair) collection no claim overtakes a waiter: while there are places in the
-    /// queue, only the first waiter is let in, or several waiters if they are readers. A claim with
-    /// [`place`](Claim::place) that is not granted gets a place under its [name](LockToken::of_place),
-    /// in the order of the first attempts; a repetition keeps the place. The place lasts for the
-    /// duration of the claim's `place`, and [`keep_places`](Store::keep_places) extends it. A grant
-    /// removes it. If nobody holds the lock but other waiters are ahead of the claim, `Held` names the
-    /// first of them, without a token, and with the time at which its place expires. Re-entry and
-    /// upgrades do not queue.
+    /// In a [fair](Rules::fair) collection no claim overtakes a waiter: while another server has a waiter
+    /// with a lower [ticket](Ticket) in the queue, the claim is refused, unless both want to read. A
+    /// claim without a [turn](Claim::turn) comes after all waiters, except a waiter of its own session.
+    /// If nobody holds the lock but other waiters are ahead of the claim, `Held` names the first of
+    /// them, without a token, and with the time at which the place of its server expires. Re-entry and
+    /// upgrades do not queue. A claim that is not refused leaves the [others](Turn::others) in the place
+    /// of its server.
     fn try_acquire(
         &self,
         key: &LockKey,
@@ -154,8 +153,9 @@ pub trait Store: Send + Sync + 'static {
     /// A lock that is [taken over](Claim::taken) must be live. An expired lock is acquired instead,
     /// which leaves its former holder to the [sweep](Self::sweep).
     ///
-    /// Only for a claim that has no waiter ahead of it: not in a [fair](Rules::fair) collection, unless
-    /// the claim takes the lock over. A claim of the same session continues the lock: `since` stays.
+    /// In a [fair](Rules::fair) collection, also returns `None` and changes nothing if the claim has a
+    /// [turn](Claim::turn) and a waiter of another server is ahead of it. A claim that takes the lock
+    /// over has no turn. A claim of the same session continues the lock: `since` stays.
     fn hand_over(
         &self,
         from: &Acquisition,
@@ -287,28 +287,22 @@ pub trait Store: Send + Sync + 'static {
         }
     }
 
-    /// Extends places in the queue of a fair collection, so that each place ends after `lease` from
-    /// now. The tokens are the [names](LockToken::of_place) of the places. Returns how many of these
-    /// places still existed. One command per awaited document.
+    /// Sets the place of a server in the queue of a [fair](Rules::fair) collection, or removes it. If the
+    /// [last](Place::last) of the waiters has no ticket, draws one for all waiters that have none, and
+    /// returns it. A new ticket is higher than all tickets in the queue. A repetition draws another one.
+    /// A queue has room for [`MAX_READERS`] servers; another server gets neither a place nor a ticket.
+    ///
+    /// One server calls this for one document only after its claims and its earlier calls were answered:
+    /// the latest command says who waits.
     ///
     /// By default there are no queues; [`prepare`](Self::prepare) then refuses [fair](Rules::fair)
     /// collections.
-    fn keep_places(
+    fn set_place(
         &self,
         _key: &LockKey,
-        _tokens: &[LockToken],
-        _lease: Duration,
-    ) -> impl Future<Output = Result<u64, StoreError>> + Send {
-        async { Ok(0) }
-    }
-
-    /// Gives up the [place](LockToken::of_place) with this name in the queue of a fair collection.
-    fn leave(
-        &self,
-        _key: &LockKey,
-        _token: LockToken,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        async { Ok(()) }
+        _waiters: &Waiters,
+    ) -> impl Future<Output = Result<Option<Ticket>, StoreError>> + Send {
+        async { Ok(None) }
     }
 
     /// Makes this acquisition of an exclusive lock expire after `grace`, however often it is renewed,

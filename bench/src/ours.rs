@@ -77,7 +77,7 @@ pub fn claim(aid: &Aid) -> Claim {
         mode: Mode::Exclusive,
         ttl: Duration::from_secs(150),
         max_hold: None,
-        place: None,
+        turn: None,
     }
 }
 

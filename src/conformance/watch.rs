@@ -55,12 +55,16 @@ cases! {
             store.release(&key("read"), &alice, claims[0].token, Mode::Shared).await.unwrap();
             told_of(&mut watch, &key("read"), "a reader has left").await;
             if rules.fair {
-                let waits = Claim { place: Some(20 * SECOND), ..claim(&alice) };
-                let _ = store.try_acquire(&key("read"), &waits).await.unwrap();
-                store.release(&key("read"), &bob, claims[1].token, Mode::Shared).await.unwrap();
-                told_of(&mut watch, &key("read"), "the last reader has left").await;
-                store.leave(&key("read"), waits.token).await.unwrap();
-                told_of(&mut watch, &key("read"), "a place was given up").await;
+                let (on, other) = (key("read"), fair::Waits::new(Mode::Exclusive));
+                let waits = fair::Waits::new(Mode::Exclusive).queues_for(store, &on).await;
+                store.release(&on, &bob, claims[1].token, Mode::Shared).await.unwrap();
+                told_of(&mut watch, &on, "the last reader has left").await;
+                let other = other.queues_for(store, &on).await;
+                let later = waits.waiters(Some(other.place()));
+                store.set_place(&on, &later).await.unwrap();
+                told_of(&mut watch, &on, "a place has moved on").await;
+                store.set_place(&on, &waits.waiters(None)).await.unwrap();
+                told_of(&mut watch, &on, "a place was given up").await;
             }
             let ends = Aid::new();
             granted(store, &key("ended"), &ends).await;

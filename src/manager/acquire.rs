@@ -13,6 +13,7 @@ use crate::{
         LockManager,
         claim::{Acquired, Provisional, Wanted},
         observe, task,
+        wait::queue::line::Together,
     },
     store::{Claim, Query, TryAcquire, with_deadline},
 };
@@ -54,11 +55,12 @@ impl LockManager {
     ) -> Result<Acquired, LockError> {
         self.registered(wanted.key.collection())?;
         let claim = wanted.claim(self.inner.settings.max_hold, None);
-        let answer = self.claim(&wanted.key, claim, scope, until).await?;
+        let answer = self.claim(&wanted.key, claim, None, scope, until).await?;
         observe::answered(self, wanted, &answer);
         Ok(answer)
     }
 
+    /// `order` is kept until the outcome is known.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.acquire", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
@@ -67,6 +69,7 @@ impl LockManager {
         &self,
         key: &LockKey,
         claim: Claim,
+        order: Option<Together>,
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired, LockError> {
@@ -74,6 +77,7 @@ impl LockManager {
         let timer = observe::Timer::start(self, key, claim.mode);
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
+            let _order = order;
             let (mut claim, mut attempts) = (claim, task::Attempts::new(until, task::FOREGROUND));
             let answer = loop {
                 let answer = manager.inner.store.try_acquire(&key, &claim).await;

@@ -9,7 +9,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
     manager::LockManager,
-    store::{Acquisition, Claim},
+    store::{Acquisition, Claim, Turn},
 };
 
 /// Whether, and how long, to wait for a lock that has another holder.
@@ -96,7 +96,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn claim(&self, max_hold: Option<Duration>, place: Option<Duration>) -> Claim {
+    pub(super) fn claim(&self, max_hold: Option<Duration>, turn: Option<Turn>) -> Claim {
         Claim {
             aid: self.aid.clone(),
             // Chosen here, before the first attempt, so that the store recognises a repetition of the
@@ -109,7 +109,7 @@ impl Wanted {
             mode: self.mode,
             ttl: self.ttl,
             max_hold,
-            place,
+            turn,
         }
     }
 }

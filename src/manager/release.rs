@@ -21,7 +21,7 @@ use crate::{
         observe,
         rhythm::jittered,
         task,
-        wait::queue::Heir,
+        wait::queue::{Heir, line::InLine},
     },
     store::{Acquisition, Claim, Released, Removal, TryAcquire},
 };
@@ -117,11 +117,15 @@ impl LockManager {
     fn hand_over(
         &self,
         held: Acquisition,
-        heir: Heir,
+        mut heir: Heir,
         until: Instant,
         longest_pause: Duration,
     ) -> Receiver<Result<Released, StoreError>> {
-        let claim = heir.wanted.claim(self.inner.settings.max_hold, None);
+        let (turn, order) = match heir.in_line.take() {
+            Some(InLine { turn, line, order }) => (Some(turn), Some((line, order))),
+            None => (None, None),
+        };
+        let claim = heir.wanted.claim(self.inner.settings.max_hold, turn);
         let manager = self.clone();
         self.inner.runner.spawn(&TaskTracker::new(), async move {
             let asked = clock::now();
@@ -137,11 +141,26 @@ impl LockManager {
                     heir.give(Acquired::Fresh(fresh));
                     Ok(Released::Released)
                 }
+                // A waiter of another server may come first.
+                Ok(None) if order.is_some() => {
+                    drop(order);
+                    let released = task::retry(until, longest_pause, || {
+                        manager.inner.store.remove_lock(Removal::Release(&held))
+                    });
+                    let released = released.await?;
+                    manager.inner.gone(&held);
+                    Ok(released)
+                }
                 Ok(None) => {
                     manager.inner.gone(&held);
                     Ok(Released::AlreadyGone)
                 }
                 Err(error) => {
+                    if let Some((line, order)) = order {
+                        drop(order);
+                        line.set_stale(true);
+                        manager.set_place_in_background(held.key.clone(), line);
+                    }
                     // The handover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
                     manager.claim_is_unknown(&held.key, &claim, &heir.scope);

@@ -1,5 +1,6 @@
 //! Waiting for a lock that another session or job holds.
 
+mod fair;
 pub(super) mod queue;
 
 use std::{
@@ -17,35 +18,21 @@ use crate::{
     clock,
     error::{LockError, StoreErrorKind},
     key::LockKey,
-    lock::{Aid, Lock, LockToken, Mode},
+    lock::{Aid, Lock, Mode},
     manager::{
         LockManager, Registered,
         claim::{Acquired, Patience, Wait, Wanted},
         observe,
-        wait::queue::{Place, Step, TooMany, deadlock::Edge},
+        wait::{
+            fair::Leaving,
+            queue::{Place, Step, TooMany, deadlock::Edge, line::InLine},
+        },
         watch::changes::{Wakeup, poll_pause},
     },
 };
 
-/// How long a position in the store's queue outlives its process, and how often it is renewed.
-const PLACE: Duration = Duration::from_secs(5);
-const KEEP_PLACES: Duration = Duration::from_secs(1);
-
-/// Leaves the store's queue when the wait ends, in a fair collection.
-struct Kept<'a> {
-    manager: &'a LockManager,
-    key: &'a LockKey,
-    /// The token of the last claim.
-    token: Option<LockToken>,
-}
-
-impl Drop for Kept<'_> {
-    fn drop(&mut self) {
-        if let Some(token) = self.token {
-            self.manager.leave_in_background(self.key.clone(), token.of_place());
-        }
-    }
-}
+/// How often the place of this server is renewed in the store's queue, in a fair collection.
+const KEEP_PLACE: Duration = Duration::from_secs(1);
 
 /// A caller that waits.
 #[derive(Clone, Copy)]
@@ -135,18 +122,16 @@ impl LockManager {
         {
             return self.acquire_by(wanted, scope, self.until_at_most(give_up)).await;
         }
-        let joined = self.inner.queues.join(wanted, owner, scope, !fair);
+        // Dropped after the place.
+        let mut leaving = Leaving { manager: self, key, line: None };
+        let joined = self.inner.queues.join(wanted, owner, scope, fair);
         let mut place = joined.map_err(|it| self.too_many(key, it))?;
-        let mut kept = Kept { manager: self, key, token: None };
-        let first = if fair {
-            self.try_as_it_arrives(&caller, &mut kept, &place).await?
-        } else {
-            Turn::Continue(())
-        };
-        match self.wait(&caller, &mut kept, &mut place, first).await? {
+        leaving.line = place.line();
+        let first =
+            if fair { self.takes_its_turn(&caller, &place).await? } else { Turn::Continue(()) };
+        match self.wait(&caller, &mut place, first).await? {
             // The waiters behind this one wait for its lock from now on.
             Some(answer) => {
-                kept.token = None;
                 place.granted(answer.lock().clone());
                 Ok(answer)
             }
@@ -157,12 +142,12 @@ impl LockManager {
     async fn wait(
         &self,
         caller: &Caller<'_>,
-        kept: &mut Kept<'_>,
         place: &mut Place,
         first: Turn,
     ) -> Result<Option<Acquired>, LockError> {
         let Caller { collection, fair, give_up, .. } = *caller;
-        let mut keep_places = interval_at((clock::now() + KEEP_PLACES).into(), KEEP_PLACES);
+        let line = place.line();
+        let mut keep_place = interval_at((clock::now() + KEEP_PLACE).into(), KEEP_PLACE);
         let mut keeping = pin!(Fuse::terminated());
         let mut turn = first;
         loop {
@@ -171,7 +156,7 @@ impl LockManager {
             }
             let (is_first, expires_at) = match place.next_step() {
                 Step::Try => {
-                    turn = self.takes_its_turn(caller, kept, place).await?;
+                    turn = self.takes_its_turn(caller, place).await?;
                     continue;
                 }
                 Step::Refuse(cycle) => {
@@ -194,8 +179,10 @@ impl LockManager {
                 }
                 () = at(expires_at.filter(|_| is_first)) => place.ask(),
                 () = after(must_poll.then(poll_pause)) => place.ask(),
-                _ = keep_places.tick(), if is_first && fair && keeping.is_terminated() => {
-                    keeping.set(self.keep_places(&caller.wanted.key, place.kept()).fuse());
+                _ = keep_place.tick(), if is_first && fair && keeping.is_terminated() => {
+                    if let Some(line) = &line {
+                        keeping.set(self.keep_place(&caller.wanted.key, line).fuse());
+                    }
                 }
                 () = &mut keeping, if !keeping.is_terminated() => {}
                 () = at(give_up) => {
@@ -211,13 +198,12 @@ impl LockManager {
     }
 
     /// Asks the store, if it is this waiter's turn.
-    async fn takes_its_turn(
-        &self,
-        caller: &Caller<'_>,
-        kept: &mut Kept<'_>,
-        place: &Place,
-    ) -> Result<Turn, LockError> {
-        match self.try_waiting(caller, kept, place).await {
+    async fn takes_its_turn(&self, caller: &Caller<'_>, place: &Place) -> Result<Turn, LockError> {
+        let answer = match place.line() {
+            Some(line) => self.asks_in_line(caller, place, line).await,
+            None => self.asks(caller, place, None).await,
+        };
+        match answer {
             Ok(Some(answer)) => return Ok(Turn::Break(Some(answer))),
             Ok(None) => {
                 let until = self.until_at_most(caller.give_up);
@@ -234,50 +220,21 @@ impl LockManager {
         Ok(if is_over { Turn::Break(None) } else { Turn::Continue(()) })
     }
 
-    /// The first attempt in a fair collection. The waiters of this process ask the store in the order of
-    /// arrival: each waits until its predecessor has an answer, or until its own time is over.
-    async fn try_as_it_arrives(
-        &self,
-        caller: &Caller<'_>,
-        kept: &mut Kept<'_>,
-        place: &Place,
-    ) -> Result<Turn, LockError> {
-        let arrivals = place.arrivals();
-        let first = tokio::select! {
-            biased;
-            turn = arrivals.lock() => turn,
-            () = at(caller.give_up) => return Ok(Turn::Continue(())),
-            () = self.inner.waits.cancelled() => return Err(LockError::ShutDown),
-        };
-        place.ask();
-        match self.try_waiting(caller, kept, place).await {
-            Ok(Some(answer)) => Ok(Turn::Break(Some(answer))),
-            Ok(None) => Ok(Turn::Continue(())),
-            Err(e) => {
-                drop(first);
-                self.sit_out(e, caller, place).await.map(|()| Turn::Continue(()))
-            }
-        }
-    }
-
     /// One attempt. `None` if the lock has another holder, or if another waiter comes first.
-    async fn try_waiting(
+    async fn asks(
         &self,
         caller: &Caller<'_>,
-        kept: &mut Kept<'_>,
         place: &Place,
+        in_line: Option<InLine>,
     ) -> Result<Option<Acquired>, LockError> {
-        let Caller { wanted, scope, fair, give_up, .. } = *caller;
-        let mut claim = wanted.claim(self.inner.settings.max_hold, fair.then_some(PLACE));
-        if let Some(token) = kept.token {
-            claim.token = token.next_claim();
-        } else if fair {
-            place.keep(claim.token);
-        }
-        if fair {
-            kept.token = Some(claim.token);
-        }
-        match self.claim(&wanted.key, claim, scope, self.until_at_most(give_up)).await {
+        let Caller { wanted, scope, give_up, .. } = *caller;
+        let (line, turn, order) = match in_line {
+            Some(InLine { turn, line, order }) => (Some(line), Some(turn), Some(order)),
+            None => (None, None, None),
+        };
+        let (claim, until) =
+            (wanted.claim(self.inner.settings.max_hold, turn), self.until_at_most(give_up));
+        match self.claim(&wanted.key, claim, order, scope, until).await {
             Ok(Acquired::Held(lock)) => {
                 place.saw(&lock);
                 place.waits().map_err(|it| self.too_many(&wanted.key, it))?;
@@ -285,9 +242,10 @@ impl LockManager {
             }
             Ok(granted) => Ok(Some(granted)),
             Err(e) => {
-                // That claim is being given back, so the store must not grant it later.
-                if let Some(token) = kept.token.take() {
-                    self.leave_in_background(wanted.key.clone(), token.of_place());
+                // The claim is being given back, but it may have removed this waiter from the place.
+                if let Some(line) = line {
+                    line.set_stale(true);
+                    self.set_place_in_background(wanted.key.clone(), line);
                 }
                 Err(e)
             }
@@ -320,29 +278,6 @@ impl LockManager {
             () = self.inner.waits.cancelled() => Err(LockError::ShutDown),
             () = sleep(pause) => Ok(()),
         }
-    }
-
-    async fn keep_places(&self, key: &LockKey, places: Vec<LockToken>) {
-        let args = (key.clone(), places);
-        let kept = self.run("keep_places", self.until(), args, |store, (key, tokens)| {
-            store.keep_places(key, tokens, PLACE)
-        });
-        if let Err(e) = kept.await {
-            log::debug!(target: "actix_doclock::manager", "places for {key:?} were not kept: {e}");
-        }
-    }
-
-    fn leave_in_background(&self, key: LockKey, token: LockToken) {
-        let manager = self.clone();
-        self.inner.runner.spawn(&TaskTracker::new(), async move {
-            let args = (key, token);
-            let left = manager.run("leave", manager.until(), args, |store, (key, token)| {
-                store.leave(key, *token)
-            });
-            if let Err(e) = left.await {
-                log::debug!(target: "actix_doclock::manager", "a place goes with its lease: {e}");
-            }
-        });
     }
 
     async fn holds(&self, wanted: &Wanted, until: Instant) -> Result<bool, LockError> {

@@ -13,10 +13,10 @@ use crate::{
     error::StoreError,
     freeze::{Freeze, Scope},
     key::LockKey,
-    lock::{Aid, Lock, LockToken, PageId},
+    lock::{Aid, Lock, PageId},
     store::{
         Acquisition, Claim, Confirmed, Edit, Format, LastEnd, Query, Released, Removal, Rules,
-        Saved, Store, StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
+        Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -65,8 +65,7 @@ erase! {
     fn exists(key: &'a LockKey) -> bool;
     fn confirm(key: &'a LockKey, aid: &'a Aid, load: bool) -> Option<Confirmed>;
     fn release_all(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
-    fn keep_places(key: &'a LockKey, tokens: &'a [LockToken], lease: Duration) -> u64;
-    fn leave(key: &'a LockKey, token: LockToken) -> ();
+    fn set_place(key: &'a LockKey, waiters: &'a Waiters) -> Option<Ticket>;
     fn expire_in(held: &'a Acquisition, page: Option<PageId>, grace: Duration) -> Released;
     fn allow_announcement(aid: &'a Aid, worker: Uuid) -> ();
     fn take_announcements(worker: Uuid, lease: Duration, limit: usize) -> Vec<SessionEnded>;

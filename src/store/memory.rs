@@ -21,10 +21,11 @@ use crate::{
     error::{BoxError, StoreError, StoreErrorKind},
     freeze::{Freeze, Scope},
     key::{LockKey, Lockable},
-    lock::{Aid, Lock, LockToken, Mode, PageId},
+    lock::{Aid, Lock, Mode, PageId},
     store::{
         Acquisition, Change, Claim, Confirmed, Edit, Format, LastEnd, Query, Released, Removal,
-        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Topology, TryAcquire, Watch,
+        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, Topology, TryAcquire,
+        Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -137,10 +138,10 @@ impl Store for MemoryStore {
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         let mut state = self.state();
         let moment = state.moment();
-        let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
+        let fenced = state.is_fenced(key.collection());
         let record = state.locks.entry(key.clone()).or_default();
         let expired = record.of_idle_sessions(&claim.aid, moment.now);
-        let answer = record.try_acquire(key, claim, rules, moment);
+        let answer = record.try_acquire(key, claim, fenced, moment);
         if let TryAcquire::Granted(_) = answer {
             let stay: Vec<_> = record.grants.iter().map(|grant| grant.token).collect();
             let former = expired.into_iter().filter(|grant| !stay.contains(&grant.token));
@@ -163,34 +164,28 @@ impl Store for MemoryStore {
         Ok(renewed)
     }
 
-    async fn keep_places(
+    async fn set_place(
         &self,
         key: &LockKey,
-        tokens: &[LockToken],
-        lease: Duration,
-    ) -> Result<u64, StoreError> {
+        waiters: &Waiters,
+    ) -> Result<Option<Ticket>, StoreError> {
         let mut state = self.state();
         let now = state.now();
-        let Some(record) = state.locks.get_mut(key) else { return Ok(0) };
-        let mut kept = 0;
-        for place in &mut record.queue {
-            if place.until > now && tokens.contains(&place.token) {
-                place.until = now + lease;
-                kept += 1;
-            }
+        if !state.is_fair(key.collection()) {
+            return Ok(None);
         }
-        Ok(kept)
-    }
-
-    async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
-        let mut state = self.state();
-        let Some(record) = state.locks.get_mut(key) else { return Ok(()) };
-        let before = record.queue.len();
-        record.queue.retain(|place| place.token != token);
-        if record.queue.len() < before {
+        let is_there = state.locks.contains_key(key);
+        if waiters.place.is_none() && !is_there {
+            return Ok(None);
+        }
+        let record = state.locks.entry(key.clone()).or_default();
+        let before = record.place_of(waiters.server);
+        let drawn = record.set_place(waiters, now);
+        // Another server may be the first now.
+        if before.is_some() && record.place_of(waiters.server) != before {
             state.weakened(key);
         }
-        Ok(())
+        Ok(drawn)
     }
 
     async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
@@ -325,7 +320,7 @@ impl Store for MemoryStore {
         let mut state = self.state();
         let moment = state.moment();
         let now = moment.now;
-        let rules = (state.is_fenced(key.collection()), state.is_fair(key.collection()));
+        let fenced = state.is_fenced(key.collection());
         let Some(record) = state.locks.get_mut(key) else { return Ok(None) };
         // A lock that is taken over must be live. (A holder may hand its own lock over even when it has
         // expired.)
@@ -333,6 +328,10 @@ impl Store for MemoryStore {
             let may_be = claim.taken.is_none() || it.is_live(now);
             it.mode == Mode::Exclusive && it.is_acquisition(aid, *token) && may_be
         };
+        let is_there = |it: &Grant| it.is_acquisition(aid, *token);
+        if record.grants.iter().any(is_there) && record.comes_after_others(claim, now) {
+            return Ok(None);
+        }
         let from = record.grants.extract_if(.., is_from).next();
         let is_handed = |it: &Grant| it.is_acquisition(&claim.aid, claim.token) && it.is_live(now);
         let is_handed = record.grants.iter().any(is_handed);
@@ -340,7 +339,7 @@ impl Store for MemoryStore {
             return Ok(None);
         }
         let before = from.filter(|from| from.aid == claim.aid);
-        let lock = record.grant(key, claim, rules.0, before, moment);
+        let lock = record.grant(key, claim, fenced, before, moment);
         if let Some(taken) = &claim.taken {
             state.changes.tell(Change::Taken(key.clone(), *token, taken.clone()));
         }

@@ -18,18 +18,26 @@ use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use self::{
-    error::store_error, grant::Answered, lanes::Lanes, list::OfSession, pipeline::Target,
-    record::Fetched, removal::Grants, seen::Seen, together::Groups, write::Write,
+    error::{retry_duplicate_key, store_error},
+    grant::Answered,
+    lanes::Lanes,
+    list::OfSession,
+    pipeline::Target,
+    record::Fetched,
+    removal::Grants,
+    seen::Seen,
+    together::Groups,
+    write::Write,
 };
 use crate::{
     ended::{EndReason, SessionEnded},
     error::{StoreError, StoreErrorKind},
     freeze::{Freeze, Scope},
     key::{LockId, LockKey},
-    lock::{Aid, Lock, LockToken, PageId},
+    lock::{Aid, Lock, PageId},
     store::{
         Acquisition, Claim, Confirmed, Edit, Format, LastEnd, Query, Released, Removal, Rules,
-        Saved, Store, StoreStatus, StoredDocument, Swept, TryAcquire, Watch,
+        Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -50,6 +58,7 @@ mod indexes;
 mod lanes;
 mod list;
 mod pipeline;
+mod queue;
 mod record;
 mod removal;
 mod save;
@@ -289,37 +298,17 @@ impl Store for MongoStore {
         Ok(written.map_err(|e| store_error(format!("renewing locks in {collection}"), e))?.matched)
     }
 
-    // findAndModify returns: nothing → none of these places exists; otherwise their number.
-    async fn keep_places(
+    async fn set_place(
         &self,
         key: &LockKey,
-        tokens: &[LockToken],
-        lease: Duration,
-    ) -> Result<u64, StoreError> {
+        waiters: &Waiters,
+    ) -> Result<Option<Ticket>, StoreError> {
         let at = self.prepared(key.collection())?;
         if !at.rules.fair {
-            return Ok(0);
+            return Ok(None);
         }
-        let named: Vec<_> = tokens.iter().map(ToString::to_string).collect();
-        let mut filter = pipeline::by_id(key.id());
-        filter.insert("queue.token", doc! { "$in": named });
-        let kept = doc! { "_id": 0, "kept": pipeline::count(tokens) };
-        let kept = at
-            .modify(key.id(), filter, pipeline::keep(tokens, lease, &at.rules), false, Some(kept))
-            .await
-            .map_err(|e| store_error(format!("keeping places for {key:?}"), e))?
-            .record;
-        let kept = kept.and_then(|record| record.get("kept").and_then(codec::number));
-        Ok(kept.map_or(0, |kept| kept as u64))
-    }
-
-    async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
-        let at = self.prepared(key.collection())?;
-        if !at.rules.fair {
-            return Ok(());
-        }
-        let left = at.leave(key.id(), token).await;
-        left.map_err(|e| store_error(format!("leaving the queue for {key:?}"), e))
+        let set = at.set_place(key.id(), waiters).await;
+        set.map_err(|e| retry_duplicate_key(store_error(format!("queueing for {key:?}"), e)))
     }
 
     async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {

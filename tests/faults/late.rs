@@ -126,7 +126,7 @@ async fn an_attempt_that_arrives_after_a_later_one_was_answered_overwrites_nothi
         mode: Mode::Exclusive,
         ttl: Duration::from_secs(600),
         max_hold: None,
-        place: None,
+        turn: None,
     };
     let _ = late.other.store.try_acquire(&key, &first).await.unwrap();
     assert!(!desk.save(&stale, loaded).await, "overwritten");

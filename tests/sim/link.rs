@@ -10,7 +10,7 @@ use actix_doclock::{
     conformance::Shorthand,
     store::{
         Acquisition, Change, Claim, Edit, LastEnd, Query, Removal, Rules as Behaviour, Saved,
-        Store, StoreStatus, StoredDocument, Swept, Taken, Watch,
+        Store, StoreStatus, StoredDocument, Swept, Taken, Ticket, Waiters, Watch,
     },
 };
 use futures_util::stream;
@@ -313,29 +313,18 @@ impl Store for Link {
         renewed.0
     }
 
-    async fn keep_places(
+    async fn set_place(
         &self,
         key: &LockKey,
-        tokens: &[LockToken],
-        lease: Duration,
-    ) -> Result<u64, StoreError> {
-        let (on, tokens) = (key.clone(), tokens.to_vec());
-        let kept = self
-            .send("keep_places", Touches::One(key.clone()), Repeats::Harmless, move |state| {
-                at_once(state.primary.keep_places(&on, &tokens, lease))
+        waiters: &Waiters,
+    ) -> Result<Option<Ticket>, StoreError> {
+        let (on, waiters) = (key.clone(), waiters.clone());
+        let set = self
+            .send("set_place", Touches::One(key.clone()), Repeats::Harmless, move |state| {
+                at_once(state.primary.set_place(&on, &waiters))
             })
             .await?;
-        kept.0
-    }
-
-    async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
-        let on = key.clone();
-        let left = self
-            .send("leave", Touches::One(key.clone()), Repeats::Harmless, move |state| {
-                at_once(state.primary.leave(&on, token))
-            })
-            .await?;
-        left.0
+        set.0
     }
 
     async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
@@ -800,7 +789,7 @@ fn revive(state: &mut State, collection: &str, aids: &[Aid], ttl: Duration) {
                 mode: it.mode,
                 ttl,
                 max_hold: None,
-                place: None,
+                turn: None,
             };
             drop(at_once(state.primary.try_acquire(&it.key, &claim)));
         }

@@ -326,8 +326,7 @@ async fn break_leaves_the_waiters_their_places() {
         store.try_acquire(&key("a"), &exclusive()).await.unwrap(),
         TryAcquire::Granted(_)
     ));
-    let mut waits = exclusive();
-    waits.place = Some(TTL);
+    let waits = crate::shared::queues(&store, &key("a"), actix_doclock::Mode::Exclusive).await;
     let late = exclusive();
     for claim in [&waits, &late] {
         let answer = store.try_acquire(&key("a"), claim).await.unwrap();

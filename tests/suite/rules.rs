@@ -156,7 +156,7 @@ async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock>
         taken: None,
         max_hold: None,
         mode: Mode::Exclusive,
-        place: None,
+        turn: None,
     };
     let answer = loop {
         match app.store.try_acquire(key, &claim).await {

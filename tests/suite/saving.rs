@@ -185,7 +185,7 @@ fn claim() -> Claim {
         taken: None,
         max_hold: None,
         mode: Mode::Exclusive,
-        place: None,
+        turn: None,
     }
 }
 

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, EndReason, Holder, Lock, LockToken, Mode, MongoStore, Released, TryAcquire,
+    Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, MongoStore, Released, TryAcquire,
     conformance::Shorthand,
     limits::MAX_READERS,
-    store::{Acquisition, Claim, Rules, Saved, Store, StoredDocument},
+    store::{
+        Acquisition, Claim, Place, Rules, Saved, Store, StoredDocument, Ticket, Turn, Waiters,
+    },
 };
 use futures_util::future::join_all;
 use mongodb::Database;
@@ -41,7 +43,7 @@ pub(crate) fn claim(mode: Mode) -> Claim {
         page: None,
         taken: None,
         max_hold: None,
-        place: None,
+        turn: None,
     }
 }
 
@@ -165,20 +167,41 @@ async fn the_list_of_readers_does_not_grow_beyond_its_limit() {
     }
 }
 
+/// The waiters of a server: one, with this ticket.
+fn one_waiter(claim: &Claim, first: Ticket) -> Waiters {
+    let Claim { aid, holder, mode, .. } = claim.clone();
+    let writer = (mode == Mode::Exclusive).then_some(first);
+    let place = Place { first, writer, last: first, aid, holder, mode };
+    Waiters { server: Uuid::new_v4(), place: Some(place), lease: LEASE }
+}
+
+/// The claim of a waiter with a ticket, alone at its server. In a collection that is
+/// not fair, a mere claim.
+pub(crate) async fn queues(store: &MongoStore, key: &LockKey, mode: Mode) -> Claim {
+    let claim = claim(mode);
+    let waiter = one_waiter(&claim, Ticket::NEW);
+    let drawn = store.set_place(key, &waiter).await.unwrap();
+    let others = Waiters { place: None, ..waiter };
+    let ticket = drawn.unwrap_or(Ticket::NEW);
+    Claim { turn: Some(Turn { ticket, others }), ..claim }
+}
+
 #[tokio::test]
 async fn the_queue_does_not_grow_beyond_its_limit() {
     let (store, database) = store(Rules::new(TTL).fair()).await;
     takes(&store, "a", Mode::Exclusive).await;
     let place = |n: usize| {
-        let until = DateTime::from_millis(DateTime::now().timestamp_millis() + 600_000);
-        doc! { "token": LockToken::new().to_string(), "aid": format!("{n}"), "until": until }
+        let now = DateTime::now().timestamp_millis();
+        let until = DateTime::from_millis(now + 600_000);
+        doc! { "server": format!("{n}"), "aid": format!("{n}"), "first": now, "last": now, "until": until }
     };
     let queue: Vec<_> = (0..MAX_READERS - 1).map(place).collect();
     let written = doc! { "$set": { "queue": queue } };
     lock_records(&database).update_one(doc! { "_id": "a" }, written).await.unwrap();
-    for _ in 0..3 {
-        let waits = Claim { place: Some(LEASE), ..claim(Mode::Exclusive) };
-        assert!(refused(&store, "a", &waits).await.token.is_some(), "refused, and no error");
+    for has_room in [true, false, false] {
+        let waiter = one_waiter(&claim(Mode::Exclusive), Ticket::NEW);
+        let drawn = store.set_place(&key("a"), &waiter).await.unwrap();
+        assert_eq!(drawn.is_some(), has_room);
         let stored = record(&database, &key("a")).await.unwrap();
         assert_eq!(stored.get_array("queue").unwrap().len(), MAX_READERS);
     }
@@ -223,17 +246,19 @@ async fn the_cost_of_fences_and_places() {
     release(&store, &lock).await;
     assert_eq!(commands.take(), ["findAndModify", "delete"], "the queue is empty");
     let lock = takes(&store, "a", Mode::Exclusive).await;
-    let waiting = Claim { place: Some(LEASE), ..claim(Mode::Exclusive) };
+    let waiting = one_waiter(&claim(Mode::Exclusive), Ticket::NEW);
     commands.take();
-    refused(&store, "a", &waiting).await;
-    store.keep_places(&key("a"), &[waiting.token], LEASE).await.unwrap();
-    assert_eq!(commands.take(), ["findAndModify", "findAndModify"]);
+    refused(&store, "a", &claim(Mode::Exclusive)).await;
+    assert_eq!(commands.take(), ["find"], "the lock is known to be held");
+    store.set_place(&key("a"), &waiting).await.unwrap().unwrap();
+    assert_eq!(commands.take(), ["findAndModify"]);
     release(&store, &lock).await;
     assert_eq!(commands.take(), ["delete", "findAndModify"]);
     let stored = record(&database, &key("a")).await.unwrap();
     assert_eq!(fields(&stored), ["_id", "queue", "due"]);
     commands.take();
-    store.leave(&key("a"), waiting.token).await.unwrap();
+    let nobody = Waiters { place: None, ..waiting };
+    store.set_place(&key("a"), &nobody).await.unwrap();
     assert_eq!(commands.take(), ["findAndModify", "delete"]);
     assert_eq!(count(&database).await, 0);
 }
@@ -242,7 +267,7 @@ async fn the_cost_of_fences_and_places() {
 async fn a_refusal_because_of_readers_or_waiters_writes_nothing() {
     let (store, database) = store(Rules::new(TTL).fair()).await;
     let lock = takes(&store, "a", Mode::Exclusive).await;
-    refused(&store, "a", &Claim { place: Some(LEASE), ..claim(Mode::Exclusive) }).await;
+    queues(&store, &key("a"), Mode::Exclusive).await;
     release(&store, &lock).await;
     for _ in 0..2 {
         takes(&store, "b", Mode::Shared).await;
@@ -268,14 +293,14 @@ async fn no_command_carries_a_time_of_the_client() {
         let short = Claim { max_hold: Some(TTL / 2), ..claim(Mode::Shared) };
         let _ = store.try_acquire(&key("a"), &short).await.unwrap();
         let lock = takes(&store, "a", Mode::Shared).await;
-        let waiting = Claim { place: Some(LEASE), ..claim(Mode::Exclusive) };
+        let waiting = queues(&store, &key("a"), Mode::Exclusive).await;
         refused(&store, "a", &waiting).await;
-        store.keep_places(&key("a"), &[waiting.token], LEASE).await.unwrap();
         store.renew(COLLECTION, std::slice::from_ref(&lock.aid)).await.unwrap();
         store.inspect(&key("a"), None).await.unwrap();
         store.list(COLLECTION, Some(&[lock.aid.clone(), short.aid.clone()]), 5).await.unwrap();
         release(&store, &lock).await;
-        store.leave(&key("a"), waiting.token).await.unwrap();
+        let nobody = waiting.turn.map(|turn| turn.others);
+        store.set_place(&key("a"), &nobody.unwrap()).await.unwrap();
         rig::age(&database, &key("a"), TTL).await;
         sent.lock().unwrap().retain(|command| !command.to_string().contains("$$it"));
         sweep(&store).await;
@@ -410,7 +435,7 @@ async fn a_foreign_lock_can_be_waited_for_and_broken_in_every_collection() {
     for rules in [rules.fenced(), rules.fair(), rules.fair().fenced()] {
         let (store, database) = store(rules).await;
         assert!(foreign_insert(&database, "a").await);
-        let waiting = Claim { place: Some(LEASE), ..claim(Mode::Exclusive) };
+        let waiting = queues(&store, &key("a"), Mode::Exclusive).await;
         let seen = refused(&store, "a", &waiting).await;
         assert_eq!(seen.token, None);
         let stored = record(&database, &key("a")).await.unwrap();
@@ -456,8 +481,8 @@ fn hostile_records() -> Vec<(String, Document)> {
     };
     let place = || {
         doc! {
-            "token": token(), "aid": "y", "holder": { "label": "y" }, "mode": "shared",
-            "since": now, "until": DateTime::from_millis(now.timestamp_millis() + hour),
+            "server": "s", "aid": "y", "holder": { "label": "y" }, "mode": "shared",
+            "first": now.timestamp_millis(), "last": now.timestamp_millis(), "until": DateTime::from_millis(now.timestamp_millis() + hour),
         }
     };
     let shared = || {
@@ -480,7 +505,7 @@ fn hostile_records() -> Vec<(String, Document)> {
             record.insert("readers", vec![Bson::from(odd), reader().into(), value.clone()]);
             records.push((format!("reader's {field}: {value:?}"), record));
         }
-        for field in ["token", "aid", "mode", "until"] {
+        for field in ["server", "aid", "mode", "until", "first", "last", "writer"] {
             let (mut record, mut odd) = (shared(), place());
             odd.insert(field, value.clone());
             record.insert("queue", vec![Bson::from(odd), place().into(), value.clone()]);
@@ -562,9 +587,17 @@ async fn every_verb(
     let swept = store.sweep(&[COLLECTION], Uuid::new_v4(), 100).await;
     swept.unwrap_or_else(|e| failed("sweep", &e));
     for mode in [Mode::Exclusive, Mode::Shared] {
-        for place in [None, Some(LEASE)].into_iter().take(if fair { 2 } else { 1 }) {
+        for waits in [false, true].into_iter().take(if fair { 2 } else { 1 }) {
             fresh().await;
-            let claim = Claim { aid: alice.clone(), place, ..claim(mode) };
+            let mut claim = Claim { aid: alice.clone(), ..claim(mode) };
+            let waiter = one_waiter(&claim, Ticket::NEW);
+            let nobody = Waiters { place: None, ..waiter.clone() };
+            if waits {
+                let drawn = store.set_place(&a, &waiter).await;
+                let ticket = drawn.unwrap_or_else(|e| failed("set_place", &e));
+                let ticket = ticket.unwrap_or(Ticket::NEW);
+                claim.turn = Some(Turn { ticket, others: nobody.clone() });
+            }
             let answer = store.try_acquire(&a, &claim).await;
             let answer = answer.unwrap_or_else(|e| failed("try_acquire", &e));
             let _ = store.try_acquire(&a, &claim).await.unwrap_or_else(|e| failed("again", &e));
@@ -590,9 +623,7 @@ async fn every_verb(
                 TryAcquire::Held(lock) => assert_ne!(lock.aid, alice, "{what}"),
                 TryAcquire::AlreadyMine(lock) => panic!("{what}: {lock:?}"),
             }
-            let tokens = [claim.token];
-            store.keep_places(&a, &tokens, LEASE).await.unwrap_or_else(|e| failed("keep", &e));
-            store.leave(&a, claim.token).await.unwrap_or_else(|e| failed("leave", &e));
+            store.set_place(&a, &nobody).await.unwrap_or_else(|e| failed("set_place", &e));
             let released = store.release(&a, &alice, claim.token, mode).await;
             released.unwrap_or_else(|e| failed("release", &e));
             let released = store.retract(&a, &alice, &[claim.token], mode).await;
@@ -650,7 +681,7 @@ async fn a_record_with_nothing_but_its_fence_stays_and_is_no_lock() {
 async fn the_fence_of_a_fenced_document_outlives_its_queue() {
     let (store, database) = store(Rules::new(TTL).fair().fenced()).await;
     let lock = takes(&store, "a", Mode::Exclusive).await;
-    refused(&store, "a", &Claim { place: Some(LEASE), ..claim(Mode::Exclusive) }).await;
+    queues(&store, &key("a"), Mode::Exclusive).await;
     release(&store, &lock).await;
     rig::age(&database, &key("a"), LEASE).await;
     sweep(&store).await;
@@ -813,7 +844,7 @@ async fn at_random(rules: Rules) {
                 let key = key(&format!("{document}"));
                 let shared = next(3) > 0;
                 let mode = if shared { Mode::Shared } else { Mode::Exclusive };
-                let claim = Claim { place: Some(LEASE), ..claim(mode) };
+                let claim = queues(&store, &key, mode).await;
                 let mut tries = 0;
                 let lock = loop {
                     match store.try_acquire(&key, &claim).await.unwrap() {
@@ -828,7 +859,8 @@ async fn at_random(rules: Rules) {
                     sleep(Duration::from_millis(next(20))).await;
                 };
                 let Some(lock) = lock else {
-                    store.leave(&key, claim.token).await.unwrap();
+                    let nobody = claim.turn.map(|turn| turn.others).unwrap();
+                    store.set_place(&key, &nobody).await.unwrap();
                     continue;
                 };
                 granted[usize::from(shared)] += 1;
@@ -841,7 +873,7 @@ async fn at_random(rules: Rules) {
                 }
                 // A reader becomes a writer if it is alone.
                 let upgrade =
-                    Claim { mode: Mode::Exclusive, token: LockToken::new(), place: None, ..claim };
+                    Claim { mode: Mode::Exclusive, token: LockToken::new(), turn: None, ..claim };
                 let mut held = lock;
                 if shared
                     && next(4) == 0

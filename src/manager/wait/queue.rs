@@ -7,14 +7,14 @@
 //! successor. A waiter whose time is over keeps its number for 3 s, because HTTP clients ask again and
 //! again.
 //!
-//! Three other waiters may ask as well: a reader with only readers ahead of it, a waiter whose own session
-//! holds the lock, and, in a fair collection, the waiter that the store shows as the next.
+//! Two other waiters may ask as well: a reader with only readers ahead of it, and a waiter whose own session
+//! holds the lock.
 //!
 //! *Handover.* A release in this process does not free an exclusive lock for which others wait. One
 //! command passes the lock on to the first waiter, its heir, unless that waiter has a request of its own
 //! under way. After 64 handovers in a row the lock is really released, and the waiters here stand back for
-//! 10 ms, so that other processes get a turn. A fair collection has no handover: there the store keeps the
-//! order across all processes.
+//! 10 ms, so that other processes get a turn. In a fair collection, the store refuses the handover if a
+//! waiter of another process has a lower [ticket](line).
 //!
 //! *Readers.* When a reader is granted the lock, the readers at the front of the queue ask the store
 //! together, up to 64 at a time.
@@ -29,12 +29,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
 use tokio::sync::{Notify, oneshot};
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use crate::{
     clock,
@@ -44,16 +45,18 @@ use crate::{
         claim::Wanted,
         wait::queue::deadlock::{Found, Obstacle},
     },
-    random::HashMap,
-    store::Acquisition,
+    random::{self, HashMap},
+    store::{Acquisition, Ticket},
 };
 
 pub(in crate::manager) mod deadlock;
+pub(in crate::manager) mod line;
 mod owners;
 mod place;
 mod turns;
 mod waiter;
 
+use line::{InLine, Line};
 use owners::Owners;
 pub(in crate::manager) use place::{Place, Step};
 use turns::Turns;
@@ -108,6 +111,10 @@ pub(in crate::manager) struct State {
     counted: usize,
     next: u64,
     turns: Turns,
+    /// This process, in the queues of the store.
+    server: Uuid,
+    /// In fair collections.
+    lines: HashMap<LockKey, Weak<Line>>,
     /// How many places, guards and waiters all deadlock searches have visited.
     looked_at: usize,
 }
@@ -123,9 +130,6 @@ pub(in crate::manager) struct Queue {
     pub(in crate::manager) linked: BTreeSet<u64>,
     /// The first waiter of this queue, until it counts towards the limits.
     uncounted: Option<u64>,
-    /// The waiters of a fair collection, by the session that asks the store. A guard has a session of its
-    /// own.
-    sessions: HashMap<Aid, u64>,
     /// The last known holder.
     pub(in crate::manager) holder: Option<Lock>,
     /// How many handovers in a row this process has made.
@@ -134,8 +138,10 @@ pub(in crate::manager) struct Queue {
     stands_back: Option<Instant>,
     /// When the first waiter asks the store even without news.
     looks_again: Option<Instant>,
-    /// In a fair collection, the first attempts are made one after the other, in the order of arrival.
-    arrivals: Arc<tokio::sync::Mutex<()>>,
+    /// In a fair collection.
+    line: Option<Arc<Line>>,
+    /// The last ticket that was drawn for this queue.
+    last: Option<Ticket>,
 }
 
 /// A guard of this process.
@@ -155,8 +161,6 @@ impl Queues {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// In a fair collection `may_inherit` is false: waiters of other processes may have come first.
-    ///
     /// # Errors
     /// This caller would have to wait, and a limit is reached.
     pub(in crate::manager) fn join(
@@ -164,13 +168,13 @@ impl Queues {
         wanted: &Wanted,
         owner: &Aid,
         scope: &TaskTracker,
-        may_inherit: bool,
+        fair: bool,
     ) -> Result<Place, TooMany> {
         let (key, call) = (&wanted.key, Arc::new(Notify::new()));
         let (gift, receiver) = oneshot::channel();
-        let heir = Heir { wanted: wanted.clone(), scope: scope.clone(), gift };
-        let heir = may_inherit.then_some(heir);
-        let waiter = Waiter::new(owner, wanted, heir, Arc::clone(&call));
+        let heir = Heir { wanted: wanted.clone(), scope: scope.clone(), gift, in_line: None };
+        let queued = fair.then(|| line::Queued::new(wanted.holder.clone()));
+        let waiter = Waiter::new(owner, wanted, heir, queued, Arc::clone(&call));
         let mut state = self.state();
         let is_first = !state.queues.contains_key(key);
         if !is_first {
@@ -184,12 +188,24 @@ impl Queues {
         } else {
             state.counts(key, number);
         }
+        if fair && is_first {
+            let line = state.line(key);
+            state.queues.entry(key.clone()).or_default().line = Some(line);
+        }
         // A waiter that joins at the end has missed the news by which the earlier waiters learnt of the
         // holder.
         state.refuse_deadlocks(key, number);
         drop(state);
-        let (queues, key, gift) = (self.clone(), key.clone(), may_inherit.then_some(receiver));
-        Ok(Place { queues, key, number, call, gift, granted: None, keeps_turn: false })
+        let (queues, key) = (self.clone(), key.clone());
+        Ok(Place {
+            queues,
+            key,
+            number,
+            call,
+            gift: Some(receiver),
+            granted: None,
+            keeps_turn: false,
+        })
     }
 
     pub(in crate::manager) fn somebody_waits_for(&self, key: &LockKey) -> bool {
@@ -230,7 +246,8 @@ impl Queues {
     /// The waiter to hand this lock over to, instead of releasing it. Refuses after [`IN_A_ROW`]
     /// handovers in a row, so that waiters of other processes get in as well.
     ///
-    /// Also refuses if the first waiter has a request of its own under way.
+    /// Also refuses if the first waiter has a request of its own under way, or has no ticket in a fair
+    /// collection.
     pub(in crate::manager) fn heir(&self, lock: &Acquisition) -> Option<Heir> {
         let mut state = self.state();
         let queue = state.queues.get_mut(&lock.key)?;
@@ -242,14 +259,23 @@ impl Queues {
         if lock.mode != Mode::Exclusive && !is_known_as_exclusive {
             return None;
         }
-        if queue.handed >= IN_A_ROW {
-            queue.handed = 0;
-            queue.stands_back = Some(clock::now() + STAND_BACK);
-            return None;
-        }
+        let in_line = match queue.line.clone() {
+            Some(line) => {
+                let order = line.together_at_once()?;
+                let first = queue.waiting.first_key_value().map(|(number, _)| *number)?;
+                Some(InLine { turn: state.turn(&lock.key, first)?, line, order })
+            }
+            None if queue.handed >= IN_A_ROW => {
+                queue.handed = 0;
+                queue.stands_back = Some(clock::now() + STAND_BACK);
+                return None;
+            }
+            None => None,
+        };
+        let queue = state.queues.get_mut(&lock.key)?;
         let heir = queue.waiting.values_mut().next()?.inherits()?;
         queue.handed += 1;
-        Some(heir)
+        Some(Heir { in_line, ..heir })
     }
 
     /// Wakes the first waiter of every document of the collection.
@@ -310,6 +336,8 @@ impl State {
             counted: 0,
             next: 0,
             turns: Turns::default(),
+            server: random::uuid(),
+            lines: HashMap::default(),
             looked_at: 0,
         }
     }
@@ -366,9 +394,6 @@ impl State {
         if waiter.mode == Mode::Exclusive {
             queue.writers.insert(number);
         }
-        if waiter.heir.is_none() {
-            queue.sessions.insert(waiter.aid.clone(), number);
-        }
         queue.waiting.insert(number, waiter);
         self.waiting += 1;
         self.owners.waits(&owner, key, number);
@@ -387,9 +412,6 @@ impl State {
         queue.uncounted.take_if(|it| *it == number);
         queue.writers.remove(&number);
         queue.linked.remove(&number);
-        if queue.sessions.get(&gone.aid) == Some(&number) {
-            queue.sessions.remove(&gone.aid);
-        }
         self.waiting -= 1;
         self.counted -= usize::from(gone.is_counted);
         self.owners.waits_no_more(&gone.owner, key, number, gone.is_counted);
@@ -475,14 +497,11 @@ impl State {
         }
     }
 
-    /// Wakes the waiters of the session that holds the lock now. In a fair collection it also wakes the
-    /// waiter that the store shows as the next. That waiter may not be the first one here: its position
-    /// in the store expired, and it joined again at the end.
+    /// Wakes the waiters of the session that holds the lock now.
     fn ask_own(&mut self, lock: &Lock) {
         let own = self.owners.numbers_in(&lock.aid, &lock.key);
         let Some(queue) = self.queues.get_mut(&lock.key) else { return };
-        let shown = queue.sessions.get(&lock.aid).copied();
-        for number in own.into_iter().chain(shown) {
+        for number in own {
             if let Some(waiter) = queue.waiting.get_mut(&number) {
                 waiter.call();
             }
@@ -553,15 +572,14 @@ impl Queue {
         self.holder.as_ref().is_some_and(|holder| holder.aid == *owner)
     }
 
-    /// Whether this waiter may ask: the first one, a reader with only readers ahead, a waiter whose
-    /// session holds the lock, or the waiter that the store shows as the next.
+    /// Whether this waiter may ask: the first one, a reader with only readers ahead, or a waiter whose
+    /// session holds the lock.
     fn may_try(&self, number: u64) -> bool {
         let Some(it) = self.waiting.get(&number) else { return false };
         let has_writers_ahead = self.writers.first().is_some_and(|writer| *writer < number);
         self.is_first(number)
             || it.mode == Mode::Shared && !has_writers_ahead
             || self.is_held_by(&it.owner)
-            || self.is_held_by(&it.aid)
     }
 }
 

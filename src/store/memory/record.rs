@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use uuid::Uuid;
+
 use crate::{
     key::LockKey,
     lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, PageId, TabId},
-    store::{Claim, MAX_READERS, TryAcquire},
+    store::{Claim, MAX_READERS, Place, Ticket, TryAcquire, Waiters},
 };
 
 /// A moment on the store's clock, and when the caller's clock was read for it: before any answer, so that
@@ -30,8 +32,10 @@ pub(super) struct Record {
     pub(super) grants: Vec<Grant>,
     /// The last fencing token.
     fence: u64,
-    /// The waiters, in the order of arrival.
-    pub(super) queue: Vec<Place>,
+    /// The last ticket that was drawn, in a fair collection.
+    ticket: u64,
+    /// The servers that have waiters.
+    pub(super) queue: Vec<Queued>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -56,13 +60,10 @@ pub(super) struct Grant {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Place {
-    pub(super) token: LockToken,
+pub(super) struct Queued {
+    server: Uuid,
     pub(super) until: Duration,
-    aid: Aid,
-    holder: Holder,
-    mode: Mode,
-    since: SystemTime,
+    place: Place,
 }
 
 impl Record {
@@ -70,19 +71,16 @@ impl Record {
         &mut self,
         key: &LockKey,
         claim: &Claim,
-        (fenced, fair): (bool, bool),
+        fenced: bool,
         moment: Moment,
     ) -> TryAcquire {
         let now = moment.now;
         self.queue.retain(|place| place.until > now);
         if let Some(answer) = self.reenter(key, claim, moment) {
-            self.queue.retain(|place| place.token != claim.token.of_place());
+            self.leaves_others(claim, now);
             return answer;
         }
         if let Some(held) = self.in_the_way(key, claim, moment) {
-            if let Some(lease) = claim.place.filter(|_| fair) {
-                self.keep_place(claim, now + lease);
-            }
             return TryAcquire::Held(held);
         }
         TryAcquire::Granted(self.grant(key, claim, fenced, None, moment))
@@ -117,7 +115,7 @@ impl Record {
                 });
             }
         }
-        self.queue.retain(|place| place.token != claim.token.of_place());
+        self.leaves_others(claim, now);
         let fence = fenced.then(|| self.next_fence());
         let mut grant = Grant::new(claim, fence, now);
         if let Some(before) = before {
@@ -164,29 +162,54 @@ impl Record {
             .or_else(|| last(&mut live()).filter(|_| live().count() >= MAX_READERS))
     }
 
-    /// The first waiter that would be let in before this claim.
-    fn before(&self, claim: &Claim) -> Option<&Place> {
-        let before = self.queue.iter().take_while(|place| place.token != claim.token.of_place());
-        let excludes = |it: &&Place| it.mode == Mode::Exclusive || claim.mode == Mode::Exclusive;
-        // A claim need not wait behind its own session.
-        before.filter(excludes).find(|place| place.aid != claim.aid)
+    /// The tickets by which this server keeps others waiting.
+    pub(super) fn place_of(&self, server: Uuid) -> Option<(Ticket, Option<Ticket>)> {
+        let queued = self.queue.iter().find(|it| it.server == server)?;
+        Some((queued.place.first, queued.place.writer))
     }
 
-    fn keep_place(&mut self, claim: &Claim, until: Duration) {
-        if let Some(place) =
-            self.queue.iter_mut().find(|place| place.token == claim.token.of_place())
-        {
-            place.until = until;
-        } else if self.queue.len() < MAX_READERS {
-            self.queue.push(Place {
-                token: claim.token.of_place(),
-                until,
-                aid: claim.aid.clone(),
-                holder: claim.holder.clone(),
-                mode: claim.mode,
-                since: SystemTime::now(),
-            });
+    /// Whether another server is ahead of the turn of this claim.
+    pub(super) fn comes_after_others(&mut self, claim: &Claim, now: Duration) -> bool {
+        self.queue.retain(|it| it.until > now);
+        claim.turn.is_some() && self.before(claim).is_some()
+    }
+
+    /// The first waiter of another server that would be let in before this claim.
+    fn before(&self, claim: &Claim) -> Option<&Queued> {
+        let turn = claim.turn.as_ref();
+        let (ticket, own) =
+            turn.map_or((Ticket::NEW, None), |it| (it.ticket, Some(it.others.server)));
+        let wants = |mode| claim.mode == mode;
+        let is_before = |it: &&Queued| {
+            let excludes =
+                if wants(Mode::Exclusive) { Some(it.place.first) } else { it.place.writer };
+            // A claim need not wait behind its own session, unless that session waits for less.
+            let is_own = it.place.aid == claim.aid
+                && (wants(Mode::Shared) || it.place.mode == Mode::Exclusive);
+            Some(it.server) != own && !is_own && excludes.is_some_and(|first| first < ticket)
+        };
+        self.queue.iter().filter(is_before).min_by_key(|it| it.place.first)
+    }
+
+    /// The claim was granted, or its session has the lock already.
+    fn leaves_others(&mut self, claim: &Claim, now: Duration) {
+        if let Some(turn) = &claim.turn {
+            self.set_place(&turn.others, now);
         }
+    }
+
+    /// Returns the ticket that was drawn, if the waiters lack one.
+    pub(super) fn set_place(&mut self, waiters: &Waiters, now: Duration) -> Option<Ticket> {
+        self.queue.retain(|it| it.until > now && it.server != waiters.server);
+        let place = waiters.place.clone().filter(|_| self.queue.len() < MAX_READERS)?;
+        let drawn = Ticket(since_epoch().max(self.ticket + 1));
+        let is_new = place.last == Ticket::NEW;
+        if is_new {
+            self.ticket = drawn.0;
+        }
+        let (server, until) = (waiters.server, now + waiters.lease);
+        self.queue.push(Queued { server, until, place: place.with(drawn) });
+        is_new.then_some(drawn)
     }
 
     /// Of several readers: the lock of this session, or else the one that expires last.
@@ -197,9 +220,7 @@ impl Record {
     }
 
     fn next_fence(&mut self) -> FencingToken {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        self.fence = now.max(self.fence + 1);
+        self.fence = since_epoch().max(self.fence + 1);
         self.fence.into()
     }
 }
@@ -276,20 +297,27 @@ impl Grant {
     }
 }
 
-impl Place {
+impl Queued {
     /// The waiter, shown as the next holder of the document.
     fn to_lock(&self, key: &LockKey, moment: Moment) -> Lock {
+        let place = &self.place;
         Lock {
             key: key.clone(),
             description: None,
-            mode: self.mode,
-            aid: self.aid.clone(),
+            mode: place.mode,
+            aid: place.aid.clone(),
             token: None,
             tab: None,
             fence: None,
-            holder: Some(self.holder.clone()),
-            since: self.since,
+            holder: Some(place.holder.clone()),
+            since: SystemTime::UNIX_EPOCH + Duration::from_millis(place.first.0),
             expires_at: moment.instant_of(self.until),
         }
     }
+}
+
+/// In milliseconds.
+fn since_epoch() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -57,9 +57,7 @@ impl Prepared {
     // miss a release that its change stream does not report any more. If a failover takes the lock away
     // again, the waiter learns it when the lease would have expired.
     async fn refuse(&self, key: &LockKey, claim: &Claim) -> Option<Lock> {
-        // A waiter in a fair collection must get its place.
-        let must_write = self.rules.fair && claim.place.is_some();
-        if must_write || !self.seen.is_held_by_another(key.id(), &claim.aid) {
+        if !self.seen.is_held_by_another(key.id(), &claim.aid) {
             return None;
         }
         let asked = Instant::now();

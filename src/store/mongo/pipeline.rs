@@ -24,7 +24,7 @@ use grant::{is_live, readers};
 pub(super) use {
     acquire::{FORMER, acquire, acquire_if_free, acquire_shortly, former, hand_over, handed},
     grant::{Grant, is_live_reader, is_reader, is_shared, readers_that, runs_out, some_reader},
-    queue::{count, keep, leave},
+    queue::{drawn, set_place},
     settle::{left_over, no_live_place, nothing_held, nothing_in_it, take_out},
 };
 
@@ -325,8 +325,7 @@ pub(super) fn answer_fields(claim: &Claim, rules: &Rules) -> Document {
         }
     };
     if rules.fair {
-        let place = doc! { "$arrayElemAt": [queue::in_the_way_of(claim), 0] };
-        fields.insert("place", place);
+        fields.insert("place", queue::first_of(queue::in_the_way_of(claim)));
     }
     fields
 }

@@ -105,7 +105,8 @@ impl Fetched<'_> {
             tab: None,
             fence: None,
             holder: holder_of(place),
-            since: presentable(place.get_datetime("since").ok().copied()),
+            // A ticket is about the time at which it was drawn.
+            since: presentable(place.get_i64("first").ok().map(DateTime::from_millis)),
             expires_at: self.asked + in_our_time(left),
         }
     }

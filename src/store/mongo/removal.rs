@@ -9,7 +9,7 @@ use mongodb::{
 
 use crate::{
     key::LockId,
-    lock::{Aid, Lock, LockToken, Mode},
+    lock::{Aid, Lock, Mode},
     store::{
         Acquisition, Released, Rules, Taken,
         mongo::{
@@ -176,19 +176,16 @@ impl Prepared {
         Ok(released(self.write_one(id, filter, &Write::Delete).await?))
     }
 
-    /// Gives up a place in the queue.
-    pub(super) async fn leave(&self, id: &LockId, token: LockToken) -> Result<()> {
-        let mut filter = pipeline::by_id(id);
-        filter.insert("queue.token", doc! { "$eq": token.to_string() });
-        self.change(filter, pipeline::leave(token, &self.rules), id).await?;
-        Ok(())
-    }
-
     // findAndModify returns: nothing → gone before. A record with content → done. A record without
     // content → this was the last grant, and the record is deleted unless another claim used it
     // meanwhile. If the process dies before that, the sweep deletes it; until then only foreign
     // programs mind it.
-    async fn change(&self, filter: Document, by: Vec<Document>, id: &LockId) -> Result<bool> {
+    pub(super) async fn change(
+        &self,
+        filter: Document,
+        by: Vec<Document>,
+        id: &LockId,
+    ) -> Result<bool> {
         let there = |field: &str| {
             let is_there = doc! { "$ne": [{ "$type": field }, "missing"] };
             doc! { "$cond": [is_there, true, "$$REMOVE"] }

@@ -88,8 +88,9 @@ fn pipeline() -> Vec<Document> {
     let changed =
         doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
     let names = doc! { "$map": { "input": changed, "in": "$$this.k" } };
-    let is_element = doc! { "input": "$$this", "regex": r"^readers\.[0-9]+$" };
-    let reader_joined = doc! { "$anyElementTrue": [{ "$map": { "input": &names, "in": { "$regexMatch": is_element } } }] };
+    let matters = r"^(readers\.[0-9]+|queue\.[0-9]+\.(first|writer))$";
+    let matters = doc! { "$regexMatch": { "input": "$$this", "regex": matters } };
+    let matters = doc! { "$anyElementTrue": [{ "$map": { "input": &names, "in": matters } }] };
     let any = vec![
         doc! { "operationType": { "$ne": "update" } },
         doc! { update("removedFields.0"): { "$exists": true } },
@@ -98,7 +99,7 @@ fn pipeline() -> Vec<Document> {
         is_set("until"),
         is_set("readers"),
         is_set("queue"),
-        doc! { "$expr": reader_joined },
+        doc! { "$expr": matters },
     ];
     let taken =
         doc! { "$ifNull": ["$updateDescription.updatedFields.taken", "$fullDocument.taken"] };
@@ -110,7 +111,7 @@ fn pipeline() -> Vec<Document> {
     vec![doc! { "$match": { "$or": any } }, doc! { "$project": fields }]
 }
 
-/// What an event means; `None` for a renewal, or for a new waiter.
+/// What an event means; `None` for a renewal, or for the first waiter of a server.
 fn read(key: LockKey, event: &Document) -> Option<Change> {
     if let Some((token, taken)) = event.get_str("taken").ok().and_then(read_taken) {
         return Some(Change::Taken(key, token, taken));
@@ -119,15 +120,19 @@ fn read(key: LockKey, event: &Document) -> Option<Change> {
     let has = |list, field| names(list).any(|name| name == field);
     // A change of one element has a name with a dot. Without a dot, the array may have become shorter.
     let shortens = |array| ["set", "removed", "shortened"].into_iter().any(|list| has(list, array));
-    let reader_joined = || names("set").any(|name| name.starts_with("readers."));
+    let is_granted =
+        || has("set", "token") || names("set").any(|name| name.starts_with("readers."));
+    // A server has other waiters than before: the next waiter may be another one.
+    let moves_on = || names("set").chain(names("removed")).any(|name| name.starts_with("queue."));
     // Without a new token, `until` makes the lock expire sooner.
     let ends_sooner = || has("set", "until") && !has("set", "token");
     match event.get_str("operationType") {
         Ok("insert") => Some(Change::Granted(key)),
         Ok("replace") if event.contains_key("aid") => Some(Change::Granted(key)),
         Ok("update") if has("removed", "aid") || ends_sooner() => Some(Change::Freed(key)),
-        Ok("update") if shortens("readers") || shortens("queue") => Some(Change::Freed(key)),
-        Ok("update") if has("set", "token") || reader_joined() => Some(Change::Granted(key)),
+        Ok("update") if shortens("readers") => Some(Change::Freed(key)),
+        Ok("update") if is_granted() => Some(Change::Granted(key)),
+        Ok("update") if shortens("queue") || moves_on() => Some(Change::Freed(key)),
         Ok("update") => None,
         _ => Some(Change::Freed(key)),
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use actix_doclock::{
     Aid, EndReason, Holder, LockToken, Mode, MongoStore, TryAcquire,
     conformance::Shorthand,
-    store::{Acquisition, Claim, Rules, Store, Taken},
+    store::{Acquisition, Claim, Rules, Store, Taken, Waiters},
 };
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId};
 use mongodb::bson::{Regex, spec::BinarySubtype};
@@ -65,7 +65,7 @@ pub(super) fn values() -> impl Strategy<Value = Bson> {
 const FIELDS: &[&str] = &[
     "ts", "ttl", "aid", "token", "since", "holder", "label", "user", "readers", "until", "due",
     "leaving", "queue", "fence", "tab", "page", "again", "mode", "taken", "by", "reason",
-    "max_hold", "x", "$ne",
+    "max_hold", "server", "first", "last", "writer", "x", "$ne",
 ];
 
 pub(crate) fn fields(names: &'static [&'static str]) -> impl Strategy<Value = Document> {
@@ -97,7 +97,7 @@ fn claim(aid: &Aid, mode: Mode) -> Claim {
         page: None,
         taken: None,
         max_hold: None,
-        place: None,
+        turn: None,
     }
 }
 
@@ -144,8 +144,8 @@ impl Server {
             .expire_in(&Acquisition::exclusive(&a, &bob, by), None, Duration::ZERO)
             .await
             .expect("run_out_in");
-        store.keep_places(&a, &[by], TTL).await.expect("keep_places");
-        store.leave(&a, by).await.expect("leave");
+        let nobody = Waiters { server: Uuid::nil(), place: None, lease: TTL };
+        store.set_place(&a, &nobody).await.expect("set_place");
         let to = claim(&bob, Mode::Exclusive);
         assert!(
             store

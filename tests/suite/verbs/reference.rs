@@ -17,6 +17,8 @@ pub(super) struct Asked {
     pub(super) document: usize,
     pub(super) shared: bool,
     pub(super) waits: bool,
+    /// The number of its ticket, in the order of the draws.
+    pub(super) ticket: Option<usize>,
     pub(super) tab: Option<usize>,
     pub(super) page: Option<usize>,
     pub(super) ttl: u64,
@@ -43,9 +45,9 @@ pub(super) struct Grant {
 
 #[derive(Debug, Clone)]
 struct Place {
-    claim: usize,
     who: usize,
     shared: bool,
+    ticket: usize,
     until: u64,
 }
 
@@ -125,7 +127,7 @@ impl Document {
         let now = self.now;
         // A reader joins the other readers; all other grants are alone.
         self.grants.retain(|it| asked.shared && it.shared && it.who != asked.who);
-        self.queue.retain(|place| place.claim != asked.claim);
+        self.leave(asked);
         self.grants.push(Grant {
             token: asked.token,
             claim: asked.claim,
@@ -141,6 +143,11 @@ impl Document {
             told: false,
         });
         self.grants.last_mut().expect("it is there")
+    }
+
+    /// Without a ticket it has no place.
+    fn leave(&mut self, asked: &Asked) {
+        self.queue.retain(|place| Some(place.ticket) != asked.ticket);
     }
 
     fn remove(&mut self, goes: impl Fn(&Grant) -> bool) -> bool {
@@ -162,7 +169,6 @@ impl Reference {
     }
 
     pub(super) fn acquire(&mut self, asked: &Asked) -> Answer {
-        let fair = self.fair;
         let document = &mut self.documents[asked.document];
         let now = document.now;
         document.queue.retain(|place| place.until > now);
@@ -175,21 +181,10 @@ impl Reference {
                 mine.told |= mine.claim != asked.claim;
             }
             let (token, same) = (mine.token, mine.claim == asked.claim && !elsewhere);
-            document.queue.retain(|place| place.claim != asked.claim);
+            document.leave(asked);
             return if same { Answer::Granted(token) } else { Answer::Already(token) };
         }
         if let Some(held) = document.in_the_way(asked) {
-            if fair && asked.waits {
-                match document.queue.iter_mut().find(|place| place.claim == asked.claim) {
-                    Some(place) => place.until = now + PLACE,
-                    None => document.queue.push(Place {
-                        claim: asked.claim,
-                        who: asked.who,
-                        shared: asked.shared,
-                        until: now + PLACE,
-                    }),
-                }
-            }
             return Answer::Held(held);
         }
         let before = document.grants.clone();
@@ -214,16 +209,17 @@ impl Reference {
         renewed
     }
 
-    pub(super) fn keep_place(&mut self, asked: &Asked) -> u64 {
+    /// Sets the place of a claim that has a ticket.
+    pub(super) fn keep_place(&mut self, asked: &Asked) {
         let document = &mut self.documents[asked.document];
-        let now = document.now;
-        let mine = |place: &&mut Place| place.claim == asked.claim && place.until > now;
-        let place = document.queue.iter_mut().find(mine);
-        place.map(|place| place.until = now + PLACE).map_or(0, |()| 1)
+        document.leave(asked);
+        let (until, Some(ticket)) = (document.now + PLACE, asked.ticket) else { return };
+        let (who, shared) = (asked.who, asked.shared);
+        document.queue.push(Place { who, shared, ticket, until });
     }
 
     pub(super) fn leave(&mut self, asked: &Asked) {
-        self.documents[asked.document].queue.retain(|place| place.claim != asked.claim);
+        self.documents[asked.document].leave(asked);
     }
 
     pub(super) fn release(&mut self, asked: &Asked) -> bool {
@@ -388,8 +384,13 @@ impl Document {
         if self.live().any(|it| it.who == asked.who) {
             return None;
         }
-        let before = self.queue.iter().take_while(|place| place.claim != asked.claim);
-        let first = before.filter(|it| excludes(it.shared)).find(|it| it.who != asked.who);
+        let waits_for_as_much = |it: &Place| asked.shared || !it.shared;
+        let is_before = |it: &&Place| {
+            excludes(it.shared)
+                && (it.who != asked.who || !waits_for_as_much(it))
+                && asked.ticket.is_none_or(|ticket| it.ticket < ticket)
+        };
+        let first = self.queue.iter().filter(is_before).min_by_key(|it| it.ticket);
         first.map(|it| vec![(it.who, None)])
     }
 }

@@ -9,7 +9,9 @@ use actix_doclock::{
     Aid, EndReason, FencingToken, Holder, Lock, LockKey, LockToken, Mode, PageId, Released, TabId,
     TryAcquire,
     conformance::Shorthand,
-    store::{Acquisition, Claim, Saved, Store, StoredDocument, Taken},
+    store::{
+        Acquisition, Claim, Place, Saved, Store, StoredDocument, Taken, Ticket, Turn, Waiters,
+    },
 };
 use uuid::Uuid;
 
@@ -44,6 +46,8 @@ pub(super) struct Run<'a, S> {
     /// All claims, the latest last. Their positions are the tokens of the reference.
     claims: Vec<(Asked, Claim)>,
     fences: BTreeMap<usize, FencingToken>,
+    /// How many tickets were drawn.
+    draws: usize,
 }
 
 pub(super) fn document(n: usize) -> LockKey {
@@ -61,6 +65,7 @@ impl<'a, S: Subject> Run<'a, S> {
             pages: [PageId::new(), PageId::new()],
             claims: Vec::new(),
             fences: BTreeMap::new(),
+            draws: 0,
         }
     }
 
@@ -140,12 +145,15 @@ impl<'a, S: Subject> Run<'a, S> {
         let released = |it: Released| it == Released::Released;
         match op {
             Op::KeepPlace(_) => {
-                let kept =
-                    store.keep_places(&key, &[token.of_place()], seconds(PLACE)).await.unwrap();
-                assert_eq!(kept, self.reference.keep_place(asked), "places kept");
+                if let Some(turn) = &claim.turn {
+                    let place = waiters(asked, claim, Some(turn.ticket));
+                    assert_eq!(store.set_place(&key, &place).await.unwrap(), None);
+                    self.reference.keep_place(asked);
+                }
             }
             Op::Leave(_) => {
-                store.leave(&key, token.of_place()).await.unwrap();
+                let none = waiters(asked, claim, None);
+                assert_eq!(store.set_place(&key, &none).await.unwrap(), None);
                 self.reference.leave(asked);
             }
             Op::Release(_, known) => {
@@ -230,8 +238,25 @@ impl<'a, S: Subject> Run<'a, S> {
             (Answer::Held(by), TryAcquire::Held(lock)) => {
                 let held = (self.who(&lock.aid), self.token(lock));
                 assert!(by.contains(&held), "held by {held:?}, not by any of {by:?}");
+                if self.kind.fair && asked.waits && asked.ticket.is_none() {
+                    self.draw(asked, claim).await;
+                }
             }
             (expected, _) => panic!("{answer:?}, not {expected:?}"),
+        }
+    }
+
+    /// All attempts of the claim have this ticket from now on.
+    async fn draw(&mut self, asked: Asked, claim: Claim) {
+        let new = waiters(&asked, &claim, Some(Ticket::NEW));
+        let drawn = self.on.store().set_place(&document(asked.document), &new).await.unwrap();
+        let others = waiters(&asked, &claim, None);
+        let turn = Turn { ticket: drawn.expect("a ticket"), others };
+        self.draws += 1;
+        let asked = Asked { ticket: Some(self.draws), ..asked };
+        self.reference.keep_place(&asked);
+        for (other, claim) in self.claims.iter_mut().filter(|(it, _)| it.claim == asked.claim) {
+            (other.ticket, claim.turn) = (asked.ticket, Some(turn.clone()));
         }
     }
 
@@ -318,7 +343,8 @@ impl<'a, S: Subject> Run<'a, S> {
     async fn clear(self) {
         let store = self.on.store();
         for (asked, claim) in &self.claims {
-            store.leave(&document(asked.document), claim.token.of_place()).await.unwrap();
+            let none = waiters(asked, claim, None);
+            store.set_place(&document(asked.document), &none).await.unwrap();
         }
         for aid in &self.aids {
             store.release_all(COLLECTIONS[0], aid).await.unwrap();
@@ -342,16 +368,28 @@ impl<'a, S: Subject> Run<'a, S> {
             page: page.map(|page| self.pages[page]),
             taken: None,
             max_hold: max_hold.map(seconds),
-            place: waits.then(|| seconds(PLACE)),
+            turn: None,
         };
-        let asked =
-            Asked { token, claim: token, who, document, shared, waits, tab, page, ttl, max_hold };
+        let (claimed, ticket) = (token, None);
+        let asked = Asked {
+            token,
+            claim: claimed,
+            who,
+            document,
+            shared,
+            waits,
+            ticket,
+            tab,
+            page,
+            ttl,
+            max_hold,
+        };
         self.claims.push((asked, claim));
         token
     }
 
     fn next_attempt(&mut self, asked: Asked, claim: Claim) -> usize {
-        let (number, mut token) = (self.claims.len(), claim.token.of_place());
+        let (number, mut token) = (self.claims.len(), claim.token.first_attempt());
         for _ in self.claims.iter().filter(|(it, _)| it.claim == asked.claim) {
             token = token.next_attempt();
         }
@@ -385,6 +423,19 @@ impl<'a, S: Subject> Run<'a, S> {
         }
         self.fences.insert(token, fence);
     }
+}
+
+/// The place of this claim, which waits alone at a server of its own; without a ticket, no place.
+fn waiters(asked: &Asked, claim: &Claim, ticket: Option<Ticket>) -> Waiters {
+    let place = ticket.map(|first| Place {
+        first,
+        writer: (!asked.shared).then_some(first),
+        last: first,
+        aid: claim.aid.clone(),
+        holder: claim.holder.clone(),
+        mode: claim.mode,
+    });
+    Waiters { server: Uuid::from_u128(asked.claim as u128), place, lease: seconds(PLACE) }
 }
 
 fn numbers(keys: &[LockKey]) -> BTreeSet<usize> {

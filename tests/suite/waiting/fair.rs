@@ -1,14 +1,15 @@
 //! First come, first served, across all servers.
 
 use actix_doclock::{
-    Aid, Holder, LockToken, Lockable, Mode, TryAcquire,
-    store::{Claim, Rules, Store},
+    Aid, Holder, Lockable, Mode,
+    store::{Place, Rules, Store, Ticket, Waiters},
 };
 use mongodb::bson::{Document, doc};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use super::*;
-use crate::rig::faulty::Faulty;
+use crate::rig::{self, faulty::Faulty, mongod};
 
 #[derive(Serialize, Deserialize)]
 struct Counter {}
@@ -31,47 +32,55 @@ async fn servers(cluster: &Cluster) -> [LockManager; 2] {
     servers
 }
 
-/// Starts a waiter, which becomes the `n`-th in the queue.
-async fn queues(cluster: &Cluster, locks: &LockManager, n: usize) -> JoinHandle<LockGuard> {
+/// Starts a waiter, and waits until it has its ticket.
+async fn queues(cluster: &Cluster, locks: &LockManager) -> JoinHandle<LockGuard> {
+    let before = last_ticket(cluster).await;
     let waiting = waiting(locks, &counter()).await;
     match cluster {
         // All ready tasks run before a timer fires.
         Cluster::Memory(_) => sleep(Duration::from_millis(20)).await,
-        Cluster::Mongo(database) => {
-            let records = database.collection::<Document>("counter.lock");
-            eventually("it has a place", async || {
-                let record = records.find_one(doc! { "_id": "one" }).await.unwrap().unwrap();
-                record.get_array("queue").is_ok_and(|queue| queue.len() == n)
-            })
-            .await;
+        Cluster::Mongo(_) => {
+            eventually("it has a ticket", async || last_ticket(cluster).await > before).await;
         }
     }
     waiting
 }
 
-/// A place of a dead process, which does not even give up its place.
+/// The queue as MongoDB keeps it.
+async fn stored_queue(cluster: &Cluster) -> Vec<Document> {
+    let Cluster::Mongo(database) = cluster else { return Vec::new() };
+    let records = database.collection::<Document>("counter.lock");
+    let record = records.find_one(doc! { "_id": "one" }).await.unwrap().unwrap_or_default();
+    let queue = record.get_array("queue").into_iter().flatten();
+    queue.map(|place| place.as_document().unwrap().clone()).collect()
+}
+
+async fn last_ticket(cluster: &Cluster) -> Option<i64> {
+    stored_queue(cluster).await.iter().map(|place| place.get_i64("last").unwrap()).max()
+}
+
+/// A place of a dead server, which does not even give up its place.
 async fn dies_while_waiting(cluster: &Cluster) {
-    let claim = Claim {
+    let first = Ticket::NEW;
+    let place = Place {
+        first,
+        writer: Some(first),
+        last: first,
         aid: Aid::new(),
-        token: LockToken::new(),
         holder: Holder::new("dead"),
         mode: Mode::Exclusive,
-        ttl: TTL,
-        tab: None,
-        page: None,
-        taken: None,
-        max_hold: None,
-        place: Some(Duration::from_secs(15)),
     };
-    let answer = match cluster {
-        Cluster::Memory(store) => store.try_acquire(&counter(), &claim).await,
+    let lease = Duration::from_secs(5);
+    let waiters = Waiters { server: Uuid::new_v4(), place: Some(place), lease };
+    let drawn = match cluster {
+        Cluster::Memory(store) => store.set_place(&counter(), &waiters).await,
         Cluster::Mongo(database) => {
             let store = MongoStore::new(database);
             store.prepare(Counter::COLLECTION, &Rules::new(TTL).fair()).await.unwrap();
-            store.try_acquire(&counter(), &claim).await
+            store.set_place(&counter(), &waiters).await
         }
     };
-    assert!(matches!(answer, Ok(TryAcquire::Held(_))), "{answer:?}");
+    assert!(drawn.unwrap().is_some());
 }
 
 on_each_store! {
@@ -81,7 +90,7 @@ on_each_store! {
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut all = JoinSet::new();
         for (n, server) in [0, 1, 1, 0, 0, 1, 0, 1].into_iter().enumerate() {
-            let waiting = queues(&cluster, &servers[server], n + 1).await;
+            let waiting = queues(&cluster, &servers[server]).await;
             let order = Arc::clone(&order);
             all.spawn(async move {
                 let guard = waiting.await.unwrap();
@@ -97,7 +106,7 @@ on_each_store! {
     async fn a_contender_that_does_not_wait_cannot_overtake_the_waiters(cluster: Cluster) {
         let servers = servers(&cluster).await;
         let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
-        let waiting = queues(&cluster, &servers[1], 1).await;
+        let waiting = queues(&cluster, &servers[1]).await;
         // Released on a server that is busy with other work.
         servers[0].release(held.lock()).await.unwrap();
         let guard = loop {
@@ -115,32 +124,88 @@ on_each_store! {
     async fn a_waiter_that_gives_up_or_dies_costs_the_next_one_little(cluster: Cluster) {
         let servers = servers(&cluster).await;
         let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
-        let gives_up = queues(&cluster, &servers[0], 1).await;
+        let gives_up = queues(&cluster, &servers[0]).await;
         dies_while_waiting(&cluster).await;
-        let third = queues(&cluster, &servers[0], 3).await;
+        let third = queues(&cluster, &servers[0]).await;
         gives_up.abort();
         held.release().await.unwrap();
         in_time("the third one is let in", third).await.unwrap().release().await.unwrap();
     }
 }
 
-/// Its place has expired, for example because the store did not answer, so it is in the queue again, at
-/// the end. It asks for all waiters of its process, and must not keep out those ahead of it.
+/// Its place has expired, for example because the store did not answer.
 #[tokio::test]
-async fn a_waiter_that_has_lost_its_place_does_not_keep_out_waiters_of_its_process() {
+async fn waiters_whose_place_is_lost_keep_their_order() {
     let cluster = Cluster::mongo().await;
     let Cluster::Mongo(database) = &cluster else { unreachable!("asked for") };
     let [locks, _] = servers(&cluster).await;
     let held = locks.acquire(&counter(), Wait::no()).await.unwrap();
-    let first = queues(&cluster, &locks, 1).await;
-    let second = queues(&cluster, &locks, 2).await;
-    let third = queues(&cluster, &locks, 3).await;
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        all.push(queues(&cluster, &locks).await);
+    }
     let records = database.collection::<Document>("counter.lock");
-    let gone = doc! { "$pop": { "queue": -1 } };
+    let gone = doc! { "$unset": { "queue": 1 } };
     assert_eq!(records.update_one(doc! { "_id": "one" }, gone).await.unwrap().modified_count, 1);
+    eventually("the place is back", async || stored_queue(&cluster).await.len() == 1).await;
     held.release().await.unwrap();
-    for waiting in [second, third, first] {
-        in_time("in the store's order", waiting).await.unwrap().release().await.unwrap();
+    for waiting in all {
+        in_time("in the order of arrival", waiting).await.unwrap().release().await.unwrap();
+    }
+}
+
+/// However many wait, the record has one place for each server, and a handover is one command.
+#[tokio::test]
+async fn a_crowd_costs_one_place_few_tickets_and_one_command_for_each_handover() {
+    const CROWD: usize = 200;
+    let server = mongod::shared_replica_set().await;
+    let (database, commands) = rig::counted_database(server.uri()).await;
+    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper().build();
+    let locks = locks.await.unwrap();
+    locks.register::<Counter>().await.unwrap();
+    let held = locks.acquire(&counter(), Wait::no()).await.unwrap();
+    commands.take();
+    let mut crowd = JoinSet::new();
+    for _ in 0..CROWD {
+        let locks = locks.clone();
+        crowd.spawn(async move {
+            let guard = locks.acquire(&counter(), Wait::until_acquired()).await.unwrap();
+            guard.release().await.unwrap();
+        });
+    }
+    let cluster = Cluster::Mongo(database);
+    eventually("all wait", async || locks.health().waiting == CROWD).await;
+    until_told(&locks, Counter::COLLECTION).await;
+    eventually("they have tickets", async || !stored_queue(&cluster).await.is_empty()).await;
+    assert_eq!(stored_queue(&cluster).await.len(), 1);
+    held.release().await.unwrap();
+    in_time("all are served", crowd.join_all()).await;
+    let writes = commands.take().into_iter().filter(|it| it == "findAndModify").count();
+    // A draw that some of them missed, the place that is kept each second, and handovers that met one of
+    // these, which cost a release and a claim.
+    assert!(writes < CROWD + CROWD / 2, "{writes}");
+    assert!(stored_queue(&cluster).await.is_empty(), "nobody waits");
+}
+
+/// A waiter that leaves does not keep the waiters of another server out.
+#[tokio::test]
+async fn the_place_of_a_server_moves_on_when_its_first_waiter_leaves() {
+    let cluster = Cluster::mongo().await;
+    let servers = servers(&cluster).await;
+    let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
+    let first = queues(&cluster, &servers[0]).await;
+    let second = queues(&cluster, &servers[1]).await;
+    let third = queues(&cluster, &servers[0]).await;
+    let before = stored_queue(&cluster).await;
+    first.abort();
+    eventually("the place moves on", async || {
+        let now = stored_queue(&cluster).await;
+        now.len() == 2 && now[0].get_i64("first").unwrap() > before[0].get_i64("first").unwrap()
+    })
+    .await;
+    held.release().await.unwrap();
+    for waiting in [second, third] {
+        in_time("in the order of arrival", waiting).await.unwrap().release().await.unwrap();
     }
 }
 

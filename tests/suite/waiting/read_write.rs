@@ -140,7 +140,7 @@ fn claim(aid: &Aid, mode: Mode, ttl: Duration) -> Claim {
         page: None,
         taken: None,
         max_hold: None,
-        place: None,
+        turn: None,
     }
 }
 

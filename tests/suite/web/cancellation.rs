@@ -3,10 +3,10 @@
 use std::{future::Future, pin::pin, task::Context, time::Instant};
 
 use actix_doclock::{
-    Aid, EndReason, LockToken, MongoStore, PageId, Released, SessionEnded, StoreError, TryAcquire,
+    Aid, EndReason, MongoStore, PageId, Released, SessionEnded, StoreError, TryAcquire,
     store::{
         Acquisition, Claim, Edit, LastEnd, Query, Removal, Rules, Saved, Store, StoreStatus,
-        StoredDocument, Swept, Watch,
+        StoredDocument, Swept, Ticket, Waiters, Watch,
     },
 };
 use futures_util::task::noop_waker_ref;
@@ -92,16 +92,12 @@ impl Store for Pausing {
     async fn release_all(&self, collection: &str, aid: &Aid) -> Result<Vec<LockKey>, StoreError> {
         self.paused(self.0.release_all(collection, aid)).await
     }
-    async fn keep_places(
+    async fn set_place(
         &self,
         key: &LockKey,
-        tokens: &[LockToken],
-        lease: Duration,
-    ) -> Result<u64, StoreError> {
-        self.paused(self.0.keep_places(key, tokens, lease)).await
-    }
-    async fn leave(&self, key: &LockKey, token: LockToken) -> Result<(), StoreError> {
-        self.paused(self.0.leave(key, token)).await
+        waiters: &Waiters,
+    ) -> Result<Option<Ticket>, StoreError> {
+        self.paused(self.0.set_place(key, waiters)).await
     }
     async fn expire_in(
         &self,

@@ -5,7 +5,7 @@ use std::{future::Future, net::TcpListener, time::Instant};
 use actix_doclock::{LockGuard, MongoStore, Wait, health::Wakeup};
 use actix_web::HttpServer;
 use futures_util::future::join_all;
-use mongodb::bson::{Document, doc};
+use mongodb::bson::doc;
 use serde_json::json;
 use tokio::{
     io::AsyncWriteExt,
@@ -374,14 +374,9 @@ async fn a_session_gets_at_most_sixteen_places_in_a_fair_queue() {
     let alice = Browser::logged_in(&app, "alice").await;
     let ticket = LockKey::of::<Ticket>("a".to_owned()).unwrap();
     let held = locks.acquire(&ticket, Wait::no()).await.unwrap();
-    let places = async || {
-        let records = database.collection::<Document>("ticket.lock");
-        let record = records.find_one(doc! { "_id": "a" }).await.unwrap().unwrap();
-        record.get_array("queue").map_or(0, Vec::len)
-    };
     let all = join_all((0..40).map(|_| alice.post_json("/locks/ticket/a", long())));
     let release = async {
-        eventually("sixteen wait", async || places().await == 16).await;
+        eventually("sixteen wait", async || locks.health().waiting == 16).await;
         held.release().await.unwrap();
     };
     let (answers, ()) = in_time(async { tokio::join!(all, release) }).await;

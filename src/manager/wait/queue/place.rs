@@ -7,12 +7,12 @@ use tokio::sync::{Notify, oneshot::Receiver};
 use crate::{
     clock,
     key::LockKey,
-    lock::{Lock, LockToken, Mode},
+    lock::{Lock, Mode},
     manager::{
         claim::Acquired,
-        wait::queue::{LOOK_AGAIN, Queues, State, TooMany, Waiter, deadlock::Edge},
+        wait::queue::{LOOK_AGAIN, Queues, State, TooMany, Waiter, deadlock::Edge, line::Line},
     },
-    store::MAX_READERS,
+    store::Turn,
 };
 
 /// A place in a queue. Dropping it leaves the queue.
@@ -161,35 +161,47 @@ impl Place {
         self.granted = Some(lock);
     }
 
-    /// Keeps the position with this token in the store's queue, in a fair collection.
-    pub(in crate::manager) fn keep(&self, token: LockToken) {
-        if let Some(waiter) = self.waiter(&mut self.queues.state()) {
-            waiter.token = Some(token);
+    /// `None` if the collection is not fair.
+    pub(in crate::manager) fn line(&self) -> Option<Arc<Line>> {
+        self.queues.state().queues.get(&self.key)?.line.clone()
+    }
+
+    pub(in crate::manager) fn has_ticket(&self) -> bool {
+        let mut state = self.queues.state();
+        let queued = self.waiter(&mut state).and_then(|waiter| waiter.queued.as_ref());
+        queued.is_some_and(|queued| queued.ticket.is_some())
+    }
+
+    /// The turn of this waiter, if it has a ticket.
+    pub(in crate::manager) fn turn(&self) -> Option<Turn> {
+        self.queues.state().turn(&self.key, self.number)
+    }
+
+    /// Whether this is the first waiter, which asks the store now.
+    pub(in crate::manager) fn asks_if_first(&self) -> bool {
+        let mut state = self.queues.state();
+        let Some(queue) = state.queues.get_mut(&self.key) else { return false };
+        let is_first = queue.is_first(self.number);
+        if let Some(waiter) = queue.waiting.get_mut(&self.number).filter(|_| is_first) {
+            waiter.asks();
         }
-    }
-
-    /// The positions of this document that are to be kept. The store has room for no more than
-    /// [`MAX_READERS`].
-    pub(in crate::manager) fn kept(&self) -> Vec<LockToken> {
-        let state = self.queues.state();
-        let waiting = state.queues.get(&self.key).into_iter().flat_map(|it| it.waiting.values());
-        waiting.filter_map(|waiter| waiter.token).take(MAX_READERS).collect()
-    }
-
-    pub(in crate::manager) fn arrivals(&self) -> Arc<tokio::sync::Mutex<()>> {
-        let state = self.queues.state();
-        state.queues.get(&self.key).map_or_else(Default::default, |it| Arc::clone(&it.arrivals))
+        is_first
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.queues.state();
-        let was_first = state.queues.get(&self.key).is_some_and(|it| it.is_first(self.number));
+        let queue = state.queues.get(&self.key);
+        let was_first = queue.is_some_and(|it| it.is_first(self.number));
+        let stored = queue.and_then(|it| Some((it.line.clone()?, it.tickets())));
         let Some(gone) = state.leave(&self.key, self.number) else { return };
         let granted = self.granted.take();
         if self.keeps_turn && granted.is_none() {
             state.turns.keep(&self.key, &gone.owner, self.number);
+        }
+        if let Some((line, before)) = stored {
+            state.left(&self.key, gone.queued.as_ref(), before, granted.is_some(), &line);
         }
         if let Some(lock) = &granted {
             state.has_holder(lock);

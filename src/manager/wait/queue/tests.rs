@@ -29,7 +29,7 @@ fn try_join(queues: &Queues, key: &LockKey, owner: &Aid, mode: Mode) -> Result<P
         mode,
         ttl: Duration::from_secs(60),
     };
-    queues.join(&wanted, owner, &TaskTracker::new(), true)
+    queues.join(&wanted, owner, &TaskTracker::new(), false)
 }
 
 /// A guard of this process, and its lock as the store shows it.

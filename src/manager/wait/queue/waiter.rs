@@ -19,10 +19,13 @@ use tokio::sync::{Notify, oneshot::Sender};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    lock::{Aid, LockToken, Mode},
+    lock::{Aid, Mode},
     manager::{
         claim::{Acquired, Wanted},
-        wait::queue::deadlock::Edge,
+        wait::queue::{
+            deadlock::Edge,
+            line::{InLine, Queued},
+        },
     },
 };
 
@@ -38,10 +41,10 @@ pub(in crate::manager) struct Waiter {
     phase: Phase,
     /// It asks the store as soon as it has its turn.
     pub(super) is_called: bool,
-    /// How to hand the lock over to it, until a handover begins. `None` in a fair collection.
+    /// How to hand the lock over to it, until a handover begins.
     pub(super) heir: Option<Heir>,
-    /// Its position in the store's queue, in a fair collection.
-    pub(super) token: Option<LockToken>,
+    /// In a fair collection.
+    pub(super) queued: Option<Queued>,
     /// The circle that it is part of. It is about to leave, so it counts as waiting for nobody.
     pub(in crate::manager) deadlock: Option<Vec<Edge>>,
     wakes: Arc<Notify>,
@@ -63,6 +66,8 @@ pub(in crate::manager) struct Heir {
     pub(in crate::manager) wanted: Wanted,
     pub(in crate::manager) scope: TaskTracker,
     pub(super) gift: Sender<Acquired>,
+    /// In a fair collection.
+    pub(in crate::manager) in_line: Option<InLine>,
 }
 
 impl Heir {
@@ -76,7 +81,8 @@ impl Waiter {
     pub(super) fn new(
         owner: &Aid,
         wanted: &Wanted,
-        heir: Option<Heir>,
+        heir: Heir,
+        queued: Option<Queued>,
         wakes: Arc<Notify>,
     ) -> Self {
         Self {
@@ -86,8 +92,8 @@ impl Waiter {
             is_counted: false,
             phase: Phase::Waiting,
             is_called: false,
-            heir,
-            token: None,
+            heir: Some(heir),
+            queued,
             deadlock: None,
             wakes,
         }

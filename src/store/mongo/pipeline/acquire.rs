@@ -13,7 +13,7 @@ use crate::{
                 readers, readers_that, some_reader,
             },
             literal, millis,
-            queue::{in_the_way_of, with_place, without},
+            queue::{after, in_the_way_of},
             settle::settle,
         },
     },
@@ -25,8 +25,7 @@ use crate::{
 pub(in crate::store::mongo) const FORMER: &str = "former";
 
 /// Takes the lock if no other session is in the way, and renews it if it is the session's own. If the
-/// lock is another session's, leaves the record as it is (no write, no change event), except that a
-/// claim with a place adds the place. An expired lock of another session is replaced only if it is
+/// lock is another session's, leaves the record as it is (no write, no change event). An expired lock of another session is replaced only if it is
 /// among the `traced`.
 ///
 /// Modelled on DistributedLock's `MongoDistributedLock`: one upsert by `_id`, on server time.
@@ -133,8 +132,11 @@ pub(in crate::store::mongo) fn hand_over(
     if claim.taken.is_some() {
         from = doc! { "$and": [from, is_live(rules.ttl)] };
     }
+    if claim.turn.is_some() {
+        from = doc! { "$and": [from, { "$eq": [in_the_way_of(claim), []] }] };
+    }
     let mut stages = vec![doc! { "$replaceWith": { "$cond": [from, granted, "$$ROOT"] } }];
-    if is_shared {
+    if is_shared || rules.fair {
         stages.extend(settle(rules));
     }
     stages
@@ -161,13 +163,13 @@ impl Acquire<'_> {
             { "$or": [{ "$not": [is_shared()] }, other_reader] },
         ] };
         let mine = doc! { "$and": [is_live(), { "$eq": ["$aid", self.aid()] }] };
-        let mut branches = vec![(others_hold, self.refused())];
+        let mut branches = vec![(others_hold, "$$ROOT".into())];
         branches.extend(self.is_of_another_tab().map(|other| (other, "$$ROOT".into())));
         branches.push((mine, self.reentered_or_back().into()));
         if self.rules.fair {
             // An upgrade does not queue: the waiters are waiting for its session.
             let must_wait = doc! { "$and": [self.is_behind(), { "$not": [self.is_reader()] }] };
-            branches.push((must_wait, self.refused()));
+            branches.push((must_wait, "$$ROOT".into()));
         }
         branches
     }
@@ -175,19 +177,19 @@ impl Acquire<'_> {
     fn shared(&self) -> Vec<Branch> {
         let exclusive = doc! { "$and": [{ "$not": [is_shared()] }, is_live(self.rules.ttl)] };
         let others = doc! { "$and": [exclusive.clone(), { "$ne": ["$aid", self.aid()] }] };
-        let mut branches = vec![(others, self.refused())];
+        let mut branches = vec![(others, "$$ROOT".into())];
         branches.extend(self.is_of_another_tab().map(|other| (other, "$$ROOT".into())));
         branches.extend([
             (exclusive, self.reentered_or_back().into()),
             (self.is_reader(), self.read_on().into()),
         ]);
         if self.rules.fair {
-            branches.push((self.is_behind(), self.refused()));
+            branches.push((self.is_behind(), "$$ROOT".into()));
         }
         let full = |readers: Document| doc! { "$gte": [{ "$size": readers }, MAX_READERS as i64] };
         // Live readers are counted only if the list is long enough, expired readers included.
         let full = doc! { "$and": [full(readers()), full(readers_that(is_live_reader()))] };
-        branches.push((full, self.refused()));
+        branches.push((full, "$$ROOT".into()));
         branches
     }
 
@@ -224,16 +226,6 @@ impl Acquire<'_> {
         some_reader(doc! { "$and": [{ "$eq": ["$$r.aid", self.aid()] }, is_live_reader()] })
     }
 
-    fn refused(&self) -> Bson {
-        match self.claim.place.filter(|_| self.rules.fair) {
-            None => "$$ROOT".into(),
-            Some(lease) => doc! {
-                "$mergeObjects": ["$$ROOT", { "queue": with_place(self.claim, lease) }]
-            }
-            .into(),
-        }
-    }
-
     /// A new document instead of a merge: nothing of an earlier holder stays.
     fn granted(&self, grant: Document) -> Document {
         let mut granted = doc! { "_id": "$_id" };
@@ -243,7 +235,7 @@ impl Acquire<'_> {
             granted.insert("due", doc! { "$add": ["$$NOW", ttl] });
         }
         if self.rules.fair {
-            granted.insert("queue", without(self.claim.token));
+            granted.insert("queue", after(self.claim));
         }
         granted
     }
@@ -316,7 +308,7 @@ impl Acquire<'_> {
             joined.insert("fence", next_fence());
         }
         if self.rules.fair {
-            joined.insert("queue", without(self.claim.token));
+            joined.insert("queue", after(self.claim));
         }
         joined
     }
@@ -358,7 +350,7 @@ impl Acquire<'_> {
             reentered.insert("page", page.to_string());
         }
         if self.rules.fair {
-            reentered.insert("queue", without(self.claim.token));
+            reentered.insert("queue", after(self.claim));
         }
         doc! { "$mergeObjects": ["$$ROOT", reentered, self.again(Grant::Exclusive)] }
     }
@@ -383,7 +375,7 @@ impl Acquire<'_> {
             back.insert("page", page.to_string());
         }
         if self.rules.fair {
-            back.insert("queue", without(self.claim.token));
+            back.insert("queue", after(self.claim));
         }
         back
     }
@@ -411,7 +403,7 @@ impl Acquire<'_> {
         let mut changed =
             doc! { "readers": { "$map": { "input": readers(), "as": "r", "in": each } } };
         if self.rules.fair {
-            changed.insert("queue", without(self.claim.token));
+            changed.insert("queue", after(self.claim));
         }
         doc! { "$mergeObjects": ["$$ROOT", changed] }
     }

@@ -1,13 +1,12 @@
-//! The queue of a document in a fair collection: the places of its waiters, in the order of arrival.
-
-use std::time::Duration;
+//! The queue of a document in a fair collection: one place for each server that has waiters.
 
 use mongodb::bson::{Bson, Document, doc};
+use uuid::Uuid;
 
 use crate::{
-    lock::{LockToken, Mode},
+    lock::Mode,
     store::{
-        Claim, MAX_READERS, Rules,
+        Claim, MAX_READERS, Place, Rules, Ticket, Waiters,
         mongo::pipeline::{
             literal, millis,
             settle::{LONGEST_LEASE, live_places, settle},
@@ -15,93 +14,111 @@ use crate::{
     },
 };
 
-/// The places that are ahead of this claim and exclude it. A place of its own session does not.
+/// The places of other servers that are ahead of this claim and exclude it. A place of its own session
+/// does not, unless that session waits for less.
 pub(super) fn in_the_way_of(claim: &Claim) -> Document {
-    let mine = doc! { "$indexOfArray": ["$$queue.token", claim.token.of_place().to_string()] };
-    let before = doc! { "$switch": {
-        "branches": [
-            { "case": { "$lt": ["$$mine", 0] }, "then": "$$queue" },
-            { "case": { "$eq": ["$$mine", 0] }, "then": [] },
-        ],
-        "default": { "$slice": ["$$queue", "$$mine"] },
-    } };
-    let mut is_in_the_way = vec![doc! { "$ne": ["$$p.aid", literal(claim.aid.as_str())] }];
-    if claim.mode == Mode::Shared {
-        is_in_the_way.push(doc! { "$ne": ["$$p.mode", mode(Mode::Shared)] });
+    let mut in_the_way = Vec::new();
+    let mut ticket = Ticket::NEW;
+    if let Some(turn) = &claim.turn {
+        ticket = turn.ticket;
+        in_the_way.push(is_not_of(turn.others.server));
     }
-    let others = doc! {
-        "$filter": { "input": before, "as": "p", "cond": { "$and": is_in_the_way } }
+    let is_of_another = doc! { "$ne": ["$$p.aid", literal(claim.aid.as_str())] };
+    let first = match claim.mode {
+        Mode::Exclusive => {
+            let waits_for_less = doc! { "$eq": ["$$p.mode", mode(Mode::Shared)] };
+            in_the_way.push(doc! { "$or": [is_of_another, waits_for_less] });
+            "$$p.first"
+        }
+        Mode::Shared => {
+            in_the_way.push(is_of_another);
+            in_the_way.push(doc! { "$isNumber": "$$p.writer" });
+            "$$p.writer"
+        }
     };
-    let others = doc! { "$let": { "vars": { "mine": mine }, "in": others } };
-    doc! { "$let": { "vars": { "queue": live_places() }, "in": others } }
+    if ticket != Ticket::NEW {
+        in_the_way.push(doc! { "$lt": [first, number(ticket)] });
+    }
+    filtered(live_places(), doc! { "$and": in_the_way })
 }
 
-/// The queue with a place for this claim: renewed where it is, or added at the end. A queue is as long
-/// as the list of readers may be; a claim beyond that gets no place, and must poll.
-pub(super) fn with_place(claim: &Claim, lease: Duration) -> Document {
-    let token = claim.token.of_place().to_string();
-    let until = doc! { "$add": ["$$NOW", millis(lease.min(LONGEST_LEASE))] };
-    let kept = doc! { "$map": { "input": "$$queue", "as": "p", "in": { "$cond": [
-        { "$eq": ["$$p.token", &token] },
-        { "$mergeObjects": ["$$p", { "until": until.clone() }] },
-        "$$p",
-    ] } } };
-    let new = doc! {
-        "token": &token,
-        "aid": literal(claim.aid.as_str()),
-        "holder": { "label": literal(&claim.holder.label) },
-        "mode": mode(claim.mode),
-        "since": "$$NOW",
-        "until": until,
-    };
+/// The first of these places.
+pub(super) fn first_of(places: Document) -> Document {
+    let first = doc! { "$indexOfArray": ["$$places.first", { "$min": "$$places.first" }] };
+    let first = doc! { "$cond": [
+        { "$eq": ["$$places", []] }, "$$REMOVE", { "$arrayElemAt": ["$$places", first] },
+    ] };
+    doc! { "$let": { "vars": { "places": places }, "in": first } }
+}
+
+/// The queue after this claim was granted, or was told of the lock that its session has.
+pub(super) fn after(claim: &Claim) -> Document {
+    claim.turn.as_ref().map_or_else(live_places, |turn| with(&turn.others))
+}
+
+/// Sets the place of a server.
+pub(in crate::store::mongo) fn set_place(waiters: &Waiters, rules: &Rules) -> Vec<Document> {
+    let mut stages = vec![doc! { "$set": { "queue": with(waiters) } }];
+    stages.extend(settle(rules));
+    stages
+}
+
+/// The highest ticket in the place of this server.
+pub(in crate::store::mongo) fn drawn(server: Uuid) -> Document {
+    let mine = filtered(live_places(), doc! { "$eq": ["$$p.server", server.to_string()] });
+    doc! { "$max": { "$map": { "input": mine, "as": "p", "in": "$$p.last" } } }
+}
+
+/// The queue with these waiters in the place of their server. The place stays where it is, so that an
+/// event names only what has changed. A queue is as long as the list of readers may be; a server beyond
+/// that gets no place.
+fn with(waiters: &Waiters) -> Document {
+    let is_other = is_not_of(waiters.server);
+    let Some(place) = &waiters.place else { return filtered(live_places(), is_other) };
+    let place = in_record(place, waiters);
+    let replaced = doc! { "$map": {
+        "input": "$$queue", "as": "p", "in": { "$cond": [is_other, "$$p", place.clone()] },
+    } };
     let places = doc! { "$switch": {
         "branches": [
-            { "case": { "$in": [token, "$$queue.token"] }, "then": kept },
+            { "case": { "$in": [waiters.server.to_string(), "$$queue.server"] }, "then": replaced },
             { "case": { "$gte": [{ "$size": "$$queue" }, MAX_READERS as i64] }, "then": "$$queue" },
         ],
-        "default": { "$concatArrays": ["$$queue", [new]] },
+        "default": { "$concatArrays": ["$$queue", [place]] },
     } };
+    let above = doc! { "$add": [{ "$max": "$$queue.last" }, 1i64] };
+    let drawn = doc! { "$max": [{ "$toLong": "$$NOW" }, above] };
+    let places = doc! { "$let": { "vars": { "drawn": drawn }, "in": places } };
     doc! { "$let": { "vars": { "queue": live_places() }, "in": places } }
 }
 
-/// The queue without the place of this claim.
-pub(super) fn without(token: LockToken) -> Document {
-    let others = doc! { "$ne": ["$$p.token", token.of_place().to_string()] };
-    doc! { "$filter": { "input": live_places(), "as": "p", "cond": others } }
+fn in_record(place: &Place, waiters: &Waiters) -> Document {
+    let ticket = |it| if it == Ticket::NEW { "$$drawn".into() } else { number(it) };
+    let mut fields = doc! {
+        "server": waiters.server.to_string(),
+        "first": ticket(place.first),
+        "last": ticket(place.last),
+        "aid": literal(place.aid.as_str()),
+        "holder": { "label": literal(&place.holder.label) },
+        "mode": mode(place.mode),
+        "until": { "$add": ["$$NOW", millis(waiters.lease.min(LONGEST_LEASE))] },
+    };
+    if let Some(writer) = place.writer {
+        fields.insert("writer", ticket(writer));
+    }
+    fields
 }
 
-/// Gives up a place.
-pub(in crate::store::mongo) fn leave(token: LockToken, rules: &Rules) -> Vec<Document> {
-    let mut stages = vec![doc! { "$set": { "queue": without(token) } }];
-    stages.extend(settle(rules));
-    stages
+fn filtered(places: Document, condition: Document) -> Document {
+    doc! { "$filter": { "input": places, "as": "p", "cond": condition } }
 }
 
-/// Extends these places to `lease` from now.
-pub(in crate::store::mongo) fn keep(
-    tokens: &[LockToken],
-    lease: Duration,
-    rules: &Rules,
-) -> Vec<Document> {
-    let until = doc! { "$add": ["$$NOW", millis(lease.min(LONGEST_LEASE))] };
-    let kept = doc! { "$map": { "input": live_places(), "as": "p", "in": { "$cond": [
-        is_of(tokens),
-        { "$mergeObjects": ["$$p", { "until": until }] },
-        "$$p",
-    ] } } };
-    let mut stages = vec![doc! { "$set": { "queue": kept } }];
-    stages.extend(settle(rules));
-    stages
+fn is_not_of(server: Uuid) -> Document {
+    doc! { "$ne": ["$$p.server", server.to_string()] }
 }
 
-/// How many of these places still exist.
-pub(in crate::store::mongo) fn count(tokens: &[LockToken]) -> Document {
-    doc! { "$size": { "$filter": { "input": live_places(), "as": "p", "cond": is_of(tokens) } } }
-}
-
-fn is_of(tokens: &[LockToken]) -> Document {
-    let tokens: Vec<_> = tokens.iter().map(ToString::to_string).collect();
-    doc! { "$in": ["$$p.token", { "$literal": tokens }] }
+fn number(ticket: Ticket) -> Bson {
+    i64::try_from(ticket.0).unwrap_or(i64::MAX).into()
 }
 
 fn mode(mode: Mode) -> Bson {

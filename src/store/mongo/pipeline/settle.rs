@@ -127,18 +127,24 @@ pub(in crate::store::mongo) fn left_over() -> Document {
     filter
 }
 
-/// The longest lease of a place, so that no date from a foreign program reserves a document forever.
+/// The longest lease of a place, so that no date from a foreign program reserves a document forever. Also how
+/// far a ticket may be ahead of the clock.
 pub(super) const LONGEST_LEASE: Duration = Duration::from_secs(60 * 60);
 
 /// The places whose lease has not expired.
 pub(super) fn live_places() -> Document {
     let queue = doc! { "$cond": [{ "$isArray": "$queue" }, "$queue", []] };
+    let soon = doc! { "$add": ["$$NOW", millis(LONGEST_LEASE)] };
     let is_live = doc! { "$and": [
         is("$$p.until", "date"),
-        is("$$p.token", "string"),
+        is("$$p.server", "string"),
         is("$$p.aid", "string"),
+        is("$$p.first", "long"),
+        is("$$p.last", "long"),
         { "$gt": ["$$p.until", "$$NOW"] },
-        { "$lte": ["$$p.until", { "$add": ["$$NOW", millis(LONGEST_LEASE)] }] },
+        { "$lte": ["$$p.until", soon.clone()] },
+        // So that the next ticket is a number.
+        { "$lte": ["$$p.last", { "$toLong": soon }] },
     ] };
     doc! { "$filter": { "input": queue, "as": "p", "cond": is_live } }
 }

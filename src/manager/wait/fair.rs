@@ -1,0 +1,152 @@
+//! Waiting in a fair collection: tickets, and the place of this server in the store's queue.
+
+use std::{sync::Arc, time::Instant};
+
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    error::LockError,
+    key::LockKey,
+    manager::{
+        LockManager,
+        claim::Acquired,
+        task,
+        wait::{
+            Caller, at,
+            queue::{
+                Place,
+                line::{Alone, InLine, Line},
+            },
+        },
+    },
+};
+
+/// Brings the place of this server up to date once a waiter has left.
+#[derive(Debug)]
+pub(super) struct Leaving<'a> {
+    pub(super) manager: &'a LockManager,
+    pub(super) key: &'a LockKey,
+    /// `None` if the collection is not fair.
+    pub(super) line: Option<Arc<Line>>,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if let Some(line) = self.line.take().filter(|line| line.is_stale()) {
+            self.manager.set_place_in_background(self.key.clone(), line);
+        }
+    }
+}
+
+impl LockManager {
+    /// One attempt in a fair collection, for which the waiter may need a ticket. `None` if the lock was not granted.
+    pub(super) async fn asks_in_line(
+        &self,
+        caller: &Caller<'_>,
+        place: &Place,
+        line: Arc<Line>,
+    ) -> Result<Option<Acquired>, LockError> {
+        if !place.has_ticket() {
+            return self.arrives(caller, place, &line).await;
+        }
+        let Some(order) = self.in_time(caller, line.together()).await? else { return Ok(None) };
+        let in_line = place.turn().map(|turn| InLine { turn, line, order });
+        self.asks(caller, place, in_line).await
+    }
+
+    /// The first waiter of this server makes an attempt before it draws a ticket: nearly always the lock is free.
+    /// All others that have arrived in the meantime share its ticket.
+    async fn arrives(
+        &self,
+        caller: &Caller<'_>,
+        place: &Place,
+        line: &Arc<Line>,
+    ) -> Result<Option<Acquired>, LockError> {
+        let Some(alone) = self.in_time(caller, line.alone()).await? else { return Ok(None) };
+        if place.has_ticket() {
+            return Ok(None);
+        }
+        if place.asks_if_first()
+            && let Some(granted) = self.asks(caller, place, None).await?
+        {
+            return Ok(Some(granted));
+        }
+        let until = self.until_at_most(caller.give_up);
+        self.set_place(&caller.wanted.key, line, alone, true, until).await?;
+        // Nobody holds the lock, and no news will come.
+        if place.holder().is_none_or(|holder| holder.token.is_none()) {
+            place.ask();
+        }
+        Ok(None)
+    }
+
+    /// `None` if the caller gives up before that.
+    async fn in_time<T>(
+        &self,
+        caller: &Caller<'_>,
+        order: impl Future<Output = T>,
+    ) -> Result<Option<T>, LockError> {
+        tokio::select! {
+            biased;
+            order = order => Ok(Some(order)),
+            () = at(caller.give_up) => Ok(None),
+            () = self.inner.waits.cancelled() => Err(LockError::ShutDown),
+        }
+    }
+
+    /// Tells the store which waiters of this server have a ticket, and `draws` one for the waiters that have none.
+    async fn set_place(
+        &self,
+        key: &LockKey,
+        line: &Arc<Line>,
+        alone: Alone,
+        draws: bool,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let (manager, key, line) = (self.clone(), key.clone(), Arc::clone(line));
+        let set = self.inner.runner.spawn(&TaskTracker::new(), async move {
+            line.set_stale(false);
+            let (waiters, up_to) = manager.inner.queues.waiters(&key, draws);
+            let set = task::retry(until, task::FOREGROUND, || {
+                manager.inner.store.set_place(&key, &waiters)
+            });
+            let drawn = set.await.inspect_err(|_| line.set_stale(true))?;
+            if !manager.inner.queues.was_set(&key, (waiters, up_to), drawn) {
+                line.set_stale(true);
+            }
+            // Only now another command may go.
+            drop(alone);
+            if line.is_stale() {
+                manager.set_place_in_background(key, line);
+            }
+            Ok(())
+        });
+        Ok(task::answer("set_place", until, set).await?)
+    }
+
+    /// Keeps the place of this server, and brings it up to date.
+    pub(super) async fn keep_place(&self, key: &LockKey, line: &Arc<Line>) {
+        let alone = line.alone().await;
+        if let Err(e) = self.set_place(key, line, alone, false, self.until()).await {
+            log::debug!(target: "actix_doclock::manager", "the place for {key:?} was not kept: {e}");
+        }
+    }
+
+    /// The place in the store is no longer what it should be. Without this, it keeps others waiting until
+    /// it expires.
+    pub(in crate::manager) fn set_place_in_background(&self, key: LockKey, line: Arc<Line>) {
+        let manager = self.clone();
+        self.inner.runner.spawn(&TaskTracker::new(), async move {
+            let alone = line.alone().await;
+            // Perhaps another command has done this already.
+            if line.is_stale()
+                && let Err(e) = manager.set_place(&key, &line, alone, false, manager.until()).await
+            {
+                log::debug!(
+                    target: "actix_doclock::manager",
+                    "the place for {key:?} stays until it expires: {e}",
+                );
+            }
+        });
+    }
+}
