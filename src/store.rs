@@ -65,10 +65,10 @@ pub use watch::{Change, Watch};
 /// 3. **Contention is an answer; an outage is an error.** `Err` means only that the store does not know
 ///    the answer. [`Unavailable`](crate::StoreErrorKind::Unavailable) means that the verb may have been
 ///    carried out. The manager then calls it again with the same arguments, except that a repeated
-///    claim carries the token of its [next attempt](LockToken::next_attempt).
+///    claim carries the token of its [next attempt](crate::LockToken::next_attempt).
 /// 4. **Every verb is idempotent.** The token of [`try_acquire`](Store::try_acquire) is chosen before
 ///    the first call. A repeated call therefore recognises the grant to an earlier attempt of the [same
-///    claim](LockToken::is_of_same_claim), and answers [`Granted`](TryAcquire::Granted) again. The only
+///    claim](crate::LockToken::is_of_same_claim), and answers [`Granted`](TryAcquire::Granted) again. The only
 ///    exception is [`save`](Store::save), if the lock is lost between two calls. When the outcome of a
 ///    save is in doubt, the answer is [`OutcomeUnknown`](crate::StoreErrorKind::OutcomeUnknown), and
 ///    the save is not repeated.
@@ -102,7 +102,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Takes the lock, renews it if the session already holds it, or names the holder.
     ///
-    /// If an earlier attempt of the [same claim](LockToken::is_of_same_claim) was granted, the answer
+    /// If an earlier attempt of the [same claim](crate::LockToken::is_of_same_claim) was granted, the answer
     /// is `Granted` again, under the token of that attempt.
     ///
     /// An exclusive lock excludes every other lock; a shared lock excludes exclusive ones. A claim of
