@@ -31,7 +31,7 @@ mod status;
 mod watch;
 
 pub use crate::taken::Settled;
-pub use answer::{Confirmed, LastEnd, Released, Saved, Swept, TryAcquire};
+pub use answer::{Confirmed, HandedOver, LastEnd, Released, Saved, Swept, TryAcquire};
 #[cfg(feature = "_mongo")]
 pub use claim::HeldLock;
 pub use claim::{Acquisition, Claim, Place, Query, Removal, Taken, Ticket, Turn, Waiters};
@@ -147,20 +147,19 @@ pub trait Store: Send + Sync + 'static {
         removal: Removal<'_>,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
 
-    /// Releases this acquisition of an exclusive lock and grants the claim in the same step. If the
-    /// acquisition is no longer on record, returns `None` and changes nothing.
+    /// Releases this acquisition of an exclusive lock and grants the claim in the same step.
     ///
     /// A lock that is [taken over](Claim::taken) must be live. An expired lock is acquired instead,
     /// which leaves its former holder to the [sweep](Self::sweep).
     ///
-    /// In a [fair](Rules::fair) collection, also returns `None` and changes nothing if the claim has a
-    /// [turn](Claim::turn) and a waiter of another server is ahead of it. A claim that takes the lock
-    /// over has no turn. A claim of the same session continues the lock: `since` stays.
+    /// If the claim has a [turn](Claim::turn) and a waiter of another server is ahead of it, only
+    /// releases the lock. A claim that takes the lock over has no turn. A claim of the same session
+    /// continues the lock: `since` stays.
     fn hand_over(
         &self,
         from: &Acquisition,
         claim: &Claim,
-    ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<HandedOver, StoreError>> + Send;
 
     /// Ends the session permanently: remembers the end for a day, removes all its locks in these
     /// collections, and stores an announcement, which [`allow_announcement`](Self::allow_announcement)

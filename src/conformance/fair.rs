@@ -1,7 +1,7 @@
 //! Waiters are let in in the order of their arrival.
 
 use super::*;
-use crate::store::{Place, Rules, Ticket, Turn, Waiters};
+use crate::store::{HandedOver, Place, Rules, Ticket, Turn, Waiters};
 
 const LEASE: Duration = Duration::from_secs(20);
 
@@ -325,14 +325,24 @@ cases! {
             let (holder, waiting) = queue::<S>(store, &[X, mode]).await;
             let [first, second] = &waiting[..] else { panic!("two wait") };
             let held = Acquisition::exclusive(&key("a"), &holder.aid, holder.token);
-            assert!(store.hand_over(&held, &second.claim).await.unwrap().is_none());
-            assert_eq!(token_on(store, &key("a")).await, Some(holder.token), "nothing has changed");
+            let released = store.hand_over(&held, &second.claim).await.unwrap();
+            assert!(matches!(released, HandedOver::Released), "{released:?}");
+            let again = store.hand_over(&held, &second.claim).await.unwrap();
+            assert!(matches!(again, HandedOver::AlreadyGone), "{again:?}");
+            let seen = refused(store, &second.claim).await;
+            assert_eq!((seen.aid, seen.token), (first.claim.aid.clone(), None));
+            let holder = Waits::new(X);
+            let ahead = Turn { ticket: Ticket(0), others: holder.waiters(None) };
+            let holder = Claim { turn: Some(ahead), ..holder.claim };
+            gets(store, &holder).await;
+            let held = Acquisition::exclusive(&key("a"), &holder.aid, holder.token);
             for _ in 0..2 {
-                let lock = store.hand_over(&held, &first.claim).await.unwrap().expect("its turn");
+                let handed = store.hand_over(&held, &first.claim).await.unwrap();
+                let lock = handed.lock().expect("its turn");
                 assert_eq!((lock.token, lock.mode), (Some(first.claim.token), X));
             }
             let held = Acquisition::exclusive(&key("a"), &first.claim.aid, first.claim.token);
-            let lock = store.hand_over(&held, &second.claim).await.unwrap().expect("its turn");
+            let lock = store.hand_over(&held, &second.claim).await.unwrap().lock().expect("its turn");
             assert_eq!((lock.token, lock.mode), (Some(second.claim.token), mode));
             leaves(store, &second.claim).await;
             let free = granted(store, &key("a"), &holder.aid).await;

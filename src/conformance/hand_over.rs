@@ -3,7 +3,7 @@
 use super::*;
 
 async fn handed(store: &impl Store, (aid, token): (&Aid, LockToken), to: &Claim) -> Option<Lock> {
-    store.hand_over(&Acquisition::exclusive(&key("a"), aid, token), to).await.unwrap()
+    store.hand_over(&Acquisition::exclusive(&key("a"), aid, token), to).await.unwrap().lock()
 }
 
 cases! {

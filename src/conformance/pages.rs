@@ -211,7 +211,7 @@ cases! {
         let aged = locks_on(store, "a").await[0].since;
         let second = Claim { tab: Some(TabId::new()), max_hold, ..claim(&alice) };
         let lock = store.hand_over(&Acquisition::exclusive(&key("a"), &alice, first.token), &second).await.unwrap();
-        let lock = lock.expect("it was there");
+        let lock = lock.lock().expect("it was there");
         assert_eq!((lock.token, lock.tab), (Some(second.token), second.tab));
         assert!(lock.since == since || lock.since == aged, "the lock keeps its start");
         assert!(lock.expires_in() <= 40 * SECOND, "and its end");
@@ -285,7 +285,7 @@ cases! {
             let by = Taken { by: "Bob".to_owned(), reason: reason.to_owned() };
             let to = Claim { taken: Some(by.clone()), ..claim(&Aid::new()) };
             let lock = store.hand_over(&Acquisition::exclusive(&key("taken"), &from.0, from.1), &to).await.unwrap();
-            assert!(lock.is_some());
+            assert!(lock.lock().is_some());
             told(&mut watch, "taken over", taken_from("taken", from.1, by)).await;
             from = (to.aid, to.token);
         }

@@ -23,7 +23,7 @@ use crate::{
         task,
         wait::queue::{Heir, line::InLine},
     },
-    store::{Acquisition, Claim, Released, Removal, TryAcquire},
+    store::{Acquisition, Claim, HandedOver, Released, Removal, TryAcquire},
 };
 
 impl LockManager {
@@ -132,7 +132,7 @@ impl LockManager {
             let handed =
                 task::retry(until, longest_pause, || manager.inner.store.hand_over(&held, &claim));
             match handed.await {
-                Ok(Some(lock)) => {
+                Ok(HandedOver::To(lock)) => {
                     observe::handed_over(&manager, &held.key);
                     manager.inner.watched.ended(&held);
                     manager.inner.watched.saw(&lock, asked);
@@ -141,17 +141,11 @@ impl LockManager {
                     heir.give(Acquired::Fresh(fresh));
                     Ok(Released::Released)
                 }
-                // A waiter of another server may come first.
-                Ok(None) if order.is_some() => {
-                    drop(order);
-                    let released = task::retry(until, longest_pause, || {
-                        manager.inner.store.remove_lock(Removal::Release(&held))
-                    });
-                    let released = released.await?;
+                Ok(HandedOver::Released) => {
                     manager.inner.gone(&held);
-                    Ok(released)
+                    Ok(Released::Released)
                 }
-                Ok(None) => {
+                Ok(HandedOver::AlreadyGone) => {
                     manager.inner.gone(&held);
                     Ok(Released::AlreadyGone)
                 }

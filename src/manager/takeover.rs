@@ -18,7 +18,7 @@ use crate::{
         observe, task,
     },
     random,
-    store::{Acquisition, Released, Removal, Taken},
+    store::{Acquisition, HandedOver, Released, Removal, Taken},
     taken::{LockTaken, Settled, Taking},
     text::cut,
 };
@@ -185,7 +185,7 @@ impl LockManager {
             let handed = task::retry(until, task::FOREGROUND, || {
                 manager.inner.store.hand_over(&held, &claim)
             });
-            let handed = handed.await;
+            let handed = handed.await.map(HandedOver::lock);
             if let (Some(taking), Ok(lock)) = (&taking, &handed) {
                 manager.took(taking, lock.is_some());
             }

@@ -20,6 +20,29 @@ pub struct LastEnd {
     pub ago: Duration,
 }
 
+/// The answer to [`hand_over`](crate::store::Store::hand_over).
+#[derive(Debug, Clone)]
+#[must_use = "the claim may have been granted"]
+pub enum HandedOver {
+    /// The claim has the lock.
+    To(Lock),
+    /// A waiter of another server is ahead of the claim, so the lock was released.
+    Released,
+    /// The acquisition is no longer on record. Nothing was changed.
+    AlreadyGone,
+}
+
+impl HandedOver {
+    /// The lock of the claim.
+    #[must_use]
+    pub fn lock(self) -> Option<Lock> {
+        match self {
+            Self::To(lock) => Some(lock),
+            Self::Released | Self::AlreadyGone => None,
+        }
+    }
+}
+
 /// The answer to [`try_acquire`](crate::store::Store::try_acquire). Exhaustive, as the other answers are:
 /// the caller must handle each case.
 #[derive(Debug, Clone)]

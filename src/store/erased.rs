@@ -15,8 +15,9 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
-        Acquisition, Claim, Confirmed, Edit, Format, LastEnd, Query, Released, Removal, Rules,
-        Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire, Waiters, Watch,
+        Acquisition, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released, Removal,
+        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire, Waiters,
+        Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -49,7 +50,7 @@ erase! {
     fn try_acquire(key: &'a LockKey, claim: &'a Claim) -> TryAcquire;
     fn renew(collection: &'a str, aids: &'a [Aid]) -> u64;
     fn remove_lock(removal: Removal<'a>) -> Released;
-    fn hand_over(from: &'a Acquisition, claim: &'a Claim) -> Option<Lock>;
+    fn hand_over(from: &'a Acquisition, claim: &'a Claim) -> HandedOver;
     fn end_session(
         aid: &'a Aid,
         reason: EndReason,

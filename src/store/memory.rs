@@ -23,9 +23,9 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Lock, Mode, PageId},
     store::{
-        Acquisition, Change, Claim, Confirmed, Edit, Format, LastEnd, Query, Released, Removal,
-        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, Topology, TryAcquire,
-        Waiters, Watch,
+        Acquisition, Change, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released,
+        Removal, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, Topology,
+        TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -311,32 +311,28 @@ impl Store for MemoryStore {
         Ok(state.remove_all(&[collection], aid, now))
     }
 
-    async fn hand_over(
-        &self,
-        from: &Acquisition,
-        claim: &Claim,
-    ) -> Result<Option<Lock>, StoreError> {
+    async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver, StoreError> {
         let Acquisition { key, aid, token, .. } = from;
         let mut state = self.state();
         let moment = state.moment();
         let now = moment.now;
         let fenced = state.is_fenced(key.collection());
-        let Some(record) = state.locks.get_mut(key) else { return Ok(None) };
+        let Some(record) = state.locks.get_mut(key) else { return Ok(HandedOver::AlreadyGone) };
         // A lock that is taken over must be live. (A holder may hand its own lock over even when it has
         // expired.)
         let is_from = |it: &mut Grant| {
             let may_be = claim.taken.is_none() || it.is_live(now);
             it.mode == Mode::Exclusive && it.is_acquisition(aid, *token) && may_be
         };
-        let is_there = |it: &Grant| it.is_acquisition(aid, *token);
-        if record.grants.iter().any(is_there) && record.comes_after_others(claim, now) {
-            return Ok(None);
-        }
         let from = record.grants.extract_if(.., is_from).next();
+        if from.is_some() && record.comes_after_others(claim, now) {
+            state.weakened(key);
+            return Ok(HandedOver::Released);
+        }
         let is_handed = |it: &Grant| it.is_acquisition(&claim.aid, claim.token) && it.is_live(now);
         let is_handed = record.grants.iter().any(is_handed);
         if from.is_none() && !is_handed {
-            return Ok(None);
+            return Ok(HandedOver::AlreadyGone);
         }
         let before = from.filter(|from| from.aid == claim.aid);
         let lock = record.grant(key, claim, fenced, before, moment);
@@ -348,7 +344,7 @@ impl Store for MemoryStore {
             // Other readers may join.
             Mode::Shared => Change::Freed(key.clone()),
         });
-        Ok(Some(lock))
+        Ok(HandedOver::To(lock))
     }
 
     async fn end_session(

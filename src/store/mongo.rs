@@ -36,8 +36,9 @@ use crate::{
     key::{LockId, LockKey},
     lock::{Aid, Lock, PageId},
     store::{
-        Acquisition, Claim, Confirmed, Edit, Format, LastEnd, Query, Released, Removal, Rules,
-        Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire, Waiters, Watch,
+        Acquisition, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released, Removal,
+        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire, Waiters,
+        Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -342,11 +343,7 @@ impl Store for MongoStore {
         shortened.map_err(|e| store_error(format!("shortening the lease on {key:?}"), e))
     }
 
-    async fn hand_over(
-        &self,
-        from: &Acquisition,
-        claim: &Claim,
-    ) -> Result<Option<Lock>, StoreError> {
+    async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver, StoreError> {
         self.prepared(from.key.collection())?.hand_over(from, claim).await
     }
 

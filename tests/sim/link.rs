@@ -9,8 +9,8 @@ use actix_doclock::{
     StoreError, StoreErrorKind, TryAcquire,
     conformance::Shorthand,
     store::{
-        Acquisition, Change, Claim, Edit, LastEnd, Query, Removal, Rules as Behaviour, Saved,
-        Store, StoreStatus, StoredDocument, Swept, Taken, Ticket, Waiters, Watch,
+        Acquisition, Change, Claim, Edit, HandedOver, LastEnd, Query, Removal, Rules as Behaviour,
+        Saved, Store, StoreStatus, StoredDocument, Swept, Taken, Ticket, Waiters, Watch,
     },
 };
 use futures_util::stream;
@@ -335,24 +335,23 @@ impl Store for Link {
         }
     }
 
-    async fn hand_over(
-        &self,
-        from: &Acquisition,
-        claim: &Claim,
-    ) -> Result<Option<Lock>, StoreError> {
+    async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver, StoreError> {
         let asked = now();
         let (link, held, to) = (self.clone(), from.clone(), claim.clone());
         let (handed, at) = self
             .send("hand_over", Touches::One(from.key.clone()), Repeats::Harmless, move |state| {
                 looks_at_idle(state);
                 let mut handed = at_once(state.primary.hand_over(&held, &to))?;
-                if let Some(lock) = &mut handed {
+                if let HandedOver::To(lock) = &mut handed {
                     link.named(state, lock);
                 }
                 Ok(seen(state, Why::Removed, handed))
             })
             .await?;
-        Ok(handed?.map(|lock| self.believed(lock, asked, at)))
+        Ok(match handed? {
+            HandedOver::To(lock) => HandedOver::To(self.believed(lock, asked, at)),
+            other => other,
+        })
     }
 
     async fn expire_in(

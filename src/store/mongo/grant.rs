@@ -12,7 +12,7 @@ use crate::{
     key::LockKey,
     lock::{Lock, Mode},
     store::{
-        Acquisition, Claim, TryAcquire,
+        Acquisition, Claim, HandedOver, TryAcquire,
         mongo::{
             Prepared,
             error::{retry_duplicate_key, store_error},
@@ -189,13 +189,14 @@ impl Prepared {
         done.map(|it| (it, asked)).map_err(|e| claim_failed(key, e))
     }
 
-    // findAndModify returns: our token → granted, perhaps by an earlier attempt whose reply was lost.
-    // Nothing → the acquisition was gone, and so is the lock that an earlier attempt was granted.
+    // findAndModify returns: our token → granted, perhaps by an earlier attempt whose reply was lost. A
+    // record without a lock → released for a waiter of another server. Nothing, or another lock → the
+    // acquisition was gone, and so is the lock that an earlier attempt was granted.
     pub(super) async fn hand_over(
         &self,
         from: &Acquisition,
         claim: &Claim,
-    ) -> Result<Option<Lock>, StoreError> {
+    ) -> Result<HandedOver, StoreError> {
         let key = &from.key;
         let asked = Instant::now();
         let fields = match claim.mode {
@@ -207,17 +208,17 @@ impl Prepared {
         let done = self.modify(key.id(), handed, update, false, Some(fields)).await;
         let record =
             done.map_err(|e| store_error(format!("handing over the lock on {key:?}"), e))?.record;
-        let answer = record.and_then(|record| self.fetched(key, &record, asked).answer(claim));
-        Ok(match answer {
-            Some(TryAcquire::Granted(lock)) => {
-                self.seen.held(&lock);
-                Some(lock)
-            }
-            _ => {
-                self.seen.freed(key.id());
-                None
-            }
-        })
+        let Some(record) = record else {
+            self.seen.freed(key.id());
+            return Ok(HandedOver::AlreadyGone);
+        };
+        if let Some(TryAcquire::Granted(lock)) = self.fetched(key, &record, asked).answer(claim) {
+            self.seen.held(&lock);
+            return Ok(HandedOver::To(lock));
+        }
+        self.seen.freed(key.id());
+        let is_free = claim.turn.is_some() && !record.contains_key("ts");
+        Ok(if is_free { HandedOver::Released } else { HandedOver::AlreadyGone })
     }
 }
 

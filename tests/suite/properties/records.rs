@@ -152,6 +152,7 @@ impl Server {
                 .hand_over(&Acquisition::exclusive(&a, &bob, by), &to)
                 .await
                 .expect("hand_over")
+                .lock()
                 .is_none()
         );
         for mode in [Mode::Shared, Mode::Exclusive] {

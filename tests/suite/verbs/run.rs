@@ -193,7 +193,8 @@ impl<'a, S: Subject> Run<'a, S> {
                 let lock = store
                     .hand_over(&Acquisition::exclusive(&key, aid, token), &claim)
                     .await
-                    .unwrap();
+                    .unwrap()
+                    .lock();
                 assert_eq!(lock.is_some(), self.reference.hand_over(asked, &to), "handed over");
                 if let Some(lock) = lock {
                     assert_eq!(self.token(&lock), Some(to.token));

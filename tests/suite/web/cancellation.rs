@@ -5,8 +5,8 @@ use std::{future::Future, pin::pin, task::Context, time::Instant};
 use actix_doclock::{
     Aid, EndReason, MongoStore, PageId, Released, SessionEnded, StoreError, TryAcquire,
     store::{
-        Acquisition, Claim, Edit, LastEnd, Query, Removal, Rules, Saved, Store, StoreStatus,
-        StoredDocument, Swept, Ticket, Waiters, Watch,
+        Acquisition, Claim, Edit, HandedOver, LastEnd, Query, Removal, Rules, Saved, Store,
+        StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
     },
 };
 use futures_util::task::noop_waker_ref;
@@ -45,11 +45,7 @@ impl Store for Pausing {
     async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
         self.paused(self.0.remove_lock(removal)).await
     }
-    async fn hand_over(
-        &self,
-        from: &Acquisition,
-        claim: &Claim,
-    ) -> Result<Option<Lock>, StoreError> {
+    async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver, StoreError> {
         self.paused(self.0.hand_over(from, claim)).await
     }
     async fn end_session(

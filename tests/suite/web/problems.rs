@@ -5,8 +5,8 @@ use std::time::Instant;
 use actix_doclock::{
     Aid, EndReason, Released, StoreError, StoreErrorKind, TryAcquire,
     store::{
-        Acquisition, Claim, Edit, LastEnd, Query, Removal, Rules, Saved, Store, StoreStatus,
-        StoredDocument, Swept,
+        Acquisition, Claim, Edit, HandedOver, LastEnd, Query, Removal, Rules, Saved, Store,
+        StoreStatus, StoredDocument, Swept,
     },
 };
 use uuid::Uuid;
@@ -175,7 +175,7 @@ impl Store for Down {
     async fn remove_lock(&self, _: Removal<'_>) -> Result<Released, StoreError> {
         self.error()
     }
-    async fn hand_over(&self, _: &Acquisition, _: &Claim) -> Result<Option<Lock>, StoreError> {
+    async fn hand_over(&self, _: &Acquisition, _: &Claim) -> Result<HandedOver, StoreError> {
         self.error()
     }
     async fn end_session(

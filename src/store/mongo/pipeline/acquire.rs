@@ -107,8 +107,8 @@ pub(in crate::store::mongo) fn handed(from: &Acquisition, claim: &Claim) -> Docu
     filter
 }
 
-/// Gives the exclusive lock `from` to the claim. A takeover requires that the lock is live. A
-/// repetition changes nothing.
+/// Gives the exclusive lock `from` to the claim, or only releases it if the claim has a turn and comes
+/// after others. A takeover requires that the lock is live. A repetition changes nothing.
 pub(in crate::store::mongo) fn hand_over(
     from: &Acquisition,
     claim: &Claim,
@@ -132,8 +132,12 @@ pub(in crate::store::mongo) fn hand_over(
     if claim.taken.is_some() {
         from = doc! { "$and": [from, is_live(rules.ttl)] };
     }
+    let mut granted = Bson::from(granted);
     if claim.turn.is_some() {
-        from = doc! { "$and": [from, { "$eq": [in_the_way_of(claim), []] }] };
+        // The record of a lock that nobody holds any more, which the last stage tidies up.
+        let released = doc! { "$mergeObjects": ["$$ROOT", { "readers": [] }] };
+        let is_first = doc! { "$eq": [in_the_way_of(claim), []] };
+        granted = doc! { "$cond": [is_first, granted, released] }.into();
     }
     let mut stages = vec![doc! { "$replaceWith": { "$cond": [from, granted, "$$ROOT"] } }];
     if is_shared || rules.fair {
