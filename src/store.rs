@@ -120,7 +120,7 @@ pub trait Store: Send + Sync + 'static {
     /// `Held` names one lock that is in the way: of several readers, the one whose lock expires last.
     ///
     /// In a [fair](Rules::fair) collection no claim overtakes a waiter: while another server has a waiter
-    /// with a lower [ticket](Ticket) in the queue, the claim is refused, unless both want to read. A
+    /// with a lower [ticket](Ticket) in the queue, the claim is refused; a reader only by a writer. A
     /// claim without a [turn](Claim::turn) comes after all waiters, except a waiter of its own session.
     /// If nobody holds the lock but other waiters are ahead of the claim, `Held` names the first of
     /// them, without a token, and with the time at which the place of its server expires. Re-entry and

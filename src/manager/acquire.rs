@@ -13,7 +13,7 @@ use crate::{
         LockManager,
         claim::{Acquired, Provisional, Wanted},
         observe, task,
-        wait::queue::line::Together,
+        wait::queue::line::{Together, in_order},
     },
     store::{Claim, Query, TryAcquire, with_deadline},
 };
@@ -60,7 +60,7 @@ impl LockManager {
         Ok(answer)
     }
 
-    /// `order` is kept until the outcome is known.
+    /// `order` is kept until the outcome is known, or for a deadline.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.acquire", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
@@ -77,7 +77,6 @@ impl LockManager {
         let timer = observe::Timer::start(self, key, claim.mode);
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
-            let _order = order;
             let (mut claim, mut attempts) = (claim, task::Attempts::new(until, task::FOREGROUND));
             let answer = loop {
                 let answer = manager.inner.store.try_acquire(&key, &claim).await;
@@ -104,7 +103,8 @@ impl LockManager {
             }
         };
         let asked = clock::now();
-        let outcome = self.inner.runner.spawn(scope, with_deadline(until, acquire));
+        let acquire = in_order(order, self.until(), with_deadline(until, acquire));
+        let outcome = self.inner.runner.spawn(scope, acquire);
         let acquired = task::answer("try_acquire", until, outcome).await;
         timer.acquired(&acquired);
         let acquired = acquired?;

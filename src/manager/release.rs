@@ -21,7 +21,10 @@ use crate::{
         observe,
         rhythm::jittered,
         task,
-        wait::queue::{Heir, line::InLine},
+        wait::queue::{
+            Heir,
+            line::{InLine, in_order},
+        },
     },
     store::{Acquisition, Claim, HandedOver, Released, Removal, TryAcquire},
 };
@@ -121,13 +124,13 @@ impl LockManager {
         until: Instant,
         longest_pause: Duration,
     ) -> Receiver<Result<Released, StoreError>> {
-        let (turn, order) = match heir.in_line.take() {
-            Some(InLine { turn, line, order }) => (Some(turn), Some((line, order))),
-            None => (None, None),
+        let (turn, line, order) = match heir.in_line.take() {
+            Some(InLine { turn, line, order }) => (Some(turn), Some(line), Some(order)),
+            None => (None, None, None),
         };
         let claim = heir.wanted.claim(self.inner.settings.max_hold, turn);
         let manager = self.clone();
-        self.inner.runner.spawn(&TaskTracker::new(), async move {
+        let hand_over = async move {
             let asked = clock::now();
             let handed =
                 task::retry(until, longest_pause, || manager.inner.store.hand_over(&held, &claim));
@@ -150,10 +153,8 @@ impl LockManager {
                     Ok(Released::AlreadyGone)
                 }
                 Err(error) => {
-                    if let Some((line, order)) = order {
-                        drop(order);
-                        line.set_stale(true);
-                        manager.set_place_in_background(held.key.clone(), line);
+                    if let Some(line) = line {
+                        manager.set_place_in_background(&held.key, &line);
                     }
                     // The handover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
@@ -164,7 +165,9 @@ impl LockManager {
                     Err(error)
                 }
             }
-        })
+        };
+        let hand_over = in_order(order, self.until(), hand_over);
+        self.inner.runner.spawn(&TaskTracker::new(), hand_over)
     }
 
     /// `these` are the attempts of one claim.

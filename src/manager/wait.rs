@@ -6,12 +6,10 @@ pub(super) mod queue;
 use std::{
     future::{Future, pending},
     ops::ControlFlow,
-    pin::pin,
     time::{Duration, Instant},
 };
 
-use futures_util::future::{Fuse, FusedFuture, FutureExt};
-use tokio::time::{interval_at, sleep};
+use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -147,8 +145,7 @@ impl LockManager {
     ) -> Result<Option<Acquired>, LockError> {
         let Caller { collection, fair, give_up, .. } = *caller;
         let line = place.line();
-        let mut keep_place = interval_at((clock::now() + KEEP_PLACE).into(), KEEP_PLACE);
-        let mut keeping = pin!(Fuse::terminated());
+        let mut keep_at = None;
         let mut turn = first;
         loop {
             if let Turn::Break(ended) = turn {
@@ -169,6 +166,11 @@ impl LockManager {
                     (true, expires_at)
                 }
             };
+            // Whoever made this waiter the first has renewed the place.
+            keep_at = keep_at.filter(|_| is_first);
+            if is_first && fair {
+                keep_at.get_or_insert_with(|| clock::now() + KEEP_PLACE);
+            }
             let must_poll = is_first && self.inner.watches.state(collection) != Some(Wakeup::Told);
             tokio::select! {
                 biased;
@@ -179,12 +181,12 @@ impl LockManager {
                 }
                 () = at(expires_at.filter(|_| is_first)) => place.ask(),
                 () = after(must_poll.then(poll_pause)) => place.ask(),
-                _ = keep_place.tick(), if is_first && fair && keeping.is_terminated() => {
+                () = at(keep_at) => {
+                    keep_at = None;
                     if let Some(line) = &line {
-                        keeping.set(self.keep_place(&caller.wanted.key, line).fuse());
+                        self.set_place_in_background(&caller.wanted.key, line);
                     }
                 }
-                () = &mut keeping, if !keeping.is_terminated() => {}
                 () = at(give_up) => {
                     // In a fair collection the store keeps the order, and drops this position.
                     if !fair {
@@ -244,8 +246,7 @@ impl LockManager {
             Err(e) => {
                 // The claim is being given back, but it may have removed this waiter from the place.
                 if let Some(line) = line {
-                    line.set_stale(true);
-                    self.set_place_in_background(wanted.key.clone(), line);
+                    self.set_place_in_background(&wanted.key, &line);
                 }
                 Err(e)
             }

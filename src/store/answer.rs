@@ -23,6 +23,7 @@ pub struct LastEnd {
 /// The answer to [`hand_over`](crate::store::Store::hand_over).
 #[derive(Debug, Clone)]
 #[must_use = "the claim may have been granted"]
+#[expect(clippy::large_enum_variant, reason = "nearly all answers are locks")]
 pub enum HandedOver {
     /// The claim has the lock.
     To(Lock),

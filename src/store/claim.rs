@@ -81,7 +81,7 @@ pub struct Place {
     pub first: Ticket,
     /// The lowest ticket of those that want the exclusive lock.
     pub writer: Option<Ticket>,
-    /// The highest ticket.
+    /// The last ticket that was drawn for them.
     pub last: Ticket,
     /// The session of the first waiter.
     pub aid: Aid,

@@ -15,7 +15,7 @@ use crate::{
             Caller, at,
             queue::{
                 Place,
-                line::{Alone, InLine, Line},
+                line::{Alone, InLine, Line, in_order},
             },
         },
     },
@@ -33,7 +33,7 @@ pub(super) struct Leaving<'a> {
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         if let Some(line) = self.line.take().filter(|line| line.is_stale()) {
-            self.manager.set_place_in_background(self.key.clone(), line);
+            self.manager.set_place_in_background(self.key, &line);
         }
     }
 }
@@ -50,6 +50,7 @@ impl LockManager {
             return self.arrives(caller, place, &line).await;
         }
         let Some(order) = self.in_time(caller, line.together()).await? else { return Ok(None) };
+        // A waiter that asks out of turn, because its session has the lock, asks as a newcomer.
         let in_line = place.turn().map(|turn| InLine { turn, line, order });
         self.asks(caller, place, in_line).await
     }
@@ -66,15 +67,19 @@ impl LockManager {
         if place.has_ticket() {
             return Ok(None);
         }
-        if place.asks_if_first()
+        // Its own server may keep it out.
+        let is_stale = line.is_stale();
+        if !is_stale
+            && place.asks_if_first()
             && let Some(granted) = self.asks(caller, place, None).await?
         {
             return Ok(Some(granted));
         }
         let until = self.until_at_most(caller.give_up);
-        self.set_place(&caller.wanted.key, line, alone, true, until).await?;
+        self.set_place(&caller.wanted.key, line, alone, until).await?;
         // Nobody holds the lock, and no news will come.
-        if place.holder().is_none_or(|holder| holder.token.is_none()) {
+        let is_free = || place.holder().is_none_or(|holder| holder.token.is_none());
+        if place.has_ticket() && is_free() {
             place.ask();
         }
         Ok(None)
@@ -94,19 +99,18 @@ impl LockManager {
         }
     }
 
-    /// Tells the store which waiters of this server have a ticket, and `draws` one for the waiters that have none.
+    /// Tells the store which waiters of this server have a ticket, and draws one for those that have none.
     async fn set_place(
         &self,
         key: &LockKey,
         line: &Arc<Line>,
         alone: Alone,
-        draws: bool,
         until: Instant,
     ) -> Result<(), LockError> {
         let (manager, key, line) = (self.clone(), key.clone(), Arc::clone(line));
-        let set = self.inner.runner.spawn(&TaskTracker::new(), async move {
+        let set = async move {
             line.set_stale(false);
-            let (waiters, up_to) = manager.inner.queues.waiters(&key, draws);
+            let (waiters, up_to) = manager.inner.queues.waiters(&key);
             let set = task::retry(until, task::FOREGROUND, || {
                 manager.inner.store.set_place(&key, &waiters)
             });
@@ -114,37 +118,33 @@ impl LockManager {
             if !manager.inner.queues.was_set(&key, (waiters, up_to), drawn) {
                 line.set_stale(true);
             }
-            // Only now another command may go.
-            drop(alone);
             if line.is_stale() {
-                manager.set_place_in_background(key, line);
+                manager.set_place_in_background(&key, &line);
             }
             Ok(())
-        });
+        };
+        let set = self.inner.runner.spawn(&TaskTracker::new(), in_order(alone, until, set));
         Ok(task::answer("set_place", until, set).await?)
     }
 
-    /// Keeps the place of this server, and brings it up to date.
-    pub(super) async fn keep_place(&self, key: &LockKey, line: &Arc<Line>) {
-        let alone = line.alone().await;
-        if let Err(e) = self.set_place(key, line, alone, false, self.until()).await {
-            log::debug!(target: "actix_doclock::manager", "the place for {key:?} was not kept: {e}");
+    /// The place in the store must be renewed, or is no longer what it should be. Without this, it expires, or
+    /// keeps others waiting until it expires.
+    pub(in crate::manager) fn set_place_in_background(&self, key: &LockKey, line: &Arc<Line>) {
+        line.set_stale(true);
+        if line.set_awaited(true) {
+            return;
         }
-    }
-
-    /// The place in the store is no longer what it should be. Without this, it keeps others waiting until
-    /// it expires.
-    pub(in crate::manager) fn set_place_in_background(&self, key: LockKey, line: Arc<Line>) {
-        let manager = self.clone();
+        let (manager, key, line) = (self.clone(), key.clone(), Arc::clone(line));
         self.inner.runner.spawn(&TaskTracker::new(), async move {
             let alone = line.alone().await;
+            line.set_awaited(false);
             // Perhaps another command has done this already.
             if line.is_stale()
-                && let Err(e) = manager.set_place(&key, &line, alone, false, manager.until()).await
+                && let Err(e) = manager.set_place(&key, &line, alone, manager.until()).await
             {
                 log::debug!(
                     target: "actix_doclock::manager",
-                    "the place for {key:?} stays until it expires: {e}",
+                    "the place for {key:?} stays as it is until it expires: {e}",
                 );
             }
         });

@@ -259,10 +259,12 @@ impl Queues {
         if lock.mode != Mode::Exclusive && !is_known_as_exclusive {
             return None;
         }
+        let (first, _) =
+            queue.waiting.first_key_value().filter(|(_, waiter)| waiter.can_inherit())?;
+        let first = *first;
         let in_line = match queue.line.clone() {
             Some(line) => {
                 let order = line.together_at_once()?;
-                let first = queue.waiting.first_key_value().map(|(number, _)| *number)?;
                 Some(InLine { turn: state.turn(&lock.key, first)?, line, order })
             }
             None if queue.handed >= IN_A_ROW => {
@@ -572,14 +574,18 @@ impl Queue {
         self.holder.as_ref().is_some_and(|holder| holder.aid == *owner)
     }
 
-    /// Whether this waiter may ask: the first one, a reader with only readers ahead, or a waiter whose
-    /// session holds the lock.
-    fn may_try(&self, number: u64) -> bool {
-        let Some(it) = self.waiting.get(&number) else { return false };
+    /// Whether no waiter of this queue is in the way: for the first one, and for a reader with only readers
+    /// ahead.
+    fn is_next(&self, number: u64) -> bool {
+        let is_reader = self.waiting.get(&number).is_some_and(|it| it.mode == Mode::Shared);
         let has_writers_ahead = self.writers.first().is_some_and(|writer| *writer < number);
-        self.is_first(number)
-            || it.mode == Mode::Shared && !has_writers_ahead
-            || self.is_held_by(&it.owner)
+        self.is_first(number) || is_reader && !has_writers_ahead
+    }
+
+    /// Whether this waiter may ask: the next one, or a waiter whose session holds the lock.
+    fn may_try(&self, number: u64) -> bool {
+        self.is_next(number)
+            || self.waiting.get(&number).is_some_and(|it| self.is_held_by(&it.owner))
     }
 }
 

@@ -111,7 +111,7 @@ fn pipeline() -> Vec<Document> {
     vec![doc! { "$match": { "$or": any } }, doc! { "$project": fields }]
 }
 
-/// What an event means; `None` for a renewal, or for the first waiter of a server.
+/// What an event means; `None` for a renewal, or for a server that joins a queue.
 fn read(key: LockKey, event: &Document) -> Option<Change> {
     if let Some((token, taken)) = event.get_str("taken").ok().and_then(read_taken) {
         return Some(Change::Taken(key, token, taken));
@@ -123,14 +123,17 @@ fn read(key: LockKey, event: &Document) -> Option<Change> {
     let is_granted =
         || has("set", "token") || names("set").any(|name| name.starts_with("readers."));
     // A server has other waiters than before: the next waiter may be another one.
-    let moves_on = || names("set").chain(names("removed")).any(|name| name.starts_with("queue."));
+    let moves_on = || names("set").any(|name| name.starts_with("queue."));
     // Without a new token, `until` makes the lock expire sooner.
     let ends_sooner = || has("set", "until") && !has("set", "token");
+    // Readers behind it may join the readers.
+    let writer_left =
+        || !has("set", "token") && names("removed").any(|name| name.starts_with("queue."));
     match event.get_str("operationType") {
         Ok("insert") => Some(Change::Granted(key)),
         Ok("replace") if event.contains_key("aid") => Some(Change::Granted(key)),
         Ok("update") if has("removed", "aid") || ends_sooner() => Some(Change::Freed(key)),
-        Ok("update") if shortens("readers") => Some(Change::Freed(key)),
+        Ok("update") if shortens("readers") || writer_left() => Some(Change::Freed(key)),
         Ok("update") if is_granted() => Some(Change::Granted(key)),
         Ok("update") if shortens("queue") || moves_on() => Some(Change::Freed(key)),
         Ok("update") => None,

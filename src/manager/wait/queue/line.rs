@@ -6,18 +6,22 @@
 //! order of arrival, and a handover costs the same however long the queue is.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::{
+    sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock},
+    time::timeout_at,
+};
 
 use crate::{
     key::LockKey,
-    lock::Holder,
+    lock::{Aid, Holder},
     manager::wait::queue::{Queue, Queues, State},
     store::{Place, Ticket, Turn, Waiters},
 };
@@ -31,12 +35,14 @@ const MANY_LINES: usize = 64;
 /// queue of the document until the last of these commands has ended.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Line {
-    /// Claims and handovers go together: each of them only removes its own waiter from the place. A
-    /// command that sets the place goes alone. Otherwise a claim could remove a waiter that it does not
-    /// know.
+    /// Claims and handovers go together. Each writes all waiters of this server but its own, so that of
+    /// two, the later one may bring back a waiter that has left. A command that sets the place goes alone.
+    /// Otherwise a claim could remove a waiter that it does not know.
     order: Arc<RwLock<()>>,
     /// The place in the store is not what it should be.
     is_stale: AtomicBool,
+    /// A task waits to set the place.
+    is_awaited: AtomicBool,
 }
 
 /// Until this is dropped, no command sets the place.
@@ -61,8 +67,23 @@ pub(super) struct Queued {
     leaves: Option<Tickets>,
 }
 
-/// By which tickets a server keeps others waiting.
-type Tickets = Option<(Ticket, Option<Ticket>)>;
+/// By which waiters a server keeps others waiting.
+type Tickets = Option<(Ticket, Option<Ticket>, Aid)>;
+
+/// Runs `work` in its order, but gives the order up at this moment: one command without an answer must not
+/// hold up all waiters of its document. A command that comes late is corrected by the next one.
+pub(in crate::manager) async fn in_order<O, F: Future>(
+    order: O,
+    at_most: Instant,
+    work: F,
+) -> F::Output {
+    let mut work = pin!(work);
+    if let Ok(done) = timeout_at(at_most.into(), &mut work).await {
+        return done;
+    }
+    drop(order);
+    work.await
+}
 
 impl Line {
     pub(in crate::manager) async fn together(&self) -> Together {
@@ -85,6 +106,11 @@ impl Line {
     pub(in crate::manager) fn set_stale(&self, is_stale: bool) {
         self.is_stale.store(is_stale, Relaxed);
     }
+
+    /// Returns whether this was so before.
+    pub(in crate::manager) fn set_awaited(&self, is_awaited: bool) -> bool {
+        self.is_awaited.swap(is_awaited, Relaxed)
+    }
 }
 
 impl Queued {
@@ -94,14 +120,15 @@ impl Queued {
 }
 
 impl Queues {
-    /// The place as it should be, and the number of the last waiter. If `draws`, with
-    /// [`Ticket::NEW`] for the waiters that have no ticket.
-    pub(in crate::manager) fn waiters(&self, key: &LockKey, draws: bool) -> (Waiters, u64) {
+    /// The place as it should be, with [`Ticket::NEW`] for waiters that have no ticket, and the number of
+    /// the last waiter.
+    pub(in crate::manager) fn waiters(&self, key: &LockKey) -> (Waiters, u64) {
         let state = self.state();
         let queue = state.queues.get(key);
-        let place = queue.and_then(|it| it.place(None, draws.then_some(Ticket::NEW)));
-        let last = queue.and_then(|it| it.waiting.keys().next_back());
-        (state.waiters(place), last.copied().unwrap_or_default())
+        let last = queue.and_then(|it| it.waiting.last_key_value());
+        let lacks_ticket = last.is_some_and(|(_, waiter)| waiter.ticket().is_none());
+        let place = queue.and_then(|it| it.place(None, lacks_ticket.then_some(Ticket::NEW)));
+        (state.waiters(place), last.map_or(0, |(number, _)| *number))
     }
 
     /// The store has this place now. `drawn` is the ticket of all waiters up to this number that have none.
@@ -115,7 +142,7 @@ impl Queues {
         let mut state = self.state();
         let mut queue = state.queues.get_mut(key);
         if let (Some(drawn), Some(queue)) = (drawn, queue.as_mut()) {
-            queue.last = Some(drawn);
+            queue.last = queue.last.max(Some(drawn));
             let mut newcomers = queue.waiting.range_mut(..=up_to).rev();
             while let Some((_, waiter)) = newcomers.next()
                 && let Some(queued) = waiter.queued.as_mut().filter(|it| it.ticket.is_none())
@@ -146,9 +173,12 @@ impl State {
         Waiters { server: self.server, place, lease: LEASE }
     }
 
-    /// The turn of a waiter that has a ticket.
+    /// The turn of a waiter that has a ticket, and no waiter of this server in its way.
     pub(super) fn turn(&mut self, key: &LockKey, number: u64) -> Option<Turn> {
         let queue = self.queues.get_mut(key)?;
+        if !queue.is_next(number) {
+            return None;
+        }
         let place = queue.place(Some(number), None);
         let queued = queue.waiting.get_mut(&number)?.queued.as_mut()?;
         let ticket = queued.ticket?;
@@ -167,7 +197,7 @@ impl State {
     ) {
         let now = self.queues.get(key).and_then(Queue::tickets);
         let stored = match gone {
-            Some(queued) if granted => queued.leaves.unwrap_or(before),
+            Some(queued) if granted => queued.leaves.clone().unwrap_or(before),
             _ => before,
         };
         if stored != now {
@@ -180,7 +210,7 @@ impl Queue {
     /// The place of this server, without one of the waiters. A waiter without a ticket counts as one
     /// with the ticket `new`.
     fn place(&self, without: Option<u64>, new: Option<Ticket>) -> Option<Place> {
-        let ticket = |number| self.waiting.get(number)?.queued.as_ref()?.ticket.or(new);
+        let ticket = |number| self.waiting.get(number)?.ticket().or(new);
         let stays = |number: &&u64| Some(**number) != without;
         let number = self.waiting.keys().find(stays)?;
         let (first, waiter) = (ticket(number)?, self.waiting.get(number)?);
@@ -200,5 +230,5 @@ impl Queue {
 }
 
 fn tickets(place: Option<&Place>) -> Tickets {
-    place.map(|place| (place.first, place.writer))
+    place.map(|place| (place.first, place.writer, place.aid.clone()))
 }

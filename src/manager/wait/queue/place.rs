@@ -168,22 +168,24 @@ impl Place {
 
     pub(in crate::manager) fn has_ticket(&self) -> bool {
         let mut state = self.queues.state();
-        let queued = self.waiter(&mut state).and_then(|waiter| waiter.queued.as_ref());
-        queued.is_some_and(|queued| queued.ticket.is_some())
+        self.waiter(&mut state).is_some_and(|waiter| waiter.ticket().is_some())
     }
 
-    /// The turn of this waiter, if it has a ticket.
+    /// The turn of this waiter, if it has a ticket, and no waiter of this server is in its way.
     pub(in crate::manager) fn turn(&self) -> Option<Turn> {
         self.queues.state().turn(&self.key, self.number)
     }
 
-    /// Whether this is the first waiter, which asks the store now.
+    /// Whether this is the first waiter, which asks the store now. Any other waiter asks once it has a
+    /// ticket.
     pub(in crate::manager) fn asks_if_first(&self) -> bool {
         let mut state = self.queues.state();
         let Some(queue) = state.queues.get_mut(&self.key) else { return false };
         let is_first = queue.is_first(self.number);
-        if let Some(waiter) = queue.waiting.get_mut(&self.number).filter(|_| is_first) {
-            waiter.asks();
+        match queue.waiting.get_mut(&self.number) {
+            Some(waiter) if is_first => waiter.asks(),
+            Some(waiter) => waiter.asks_again(),
+            None => {}
         }
         is_first
     }

@@ -27,6 +27,7 @@ use crate::{
             line::{InLine, Queued},
         },
     },
+    store::Ticket,
 };
 
 #[derive(Debug)]
@@ -99,6 +100,11 @@ impl Waiter {
         }
     }
 
+    /// In a fair collection.
+    pub(super) fn ticket(&self) -> Option<Ticket> {
+        self.queued.as_ref()?.ticket
+    }
+
     /// News has come.
     pub(super) fn call(&mut self) {
         self.is_called = true;
@@ -123,9 +129,14 @@ impl Waiter {
         self.phase == Phase::Waiting
     }
 
-    /// Begins a handover to this waiter, if it can inherit and does not ask.
+    /// It does not ask, and no handover to it has begun.
+    pub(super) fn can_inherit(&self) -> bool {
+        self.phase == Phase::Waiting && self.heir.is_some()
+    }
+
+    /// Begins a handover to this waiter.
     pub(super) fn inherits(&mut self) -> Option<Heir> {
-        let heir = (self.phase == Phase::Waiting).then(|| self.heir.take())??;
+        let heir = self.heir.take()?;
         self.phase = Phase::Heir;
         self.is_called = false;
         Some(heir)
@@ -135,6 +146,11 @@ impl Waiter {
     pub(super) fn was_not_given(&mut self) {
         self.phase = Phase::Waiting;
         self.is_called = true;
+    }
+
+    /// Has the waiter ask once more, if it was called for this attempt.
+    pub(super) fn asks_again(&mut self) {
+        self.is_called |= self.phase == Phase::Asking;
     }
 
     pub(super) fn refuse(&mut self, circle: Vec<Edge>) {

@@ -168,7 +168,7 @@ impl Acquire<'_> {
         ] };
         let mine = doc! { "$and": [is_live(), { "$eq": ["$aid", self.aid()] }] };
         let mut branches = vec![(others_hold, "$$ROOT".into())];
-        branches.extend(self.is_of_another_tab().map(|other| (other, "$$ROOT".into())));
+        branches.extend(self.is_of_another_tab().map(|other| (other, self.left_alone())));
         branches.push((mine, self.reentered_or_back().into()));
         if self.rules.fair {
             // An upgrade does not queue: the waiters are waiting for its session.
@@ -182,7 +182,7 @@ impl Acquire<'_> {
         let exclusive = doc! { "$and": [{ "$not": [is_shared()] }, is_live(self.rules.ttl)] };
         let others = doc! { "$and": [exclusive.clone(), { "$ne": ["$aid", self.aid()] }] };
         let mut branches = vec![(others, "$$ROOT".into())];
-        branches.extend(self.is_of_another_tab().map(|other| (other, "$$ROOT".into())));
+        branches.extend(self.is_of_another_tab().map(|other| (other, self.left_alone())));
         branches.extend([
             (exclusive, self.reentered_or_back().into()),
             (self.is_reader(), self.read_on().into()),
@@ -206,6 +206,14 @@ impl Acquire<'_> {
             is("$tab", "string"),
             { "$ne": ["$tab", tab.to_string()] },
         ] })
+    }
+
+    /// The lock of another tab. The waiter is told of it, and leaves the queue.
+    fn left_alone(&self) -> Bson {
+        if self.claim.turn.is_none() || !self.rules.fair {
+            return "$$ROOT".into();
+        }
+        doc! { "$mergeObjects": ["$$ROOT", { "queue": after(self.claim) }] }.into()
     }
 
     fn aid(&self) -> Document {
