@@ -54,8 +54,8 @@ pub trait Lockable: Serialize + DeserializeOwned + 'static {
     /// Whether the waiters of a document get the lock in the order of their arrival, across all servers.
     /// Default: in that order within each process, and in any order between processes.
     ///
-    /// Fairness costs one more command for each waiter, and one command a second for each awaited
-    /// document. If a server dies while it has waiters, the next waiter loses at most 5 s. All servers
+    /// Fairness costs one more command for all waiters of a server that arrive together, and one command a
+    /// second from each server with waiters for a document. If a server dies while it has waiters, the next waiter loses at most 5 s. All servers
     /// must use the same value.
     const FAIR: bool = false;
 
