@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use actix_doclock::{Actor, Aid, LockError, LockKey, Released, StoreErrorKind};
 use futures_util::future::join_all;
-use mongodb::bson::{Document, doc};
+use mongodb::bson::{Bson, Document, doc};
 use mongodb::{ClientSession, Database};
 use tokio::task::JoinSet;
 
@@ -139,6 +139,42 @@ async fn a_stuck_record_does_not_keep_other_releases_and_acquires_from_being_ans
     println!("{took:?}");
     assert!(took < DEADLINE / 2, "{took:?}");
     transaction.abort_transaction().await.unwrap();
+}
+
+/// Otherwise each repetition would make another command late, with the releases of all others in it.
+#[tokio::test]
+async fn the_release_of_a_stuck_record_is_repeated_alone() {
+    const DEADLINE: Duration = Duration::from_secs(8);
+    let (database, sent) = rig::recorded_database(mongod::shared_replica_set().await.uri()).await;
+    let app = App::with(&database, with_deadline(DEADLINE)).await;
+    let lock = app.granted(&key("stuck"), &Aid::new()).await;
+    let mut transaction = stuck(&database, &[key("stuck")]).await;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut others = JoinSet::new();
+    for n in 0..16 {
+        let (app, is_over, key) = (app.clone(), Arc::clone(&is_over), key(&n.to_string()));
+        others.spawn(async move {
+            while !is_over.load(Ordering::Relaxed) {
+                let lock = app.granted(&key, &Aid::new()).await;
+                app.locks.release(&lock).await.unwrap();
+            }
+        });
+    }
+    app.locks.release(&lock).await.unwrap_err();
+    is_over.store(true, Ordering::Relaxed);
+    others.join_all().await;
+    transaction.abort_transaction().await.unwrap();
+    let (mut shared, mut alone) = (0, 0);
+    for command in sent.lock().unwrap().iter().filter(|it| it.contains_key("delete")) {
+        let deletes = command.get_array("deletes").unwrap();
+        let id = |it: &Bson| {
+            it.as_document()?.get_document("q").ok()?.get_str("_id").ok().map(str::to_owned)
+        };
+        if deletes.iter().filter_map(id).any(|id| id == "stuck") {
+            *(if deletes.len() > 1 { &mut shared } else { &mut alone }) += 1;
+        }
+    }
+    assert!(shared <= 1 && alone > 1, "{shared} times with others, {alone} times alone");
 }
 
 #[tokio::test]
