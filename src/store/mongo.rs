@@ -368,7 +368,11 @@ impl Store for MongoStore {
         loop {
             attempts -= 1;
             match at.remove_many(&Grants::Of(aids), may_read).await {
-                Ok(()) => return Ok(held.into_iter().map(|lock| lock.key).collect()),
+                Ok(()) => {
+                    let keys: Vec<_> = held.into_iter().map(|lock| lock.key).collect();
+                    self.are_gone(&keys);
+                    return Ok(keys);
+                }
                 Err(e) => {
                     let error = store_error(format!("releasing a session in {collection}"), e);
                     if attempts == 0 || error.kind() != StoreErrorKind::Unavailable {

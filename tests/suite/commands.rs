@@ -99,6 +99,26 @@ async fn a_release_is_one_command() {
 }
 
 /// A group of releases is a read and a delete; a group of acquires is an update and a read.
+/// The server remembers who holds what, and forgets it when it has removed the lock itself.
+#[tokio::test]
+async fn a_document_that_the_end_of_a_session_has_freed_is_acquired_by_one_command() {
+    let (app, commands, _) = on_replica_set().await;
+    for all_at_once in [false, true] {
+        let ends = Aid::new();
+        app.granted(&key("a"), &ends).await;
+        if all_at_once {
+            app.locks.release_all(&ends).await.unwrap();
+        } else {
+            app.locks.end_session(&ends).await.unwrap();
+        }
+        commands.take();
+        let next = app.granted(&key("a"), &Aid::new()).await;
+        let sent = commands.take().into_iter().filter(|it| it != "update").collect::<Vec<_>>();
+        assert_eq!(sent, ["findAndModify"], "besides the announcement of the end");
+        app.locks.release(&next).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn acquires_and_releases_at_the_same_time_travel_together() {
     for (app, commands, _) in [on_replica_set().await, on_standalone().await] {

@@ -85,7 +85,17 @@ impl MongoStore {
         released.extend(mine.as_ref().map_or(keys, names_of));
         released.sort();
         released.dedup();
+        self.are_gone(&released);
         Ok(released)
+    }
+
+    /// Nobody needs to look whether these documents are still locked.
+    pub(super) fn are_gone(&self, keys: &[LockKey]) {
+        for key in keys {
+            if let Ok(at) = self.prepared(key.collection()) {
+                at.seen.gone(key.id());
+            }
+        }
     }
 
     // updateOne returns: 1 → the end may be announced; 0 → another worker did that, or is at it.
