@@ -125,6 +125,10 @@ impl LockManager {
         let joined = self.inner.queues.join(wanted, owner, scope, fair);
         let mut place = joined.map_err(|it| self.too_many(key, it))?;
         leaving.line = place.line();
+        if let Some(line) = leaving.line.as_ref().filter(|_| place.has_ticket()) {
+            // The waiter is back with its ticket.
+            self.set_place_in_background(key, line);
+        }
         let first =
             if fair { self.takes_its_turn(&caller, &place).await? } else { Turn::Continue(()) };
         match self.wait(&caller, &mut place, first).await? {
@@ -188,10 +192,7 @@ impl LockManager {
                     }
                 }
                 () = at(give_up) => {
-                    // In a fair collection the store keeps the order, and drops this position.
-                    if !fair {
-                        place.keep_turn();
-                    }
+                    place.keep_turn();
                     return Ok(None);
                 }
                 () = self.inner.waits.cancelled() => return Err(LockError::ShutDown),

@@ -4,8 +4,8 @@
 //! store if it is the first. Afterwards only the first waiter asks: when news of a release arrives, when
 //! the holder's lock expires, and, where there is no change stream, twice a second. So a handover costs
 //! the same however long the queue is. A waiter that leaves without having asked passes the call on to its
-//! successor. A waiter whose time is over keeps its number for 3 s, because HTTP clients ask again and
-//! again.
+//! successor. A waiter whose time is over keeps its number, and its ticket, for 3 s, because HTTP clients ask
+//! again and again.
 //!
 //! Two other waiters may ask as well: a reader with only readers ahead of it, and a waiter whose own session
 //! holds the lock.
@@ -381,7 +381,7 @@ impl State {
     /// Gives the waiter a number: a new one, or the number that it had before.
     fn enter(&mut self, key: &LockKey, mut waiter: Waiter) -> u64 {
         self.next += 1;
-        let number = self.turns.take(key, &waiter.owner).unwrap_or(self.next);
+        let (number, ticket) = self.turns.take(key, &waiter.owner).unwrap_or((self.next, None));
         let owner = waiter.owner.clone();
         if !self.queues.contains_key(key) {
             let keys = self.waited_for.entry(key.collection().to_owned()).or_default();
@@ -393,6 +393,10 @@ impl State {
         let queue = self.queues.entry(key.clone()).or_default();
         let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| number < *first);
         waiter.is_called = is_first || queue.is_held_by(&owner);
+        if let Some(queued) = &mut waiter.queued {
+            queued.ticket = ticket;
+            queue.last = queue.last.max(ticket);
+        }
         if waiter.mode == Mode::Exclusive {
             queue.writers.insert(number);
         }

@@ -1,5 +1,7 @@
 //! First come, first served, across all servers.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use actix_doclock::{
     Aid, Holder, Lockable, Mode,
     store::{Place, Rules, Store, Ticket, Waiters},
@@ -119,6 +121,38 @@ on_each_store! {
         guard.release().await.unwrap();
         let free = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
         free.release().await.unwrap();
+    }
+
+    async fn a_waiter_that_asks_again_in_time_keeps_its_turn_among_all_servers(cluster: Cluster) {
+        let servers = servers(&cluster).await;
+        let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
+        let job = servers[0].job("asks again");
+        let asks = async |wait| job.acquire(&counter(), wait).await;
+        let before = last_ticket(&cluster).await;
+        let wait = Wait::for_at_most(Duration::from_secs(2));
+        let is_back = AtomicBool::new(false);
+        let asked = async {
+            assert!(matches!(asks(wait).await, Err(LockError::Held(_))));
+            is_back.store(true, Relaxed);
+            asks(Wait::until_acquired()).await.unwrap()
+        };
+        let other = async {
+            if matches!(cluster, Cluster::Mongo(_)) {
+                let drawn = async || last_ticket(&cluster).await > before;
+                eventually("it has a ticket", drawn).await;
+            } else {
+                sleep(Duration::from_millis(20)).await;
+            }
+            let other = queues(&cluster, &servers[1]).await;
+            let waits = async || is_back.load(Relaxed) && servers[0].health().waiting == 1;
+            eventually("it waits again", waits).await;
+            held.release().await.unwrap();
+            (other,)
+        };
+        let (first, (other,)) = in_time("the first one is back", async { tokio::join!(asked, other) }).await;
+        assert!(!other.is_finished());
+        first.release().await.unwrap();
+        in_time("the other one", other).await.unwrap().release().await.unwrap();
     }
 
     async fn a_waiter_that_gives_up_or_dies_costs_the_next_one_little(cluster: Cluster) {

@@ -199,8 +199,10 @@ impl Drop for Place {
         let stored = queue.and_then(|it| Some((it.line.clone()?, it.tickets())));
         let Some(gone) = state.leave(&self.key, self.number) else { return };
         let granted = self.granted.take();
-        if self.keeps_turn && granted.is_none() {
-            state.turns.keep(&self.key, &gone.owner, self.number);
+        // In a fair collection, a number without a ticket is worth nothing: the store keeps the order.
+        let has_turn = gone.queued.is_none() || gone.ticket().is_some();
+        if self.keeps_turn && granted.is_none() && has_turn {
+            state.turns.keep(&self.key, &gone.owner, (self.number, gone.ticket()));
         }
         if let Some((line, before)) = stored {
             state.left(&self.key, gone.queued.as_ref(), before, granted.is_some(), &line);

@@ -1,11 +1,11 @@
-//! Numbers that are kept for waiters whose time is over and who may be back at once.
+//! Numbers and tickets that are kept for waiters whose time is over and who may be back at once.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
 
-use crate::{clock, key::LockKey, lock::Aid, random::HashMap};
+use crate::{clock, key::LockKey, lock::Aid, random::HashMap, store::Ticket};
 
 /// An HTTP request cannot wait for as long as a person does, so a client asks again and again.
 const KEEP_TURN: Duration = Duration::from_secs(3);
@@ -13,25 +13,28 @@ const KEEP_TURN: Duration = Duration::from_secs(3);
 /// in the end.
 const FORGET: usize = 4;
 
+/// The number of a waiter, and its ticket in a fair collection.
+pub(super) type Turn = (u64, Option<Ticket>);
+
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Turns {
-    kept: HashMap<(LockKey, Aid), (u64, Instant)>,
+    kept: HashMap<(LockKey, Aid), (Turn, Instant)>,
     /// In the order in which they expire.
     ending: VecDeque<(Instant, (LockKey, Aid))>,
 }
 
 impl Turns {
-    pub(in crate::manager) fn keep(&mut self, key: &LockKey, owner: &Aid, number: u64) {
+    pub(super) fn keep(&mut self, key: &LockKey, owner: &Aid, turn: Turn) {
         self.forget();
         let (whose, until) = ((key.clone(), owner.clone()), clock::now() + KEEP_TURN);
         self.ending.push_back((until, whose.clone()));
-        self.kept.insert(whose, (number, until));
+        self.kept.insert(whose, (turn, until));
     }
 
-    /// The number that the owner had, if it is back in time.
-    pub(in crate::manager) fn take(&mut self, key: &LockKey, owner: &Aid) -> Option<u64> {
-        let (number, until) = self.kept.remove(&(key.clone(), owner.clone()))?;
-        (until > clock::now()).then_some(number)
+    /// The turn that the owner had, if it is back in time.
+    pub(super) fn take(&mut self, key: &LockKey, owner: &Aid) -> Option<Turn> {
+        let (turn, until) = self.kept.remove(&(key.clone(), owner.clone()))?;
+        (until > clock::now()).then_some(turn)
     }
 
     /// Removes a few expired entries, never all at once.
