@@ -75,7 +75,7 @@ pub async fn run(arguments: &[String]) -> ExitCode {
     let mut is_good = true;
     for (at, members) in [("one", 1), ("three", 3)] {
         let only_on_one = ["memory", "load"];
-        let has_part = ["costs", "renewals", "ratios"].into_iter().any(wants);
+        let has_part = ["costs", "ratios", "reads", "renewals"].into_iter().any(wants);
         if !has_part && !(members == 1 && only_on_one.into_iter().any(wants)) {
             continue;
         }
@@ -89,6 +89,9 @@ pub async fn run(arguments: &[String]) -> ExitCode {
         }
         if wants("ratios") {
             ratios::measure(&set, size).await;
+        }
+        if wants("reads") {
+            ratios::reads(&set, size).await;
         }
         if wants("renewals") {
             renewals::measure(&set, size).await;

@@ -2,6 +2,7 @@
 //! in groups.
 
 use std::{
+    cell::RefCell,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -10,7 +11,8 @@ use std::{
 };
 
 use actix_doclock::{
-    Aid, Holder, LockKey, LockManager, Lockable, MongoStore, Released, TryAcquire, store::Store,
+    Aid, Holder, Lock, LockKey, LockManager, Lockable, MongoStore, Released, TryAcquire,
+    store::Store,
 };
 use futures_util::{StreamExt, stream};
 use mongodb::Database;
@@ -203,16 +205,22 @@ pub fn key(n: usize) -> LockKey {
     LockKey::of::<Page>(site::name(n)).unwrap()
 }
 
-async fn take(locks: &LockManager, n: usize, aid: &Aid) {
+async fn take(locks: &LockManager, n: usize, aid: &Aid) -> Lock {
     let got = locks.lock_for_session(&key(n), aid, &Holder::new("alice")).await.unwrap();
-    assert!(matches!(got, TryAcquire::Granted(_)), "{got:?}");
+    let TryAcquire::Granted(lock) = got else { panic!("not granted: {got:?}") };
+    lock
 }
 
 /// As jobs and other frameworks use them.
 async fn verbs(pass: &mut Pass, locks: &LockManager) {
     let aids: Vec<_> = (0..pass.n).map(|_| Aid::new()).collect();
     let all = || aids.iter().enumerate();
-    pass.run("lock_for_session: granted", 1, all().map(|(n, aid)| take(locks, n, aid))).await;
+    let held = RefCell::new(Vec::new());
+    let calls = all().map(async |(n, aid)| {
+        let lock = take(locks, n, aid).await;
+        held.borrow_mut().push(lock);
+    });
+    pass.run("lock_for_session: granted", 1, calls).await;
     let calls = all().map(async |(n, aid)| {
         let got = locks.lock_for_session(&key(n), aid, &Holder::new("alice")).await.unwrap();
         assert!(matches!(got, TryAcquire::AlreadyMine(_)));
@@ -241,13 +249,13 @@ async fn verbs(pass: &mut Pass, locks: &LockManager) {
         });
         pass.run(&renewal(at_once), at_once, calls).await;
     }
-    let held = locks.list().await.unwrap();
+    let held = held.into_inner();
     let calls = held.iter().map(async |lock| {
         assert_eq!(locks.release(lock).await.unwrap(), Released::Released);
     });
     pass.run("release", 1, calls).await;
     let again = all().map(|(n, aid)| take(locks, n, aid));
-    stream::iter(again).buffer_unordered(64).collect::<Vec<()>>().await;
+    stream::iter(again).buffer_unordered(64).collect::<Vec<_>>().await;
     let calls = all().map(async |(_, aid)| {
         assert_eq!(locks.end_session(aid).await.unwrap().len(), 1);
     });
@@ -284,7 +292,7 @@ async fn told(pass: &mut Pass) {
     }
     let aids: Vec<_> = (0..pass.n).map(|_| Aid::new()).collect();
     let take = aids.iter().enumerate().map(|(n, aid)| take(&locks, n, aid));
-    stream::iter(take).buffer_unordered(64).collect::<Vec<()>>().await;
+    stream::iter(take).buffer_unordered(64).collect::<Vec<_>>().await;
     let before = heard.load(Relaxed);
     // Waits until the listener has heard of the last one.
     let (n, tasks) = (pass.n, pass.tasks);
@@ -306,7 +314,7 @@ async fn sweeps(pass: &mut Pass) {
     let locks = locks.without_reaper().build().await.unwrap();
     locks.register::<Page>().await.unwrap();
     let take = (0..pass.n).map(async |n| take(&locks, n, &Aid::new()).await);
-    stream::iter(take).buffer_unordered(64).collect::<Vec<()>>().await;
+    stream::iter(take).buffer_unordered(64).collect::<Vec<_>>().await;
     sleep(Duration::from_millis(1_500)).await;
     let swept = async { assert!(locks.sweep().await.unwrap() > 0) };
     let n = pass.n;

@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use actix_doclock::LockManager;
+use actix_doclock::{LockKey, LockManager};
+use mongodb::{Collection, bson::Document};
 use tokio::{
     sync::{Semaphore, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -33,6 +34,8 @@ const AT_ONCE: usize = 128;
 const GROWTH: f64 = 1.10;
 /// How many errors are printed.
 const SHOWN: usize = 20;
+/// How many documents one query asks for at the end.
+const ASKED_AT_ONCE: usize = 500;
 /// One of so many clicks is checked against what is stored.
 const CHECKED: usize = 10;
 
@@ -74,8 +77,8 @@ pub async fn measure(set: &Set, size: Size, units: Vec<Unit>) -> bool {
     let locks = site::manager(&database).await;
     let (meter, idle) = (set.meter.clone(), set.idle);
     let is_good = on_a_thread({
-        let locks = locks.clone();
-        move || async move { run(locks, people, size.minutes, &meter, idle, &units).await }
+        let (locks, records) = (locks.clone(), database.collection("page.lock"));
+        move || async move { run(locks, records, people, size.minutes, &meter, idle, &units).await }
     })
     .await;
     locks.shutdown().await;
@@ -105,6 +108,7 @@ impl Minute {
 
 async fn run(
     locks: LockManager,
+    records: Collection<Document>,
     people: usize,
     minutes: u64,
     meter: &Meter,
@@ -173,7 +177,8 @@ async fn run(
             }
         }
     }
-    let are_equal = compare(&locks, &believed).await;
+    let are_equal =
+        compare(&world, records.count_documents(Document::new()).await.unwrap(), &believed).await;
     let is_flat = is_flat(&history);
     let is_as_predicted = is_as_predicted(&history, idle, units);
     let errors = world.errors.get();
@@ -185,19 +190,28 @@ async fn run(
 }
 
 /// Whether exactly the locks are stored that people believe to hold.
-async fn compare(locks: &LockManager, believed: &HashMap<String, String>) -> bool {
-    let stored = locks.list().await.unwrap();
-    let is_believed = |lock: &&actix_doclock::Lock| {
-        let token = lock.token.map(|token| format!("<urn:uuid:{token}>"));
-        believed.get(&lock.key.id().to_string()) == token.as_ref()
-    };
-    let equal = stored.iter().filter(is_believed).count();
+async fn compare(world: &World, records: u64, believed: &HashMap<String, String>) -> bool {
+    let (mut stored, mut equal) = (0, 0);
+    let names: Vec<_> = (0..2 * world.people).map(site::name).collect();
+    for some in names.chunks(ASKED_AT_ONCE) {
+        let keys: Vec<_> = some
+            .iter()
+            .map(|name| LockKey::of::<Page>(name.clone()).expect("a valid name"))
+            .collect();
+        let found = world.locks.inspect_many(&keys).await.unwrap();
+        for (name, lock) in some.iter().zip(found) {
+            let Some(lock) = lock else { continue };
+            stored += 1;
+            let token = lock.token.map(|token| format!("<urn:uuid:{token}>"));
+            equal += usize::from(token.is_some() && believed.get(name) == token.as_ref());
+        }
+    }
     println!(
-        "[one] load: {} locks are stored, {} are believed to be held, {equal} are the same",
-        stored.len(),
+        "[one] load: {records} records and {stored} live locks are stored, {} are believed to be held, {equal} \
+         are the same",
         believed.len()
     );
-    equal == stored.len() && equal == believed.len()
+    records == stored as u64 && equal == stored && equal == believed.len()
 }
 
 fn is_flat(history: &[Minute]) -> bool {
@@ -307,7 +321,7 @@ impl World {
 
     async fn check(&self, person: &Person) {
         self.checked.set(self.checked.get() + 1);
-        let key = actix_doclock::LockKey::of::<Page>(person.id.clone()).unwrap();
+        let key = LockKey::of::<Page>(person.id.clone()).unwrap();
         match self.locks.inspect(&key).await {
             Ok(lock) => {
                 let token = lock.and_then(|it| it.token).map(|it| format!("<urn:uuid:{it}>"));
@@ -323,6 +337,11 @@ impl World {
 /// Between a half and one and a half of this time.
 fn about(random: &mut Random, time: Duration) -> Duration {
     time / 2 + time * random.below(1_000) as u32 / 1_000
+}
+
+/// At any moment of this time, so that as many happen at the beginning as later.
+fn first(random: &mut Random, time: Duration) -> Duration {
+    time * random.below(1_000) as u32 / 1_000
 }
 
 /// One person after the other. Returns the lock that the last one holds.
@@ -356,9 +375,9 @@ async fn live(
         world.done[OPEN].set(world.done[OPEN].get() + 1);
         let began = Instant::now();
         let (mut beats, leaves) = (began + HEARTBEAT, began + stays);
-        let mut clicks = began + about(&mut random, CLICK);
-        let mut saves = began + about(&mut random, SAVE);
-        let mut visits = began + about(&mut random, VISIT);
+        let mut clicks = began + first(&mut random, CLICK);
+        let mut saves = began + first(&mut random, SAVE);
+        let mut visits = began + first(&mut random, VISIT);
         stays = about(&mut random, STAY);
         loop {
             let next = beats.min(clicks).min(saves).min(visits).min(leaves);

@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use actix_doclock::{Aid, Holder, TryAcquire};
-use mongodb::bson::doc;
+use mongodb::{
+    Collection,
+    bson::{Document, doc},
+};
 use tokio::time::sleep;
 
 use super::{
@@ -83,4 +86,62 @@ pub async fn measure(set: &Set, size: Size) {
 /// In ms.
 fn p50(took: Vec<Duration>) -> f64 {
     Samples::of(took).at(&[0.5])[0] / 1e3
+}
+
+/// What the read of a session's locks costs, which is a part of a heartbeat and of the end of a session.
+pub async fn reads(set: &Set, size: Size) {
+    let database = fresh(&set.mongo).await;
+    let locks = site::manager(&database).await;
+    let records: Collection<Document> = database.collection("page.lock");
+    let n = size.pick(50, 3_000);
+    let mut aids = Vec::new();
+    for k in 0..n.min(500) {
+        let aid = Aid::new();
+        let got = locks.lock_for_session(&key(k), &aid, &Holder::new("alice")).await.unwrap();
+        assert!(matches!(got, TryAcquire::Granted(_)));
+        aids.push(aid);
+    }
+    let of = |k: usize| aids[k % aids.len()].clone();
+    let in_aids = |k: usize| doc! { "$in": [of(k).as_str()] };
+    let both = |k: usize| doc! { "$or": [{ "aid": in_aids(k) }, { "readers.aid": in_aids(k) }] };
+    let find = async |filter: Document, fields: Option<Document>| {
+        let mut find = records.find(filter);
+        if let Some(fields) = fields {
+            find = find.projection(fields);
+        }
+        let mut cursor = find.await.unwrap();
+        assert!(cursor.advance().await.unwrap());
+    };
+    let fields =
+        doc! { "ts": 1, "ttl": 1, "aid": 1, "token": 1, "since": 1, "holder": 1, "now": "$$NOW" };
+    for what in
+        ["_id", "aid", "aid or readers.aid", "the same with fields", "_id with fields", "list_of"]
+    {
+        let before = set.meter.read();
+        let mut took = Vec::new();
+        for k in 0..n {
+            let began = Instant::now();
+            match what {
+                "_id" => find(doc! { "_id": name(k % aids.len()) }, None).await,
+                "aid" => find(doc! { "aid": of(k).as_str() }, None).await,
+                "aid or readers.aid" => find(both(k), None).await,
+                "the same with fields" => find(both(k), Some(fields.clone())).await,
+                "_id with fields" => {
+                    find(doc! { "_id": name(k % aids.len()) }, Some(fields.clone())).await;
+                }
+                _ => assert_eq!(locks.list_of(&of(k)).await.unwrap().len(), 1),
+            }
+            took.push(began.elapsed());
+        }
+        let used = set.meter.read().since(&before);
+        let idle = set.idle * used.time.as_secs_f64();
+        println!(
+            "[{}] read by {what}: mongod {:.0} µs, p50 {:.3} ms",
+            set.at,
+            (used.mongod.as_secs_f64() - idle) / n as f64 * 1e6,
+            p50(took)
+        );
+    }
+    locks.shutdown().await;
+    let _ = database.drop().await;
 }
