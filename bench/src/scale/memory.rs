@@ -60,38 +60,42 @@ pub async fn measure(set: &Set, size: Size) {
         stream::iter(arrivals).buffer_unordered(64).for_each(|()| async {}).await;
         sleep(Duration::from_secs(1)).await;
         say(&format!("{sessions} sessions with a lock each"));
-        let before = count::held();
 
-        let waiting: Vec<_> = (0..waiters)
-            .map(|n| {
-                let (locks, key) = (locks.clone(), key(n * 10 % sessions));
-                tokio::task::spawn_local(async move {
-                    let _ = locks.acquire(&key, Wait::until_acquired()).await;
-                })
-            })
-            .collect();
-        sleep(size.pick(Duration::from_secs(3), Duration::from_secs(20))).await;
-        assert_eq!(locks.health().waiting, waiters);
-        say(&format!("{waiters} waiters of the manager as well"));
-        println!("  each: {:.0} B", (count::held() - before) as f64 / waiters as f64);
-        waiting.iter().for_each(tokio::task::JoinHandle::abort);
-        sleep(Duration::from_secs(2)).await;
-        assert_eq!(locks.health().waiting, 0);
-        say("these waiters gone");
-        let before = count::held();
-
-        let waiting: Vec<_> = (0..waiters)
-            .map(|n| {
-                let mut person = Person::new(&site, site::name(n * 10 % sessions));
-                tokio::task::spawn_local(async move { person.wait(600_000).await })
-            })
-            .collect();
-        sleep(size.pick(Duration::from_secs(3), Duration::from_secs(20))).await;
-        assert_eq!(locks.health().waiting, waiters);
-        say(&format!("{waiters} waiting requests instead"));
-        println!("  each: {:.0} B", (count::held() - before) as f64 / waiters as f64);
-        waiting.iter().for_each(tokio::task::JoinHandle::abort);
-        sleep(Duration::from_secs(2)).await;
+        // As many documents as waiters, and then a hundred waiters for each.
+        for documents in [waiters, waiters / 100] {
+            for is_request in [false, true] {
+                let before = count::held();
+                let waiting: Vec<_> = (0..waiters)
+                    .map(|n| {
+                        let of = n % documents * 10 % sessions;
+                        let (locks, key) = (locks.clone(), key(of));
+                        let mut person = Person::new(&site, site::name(of));
+                        tokio::task::spawn_local(async move {
+                            if is_request {
+                                person.wait(600_000).await;
+                            } else {
+                                drop(person);
+                                let _ = locks.acquire(&key, Wait::until_acquired()).await;
+                            }
+                        })
+                    })
+                    .collect();
+                let what = if is_request { "waiting requests" } else { "waiters of the manager" };
+                let what = format!("{waiters} {what} for {documents} documents");
+                for after in size.pick([1, 3], [20, 60]) {
+                    sleep(Duration::from_secs(after)).await;
+                    println!("  health says {} wait", locks.health().waiting);
+                    say(&format!("{what}, {after} s later"));
+                    println!("  each: {:.0} B", (count::held() - before) as f64 / waiters as f64);
+                }
+                waiting.iter().for_each(tokio::task::JoinHandle::abort);
+                for after in size.pick([1, 3], [2, 30]) {
+                    sleep(Duration::from_secs(after)).await;
+                    assert_eq!(locks.health().waiting, 0);
+                    say(&format!("them gone, {after} s later"));
+                }
+            }
+        }
         count::stop();
     })
     .await;

@@ -150,7 +150,8 @@ pub async fn reads(set: &Set, size: Size) {
         for k in 0..n {
             let began = Instant::now();
             let of = if what == "known" { n - 1 } else { k };
-            let got = other.lock_for_session(&key(of), &stranger, &Holder::new("bob")).await.unwrap();
+            let got =
+                other.lock_for_session(&key(of), &stranger, &Holder::new("bob")).await.unwrap();
             took.push(began.elapsed());
             assert!(matches!(got, TryAcquire::Held(_)));
         }
