@@ -15,6 +15,9 @@ use super::{
 use crate::{count, measures::fresh, ours::Page};
 
 const MB: f64 = 1e6;
+/// How long after one waiter the next one comes. All at once would have the claims wait for connections
+/// for longer than the deadline.
+const APART: Duration = Duration::from_millis(5);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 pub async fn measure(set: &Set, size: Size) {
@@ -61,8 +64,8 @@ pub async fn measure(set: &Set, size: Size) {
         sleep(Duration::from_secs(1)).await;
         say(&format!("{sessions} sessions with a lock each"));
 
-        // As many documents as waiters, and then a hundred waiters for each.
-        for documents in [waiters, waiters / 100] {
+        // A hundred waiters for each document, and then one for each.
+        for documents in [waiters / 100, waiters] {
             for is_request in [false, true] {
                 let before = count::held();
                 let waiting: Vec<_> = (0..waiters)
@@ -71,6 +74,7 @@ pub async fn measure(set: &Set, size: Size) {
                         let (locks, key) = (locks.clone(), key(of));
                         let mut person = Person::new(&site, site::name(of));
                         tokio::task::spawn_local(async move {
+                            sleep(APART * n as u32).await;
                             if is_request {
                                 person.wait(600_000).await;
                             } else {
@@ -82,14 +86,15 @@ pub async fn measure(set: &Set, size: Size) {
                     .collect();
                 let what = if is_request { "waiting requests" } else { "waiters of the manager" };
                 let what = format!("{waiters} {what} for {documents} documents");
-                for after in size.pick([1, 3], [20, 60]) {
+                sleep(APART * waiters as u32).await;
+                for after in size.pick([1, 3], [5, 20]) {
                     sleep(Duration::from_secs(after)).await;
                     println!("  health says {} wait", locks.health().waiting);
                     say(&format!("{what}, {after} s later"));
                     println!("  each: {:.0} B", (count::held() - before) as f64 / waiters as f64);
                 }
                 waiting.iter().for_each(tokio::task::JoinHandle::abort);
-                for after in size.pick([1, 3], [2, 30]) {
+                for after in size.pick([1, 3], [2, 15]) {
                     sleep(Duration::from_secs(after)).await;
                     assert_eq!(locks.health().waiting, 0);
                     say(&format!("them gone, {after} s later"));
