@@ -10,6 +10,10 @@ use super::{
     site::{self, HEARTBEAT, Person},
 };
 
+/// How many requests are under way or wait for their time. A heartbeat waits up to half a second for the round
+/// of renewals.
+const AT_ONCE: usize = 1_000;
+
 pub async fn measure(set: &Set, size: Size) {
     let sessions = size.pick(500, 10_000);
     let database = meter::counted(&set.mongo).await;
@@ -54,7 +58,7 @@ pub async fn measure(set: &Set, size: Size) {
                         assert_eq!(status, 200);
                     }
                 });
-                stream::iter(beats).buffered(64).collect::<Vec<()>>().await;
+                stream::iter(beats).buffered(AT_ONCE).collect::<Vec<()>>().await;
                 began += HEARTBEAT;
             }
             sleep(Duration::from_millis(600)).await;
