@@ -29,7 +29,7 @@ const SAVE: Duration = Duration::from_secs(180);
 const VISIT: Duration = Duration::from_secs(600);
 const STAY: Duration = Duration::from_secs(600);
 /// How many requests are under way at most. A heartbeat waits up to half a second for the round of renewals.
-const AT_ONCE: usize = 1_000;
+const AT_ONCE: usize = 512;
 /// The memory after the load may be that much more than after the first third.
 const GROWTH: f64 = 1.10;
 /// How many errors are printed.
