@@ -25,6 +25,11 @@ pub fn stop() -> (i64, u64) {
     (BYTES.load(Relaxed), CALLS.load(Relaxed))
 }
 
+/// How many of the bytes that were allocated since the start are still held.
+pub fn held() -> i64 {
+    BYTES.load(Relaxed)
+}
+
 fn count(bytes: i64, calls: u64) {
     if ON.load(Relaxed) {
         BYTES.fetch_add(bytes, Relaxed);

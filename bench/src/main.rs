@@ -3,6 +3,7 @@
 //! ```text
 //! doclock-bench [--quick] [--only MEASURE,…] [--ours]   starts all servers, measures, writes JSON and the page
 //! doclock-bench --render [--quick]             writes the page again from the JSON of the last such run
+//! doclock-bench --scale [--minutes N] [--short] [--only PART,…]   see `scripts/scale`
 //! ```
 
 mod about;
@@ -15,11 +16,12 @@ mod page;
 mod peers;
 mod plot;
 mod report;
+mod scale;
 mod servers;
 mod stats;
 mod table;
 
-use std::{env, path::Path, time::Instant};
+use std::{env, path::Path, process::ExitCode, time::Instant};
 
 use crate::{
     measures::{Bench, Effort},
@@ -31,12 +33,15 @@ use crate::{
 static COUNTED: count::Counted = count::Counted;
 
 #[tokio::main]
-async fn main() {
+async fn main() -> ExitCode {
     let arguments: Vec<_> = env::args().skip(1).collect();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
     let only = arguments.iter().position(|argument| argument == "--only");
     let only = only.and_then(|at| arguments.get(at + 1)).map(String::as_str);
 
+    if has("--scale") {
+        return scale::run(&arguments).await;
+    }
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("beside the crate");
     let target = repository.join("bench/target");
     let is_whole = only.is_none() && !has("--quick");
@@ -53,6 +58,7 @@ async fn main() {
     let report = Report::read(&raw).expect("the results of an earlier run");
     page::write(&report, &repository.join("bench/page.md"), &docs);
     eprintln!("{} and its plots", docs.join("benchmarks.md").display());
+    ExitCode::SUCCESS
 }
 
 async fn measure(

@@ -63,7 +63,7 @@ pub struct Mongo {
 }
 
 impl Mongo {
-    async fn start(members: usize) -> Self {
+    pub async fn start(members: usize) -> Self {
         let program = server::program("MONGOD", "mongod").await;
         let start = || Server::start(program.clone(), mongod, "Waiting for connections");
         let members: Vec<_> = join_all((0..members).map(|_| start())).await;
@@ -120,6 +120,12 @@ impl Mongo {
             Duration::from_micros(time("user_time_us") + time("system_time_us"))
         };
         status.await.iter().map(of).sum()
+    }
+
+    /// The processes of the members.
+    pub async fn processes(&self) -> Vec<i64> {
+        let status = join_all(self.members.iter().map(|it| admin(it, doc! { "serverStatus": 1 })));
+        status.await.iter().map(|it| it.get_i64("pid").expect("on Linux")).collect()
     }
 
     /// Sets a parameter of each member. False if the server refuses.
