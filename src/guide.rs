@@ -17,6 +17,7 @@
 //! | [guarantees], [tests] | the guarantees in full, and the tests that guard them |
 //! | [faults], [model], [simulation] | how the guarantees were tested |
 //! | [benchmarks] | the cost of a lock |
+//! | [scale] | how many people can edit, and what to do then |
 
 macro_rules! pages {
     ($($page:ident: $file:literal,)*) => {
@@ -32,6 +33,7 @@ macro_rules! pages {
 pages! {
     answers: "answers.md",
     benchmarks: "benchmarks.md",
+    scale: "scale.md",
     cli: "cli.md",
     configuration: "configuration.md",
     existing_application: "existing-application.md",

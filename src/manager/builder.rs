@@ -46,9 +46,9 @@ const LISTENER_RANGE: RangeInclusive<Duration> =
 
 /// More than the tabs that a person keeps open for documents with another holder.
 const WAITERS_PER_SESSION: usize = 16;
-/// About as many requests as a server can keep open for waiting people; a few megabytes.
+/// About as many requests as a server can keep open for waiting people; up to 80 megabytes.
 const WAITERS: usize = 4_096;
-/// A waiter takes about a kilobyte, without its request.
+/// A waiter takes 7 to 20 kilobytes, with its request and its share of everything else (docs/scale.md).
 const WAITERS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
 
 /// Settings of a [`LockManager`], each with a safe default.
