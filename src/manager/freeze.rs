@@ -28,13 +28,23 @@ const OLD: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Freezes {
     known: watch::Sender<Vec<Freeze>>,
-    /// When the newest answer was asked for.
-    asked: Mutex<Instant>,
+    newest: Mutex<Newest>,
+}
+
+/// The newest answer.
+#[derive(Debug)]
+struct Newest {
+    /// What is in it was true at this moment or later.
+    asked: Instant,
+    /// Answers to questions from before this moment do not count.
+    since: Instant,
 }
 
 impl Freezes {
     pub(super) fn new() -> Self {
-        Self { known: watch::Sender::default(), asked: Mutex::new(clock::now()) }
+        let now = clock::now();
+        let newest = Mutex::new(Newest { asked: now, since: now });
+        Self { known: watch::Sender::default(), newest }
     }
 
     /// The freeze of this collection that ends last.
@@ -45,13 +55,15 @@ impl Freezes {
         (!last.ends_in().is_zero()).then(|| last.clone())
     }
 
-    /// Returns whether the freezes have changed. An answer to an older question does not count.
-    fn saw(&self, now: Vec<Freeze>, asked: Instant) -> bool {
-        let mut newest = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked < *newest {
+    /// Returns whether the freezes have changed. An answer to an older question does not count; nor does a
+    /// question that was asked while this server changed the freezes, because its answer may lack the
+    /// change: `since` is the end of that change.
+    fn saw(&self, now: Vec<Freeze>, asked: Instant, since: Instant) -> bool {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        if since < newest.since {
             return false;
         }
-        *newest = asked;
+        *newest = Newest { asked, since };
         self.known.send_if_modified(|known| {
             let has_changed = *known != now;
             *known = now;
@@ -60,7 +72,7 @@ impl Freezes {
     }
 
     fn are_old(&self) -> bool {
-        clock::since(*self.asked.lock().unwrap_or_else(PoisonError::into_inner)) > OLD
+        clock::since(self.newest.lock().unwrap_or_else(PoisonError::into_inner).asked) > OLD
     }
 
     /// Resolves when a freeze of this collection begins, from this call on.
@@ -123,7 +135,7 @@ impl LockManager {
                 && is_until(freeze.until) == is_until(until)
         };
         let is_on = known.iter().any(is_this);
-        self.saw_freezes(known, asked);
+        self.saw_freezes(known, asked, clock::now());
         if !is_on {
             return Err(LockError::PastFreeze);
         }
@@ -142,7 +154,7 @@ impl LockManager {
         let asked = clock::now();
         let left = self
             .run("thaw", self.until(), scope.clone(), |store, scope| store.set_freeze(scope, None));
-        self.saw_freezes(left.await?, asked);
+        self.saw_freezes(left.await?, asked, clock::now());
         let was_frozen = before.iter().any(|freeze| freeze.scope == scope);
         if was_frozen {
             log::info!(target: "actix_doclock::audit", "{scope} is not frozen any more");
@@ -175,12 +187,12 @@ impl LockManager {
     pub(super) async fn ask_for_freezes(&self, until: Instant) -> Result<(), LockError> {
         let asked = clock::now();
         let now = self.run("freezes", until, (), |store, ()| store.freezes()).await?;
-        self.saw_freezes(now, asked);
+        self.saw_freezes(now, asked, asked);
         Ok(())
     }
 
-    fn saw_freezes(&self, now: Vec<Freeze>, asked: Instant) {
-        if self.inner.freezes.saw(now, asked) {
+    fn saw_freezes(&self, now: Vec<Freeze>, asked: Instant, since: Instant) {
+        if self.inner.freezes.saw(now, asked, since) {
             // Pages look again, and learn of the freeze.
             self.inner.events.tell(LockEvent::Resync);
         }
@@ -268,10 +280,10 @@ mod tests {
         let freezes = Freezes::new();
         let before = clock::now();
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(freezes.saw(freeze(), clock::now()));
-        assert!(!freezes.saw(Vec::new(), before), "the poll was asked before the freeze");
+        assert!(freezes.saw(freeze(), clock::now(), clock::now()));
+        assert!(!freezes.saw(Vec::new(), before, before), "the poll was asked before the freeze");
         assert!(freezes.on("page").is_some());
-        assert!(freezes.saw(Vec::new(), clock::now()));
+        assert!(freezes.saw(Vec::new(), clock::now(), clock::now()));
         assert!(freezes.on("page").is_none());
     }
 
@@ -282,7 +294,7 @@ mod tests {
         assert!(!freezes.are_old());
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(freezes.are_old());
-        freezes.saw(Vec::new(), clock::now());
+        freezes.saw(Vec::new(), clock::now(), clock::now());
         assert!(!freezes.are_old());
     }
 
@@ -290,7 +302,21 @@ mod tests {
     async fn a_freeze_that_begins_after_the_call_is_not_missed() {
         let freezes = Freezes::new();
         let begins = freezes.begins("page");
-        freezes.saw(freeze(), clock::now());
+        freezes.saw(freeze(), clock::now(), clock::now());
         tokio::time::timeout(Duration::from_secs(1), begins).await.unwrap();
+    }
+
+    #[test]
+    fn an_answer_from_the_time_of_a_change_does_not_undo_the_change() {
+        let (freezes, now) = (Freezes::new(), clock::now());
+        let at = |n| now + Duration::from_millis(n);
+        // Asked while the change is under way, and answered before it.
+        freezes.saw(Vec::new(), at(20), at(20));
+        assert!(freezes.saw(freeze(), at(10), at(30)), "the change counts");
+        // Asked while the change is under way, and answered after it.
+        freezes.saw(Vec::new(), at(25), at(25));
+        assert!(freezes.on("page").is_some());
+        freezes.saw(Vec::new(), at(40), at(40));
+        assert!(freezes.on("page").is_none());
     }
 }
