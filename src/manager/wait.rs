@@ -170,7 +170,7 @@ impl LockManager {
                     (true, expires_at)
                 }
             };
-            // Whoever made this waiter the first has renewed the place.
+            // The command that made this waiter the first has renewed the place.
             keep_at = keep_at.filter(|_| is_first);
             if is_first && fair {
                 keep_at.get_or_insert_with(|| clock::now() + KEEP_PLACE);

@@ -177,6 +177,15 @@ impl Mongod {
         assert!(self.server.begin().await, "port {} was taken in the meantime", self.port());
     }
 
+    /// From now on no majority acknowledges this command in time, twice.
+    pub(crate) async fn majority_is_late_for(&self, command: &str) {
+        let late =
+            doc! { "code": 50, "codeName": "MaxTimeMSExpired", "errmsg": "no majority in time" };
+        let data = doc! { "failCommands": [command], "writeConcernError": late };
+        let twice = doc! { "times": 2 };
+        self.admin(doc! { "configureFailPoint": "failCommand", "mode": twice, "data": data }).await;
+    }
+
     /// Runs a command on the database `admin`.
     pub(crate) async fn admin(&self, command: Document) -> Document {
         self.try_admin(command).await.expect("mongod obeys")

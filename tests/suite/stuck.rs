@@ -196,14 +196,6 @@ async fn the_end_of_a_session_releases_stuck_locks_later_and_all_others_at_once(
     assert_eq!(left().await, 0);
 }
 
-/// From now on no majority acknowledges this command in time, twice.
-async fn majority_is_late_for(server: &Mongod, command: &str) {
-    let late = doc! { "code": 50, "codeName": "MaxTimeMSExpired", "errmsg": "no majority in time" };
-    let data = doc! { "failCommands": [command], "writeConcernError": late };
-    let twice = doc! { "configureFailPoint": "failCommand", "mode": { "times": 2 }, "data": data };
-    server.admin(twice).await;
-}
-
 /// The primary has changed the record, and the repetition finds nothing.
 #[tokio::test]
 async fn a_break_that_is_majority_committed_late_is_reported_as_a_break() {
@@ -211,7 +203,7 @@ async fn a_break_that_is_majority_committed_late_is_reported_as_a_break() {
     let database = rig::fresh_database(&server.uri()).await;
     let app = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
     let lock = app.granted(&key("a"), &Aid::new()).await;
-    majority_is_late_for(&server, "update").await;
+    server.majority_is_late_for("update").await;
     let root = Actor::new("root");
     assert_eq!(app.locks.break_seen(&lock, &root, "").await.unwrap(), Released::Released);
     assert_eq!(app.locks.break_seen(&lock, &root, "").await.unwrap(), Released::AlreadyGone);
@@ -224,7 +216,7 @@ async fn a_release_that_is_majority_committed_late_is_reported_as_a_release() {
     let database = rig::fresh_database(&server.uri()).await;
     let (app, aid) = (App::on(&database).await, Aid::new());
     let lock = app.granted(&key("a"), &aid).await;
-    majority_is_late_for(&server, "delete").await;
+    server.majority_is_late_for("delete").await;
     assert_eq!(app.locks.release(&lock).await.unwrap(), Released::Released);
     assert_eq!(app.locks.release(&lock).await.unwrap(), Released::AlreadyGone);
 }

@@ -39,7 +39,8 @@ impl Drop for Leaving<'_> {
 }
 
 impl LockManager {
-    /// One attempt in a fair collection, for which the waiter may need a ticket. `None` if the lock was not granted.
+    /// One attempt in a fair collection, for which the waiter may need a ticket. `None` if the lock was not
+    /// granted.
     pub(super) async fn asks_in_line(
         &self,
         caller: &Caller<'_>,
@@ -55,8 +56,8 @@ impl LockManager {
         self.asks(caller, place, in_line).await
     }
 
-    /// The first waiter of this server makes an attempt before it draws a ticket: nearly always the lock is free.
-    /// All others that have arrived in the meantime share its ticket.
+    /// The first waiter of this server makes an attempt before it draws a ticket: nearly always the lock is
+    /// free. All others that have arrived in the meantime share its ticket.
     async fn arrives(
         &self,
         caller: &Caller<'_>,
@@ -123,12 +124,12 @@ impl LockManager {
             }
             Ok(())
         };
-        let set = self.inner.runner.spawn(&TaskTracker::new(), in_order(alone, until, set));
+        let set = self.inner.runner.spawn(&TaskTracker::new(), in_order(Some(alone), until, set));
         Ok(task::answer("set_place", until, set).await?)
     }
 
-    /// The place in the store must be renewed, or is no longer what it should be. Without this, it expires, or
-    /// keeps others waiting until it expires.
+    /// Renews the place in the store, or corrects it. A place that is not renewed expires, and an outdated
+    /// place keeps others waiting until then.
     pub(in crate::manager) fn set_place_in_background(&self, key: &LockKey, line: &Arc<Line>) {
         line.set_stale(true);
         if line.set_awaited(true) {

@@ -17,6 +17,7 @@ use crate::{
             Prepared,
             error::{retry_duplicate_key, store_error},
             lanes, pipeline,
+            removal::until_majority,
             together::Took,
             write::Modified,
         },
@@ -191,7 +192,8 @@ impl Prepared {
 
     // findAndModify returns: our token → granted, perhaps by an earlier attempt whose reply was lost. A
     // record without a lock → released for a waiter of another server. Nothing, or another lock → the
-    // acquisition was gone, and so is the lock that an earlier attempt was granted.
+    // acquisition was gone, and so is the lock that an earlier attempt was granted; released if an earlier
+    // attempt was written and only its majority was late.
     pub(super) async fn hand_over(
         &self,
         from: &Acquisition,
@@ -205,20 +207,19 @@ impl Prepared {
         };
         let update = pipeline::hand_over(from, claim, &self.rules);
         let handed = pipeline::handed(from, claim);
-        let done = self.modify(key.id(), handed, update, false, Some(fields)).await;
-        let record =
-            done.map_err(|e| store_error(format!("handing over the lock on {key:?}"), e))?.record;
-        let Some(record) = record else {
-            self.seen.freed(key.id());
-            return Ok(HandedOver::AlreadyGone);
-        };
-        if let Some(TryAcquire::Granted(lock)) = self.fetched(key, &record, asked).answer(claim) {
+        let done = until_majority(|| {
+            self.modify(key.id(), handed.clone(), update.clone(), false, Some(fields.clone()))
+        });
+        let (done, before) =
+            done.await.map_err(|e| store_error(format!("handing over the lock on {key:?}"), e))?;
+        let answer = done.record.as_ref().and_then(|it| self.fetched(key, it, asked).answer(claim));
+        if let Some(TryAcquire::Granted(lock)) = answer {
             self.seen.held(&lock);
             return Ok(HandedOver::To(lock));
         }
         self.seen.freed(key.id());
-        let is_free = claim.turn.is_some() && !record.contains_key("ts");
-        Ok(if is_free { HandedOver::Released } else { HandedOver::AlreadyGone })
+        let is_free = done.record.is_some_and(|it| claim.turn.is_some() && !it.contains_key("ts"));
+        Ok(if is_free || before { HandedOver::Released } else { HandedOver::AlreadyGone })
     }
 }
 

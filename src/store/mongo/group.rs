@@ -1,8 +1,8 @@
 //! Group commit: while writes of one kind are under way, the next ones are gathered, and the first of them
 //! sends all as one command. So a lone caller never waits. A caller that has waited for long goes alone.
 //!
-//! Each caller keeps its own outcome, token and deadline. If the reply to a command is lost, each caller is
-//! told so, and settles its own claim as after a command of its own.
+//! Each caller keeps its own outcome, token and deadline. If the reply to a command is lost, each caller
+//! is told so, and settles its own claim as after a command of its own.
 
 use std::{
     collections::VecDeque,
@@ -17,14 +17,14 @@ use tokio::{
     time::{timeout, timeout_at},
 };
 
-/// How many commands of one kind are under way at once in a collection. With 64 tasks, two brought a quarter more
-/// locks than one on one node, and half as many more on three: while one command waits for its majority, the
-/// server works on the other.
+/// How many commands of one kind are under way at once in a collection. With 64 tasks, two brought a
+/// quarter more locks than one on one node, and half as many more on three: while one command waits for its
+/// majority, the server works on the other.
 const UNDER_WAY: usize = 2;
 /// How many jobs one command carries.
 const AT_ONCE: usize = 64;
-/// After this time a command no longer keeps others from being sent: on a broken network there is no answer for
-/// a long time, and the next command may get a working connection.
+/// After this time a command no longer keeps others from being sent: on a broken network there is no
+/// answer for a long time, and the next command may get a working connection.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The jobs of one kind in one collection.

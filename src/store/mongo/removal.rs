@@ -82,7 +82,8 @@ impl Grants<'_> {
 impl Prepared {
     /// Removes one acquisition.
     pub(super) async fn remove(&self, it: &Target<'_>) -> Result<Released> {
-        until_majority(|| self.try_remove(it)).await
+        let (released, before) = until_majority(|| self.try_remove(it)).await?;
+        Ok(if before { Released::Released } else { released })
     }
 
     async fn try_remove(&self, it: &Target<'_>) -> Result<Released> {
@@ -137,7 +138,7 @@ impl Prepared {
             return Ok(released(u64::from(gone.await?)));
         }
         let expire = || self.shorten(it.id, it.filter(), pipeline::take_away(token, by));
-        if until_majority(expire).await? == Released::AlreadyGone {
+        if let (Released::AlreadyGone, false) = until_majority(expire).await? {
             let mut marked = it.filter();
             marked.insert("taken", pipeline::taken_text(token, by));
             let found = self.locks.find_one(marked).projection(doc! { "_id": 1 });
@@ -235,18 +236,18 @@ impl Prepared {
 }
 
 /// Repeats a removal that no majority has acknowledged in time. The repetition waits for the majority
-/// again. Unless a failover has undone the removal, the repetition finds nothing more to remove.
-async fn until_majority<F>(remove: impl Fn() -> F) -> Result<Released>
+/// again. Unless a failover has undone the removal, the repetition finds nothing more to remove. Returns
+/// the last outcome, and whether an earlier attempt has removed something.
+pub(super) async fn until_majority<T, F>(remove: impl Fn() -> F) -> Result<(T, bool)>
 where
-    F: Future<Output = Result<Released>>,
+    F: Future<Output = Result<T>>,
 {
     let mut is_written = false;
     loop {
         let done = remove().await;
         match done.as_ref().err().and_then(late_majority) {
             Some(written) if lanes::may_repeat() => is_written |= written,
-            _ if is_written => return done.map(|_| Released::Released),
-            _ => return done,
+            _ => return done.map(|done| (done, is_written)),
         }
     }
 }

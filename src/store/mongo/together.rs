@@ -53,9 +53,9 @@ struct Release {
 }
 
 impl Prepared {
-    /// Whether a write of this record may share a command with others. Not while other writes of the record are
-    /// under way, or if it is stuck. If a command is late, perhaps a stuck record is to blame: its repetitions
-    /// are sent alone, so that the [lanes](lanes) find the record.
+    /// Whether a write of this record may share a command with others. Not while other writes of the record
+    /// are under way, or if it is stuck. If a command is late, perhaps a stuck record is to blame: its
+    /// repetitions are sent alone, so that the [lanes](lanes) find the record.
     fn may_join(&self, id: &LockId) -> bool {
         !lanes::is_late() && !self.lanes.is_used(id)
     }
@@ -103,11 +103,11 @@ impl Prepared {
         }
     }
 
-    // update returns: the number of a statement among the upserted → granted; the record tells the server's
-    // time. Error 11000 of a statement → another claim has just made the record. Not among them → there was
-    // a record, and the claim looks closer. The record of a grant is gone already → so is the grant; the
-    // repetition has another token, so that nobody revives the one that was broken. Any other error, or no
-    // reply → each claim is repeated alone, and recognises its grant.
+    // update returns: the number of a statement among the upserted → granted; the record tells the
+    // server's time. Error 11000 of a statement → another claim has just made the record. Not among them →
+    // there was a record, and the claim looks closer. The record of a grant is gone already → so is the
+    // grant; the repetition has another token, so that nobody revives the one that was broken. Any other
+    // error, or no reply → each claim is repeated alone, and recognises its grant.
     async fn take_together(&self, jobs: &[Take]) -> Result<Vec<Result<Took>>> {
         let statement = |Take { id, update }: &Take| {
             doc! { "q": pipeline::by_id(id), "u": update.clone(), "upsert": true }
@@ -140,10 +140,10 @@ impl Prepared {
         }
     }
 
-    // find returns the records that are there, and delete only how many it has deleted. A lock that was there
-    // is gone then, whoever removed it: released. A lock that is only retracted stays if another request was
-    // told of it in between: it is gone for certain only if all that were there are deleted. No reply → each
-    // release is repeated alone, and finds nothing to delete.
+    // find returns the records that are there, and delete only how many it has deleted. A lock that was
+    // there is gone then, whoever removed it: released. A lock that is only retracted stays if another
+    // request was told of it in between: it is gone for certain only if all that were there are deleted. No
+    // reply → each release is repeated alone, and finds nothing to delete.
     async fn release_together(&self, jobs: &[Release]) -> Result<Vec<Result<bool>>> {
         let ids = jobs.iter().map(|job| Bson::from(&job.id)).collect();
         let fields = doc! { "aid": 1, "token": 1, "again": 1 };

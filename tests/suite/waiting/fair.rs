@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use actix_doclock::{
-    Aid, Holder, Lockable, Mode,
+    Aid, Holder, Lockable, Mode, Released,
     store::{Place, Rules, Store, Ticket, Waiters},
 };
 use mongodb::bson::{Document, doc};
@@ -222,6 +222,21 @@ async fn a_crowd_costs_one_place_few_tickets_and_one_command_for_each_handover()
 }
 
 /// A waiter that leaves does not keep the waiters of another server out.
+/// The primary has released the lock for the waiter of the other server, and the repetition finds nothing.
+#[tokio::test]
+async fn a_handover_that_is_majority_committed_late_is_reported_as_a_release() {
+    let mongod = mongod::Mongod::start_replica_set().await;
+    let cluster = Cluster::Mongo(rig::fresh_database(&mongod.uri()).await);
+    let servers = servers(&cluster).await;
+    let held = servers[0].acquire(&counter(), Wait::no()).await.unwrap();
+    let first = queues(&cluster, &servers[1]).await;
+    let second = queues(&cluster, &servers[0]).await;
+    mongod.majority_is_late_for("findAndModify").await;
+    assert_eq!(servers[0].release(held.lock()).await.unwrap(), Released::Released);
+    in_time("the other server's waiter", first).await.unwrap().release().await.unwrap();
+    in_time("this server's waiter", second).await.unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn the_place_of_a_server_moves_on_when_its_first_waiter_leaves() {
     let cluster = Cluster::mongo().await;

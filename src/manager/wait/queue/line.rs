@@ -1,14 +1,14 @@
 //! The waiters of a document in a fair collection, as the store knows them.
 //!
-//! Each waiter has a ticket, and the lowest ticket of all servers is next. The store keeps one place for
-//! each server: the tickets of its first waiter, of its first writer and of its last waiter. Waiters that
-//! arrive while a command is under way share the next ticket. So the tickets of a queue never fall in the
-//! order of arrival, and a handover costs the same however long the queue is.
+//! Each waiter has a ticket, and the waiter with the lowest ticket of all servers is next. Waiters that
+//! arrive while a command is under way share the next ticket, so nobody has a lower ticket than an earlier
+//! arrival. The store keeps one place for each server: the tickets of its first waiter, of its first writer
+//! and of its last waiter. A handover costs the same however long the queue is.
 
 use std::{
     pin::pin,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -70,13 +70,15 @@ pub(super) struct Queued {
 /// By which waiters a server keeps others waiting.
 type Tickets = Option<(Ticket, Option<Ticket>, Aid)>;
 
-/// Runs `work` in its order, but gives the order up at this moment: one command without an answer must not
-/// hold up all waiters of its document. A command that comes late is corrected by the next one.
+/// Runs `work` in its order, if it has one, but gives the order up at this moment: one command without an
+/// answer must not hold up all waiters of its document. A command that comes late is corrected by the next
+/// one.
 pub(in crate::manager) async fn in_order<O, F: Future>(
-    order: O,
+    order: Option<O>,
     at_most: Instant,
     work: F,
 ) -> F::Output {
+    let Some(order) = order else { return work.await };
     let mut work = pin!(work);
     if let Ok(done) = timeout_at(at_most.into(), &mut work).await {
         return done;
@@ -158,7 +160,7 @@ impl Queues {
 impl State {
     /// The line of a document, which a command of an earlier queue may still be in.
     pub(super) fn line(&mut self, key: &LockKey) -> Arc<Line> {
-        if let Some(line) = self.lines.get(key).and_then(std::sync::Weak::upgrade) {
+        if let Some(line) = self.lines.get(key).and_then(Weak::upgrade) {
             return line;
         }
         if self.lines.len() >= 2 * self.queues.len() + MANY_LINES {
@@ -176,13 +178,11 @@ impl State {
     /// The turn of a waiter that has a ticket, and no waiter of this server in its way.
     pub(super) fn turn(&mut self, key: &LockKey, number: u64) -> Option<Turn> {
         let queue = self.queues.get_mut(key)?;
-        if !queue.is_next(number) {
-            return None;
-        }
-        let place = queue.place(Some(number), None);
+        let (is_next, place) = (queue.is_next(number), queue.place(Some(number), None));
         let queued = queue.waiting.get_mut(&number)?.queued.as_mut()?;
-        let ticket = queued.ticket?;
-        queued.leaves = Some(tickets(place.as_ref()));
+        let ticket = queued.ticket.filter(|_| is_next);
+        queued.leaves = ticket.map(|_| tickets(place.as_ref()));
+        let ticket = ticket?;
         Some(Turn { ticket, others: self.waiters(place) })
     }
 
