@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -117,6 +117,8 @@ struct Inner {
     activity: activity::Activity,
     watched: guard::lost::Watched,
     queues: wait::queue::Queues,
+    /// For the waiters that ask the store.
+    asking: Arc<Semaphore>,
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
     renewals: background::renewals::Renewals,

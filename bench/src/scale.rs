@@ -34,7 +34,7 @@ impl Size {
     }
 }
 
-/// A replica set that is measured, with what it uses when nobody asks it anything.
+/// A replica set that is measured, and the processor time that it uses when idle.
 pub struct Set {
     at: &'static str,
     mongo: Mongo,

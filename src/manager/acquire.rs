@@ -13,7 +13,7 @@ use crate::{
         LockManager,
         claim::{Acquired, Provisional, Wanted},
         observe, task,
-        wait::queue::line::{Together, in_order},
+        wait::queue::line::Together,
     },
     store::{Claim, Query, TryAcquire, with_deadline},
 };
@@ -60,7 +60,8 @@ impl LockManager {
         Ok(answer)
     }
 
-    /// `order` is kept until the outcome is known, or for a deadline.
+    /// `order` is kept until the outcome is known, or for a deadline. A claim that comes later is corrected by
+    /// the next command.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.acquire", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
@@ -103,7 +104,7 @@ impl LockManager {
             }
         };
         let asked = clock::now();
-        let acquire = in_order(order, self.until(), with_deadline(until, acquire));
+        let acquire = task::with_permit(order, self.deadline(), with_deadline(until, acquire));
         let outcome = self.inner.runner.spawn(scope, acquire);
         let acquired = task::answer("try_acquire", until, outcome).await;
         timer.acquired(&acquired);

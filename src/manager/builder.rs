@@ -4,6 +4,8 @@ use std::{
     collections::HashMap, fmt, future::Future, ops::RangeInclusive, sync::Arc, time::Duration,
 };
 
+use tokio::sync::Semaphore;
+
 use crate::{
     actor::Actor,
     description::Description,
@@ -20,7 +22,10 @@ use crate::{
         describe::{Describe, Descriptions},
         freeze,
         task::Runner,
-        wait::queue::{Limits, Queues},
+        wait::{
+            ASK_AT_ONCE,
+            queue::{Limits, Queues},
+        },
     },
     store::{DEFAULT_TTL, DynStore, TTL_RANGE},
     taken::LockTaken,
@@ -409,6 +414,7 @@ impl LockManagerBuilder {
             activity: Default::default(),
             watched: Default::default(),
             queues: Queues::new(self.settings.waiters),
+            asking: Arc::new(Semaphore::new(ASK_AT_ONCE)),
             settings: self.settings,
             watches: Default::default(),
             kept: Default::default(),

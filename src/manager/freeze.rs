@@ -34,7 +34,7 @@ pub(super) struct Freezes {
 /// The newest answer.
 #[derive(Debug)]
 struct Newest {
-    /// What is in it was true at this moment or later.
+    /// The question was asked at this moment, so the answer is not older.
     asked: Instant,
     /// Answers to questions from before this moment do not count.
     since: Instant,
@@ -55,9 +55,9 @@ impl Freezes {
         (!last.ends_in().is_zero()).then(|| last.clone())
     }
 
-    /// Returns whether the freezes have changed. An answer to an older question does not count; nor does a
-    /// question that was asked while this server changed the freezes, because its answer may lack the
-    /// change: `since` is the end of that change.
+    /// Returns whether the freezes have changed. An answer counts unless a newer one is known. An answer is as
+    /// new as its question, which was asked at `since`. For a change by this server, `since` is the end of the
+    /// change: the answer to a question that was asked meanwhile may lack the change.
     fn saw(&self, now: Vec<Freeze>, asked: Instant, since: Instant) -> bool {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if since < newest.since {

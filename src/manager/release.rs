@@ -21,10 +21,7 @@ use crate::{
         observe,
         rhythm::jittered,
         task,
-        wait::queue::{
-            Heir,
-            line::{InLine, in_order},
-        },
+        wait::queue::{Heir, line::InLine},
     },
     store::{Acquisition, Claim, HandedOver, Released, Removal, TryAcquire},
 };
@@ -166,7 +163,7 @@ impl LockManager {
                 }
             }
         };
-        let hand_over = in_order(order, self.until(), hand_over);
+        let hand_over = task::with_permit(order, self.deadline(), hand_over);
         self.inner.runner.spawn(&TaskTracker::new(), hand_over)
     }
 

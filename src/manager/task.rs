@@ -3,6 +3,7 @@
 
 use std::{
     future::Future,
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -171,6 +172,22 @@ pub(super) async fn answer<T>(
         Err(_) => unknown("no answer within the deadline, the outcome is unknown"),
     };
     outcome.inspect_err(|e| observe::failed(verb, e))
+}
+
+/// Runs `work`, and keeps `permit` until its end, but not longer than this: one command without an answer must
+/// not hold up others.
+pub(super) async fn with_permit<P, F: Future>(
+    permit: Option<P>,
+    at_most: Duration,
+    work: F,
+) -> F::Output {
+    let Some(permit) = permit else { return work.await };
+    let mut work = pin!(work);
+    if let Ok(done) = timeout(at_most, &mut work).await {
+        return done;
+    }
+    drop(permit);
+    work.await
 }
 
 /// All outcomes, or the first error. All futures are polled together, and none is dropped before its

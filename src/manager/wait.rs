@@ -6,6 +6,7 @@ pub(super) mod queue;
 use std::{
     future::{Future, pending},
     ops::ControlFlow,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,7 +21,7 @@ use crate::{
     manager::{
         LockManager, Registered,
         claim::{Acquired, Patience, Wait, Wanted},
-        observe,
+        observe, task,
         wait::{
             fair::Leaving,
             queue::{Place, Step, TooMany, deadlock::Edge, line::InLine},
@@ -31,6 +32,12 @@ use crate::{
 
 /// How often the place of this server is renewed in the store's queue, in a fair collection.
 const KEEP_PLACE: Duration = Duration::from_secs(1);
+/// How many waiters of a server ask the store at the same time: more than the commands that claims share can
+/// carry. If a crowd asked at once, most claims would wait for a connection until their deadline, and be
+/// repeated.
+pub(super) const ASK_AT_ONCE: usize = 256;
+/// After this time an attempt no longer keeps other waiters from asking: its document may be stuck.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A caller that waits.
 #[derive(Clone, Copy)]
@@ -223,7 +230,8 @@ impl LockManager {
         Ok(if is_over { Turn::Break(None) } else { Turn::Continue(()) })
     }
 
-    /// One attempt. `None` if the lock has another holder, or if another waiter comes first.
+    /// One attempt, among few others. `None` if the lock has another holder, if another waiter comes first,
+    /// or if the caller gives up before the attempt.
     async fn asks(
         &self,
         caller: &Caller<'_>,
@@ -231,13 +239,17 @@ impl LockManager {
         in_line: Option<InLine>,
     ) -> Result<Option<Acquired>, LockError> {
         let Caller { wanted, scope, give_up, .. } = *caller;
+        let asking = Arc::clone(&self.inner.asking).acquire_owned();
+        let Some(asking) = self.in_time(caller, asking).await? else { return Ok(None) };
         let (line, turn, order) = match in_line {
             Some(InLine { turn, line, order }) => (Some(line), Some(turn), Some(order)),
             None => (None, None, None),
         };
         let (claim, until) =
             (wanted.claim(self.inner.settings.max_hold, turn), self.until_at_most(give_up));
-        match self.claim(&wanted.key, claim, order, scope, until).await {
+        // On the heap, so that a crowd of waiters is small while it does not ask.
+        let claimed = Box::pin(self.claim(&wanted.key, claim, order, scope, until));
+        match task::with_permit(Some(asking), PATIENCE, claimed).await {
             Ok(Acquired::Held(lock)) => {
                 place.saw(&lock);
                 place.waits().map_err(|it| self.too_many(&wanted.key, it))?;
@@ -251,6 +263,20 @@ impl LockManager {
                 }
                 Err(e)
             }
+        }
+    }
+
+    /// `None` if the caller gives up before that.
+    async fn in_time<T>(
+        &self,
+        caller: &Caller<'_>,
+        turn: impl Future<Output = T>,
+    ) -> Result<Option<T>, LockError> {
+        tokio::select! {
+            biased;
+            turn = turn => Ok(Some(turn)),
+            () = at(caller.give_up) => Ok(None),
+            () = self.inner.waits.cancelled() => Err(LockError::ShutDown),
         }
     }
 

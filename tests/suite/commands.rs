@@ -98,7 +98,6 @@ async fn a_release_is_one_command() {
     }
 }
 
-/// A group of releases is a read and a delete; a group of acquires is an update and a read.
 /// The server remembers who holds what, and forgets it when it has removed the lock itself.
 #[tokio::test]
 async fn a_document_that_the_end_of_a_session_has_freed_is_acquired_by_one_command() {
@@ -119,6 +118,27 @@ async fn a_document_that_the_end_of_a_session_has_freed_is_acquired_by_one_comma
     }
 }
 
+/// The holder's release does not wait behind a write for everybody who is refused.
+#[tokio::test]
+async fn a_crowd_that_is_refused_at_the_same_time_writes_little() {
+    for (app, commands, database) in [on_replica_set().await, on_standalone().await] {
+        lock(&app, &commands, &key("a")).await;
+        // It knows nothing of the holder.
+        let app = App::on(&database).await;
+        commands.take();
+        let key = key("a");
+        join_all((0..100).map(|_| app.held(&key))).await;
+        let sent = commands.take();
+        let writes = sent.iter().filter(|it| *it == "findAndModify").count();
+        assert!((1..=20).contains(&writes), "{writes} of {}", sent.len());
+        // Now it knows the holder, and one read answers many.
+        join_all((0..100).map(|_| app.held(&key))).await;
+        let sent = commands.take();
+        assert!(sent.len() <= 20 && sent.iter().all(|it| it == "find"), "{sent:?}");
+    }
+}
+
+/// A group of releases is a read and a delete; a group of acquires is an update and a read.
 #[tokio::test]
 async fn acquires_and_releases_at_the_same_time_travel_together() {
     for (app, commands, _) in [on_replica_set().await, on_standalone().await] {

@@ -39,7 +39,7 @@ pub struct Unit {
     pub who: String,
     pub tasks: usize,
     pub n: usize,
-    /// In µs, of all members together, without what they use when idle.
+    /// In µs, of all members together, without the time that they use when idle.
     pub mongod: f64,
     pub app: f64,
     /// In ms.
@@ -154,7 +154,7 @@ pub async fn measure(set: &Set, size: Size) -> Vec<Unit> {
     units
 }
 
-/// What a server without sessions costs mongod: the reaper.
+/// The load of a server without sessions on mongod: the reaper.
 async fn background(set: &Set, size: Size) {
     let before = set.meter.read();
     sleep(size.pick(Duration::from_secs(2), Duration::from_secs(20))).await;

@@ -36,7 +36,7 @@ const GROWTH: f64 = 1.10;
 const SHOWN: usize = 20;
 /// How many documents one query asks for at the end.
 const ASKED_AT_ONCE: usize = 500;
-/// One of so many clicks is checked against what is stored.
+/// One of so many clicks is compared with the stored record.
 const CHECKED: usize = 10;
 
 const OPEN: usize = 0;
@@ -353,7 +353,7 @@ async fn live(
 ) -> Option<(String, String)> {
     sleep_until(arrives).await;
     let mut random = Random::of(slot);
-    // Those who are there at the beginning have been there for a while.
+    // The first people have been there for a while.
     let mut stays = STAY * random.below(1_000) as u32 / 1_000;
     loop {
         let mut person = Person::new(&world.site, world.document(slot));

@@ -35,7 +35,7 @@ pub struct Reading {
     app: Duration,
 }
 
-/// What was used between two readings.
+/// The processor time between two readings.
 #[derive(Debug, Clone, Copy)]
 pub struct Used {
     pub time: Duration,

@@ -88,7 +88,7 @@ fn p50(took: Vec<Duration>) -> f64 {
     Samples::of(took).at(&[0.5])[0] / 1e3
 }
 
-/// What the read of a session's locks costs, which is a part of a heartbeat and of the end of a session.
+/// The cost of reading a session's locks, which is a part of a heartbeat and of the end of a session.
 pub async fn reads(set: &Set, size: Size) {
     let database = fresh(&set.mongo).await;
     let locks = site::manager(&database).await;

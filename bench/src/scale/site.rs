@@ -20,7 +20,7 @@ use mongodb::Database;
 
 use crate::ours::Page;
 
-/// The default, and what the pages assume.
+/// The default, which the pages assume.
 pub const TTL: Duration = Duration::from_secs(150);
 /// As in `client.js`: a third of the ttl, and a little more, so that each heartbeat renews.
 pub const HEARTBEAT: Duration = Duration::from_millis(50_250);
@@ -104,7 +104,7 @@ async fn log_out(session: Session) -> impl Responder {
     HttpResponse::NoContent()
 }
 
-/// A browser with one page, and what it knows.
+/// A browser with one page, and the token that it has.
 pub struct Person {
     site: Site,
     cookie: Option<String>,

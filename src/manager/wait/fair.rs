@@ -12,10 +12,10 @@ use crate::{
         claim::Acquired,
         task,
         wait::{
-            Caller, at,
+            Caller,
             queue::{
                 Place,
-                line::{Alone, InLine, Line, in_order},
+                line::{Alone, InLine, Line},
             },
         },
     },
@@ -86,20 +86,6 @@ impl LockManager {
         Ok(None)
     }
 
-    /// `None` if the caller gives up before that.
-    async fn in_time<T>(
-        &self,
-        caller: &Caller<'_>,
-        order: impl Future<Output = T>,
-    ) -> Result<Option<T>, LockError> {
-        tokio::select! {
-            biased;
-            order = order => Ok(Some(order)),
-            () = at(caller.give_up) => Ok(None),
-            () = self.inner.waits.cancelled() => Err(LockError::ShutDown),
-        }
-    }
-
     /// Tells the store which waiters of this server have a ticket, and draws one for those that have none.
     async fn set_place(
         &self,
@@ -124,7 +110,9 @@ impl LockManager {
             }
             Ok(())
         };
-        let set = self.inner.runner.spawn(&TaskTracker::new(), in_order(Some(alone), until, set));
+        // A command that comes late is corrected by the next one.
+        let set = task::with_permit(Some(alone), self.deadline(), set);
+        let set = self.inner.runner.spawn(&TaskTracker::new(), set);
         Ok(task::answer("set_place", until, set).await?)
     }
 

@@ -10,7 +10,7 @@ use crate::{
     lock::{Aid, Lock, Mode},
     store::{
         Confirmed, Format, StoredDocument,
-        mongo::{Prepared, codec, error::store_error, grant::whole_record, lanes, pipeline},
+        mongo::{Prepared, codec, error::store_error, lanes, pipeline, record::whole_record},
     },
 };
 

@@ -39,11 +39,15 @@ impl Prepared {
         claim: &Claim,
         traced: &[String],
     ) -> Result<Answered, StoreError> {
-        if let Some(held) = self.refuse(key, claim).await {
-            return Ok(Answered::Answer(TryAcquire::Held(held)));
-        }
-        lanes::in_time().map_err(|e| claim_failed(key, e))?;
-        let answered = self.write_claim(key, claim, traced).await?;
+        let answered = loop {
+            if let Some(held) = self.refuse(key, claim).await {
+                return Ok(Answered::Answer(TryAcquire::Held(held)));
+            }
+            lanes::in_time().map_err(|e| claim_failed(key, e))?;
+            if let Some(answered) = self.write_claim(key, claim, traced).await? {
+                break answered;
+            }
+        };
         if let Answered::Answer(
             TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock),
         ) = &answered
@@ -62,14 +66,9 @@ impl Prepared {
             return None;
         }
         let asked = Instant::now();
-        let found = self.locks.find_one(pipeline::by_id(key.id())).projection(pipeline::whole());
-        let found = found.max_time(lanes::write_limit()).await.ok().flatten();
-        let refuses = |lock: &Lock| {
-            lock.mode == Mode::Exclusive && lock.aid != claim.aid && !lock.expires_in().is_zero()
-        };
-        let record = found.and_then(whole_record);
-        let locks = record.map_or_else(Vec::new, |it| self.fetched(key, &it, asked).locks());
-        let lock = locks.into_iter().find(refuses);
+        let record = self.look(key.id()).await.ok().flatten();
+        let refuses = |lock: &Lock| lock.mode == Mode::Exclusive && lock.aid != claim.aid;
+        let lock = record.and_then(|it| self.fetched(key, &it, asked).live_locks().find(refuses));
         match &lock {
             Some(lock) => self.seen.held(lock),
             None => self.seen.freed(key.id()),
@@ -86,13 +85,13 @@ impl Prepared {
     // The command has three forms, because the length of the pipeline is its only cost beyond that of
     // an insert. A shorter form that finds no answer has changed nothing that matters, and the next
     // form follows. No two forms may both grant: a delayed second command could resurrect a released
-    // lock.
+    // lock. `None`: see `claim_turn`.
     async fn write_claim(
         &self,
         key: &LockKey,
         claim: &Claim,
         traced: &[String],
-    ) -> Result<Answered, StoreError> {
+    ) -> Result<Option<Answered>, StoreError> {
         let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
         let mut has_readers = false;
         if is_exclusive && !rules.fair && !rules.fenced && !self.seen.is_there(key.id()) {
@@ -100,45 +99,56 @@ impl Prepared {
             self.seen.there(key.id());
             let update = pipeline::acquire_if_free(claim, rules);
             let asked = Instant::now();
-            match self.take(key.id(), update).await.map_err(|e| claim_failed(key, e))? {
+            let took = self.take(key.id(), &claim.aid, update).await;
+            match took.map_err(|e| claim_failed(key, e))? {
                 Took::New(mut record) => {
                     record.insert("now", record.get("ts").cloned());
                     // Anybody else's record is a newer one: this grant is gone already.
                     return match self.fetched(key, &record, asked).answer(claim) {
-                        Some(granted @ TryAcquire::Granted(_)) => Ok(Answered::Answer(granted)),
+                        Some(granted @ TryAcquire::Granted(_)) => {
+                            Ok(Some(Answered::Answer(granted)))
+                        }
                         _ => Err(gone_again(key)),
                     };
                 }
                 Took::Existed(Some(record)) => {
                     if record.get_str("token").is_ok_and(|it| it == claim.token.to_string()) {
                         // The record was a leftover without `ts`.
-                        return self.granted_before(key, claim).await.map(Answered::Answer);
+                        let granted = self.granted_before(key, claim).await?;
+                        return Ok(Some(Answered::Answer(granted)));
                     }
                     has_readers = record.contains_key("readers");
                 }
                 Took::Existed(None) => {}
                 Took::Gone => return Err(gone_again(key)),
+                Took::Overtaken => return Ok(None),
             }
         }
         if is_exclusive && !rules.fair && !has_readers {
-            let update = pipeline::acquire_shortly(claim, traced, rules);
-            let mut fields = pipeline::short_answer_fields(claim);
-            fields.insert(pipeline::FORMER, pipeline::former(claim, traced, rules));
-            let (it, asked) = self.attempt(key, update, Some(fields)).await?;
+            let short = || {
+                let update = pipeline::acquire_shortly(claim, traced, rules);
+                (update, pipeline::short_answer_fields(claim))
+            };
+            let Some((it, asked)) = self.attempt(key, claim, traced, short).await? else {
+                return Ok(None);
+            };
             self.seen.there(key.id());
             if let Some(record) = it.record
                 && !record.get_bool(pipeline::MORE).unwrap_or(false)
                 && let Some(answered) = self.answered(key, &record, asked, claim)
             {
-                return Ok(answered);
+                return Ok(Some(answered));
             }
         }
-        let update = pipeline::acquire(claim, traced, rules);
-        let mut fields = pipeline::answer_fields(claim, rules);
-        fields.insert(pipeline::FORMER, pipeline::former(claim, traced, rules));
-        let (it, asked) = self.attempt(key, update, Some(fields)).await?;
+        let full = || {
+            let update = pipeline::acquire(claim, traced, rules);
+            (update, pipeline::answer_fields(claim, rules))
+        };
+        let Some((it, asked)) = self.attempt(key, claim, traced, full).await? else {
+            return Ok(None);
+        };
         let answered = it.record.and_then(|record| self.answered(key, &record, asked, claim));
-        answered.ok_or_else(|| StoreError::new(StoreErrorKind::Other, acquiring(key)))
+        answered.map(Some).ok_or_else(|| StoreError::new(StoreErrorKind::Other, acquiring(key)))
     }
 
     fn answered(
@@ -179,15 +189,22 @@ impl Prepared {
         }
     }
 
+    /// `form` returns the update and the fields of the answer.
     async fn attempt(
         &self,
         key: &LockKey,
-        update: Vec<Document>,
-        fields: Option<Document>,
-    ) -> Result<(Modified, Instant), StoreError> {
+        claim: &Claim,
+        traced: &[String],
+        form: impl FnOnce() -> (Vec<Document>, Document),
+    ) -> Result<Option<(Modified, Instant)>, StoreError> {
+        let failed = |e| claim_failed(key, e);
+        let turn = self.claim_turn(key.id(), &claim.aid).await.map_err(failed)?;
+        let Some(turn) = turn else { return Ok(None) };
+        let (update, mut fields) = form();
+        fields.insert(pipeline::FORMER, pipeline::former(claim, traced, &self.rules));
         let asked = Instant::now();
-        let done = self.modify(key.id(), pipeline::by_id(key.id()), update, true, fields).await;
-        done.map(|it| (it, asked)).map_err(|e| claim_failed(key, e))
+        let done = self.modify(turn, pipeline::by_id(key.id()), update, true, Some(fields)).await;
+        done.map(|it| Some((it, asked))).map_err(failed)
     }
 
     // findAndModify returns: our token → granted, perhaps by an earlier attempt whose reply was lost. A
@@ -207,8 +224,9 @@ impl Prepared {
         };
         let update = pipeline::hand_over(from, claim, &self.rules);
         let handed = pipeline::handed(from, claim);
-        let done = until_majority(|| {
-            self.modify(key.id(), handed.clone(), update.clone(), false, Some(fields.clone()))
+        let done = until_majority(async || {
+            let turn = self.lanes.turn(key.id()).await?;
+            self.modify(turn, handed.clone(), update.clone(), false, Some(fields.clone())).await
         });
         let (done, before) =
             done.await.map_err(|e| store_error(format!("handing over the lock on {key:?}"), e))?;
@@ -221,13 +239,6 @@ impl Prepared {
         let is_free = done.record.is_some_and(|it| claim.turn.is_some() && !it.contains_key("ts"));
         Ok(if is_free || before { HandedOver::Released } else { HandedOver::AlreadyGone })
     }
-}
-
-/// The record that was read together with the server's time, and that time in it.
-pub(super) fn whole_record(mut found: Document) -> Option<Document> {
-    let Bson::Document(mut record) = found.remove(pipeline::RECORD)? else { return None };
-    record.insert("now", found.remove("now")?);
-    Some(record)
 }
 
 fn claim_failed(key: &LockKey, error: Error) -> StoreError {

@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, slice, time::Instant};
 
+use futures_util::future::try_join;
 use mongodb::{
     Collection,
     bson::{Bson, Document, doc},
@@ -78,13 +79,12 @@ impl MongoStore {
         match query {
             Query::Each { keys, aid } => at.each(&keys[..limit.min(keys.len())], aid).await,
             Query::On(keys) => {
-                at.listed(at.live_on(&keys.iter().collect::<Vec<_>>()), None, limit, true).await
+                let live = at.live_on(&keys.iter().collect::<Vec<_>>());
+                at.certain(|records| at.listed(records, live.clone(), limit)).await
             }
-            Query::Of(aids) => {
-                at.listed(pipeline::held_by(aids, ttl), Some(aids), limit, true).await
-            }
+            Query::Of(aids) => at.certain(|records| at.of(records, aids, limit)).await,
             Query::All => {
-                at.listed(pipeline::and_live(Document::new(), ttl), None, limit, false).await
+                at.listed(&at.leases, pipeline::and_live(Document::new(), ttl), limit).await
             }
         }
     }
@@ -98,14 +98,11 @@ impl MongoStore {
     ) -> Result<OfSession, StoreError> {
         let (at, aids) = (self.prepared(collection)?, slice::from_ref(aid));
         let (mut of_session, mut seen) = (OfSession { held: Vec::new(), may_read: false }, 0);
-        let records = pipeline::of_sessions(aids);
-        let fields = pipeline::list_fields(Some(aids));
+        let (records, fields) = (pipeline::of_sessions(aids), pipeline::fields_for(aids));
         at.each_of(&at.locks, records, fields, limit, |record, found| {
             seen += 1;
             of_session.may_read |= matches!(record.get("readers"), Some(Bson::Array(_)));
-            of_session
-                .held
-                .extend(found.locks().into_iter().filter(|lock| !lock.expires_in().is_zero()));
+            of_session.held.extend(found.live_locks());
         })
         .await?;
         // Beyond the limit it is not known whether the session reads.
@@ -115,30 +112,52 @@ impl MongoStore {
 }
 
 impl Prepared {
-    /// Majority-committed locks. If `all`, a lock that only the primary has is an error.
+    /// Majority-committed locks. A lock that only the primary has is an error.
+    async fn certain<'a, F>(
+        &'a self,
+        list: impl Fn(&'a Collection<Document>) -> F,
+    ) -> Result<Vec<Lock>, StoreError>
+    where
+        F: Future<Output = Result<Vec<Lock>, StoreError>>,
+    {
+        let (locks, newest) = try_join(list(&self.leases), list(&self.locks)).await?;
+        let known: HashSet<_> = locks.iter().map(|lock| lock.token).collect();
+        if newest.iter().all(|lock| known.contains(&lock.token)) {
+            Ok(locks)
+        } else {
+            Err(self.unknown_yet())
+        }
+    }
+
     async fn listed(
         &self,
+        records: &Collection<Document>,
         live: Document,
-        aids: Option<&[Aid]>,
         limit: usize,
-        all: bool,
     ) -> Result<Vec<Lock>, StoreError> {
-        let (mut locks, fields) = (Vec::<Lock>::new(), pipeline::list_fields(aids));
-        self.each_of(&self.leases, live.clone(), fields.clone(), limit, |_, found| {
+        let mut locks = Vec::new();
+        self.each_of(records, live, pipeline::list_fields(), limit, |_, found| {
             locks.extend(found.locks());
         })
         .await?;
-        if all {
-            let known: HashSet<_> = locks.iter().map(|lock| lock.token).collect();
-            let mut is_unknown = false;
-            self.each_of(&self.locks, live, fields, limit, |_, found| {
-                is_unknown |= found.locks().iter().any(|lock| !known.contains(&lock.token));
-            })
-            .await?;
-            if is_unknown {
-                return Err(self.unknown_yet());
-            }
-        }
+        Ok(locks)
+    }
+
+    /// The live locks of these sessions. The server computes nothing, which is cheaper than to have it leave out
+    /// the few expired ones.
+    async fn of(
+        &self,
+        records: &Collection<Document>,
+        aids: &[Aid],
+        limit: usize,
+    ) -> Result<Vec<Lock>, StoreError> {
+        let (of_sessions, fields) = (pipeline::of_sessions(aids), pipeline::fields_for(aids));
+        let (aids, mut locks) = (aids.iter().collect::<HashSet<_>>(), Vec::new());
+        self.each_of(records, of_sessions, fields, usize::MAX, |_, found| {
+            locks.extend(found.live_locks().filter(|lock| aids.contains(&lock.aid)));
+        })
+        .await?;
+        locks.truncate(limit);
         Ok(locks)
     }
 

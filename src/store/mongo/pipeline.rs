@@ -330,11 +330,21 @@ pub(super) fn answer_fields(claim: &Claim, rules: &Rules) -> Document {
     fields
 }
 
-/// The same with all readers, or with the readers of these sessions.
-pub(super) fn list_fields(aids: Option<&[Aid]>) -> Document {
-    let mut listed = vec![is_live_reader()];
-    listed.extend(aids.map(|aids| is_of(Grant::Reader, aids)));
-    fields_with("readers", readers_that(doc! { "$and": listed }))
+/// The same with all live readers.
+pub(super) fn list_fields() -> Document {
+    fields_with("readers", readers_that(is_live_reader()))
+}
+
+/// The fields of all locks in the record, expired or not, or at least those of the only one of these
+/// sessions. Computes nothing, as [`whole`].
+pub(super) fn fields_for(aids: &[Aid]) -> Document {
+    let mut fields = exclusive_fields();
+    let readers = match aids {
+        [aid] => doc! { "$elemMatch": { "aid": aid.as_str() } }.into(),
+        _ => Bson::from(1),
+    };
+    fields.insert("readers", readers);
+    fields
 }
 
 /// Null if there are readers, but none that matches.

@@ -25,7 +25,8 @@ impl Prepared {
             return Ok(None);
         };
         let fields = doc! { "_id": 0, "drawn": pipeline::drawn(waiters.server) };
-        let record = self.modify(id, filter, update, true, Some(fields)).await?.record;
+        let turn = self.lanes.turn(id).await?;
+        let record = self.modify(turn, filter, update, true, Some(fields)).await?.record;
         let drawn = record.as_ref().and_then(|it| it.get("drawn")).and_then(codec::number);
         Ok(drawn.filter(|_| place.last == Ticket::NEW).map(|it| Ticket(it as u64)))
     }

@@ -9,7 +9,10 @@ use crate::{
     lock::{Aid, Holder, Lock, LockToken, Mode},
     store::{
         Claim, TryAcquire,
-        mongo::{codec::number, pipeline::millis},
+        mongo::{
+            codec::number,
+            pipeline::{self, millis},
+        },
     },
 };
 
@@ -41,6 +44,10 @@ impl Fetched<'_> {
             }
             _ => vec![self.lock_of(self.record, Mode::Exclusive)],
         }
+    }
+
+    pub(super) fn live_locks(self) -> impl Iterator<Item = Lock> {
+        self.locks().into_iter().filter(|lock| !lock.expires_in().is_zero())
     }
 
     /// The answer to a claim: the session's own lock, or the lock or place that is in its way.
@@ -123,6 +130,13 @@ impl Fetched<'_> {
         let age = now.timestamp_millis().saturating_sub(ts.timestamp_millis());
         in_our_time(ttl.saturating_sub(age))
     }
+}
+
+/// The record that was read together with the server's time, and that time in it.
+pub(super) fn whole_record(mut found: Document) -> Option<Document> {
+    let Bson::Document(mut record) = found.remove(pipeline::RECORD)? else { return None };
+    record.insert("now", found.remove("now")?);
+    Some(record)
 }
 
 fn aid_of(grant: &Document) -> Aid {

@@ -195,7 +195,8 @@ impl Prepared {
             "_id": 0, "ts": 1, "aid": 1, "fence": 1,
             "readers": there("$readers"), "queue": there("$queue"),
         };
-        let left = self.modify(id, filter, by, false, Some(fields)).await?.record;
+        let turn = self.lanes.turn(id).await?;
+        let left = self.modify(turn, filter, by, false, Some(fields)).await?.record;
         let Some(left) = left else { return Ok(false) };
         if left.is_empty() {
             let mut empty = pipeline::by_id(id);

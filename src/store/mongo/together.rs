@@ -1,4 +1,5 @@
-//! The two writes that travel in groups: taking a free document, and releasing an exclusive lock.
+//! The commands that travel in groups: taking a free document, releasing an exclusive lock, and looking at a
+//! lock that is known to be held.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,12 +10,14 @@ use mongodb::{
 
 use crate::{
     key::LockId,
+    lock::Aid,
     store::mongo::{
         Prepared, codec,
         error::{DUPLICATE_KEY, MAX_TIME_EXPIRED, Unacknowledged, code, ran_out_of_time},
         group::Group,
-        lanes,
+        lanes::{self, Turn},
         pipeline::{self, Grantee},
+        record::whole_record,
         write::{Write, acknowledged, indexes, refusals, run},
     },
 };
@@ -24,12 +27,14 @@ use crate::{
 pub(super) struct Groups {
     takes: Arc<Group<Take, Result<Took>>>,
     releases: Arc<Group<Release, Result<bool>>>,
+    looks: Arc<Group<LockId, Result<Option<Document>>>>,
 }
 
 /// The claim of a document that is expected to be free.
 #[derive(Debug)]
 struct Take {
     id: LockId,
+    aid: Aid,
     update: Vec<Document>,
 }
 
@@ -42,6 +47,8 @@ pub(super) enum Took {
     Existed(Option<Document>),
     /// The claim was granted, and its record is gone again.
     Gone,
+    /// Nothing was written: see [`claim_turn`](Prepared::claim_turn).
+    Overtaken,
 }
 
 /// The release of an exclusive lock that is alone in its record.
@@ -61,8 +68,8 @@ impl Prepared {
     }
 
     /// Runs this update of the record `id`, an upsert that does nothing to a live lock.
-    pub(super) async fn take(&self, id: &LockId, update: Vec<Document>) -> Result<Took> {
-        let job = Take { id: id.clone(), update };
+    pub(super) async fn take(&self, id: &LockId, aid: &Aid, update: Vec<Document>) -> Result<Took> {
+        let job = Take { id: id.clone(), aid: aid.clone(), update };
         if !self.may_join(id) {
             return self.take_alone(job).await;
         }
@@ -81,8 +88,20 @@ impl Prepared {
         gone.await.unwrap_or_else(|| Err(not_known()))
     }
 
-    async fn take_alone(&self, Take { id, update }: Take) -> Result<Took> {
-        let it = self.modify(&id, pipeline::by_id(&id), update, true, None).await?;
+    /// Waits for the turn of a claim. `None` if another claim was granted the lock meanwhile, so that a read will
+    /// do: the holder's release must not wait behind the writes of everybody who is refused.
+    pub(super) async fn claim_turn<'a>(
+        &'a self,
+        id: &'a LockId,
+        aid: &Aid,
+    ) -> Result<Option<Turn<'a>>> {
+        let turn = self.lanes.turn(id).await?;
+        Ok((!self.seen.is_held_by_another(id, aid)).then_some(turn))
+    }
+
+    async fn take_alone(&self, Take { id, aid, update }: Take) -> Result<Took> {
+        let Some(turn) = self.claim_turn(&id, &aid).await? else { return Ok(Took::Overtaken) };
+        let it = self.modify(turn, pipeline::by_id(&id), update, true, None).await?;
         Ok(match it.record {
             Some(record) if it.is_new => Took::New(record),
             record => Took::Existed(record),
@@ -109,7 +128,7 @@ impl Prepared {
     // grant; the repetition has another token, so that nobody revives the one that was broken. Any other
     // error, or no reply → each claim is repeated alone, and recognises its grant.
     async fn take_together(&self, jobs: &[Take]) -> Result<Vec<Result<Took>>> {
-        let statement = |Take { id, update }: &Take| {
+        let statement = |Take { id, update, .. }: &Take| {
             doc! { "q": pipeline::by_id(id), "u": update.clone(), "upsert": true }
         };
         let updates: Vec<_> = jobs.iter().map(statement).collect();
@@ -118,8 +137,8 @@ impl Prepared {
         acknowledged(&reply, true)?;
         let mut refused = refusals(&reply);
         let new = indexes(&reply, "upserted");
-        let ids = new.iter().filter_map(|n| Some(Bson::from(&jobs.get(*n)?.id)));
-        let mut records = self.records(ids.collect(), doc! {}).await?;
+        let ids: Vec<_> = new.iter().filter_map(|n| Some(&jobs.get(*n)?.id)).collect();
+        let mut records = self.records(&ids).await?;
         Ok((jobs.iter().enumerate())
             .map(|(n, job)| match refused.remove(&n) {
                 Some(e) if code(&e) == Some(DUPLICATE_KEY) => Ok(Took::Existed(None)),
@@ -145,9 +164,8 @@ impl Prepared {
     // request was told of it in between: it is gone for certain only if all that were there are deleted. No
     // reply → each release is repeated alone, and finds nothing to delete.
     async fn release_together(&self, jobs: &[Release]) -> Result<Vec<Result<bool>>> {
-        let ids = jobs.iter().map(|job| Bson::from(&job.id)).collect();
-        let fields = doc! { "aid": 1, "token": 1, "again": 1 };
-        let records = self.records(ids, fields).await?;
+        let ids: Vec<_> = jobs.iter().map(|job| &job.id).collect();
+        let records = self.records(&ids).await?;
         let is_there = |job: &Release| records.get(&job.id).is_some_and(|it| job.of.has(it));
         let there: Vec<_> = jobs.iter().map(is_there).collect();
         let statement = |job: &Release| doc! { "q": job.filter.clone(), "limit": 0 };
@@ -183,16 +201,39 @@ impl Prepared {
             .collect())
     }
 
-    async fn records(&self, ids: Vec<Bson>, fields: Document) -> Result<HashMap<LockId, Document>> {
+    /// The record, as the primary has it, with the server's time. Callers that ask for one record share it, so
+    /// that a crowd that asks again and again leaves the connections to the holder.
+    pub(super) async fn look(&self, id: &LockId) -> Result<Option<Document>> {
+        let looks = &self.groups.looks;
+        let found = looks.submit(id.clone(), lanes::alone_after(), |ids| self.look_at_all(ids));
+        found.await.unwrap_or_else(|| Err(not_known()))
+    }
+
+    async fn look_at_all(&self, ids: Vec<LockId>) -> Vec<Result<Option<Document>>> {
+        let mut distinct: Vec<_> = ids.iter().collect();
+        distinct.sort();
+        distinct.dedup();
+        let records = self.records(&distinct).await;
+        let of =
+            |id| records.as_ref().map(|records| records.get(id).cloned()).map_err(Clone::clone);
+        ids.iter().map(of).collect()
+    }
+
+    async fn records(&self, ids: &[&LockId]) -> Result<HashMap<LockId, Document>> {
         let mut records = HashMap::new();
-        if ids.is_empty() {
-            return Ok(records);
-        }
-        let found = self.locks.find(doc! { "_id": { "$in": ids } }).projection(fields);
+        let filter = match ids {
+            [] => return Ok(records),
+            [id] => pipeline::by_id(id),
+            ids => {
+                doc! { "_id": { "$in": ids.iter().map(|id| Bson::from(*id)).collect::<Vec<_>>() } }
+            }
+        };
+        let found = self.locks.find(filter).projection(pipeline::whole()).limit(ids.len() as i64);
         let mut cursor = found.max_time(lanes::group_limit()).await?;
         while cursor.advance().await? {
-            let record: Document = cursor.deserialize_current()?;
-            if let Some(id) = record.get("_id").and_then(codec::lock_id) {
+            if let Some(record) = whole_record(cursor.deserialize_current()?)
+                && let Some(id) = record.get("_id").and_then(codec::lock_id)
+            {
                 records.insert(id, record);
             }
         }

@@ -21,7 +21,8 @@ use crate::{
     store::mongo::{
         Prepared, codec,
         error::{Refused, Unacknowledged, ran_out_of_time},
-        lanes, majority_acknowledges, pipeline,
+        lanes::{self, Turn},
+        majority_acknowledges, pipeline,
     },
 };
 
@@ -137,12 +138,12 @@ pub(super) fn acknowledged(reply: &Document, has_written: bool) -> Result<()> {
 }
 
 impl Prepared {
-    /// One `findAndModify` on the record `id`.
+    /// One `findAndModify` on the record of this turn.
     ///
     /// Without `fields` the whole record is returned, which costs the server less than any projection.
     pub(super) async fn modify(
         &self,
-        id: &LockId,
+        turn: Turn<'_>,
         filter: Document,
         by: Vec<Document>,
         upsert: bool,
@@ -158,7 +159,6 @@ impl Prepared {
         if let Some(fields) = fields {
             command.insert("fields", fields);
         }
-        let turn = self.lanes.turn(id).await?;
         let limit = turn.limit;
         let mut reply = turn.of(run(&self.locks, command, limit)).await?;
         let record = match reply.remove("value") {

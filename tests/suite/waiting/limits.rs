@@ -1,6 +1,12 @@
 //! Limits on the number of waiters.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use futures_util::FutureExt;
+use tokio::{sync::Semaphore, time::advance};
+
 use super::*;
+use crate::rig::paused::Paused;
 
 /// That many calls that wait for a document, each in its own task, and are in the queue.
 async fn wait(locks: &LockManager, jobs: &[Job], key: &LockKey) -> JoinSet<LockGuard> {
@@ -60,4 +66,43 @@ on_each_store! {
         held.release().await.unwrap();
         drop(in_time("it has them all", all.join_all()).await);
     }
+}
+
+/// Otherwise most claims of a crowd would wait for a connection until their deadline, and be repeated.
+#[tokio::test(start_paused = true)]
+async fn a_crowd_of_waiters_for_many_documents_asks_a_few_at_a_time() {
+    const CROWD: usize = 2_000;
+    const AT_ONCE: usize = 256;
+    let (gate, asked) = (Arc::new(Semaphore::new(10)), Arc::new(AtomicUsize::new(0)));
+    let store = Paused::new(MemoryStore::new(), {
+        let (gate, asked) = (Arc::clone(&gate), Arc::clone(&asked));
+        move || {
+            let gate = Arc::clone(&gate);
+            asked.fetch_add(1, Relaxed);
+            async move { gate.acquire().await.unwrap().forget() }.boxed()
+        }
+    });
+    let locks = LockManager::builder(store).ttl(TTL).deadline(NO_DEADLINE).without_reaper();
+    let locks = locks.build().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    gate.forget_permits(10);
+    let before = asked.load(Relaxed);
+    let mut all = JoinSet::new();
+    for n in 0..CROWD {
+        let (locks, key) = (locks.clone(), key(&n.to_string()));
+        all.spawn(async move { locks.acquire(&key, Wait::until_acquired()).await.unwrap() });
+    }
+    let have_asked = async || {
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        asked.load(Relaxed) - before
+    };
+    assert_eq!(have_asked().await, AT_ONCE);
+    // Without an answer, these do not keep the others from asking for long.
+    advance(Duration::from_millis(501)).await;
+    assert_eq!(have_asked().await, 2 * AT_ONCE);
+    gate.add_permits(2 * CROWD);
+    let guards = in_time("all get their locks", all.join_all()).await;
+    assert_eq!((guards.len(), asked.load(Relaxed) - before), (CROWD, 2 * CROWD));
 }

@@ -1,123 +1,16 @@
 //! A handler that is dropped half-way leaves nothing behind.
 
-use std::{future::Future, pin::pin, task::Context, time::Instant};
+use std::{future::Future, pin::pin, task::Context};
 
-use actix_doclock::{
-    Aid, EndReason, MongoStore, PageId, Released, SessionEnded, StoreError, TryAcquire,
-    store::{
-        Acquisition, Claim, Edit, HandedOver, LastEnd, Query, Removal, Rules, Saved, Store,
-        StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
-    },
-};
-use futures_util::task::noop_waker_ref;
+use actix_doclock::MongoStore;
+use futures_util::{FutureExt, task::noop_waker_ref};
 use tokio::task::yield_now;
-use uuid::Uuid;
 
 use super::{
     sessions::{Fault, Faulty},
     *,
 };
-use crate::rig;
-
-/// A store that pauses before and after everything it does, so that there are many points to be
-/// dropped at.
-struct Pausing(MemoryStore);
-
-impl Pausing {
-    async fn paused<T>(&self, verb: impl Future<Output = T>) -> T {
-        yield_now().await;
-        let outcome = verb.await;
-        yield_now().await;
-        outcome
-    }
-}
-
-impl Store for Pausing {
-    async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
-        self.0.prepare(collection, rules).await
-    }
-    async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
-        self.paused(self.0.try_acquire(key, claim)).await
-    }
-    async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
-        self.paused(self.0.renew(collection, aids)).await
-    }
-    async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
-        self.paused(self.0.remove_lock(removal)).await
-    }
-    async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver, StoreError> {
-        self.paused(self.0.hand_over(from, claim)).await
-    }
-    async fn end_session(
-        &self,
-        aid: &Aid,
-        reason: EndReason,
-        collections: &[&str],
-        worker: Uuid,
-    ) -> Result<Vec<LockKey>, StoreError> {
-        self.paused(self.0.end_session(aid, reason, collections, worker)).await
-    }
-    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
-        self.paused(self.0.last_end(aid)).await
-    }
-    async fn sweep(&self, names: &[&str], worker: Uuid, limit: usize) -> Result<Swept, StoreError> {
-        self.paused(self.0.sweep(names, worker, limit)).await
-    }
-    async fn locks(
-        &self,
-        collection: &str,
-        query: Query<'_>,
-        limit: usize,
-    ) -> Result<Vec<Lock>, StoreError> {
-        self.paused(self.0.locks(collection, query, limit)).await
-    }
-    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
-        self.paused(self.0.load(key)).await
-    }
-    async fn save(
-        &self,
-        held: &Acquisition,
-        edit: &Edit,
-        until: Instant,
-    ) -> Result<Saved, StoreError> {
-        self.paused(self.0.save(held, edit, until)).await
-    }
-    async fn status(&self, names: &[&str]) -> Result<StoreStatus, StoreError> {
-        self.0.status(names).await
-    }
-    async fn release_all(&self, collection: &str, aid: &Aid) -> Result<Vec<LockKey>, StoreError> {
-        self.paused(self.0.release_all(collection, aid)).await
-    }
-    async fn set_place(
-        &self,
-        key: &LockKey,
-        waiters: &Waiters,
-    ) -> Result<Option<Ticket>, StoreError> {
-        self.paused(self.0.set_place(key, waiters)).await
-    }
-    async fn expire_in(
-        &self,
-        held: &Acquisition,
-        page: Option<PageId>,
-        grace: Duration,
-    ) -> Result<Released, StoreError> {
-        self.paused(self.0.expire_in(held, page, grace)).await
-    }
-    async fn take_announcements(
-        &self,
-        worker: Uuid,
-        lease: Duration,
-        limit: usize,
-    ) -> Result<Vec<SessionEnded>, StoreError> {
-        self.paused(self.0.take_announcements(worker, lease, limit)).await
-    }
-    async fn announced(&self, worker: Uuid, ended: &[SessionEnded]) -> Result<(), StoreError> {
-        self.paused(self.0.announced(worker, ended)).await
-    }
-    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
-        self.0.watch(collection).await
-    }
-}
+use crate::rig::{self, paused::Paused};
 
 /// Polls `future` that often, letting everything else run in between, and drops it. Says whether it
 /// had ended before.
@@ -136,7 +29,8 @@ async fn drop_after<F: Future>(future: F, polls: usize) -> bool {
 #[actix_web::test]
 async fn a_request_that_is_dropped_at_any_await_point_leaves_no_lock() {
     let (_, store) = embedded().await;
-    let locks = LockManager::builder(Pausing(store)).build().await.unwrap();
+    let locks =
+        LockManager::builder(Paused::new(store, || yield_now().boxed())).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
@@ -182,7 +76,8 @@ async fn a_handler_that_is_dropped_with_its_connection_leaves_no_fresh_lock() {
 #[actix_web::test]
 async fn a_logout_that_is_dropped_is_carried_out() {
     let (_, store) = embedded().await;
-    let locks = LockManager::builder(Pausing(store)).build().await.unwrap();
+    let locks =
+        LockManager::builder(Paused::new(store, || yield_now().boxed())).build().await.unwrap();
     locks.register::<Note>().await.unwrap();
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;

@@ -6,18 +6,14 @@
 //! and of its last waiter. A handover costs the same however long the queue is.
 
 use std::{
-    pin::pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use tokio::{
-    sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock},
-    time::timeout_at,
-};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use crate::{
     key::LockKey,
@@ -69,23 +65,6 @@ pub(super) struct Queued {
 
 /// By which waiters a server keeps others waiting.
 type Tickets = Option<(Ticket, Option<Ticket>, Aid)>;
-
-/// Runs `work` in its order, if it has one, but gives the order up at this moment: one command without an
-/// answer must not hold up all waiters of its document. A command that comes late is corrected by the next
-/// one.
-pub(in crate::manager) async fn in_order<O, F: Future>(
-    order: Option<O>,
-    at_most: Instant,
-    work: F,
-) -> F::Output {
-    let Some(order) = order else { return work.await };
-    let mut work = pin!(work);
-    if let Ok(done) = timeout_at(at_most.into(), &mut work).await {
-        return done;
-    }
-    drop(order);
-    work.await
-}
 
 impl Line {
     pub(in crate::manager) async fn together(&self) -> Together {

@@ -207,7 +207,7 @@ mod tests {
             })
             .collect();
         let findings = compare(&readings, TTL).into_iter();
-        findings.map(|it| (it.severity, it.code, it.about + ": " + &it.problem)).collect()
+        findings.map(|it| (it.severity, it.code, format!("{}: {}", it.about, it.problem))).collect()
     }
 
     #[test]

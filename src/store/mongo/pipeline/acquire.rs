@@ -25,8 +25,8 @@ use crate::{
 pub(in crate::store::mongo) const FORMER: &str = "former";
 
 /// Takes the lock if no other session is in the way, and renews it if it is the session's own. If the
-/// lock is another session's, leaves the record as it is (no write, no change event). An expired lock of another session is replaced only if it is
-/// among the `traced`.
+/// lock is another session's, leaves the record as it is (no write, no change event). An expired lock of
+/// another session is replaced only if it is among the `traced`.
 ///
 /// Modelled on DistributedLock's `MongoDistributedLock`: one upsert by `_id`, on server time.
 pub(in crate::store::mongo) fn acquire(
