@@ -2,17 +2,13 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant, SystemTime},
 };
 
 use mongodb::{
     Collection, Database,
-    bson::{Document as Record, RawDocumentBuf, doc, oid::ObjectId},
-    options::{CollectionOptions, ReadConcern, SelectionCriteria, WriteConcern},
+    bson::{Document as Record, doc},
 };
 use tokio::sync::OnceCell;
 use uuid::Uuid;
@@ -20,20 +16,17 @@ use uuid::Uuid;
 use self::{
     error::{retry_duplicate_key, store_error},
     grant::Answered,
-    lanes::Lanes,
     list::OfSession,
     pipeline::Target,
-    record::Fetched,
+    prepared::{Prepared, majority, majority_acknowledges},
     removal::Grants,
-    seen::Seen,
-    together::Groups,
     write::Write,
 };
 use crate::{
     ended::{EndReason, SessionEnded},
     error::{StoreError, StoreErrorKind},
     freeze::{Freeze, Scope},
-    key::{LockId, LockKey},
+    key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
         Acquisition, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released, Removal,
@@ -59,6 +52,7 @@ mod indexes;
 mod lanes;
 mod list;
 mod pipeline;
+mod prepared;
 mod queue;
 mod record;
 mod removal;
@@ -82,9 +76,6 @@ const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How often a claim is repeated because yet another expired lock is in its way.
 const TAKEOVERS: usize = 5;
-
-/// The longest wait for a majority, so that no request waits forever while replication stands still.
-const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The store on MongoDB 4.4 or later.
 ///
@@ -111,22 +102,6 @@ struct Inner {
     /// Whether the server has transactions; asked only once.
     transactions: OnceCell<bool>,
     collections: RwLock<HashMap<String, Prepared>>,
-}
-
-/// The result of `prepare`, for the other verbs.
-#[derive(Debug, Clone)]
-struct Prepared {
-    locks: Collection<Record>,
-    /// The same records, read from majority-committed state. A failover may undo a write that only the
-    /// primary has, so such a write proves no lease, not even to the sender of the renewal.
-    leases: Collection<Record>,
-    documents: Collection<RawDocumentBuf>,
-    rules: Rules,
-    seen: Arc<Seen>,
-    lanes: Arc<Lanes>,
-    groups: Arc<Groups>,
-    /// The log has said that the ids may have another type.
-    has_warned: Arc<AtomicBool>,
 }
 
 impl MongoStore {
@@ -165,13 +140,8 @@ impl MongoStore {
     }
 
     fn now_has(&self, collection: &str, locks: Collection<Record>, rules: Rules) {
-        let database = &self.inner.database;
-        let leases = with_reads(database, locks.name(), ReadConcern::majority());
-        let documents = majority(database, collection);
-        let (seen, lanes) = (Arc::new(Seen::new()), Lanes::new(self.inner.stuck.clone()).into());
-        let (groups, has_warned) = (Arc::default(), Arc::default());
-        let prepared =
-            Prepared { locks, leases, documents, rules, seen, lanes, groups, has_warned };
+        let Inner { database, stuck, .. } = &*self.inner;
+        let prepared = Prepared::new(database, collection, locks, rules, stuck.clone());
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
     }
@@ -185,75 +155,6 @@ impl MongoStore {
             )
         })
     }
-}
-
-impl Prepared {
-    /// Matches the record while this acquisition of its exclusive lock is live.
-    fn live(&self, held: &Acquisition) -> Record {
-        pipeline::and_live(Target::exclusive(held).filter(), self.rules.ttl)
-    }
-
-    /// Renews the lock for a guarded write, and always changes its record.
-    fn touch(&self) -> Vec<Record> {
-        pipeline::renew_for_save(Uuid::new_v4(), &self.rules)
-    }
-
-    /// If there is a document whose id has the same text, but another type, perhaps the Rust type of the ids
-    /// is wrong, and no document would ever be found. The log says so once.
-    async fn warn_of_twin(&self, key: &LockKey) {
-        let (twin, is) = match key.id() {
-            LockId::ObjectId(_) => (LockId::String(key.id().to_string()), "a string"),
-            LockId::String(text) => match ObjectId::parse_str(text) {
-                Ok(id) => (id.into(), "an ObjectId"),
-                Err(_) => return,
-            },
-            _ => return,
-        };
-        if self.has_warned.load(Relaxed) {
-            return;
-        }
-        let found = self.documents.find_one(pipeline::by_id(&twin)).projection(doc! { "_id": 1 });
-        if let Ok(Some(_)) = found.max_time(lanes::read_limit()).await
-            && !self.has_warned.swap(true, Relaxed)
-        {
-            log::warn!(
-                target: "actix_doclock::store",
-                "there is no {key:?}, but a document of the same text whose `_id` is {is}: if all are \
-                 like that, correct `type Id` of the Rust type",
-            );
-        }
-    }
-
-    fn fetched<'a>(&self, key: &LockKey, record: &'a Record, asked: Instant) -> Fetched<'a> {
-        Fetched { key: key.clone(), record, foreign_ttl: self.rules.ttl, asked }
-    }
-}
-
-/// A collection with fixed read and write concerns, whatever the URI says.
-fn majority<T: Send + Sync>(database: &Database, name: &str) -> Collection<T> {
-    with_reads(database, name, ReadConcern::local())
-}
-
-fn with_reads<T: Send + Sync>(
-    database: &Database,
-    name: &str,
-    concern: ReadConcern,
-) -> Collection<T> {
-    let mut acknowledged = WriteConcern::majority();
-    acknowledged.w_timeout = Some(WRITE_CONCERN_TIMEOUT);
-    let options = CollectionOptions::builder()
-        .write_concern(acknowledged)
-        .read_concern(concern)
-        .selection_criteria(SelectionCriteria::ReadPreference(
-            mongodb::options::ReadPreference::Primary,
-        ))
-        .build();
-    database.collection_with_options(name, options)
-}
-
-/// The same write concern, for a command.
-fn majority_acknowledges() -> Record {
-    doc! { "w": "majority", "wtimeout": pipeline::millis(WRITE_CONCERN_TIMEOUT) }
 }
 
 impl Store for MongoStore {

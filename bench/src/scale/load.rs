@@ -46,16 +46,15 @@ const SAVED: usize = 3;
 const REFUSED: usize = 4;
 const RELEASED: usize = 5;
 const LOGGED_OUT: usize = 6;
-const NAMES: [&str; 7] = ["open", "click", "beat", "save", "refused", "release", "logout"];
-/// The costs that belong to them.
-const COSTS: [&str; 7] = [
-    "request: open (LockedDoc takes the lock)",
-    "request: click (LockedDoc, held already)",
-    "request: heartbeat, without the renewal",
-    "request: save (HeldDoc)",
-    "request: refusal",
-    "request: release",
-    "request: logout, one lock",
+/// The requests, and the costs that belong to them.
+const KINDS: [(&str, &str); 7] = [
+    ("open", "request: open (LockedDoc takes the lock)"),
+    ("click", "request: click (LockedDoc, held already)"),
+    ("beat", "request: heartbeat, without the renewal"),
+    ("save", "request: save (HeldDoc)"),
+    ("refused", "request: refusal"),
+    ("release", "request: release"),
+    ("logout", "request: logout, one lock"),
 ];
 
 struct World {
@@ -145,13 +144,14 @@ async fn run(
 
     let mut history = vec![Minute::now(&world, meter)];
     let began = Instant::now();
-    println!("minute {} errors resident allocated mongod app mongod-resident", NAMES.join(" "));
+    let names = KINDS.map(|(name, _)| name).join(" ");
+    println!("minute {names} errors resident allocated mongod app mongod-resident");
     for minute in 1..=minutes {
         sleep_until(began + Duration::from_secs(60 * minute)).await;
         let (before, now) = (*history.last().expect("the first"), Minute::now(&world, meter));
         let used = now.reading.since(&before.reading);
         let counts: Vec<_> =
-            (0..NAMES.len()).map(|verb| (now.done[verb] - before.done[verb]).to_string()).collect();
+            (0..KINDS.len()).map(|verb| (now.done[verb] - before.done[verb]).to_string()).collect();
         println!(
             "{minute} {} {} {:.1} MB {:.1} MB {:.1} % {:.1} % {:.0} MB",
             counts.join(" "),
@@ -242,7 +242,7 @@ fn is_as_predicted(history: &[Minute], idle: f64, units: &[Unit]) -> bool {
             unit.map_or((f64::NAN, f64::NAN), |it| (it.mongod / 1e6, it.app / 1e6))
         };
         let (mut mongod, mut app) = (idle, 0.0);
-        for (verb, who) in COSTS.iter().enumerate() {
+        for (verb, (name, who)) in KINDS.iter().enumerate() {
             let rate = (last.done[verb] - first.done[verb]) as f64 / seconds;
             let (of_mongod, of_app) = cost(who);
             mongod += rate * of_mongod;
@@ -250,7 +250,7 @@ fn is_as_predicted(history: &[Minute], idle: f64, units: &[Unit]) -> bool {
             if tasks == 1 {
                 println!(
                     "  {:>7}: {rate:.1}/s of {:.0} µs = {:.2} % of a core",
-                    NAMES[verb],
+                    name,
                     of_mongod * 1e6,
                     rate * of_mongod * 100.0
                 );
@@ -293,7 +293,7 @@ impl World {
         if status == expected {
             self.done[verb].set(self.done[verb].get() + 1);
         } else {
-            self.failed(NAMES[verb], &status.to_string());
+            self.failed(KINDS[verb].0, &status.to_string());
         }
         status == expected
     }

@@ -15,8 +15,7 @@ use super::{
 use crate::{count, measures::fresh, ours::Page};
 
 const MB: f64 = 1e6;
-/// How long after one waiter the next one comes. All at once would have the claims wait for connections
-/// for longer than the deadline.
+/// How long after one waiter the next one comes, unless all come at once.
 const APART: Duration = Duration::from_millis(5);
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -64,8 +63,10 @@ pub async fn measure(set: &Set, size: Size) {
         sleep(Duration::from_secs(1)).await;
         say(&format!("{sessions} sessions with a lock each"));
 
-        // A hundred waiters for each document, and then one for each.
-        for documents in [waiters / 100, waiters] {
+        // A hundred waiters for each document, then one for each, and then one for each at the same moment.
+        for (documents, apart) in
+            [(waiters / 100, APART), (waiters, APART), (waiters, Duration::ZERO)]
+        {
             for is_request in [false, true] {
                 let before = count::held();
                 let waiting: Vec<_> = (0..waiters)
@@ -74,7 +75,7 @@ pub async fn measure(set: &Set, size: Size) {
                         let (locks, key) = (locks.clone(), key(of));
                         let mut person = Person::new(&site, site::name(of));
                         tokio::task::spawn_local(async move {
-                            sleep(APART * n as u32).await;
+                            sleep(apart * n as u32).await;
                             if is_request {
                                 person.wait(600_000).await;
                             } else {
@@ -85,8 +86,9 @@ pub async fn measure(set: &Set, size: Size) {
                     })
                     .collect();
                 let what = if is_request { "waiting requests" } else { "waiters of the manager" };
-                let what = format!("{waiters} {what} for {documents} documents");
-                sleep(APART * waiters as u32).await;
+                let how = if apart.is_zero() { ", all at once" } else { "" };
+                let what = format!("{waiters} {what} for {documents} documents{how}");
+                sleep(apart * waiters as u32).await;
                 for after in size.pick([1, 3], [5, 20]) {
                     sleep(Duration::from_secs(after)).await;
                     println!("  health says {} wait", locks.health().waiting);

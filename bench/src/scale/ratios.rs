@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use super::{
     Set, Size,
     costs::key,
+    meter::Reading,
     site::{self, name},
 };
 use crate::{
@@ -88,6 +89,13 @@ fn p50(took: Vec<Duration>) -> f64 {
     Samples::of(took).at(&[0.5])[0] / 1e3
 }
 
+fn say(set: &Set, what: &str, before: &Reading, took: Vec<Duration>) {
+    let used = set.meter.read().since(before);
+    let idle = set.idle * used.time.as_secs_f64();
+    let each = (used.mongod.as_secs_f64() - idle) / took.len() as f64 * 1e6;
+    println!("[{}] {what}: mongod {each:.0} µs, p50 {:.3} ms", set.at, p50(took));
+}
+
 /// The cost of reading a session's locks, which is a part of a heartbeat and of the end of a session.
 pub async fn reads(set: &Set, size: Size) {
     let database = fresh(&set.mongo).await;
@@ -133,14 +141,7 @@ pub async fn reads(set: &Set, size: Size) {
             }
             took.push(began.elapsed());
         }
-        let used = set.meter.read().since(&before);
-        let idle = set.idle * used.time.as_secs_f64();
-        println!(
-            "[{}] read by {what}: mongod {:.0} µs, p50 {:.3} ms",
-            set.at,
-            (used.mongod.as_secs_f64() - idle) / n as f64 * 1e6,
-            p50(took)
-        );
+        say(set, &format!("read by {what}"), &before, took);
     }
     // Another server, which has not heard of these locks.
     let other = site::manager(&database).await;
@@ -155,14 +156,7 @@ pub async fn reads(set: &Set, size: Size) {
             took.push(began.elapsed());
             assert!(matches!(got, TryAcquire::Held(_)));
         }
-        let used = set.meter.read().since(&before);
-        let idle = set.idle * used.time.as_secs_f64();
-        println!(
-            "[{}] refusal of a lock {what} to be held: mongod {:.0} µs, p50 {:.3} ms",
-            set.at,
-            (used.mongod.as_secs_f64() - idle) / n as f64 * 1e6,
-            p50(took)
-        );
+        say(set, &format!("refusal of a lock {what} to be held"), &before, took);
     }
     other.shutdown().await;
     locks.shutdown().await;

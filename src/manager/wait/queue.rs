@@ -19,10 +19,6 @@
 //! *Readers.* When a reader is granted the lock, the readers at the front of the queue ask the store
 //! together, up to 64 at a time.
 //!
-//! *Limits.* The number of waiters is limited per session and in total. The first waiter of a queue counts
-//! once the store has refused it, or once another waiter joins behind it: before that, it is an ordinary
-//! attempt.
-//!
 //! *Deadlocks.* A waiter that joins, a new holder or a new guard can close a circle. Each such event
 //! starts a [search](deadlock), and the waiters that it finds in a circle are refused.
 
@@ -50,12 +46,14 @@ use crate::{
 };
 
 pub(in crate::manager) mod deadlock;
+mod limits;
 pub(in crate::manager) mod line;
 mod owners;
 mod place;
 mod turns;
 mod waiter;
 
+pub(in crate::manager) use limits::{Limits, TooMany};
 use line::{InLine, Line};
 use owners::Owners;
 pub(in crate::manager) use place::{Place, Step};
@@ -76,20 +74,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const READERS_AT_ONCE: usize = 64;
 /// How many queues one pass wakes before it unlocks the state for other requests.
 const QUEUES_AT_ONCE: usize = 64;
-
-/// How many waiters are allowed.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::manager) struct Limits {
-    pub(in crate::manager) per_session: usize,
-    pub(in crate::manager) all: usize,
-}
-
-/// A limit is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::manager) struct TooMany {
-    pub(in crate::manager) limit: usize,
-    pub(in crate::manager) per_session: bool,
-}
 
 /// The queues of a manager, and the known holders of the documents that they wait for.
 #[derive(Debug, Clone)]
@@ -341,40 +325,6 @@ impl State {
             server: random::uuid(),
             lines: HashMap::default(),
             looked_at: 0,
-        }
-    }
-
-    /// Jobs have no limit per session: each guard of a job has a session of its own.
-    fn has_room_for(&self, waiter: &Waiter) -> Result<(), TooMany> {
-        let Limits { per_session, all } = self.limits;
-        let is_session = waiter.aid == waiter.owner;
-        if is_session && self.owners.counted(&waiter.owner) >= per_session {
-            return Err(TooMany { limit: per_session, per_session: true });
-        }
-        if self.counted >= all {
-            return Err(TooMany { limit: all, per_session: false });
-        }
-        Ok(())
-    }
-
-    fn count_first_comer(&mut self, key: &LockKey) -> Result<(), TooMany> {
-        let Some(queue) = self.queues.get(key) else { return Ok(()) };
-        let Some(number) = queue.uncounted else { return Ok(()) };
-        if let Some(waiter) = queue.waiting.get(&number) {
-            self.has_room_for(waiter)?;
-        }
-        self.counts(key, number);
-        Ok(())
-    }
-
-    fn counts(&mut self, key: &LockKey, number: u64) {
-        let Some(queue) = self.queues.get_mut(key) else { return };
-        queue.uncounted.take_if(|it| *it == number);
-        let waiter = queue.waiting.get_mut(&number);
-        if let Some(waiter) = waiter.filter(|waiter| !waiter.is_counted) {
-            waiter.is_counted = true;
-            self.owners.counts(&waiter.owner);
-            self.counted += 1;
         }
     }
 

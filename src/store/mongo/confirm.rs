@@ -10,7 +10,7 @@ use crate::{
     lock::{Aid, Lock, Mode},
     store::{
         Confirmed, Format, StoredDocument,
-        mongo::{Prepared, codec, error::store_error, lanes, pipeline, record::whole_record},
+        mongo::{Prepared, codec, error::store_error, lanes, pipeline},
     },
 };
 
@@ -36,25 +36,30 @@ impl Prepared {
         let (mut confirmed, mut document) = (None, None);
         while cursor.advance().await.map_err(failed)? {
             let found = cursor.current();
-            if let Ok(loaded) = found.get_document(pipeline::DOCUMENT) {
+            if found.get("_id").is_ok_and(|id| id.is_some()) {
+                let record = codec::decode(found.as_bytes()).ok();
+                confirmed = record.and_then(|record| self.own(key, aid, &record, asked));
+            } else if let Ok(loaded) = found.get_document(pipeline::DOCUMENT) {
                 let bytes = loaded.as_bytes().to_vec();
                 document = Some(StoredDocument::from_bytes(Format::Bson, bytes));
-            } else if let Ok(found) = codec::decode(found.as_bytes()) {
-                confirmed = self.own(key, aid, found, asked);
             }
         }
         Ok(confirmed.map(|confirmed| Confirmed { document, ..confirmed }))
     }
 
     /// The live lock of this session in a record.
-    fn own(&self, key: &LockKey, aid: &Aid, found: Document, asked: Instant) -> Option<Confirmed> {
-        let record = whole_record(found)?;
-        let is_own =
-            |lock: &Lock| lock.aid == *aid && lock.token.is_some() && !lock.expires_in().is_zero();
-        let lock = self.fetched(key, &record, asked).locks().into_iter().find(is_own)?;
+    fn own(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        record: &Document,
+        asked: Instant,
+    ) -> Option<Confirmed> {
+        let is_own = |lock: &Lock| lock.aid == *aid && lock.token.is_some();
+        let lock = self.fetched(key, record, asked).live_locks().find(is_own)?;
         let grant = match lock.mode {
-            Mode::Exclusive => &record,
-            Mode::Shared => reader(&record, aid)?,
+            Mode::Exclusive => record,
+            Mode::Shared => reader(record, aid)?,
         };
         Some(Confirmed {
             page: grant.get_str("page").ok().and_then(|page| page.parse().ok()),

@@ -1,4 +1,4 @@
-//! Numbers and tickets that are kept for waiters whose time is over and who may be back at once.
+//! Kept and tickets that are kept for waiters whose time is over and who may be back at once.
 
 use std::{
     collections::VecDeque,
@@ -14,17 +14,17 @@ const KEEP_TURN: Duration = Duration::from_secs(3);
 const FORGET: usize = 4;
 
 /// The number of a waiter, and its ticket in a fair collection.
-pub(super) type Turn = (u64, Option<Ticket>);
+pub(super) type Kept = (u64, Option<Ticket>);
 
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Turns {
-    kept: HashMap<(LockKey, Aid), (Turn, Instant)>,
+    kept: HashMap<(LockKey, Aid), (Kept, Instant)>,
     /// In the order in which they expire.
     ending: VecDeque<(Instant, (LockKey, Aid))>,
 }
 
 impl Turns {
-    pub(super) fn keep(&mut self, key: &LockKey, owner: &Aid, turn: Turn) {
+    pub(super) fn keep(&mut self, key: &LockKey, owner: &Aid, turn: Kept) {
         self.forget();
         let (whose, until) = ((key.clone(), owner.clone()), clock::now() + KEEP_TURN);
         self.ending.push_back((until, whose.clone()));
@@ -32,7 +32,7 @@ impl Turns {
     }
 
     /// The turn that the owner had, if it is back in time.
-    pub(super) fn take(&mut self, key: &LockKey, owner: &Aid) -> Option<Turn> {
+    pub(super) fn take(&mut self, key: &LockKey, owner: &Aid) -> Option<Kept> {
         let (turn, until) = self.kept.remove(&(key.clone(), owner.clone()))?;
         (until > clock::now()).then_some(turn)
     }
