@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, StoreErrorKind},
+    error::{LockError, StoreError, StoreErrorKind},
     key::LockKey,
     lock::{Aid, Lock, Mode},
     manager::{
@@ -50,6 +50,12 @@ struct Caller<'a> {
     /// It is a session, which may hold the lock already.
     may_hold: bool,
     give_up: Option<Instant>,
+}
+
+impl Caller<'_> {
+    fn is_over(&self) -> bool {
+        self.give_up.is_some_and(|at| at <= clock::now())
+    }
 }
 
 /// What comes after a turn of a waiter: the wait goes on, or ends with the lock, or (`None`) without it: the
@@ -160,6 +166,9 @@ impl LockManager {
         let mut turn = first;
         loop {
             if let Turn::Break(ended) = turn {
+                if ended.is_none() && caller.is_over() {
+                    place.keep_turn();
+                }
                 return Ok(ended);
             }
             let (is_first, expires_at) = match place.next_step() {
@@ -207,13 +216,25 @@ impl LockManager {
         }
     }
 
-    /// Asks the store, if it is this waiter's turn.
+    /// Asks the store, if it is this waiter's turn. Few waiters ask at the same time.
     async fn takes_its_turn(&self, caller: &Caller<'_>, place: &Place) -> Result<Turn, LockError> {
-        let answer = match place.line() {
-            Some(line) => self.asks_in_line(caller, place, line).await,
-            None => self.asks(caller, place, None).await,
+        let asking = Arc::clone(&self.inner.asking).acquire_owned();
+        let asking = match self.inner.waits.is_cancelled() {
+            // During a shutdown each caller still makes one attempt.
+            true => None,
+            false => match self.in_time(caller, asking).await? {
+                None => return Ok(Turn::Break(None)),
+                permit => permit,
+            },
         };
-        match answer {
+        // On the heap, so that a crowd of waiters is small while it does not ask.
+        let asks = Box::pin(async {
+            match place.line() {
+                Some(line) => self.asks_in_line(caller, place, line).await,
+                None => self.asks(caller, place, None).await,
+            }
+        });
+        match task::with_permit(asking, PATIENCE, asks).await {
             Ok(Some(answer)) => return Ok(Turn::Break(Some(answer))),
             Ok(None) => {
                 let until = self.until_at_most(caller.give_up);
@@ -226,12 +247,10 @@ impl LockManager {
                 place.ask_anew();
             }
         }
-        let is_over = caller.give_up.is_some_and(|at| at <= clock::now());
-        Ok(if is_over { Turn::Break(None) } else { Turn::Continue(()) })
+        Ok(if caller.is_over() { Turn::Break(None) } else { Turn::Continue(()) })
     }
 
-    /// One attempt, among few others. `None` if the lock has another holder, if another waiter comes first,
-    /// or if the caller gives up before the attempt.
+    /// One attempt. `None` if the lock has another holder, or if another waiter comes first.
     async fn asks(
         &self,
         caller: &Caller<'_>,
@@ -239,17 +258,13 @@ impl LockManager {
         in_line: Option<InLine>,
     ) -> Result<Option<Acquired>, LockError> {
         let Caller { wanted, scope, give_up, .. } = *caller;
-        let asking = Arc::clone(&self.inner.asking).acquire_owned();
-        let Some(asking) = self.in_time(caller, asking).await? else { return Ok(None) };
         let (line, turn, order) = match in_line {
             Some(InLine { turn, line, order }) => (Some(line), Some(turn), Some(order)),
             None => (None, None, None),
         };
         let (claim, until) =
             (wanted.claim(self.inner.settings.max_hold, turn), self.until_at_most(give_up));
-        // On the heap, so that a crowd of waiters is small while it does not ask.
-        let claimed = Box::pin(self.claim(&wanted.key, claim, order, scope, until));
-        match task::with_permit(Some(asking), PATIENCE, claimed).await {
+        match self.claim(&wanted.key, claim, order, scope, until).await {
             Ok(Acquired::Held(lock)) => {
                 place.saw(&lock);
                 place.waits().map_err(|it| self.too_many(&wanted.key, it))?;
@@ -334,7 +349,16 @@ impl LockManager {
                 observe::answered(self, wanted, &refused);
                 Ok(refused)
             }
-            None => self.acquire_by(wanted, scope, self.until_at_most(give_up)).await,
+            None => {
+                let until = self.until_at_most(give_up);
+                let asking = Arc::clone(&self.inner.asking).acquire_owned();
+                let asking = timeout_at(until.into(), asking).await.map_err(|_| {
+                    let why = "acquire: too many waiters ask, so this one could not ask in time";
+                    StoreError::new(StoreErrorKind::Unavailable, why)
+                })?;
+                task::with_permit(asking.ok(), PATIENCE, self.acquire_by(wanted, scope, until))
+                    .await
+            }
         }
     }
 

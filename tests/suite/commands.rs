@@ -1,12 +1,16 @@
 //! The cost of each operation in round trips; a refusal writes nothing.
 
-use actix_doclock::{Aid, Lock, LockKey, Released, TryAcquire, store::Saved};
-use futures_util::future::join_all;
+use std::time::Duration;
+
+use actix_doclock::store::{Query, Rules, Saved, Store};
+use actix_doclock::{Aid, Lock, LockKey, Lockable, MongoStore, Released, TryAcquire};
+use futures_util::future::{join, join_all};
 use mongodb::bson::{RawDocumentBuf, doc};
 use mongodb::{Collection, Database};
+use tokio::time::sleep;
 
 use crate::rig::app::{App, TTL, WorkItem, key, lock_records, put, title};
-use crate::rig::{self, Commands, mongod};
+use crate::rig::{self, Commands, mongod, mongod::Mongod};
 
 /// An application server on a replica set, its commands since it became ready, and its database.
 async fn on_replica_set() -> (App, Commands, Database) {
@@ -257,6 +261,29 @@ async fn inspecting_a_lock_is_one_command_and_breaking_it_four() {
         app.try_acquire(&key("a"), &Aid::new()).await.unwrap(),
         TryAcquire::Granted(_)
     ));
+}
+
+/// The majority-committed state is read later than the state of the primary, and the lock ends in between.
+#[tokio::test]
+async fn a_lock_that_ends_between_the_two_reads_of_a_list_is_no_error() {
+    let server = Mongod::start_replica_set().await;
+    let (app, _, database) = counted(&server.uri()).await;
+    let store = MongoStore::new(&database);
+    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL)).await.unwrap();
+    let lock = app.granted(&key("a"), &Aid::new()).await;
+    let late = doc! { "failCommands": ["find"], "blockConnection": true, "blockTimeMS": 1_000 };
+    let once = doc! { "times": 1 };
+    server.admin(doc! { "configureFailPoint": "failCommand", "mode": once, "data": late }).await;
+    let aids = [lock.aid.clone()];
+    let listed = store.locks(WorkItem::COLLECTION, Query::Of(&aids), 10);
+    let release = async {
+        sleep(Duration::from_millis(300)).await;
+        app.locks.release(&lock).await.unwrap()
+    };
+    let (listed, released) = join(listed, release).await;
+    assert_eq!(released, Released::Released);
+    // On a slow machine the release may come after both reads.
+    assert!(listed.unwrap().iter().all(|it| it.token == lock.token));
 }
 
 /// The lock records, byte for byte.

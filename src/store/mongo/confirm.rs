@@ -55,8 +55,9 @@ impl Prepared {
         record: &Document,
         asked: Instant,
     ) -> Option<Confirmed> {
-        let is_own = |lock: &Lock| lock.aid == *aid && lock.token.is_some();
-        let lock = self.fetched(key, record, asked).live_locks().find(is_own)?;
+        let is_own =
+            |lock: &Lock| lock.aid == *aid && lock.token.is_some() && !lock.expires_in().is_zero();
+        let lock = self.fetched(key, record, asked).locks().find(is_own)?;
         let grant = match lock.mode {
             Mode::Exclusive => record,
             Mode::Shared => reader(record, aid)?,

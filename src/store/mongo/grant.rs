@@ -10,7 +10,7 @@ use mongodb::{
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::LockKey,
-    lock::{Lock, Mode},
+    lock::{Aid, Lock, Mode},
     store::{
         Acquisition, Claim, HandedOver, TryAcquire,
         mongo::{
@@ -39,14 +39,17 @@ impl Prepared {
         claim: &Claim,
         traced: &[String],
     ) -> Result<Answered, StoreError> {
+        // A claim gives way once only. Otherwise it might never be answered.
+        let mut may_give_way = true;
         let answered = loop {
             if let Some(held) = self.refuse(key, claim).await {
                 return Ok(Answered::Answer(TryAcquire::Held(held)));
             }
             lanes::in_time().map_err(|e| claim_failed(key, e))?;
-            if let Some(answered) = self.write_claim(key, claim, traced).await? {
+            if let Some(answered) = self.write_claim(key, claim, traced, may_give_way).await? {
                 break answered;
             }
+            may_give_way = false;
         };
         if let Answered::Answer(
             TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock),
@@ -91,15 +94,17 @@ impl Prepared {
         key: &LockKey,
         claim: &Claim,
         traced: &[String],
+        may_give_way: bool,
     ) -> Result<Option<Answered>, StoreError> {
         let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
+        let gives_way = may_give_way.then_some(&claim.aid);
         let mut has_readers = false;
         if is_exclusive && !rules.fair && !rules.fenced && !self.seen.is_there(key.id()) {
             // From here on, a repetition must use a longer form, which looks closer.
             self.seen.there(key.id());
             let update = pipeline::acquire_if_free(claim, rules);
             let asked = Instant::now();
-            let took = self.take(key.id(), &claim.aid, update).await;
+            let took = self.take(key.id(), gives_way, update).await;
             match took.map_err(|e| claim_failed(key, e))? {
                 Took::New(mut record) => {
                     record.insert("now", record.get("ts").cloned());
@@ -129,7 +134,8 @@ impl Prepared {
                 let update = pipeline::acquire_shortly(claim, traced, rules);
                 (update, pipeline::short_answer_fields(claim))
             };
-            let Some((it, asked)) = self.attempt(key, claim, traced, short).await? else {
+            let Some((it, asked)) = self.attempt(key, claim, traced, gives_way, short).await?
+            else {
                 return Ok(None);
             };
             self.seen.there(key.id());
@@ -144,7 +150,7 @@ impl Prepared {
             let update = pipeline::acquire(claim, traced, rules);
             (update, pipeline::answer_fields(claim, rules))
         };
-        let Some((it, asked)) = self.attempt(key, claim, traced, full).await? else {
+        let Some((it, asked)) = self.attempt(key, claim, traced, gives_way, full).await? else {
             return Ok(None);
         };
         let answered = it.record.and_then(|record| self.answered(key, &record, asked, claim));
@@ -195,10 +201,11 @@ impl Prepared {
         key: &LockKey,
         claim: &Claim,
         traced: &[String],
+        gives_way: Option<&Aid>,
         form: impl FnOnce() -> (Vec<Document>, Document),
     ) -> Result<Option<(Modified, Instant)>, StoreError> {
         let failed = |e| claim_failed(key, e);
-        let turn = self.claim_turn(key.id(), &claim.aid).await.map_err(failed)?;
+        let turn = self.claim_turn(key.id(), gives_way).await.map_err(failed)?;
         let Some(turn) = turn else { return Ok(None) };
         let (update, mut fields) = form();
         fields.insert(pipeline::FORMER, pipeline::former(claim, traced, &self.rules));
@@ -217,7 +224,6 @@ impl Prepared {
         claim: &Claim,
     ) -> Result<HandedOver, StoreError> {
         let key = &from.key;
-        let asked = Instant::now();
         let fields = match claim.mode {
             Mode::Exclusive => pipeline::short_answer_fields(claim),
             Mode::Shared => pipeline::answer_fields(claim, &self.rules),
@@ -226,9 +232,11 @@ impl Prepared {
         let handed = pipeline::handed(from, claim);
         let done = until_majority(async || {
             let turn = self.lanes.turn(key.id()).await?;
-            self.modify(turn, handed.clone(), update.clone(), false, Some(fields.clone())).await
+            let asked = Instant::now();
+            let (update, fields) = (update.clone(), Some(fields.clone()));
+            Ok((self.modify(turn, handed.clone(), update, false, fields).await?, asked))
         });
-        let (done, before) =
+        let ((done, asked), before) =
             done.await.map_err(|e| store_error(format!("handing over the lock on {key:?}"), e))?;
         let answer = done.record.as_ref().and_then(|it| self.fetched(key, it, asked).answer(claim));
         if let Some(TryAcquire::Granted(lock)) = answer {
@@ -236,8 +244,11 @@ impl Prepared {
             return Ok(HandedOver::To(lock));
         }
         self.seen.freed(key.id());
-        let is_free = done.record.is_some_and(|it| claim.turn.is_some() && !it.contains_key("ts"));
-        Ok(if is_free || before { HandedOver::Released } else { HandedOver::AlreadyGone })
+        let is_free = match &done.record {
+            Some(record) => claim.turn.is_some() && !record.contains_key("ts"),
+            None => before,
+        };
+        Ok(if is_free { HandedOver::Released } else { HandedOver::AlreadyGone })
     }
 }
 

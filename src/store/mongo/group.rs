@@ -1,5 +1,5 @@
-//! Group commit: while writes of one kind are under way, the next ones are gathered, and the first of them
-//! sends all as one command. So a lone caller never waits. A caller that has waited for long goes alone.
+//! Group commit: while commands of one kind are under way, the next ones are gathered, and the first of
+//! them sends all as one command. So a lone caller never waits. A caller that has waited for long goes alone.
 //!
 //! Each caller keeps its own outcome, token and deadline. If the reply to a command is lost, each caller
 //! is told so, and settles its own claim as after a command of its own.

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, slice, time::Instant};
 
-use futures_util::future::try_join;
+use futures_util::future::join;
 use mongodb::{
     Collection,
     bson::{Bson, Document, doc},
@@ -82,7 +82,11 @@ impl MongoStore {
                 let live = at.live_on(&keys.iter().collect::<Vec<_>>());
                 at.certain(|records| at.listed(records, live.clone(), limit)).await
             }
-            Query::Of(aids) => at.certain(|records| at.of(records, aids, limit)).await,
+            Query::Of(aids) => {
+                let mut locks = at.certain(|records| at.of(records, aids)).await?;
+                locks.truncate(limit);
+                Ok(locks)
+            }
             Query::All => {
                 at.listed(&at.leases, pipeline::and_live(Document::new(), ttl), limit).await
             }
@@ -120,9 +124,12 @@ impl Prepared {
     where
         F: Future<Output = Result<Vec<Lock>, StoreError>>,
     {
-        let (locks, newest) = try_join(list(&self.leases), list(&self.locks)).await?;
-        let known: HashSet<_> = locks.iter().map(|lock| lock.token).collect();
-        if newest.iter().all(|lock| known.contains(&lock.token)) {
+        let (locks, newest) = join(list(&self.leases), list(&self.locks)).await;
+        let (locks, newest) = (locks?, newest?);
+        let tokens: HashSet<_> = locks.iter().map(|lock| lock.token).collect();
+        let is_known = |lock: &Lock| tokens.contains(&lock.token);
+        // A lock that ended between the two reads is in the second list only if that was read first.
+        if newest.iter().all(is_known) || list(&self.locks).await?.iter().all(is_known) {
             Ok(locks)
         } else {
             Err(self.unknown_yet())
@@ -149,7 +156,6 @@ impl Prepared {
         &self,
         records: &Collection<Document>,
         aids: &[Aid],
-        limit: usize,
     ) -> Result<Vec<Lock>, StoreError> {
         let (of_sessions, fields) = (pipeline::of_sessions(aids), pipeline::fields_for(aids));
         let (aids, mut locks) = (aids.iter().collect::<HashSet<_>>(), Vec::new());
@@ -157,7 +163,6 @@ impl Prepared {
             locks.extend(found.live_locks().filter(|lock| aids.contains(&lock.aid)));
         })
         .await?;
-        locks.truncate(limit);
         Ok(locks)
     }
 

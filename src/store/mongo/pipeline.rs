@@ -336,15 +336,14 @@ pub(super) fn list_fields() -> Document {
     fields_with("readers", readers_that(is_live_reader()))
 }
 
-/// The fields of all locks in the record, expired or not, or at least those of the only one of these
-/// sessions. Computes nothing, as [`whole`].
+/// The fields of an exclusive lock, expired or not, and of those readers that are of these sessions. For one
+/// session the server computes nothing, as for [`whole`].
 pub(super) fn fields_for(aids: &[Aid]) -> Document {
-    let mut fields = exclusive_fields();
-    let readers = match aids {
-        [aid] => doc! { "$elemMatch": { "aid": aid.as_str() } }.into(),
-        _ => Bson::from(1),
+    let [aid] = aids else {
+        return fields_with("readers", readers_that(is_of(Grant::Reader, aids)));
     };
-    fields.insert("readers", readers);
+    let mut fields = exclusive_fields();
+    fields.insert("readers", doc! { "$elemMatch": { "aid": aid.as_str() } });
     fields
 }
 

@@ -34,7 +34,8 @@ pub(super) struct Groups {
 #[derive(Debug)]
 struct Take {
     id: LockId,
-    aid: Aid,
+    /// See [`claim_turn`](Prepared::claim_turn).
+    gives_way: Option<Aid>,
     update: Vec<Document>,
 }
 
@@ -68,8 +69,13 @@ impl Prepared {
     }
 
     /// Runs this update of the record `id`, an upsert that does nothing to a live lock.
-    pub(super) async fn take(&self, id: &LockId, aid: &Aid, update: Vec<Document>) -> Result<Took> {
-        let job = Take { id: id.clone(), aid: aid.clone(), update };
+    pub(super) async fn take(
+        &self,
+        id: &LockId,
+        gives_way: Option<&Aid>,
+        update: Vec<Document>,
+    ) -> Result<Took> {
+        let job = Take { id: id.clone(), gives_way: gives_way.cloned(), update };
         if !self.may_join(id) {
             return self.take_alone(job).await;
         }
@@ -88,19 +94,22 @@ impl Prepared {
         gone.await.unwrap_or_else(|| Err(not_known()))
     }
 
-    /// Waits for the turn of a claim. `None` if another claim was granted the lock meanwhile, so that a read will
-    /// do: the holder's release must not wait behind the writes of everybody who is refused.
+    /// Waits for the turn of a claim. A claim that gives way is of this session. It returns `None` if by then
+    /// another session is known to hold the lock, so that a read will do: the holder's release must not wait
+    /// behind the writes of everybody who is refused.
     pub(super) async fn claim_turn<'a>(
         &'a self,
         id: &'a LockId,
-        aid: &Aid,
+        gives_way: Option<&Aid>,
     ) -> Result<Option<Turn<'a>>> {
         let turn = self.lanes.turn(id).await?;
-        Ok((!self.seen.is_held_by_another(id, aid)).then_some(turn))
+        let is_overtaken = gives_way.is_some_and(|aid| self.seen.is_held_by_another(id, aid));
+        Ok((!is_overtaken).then_some(turn))
     }
 
-    async fn take_alone(&self, Take { id, aid, update }: Take) -> Result<Took> {
-        let Some(turn) = self.claim_turn(&id, &aid).await? else { return Ok(Took::Overtaken) };
+    async fn take_alone(&self, Take { id, gives_way, update }: Take) -> Result<Took> {
+        let turn = self.claim_turn(&id, gives_way.as_ref()).await?;
+        let Some(turn) = turn else { return Ok(Took::Overtaken) };
         let it = self.modify(turn, pipeline::by_id(&id), update, true, None).await?;
         Ok(match it.record {
             Some(record) if it.is_new => Took::New(record),
@@ -204,8 +213,11 @@ impl Prepared {
     /// The record, as the primary has it, with the server's time. Callers that ask for one record share it, so
     /// that a crowd that asks again and again leaves the connections to the holder.
     pub(super) async fn look(&self, id: &LockId) -> Result<Option<Document>> {
-        let looks = &self.groups.looks;
-        let found = looks.submit(id.clone(), lanes::alone_after(), |ids| self.look_at_all(ids));
+        let (looks, job) = (&self.groups.looks, id.clone());
+        if lanes::is_late() {
+            return self.look_at_all(vec![job]).await.pop().unwrap_or_else(|| Err(not_known()));
+        }
+        let found = looks.submit(job, lanes::alone_after(), |ids| self.look_at_all(ids));
         found.await.unwrap_or_else(|| Err(not_known()))
     }
 

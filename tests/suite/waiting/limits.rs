@@ -102,7 +102,16 @@ async fn a_crowd_of_waiters_for_many_documents_asks_a_few_at_a_time() {
     // Without an answer, these do not keep the others from asking for long.
     advance(Duration::from_millis(501)).await;
     assert_eq!(have_asked().await, 2 * AT_ONCE);
-    gate.add_permits(2 * CROWD);
+    // A waiter whose time is over before its turn asks once, and is given the free lock.
+    let impatient = {
+        let locks = locks.clone();
+        let wait = Wait::for_at_most(Duration::from_millis(100));
+        tokio::spawn(async move { locks.acquire(&key("impatient"), wait).await })
+    };
+    assert_eq!(have_asked().await, 2 * AT_ONCE);
+    gate.add_permits(2 * CROWD + 2);
+    let late = impatient.await.unwrap().expect("the lock is free");
     let guards = in_time("all get their locks", all.join_all()).await;
-    assert_eq!((guards.len(), asked.load(Relaxed) - before), (CROWD, 2 * CROWD));
+    assert_eq!((guards.len(), asked.load(Relaxed) - before), (CROWD, 2 * CROWD + 2));
+    drop(late);
 }

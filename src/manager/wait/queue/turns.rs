@@ -1,4 +1,4 @@
-//! Kept and tickets that are kept for waiters whose time is over and who may be back at once.
+//! Numbers and tickets that are kept for waiters whose time is over and who may be back at once.
 
 use std::{
     collections::VecDeque,
