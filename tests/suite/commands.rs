@@ -122,7 +122,7 @@ async fn a_document_that_the_end_of_a_session_has_freed_is_acquired_by_one_comma
     }
 }
 
-/// The holder's release does not wait behind a write for everybody who is refused.
+/// The holder's release does not wait behind a write of each refused claim.
 #[tokio::test]
 async fn a_crowd_that_is_refused_at_the_same_time_writes_little() {
     for (app, commands, database) in [on_replica_set().await, on_standalone().await] {

@@ -96,7 +96,7 @@ impl Prepared {
 
     /// Waits for the turn of a claim. A claim that gives way is of this session. It returns `None` if by then
     /// another session is known to hold the lock, so that a read will do: the holder's release must not wait
-    /// behind the writes of everybody who is refused.
+    /// behind a write of each refused claim.
     pub(super) async fn claim_turn<'a>(
         &'a self,
         id: &'a LockId,
