@@ -174,8 +174,8 @@ pub(super) async fn answer<T>(
     outcome.inspect_err(|e| observe::failed(verb, e))
 }
 
-/// Runs `work`, and keeps `permit` until its end, but not longer than this: one command without an answer must
-/// not hold up others.
+/// Runs `work`, and keeps `permit` until its end, or for this long: one command without an answer must not
+/// hold up others.
 pub(super) async fn with_permit<P, F: Future>(
     permit: Option<P>,
     at_most: Duration,

@@ -1,5 +1,6 @@
 //! Waiting for a lock that another session or job holds.
 
+mod deadlock;
 mod fair;
 pub(super) mod queue;
 
@@ -17,14 +18,14 @@ use crate::{
     clock,
     error::{LockError, StoreError, StoreErrorKind},
     key::LockKey,
-    lock::{Aid, Lock, Mode},
+    lock::{Aid, Mode},
     manager::{
         LockManager, Registered,
         claim::{Acquired, Patience, Wait, Wanted},
         observe, task,
         wait::{
             fair::Leaving,
-            queue::{Place, Step, TooMany, deadlock::Edge, line::InLine},
+            queue::{Place, Step, TooMany, line::InLine},
         },
         watch::changes::{Wakeup, poll_pause},
     },
@@ -55,6 +56,15 @@ struct Caller<'a> {
 impl Caller<'_> {
     fn is_over(&self) -> bool {
         self.give_up.is_some_and(|at| at <= clock::now())
+    }
+
+    /// Waits for a turn. `None` if the caller gives up before that.
+    async fn in_time<T>(&self, turn: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            turn = turn => Some(turn),
+            () = at(self.give_up) => None,
+        }
     }
 }
 
@@ -219,14 +229,7 @@ impl LockManager {
     /// Asks the store, if it is this waiter's turn. Few waiters ask at the same time.
     async fn takes_its_turn(&self, caller: &Caller<'_>, place: &Place) -> Result<Turn, LockError> {
         let asking = Arc::clone(&self.inner.asking).acquire_owned();
-        let asking = match self.inner.waits.is_cancelled() {
-            // During a shutdown each caller still makes one attempt.
-            true => None,
-            false => match self.in_time(caller, asking).await? {
-                None => return Ok(Turn::Break(None)),
-                permit => permit,
-            },
-        };
+        let Some(asking) = caller.in_time(asking).await else { return Ok(Turn::Break(None)) };
         // On the heap, so that a crowd of waiters is small while it does not ask.
         let asks = Box::pin(async {
             match place.line() {
@@ -234,7 +237,7 @@ impl LockManager {
                 None => self.asks(caller, place, None).await,
             }
         });
-        match task::with_permit(asking, PATIENCE, asks).await {
+        match task::with_permit(asking.ok(), PATIENCE, asks).await {
             Ok(Some(answer)) => return Ok(Turn::Break(Some(answer))),
             Ok(None) => {
                 let until = self.until_at_most(caller.give_up);
@@ -278,20 +281,6 @@ impl LockManager {
                 }
                 Err(e)
             }
-        }
-    }
-
-    /// `None` if the caller gives up before that.
-    async fn in_time<T>(
-        &self,
-        caller: &Caller<'_>,
-        turn: impl Future<Output = T>,
-    ) -> Result<Option<T>, LockError> {
-        tokio::select! {
-            biased;
-            turn = turn => Ok(Some(turn)),
-            () = at(caller.give_up) => Ok(None),
-            () = self.inner.waits.cancelled() => Err(LockError::ShutDown),
         }
     }
 
@@ -353,57 +342,13 @@ impl LockManager {
                 let until = self.until_at_most(give_up);
                 let asking = Arc::clone(&self.inner.asking).acquire_owned();
                 let asking = timeout_at(until.into(), asking).await.map_err(|_| {
-                    let why = "acquire: too many waiters ask, so this one could not ask in time";
+                    let why = "acquire: too many waiters ask, and this one had no turn in time; try again later";
                     StoreError::new(StoreErrorKind::Unavailable, why)
                 })?;
                 task::with_permit(asking.ok(), PATIENCE, self.acquire_by(wanted, scope, until))
                     .await
             }
         }
-    }
-
-    /// Refuses a waiter that would wait for itself. First checks the holders of the circle, which were
-    /// seen perhaps a while ago.
-    async fn refuse_if_certain(
-        &self,
-        cycle: &[Edge],
-        caller: &Caller<'_>,
-        place: &Place,
-    ) -> Result<(), LockError> {
-        let (wanted, until) = (caller.wanted, self.until_at_most(caller.give_up));
-        match self.is_certain(cycle, wanted, place, until).await {
-            Ok(Some(holder)) => Err(LockError::WouldDeadlock { key: wanted.key.clone(), holder }),
-            Ok(None) => {
-                place.goes_on();
-                Ok(())
-            }
-            Err(e) => self.sit_out(e, caller, place).await,
-        }
-    }
-
-    /// Checks the holders that were seen, perhaps a while ago, before a waiter is refused because of
-    /// them.
-    async fn is_certain(
-        &self,
-        cycle: &[Edge],
-        wanted: &Wanted,
-        place: &Place,
-        until: Instant,
-    ) -> Result<Option<Option<Box<Lock>>>, LockError> {
-        for edge in cycle {
-            let Some(aid) = &edge.seen else { continue };
-            let lock = self.inspect_by(&edge.key, Some(aid), until).await?;
-            if lock.is_none_or(|lock| lock.aid != *aid) {
-                self.inner.queues.freed(&edge.key);
-                return Ok(None);
-            }
-        }
-        // A waiter that has just joined has not asked the store yet.
-        let holder = match place.holder() {
-            None => self.inspect_by(&wanted.key, Some(&wanted.aid), until).await?,
-            seen => seen,
-        };
-        Ok(Some(holder.map(Box::new)))
     }
 }
 

@@ -50,7 +50,7 @@ impl LockManager {
         if !place.has_ticket() {
             return self.arrives(caller, place, &line).await;
         }
-        let Some(order) = self.in_time(caller, line.together()).await? else { return Ok(None) };
+        let Some(order) = caller.in_time(line.together()).await else { return Ok(None) };
         // A waiter that asks out of turn, because its session has the lock, asks as a newcomer.
         let in_line = place.turn().map(|turn| InLine { turn, line, order });
         self.asks(caller, place, in_line).await
@@ -64,7 +64,7 @@ impl LockManager {
         place: &Place,
         line: &Arc<Line>,
     ) -> Result<Option<Acquired>, LockError> {
-        let Some(alone) = self.in_time(caller, line.alone()).await? else { return Ok(None) };
+        let Some(alone) = caller.in_time(line.alone()).await else { return Ok(None) };
         if place.has_ticket() {
             return Ok(None);
         }

@@ -16,9 +16,9 @@ use crate::{
 
 impl Prepared {
     // aggregate returns: the record of the lock, if there is one, and then the document, if it was asked
-    // for and exists. The server reads the lock first, both from majority-committed state. A live lock of
-    // the session → confirmed. Anything else → not known: only the primary may have the lock or its last
-    // renewal, which this read does not see.
+    // for and exists, in a wrapper without an `_id`. The server reads the lock first, both from
+    // majority-committed state. A live lock of the session → confirmed. Anything else → not known: only the
+    // primary may have the lock or its last renewal, which this read does not see.
     pub(super) async fn confirm(
         &self,
         key: &LockKey,

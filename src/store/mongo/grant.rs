@@ -10,7 +10,7 @@ use mongodb::{
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::LockKey,
-    lock::{Aid, Lock, Mode},
+    lock::{Lock, Mode},
     store::{
         Acquisition, Claim, HandedOver, TryAcquire,
         mongo::{
@@ -88,7 +88,7 @@ impl Prepared {
     // The command has three forms, because the length of the pipeline is its only cost beyond that of
     // an insert. A shorter form that finds no answer has changed nothing that matters, and the next
     // form follows. No two forms may both grant: a delayed second command could resurrect a released
-    // lock. `None`: see `claim_turn`.
+    // lock. `None`: the claim gave way.
     async fn write_claim(
         &self,
         key: &LockKey,
@@ -97,14 +97,13 @@ impl Prepared {
         may_give_way: bool,
     ) -> Result<Option<Answered>, StoreError> {
         let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
-        let gives_way = may_give_way.then_some(&claim.aid);
         let mut has_readers = false;
         if is_exclusive && !rules.fair && !rules.fenced && !self.seen.is_there(key.id()) {
             // From here on, a repetition must use a longer form, which looks closer.
             self.seen.there(key.id());
             let update = pipeline::acquire_if_free(claim, rules);
             let asked = Instant::now();
-            let took = self.take(key.id(), gives_way, update).await;
+            let took = self.take(key.id(), update).await;
             match took.map_err(|e| claim_failed(key, e))? {
                 Took::New(mut record) => {
                     record.insert("now", record.get("ts").cloned());
@@ -126,7 +125,6 @@ impl Prepared {
                 }
                 Took::Existed(None) => {}
                 Took::Gone => return Err(gone_again(key)),
-                Took::Overtaken => return Ok(None),
             }
         }
         if is_exclusive && !rules.fair && !has_readers {
@@ -134,7 +132,7 @@ impl Prepared {
                 let update = pipeline::acquire_shortly(claim, traced, rules);
                 (update, pipeline::short_answer_fields(claim))
             };
-            let Some((it, asked)) = self.attempt(key, claim, traced, gives_way, short).await?
+            let Some((it, asked)) = self.attempt(key, claim, traced, may_give_way, short).await?
             else {
                 return Ok(None);
             };
@@ -150,7 +148,7 @@ impl Prepared {
             let update = pipeline::acquire(claim, traced, rules);
             (update, pipeline::answer_fields(claim, rules))
         };
-        let Some((it, asked)) = self.attempt(key, claim, traced, gives_way, full).await? else {
+        let Some((it, asked)) = self.attempt(key, claim, traced, may_give_way, full).await? else {
             return Ok(None);
         };
         let answered = it.record.and_then(|record| self.answered(key, &record, asked, claim));
@@ -195,18 +193,22 @@ impl Prepared {
         }
     }
 
-    /// `form` returns the update and the fields of the answer.
+    /// One command, in its turn. `form` returns the update and the fields of the answer. `None` if the claim
+    /// gave way: when its turn came, another session was known to hold the lock.
     async fn attempt(
         &self,
         key: &LockKey,
         claim: &Claim,
         traced: &[String],
-        gives_way: Option<&Aid>,
+        may_give_way: bool,
         form: impl FnOnce() -> (Vec<Document>, Document),
     ) -> Result<Option<(Modified, Instant)>, StoreError> {
         let failed = |e| claim_failed(key, e);
-        let turn = self.claim_turn(key.id(), gives_way).await.map_err(failed)?;
-        let Some(turn) = turn else { return Ok(None) };
+        let turn = self.lanes.turn(key.id()).await.map_err(failed)?;
+        // Then a read will do. The holder's release must not wait behind a write of each refused claim.
+        if may_give_way && self.seen.is_held_by_another(key.id(), &claim.aid) {
+            return Ok(None);
+        }
         let (update, mut fields) = form();
         fields.insert(pipeline::FORMER, pipeline::former(claim, traced, &self.rules));
         let asked = Instant::now();

@@ -150,8 +150,8 @@ impl Prepared {
         Ok(locks)
     }
 
-    /// The live locks of these sessions. The server computes nothing, which is cheaper than to have it leave out
-    /// the few expired ones.
+    /// The live locks of these sessions. The application leaves out the expired ones: for the server, the
+    /// expressions would cost more than the read.
     async fn of(
         &self,
         records: &Collection<Document>,

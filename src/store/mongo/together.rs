@@ -10,12 +10,11 @@ use mongodb::{
 
 use crate::{
     key::LockId,
-    lock::Aid,
     store::mongo::{
         Prepared, codec,
         error::{DUPLICATE_KEY, MAX_TIME_EXPIRED, Unacknowledged, code, ran_out_of_time},
         group::Group,
-        lanes::{self, Turn},
+        lanes,
         pipeline::{self, Grantee},
         record::whole_record,
         write::{Write, acknowledged, indexes, refusals, run},
@@ -34,8 +33,6 @@ pub(super) struct Groups {
 #[derive(Debug)]
 struct Take {
     id: LockId,
-    /// See [`claim_turn`](Prepared::claim_turn).
-    gives_way: Option<Aid>,
     update: Vec<Document>,
 }
 
@@ -48,8 +45,6 @@ pub(super) enum Took {
     Existed(Option<Document>),
     /// The claim was granted, and its record is gone again.
     Gone,
-    /// Nothing was written: see [`claim_turn`](Prepared::claim_turn).
-    Overtaken,
 }
 
 /// The release of an exclusive lock that is alone in its record.
@@ -69,13 +64,8 @@ impl Prepared {
     }
 
     /// Runs this update of the record `id`, an upsert that does nothing to a live lock.
-    pub(super) async fn take(
-        &self,
-        id: &LockId,
-        gives_way: Option<&Aid>,
-        update: Vec<Document>,
-    ) -> Result<Took> {
-        let job = Take { id: id.clone(), gives_way: gives_way.cloned(), update };
+    pub(super) async fn take(&self, id: &LockId, update: Vec<Document>) -> Result<Took> {
+        let job = Take { id: id.clone(), update };
         if !self.may_join(id) {
             return self.take_alone(job).await;
         }
@@ -94,22 +84,8 @@ impl Prepared {
         gone.await.unwrap_or_else(|| Err(not_known()))
     }
 
-    /// Waits for the turn of a claim. A claim that gives way is of this session. It returns `None` if by then
-    /// another session is known to hold the lock, so that a read will do: the holder's release must not wait
-    /// behind a write of each refused claim.
-    pub(super) async fn claim_turn<'a>(
-        &'a self,
-        id: &'a LockId,
-        gives_way: Option<&Aid>,
-    ) -> Result<Option<Turn<'a>>> {
-        let turn = self.lanes.turn(id).await?;
-        let is_overtaken = gives_way.is_some_and(|aid| self.seen.is_held_by_another(id, aid));
-        Ok((!is_overtaken).then_some(turn))
-    }
-
-    async fn take_alone(&self, Take { id, gives_way, update }: Take) -> Result<Took> {
-        let turn = self.claim_turn(&id, gives_way.as_ref()).await?;
-        let Some(turn) = turn else { return Ok(Took::Overtaken) };
+    async fn take_alone(&self, Take { id, update }: Take) -> Result<Took> {
+        let turn = self.lanes.turn(&id).await?;
         let it = self.modify(turn, pipeline::by_id(&id), update, true, None).await?;
         Ok(match it.record {
             Some(record) if it.is_new => Took::New(record),
@@ -137,7 +113,7 @@ impl Prepared {
     // grant; the repetition has another token, so that nobody revives the one that was broken. Any other
     // error, or no reply → each claim is repeated alone, and recognises its grant.
     async fn take_together(&self, jobs: &[Take]) -> Result<Vec<Result<Took>>> {
-        let statement = |Take { id, update, .. }: &Take| {
+        let statement = |Take { id, update }: &Take| {
             doc! { "q": pipeline::by_id(id), "u": update.clone(), "upsert": true }
         };
         let updates: Vec<_> = jobs.iter().map(statement).collect();

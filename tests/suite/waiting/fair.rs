@@ -221,7 +221,6 @@ async fn a_crowd_costs_one_place_few_tickets_and_one_command_for_each_handover()
     assert!(stored_queue(&cluster).await.is_empty(), "nobody waits");
 }
 
-/// A waiter that leaves does not keep the waiters of another server out.
 /// The primary has released the lock for the waiter of the other server, and the repetition finds nothing.
 #[tokio::test]
 async fn a_handover_that_is_majority_committed_late_is_reported_as_a_release() {
@@ -237,6 +236,7 @@ async fn a_handover_that_is_majority_committed_late_is_reported_as_a_release() {
     in_time("this server's waiter", second).await.unwrap().release().await.unwrap();
 }
 
+/// A waiter that leaves does not keep the waiters of another server out.
 #[tokio::test]
 async fn the_place_of_a_server_moves_on_when_its_first_waiter_leaves() {
     let cluster = Cluster::mongo().await;

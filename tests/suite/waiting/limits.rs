@@ -93,7 +93,7 @@ async fn a_crowd_of_waiters_for_many_documents_asks_a_few_at_a_time() {
         all.spawn(async move { locks.acquire(&key, Wait::until_acquired()).await.unwrap() });
     }
     let have_asked = async || {
-        for _ in 0..100 {
+        for _ in 0..1_000 {
             yield_now().await;
         }
         asked.load(Relaxed) - before
