@@ -6,7 +6,7 @@ use crate::{
     floors::INSERT_DELETE,
     measures::{
         cycle::{KEYS, TASKS},
-        hand_over, settings, verbs, web,
+        hand_over, parts, settings, verbs, web,
     },
     ours::{MANAGER, STORE, WAITING},
     plot::number,
@@ -227,14 +227,19 @@ fn parts(report: &Report) -> String {
 }
 
 fn processor(report: &Report) -> String {
-    let mut table = String::from(
-        "| µs a cycle, 16 tasks | application | `mongod`, all nodes |\n|---|---:|---:|\n",
-    );
-    each(report, "processor", &mut table, 2, |at, who, table| {
-        let row = report.find("processor", at, who);
-        for name in ["client", "servers"] {
-            let value = row.and_then(|row| row.get(name)).map_or("–".into(), number);
-            write!(table, " {value} |").expect("a string");
+    let mut table = String::from("| µs a cycle |");
+    for tasks in parts::TASKS {
+        write!(table, " {tasks} tasks: application | `mongod`, all nodes |").expect("a string");
+    }
+    let columns = 2 * parts::TASKS.len();
+    writeln!(table, "\n|---|{}", "---:|".repeat(columns)).expect("a string");
+    each(report, "processor", &mut table, columns, |at, who, table| {
+        for tasks in parts::TASKS {
+            let row = find(report, "processor", at, who, (tasks, 10_000));
+            for name in ["client", "servers"] {
+                let value = row.and_then(|row| row.get(name)).map_or("–".into(), number);
+                write!(table, " {value} |").expect("a string");
+            }
         }
     });
     table

@@ -342,11 +342,13 @@ impl LockManager {
                 let until = self.until_at_most(give_up);
                 let asking = Arc::clone(&self.inner.asking).acquire_owned();
                 let asking = timeout_at(until.into(), asking).await.map_err(|_| {
-                    let why = "acquire: too many waiters ask, and this one had no turn in time; try again later";
+                    let why =
+                        "acquire: too many waiters ask, and this one had no turn; try again later";
                     StoreError::new(StoreErrorKind::Unavailable, why)
                 })?;
-                task::with_permit(asking.ok(), PATIENCE, self.acquire_by(wanted, scope, until))
-                    .await
+                // On the heap, for the same reason as a turn.
+                let asks = Box::pin(self.acquire_by(wanted, scope, until));
+                task::with_permit(asking.ok(), PATIENCE, asks).await
             }
         }
     }

@@ -21,6 +21,8 @@ use crate::{
 };
 
 pub const WITH_INDEXES: &str = ", with our indexes";
+/// The loads whose processor time is measured.
+pub const TASKS: [usize; 3] = [16, 64, 256];
 
 pub async fn measure(bench: &mut Bench<'_>) {
     for (at, mongo) in bench.sets() {
@@ -86,7 +88,7 @@ async fn halves(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
     }
 }
 
-/// Sixteen tasks: the processor time of a cycle, here and in the servers.
+/// The processor time of a cycle, here and in the servers.
 async fn processors(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
     let database = fresh(mongo).await;
     let locks = ours::on(&database).await;
@@ -110,20 +112,23 @@ async fn processors(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
     }
     let (time, rounds) =
         bench.effort.pick((Duration::from_millis(200), 1), (Duration::from_secs(1), 3));
-    let mut all = contenders.each_ref().map(|_| (0, Duration::ZERO, Duration::ZERO));
-    for _ in 0..rounds {
-        for (contender, (cycles, here, there)) in contenders.iter().zip(&mut all) {
-            in_turn(&[contender], 16, 10_000, time / 10, 1).await;
-            let before = (own_processor_time(), mongo.processor_time().await);
-            *cycles += contender.load(16, 10_000, time).await.took.len();
-            *here += own_processor_time() - before.0;
-            *there += mongo.processor_time().await - before.1;
+    for tasks in TASKS {
+        let mut all = contenders.each_ref().map(|_| (0, Duration::ZERO, Duration::ZERO));
+        for _ in 0..rounds {
+            for (contender, (cycles, here, there)) in contenders.iter().zip(&mut all) {
+                in_turn(&[contender], tasks, 10_000, time / 10, 1).await;
+                let before = (own_processor_time(), mongo.processor_time().await);
+                *cycles += contender.load(tasks, 10_000, time).await.took.len();
+                *here += own_processor_time() - before.0;
+                *there += mongo.processor_time().await - before.1;
+            }
         }
-    }
-    for (contender, (cycles, here, there)) in contenders.iter().zip(all) {
-        let each = |time: Duration| time.as_secs_f64() * 1e6 / cycles as f64;
-        let row = Row::new("processor", at, &contender.who, contender.role).load(16, 10_000);
-        bench.report.add(row.value("client", each(here)).value("servers", each(there)));
+        for (contender, (cycles, here, there)) in contenders.iter().zip(all) {
+            let each = |time: Duration| time.as_secs_f64() * 1e6 / cycles as f64;
+            let row = Row::new("processor", at, &contender.who, contender.role);
+            let row = row.load(tasks, 10_000).value("client", each(here));
+            bench.report.add(row.value("servers", each(there)));
+        }
     }
 }
 

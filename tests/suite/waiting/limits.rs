@@ -68,6 +68,14 @@ on_each_store! {
     }
 }
 
+/// Each call that waits has such a future, so a crowd of ten thousand takes less than 50 MB for them.
+#[tokio::test]
+async fn the_future_of_a_waiter_is_small() {
+    let locks = LockManager::builder(MemoryStore::new()).build().await.unwrap();
+    let key = key("1");
+    assert!(size_of_val(&locks.acquire(&key, Wait::until_acquired())) < 5_000);
+}
+
 /// Otherwise most claims of a crowd would wait for a connection until their deadline, and be repeated.
 #[tokio::test(start_paused = true)]
 async fn a_crowd_of_waiters_for_many_documents_asks_a_few_at_a_time() {
