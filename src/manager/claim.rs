@@ -37,9 +37,9 @@ impl Wait {
     ///
     /// The answer comes at most one [deadline](crate::LockManagerBuilder::deadline) later. This also
     /// holds in an outage, for any number of waiters, and in a [fair](crate::Lockable::FAIR) collection.
-    /// A caller whose time is over before it could ask the store asks once. An answer of the store that
-    /// is under way is waited for. When the manager [shuts down](LockManager::shutdown), the wait ends at
-    /// once.
+    /// A caller whose time is over before it could ask the store asks once, unless the holder is known. An
+    /// answer of the store that is under way is waited for. When the manager
+    /// [shuts down](LockManager::shutdown), the wait ends at once.
     #[must_use]
     pub fn for_at_most(time: Duration) -> Self {
         Self(if time.is_zero() { Patience::No } else { Patience::ForAtMost(time) })

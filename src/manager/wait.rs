@@ -35,7 +35,7 @@ use crate::{
 const KEEP_PLACE: Duration = Duration::from_secs(1);
 /// How many waiters of a server ask the store at the same time: more than the commands that claims share can
 /// carry. If a crowd asked at once, most claims would wait for a connection until their deadline, and be
-/// repeated.
+/// repeated. Without answers, as many more ask after each [`PATIENCE`].
 pub(super) const ASK_AT_ONCE: usize = 256;
 /// After this time an attempt no longer keeps other waiters from asking: its document may be stuck.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -104,7 +104,8 @@ impl LockManager {
         acquired
     }
 
-    /// Resolves when a shutdown begins. During a shutdown each caller still makes one attempt.
+    /// Resolves when a shutdown begins. During a shutdown the first caller for a document still makes one
+    /// attempt.
     async fn begins_shutdown(&self) {
         if self.inner.waits.is_cancelled() {
             return pending().await;
@@ -133,6 +134,9 @@ impl LockManager {
             Patience::ForAtMost(time) => clock::now().checked_add(time),
             Patience::UntilAcquired => None,
         };
+        // During a shutdown, nobody waits for a turn for long.
+        let shutdown = self.inner.waits.is_cancelled().then(|| self.until());
+        let give_up = give_up.into_iter().chain(shutdown).min();
         // A session that already holds the lock must not queue behind those that wait for its release.
         // The session of a guard is new and holds nothing.
         let may_hold = wanted.aid == *owner;
@@ -154,14 +158,15 @@ impl LockManager {
         }
         let first =
             if fair { self.takes_its_turn(&caller, &place).await? } else { Turn::Continue(()) };
-        match self.wait(&caller, &mut place, first).await? {
+        let answer = match self.wait(&caller, &mut place, first).await? {
+            Some(granted) => granted,
+            None => self.refusal(&caller, &place).await?,
+        };
+        if !matches!(answer, Acquired::Held(_)) {
             // The waiters behind this one wait for its lock from now on.
-            Some(answer) => {
-                place.granted(answer.lock().clone());
-                Ok(answer)
-            }
-            None => self.refusal(&caller, &place).await,
+            place.granted(answer.lock().clone());
         }
+        Ok(answer)
     }
 
     async fn wait(
@@ -341,7 +346,9 @@ impl LockManager {
             None => {
                 let until = self.until_at_most(give_up);
                 let asking = Arc::clone(&self.inner.asking).acquire_owned();
-                let asking = timeout_at(until.into(), asking).await.map_err(|_| {
+                // The rest of the time is for the attempt.
+                let soon = until.min(clock::now() + self.deadline() / 2);
+                let asking = timeout_at(soon.into(), asking).await.map_err(|_| {
                     let why =
                         "acquire: too many waiters ask, and this one had no turn; try again later";
                     StoreError::new(StoreErrorKind::Unavailable, why)

@@ -66,6 +66,8 @@ impl LockManager {
     ) -> Result<Option<Acquired>, LockError> {
         let Some(alone) = caller.in_time(line.alone()).await else { return Ok(None) };
         if place.has_ticket() {
+            // The command of another waiter has drawn it. If this waiter was called, it asks with its ticket.
+            place.ask_again();
             return Ok(None);
         }
         // Its own server may keep it out.

@@ -123,6 +123,13 @@ impl Place {
         }
     }
 
+    /// Has this waiter ask once more, if it was called for this attempt.
+    pub(in crate::manager) fn ask_again(&self) {
+        if let Some(waiter) = self.waiter(&mut self.queues.state()) {
+            waiter.asks_again();
+        }
+    }
+
     /// The circle that was found is gone. There may be another one.
     pub(in crate::manager) fn goes_on(&self) {
         let mut state = self.queues.state();

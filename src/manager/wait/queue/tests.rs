@@ -88,6 +88,19 @@ fn who_goes_before_it_has_asked_passes_the_call_on() {
 }
 
 #[test]
+fn a_waiter_that_was_called_but_could_not_ask_is_called_again() {
+    let (queues, key) = (unlimited(), key("a"));
+    let first = joins(&queues, &key, &Aid::new());
+    assert!(matches!(first.next_step(), Step::Try));
+    first.ask_again();
+    assert!(matches!(first.next_step(), Step::Try));
+    first.saw(&guard(&key, &Aid::new()).1);
+    assert!(matches!(first.next_step(), Step::WaitFirst(_)));
+    first.ask_again();
+    assert!(matches!(first.next_step(), Step::WaitFirst(_)), "it was not called for an attempt");
+}
+
+#[test]
 fn news_of_a_holder_closes_a_circle_for_those_who_have_waited_before() {
     let (queues, session, job) = (unlimited(), Aid::new(), Aid::new());
     let (a, b) = (key("a"), key("b"));
