@@ -158,15 +158,14 @@ impl LockManager {
         }
         let first =
             if fair { self.takes_its_turn(&caller, &place).await? } else { Turn::Continue(()) };
-        let answer = match self.wait(&caller, &mut place, first).await? {
-            Some(granted) => granted,
-            None => self.refusal(&caller, &place).await?,
-        };
-        if !matches!(answer, Acquired::Held(_)) {
+        match self.wait(&caller, &mut place, first).await? {
             // The waiters behind this one wait for its lock from now on.
-            place.granted(answer.lock().clone());
+            Some(answer) => {
+                place.granted(answer.lock().clone());
+                Ok(answer)
+            }
+            None => self.refusal(&caller, &place).await,
         }
-        Ok(answer)
     }
 
     async fn wait(
