@@ -113,6 +113,20 @@ pub enum LockError {
         asked: bool,
     },
 
+    /// Another program, one that takes no locks, has changed this part of the document since it was loaded, and
+    /// the save would have rewritten the part as a whole. Nothing was written, and the lock has not changed. Load
+    /// the document again. (409)
+    #[error(
+        "another program has changed `{field}` of {key} since the document was loaded; load it again, and \
+         repeat the change"
+    )]
+    ChangedMeanwhile {
+        /// The document.
+        key: LockKey,
+        /// The path of the part, as in `lines` or `address.phones`; empty if it is the whole document.
+        field: String,
+    },
+
     /// The client sent the token of an earlier acquisition. (412)
     #[error("the lock that this page had on {key} is gone; open the document again")]
     StaleToken {

@@ -20,7 +20,6 @@ use crate::{
 mod answer;
 mod claim;
 mod deadline;
-mod diff;
 mod document;
 mod erased;
 mod memory;
@@ -33,11 +32,14 @@ mod watch;
 pub use crate::taken::Settled;
 pub use answer::{Confirmed, HandedOver, LastEnd, Released, Saved, Swept, TryAcquire};
 #[cfg(feature = "_mongo")]
+pub(crate) use claim::Forget;
+#[cfg(feature = "_mongo")]
 pub use claim::HeldLock;
 pub use claim::{Acquisition, Claim, Place, Query, Removal, Taken, Ticket, Turn, Waiters};
 pub(crate) use deadline::with_deadline;
-pub(crate) use document::misnamed_id;
-pub use document::{Edit, Format, StoredDocument};
+pub use document::{Changes, Edit, Format, Original, StoredDocument};
+#[cfg(feature = "_mongo")]
+use document::{Encoded, Value};
 pub(crate) use erased::{Answer, DynStore};
 pub use memory::MemoryStore;
 #[cfg(feature = "test-util")]
@@ -225,6 +227,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Edits, creates or deletes the document if this acquisition of its exclusive lock is live, and renews
     /// the lock. An edit without changes only renews the lock.
+    ///
+    /// [`Changes`] are [applied](Changes::apply) to the document as it is stored in the same atomic step: no
+    /// change of another program is lost between the two.
     ///
     /// After `until` the caller has been told that the outcome is unknown, and may have saved something
     /// newer. A save that is delayed on its way therefore gives up by then. If a newer save can

@@ -1,15 +1,17 @@
 //! Loading and saving locked documents.
 
-use std::{any::type_name, time::Instant};
+#[cfg(feature = "_mongo")]
+use std::sync::Arc;
+use std::time::Instant;
 
 #[cfg(feature = "_mongo")]
-use crate::store::HeldLock;
+use crate::store::{Forget, HeldLock};
 use crate::{
     error::{BoxError, LockError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::Mode,
     manager::{LockManager, observe},
-    store::{Acquisition, Edit, Saved, StoredDocument, misnamed_id},
+    store::{Acquisition, Edit, Original, Saved, StoredDocument},
 };
 
 impl LockManager {
@@ -17,7 +19,14 @@ impl LockManager {
     pub(crate) fn held(&self, acquisition: Acquisition) -> HeldLock {
         self.writes_under(&acquisition);
         let (runtime, tasks) = self.inner.runner.parts();
-        HeldLock { acquisition, deadline: self.inner.settings.deadline, runtime, tasks }
+        let (manager, held) = (Arc::downgrade(&self.inner), acquisition.clone());
+        let forget = Forget(Arc::new(move || {
+            if let Some(inner) = manager.upgrade() {
+                Self { inner }.writes_under(&held);
+            }
+        }));
+        let deadline = self.inner.settings.deadline;
+        HeldLock { acquisition, deadline, runtime, tasks, forget }
     }
 
     /// A write under this lock may be under way from now on, even after its caller was told that the outcome
@@ -32,52 +41,52 @@ impl LockManager {
     }
 
     /// # Errors
-    /// [`LockError::NotFound`], [`LockError::Document`], and those of the store.
+    /// [`LockError::NotFound`], and those of the store.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.load", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
     ))]
-    pub(crate) async fn load<T: Lockable>(
+    pub(crate) async fn load(
         &self,
         key: &LockKey,
         until: Instant,
-    ) -> Result<T, LockError> {
-        match self.run("load", until, key.clone(), |store, key| store.load(key)).await? {
-            None => Err(LockError::NotFound { key: key.clone() }),
-            Some(document) => decode(key, document),
-        }
+    ) -> Result<StoredDocument, LockError> {
+        let loaded = self.run("load", until, key.clone(), |store, key| store.load(key)).await?;
+        loaded.ok_or_else(|| LockError::NotFound { key: key.clone() })
     }
 
-    /// Encodes a document as the store keeps it.
+    /// Writes the changes of the document under the lock. Returns the document as it was written.
     ///
     /// # Errors
-    /// The error of serde if `document` has no such form.
-    pub(crate) fn encode<T: Lockable>(&self, document: &T) -> Result<StoredDocument, BoxError> {
-        StoredDocument::encode(self.inner.store.format(), document)
-    }
-
-    /// Writes the differences from `before` under the lock, or the whole document if there is no
-    /// `before`. Returns the document as it was written.
-    ///
-    /// # Errors
-    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::Document`],
-    /// [`LockError::Misconfigured`] and those of the store.
+    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::ChangedMeanwhile`],
+    /// [`LockError::Document`] and those of the store.
     pub(crate) async fn save<T: Lockable>(
         &self,
         held: &Acquisition,
-        before: Option<StoredDocument>,
+        original: &Original,
         document: &T,
         until: Instant,
-    ) -> Result<StoredDocument, LockError> {
-        // Fields that have not changed are not written.
-        let is_whole = before.is_none();
-        let after = self.writable(&held.key, document, is_whole)?;
-        let edit = match before {
-            Some(before) => Edit::Changes { before, after: after.clone() },
-            None => Edit::Replacement(after.clone()),
-        };
-        self.write(held, edit, until).await?;
-        Ok(after)
+    ) -> Result<Original, LockError> {
+        let changes = original.changes_to(document).map_err(unfit(&held.key))?;
+        self.write(held, changes.clone().into(), until).await?;
+        Ok(changes.into_original())
+    }
+
+    /// Writes the whole document under the lock. Returns the document as it was written.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    pub(crate) async fn replace<T: Lockable>(
+        &self,
+        held: &Acquisition,
+        original: &Original,
+        document: &T,
+        until: Instant,
+    ) -> Result<Original, LockError> {
+        let unfit = unfit(&held.key);
+        let new = original.replaced_by(document).map_err(&unfit)?;
+        self.write(held, new.clone().into(), until).await?;
+        Original::new(new, document).map_err(&unfit)
     }
 
     /// Inserts a document whose lock is held already. Returns the document as it was written.
@@ -89,10 +98,13 @@ impl LockManager {
         held: &Acquisition,
         document: &T,
         until: Instant,
-    ) -> Result<StoredDocument, LockError> {
-        let new = self.writable(&held.key, document, true)?;
-        self.write(held, Edit::Creation(new.clone()), until).await?;
-        Ok(new)
+    ) -> Result<Original, LockError> {
+        let unfit = unfit(&held.key);
+        let new = StoredDocument::encode(self.inner.store.format(), document).map_err(&unfit)?;
+        let original = Original::new(new.clone(), document).map_err(&unfit)?;
+        original.replaced_by(document).map_err(&unfit)?;
+        self.write(held, Edit::Creation(new), until).await?;
+        Ok(original)
     }
 
     /// Deletes the document under its lock. The lock stays.
@@ -101,26 +113,6 @@ impl LockManager {
     /// As [`save`](Self::save).
     pub(crate) async fn delete(&self, held: &Acquisition, until: Instant) -> Result<(), LockError> {
         self.write(held, Edit::Deletion, until).await
-    }
-
-    fn writable<T: Lockable>(
-        &self,
-        key: &LockKey,
-        document: &T,
-        is_whole: bool,
-    ) -> Result<StoredDocument, LockError> {
-        let encoded = self.encode(document);
-        let encoded = encoded.map_err(|source| LockError::Document { key: key.clone(), source })?;
-        let Some(name) = misnamed_id::<T>(&encoded, is_whole.then(|| key.id())) else {
-            return Ok(encoded);
-        };
-        let what_to_do = format!(
-            "`{}` reads its id from `_id` and writes it to `{name}`: give the field \
-             `#[serde(rename = \"_id\")]`, and answers over HTTP a type of their own",
-            type_name::<T>(),
-        );
-        log::error!(target: "actix_doclock::manager", "{what_to_do}");
-        Err(LockError::Misconfigured(what_to_do))
     }
 
     #[cfg_attr(feature = "tracing", tracing::instrument(
@@ -145,6 +137,7 @@ impl LockManager {
             Ok(Saved::Saved) => Ok(()),
             Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
             Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
+            Ok(Saved::ChangedMeanwhile(field)) => Err(LockError::ChangedMeanwhile { key, field }),
             Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
                 Err(LockError::Rejected { key, source })
             }
@@ -155,6 +148,16 @@ impl LockManager {
     }
 }
 
-pub(crate) fn decode<T: Lockable>(key: &LockKey, document: StoredDocument) -> Result<T, LockError> {
-    document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
+/// The document as a Rust value, and as what it was loaded.
+pub(crate) fn decode<T: Lockable>(
+    key: &LockKey,
+    document: StoredDocument,
+) -> Result<(T, Original), LockError> {
+    let value = document.decode().map_err(unfit(key))?;
+    let original = Original::new(document, &value).map_err(unfit(key))?;
+    Ok((value, original))
+}
+
+fn unfit(key: &LockKey) -> impl Fn(BoxError) -> LockError {
+    |source| LockError::Document { key: key.clone(), source }
 }

@@ -70,6 +70,7 @@ impl Timer {
             Err(LockError::Lost { .. }) => "lost",
             Err(LockError::NotFound { .. }) => "not_found",
             Err(LockError::Rejected { .. }) => "rejected",
+            Err(LockError::ChangedMeanwhile { .. }) => "changed_meanwhile",
             Err(_) => "error",
         };
         into_span(outcome);

@@ -97,7 +97,7 @@ pub enum Released {
 }
 
 /// The answer to [`save`](crate::store::Store::save).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "the document may not have been written"]
 pub enum Saved {
     /// Written.
@@ -106,6 +106,9 @@ pub enum Saved {
     Lost,
     /// The lock is live, but the document no longer exists. Nothing was written.
     DocumentGone,
+    /// The lock is live, but another program has changed this field since the document was loaded, so that
+    /// the changes cannot be [applied](crate::store::Changes::apply). Nothing was written.
+    ChangedMeanwhile(String),
 }
 
 /// The answer to [`sweep`](crate::store::Store::sweep).

@@ -1,6 +1,8 @@
 //! What a verb is about: a claim, a grant, a removal, a query.
 
 use std::time::Duration;
+#[cfg(feature = "_mongo")]
+use std::{fmt, sync::Arc};
 
 #[cfg(feature = "_mongo")]
 use tokio::{runtime::Handle, task::JoinHandle};
@@ -149,6 +151,19 @@ pub struct HeldLock {
     pub(crate) runtime: Handle,
     /// The shutdown waits for these tasks.
     pub(crate) tasks: TaskTracker,
+    pub(crate) forget: Forget,
+}
+
+/// Has the manager forget what it knows of the lock, while a guarded write may be under way.
+#[cfg(feature = "_mongo")]
+#[derive(Clone)]
+pub(crate) struct Forget(pub(crate) Arc<dyn Fn() + Send + Sync>);
+
+#[cfg(feature = "_mongo")]
+impl fmt::Debug for Forget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Forget")
+    }
 }
 
 #[cfg(feature = "_mongo")]

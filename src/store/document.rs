@@ -6,9 +6,14 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::error::BoxError;
 
-mod shape;
+mod changes;
+mod merge;
 
-pub(crate) use shape::misnamed_id;
+#[cfg(feature = "_mongo")]
+pub(super) use changes::Encoded;
+pub use changes::{Changes, Original};
+#[cfg(feature = "_mongo")]
+pub(super) use merge::Value;
 
 /// The encoding in which a store hands documents out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,17 +71,8 @@ impl StoredDocument {
 /// The content of a [guarded save](crate::store::Store::save).
 #[derive(Debug, Clone)]
 pub enum Edit {
-    /// Only the differences between two versions of the document, field by field. A field that neither
-    /// version names stays as it is, byte for byte. An array counts as one value.
-    ///
-    /// `before` is the loaded document as the Rust type writes it. It may differ from the stored
-    /// document, of which the type may know only a part.
-    Changes {
-        /// The document as it was loaded.
-        before: StoredDocument,
-        /// The document as it is to be saved.
-        after: StoredDocument,
-    },
+    /// Only what the application has changed since the document was loaded.
+    Changes(Changes),
     /// The whole document. Fields that it does not name are removed.
     Replacement(StoredDocument),
     /// A new document. It is [`Rejected`](crate::StoreErrorKind::Rejected) if its `_id` is not the locked
@@ -84,6 +80,12 @@ pub enum Edit {
     Creation(StoredDocument),
     /// Deletes the document.
     Deletion,
+}
+
+impl From<Changes> for Edit {
+    fn from(changes: Changes) -> Self {
+        Self::Changes(changes)
+    }
 }
 
 impl From<StoredDocument> for Edit {

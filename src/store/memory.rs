@@ -12,7 +12,6 @@ use uuid::Uuid;
 pub use self::simulated::OnRecord;
 use self::{
     record::{Grant, Record},
-    save::Write,
     state::State,
 };
 use crate::{
@@ -443,7 +442,6 @@ impl Store for MemoryStore {
         until: Instant,
     ) -> Result<Saved, StoreError> {
         let Acquisition { key, aid, token, .. } = held;
-        let write = Write::of(key, edit)?;
         let mut state = self.state();
         let now = state.now();
         if clock::now() >= until {
@@ -458,7 +456,7 @@ impl Store for MemoryStore {
         let Some(guard) = guard else {
             return Ok(Saved::Lost);
         };
-        let saved = write.carry_out(key, documents)?;
+        let saved = save::write(edit, key, documents)?;
         if saved == Saved::Saved {
             guard.renew(now, guard.ttl);
             guard.again = true;

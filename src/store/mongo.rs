@@ -406,17 +406,18 @@ impl Store for MongoStore {
     ) -> Result<Saved, StoreError> {
         let key = &held.key;
         let at = self.prepared(key.collection())?;
-        let update = edit::update(key.id(), edit).map_err(|why| {
-            log::warn!(target: "actix_doclock::store", "saving {key:?} was refused: {why}");
-            StoreError::new(StoreErrorKind::Rejected, format!("saving {key:?}: {why}"))
-        })?;
+        if let Edit::Creation(document) = edit
+            && !codec::has_id(document, key.id())
+        {
+            let why = format!("saving {key:?}: the document has another `_id` than the locked one");
+            return Err(StoreError::new(StoreErrorKind::Rejected, why));
+        }
         let save = save::Save {
             at: &at,
             id: key.id(),
             acquisition: at.live(held),
             renewed: at.touch(),
-            document: pipeline::by_id(key.id()),
-            update,
+            edit,
             until,
         };
         let saved = if self.has_transactions().await? {

@@ -17,7 +17,7 @@ use crate::{
     key::{InvalidKey, LockKey, Lockable},
     lock::{Lock, LockToken, Mode},
     manager::decode,
-    store::{Released, StoredDocument},
+    store::{Original, Released, StoredDocument},
     web::{
         path::path_param,
         problem::misconfigured,
@@ -107,8 +107,8 @@ impl Exclusive for Confirm {}
 #[must_use = "the document is locked and loaded for a reason"]
 pub struct Guarded<T, How> {
     document: T,
-    /// The document as it was last loaded or saved; `None` if it may not be written.
-    before: Option<StoredDocument>,
+    /// The document as it was last loaded or saved.
+    original: Original,
     mine: Mine,
     locks: RequestLocks,
     how: PhantomData<How>,
@@ -137,7 +137,10 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn save(&mut self) -> Result<(), LockError> {
-        self.write(self.before.clone()).await
+        let (held, until) = (self.mine.acquisition(), self.locks.begin());
+        let manager = self.locks.manager();
+        let saved = manager.save(&held, &self.original, &self.document, until).await;
+        self.written(saved, until).await
     }
 
     /// As [`save`](Self::save), but writes the whole document: fields that `T` does not contain, or that
@@ -146,18 +149,23 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Errors
     /// As `save`. It is also as cancel safe.
     pub async fn replace(&mut self) -> Result<(), LockError> {
-        self.write(None).await
+        let (held, until) = (self.mine.acquisition(), self.locks.begin());
+        let manager = self.locks.manager();
+        let replaced = manager.replace(&held, &self.original, &self.document, until).await;
+        self.written(replaced, until).await
     }
 
-    async fn write(&mut self, before: Option<StoredDocument>) -> Result<(), LockError> {
-        let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let saved = self.locks.manager().save(&held, before, &self.document, until).await;
+    async fn written(
+        &mut self,
+        saved: Result<Original, LockError>,
+        until: Instant,
+    ) -> Result<(), LockError> {
         match saved {
             Ok(saved) => {
-                self.before = Some(saved);
+                self.original = saved;
                 return Ok(());
             }
-            Err(LockError::Lost { .. }) => self.locks.forget(held.token),
+            Err(LockError::Lost { .. }) => self.locks.forget(self.mine.token),
             // A lock on a missing document is of no use.
             Err(LockError::NotFound { .. }) => {
                 self.locks.release(&self.mine, until).await?;
@@ -248,15 +256,9 @@ impl<T: Lockable, How> Guarded<T, How> {
         self.document
     }
 
-    pub(super) fn new(mine: Mine, document: T, locks: RequestLocks) -> Self {
-        Self { document, before: None, mine, locks, how: PhantomData }
-    }
-
-    /// The same document, prepared for being written.
-    pub(super) fn editable(self) -> Result<Self, LockError> {
-        let encoded = self.locks.manager().encode(&self.document);
-        let unwritable = |source| LockError::Document { key: self.mine.lock.key.clone(), source };
-        Ok(Self { before: Some(encoded.map_err(unwritable)?), ..self })
+    pub(super) fn new(mine: Mine, document: (T, Original), locks: RequestLocks) -> Self {
+        let (document, original) = document;
+        Self { document, original, mine, locks, how: PhantomData }
     }
 }
 
@@ -290,8 +292,7 @@ impl<T: Lockable> FromRequest for LockedDoc<T> {
     type Future = Extracted<T, Acquire>;
 
     fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
-        let acquired = acquire::<T, Acquire>(req.clone(), Mode::Exclusive);
-        Box::pin(async { acquired.await?.editable() })
+        Box::pin(acquire(req.clone(), Mode::Exclusive))
     }
 }
 
@@ -323,11 +324,12 @@ async fn loaded<T: Lockable>(
     key: &LockKey,
     document: Option<StoredDocument>,
     until: Instant,
-) -> Result<T, LockError> {
-    match document {
-        Some(document) => decode(key, document),
-        None => locks.manager().load(key, until).await,
-    }
+) -> Result<(T, Original), LockError> {
+    let document = match document {
+        Some(document) => document,
+        None => locks.manager().load(key, until).await?,
+    };
+    decode(key, document)
 }
 
 impl<T: Lockable> FromRequest for HeldDoc<T> {
@@ -343,7 +345,7 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
             let confirmed = locks.confirm(&key, Mode::Exclusive, locks.offered()?, true, until);
             let (mine, document) = confirmed.await?;
             match loaded(&locks, &key, document, until).await {
-                Ok(document) => Self::new(mine, document, locks).editable(),
+                Ok(document) => Ok(Self::new(mine, document, locks)),
                 Err(e) => {
                     if let LockError::NotFound { .. } = e {
                         locks.release(&mine, until).await?;

@@ -167,6 +167,9 @@ impl From<&LockError> for Problem {
             LockError::Lost { holder, .. } => problem(StatusCode::CONFLICT, "lost")
                 .with("state", "lost")
                 .lock_if_any(holder.as_deref()),
+            LockError::ChangedMeanwhile { field, .. } => {
+                problem(StatusCode::CONFLICT, "changed_meanwhile").with("field", field.as_str())
+            }
             LockError::WrongSession { lock, asked: true } => {
                 problem(StatusCode::LOCKED, "wrong_session").with("state", "held").lock(lock)
             }

@@ -92,7 +92,7 @@ impl SessionLocks {
             self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await?;
         let until = self.locks.begin();
         match self.manager().create(&mine.acquisition(), &document, until).await {
-            Ok(_) => LockedDoc::new(mine, document, self.locks.clone()).editable(),
+            Ok(original) => Ok(LockedDoc::new(mine, (document, original), self.locks.clone())),
             Err(error) => {
                 if mine.is_fresh {
                     self.locks.let_go(&mine, "not created").await;
@@ -144,7 +144,9 @@ impl SessionLocks {
     /// # Errors
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T, LockError> {
-        self.manager().load(&LockKey::of::<T>(id)?, self.locks.begin()).await
+        let key = LockKey::of::<T>(id)?;
+        let document = self.manager().load(&key, self.locks.begin()).await?;
+        document.decode().map_err(|source| LockError::Document { key, source })
     }
 
     /// Releases the session's lock on this document, if it holds one.

@@ -22,6 +22,7 @@ mod freeze;
 mod guarantees;
 mod lost;
 mod lost_replies;
+mod merging;
 mod operations;
 mod outage;
 mod properties;

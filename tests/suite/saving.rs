@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use actix_doclock::{
     Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, MemoryStore, Mode, StoreErrorKind,
     TryAcquire, Wait,
-    store::{Acquisition, Claim, Edit, Rules, Saved, Store, StoredDocument},
+    store::{Acquisition, Claim, Original, Rules, Saved, Store, StoredDocument},
 };
 use mongodb::Database;
 use mongodb::bson::{
@@ -199,9 +199,9 @@ async fn locked(store: &impl Store, key: &LockKey) -> Lock {
 
 /// Loads a part, replaces it by `after` and saves it.
 async fn edit(store: &impl Store, lock: &Lock, after: &Part) {
-    let loaded: Part = store.load(&lock.key).await.unwrap().unwrap().decode().unwrap();
-    let encode = |part: &Part| StoredDocument::encode(store.format(), part).unwrap();
-    let edit = Edit::Changes { before: encode(&loaded), after: encode(after) };
+    let stored = store.load(&lock.key).await.unwrap().unwrap();
+    let loaded: Part = stored.decode().unwrap();
+    let edit = Original::new(stored, &loaded).unwrap().changes_to(after).unwrap().into();
     let until = Instant::now() + TTL;
     let saved = store.save(&Acquisition::of(lock).unwrap(), &edit, until).await.unwrap();
     assert_eq!(saved, Saved::Saved);
@@ -341,8 +341,8 @@ async fn save(
     before: &Large,
     after: &Large,
 ) -> Result<Saved, StoreErrorKind> {
-    let encode = |it: &Large| StoredDocument::encode(app.store.format(), it).unwrap();
-    let edit = Edit::Changes { before: encode(before), after: encode(after) };
+    let stored = StoredDocument::encode(app.store.format(), before).unwrap();
+    let edit = Original::new(stored, before).unwrap().changes_to(after).unwrap().into();
     let until = Instant::now() + TTL;
     let saved = app.store.save(&Acquisition::of(lock).unwrap(), &edit, until).await;
     saved.map_err(|e| e.kind())
@@ -378,8 +378,8 @@ async fn a_save_without_changes_renews_the_lock_and_writes_no_document() {
     rig::age(&database, &key("a"), TTL / 2).await;
     commands.take();
     let item = WorkItem { id: "a".to_owned(), title: "whatever".to_owned() };
-    let item = StoredDocument::encode(app.store.format(), &item).unwrap();
-    let edit = Edit::Changes { before: item.clone(), after: item };
+    let stored = StoredDocument::encode(app.store.format(), &item).unwrap();
+    let edit = Original::new(stored, &item).unwrap().changes_to(&item).unwrap().into();
     let (held, until) = (Acquisition::of(&lock).unwrap(), Instant::now() + TTL);
     let save = || app.store.save(&held, &edit, until);
     assert_eq!(save().await.unwrap(), Saved::Saved);
@@ -396,28 +396,14 @@ async fn a_save_without_changes_renews_the_lock_and_writes_no_document() {
 
 #[tokio::test]
 async fn a_changed_id_is_refused() {
+    let item = |id: &str| WorkItem { id: id.to_owned(), title: "new".to_owned() };
     let (app, database) = app().await;
     put(&database, "a", "old").await;
-    let lock = app.granted(&key("a"), &Aid::new()).await;
-    let memory = MemoryStore::new();
-    let item = |id: &str| WorkItem { id: id.to_owned(), title: "new".to_owned() };
-    memory.put("a".to_owned(), &item("a")).unwrap();
-    let in_memory = locked(&memory, &key("a")).await;
-    let error = change_id(&app.store, &lock, item).await;
-    assert!(error.contains("keeps its `_id`"), "{error}");
-    let error = change_id(&memory, &in_memory, item).await;
-    assert!(error.contains("keeps its `_id`"), "{error}");
+    let guard = app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    let refused = guard.update(|it: &mut WorkItem| *it = item("b")).await.unwrap_err();
+    let LockError::Rejected { source, .. } = refused else { panic!("{refused:?}") };
+    assert!(source.to_string().contains("keeps its `_id`"), "{source}");
     assert_eq!(title(&database, "a").await, "old");
-}
-
-async fn change_id(store: &impl Store, lock: &Lock, item: impl Fn(&str) -> WorkItem) -> String {
-    let encode = |id: &str| StoredDocument::encode(store.format(), &item(id)).unwrap();
-    let edit = Edit::Changes { before: encode("a"), after: encode("b") };
-    let until = Instant::now() + TTL;
-    let saved = store.save(&Acquisition::of(lock).unwrap(), &edit, until).await;
-    let error = saved.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Rejected);
-    error.to_string()
 }
 
 #[tokio::test]

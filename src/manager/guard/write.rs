@@ -2,7 +2,11 @@
 
 use std::any::type_name;
 
-use crate::{error::LockError, key::Lockable, manager::guard::LockGuard};
+use crate::{
+    error::LockError,
+    key::Lockable,
+    manager::{document::decode, guard::LockGuard},
+};
 
 impl LockGuard {
     /// The current document.
@@ -12,7 +16,9 @@ impl LockGuard {
     /// [`LockError::Misconfigured`] if the lock is not on a document of type `T`.
     pub async fn load<T: Lockable>(&self) -> Result<T, LockError> {
         self.is_on::<T>()?;
-        self.manager.load(self.key(), self.manager.until()).await
+        let key = self.key();
+        let document = self.manager.load(key, self.manager.until()).await?;
+        document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
     }
 
     /// Loads the document, changes it, and writes the difference if the exclusive lock is still held: the
@@ -40,12 +46,11 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T, LockError> {
-        let mut document: T = self.load().await?;
-        let unwritable = |source| LockError::Document { key: self.key().clone(), source };
-        let before = self.manager.encode(&document).map_err(unwritable)?;
+        self.is_on::<T>()?;
+        let loaded = self.manager.load(self.key(), self.manager.until()).await?;
+        let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
-        let until = self.manager.until();
-        self.manager.save(&self.held, Some(before), &document, until).await?;
+        self.manager.save(&self.held, &original, &document, self.manager.until()).await?;
         Ok(document)
     }
 

@@ -1,10 +1,10 @@
 //! Rust values as BSON, for both bson 2 and bson 3.
 
-use mongodb::bson::{Binary, Bson, oid::ObjectId, spec::BinarySubtype};
+use mongodb::bson::{Binary, Bson, Document, oid::ObjectId, spec::BinarySubtype};
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
-use crate::{error::BoxError, key::LockId};
+use crate::{error::BoxError, key::LockId, store::StoredDocument};
 
 /// Encodes a value as the driver does for a `Collection<T>`.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
@@ -125,6 +125,12 @@ pub(super) fn lock_id(id: &Bson) -> Option<LockId> {
         }
         _ => None,
     }
+}
+
+/// True if the document has this `_id`.
+pub(super) fn has_id(document: &StoredDocument, id: &LockId) -> bool {
+    let document = decode::<Document>(document.as_bytes());
+    document.is_ok_and(|it| it.get("_id").and_then(lock_id).as_ref() == Some(id))
 }
 
 #[cfg(test)]

@@ -1,191 +1,154 @@
-//! Turns an edit of a document into an update of the server.
+//! The update that makes one document of another.
 
-use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+use mongodb::{
+    bson::{Bson, Document, doc},
+    options::UpdateModifications,
+};
 
 use crate::{
     error::BoxError,
-    key::LockId,
-    store::{
-        Edit, StoredDocument,
-        diff::{self, Change, Changes, Value},
-        mongo::codec,
-    },
+    store::{Encoded, Format, StoredDocument, Value, mongo::codec},
 };
 
-/// The update that is sent for an [`Edit`].
-#[derive(Debug)]
-pub(super) enum Update {
-    /// Nothing has changed.
-    Nothing,
-    Fields(Document),
-    Pipeline(Vec<Document>),
-    Replacement(RawDocumentBuf),
-    Insertion(RawDocumentBuf),
-    Deletion,
-}
-
+/// The update that makes `after` of the stored document `before`, field by field. `None` if they are the same.
+///
 /// # Errors
-/// If a document is not BSON, or its `_id` has changed or is not `id`.
-pub(super) fn update(id: &LockId, edit: &Edit) -> Result<Update, BoxError> {
-    let (before, after) = match edit {
-        Edit::Creation(document) => {
-            let document = RawDocumentBuf::from_bytes(document.as_bytes().to_vec())?;
-            let own = document.get("_id")?.and_then(|own| Bson::try_from(own).ok());
-            if own.as_ref().and_then(codec::lock_id).as_ref() != Some(id) {
-                return Err("it has another `_id` than the locked one".into());
-            }
-            return Ok(Update::Insertion(document));
-        }
-        Edit::Deletion => return Ok(Update::Deletion),
-        Edit::Changes { before, after } => (decoded(before)?, decoded(after)?),
-        Edit::Replacement(document) => {
-            let bytes = document.as_bytes().to_vec();
-            return Ok(Update::Replacement(RawDocumentBuf::from_bytes(bytes)?));
-        }
-    };
-    let changes = diff::between(&before, &after);
-    if changes.iter().any(|(name, _)| name == "_id") {
-        return Err("its `_id` has changed; a document keeps its `_id`".into());
-    }
-    Ok(match &changes[..] {
-        [] => Update::Nothing,
-        _ if are_addressable(&changes) => Update::Fields(by_paths(changes)),
-        _ => Update::Pipeline(vec![doc! { "$replaceWith": merged("$$ROOT".into(), changes) }]),
-    })
-}
-
-fn decoded(document: &StoredDocument) -> Result<Bson, BoxError> {
-    Ok(Bson::Document(codec::decode(document.as_bytes())?))
-}
-
-/// Whether a dotted path can name each of these fields.
-fn are_addressable(changes: &Changes<Bson>) -> bool {
-    changes.iter().all(|(name, change)| {
-        let is_addressable = !(name.is_empty() || name.starts_with('$') || name.contains('.'));
-        let within = |changes| are_addressable(changes);
-        is_addressable && !matches!(change, Change::Within(changes) if !within(changes))
-    })
-}
-
-fn by_paths(changes: Changes<Bson>) -> Document {
-    let (mut set, mut unset) = (Document::new(), Document::new());
-    let mut open = vec![(String::new(), changes)];
-    while let Some((path, changes)) = open.pop() {
-        for (name, change) in changes {
-            let path = format!("{path}{name}");
-            match change {
-                Change::Set(value) => drop(set.insert(path, value)),
-                Change::Removed => drop(unset.insert(path, "")),
-                Change::Within(changes) => open.push((path + ".", changes)),
-            }
-        }
+/// If one of the two is not BSON.
+pub(super) fn update(
+    before: &StoredDocument,
+    after: &StoredDocument,
+) -> Result<Option<UpdateModifications>, BoxError> {
+    let (before, after) = (decoded(before)?, decoded(after)?);
+    let mut fields = Fields::default();
+    if !fields.of("", &before, &after) {
+        let replaced = doc! { "$replaceWith": { "$literal": after } };
+        return Ok(Some(vec![replaced].into()));
     }
     let mut update = Document::new();
-    for (operator, fields) in [("$set", set), ("$unset", unset)] {
+    for (operator, fields) in [("$set", fields.set), ("$unset", fields.unset)] {
         if !fields.is_empty() {
             update.insert(operator, fields);
         }
     }
-    update
+    Ok((!update.is_empty()).then(|| update.into()))
 }
 
-/// The document that `of` evaluates to, with these changes. For field names with dots or dollars, which
-/// no path can address (`$setField` can, but only since MongoDB 5).
-///
-/// Each new value occurs here only once, because it may be nearly as large as a command may be.
-fn merged(of: Bson, changes: Changes<Bson>) -> Document {
-    let (mut set, mut removed, mut within) = (Vec::new(), Vec::new(), Vec::new());
-    for (name, change) in changes {
-        match change {
-            Change::Set(value) => set.push(doc! { "k": name, "v": value }),
-            Change::Removed => removed.push(name),
-            Change::Within(changes) => within.push(doc! {
-                "case": { "$eq": ["$$field.k", { "$literal": name }] },
-                "then": merged("$$field.v".into(), changes),
-            }),
+fn decoded(document: &StoredDocument) -> Result<Document, BoxError> {
+    codec::decode(document.as_bytes())
+}
+
+/// Changed fields, by their dotted paths.
+#[derive(Default)]
+struct Fields {
+    set: Document,
+    unset: Document,
+}
+
+impl Fields {
+    /// Adds what differs between two documents, whose members have paths that begin with `prefix`. False if a
+    /// difference has a name that no path can contain; then nothing is added.
+    fn of(&mut self, prefix: &str, before: &Document, after: &Document) -> bool {
+        let is_changed = |(name, value): &(&String, &Bson)| {
+            before.get(name).is_none_or(|old| !old.is_same(value))
+        };
+        let changed: Vec<_> = after.iter().filter(is_changed).collect();
+        let gone: Vec<_> = before.keys().filter(|name| !after.contains_key(name)).collect();
+        let is_addressable =
+            |name: &String| !(name.is_empty() || name.starts_with('$') || name.contains('.'));
+        let mut names = changed.iter().map(|(name, _)| *name).chain(gone.iter().copied());
+        if !names.all(is_addressable) {
+            return false;
         }
+        for (name, value) in changed {
+            let path = format!("{prefix}{name}");
+            let both = before.get(name).and_then(Bson::as_document).zip(value.as_document());
+            if !both.is_some_and(|(before, after)| self.of(&format!("{path}."), before, after)) {
+                self.set.insert(path, value.clone());
+            }
+        }
+        self.unset.extend(gone.into_iter().map(|name| (format!("{prefix}{name}"), "".into())));
+        true
     }
-    let stays = doc! { "$not": [{ "$in": ["$$field.k", { "$literal": removed }] }] };
-    let changed = match within[..] {
-        [] => Bson::from("$$field.v"),
-        _ => doc! { "$switch": { "branches": within, "default": "$$field.v" } }.into(),
-    };
-    let value = doc! { "$let": {
-        "vars": { "at": { "$indexOfArray": ["$$set.k", "$$field.k"] } },
-        "in": { "$cond": [
-            { "$lt": ["$$at", 0] }, changed, { "$arrayElemAt": ["$$set.v", "$$at"] },
-        ] },
-    } };
-    let kept = doc! { "$map": {
-        "input": { "$filter": { "input": "$$fields", "as": "field", "cond": stays } },
-        "as": "field",
-        "in": { "k": "$$field.k", "v": value },
-    } };
-    let is_new = doc! { "$not": [{ "$in": ["$$field.k", "$$fields.k"] }] };
-    let new = doc! { "$filter": { "input": "$$set", "as": "field", "cond": is_new } };
-    doc! { "$let": {
-        "vars": { "fields": { "$objectToArray": of }, "set": { "$literal": set } },
-        "in": { "$arrayToObject": { "$concatArrays": [kept, new] } },
-    } }
 }
 
 impl Value for Bson {
-    fn fields(&self) -> Option<impl Iterator<Item = (&String, &Self)>> {
+    fn members(&self) -> Option<impl Iterator<Item = (&String, &Self)>> {
         self.as_document().map(Document::iter)
     }
 
-    fn field(&self, name: &str) -> Option<&Self> {
+    fn member(&self, name: &str) -> Option<&Self> {
         self.as_document()?.get(name)
     }
 
-    fn is_same(&self, other: &Self) -> bool {
+    fn elements(&self) -> Option<&[Self]> {
+        self.as_array().map(Vec::as_slice)
+    }
+
+    fn document(members: impl Iterator<Item = (String, Self)>) -> Self {
+        Self::Document(members.collect())
+    }
+
+    fn array(elements: Vec<Self>) -> Self {
+        Self::Array(elements)
+    }
+
+    fn is_same_leaf(&self, other: &Self) -> bool {
         match (self, other) {
             // NaN is not equal to itself, and zero is equal to negative zero; so compare the bits.
             (Self::Double(a), Self::Double(b)) => a.to_bits() == b.to_bits(),
-            (Self::Array(a), Self::Array(b)) => {
-                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.is_same(b))
-            }
-            (Self::Document(a), Self::Document(b)) => {
-                let is_in_b =
-                    |(name, a): (&String, &Self)| b.get(name).is_some_and(|b| a.is_same(b));
-                a.len() == b.len() && a.iter().all(is_in_b)
-            }
             _ => self == other,
         }
+    }
+}
+
+impl Encoded for Bson {
+    fn decoded(document: &StoredDocument) -> Result<Self, BoxError> {
+        Ok(Self::Document(decoded(document)?))
+    }
+
+    fn encoded(&self) -> StoredDocument {
+        let document = self.as_document().expect("only documents are stored");
+        let bytes = codec::encode(document).expect("a document has an encoding");
+        StoredDocument::from_bytes(Format::Bson, bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Format;
 
     fn stored(document: &Document) -> StoredDocument {
-        StoredDocument::encode(Format::Bson, document).unwrap()
+        Bson::Document(document.clone()).encoded()
     }
 
-    fn between(before: Document, after: Document) -> Result<Update, BoxError> {
-        update(&LockId::from(1), &Edit::Changes { before: stored(&before), after: stored(&after) })
+    fn between(before: &Document, after: &Document) -> Option<UpdateModifications> {
+        update(&stored(before), &stored(after)).unwrap()
     }
 
     #[test]
     fn only_what_differs_is_sent() {
         let before = doc! { "_id": 1, "a": { "b": 1, "c": [1] }, "n": f64::NAN, "gone": 1 };
         let after = doc! { "_id": 1, "a": { "b": 2, "c": [1] }, "n": f64::NAN, "new": {} };
-        let Ok(Update::Fields(update)) = between(before.clone(), after) else { panic!("by paths") };
-        let set = doc! { "new": {}, "a.b": 2 };
+        let Some(UpdateModifications::Document(update)) = between(&before, &after) else {
+            panic!("by paths")
+        };
+        let set = doc! { "a.b": 2, "new": {} };
         assert_eq!(update, doc! { "$set": set, "$unset": { "gone": "" } });
-        assert!(matches!(between(before.clone(), before.clone()), Ok(Update::Nothing)));
-        assert!(between(before, doc! { "_id": 2 }).is_err());
+        assert!(between(&before, &before).is_none());
     }
 
     #[test]
-    fn what_no_path_can_name_is_sent_as_a_pipeline() {
+    fn what_no_path_can_name_is_sent_with_the_document_around_it() {
         for name in ["", "$a", "a.b"] {
-            let nested = |value: i32| doc! { "a": { name: value } };
-            assert!(matches!(between(nested(1), nested(2)), Ok(Update::Pipeline(_))), "{name}");
+            let nested = |value: i32| doc! { "a": { name: value, "c": 1 }, "d": 1 };
+            let Some(UpdateModifications::Document(update)) = between(&nested(1), &nested(2))
+            else {
+                panic!("{name}")
+            };
+            assert_eq!(update, doc! { "$set": { "a": { name: 2, "c": 1 } } });
+            let flat = |value: i32| doc! { name: value };
+            let update = between(&flat(1), &flat(2));
+            assert!(matches!(update, Some(UpdateModifications::Pipeline(_))), "{name}");
         }
-        let nested = |value: i32| doc! { "a": { "b.c": value, "d": 1 }, "e": value };
-        let Ok(Update::Pipeline(_)) = between(nested(1), nested(2)) else { panic!("a pipeline") };
     }
 }

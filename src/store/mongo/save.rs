@@ -7,7 +7,7 @@ use std::{
 
 use mongodb::{
     Client, ClientSession,
-    bson::{Document, doc},
+    bson::{Document, RawDocumentBuf, doc},
     error::{Error, Result, UNKNOWN_TRANSACTION_COMMIT_RESULT},
     options::{ReadConcern, UpdateModifications, WriteConcern},
 };
@@ -17,19 +17,18 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::LockId,
     store::{
-        Saved,
+        Changes, Edit, Format, Saved, StoredDocument,
         mongo::{
-            Prepared,
-            edit::Update,
+            Prepared, edit,
             error::{DUPLICATE_KEY, code, store_error},
-            lanes,
+            lanes, pipeline,
             write::Write,
         },
     },
 };
 
+const IMMUTABLE_FIELD: i32 = 66;
 const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
-const PATH_NOT_VIABLE: i32 = 28;
 /// The document would be larger than 16 MiB: the two codes for before and after the update.
 const TOO_LARGE: [i32; 2] = [10334, 17419];
 
@@ -41,8 +40,7 @@ pub(super) struct Save<'a> {
     pub(super) acquisition: Document,
     /// The update of the lock record on a save.
     pub(super) renewed: Vec<Document>,
-    pub(super) document: Document,
-    pub(super) update: Update,
+    pub(super) edit: &'a Edit,
     /// When the caller stops waiting.
     pub(super) until: Instant,
 }
@@ -56,7 +54,7 @@ impl Save<'_> {
     /// record stays blocked until the commit, and if this process dies in between, until the server
     /// aborts the transaction (60 s).
     pub(super) async fn in_transaction(self, client: &Client) -> Result<Saved> {
-        if let Update::Nothing = self.update {
+        if self.is_empty() {
             return self.renew_only().await;
         }
         let until = self.until;
@@ -79,33 +77,44 @@ impl Save<'_> {
     async fn write_and_touch(self, session: &mut ClientSession) -> Result<Saved> {
         // Within a transaction the server does not wait for other transactions, so no time limit is
         // needed.
-        // 1 → written; 0 → the document was deleted without regard to the lock.
-        let written = self.write(Some(session)).await?;
+        let written = self.write(session).await?;
         // 1 → live and renewed; 0 → expired, released or broken, or another acquisition holds the lock.
         let touched = self.at.locks.update_one(self.acquisition, self.renewed).session(session);
-        Ok(outcome(touched.await?.matched_count, written))
+        Ok(if touched.await?.matched_count == 0 { Saved::Lost } else { written })
     }
 
     /// The same on a server without transactions: first the lock, then the document.
     pub(super) async fn without_transaction(self) -> Result<Saved> {
-        if let Update::Nothing = self.update {
+        if self.is_empty() {
             return self.renew_only().await;
         }
         if self.touch().await? == 0 {
             return Ok(Saved::Lost);
         }
-        if Instant::now() >= self.until {
-            return Err(too_late());
+        loop {
+            if Instant::now() >= self.until {
+                return Err(too_late());
+            }
+            if let Some(written) = self.write_if_unchanged().await? {
+                return Ok(written);
+            }
         }
-        Ok(outcome(1, self.write(None).await?))
+    }
+
+    fn is_empty(&self) -> bool {
+        matches!(self.edit, Edit::Changes(changes) if changes.is_empty())
     }
 
     /// Renews the lock and checks that the document exists, without changing the document.
     async fn renew_only(self) -> Result<Saved> {
         let touched = self.touch().await?;
-        let found = self.at.documents.find_one(self.document).projection(doc! { "_id": 1 });
+        let found = self.at.documents.find_one(self.document()).projection(doc! { "_id": 1 });
         let found = found.max_time(lanes::read_limit()).await?;
-        Ok(outcome(touched, found.is_some().into()))
+        Ok(match (touched, found) {
+            (0, _) => Saved::Lost,
+            (_, None) => Saved::DocumentGone,
+            (_, Some(_)) => Saved::Saved,
+        })
     }
 
     async fn touch(&self) -> Result<u64> {
@@ -113,46 +122,93 @@ impl Save<'_> {
         self.at.write_one(self.id, self.acquisition.clone(), &renewed).await
     }
 
-    async fn write(&self, session: Option<&mut ClientSession>) -> Result<u64> {
-        let (documents, filter) = (&self.at.documents, self.document.clone());
-        let update: UpdateModifications = match &self.update {
-            Update::Nothing => return Ok(1),
-            Update::Fields(fields) => fields.clone().into(),
-            Update::Pipeline(stages) => stages.clone().into(),
-            // 11000 → there is such a document already. A repetition after a lost reply meets its own
-            // document only without transactions.
-            Update::Insertion(document) => {
-                let inserted = documents.insert_one(document);
-                match session {
-                    Some(session) => inserted.session(session).await?,
-                    None => inserted.await?,
-                };
-                return Ok(1);
-            }
-            Update::Deletion => {
-                let deleted = documents.delete_one(filter);
-                let deleted = match session {
-                    Some(session) => deleted.session(session).await?,
-                    None => deleted.await?,
-                };
-                return Ok(deleted.deleted_count);
-            }
-            Update::Replacement(document) => {
-                let replaced = documents.replace_one(filter, document);
-                let replaced = match session {
-                    Some(session) => replaced.session(session).await?,
-                    None => replaced.await?,
-                };
-                return Ok(replaced.matched_count);
-            }
-        };
-        let updated = documents.update_one(filter, update);
-        let updated = match session {
-            Some(session) => updated.session(session).await?,
-            None => updated.await?,
-        };
-        Ok(updated.matched_count)
+    fn document(&self) -> Document {
+        pipeline::by_id(self.id)
     }
+
+    // 1 → written; 0 → the document was deleted without regard to the lock. All reads and writes are of one
+    // snapshot: a document that another program changes in between makes the write fail with a conflict.
+    async fn write(&self, session: &mut ClientSession) -> Result<Saved> {
+        let (documents, filter) = (&self.at.documents, self.document());
+        let count = match self.edit {
+            Edit::Changes(changes) => {
+                let Some(now) = documents.find_one(filter.clone()).session(&mut *session).await?
+                else {
+                    return Ok(Saved::DocumentGone);
+                };
+                match update(changes, now)? {
+                    Step::Write(update) => {
+                        documents.update_one(filter, update).session(session).await?.matched_count
+                    }
+                    Step::Answer(saved) => return Ok(saved),
+                }
+            }
+            // 11000 → there is such a document already.
+            Edit::Creation(document) => {
+                documents.insert_one(raw(document)?).session(session).await?;
+                1
+            }
+            Edit::Deletion => documents.delete_one(filter).session(session).await?.deleted_count,
+            Edit::Replacement(document) => {
+                let replaced = documents.replace_one(filter, raw(document)?);
+                replaced.session(session).await?.matched_count
+            }
+        };
+        Ok(if count == 0 { Saved::DocumentGone } else { Saved::Saved })
+    }
+
+    // The same without a session. `None`: another program has changed the document since it was read, so
+    // changes must be applied again. 11000 → there is such a document already, or a repetition after a lost
+    // reply meets its own document.
+    async fn write_if_unchanged(&self) -> Result<Option<Saved>> {
+        let (documents, filter) = (&self.at.documents, self.document());
+        let count = match self.edit {
+            Edit::Changes(changes) => {
+                let now = documents.find_one(filter.clone()).max_time(lanes::read_limit()).await?;
+                let Some(now) = now else { return Ok(Some(Saved::DocumentGone)) };
+                let mut unchanged = filter;
+                let is_same = doc! { "$eq": ["$$ROOT", { "$literal": now.to_document()? }] };
+                unchanged.insert("$expr", is_same);
+                match update(changes, now)? {
+                    Step::Write(update) => {
+                        let updated = documents.update_one(unchanged, update).await?;
+                        return Ok((updated.matched_count > 0).then_some(Saved::Saved));
+                    }
+                    Step::Answer(saved) => return Ok(Some(saved)),
+                }
+            }
+            Edit::Creation(document) => {
+                documents.insert_one(raw(document)?).await?;
+                1
+            }
+            Edit::Deletion => documents.delete_one(filter).await?.deleted_count,
+            Edit::Replacement(document) => {
+                documents.replace_one(filter, raw(document)?).await?.matched_count
+            }
+        };
+        Ok(Some(if count == 0 { Saved::DocumentGone } else { Saved::Saved }))
+    }
+}
+
+/// How changes go on once the document was read.
+enum Step {
+    Write(UpdateModifications),
+    Answer(Saved),
+}
+
+fn update(changes: &Changes, now: RawDocumentBuf) -> Result<Step> {
+    let now = StoredDocument::from_bytes(Format::Bson, now.into_bytes());
+    Ok(match changes.apply(&now) {
+        Err(field) => Step::Answer(Saved::ChangedMeanwhile(field)),
+        Ok(result) => match edit::update(&now, &result).map_err(Error::custom)? {
+            Some(update) => Step::Write(update),
+            None => Step::Answer(Saved::Saved),
+        },
+    })
+}
+
+fn raw(document: &StoredDocument) -> Result<RawDocumentBuf> {
+    RawDocumentBuf::from_bytes(document.as_bytes().to_vec()).map_err(Error::custom)
 }
 
 /// Begins a transaction for a guarded write.
@@ -165,14 +221,6 @@ pub(super) async fn begin(client: &Client) -> Result<ClientSession> {
         .max_commit_time(lanes::read_limit())
         .await?;
     Ok(session)
-}
-
-fn outcome(touched: u64, written: u64) -> Saved {
-    match (touched, written) {
-        (0, _) => Saved::Lost,
-        (_, 0) => Saved::DocumentGone,
-        _ => Saved::Saved,
-    }
 }
 
 pub(super) fn too_late() -> Error {
@@ -206,10 +254,8 @@ pub(super) fn save_error(doing: impl Display, error: Error) -> StoreError {
     }
     let why = match code(&error) {
         Some(DUPLICATE_KEY) => "a unique index of the collection has this value already",
+        Some(IMMUTABLE_FIELD) => "its `_id` has changed; a document keeps its `_id`",
         Some(DOCUMENT_VALIDATION_FAILURE) => "it does not pass the collection's validation",
-        Some(PATH_NOT_VIABLE) => {
-            "a field that was a document when it was loaded is no longer one; load the document again"
-        }
         Some(code) if TOO_LARGE.contains(&code) => "it would be larger than 16 MiB",
         _ => return store_error(doing, error),
     };

@@ -8,7 +8,7 @@ use std::{
 
 use mongodb::{
     ClientSession,
-    bson::{RawDocumentBuf, doc},
+    bson::doc,
     error::{Error, Result, TRANSIENT_TRANSACTION_ERROR},
     options::{ReturnDocument, UpdateModifications},
 };
@@ -19,9 +19,9 @@ use crate::{
     key::{LockKey, Lockable},
     lock::Mode,
     store::{
-        Format, HeldLock, Removal, Store, StoredDocument,
+        HeldLock, Removal, Store,
         mongo::{
-            MongoStore, lanes, pipeline,
+            MongoStore, codec, lanes, pipeline,
             save::{begin, commit, save_error, too_late},
             write::Write,
         },
@@ -118,8 +118,9 @@ impl MongoStore {
             )
             .into());
         }
+        let mut doubt = InDoubt(held);
         let mut pause = FIRST_PAUSE;
-        with_deadline(until, async {
+        let done = with_deadline(until, async {
             loop {
                 let (error, is_works) = match self.attempt(held, soonest, until, &mut work).await {
                     Attempt::Worked(value) => return Ok(value),
@@ -138,7 +139,11 @@ impl MongoStore {
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         })
-        .await
+        .await;
+        if done.is_ok() {
+            doubt.0 = &[];
+        }
+        done
     }
 
     /// Makes sure, in a transaction that the application runs itself, that all of these exclusive locks
@@ -189,13 +194,14 @@ impl MongoStore {
     /// }
     /// ```
     ///
-    /// On a standalone server the lock is checked immediately before the update, as for a save.
+    /// On a standalone server the lock is checked immediately before the update, as for a save, and an update
+    /// is not undone.
     ///
     /// # Errors
     /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was written; a lock on a missing document is
     /// released. [`LockError::Rejected`] if the database does not accept the update.
-    /// [`LockError::Document`] if the document was updated, but is no `T`. [`LockError::Misconfigured`] if
-    /// the lock is shared, or not on a document of type `T`. [`LockError::Store`] if the database does not
+    /// [`LockError::Document`] if the updated document is no `T`; nothing was written, except on a standalone
+    /// server. [`LockError::Misconfigured`] if the lock is shared, or not on a document of type `T`. [`LockError::Store`] if the database does not
     /// answer; nothing was written. [`LockError::OutcomeUnknown`] if it is unknown whether the document was
     /// updated: a repetition may apply the update twice.
     ///
@@ -212,15 +218,22 @@ impl MongoStore {
             return Err(misconfigured(format!("{key:?} is locked, and `{name}` is not its type")));
         }
         let at = self.prepared(key.collection())?;
-        let change = async |session: Option<&mut ClientSession>| {
+        let mut unfit = None;
+        let mut change = async |session: Option<&mut ClientSession>| {
             let this = at.documents.find_one_and_update(pipeline::by_id(key.id()), update.clone());
             let changed = this.return_document(ReturnDocument::After);
-            match session {
-                Some(session) => changed.session(session).await,
-                None => changed.max_time(lanes::read_limit()).await,
-            }
+            let changed = match session {
+                Some(session) => changed.session(session).await?,
+                None => changed.max_time(lanes::read_limit()).await?,
+            };
+            let fits = changed.map(|document| codec::decode::<T>(document.as_bytes())).transpose();
+            fits.map_err(|source| {
+                unfit = Some(source);
+                Error::custom("the updated document is not of the type")
+            })
         };
         let until = Instant::now() + guarding(slice::from_ref(held))?.deadline;
+        let mut doubt = InDoubt(slice::from_ref(held));
         let updated = if in_time(until, self.has_transactions()).await? {
             let within = async |session: &mut ClientSession| change(Some(session)).await;
             self.transaction(slice::from_ref(held), within).await
@@ -242,17 +255,20 @@ impl MongoStore {
             })
             .await
         };
-        let updated: Option<RawDocumentBuf> = updated.map_err(|error| refused(key, error))?;
-        let Some(updated) = updated else {
+        if updated.is_ok() {
+            doubt.0 = &[];
+        }
+        if let Some(source) = unfit {
+            return Err(LockError::Document { key: key.clone(), source });
+        }
+        let Some(updated) = updated.map_err(|error| refused(key, error))? else {
             // A lock on a missing document is of no use. If this fails, it expires.
             let (store, it) = (self.clone(), held.acquisition.clone());
             let release = async move { store.remove_lock(Removal::Release(&it)).await };
             let _ = held.spawn(with_deadline(until, release)).await;
             return Err(LockError::NotFound { key: key.clone() });
         };
-        StoredDocument::from_bytes(Format::Bson, updated.into_bytes())
-            .decode()
-            .map_err(|source| LockError::Document { key: key.clone(), source })
+        Ok(updated)
     }
 
     /// The locks are looked at before the work, so that no work is done in vain, and touched after the
@@ -339,6 +355,16 @@ impl MongoStore {
             .session(session)
             .await;
         Ok(found.map_err(TransactionError::Work)?.is_some())
+    }
+}
+
+/// Until this is emptied, a write under these locks may be under way, even after its caller is gone. When it is
+/// dropped, the manager forgets what it knows of the locks: the next re-entry waits for the write.
+struct InDoubt<'a>(&'a [HeldLock]);
+
+impl Drop for InDoubt<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|held| (held.forget.0)());
     }
 }
 

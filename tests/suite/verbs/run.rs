@@ -210,6 +210,7 @@ impl<'a, S: Subject> Run<'a, S> {
                     .await
                     .unwrap()
                 {
+                    Saved::ChangedMeanwhile(field) => panic!("`{field}` of a whole document"),
                     Saved::Saved => "saved",
                     Saved::Lost => "lost",
                     Saved::DocumentGone => "gone",

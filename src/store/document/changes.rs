@@ -1,0 +1,411 @@
+//! The changes of a document between load and save, and the proof that they can be read again.
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{
+    Format, StoredDocument,
+    merge::{Merge, Path, Value, Versions, are_alike, are_same},
+};
+use crate::error::BoxError;
+
+/// How many fields are left out one by one to see whether the type reads them.
+const PROBES: usize = 64;
+
+/// A document as it was loaded or last saved, for a save of the differences.
+#[derive(Debug, Clone)]
+pub struct Original {
+    loaded: StoredDocument,
+    before: StoredDocument,
+}
+
+impl Original {
+    /// `loaded` is the stored document, and `value` the same as a Rust value, not changed yet.
+    ///
+    /// # Errors
+    /// The error of serde if `value` has no stored form.
+    pub fn new<T: Serialize>(loaded: StoredDocument, value: &T) -> Result<Self, BoxError> {
+        let before = StoredDocument::encode(loaded.format, value)?;
+        Ok(Self { loaded, before })
+    }
+
+    /// `value` as the whole document, without the fields that its type does not name.
+    ///
+    /// # Errors
+    /// As [`changes_to`](Self::changes_to).
+    pub fn replaced_by<T: Serialize + DeserializeOwned>(
+        &self,
+        value: &T,
+    ) -> Result<StoredDocument, BoxError> {
+        let after = StoredDocument::encode(self.loaded.format, value)?;
+        match self.loaded.format {
+            Format::Json => whole::<serde_json::Value>(&self.loaded, &after, &reread::<T>)?,
+            #[cfg(feature = "_mongo")]
+            Format::Bson => whole::<mongodb::bson::Bson>(&self.loaded, &after, &reread::<T>)?,
+        }
+        Ok(after)
+    }
+
+    /// The changes that make `value` of this document.
+    ///
+    /// The result is read as a `T` here, and must give back `value`: so a save of these changes never makes a
+    /// document that `T` cannot read, and never leaves out a change.
+    ///
+    /// # Errors
+    /// If `value` has no stored form, or would be read differently from what it is. The error names the field.
+    pub fn changes_to<T: Serialize + DeserializeOwned>(
+        &self,
+        value: &T,
+    ) -> Result<Changes, BoxError> {
+        let after = StoredDocument::encode(self.loaded.format, value)?;
+        let result = match self.loaded.format {
+            Format::Json => planned::<serde_json::Value>(self, &after, &reread::<T>)?,
+            #[cfg(feature = "_mongo")]
+            Format::Bson => planned::<mongodb::bson::Bson>(self, &after, &reread::<T>)?,
+        };
+        Ok(Changes { original: self.clone(), after, result, reread: reread::<T> })
+    }
+}
+
+/// The difference between a document as it was loaded and as it is to be saved; see
+/// [`Original::changes_to`].
+#[derive(Debug, Clone)]
+pub struct Changes {
+    original: Original,
+    after: StoredDocument,
+    /// What is stored, if no other program has changed the document.
+    result: Planned,
+    reread: fn(&StoredDocument) -> Result<StoredDocument, BoxError>,
+}
+
+/// What is to be stored instead of the loaded document.
+#[derive(Debug, Clone)]
+enum Planned {
+    Nothing,
+    Merged(StoredDocument),
+    /// Fields had to be renamed or corrected, so the document must still be what was loaded.
+    Corrected(StoredDocument),
+}
+
+impl Changes {
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        matches!(self.result, Planned::Nothing)
+    }
+
+    /// What is to be stored instead of the document `now`.
+    ///
+    /// # Errors
+    /// The path of a field that another program has changed since the document was loaded, so that nothing may
+    /// be written.
+    pub fn apply(&self, now: &StoredDocument) -> Result<StoredDocument, String> {
+        match &self.result {
+            Planned::Nothing => return Ok(now.clone()),
+            Planned::Merged(result) | Planned::Corrected(result)
+                if now.as_bytes() == self.original.loaded.as_bytes() =>
+            {
+                return Ok(result.clone());
+            }
+            _ => {}
+        }
+        let path = match now.format {
+            Format::Json => self.merged::<serde_json::Value>(now),
+            #[cfg(feature = "_mongo")]
+            Format::Bson => self.merged::<mongodb::bson::Bson>(now),
+        };
+        path.map_err(|path| path.join("."))
+    }
+
+    fn merged<V: Encoded>(&self, now: &StoredDocument) -> Result<StoredDocument, Path> {
+        let decoded = |document: &StoredDocument| V::decoded(document).map_err(|_| Path::new());
+        let Original { loaded, before } = &self.original;
+        let (loaded, before) = (decoded(loaded)?, decoded(before)?);
+        let (after, now) = (decoded(&self.after)?, decoded(now)?);
+        let changed = |loaded, now| {
+            let mut differences = Vec::new();
+            differ(loaded, now, V::is_same, &mut Path::new(), &mut differences);
+            differences.into_iter().next().unwrap_or_default()
+        };
+        if let Planned::Corrected(result) = &self.result {
+            return if loaded.is_same(&now) {
+                Ok(result.clone())
+            } else {
+                Err(changed(&loaded, &now))
+            };
+        }
+        let (before, after) = (Some(&before), Some(&after));
+        let versions = Versions { loaded: Some(&loaded), before, after, now: Some(&now) };
+        let (merged, _) = Merge::of(versions).map_err(|(_, path)| path)?;
+        let merged = merged.encoded();
+        let read = (self.reread)(&merged).ok().and_then(|read| V::decoded(&read).ok());
+        let is_complete = |read: &V| has_all(before, after, Some(read));
+        if read.as_ref().is_some_and(is_complete) {
+            Ok(merged)
+        } else {
+            Err(changed(&loaded, &now))
+        }
+    }
+
+    /// The document after the save, for the next one.
+    #[must_use]
+    pub fn into_original(self) -> Original {
+        let loaded = match self.result {
+            Planned::Nothing => self.original.loaded,
+            Planned::Merged(result) | Planned::Corrected(result) => result,
+        };
+        Original { loaded, before: self.after }
+    }
+}
+
+/// A value as the bytes of a document.
+pub(in crate::store) trait Encoded: Value {
+    fn decoded(document: &StoredDocument) -> Result<Self, BoxError>;
+    fn encoded(&self) -> StoredDocument;
+}
+
+impl Encoded for serde_json::Value {
+    fn decoded(document: &StoredDocument) -> Result<Self, BoxError> {
+        document.decode()
+    }
+
+    fn encoded(&self) -> StoredDocument {
+        StoredDocument::from_bytes(Format::Json, self.to_string().into_bytes())
+    }
+}
+
+/// Reads a document as a `T`, and returns it as `T` writes it.
+fn reread<T: Serialize + DeserializeOwned>(
+    document: &StoredDocument,
+) -> Result<StoredDocument, BoxError> {
+    StoredDocument::encode(document.format, &document.decode::<T>()?)
+}
+
+type Reread<'a> = &'a dyn Fn(&StoredDocument) -> Result<StoredDocument, BoxError>;
+
+fn read<V: Encoded>(value: &V, reread: Reread<'_>) -> Result<V, BoxError> {
+    V::decoded(&reread(&value.encoded())?)
+}
+
+fn planned<V: Encoded>(
+    Original { loaded, before }: &Original,
+    after: &StoredDocument,
+    reread: Reread<'_>,
+) -> Result<Planned, BoxError> {
+    let (before, after) = (V::decoded(before)?, V::decoded(after)?);
+    if before.is_same(&after) {
+        return Ok(Planned::Nothing);
+    }
+    let loaded = V::decoded(loaded)?;
+    let merge = |loaded: &V| {
+        let (before, after) = (Some(&before), Some(&after));
+        let loaded = Some(loaded);
+        let merged = Merge::of(Versions { loaded, before, after, now: loaded });
+        merged.map_err(|(_, path)| {
+            format!(
+                "the type reads only some elements of `{}`, so the others would be lost",
+                path.join(".")
+            )
+        })
+    };
+    let (mut merged, Merge { grown, .. }) = merge(&loaded)?;
+    let mut first = read(&merged, reread);
+    if first.as_ref().is_ok_and(|read| read.is_alike(&after)) {
+        return Ok(Planned::Merged(merged.encoded()));
+    }
+    if let Some(renamed) = without_aliases(&loaded, &before, &grown, reread) {
+        (merged, _) = merge(&renamed)?;
+        first = read(&merged, reread);
+    }
+    let corrected = corrected(Some(&merged), Some(&first?), Some(&after)).unwrap_or(merged);
+    gives_back(&corrected, &after, reread)?;
+    Ok(Planned::Corrected(corrected.encoded()))
+}
+
+/// Whether the whole document may be replaced.
+fn whole<V: Encoded>(
+    loaded: &StoredDocument,
+    after: &StoredDocument,
+    reread: Reread<'_>,
+) -> Result<(), BoxError> {
+    let (loaded, after) = (V::decoded(loaded)?, V::decoded(after)?);
+    let Some(id) = loaded.member("_id") else { return Ok(()) };
+    if after.member("_id").is_some() {
+        return gives_back(&after, &after, reread);
+    }
+    // The store adds the `_id`. A type that reads its id from there, but writes it to another field, would add
+    // that field.
+    let stored = with(&after, &["_id".to_owned()], Some(id.clone()));
+    gives_back(&stored, &after, reread)?;
+    let new = after.members().into_iter().flatten().map(|(name, _)| name);
+    let read_back = read(&stored, reread)?;
+    new.filter(|name| loaded.member(name).is_none())
+        .try_for_each(|name| is_read(&stored, &read_back, &[name.clone()], reread))
+}
+
+/// The loaded document under the names that the type writes: where the type reads a field under a name that it
+/// does not write, an alias, all fields have the names and values that the type writes. Fields that the type
+/// does not read stay. `None` if there are no aliases.
+fn without_aliases<V: Encoded>(
+    loaded: &V,
+    before: &V,
+    grown: &[Path],
+    reread: Reread<'_>,
+) -> Option<V> {
+    let (mut renamed, mut probes) = (loaded.clone(), PROBES);
+    for path in grown {
+        let (stored, written) = (at(loaded, path)?, at(before, path)?);
+        let names = |of: &V, other: &V| -> Vec<Path> {
+            let names = of.members().into_iter().flatten().map(|(name, _)| name);
+            let only = names.filter(|name| other.member(name).is_none());
+            only.map(|name| [&path[..], &[name.clone()]].concat()).collect()
+        };
+        let mut has_aliases = false;
+        for name in names(stored, written) {
+            probes = probes.checked_sub(1)?;
+            let is_alias = match read(&with(loaded, &name, None), reread) {
+                Ok(read) => !read.is_alike(before),
+                Err(_) => true,
+            };
+            if is_alias {
+                (renamed, has_aliases) = (with(&renamed, &name, None), true);
+            }
+        }
+        if has_aliases {
+            for name in names(written, stored) {
+                renamed = with(&renamed, &name, at(before, &name).cloned());
+            }
+        }
+    }
+    read(&renamed, reread).is_ok_and(|read| read.is_alike(before)).then_some(renamed)
+}
+
+/// The merged document, where it would be read as something else than what is to be saved: a field without
+/// members has the value that is to be saved, or is gone. What the type does not know is left alone.
+fn corrected<V: Value>(merged: Option<&V>, read: Option<&V>, after: Option<&V>) -> Option<V> {
+    if are_alike(read, after) {
+        return merged.cloned();
+    }
+    if let (Some(merged), Some(read), Some(after)) = (merged, read, after)
+        && let (Some(old), Some(_), Some(new)) = (merged.members(), read.members(), after.members())
+    {
+        let new = new.map(|(name, _)| name).filter(|name| merged.member(name).is_none());
+        let names = old.map(|(name, _)| name).chain(new);
+        let members = names.filter_map(|name| {
+            let value = corrected(merged.member(name), read.member(name), after.member(name));
+            Some((name.clone(), value?))
+        });
+        return Some(V::document(members.collect::<Vec<_>>().into_iter()));
+    }
+    let is_plain =
+        |it: &V| it.is_leaf() || it.elements().is_some_and(|all| all.iter().all(V::is_leaf));
+    if merged.is_none_or(is_plain) { after.cloned() } else { merged.cloned() }
+}
+
+/// An error if the type reads the document differently from what is to be saved. A type may read a value in
+/// another form than it writes it, such as without blanks at its end.
+fn gives_back<V: Encoded>(stored: &V, after: &V, reread: Reread<'_>) -> Result<(), BoxError> {
+    let read_back = read(stored, reread)?;
+    let mut differences = Vec::new();
+    differ(&read_back, after, V::is_alike, &mut Path::new(), &mut differences);
+    for path in differences {
+        if !are_same(at(stored, &path), at(after, &path)) {
+            let path = path.join(".");
+            return Err(format!(
+                "the type reads another `{path}` from the stored document than it would save"
+            )
+            .into());
+        }
+        is_read(stored, &read_back, &path, reread)?;
+    }
+    Ok(())
+}
+
+/// An error if the document without this field is read as the same.
+fn is_read<V: Encoded>(
+    stored: &V,
+    read_back: &V,
+    path: &[String],
+    reread: Reread<'_>,
+) -> Result<(), BoxError> {
+    match read(&with(stored, path, None), reread) {
+        Ok(without) if without.is_alike(read_back) => {
+            let path = path.join(".");
+            Err(format!(
+                "the type writes `{path}`, but does not read it: give it one name for both"
+            )
+            .into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// True if what is read has all changes between the other two.
+fn has_all<V: Value>(before: Option<&V>, after: Option<&V>, read: Option<&V>) -> bool {
+    if are_same(before, after) || are_alike(read, after) {
+        return true;
+    }
+    let (Some(before), Some(after), Some(read)) = (before, after, read) else { return false };
+    let (Some(old), Some(new), Some(_)) = (before.members(), after.members(), read.members())
+    else {
+        return false;
+    };
+    let mut names = old.chain(new).map(|(name, _)| name);
+    names.all(|name| has_all(before.member(name), after.member(name), read.member(name)))
+}
+
+/// The paths at which two documents differ, at most [`PROBES`].
+fn differ<V: Value>(
+    a: &V,
+    b: &V,
+    is_same: fn(&V, &V) -> bool,
+    path: &mut Path,
+    found: &mut Vec<Path>,
+) {
+    if found.len() >= PROBES || is_same(a, b) {
+        return;
+    }
+    let (Some(mine), Some(theirs)) = (a.members(), b.members()) else {
+        found.push(path.clone());
+        return;
+    };
+    let theirs = theirs.map(|(name, _)| name).filter(|name| a.member(name).is_none());
+    for name in mine.map(|(name, _)| name).chain(theirs) {
+        path.push(name.clone());
+        match (a.member(name), b.member(name)) {
+            (Some(a), Some(b)) => differ(a, b, is_same, path, found),
+            _ => found.push(path.clone()),
+        }
+        path.pop();
+    }
+}
+
+fn at<'a, V: Value>(value: &'a V, path: &[String]) -> Option<&'a V> {
+    path.iter().try_fold(value, |value, name| match value.elements() {
+        Some(elements) => elements.get(name.parse::<usize>().ok()?),
+        None => value.member(name),
+    })
+}
+
+/// The same value with another member at this path, or without it.
+fn with<V: Value>(value: &V, path: &[String], new: Option<V>) -> V {
+    let [name, within @ ..] = path else { return new.unwrap_or_else(|| value.clone()) };
+    if let Some(elements) = value.elements() {
+        let changed = |(at, it): (usize, &V)| match at.to_string() == *name {
+            true => with(it, within, new.clone()),
+            false => it.clone(),
+        };
+        return V::array(elements.iter().enumerate().map(changed).collect());
+    }
+    let Some(members) = value.members() else { return value.clone() };
+    let new = match value.member(name) {
+        Some(old) if !within.is_empty() => Some(with(old, within, new)),
+        _ => new,
+    };
+    let is_new = value.member(name).is_none();
+    let others = members.filter_map(|(other, value)| match other == name {
+        true => Some((other.clone(), new.clone()?)),
+        false => Some((other.clone(), value.clone())),
+    });
+    let added = new.clone().filter(|_| is_new).map(|new| (name.clone(), new));
+    V::document(others.chain(added).collect::<Vec<_>>().into_iter())
+}
