@@ -9,6 +9,7 @@
 //! | [sessions_and_proxies] | cookies, Redis or `MongoSessionStore`; reverse proxies |
 //! | [http], [answers] | the lock API, its events, `client.js`; every answer and its code |
 //! | [configuration] | settings and features |
+//! | [saving] | what a save writes, and when it is refused |
 //! | [stored] | the record of a lock, field by field |
 //! | [production], [operations], [cli] | a checklist; health, metrics, log lines; the command `doclock` |
 //! | [troubleshooting], [faq] | symptoms and questions |
@@ -46,6 +47,7 @@ pages! {
     model: "model.md",
     operations: "operations.md",
     production: "production.md",
+    saving: "saving.md",
     session_ends: "session-ends.md",
     sessions_and_proxies: "sessions-and-proxies.md",
     simulation: "simulation.md",

@@ -118,9 +118,9 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// Writes the changes since the document was loaded, if this acquisition of its lock is live at that
     /// moment. Keeps the lock and renews its lease.
     ///
-    /// Compares field by field, also in nested documents; an array is one value. So fields that `T` does
-    /// not contain stay as they are, and so do fields that other programs have changed in the meantime.
-    /// If nothing has changed, only the lease is renewed. To write the whole document, see
+    /// Writes only what has changed, at any depth. So fields that `T` does not contain stay as they are, also in
+    /// the elements of arrays, and so do fields that other programs have changed in the meantime. An array is
+    /// rewritten as a whole. If nothing has changed, only the lease is renewed. To write the whole document, see
     /// [`replace`](Self::replace).
     ///
     /// On a replica set this holds even if a process was paused, a network partitioned or a clock skewed
@@ -128,10 +128,11 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     ///
     /// # Errors
     /// [`LockError::Lost`] 409 or [`LockError::NotFound`] 404: nothing was written.
-    /// [`LockError::Rejected`] 422: a unique index or a validation rule of the collection forbids the
-    /// document, its `_id` has changed, or it would be larger than 16 MiB. [`LockError::Document`] 500 if
-    /// the document has no BSON form. [`LockError::Misconfigured`] 500 if `T` reads its id from `_id` and
-    /// writes it to another field. [`LockError::Store`] 503: it is unknown whether the document was
+    /// [`LockError::ChangedMeanwhile`] 409: another program has changed a part that would be rewritten as a
+    /// whole; nothing was written. [`LockError::Rejected`] 422: a unique index or a validation rule of the
+    /// collection forbids the document, its `_id` has changed, or it would be larger than 16 MiB.
+    /// [`LockError::Document`] 500 if the document has no BSON form, or if `T` would read it back as something
+    /// else; nothing was written. [`LockError::Store`] 503: it is unknown whether the document was
     /// written; saving again is safe.
     ///
     /// # Cancel safety

@@ -136,6 +136,7 @@ async fn what_is_wrong_with_an_update_is_said() {
     }
     let unreadable: Result<Tagged, _> = app.store.update(&guard.held(), set()).await;
     assert!(matches!(unreadable, Err(LockError::Document { .. })), "{unreadable:?}");
+    assert_eq!(title(&database, "a").await, "old", "an update to what is no `Tagged`");
     let shared = app.locks.acquire_shared(&key("b"), Wait::no()).await.unwrap();
     let shared: Result<WorkItem, _> = app.store.update(&shared.held(), set()).await;
     assert!(matches!(shared, Err(LockError::Misconfigured(_))), "{shared:?}");

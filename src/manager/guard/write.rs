@@ -24,8 +24,8 @@ impl LockGuard {
     /// Loads the document, changes it, and writes the difference if the exclusive lock is still held: the
     /// check of the lock and the write are one transaction. Returns the document as it was written.
     ///
-    /// Fields that `T` does not contain stay as they are. If the change leaves the document as it was,
-    /// only the lock is renewed.
+    /// Fields that `T` does not contain stay as they are, at any depth. An array is rewritten as a whole. If the
+    /// change leaves the document as it was, only the lock is renewed.
     ///
     /// ```no_run
     /// # use actix_doclock::{LockError, LockKey, LockManager, Lockable, Wait};
@@ -40,8 +40,8 @@ impl LockGuard {
     /// ```
     ///
     /// # Errors
-    /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was written. Otherwise those of
-    /// [`load`](Self::load) and of `HeldDoc::save`.
+    /// [`LockError::Lost`], [`LockError::NotFound`] or [`LockError::ChangedMeanwhile`]: nothing was written.
+    /// Otherwise those of [`load`](Self::load) and of `HeldDoc::save`.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.

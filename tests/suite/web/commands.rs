@@ -50,7 +50,7 @@ async fn a_request_sends_no_more_commands_than_necessary() {
     alice.post("/note/a").await.token();
     assert_eq!(sent().await, ["findAndModify", "find"], "the first reentry after a save");
     alice.put("/note/a", "new").await;
-    let confirm_load_save = ["aggregate", "update", "update", "commitTransaction"];
+    let confirm_load_save = ["aggregate", "find", "update", "update", "commitTransaction"];
     assert_eq!(sent().await, confirm_load_save);
     alice.put("/note/a/done", "newer").await;
     assert_eq!(

@@ -448,24 +448,71 @@ async fn a_save_keeps_fields_that_its_type_does_not_name_and_concurrent_changes(
 }
 
 #[actix_web::test]
-async fn a_type_that_writes_its_id_elsewhere_is_refused_at_its_first_save() {
+async fn a_type_that_writes_its_id_elsewhere_may_save_but_not_replace() {
     log_lines();
     let (locks, store) = embedded().await;
     let save = |mut edited: HeldDoc<AnswerNote>| async move {
         edited.text = "new".to_owned();
         edited.save().await.map(|()| HttpResponse::Ok())
     };
+    let replace = |mut edited: HeldDoc<AnswerNote>| async move {
+        edited.text = "replaced".to_owned();
+        edited.replace().await.map(|()| HttpResponse::Ok())
+    };
     let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
     let app = App::new()
         .wrap(locks.session(session))
         .route("/answer/{id}", web::put().to(save))
+        .route("/whole/{id}", web::put().to(replace))
         .configure(routes);
     let app = test::init_service(app).await;
     let alice = Browser::logged_in(&app, "alice").await;
     alice.post("/note/a").await;
-    assert_eq!(alice.put("/answer/a", "").await.status, 500);
-    assert!(logged("AnswerNote` reads its id from `_id` and writes it to `id`"));
-    assert_eq!(text_of(&store, "a"), "old");
+    assert_eq!(alice.put("/answer/a", "").await.status, 200);
+    assert_eq!(alice.put("/whole/a", "").await.status, 500);
+    assert!(logged("the type writes `id`, but does not read it"));
+    let Any(note) = store.all::<Any>().unwrap().remove(0);
+    assert_eq!(note, serde_json::json!({ "_id": "a", "text": "new" }));
+}
+
+#[actix_web::test]
+async fn a_save_over_the_change_of_another_program_is_a_conflict_that_names_the_field() {
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Tagged {
+        #[serde(rename = "_id")]
+        id: String,
+        tags: Vec<String>,
+    }
+    impl Lockable for Tagged {
+        type Id = String;
+        const COLLECTION: &'static str = Note::COLLECTION;
+    }
+    let (locks, store) = embedded().await;
+    let stored =
+        |tags: &[&str]| Any(serde_json::json!({ "_id": "a", "text": "old", "tags": tags }));
+    store.put("a".to_owned(), &stored(&["x"])).unwrap();
+    let other = store.clone();
+    let tag = move |mut edited: HeldDoc<Tagged>| {
+        other.put("a".to_owned(), &stored(&["x", "theirs"])).unwrap();
+        async move {
+            edited.tags.push("mine".to_owned());
+            edited.save().await.map(|()| HttpResponse::Ok())
+        }
+    };
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app = App::new()
+        .wrap(locks.session(session))
+        .route("/tag/{id}", web::put().to(tag))
+        .configure(routes);
+    let app = test::init_service(app).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/note/a").await;
+    let refused = alice.put("/tag/a", "").await;
+    let problem = refused.problem(409);
+    assert_eq!(problem["code"], "changed_meanwhile");
+    assert_eq!(problem["field"], "tags");
+    let Any(note) = store.all::<Any>().unwrap().remove(0);
+    assert_eq!(note["tags"], serde_json::json!(["x", "theirs"]));
 }
 
 #[actix_web::test]

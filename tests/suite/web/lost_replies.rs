@@ -1,9 +1,18 @@
 //! The network loses the replies to a save, as a request sees it.
 
-use actix_doclock::{HeldDoc, LockError, LockedDoc};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
+
+use actix_doclock::{HeldDoc, LockError, LockedDoc, MongoStore};
 use actix_session::{SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{HttpResponse, cookie::Key, http::StatusCode, test, web};
-use mongodb::bson::doc;
+use mongodb::{
+    ClientSession,
+    bson::{Document, doc},
+};
+use tokio::sync::Notify;
 
 use crate::rig::app::{WorkItem, lock_records, put, title};
 use crate::rig::faulty::Faulty;
@@ -55,4 +64,72 @@ async fn a_save_that_was_written_is_never_called_lost() {
     let (answer, ()) = tokio::join!(saving, meanwhile);
     assert_eq!(title(&faulty.database, "a").await, "new", "it was written");
     assert_ne!(answer.status(), StatusCode::CONFLICT, "lost, nothing written");
+}
+
+/// While the transaction runs, another request of the session opens the document, so the server knows the lock
+/// again. Then nobody knows whether the transaction is committed.
+#[actix_web::test]
+async fn after_a_transaction_of_unknown_outcome_the_next_reentry_waits_for_it() {
+    #[derive(Debug, Default)]
+    struct Gate {
+        inside: Notify,
+        go: Notify,
+        attempts: AtomicUsize,
+    }
+
+    async fn edit(_: LockedDoc<WorkItem>) -> HttpResponse {
+        HttpResponse::Ok().finish()
+    }
+    async fn book(
+        item: HeldDoc<WorkItem>,
+        store: web::Data<MongoStore>,
+        gate: web::Data<Gate>,
+    ) -> Result<HttpResponse, LockError> {
+        let items = store.database().collection::<Document>("workitem");
+        let work = async |session: &mut ClientSession| {
+            if gate.attempts.fetch_add(1, Relaxed) == 0 {
+                gate.inside.notify_one();
+                gate.go.notified().await;
+            }
+            let booked = doc! { "$set": { "title": "booked" } };
+            items.update_one(doc! { "_id": "a" }, booked).session(session).await
+        };
+        store.transaction(&[item.held()], work).await?;
+        Ok(HttpResponse::Ok().finish())
+    }
+
+    let faulty = Faulty::with_deadline(Duration::from_secs(4)).await;
+    put(&faulty.database, "a", "old").await;
+    let sessions = SessionMiddleware::new(CookieSessionStore::default(), Key::generate());
+    let gate = web::Data::new(Gate::default());
+    let server = test::init_service(
+        actix_web::App::new()
+            .wrap(faulty.app.locks.session(sessions))
+            .app_data(web::Data::new(faulty.app.store.clone()))
+            .app_data(gate.clone())
+            .route("/{id}/edit", web::post().to(edit))
+            .route("/{id}/book", web::post().to(book)),
+    )
+    .await;
+    let opened = test::TestRequest::post().uri("/a/edit").send_request(&server).await;
+    let cookie = opened.response().cookies().next().expect("a session").into_owned();
+    let post = async |uri: &str| {
+        let request = test::TestRequest::post().uri(uri).cookie(cookie.clone());
+        request.send_request(&server).await.status()
+    };
+    let meanwhile = async {
+        gate.inside.notified().await;
+        let written = faulty.proxy.passed("findAndModify");
+        assert_eq!(post("/a/edit").await, StatusCode::OK);
+        assert_eq!(post("/a/edit").await, StatusCode::OK);
+        assert_eq!(faulty.proxy.passed("findAndModify"), written + 1, "the second one is a read");
+        faulty.proxy.hold_reply_to("commitTransaction");
+        gate.go.notify_one();
+    };
+    let (booked, ()) = tokio::join!(post("/a/book"), meanwhile);
+    assert_eq!(booked, StatusCode::SERVICE_UNAVAILABLE);
+    faulty.proxy.let_go();
+    let written = faulty.proxy.passed("findAndModify");
+    assert_eq!(post("/a/edit").await, StatusCode::OK);
+    assert_eq!(faulty.proxy.passed("findAndModify"), written + 1, "a read would not wait");
 }
