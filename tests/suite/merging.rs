@@ -820,10 +820,15 @@ on_both_stores! {
             Ok(String::deserialize(deserializer)?.trim().to_owned())
         }
         #[derive(Serialize, Deserialize)]
-        struct It { #[serde(rename = "_id")] id: String, #[serde(deserialize_with = "trimmed")] title: String }
+        struct It {
+            #[serde(rename = "_id")] id: String,
+            #[serde(default, deserialize_with = "trimmed")] title: String,
+        }
         let stored = doc! { "_id": "a", "title": "old" };
         let became = save(shop, &stored, &stored, |it: &mut It| it.title = "new ".to_owned()).await;
         assert_eq!(became, Became::Saved(doc! { "_id": "a", "title": "new " }));
+        let became = save(shop, &stored, &stored, |it: &mut It| it.title = "  ".to_owned()).await;
+        assert_eq!(became, Became::Saved(doc! { "_id": "a", "title": "  " }));
     }
 }
 
