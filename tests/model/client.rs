@@ -41,6 +41,11 @@ impl Protocol {
                         (it.phase, it.if_answered) = (Phase::Renewing, TTL);
                     });
                 }
+                if self.reenters && who == Who::Alice {
+                    begin(Step::Reenters(who), &|it| {
+                        (it.phase, it.if_answered) = (Phase::Confirming, TTL);
+                    });
+                }
                 if client.belief == 0 {
                     let mut world = *from;
                     world.client(who).stop();
@@ -139,6 +144,11 @@ impl Protocol {
                 client.belief = client.if_answered;
                 client.edits(client.seen);
             }
+            (Phase::Confirming, Answer::Confirmed(left, version)) => {
+                // Counted from the send.
+                client.belief = (left + client.if_answered).saturating_sub(TTL);
+                client.edits(version);
+            }
             (Phase::Saving, Answer::Saved(version)) => {
                 client.edits(version);
                 if world.failovers > 0 {
@@ -172,7 +182,7 @@ impl Protocol {
         let who = client.token.who;
         match client.phase {
             Phase::Asking | Phase::Tracing | Phase::Looking => self.give_back(world, who),
-            Phase::Renewing => world.client(who).edits(client.seen),
+            Phase::Renewing | Phase::Confirming => world.client(who).edits(client.seen),
             Phase::Saving => {
                 // A commit that has already been sent may still arrive.
                 world.cancel(client.request());

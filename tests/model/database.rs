@@ -20,6 +20,13 @@ impl Protocol {
             }
             let mut world = *from;
             world.remove(at);
+            if let Verb::Confirm(token) = request.verb {
+                self.read(world, token, from.majority, to);
+                if let Some(deposed) = from.deposed {
+                    self.read(world, token, deposed, to);
+                }
+                continue;
+            }
             let (answer, broken) = self.carry_out(&mut world, request);
             if self.transactions && conflicts(from, &world) {
                 continue;
@@ -40,10 +47,29 @@ impl Protocol {
         }
     }
 
+    /// A re-entry reads this state of the database.
+    fn read(&self, mut world: World, token: Token, database: Database, to: &mut Nexts) {
+        let is_gone = world.majority.live().is_none_or(|lock| lock.token != token);
+        let lock = database.live().filter(|lock| lock.token == token);
+        let answer =
+            lock.map_or(Answer::Lost, |it| Answer::Confirmed(it.left as u8, database.version));
+        let broken = (lock.is_some() && is_gone).then_some(Broken::AGoneLockWasConfirmed);
+        let verb = Verb::Confirm(token);
+        let client = world.client(token.who);
+        let answer = (client.is_waiting() && client.request() == verb).then_some(answer);
+        if let Some(answer) = answer {
+            client.reply = Some(Reply { answer, durable: true });
+        }
+        to.push(Next { step: Step::CarriedOut(verb, answer), state: world, broken });
+    }
+
     /// The connections break, and writes that are not majority-committed may be lost.
     fn fail_over(&self, from: &World, to: &mut Nexts) {
         let mut world = *from;
         world.failovers -= 1;
+        if !self.rules.deposed_answers_no_reads {
+            world.deposed = Some(from.majority);
+        }
         // Open transactions end with their primary, and the sweep that is under way fails.
         world.sweep = Sweep::Idle;
         for it in &mut world.under_way {
@@ -142,6 +168,7 @@ impl Protocol {
                 database.leave_trace(former);
                 Answer::Done
             }
+            Verb::Confirm(_) => unreachable!("a read"),
             Verb::Break(token) => {
                 let spares = self.rules.break_spares_expired;
                 let is_meant = |it: &Lock| it.token == token && (it.is_live() || !spares);
@@ -247,6 +274,7 @@ impl Protocol {
             Verb::Acquire(token)
             | Verb::TakeOver(token, _)
             | Verb::Renew(token)
+            | Verb::Confirm(token)
             | Verb::Save(token, _)
             | Verb::Release(token)
             | Verb::Retract(token) => {

@@ -34,6 +34,7 @@ const NOBODY: Protocol = Protocol {
     failovers: 0,
     repetitions: 0,
     renews: true,
+    reenters: false,
     versions: 2,
     transactions: false,
     breaks: 0,
@@ -57,6 +58,8 @@ const SAVES: Protocol = Protocol {
     steps_back: 1,
     ..ALICE_AND_BOB
 };
+/// Alice opens her document again and again. An administrator may break her lock.
+const REENTRY: Protocol = Protocol { renews: false, reenters: true, breaks: 1, ..ALICE_AND_BOB };
 /// A reaper announces the sessions whose locks expired. Nobody saves or renews.
 const REAPER: Protocol = Protocol { renews: false, versions: 0, reaper: true, ..ALICE_AND_BOB };
 
@@ -127,6 +130,24 @@ fn a_takeover_during_the_sweep_of_a_reaper_that_dies() {
 }
 
 #[test]
+fn a_reentry_by_a_read_during_a_failover() {
+    holds("re-entry by a read", &Protocol { failovers: 1, ..REENTRY });
+}
+
+/// It confirms a lock that is gone; see the rule below. But nothing is saved under that lock. One version: with
+/// two, Alice could be shown the document before her own last save, and overwrite her own work.
+#[test]
+fn a_lock_that_a_deposed_primary_confirms_saves_nothing() {
+    let rules = Rules { deposed_answers_no_reads: false, ..Rules::ALL };
+    for only in [Broken::AStaleSaveOverwrote, Broken::AnAcknowledgedSaveIsGone] {
+        let model = Protocol { rules, only: Some(only), failovers: 1, versions: 1, ..REENTRY };
+        let explored = explore("saves after a read by a deposed primary", &model);
+        assert!(explored.story.is_none(), "{}", explored.story.unwrap());
+        assert!(explored.states.len() > 10_000, "the model does next to nothing");
+    }
+}
+
+#[test]
 fn a_reaper_that_ignores_traces_forgets_a_session() {
     let rules = Rules { reaper_reads_traces: false, ..Rules::ALL };
     let explored = explore("traces unread", &Protocol { rules, ..REAPER });
@@ -191,4 +212,6 @@ without! {
         Protocol { breaks: 0, steps_back: 0, versions: 1, reaper: true, ..SAVES } => AnIdleSessionIsForgotten in 17;
     expired_stays_expired: an_expired_lock_that_is_live_again_because_the_clock_stepped_back,
         Protocol { steps_back: 1, ..REAPER } => AnIdleSessionIsForgotten in 14;
+    deposed_answers_no_reads: a_deposed_primary_that_still_answers_reads,
+        Protocol { failovers: 1, ..REENTRY } => AGoneLockWasConfirmed in 11;
 }

@@ -20,6 +20,8 @@ pub(crate) struct Protocol {
     pub(crate) repetitions: u8,
     /// Whether Alice renews.
     pub(crate) renews: bool,
+    /// Whether Alice's requests enter again by a read.
+    pub(crate) reenters: bool,
     /// How many versions of the document the sessions may make.
     pub(crate) versions: u8,
     /// Whether a save is a transaction: touch and write, then commit. Otherwise it is a single step.
@@ -45,12 +47,14 @@ pub(crate) enum Broken {
     AnEndedSessionHasALockForGood,
     AnAcknowledgedSaveIsGone,
     AnIdleSessionIsForgotten,
+    AGoneLockWasConfirmed,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Step {
     Asks(Token),
     Renews(Who),
+    Reenters(Who),
     Saves(Who),
     Releases(Token),
     Notices(Who),

@@ -40,6 +40,8 @@ pub(crate) struct Rules {
     /// Assumed: the server's clock does not step back between the moment at which a lock is found
     /// expired and the end of the reaper's work on it.
     pub(crate) expired_stays_expired: bool,
+    /// Assumed: a primary answers no reads once another primary has been elected.
+    pub(crate) deposed_answers_no_reads: bool,
 }
 
 impl Rules {
@@ -60,5 +62,6 @@ impl Rules {
         break_spares_expired: true,
         trace_names_lease: true,
         expired_stays_expired: true,
+        deposed_answers_no_reads: true,
     };
 }

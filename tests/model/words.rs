@@ -12,6 +12,7 @@ impl fmt::Display for Step {
         match self {
             Self::Asks(token) => write!(f, "{} asks for the lock, as {token}", token.who),
             Self::Renews(who) => write!(f, "{who} asks to renew"),
+            Self::Reenters(who) => write!(f, "{who} opens the document again"),
             Self::Saves(who) => write!(f, "{who} asks to save"),
             Self::Releases(token) => write!(f, "{} asks to release {token}", token.who),
             Self::Notices(who) => write!(f, "{who} notices that the lease is over"),
@@ -81,6 +82,7 @@ impl fmt::Display for Verb {
                 write!(f, "commit the save over version {seen}, under {token}")
             }
             Self::Break(token) => write!(f, "break {token}"),
+            Self::Confirm(token) => write!(f, "is {token} live? and load"),
         }
     }
 }
@@ -103,6 +105,9 @@ impl fmt::Display for Answer {
             Self::Goes(version) => write!(f, "not ended; version {version}"),
             Self::Ended => f.write_str("ended"),
             Self::Renewed => f.write_str("renewed"),
+            Self::Confirmed(left, version) => {
+                write!(f, "live for {left} ticks; version {version}")
+            }
             Self::Saved(version) => write!(f, "saved as version {version}"),
             Self::Lost => f.write_str("lost"),
             Self::Done => f.write_str("done"),

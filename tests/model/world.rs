@@ -61,6 +61,8 @@ pub(crate) enum Verb {
     Commit(Token, u8, bool),
     /// A break by an administrator.
     Break(Token),
+    /// A re-entry: a read of the majority-committed lock and document.
+    Confirm(Token),
 }
 
 /// The answers to requests.
@@ -75,6 +77,8 @@ pub(crate) enum Answer {
     Goes(u8),
     Ended,
     Renewed,
+    /// The lock is live for that many ticks; the version of the document.
+    Confirmed(u8, u8),
     /// Not committed yet. The flag says whether the lock record was changed.
     Touched(bool),
     Saved(u8),
@@ -107,6 +111,7 @@ pub(crate) enum Phase {
     /// Reported to the person who edits.
     Editing,
     Renewing,
+    Confirming,
     Saving,
     Releasing,
     /// Gives back a lock that it does not want, or may have.
@@ -154,7 +159,11 @@ impl Client {
 
     /// Its user has been told that they have the lock, and has not been told otherwise.
     pub(crate) fn believes(&self) -> bool {
-        self.belief > 0 && matches!(self.phase, Phase::Editing | Phase::Renewing | Phase::Saving)
+        self.belief > 0
+            && matches!(
+                self.phase,
+                Phase::Editing | Phase::Renewing | Phase::Confirming | Phase::Saving
+            )
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
@@ -174,6 +183,7 @@ impl Client {
         match phase {
             Phase::Looking => Verb::Look(self.token.who),
             Phase::Renewing => Verb::Renew(self.token),
+            Phase::Confirming => Verb::Confirm(self.token),
             Phase::Saving => Verb::Save(self.token, self.seen),
             Phase::Releasing => Verb::Release(self.token),
             Phase::GivingBack => Verb::Retract(self.token),
@@ -226,6 +236,8 @@ pub(crate) struct World {
     /// The state of the primary, and the majority-committed state.
     pub(crate) primary: Database,
     pub(crate) majority: Database,
+    /// The majority-committed state of a former primary that still answers reads.
+    pub(crate) deposed: Option<Database>,
     pub(crate) clients: [Client; 2],
     pub(crate) logout: Logout,
     pub(crate) logout_reply: Option<Reply>,
@@ -248,6 +260,7 @@ impl World {
         Self {
             primary: Database::default(),
             majority: Database::default(),
+            deposed: None,
             clients: [Client::new(Who::Alice), Client::new(Who::Bob)],
             logout: Logout::No,
             logout_reply: None,
@@ -292,7 +305,8 @@ impl World {
     pub(crate) fn tick(&mut self, expired_stay: bool) {
         // The age of an expired lock matters only if the clock may step back.
         let least = if self.steps_back > 0 { -1 } else { 0 };
-        for database in [&mut self.primary, &mut self.majority] {
+        for database in [&mut self.primary, &mut self.majority].into_iter().chain(&mut self.deposed)
+        {
             if let Some(lock) = &mut database.lock {
                 lock.left = (lock.left - 1).max(least);
             }
