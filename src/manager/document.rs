@@ -148,7 +148,7 @@ impl LockManager {
     }
 }
 
-/// The document as a Rust value, and as what it was loaded.
+/// The document as a Rust value, and as it was loaded.
 pub(crate) fn decode<T: Lockable>(
     key: &LockKey,
     document: StoredDocument,

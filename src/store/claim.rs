@@ -154,7 +154,7 @@ pub struct HeldLock {
     pub(crate) forget: Forget,
 }
 
-/// Has the manager forget what it knows of the lock, while a guarded write may be under way.
+/// Has the manager forget the state of the lock, because a guarded write may be under way.
 #[cfg(feature = "_mongo")]
 #[derive(Clone)]
 pub(crate) struct Forget(pub(crate) Arc<dyn Fn() + Send + Sync>);

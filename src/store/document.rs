@@ -71,7 +71,7 @@ impl StoredDocument {
 /// The content of a [guarded save](crate::store::Store::save).
 #[derive(Debug, Clone)]
 pub enum Edit {
-    /// Only what the application has changed since the document was loaded.
+    /// The application's changes since the document was loaded.
     Changes(Changes),
     /// The whole document. Fields that it does not name are removed.
     Replacement(StoredDocument),

@@ -118,7 +118,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// Writes the changes since the document was loaded, if this acquisition of its lock is live at that
     /// moment. Keeps the lock and renews its lease.
     ///
-    /// Writes only what has changed, at any depth. So fields that `T` does not contain stay as they are, also in
+    /// Writes only the changed values, at any depth. So fields that `T` does not contain stay as they are, also in
     /// the elements of arrays, and so do fields that other programs have changed in the meantime. An array is
     /// rewritten as a whole. If nothing has changed, only the lease is renewed. To write the whole document, see
     /// [`replace`](Self::replace).

@@ -139,12 +139,11 @@ fn a_reentry_by_a_read_during_a_failover() {
 #[test]
 fn a_lock_that_a_deposed_primary_confirms_saves_nothing() {
     let rules = Rules { deposed_answers_no_reads: false, ..Rules::ALL };
-    for only in [Broken::AStaleSaveOverwrote, Broken::AnAcknowledgedSaveIsGone] {
-        let model = Protocol { rules, only: Some(only), failovers: 1, versions: 1, ..REENTRY };
-        let explored = explore("saves after a read by a deposed primary", &model);
-        assert!(explored.story.is_none(), "{}", explored.story.unwrap());
-        assert!(explored.states.len() > 10_000, "the model does next to nothing");
-    }
+    let only = Some(Broken::AStaleSaveOverwrote);
+    let model = Protocol { rules, only, failovers: 1, versions: 1, ..REENTRY };
+    let explored = explore("saves after a read by a deposed primary", &model);
+    assert!(explored.story.is_none(), "{}", explored.story.unwrap());
+    assert!(explored.states.len() > 10_000, "the model does next to nothing");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The changes of a document between load and save, and the proof that they can be read again.
 
+use std::slice;
+
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
@@ -53,7 +55,7 @@ impl Original {
     /// document that `T` cannot read, and never leaves out a change.
     ///
     /// # Errors
-    /// If `value` has no stored form, or would be read differently from what it is. The error names the field.
+    /// If `value` has no stored form, or if `T` would read another value from the result. The error names the field.
     pub fn changes_to<T: Serialize + DeserializeOwned>(
         &self,
         value: &T,
@@ -74,17 +76,17 @@ impl Original {
 pub struct Changes {
     original: Original,
     after: StoredDocument,
-    /// What is stored, if no other program has changed the document.
+    /// The result, if no other program has changed the document.
     result: Planned,
     reread: fn(&StoredDocument) -> Result<StoredDocument, BoxError>,
 }
 
-/// What is to be stored instead of the loaded document.
+/// The result of changes of the loaded document.
 #[derive(Debug, Clone)]
 enum Planned {
     Nothing,
     Merged(StoredDocument),
-    /// Fields had to be renamed or corrected, so the document must still be what was loaded.
+    /// Fields had to be renamed or corrected, so the stored document must still be the loaded one.
     Corrected(StoredDocument),
 }
 
@@ -95,7 +97,7 @@ impl Changes {
         matches!(self.result, Planned::Nothing)
     }
 
-    /// What is to be stored instead of the document `now`.
+    /// The result of these changes of the stored document `now`.
     ///
     /// # Errors
     /// The path of a field that another program has changed since the document was loaded, so that nothing may
@@ -247,7 +249,7 @@ fn whole<V: Encoded>(
     let new = after.members().into_iter().flatten().map(|(name, _)| name);
     let read_back = read(&stored, reread)?;
     new.filter(|name| loaded.member(name).is_none())
-        .try_for_each(|name| is_read(&stored, &read_back, &[name.clone()], reread))
+        .try_for_each(|name| is_read(&stored, &read_back, slice::from_ref(name), reread))
 }
 
 /// The loaded document under the names that the type writes: where the type reads a field under a name that it
@@ -266,7 +268,7 @@ fn without_aliases<V: Encoded>(
         let names = |of: &V, other: &V| -> Vec<Path> {
             let names = of.members().into_iter().flatten().map(|(name, _)| name);
             let only = names.filter(|name| other.member(name).is_none());
-            only.map(|name| [&path[..], &[name.clone()]].concat()).collect()
+            only.map(|name| [&path[..], slice::from_ref(name)].concat()).collect()
         };
         let mut has_aliases = false;
         for name in names(stored, written) {
@@ -288,8 +290,8 @@ fn without_aliases<V: Encoded>(
     read(&renamed, reread).is_ok_and(|read| read.is_alike(before)).then_some(renamed)
 }
 
-/// The merged document, where it would be read as something else than what is to be saved: a field without
-/// members has the value that is to be saved, or is gone. What the type does not know is left alone.
+/// The merged document, corrected where the type reads another value from it than `after` has: a field without
+/// members gets the value of `after`, or goes. Fields that the type does not know stay.
 fn corrected<V: Value>(merged: Option<&V>, read: Option<&V>, after: Option<&V>) -> Option<V> {
     if are_alike(read, after) {
         return merged.cloned();
@@ -310,8 +312,8 @@ fn corrected<V: Value>(merged: Option<&V>, read: Option<&V>, after: Option<&V>) 
     if merged.is_none_or(is_plain) { after.cloned() } else { merged.cloned() }
 }
 
-/// An error if the type reads the document differently from what is to be saved. A type may read a value in
-/// another form than it writes it, such as without blanks at its end.
+/// An error if the type reads another value than `after` from the document. The type may read a value in another
+/// form than it writes it, such as a text without the blanks at its end.
 fn gives_back<V: Encoded>(
     stored: &V,
     after: &V,
@@ -354,7 +356,7 @@ fn is_read<V: Encoded>(
     Err(format!("the type writes `{path}`, but does not read it: give it one name for both").into())
 }
 
-/// True if what is read has all changes between the other two.
+/// True if `read` has all changes from `before` to `after`.
 fn has_all<V: Value>(before: Option<&V>, after: Option<&V>, read: Option<&V>) -> bool {
     if are_same(before, after) || are_alike(read, after) {
         return true;

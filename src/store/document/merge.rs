@@ -1,15 +1,15 @@
-//! What a save makes of a stored document: a three-way merge, along the document that was loaded.
+//! The result of a save: a three-way merge, along the document that was loaded.
 //!
-//! A Rust type may know a stored document under other names, with defaults, or in part. So its own form of the
-//! document *before* and *after* the change only tells what the application changed. What is stored follows the
-//! *loaded* document:
+//! A Rust type may know a stored document under other names, with defaults, or in part. So the type's own form of
+//! the document *before* and *after* the change only tells which values the application has changed. The result
+//! follows the *loaded* document:
 //!
-//! - Whatever the application left alone keeps its stored form, and the changes of other programs.
+//! - A value that the application left alone keeps its stored form, and the changes of other programs.
 //! - A document is merged member by member, at any depth.
-//! - An array is rewritten as a whole. Its elements are paired with those of the loaded array: an unchanged
-//!   element keeps its stored form, and a changed one is merged like a document.
-//! - What is rewritten as a whole is written only if it is still what was loaded. A value without members
-//!   replaces another such value in any case: the holder of the lock decides.
+//! - An array is rewritten as a whole. Its elements are paired with the elements of the loaded array: an unchanged
+//!   element keeps its stored form, and a changed element is merged like a document.
+//! - A document or an array is rewritten as a whole only if it has not changed since it was loaded. A value without
+//!   members replaces another such value in any case: the holder of the lock decides.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -102,7 +102,7 @@ impl<V> Clone for Versions<'_, V> {
 
 impl<V> Copy for Versions<'_, V> {}
 
-/// What a merge has come to.
+/// A merge under way.
 #[derive(Debug)]
 pub(super) struct Merge {
     /// The place in the loaded document at which the merge is.
@@ -113,7 +113,7 @@ pub(super) struct Merge {
 }
 
 impl Merge {
-    /// What is to be stored.
+    /// The result.
     ///
     /// # Errors
     /// Why a value cannot be written, and its path.
@@ -192,7 +192,7 @@ impl Merge {
         Ok(Some(V::document(merged.into_iter())))
     }
 
-    /// The new array, while the stored one is what was loaded.
+    /// The new array. The stored array has not changed since it was loaded.
     fn elements<V: Value>(
         &mut self,
         loaded: &[V],
@@ -218,7 +218,7 @@ impl Merge {
 /// Why a value cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// It would be rewritten as a whole, but is no longer what was loaded.
+    /// It would be rewritten as a whole, but has changed since it was loaded.
     Changed,
     /// The type has read only some elements of an array, so the others would be lost.
     Partial,

@@ -359,7 +359,7 @@ impl MongoStore {
 }
 
 /// Until this is emptied, a write under these locks may be under way, even after its caller is gone. When it is
-/// dropped, the manager forgets what it knows of the locks: the next re-entry waits for the write.
+/// dropped, the manager forgets their state: the next re-entry waits for the write.
 struct InDoubt<'a>(&'a [HeldLock]);
 
 impl Drop for InDoubt<'_> {
