@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use actix_doclock::{Aid, Holder, LockError, LockManager, TryAcquire};
+use actix_doclock::{Aid, Holder, LockError, LockManager, StoreErrorKind, TryAcquire};
 use actix_web::{ResponseError, http::header::RETRY_AFTER};
 use futures_util::future::join_all;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
@@ -63,11 +63,22 @@ pub fn spin() {
 struct Counts {
     locked: AtomicU64,
     refused: AtomicU64,
+    /// Any other error.
+    failed: AtomicU64,
 }
 
 impl Counts {
-    fn now(&self) -> [u64; 2] {
-        [self.locked.load(Relaxed), self.refused.load(Relaxed)]
+    fn now(&self) -> [u64; 3] {
+        [&self.locked, &self.refused, &self.failed].map(|it| it.load(Relaxed))
+    }
+
+    fn count(&self, done: &Result<(), LockError>) {
+        let of = match done {
+            Ok(()) => &self.locked,
+            Err(LockError::Store(e)) if e.kind() == StoreErrorKind::Overloaded => &self.refused,
+            Err(_) => &self.failed,
+        };
+        of.fetch_add(1, Relaxed);
     }
 }
 
@@ -79,7 +90,10 @@ pub async fn measure(set: &Set, size: Size) -> bool {
         let beside = if busy == 0 { "idle" } else { "busy" };
         let (best, most) = closed_loops(set, size, beside).await;
         let ratio = most / best;
-        println!("[{}] overload, {beside} machine: under the most callers {ratio:.2} of the best", set.at);
+        println!(
+            "[{}] overload, {beside} machine: under the most callers {ratio:.2} of the best",
+            set.at
+        );
         let recovered = stall(set, size, beside, best).await;
         is_good &= busy == 0 || ratio >= UNDER_LOAD && recovered >= AFTERWARDS;
     }
@@ -104,10 +118,10 @@ async fn closed_loops(set: &Set, size: Size, beside: &str) -> (f64, f64) {
         sleep(size.pick(Duration::from_secs(5), Duration::from_secs(12))).await;
         let (after, seconds) = (counts.now(), began.elapsed().as_secs_f64());
         is_over.store(true, Relaxed);
-        let [locked, refused] = [0, 1].map(|n| (after[n] - before[n]) as f64 / seconds);
+        let [locked, refused, failed] = [0, 1, 2].map(|n| (after[n] - before[n]) as f64 / seconds);
         println!(
             "[{}] overload, {beside} machine: {callers} callers get {locked:.0} locks a second, {refused:.0} \
-             refusals",
+             refusals, {failed:.0} other errors",
             set.at
         );
         let _ = timeout(Duration::from_secs(60), join_all(tasks)).await;
@@ -122,13 +136,11 @@ async fn closed_loops(set: &Set, size: Size, beside: &str) -> (f64, f64) {
 async fn calls(locks: &LockManager, n: usize, counts: &Counts, is_over: &AtomicBool) {
     let (aid, mut random) = (Aid::new(), Random::of(n));
     while !is_over.load(Relaxed) {
-        match cycle(locks, n, &aid).await {
-            Ok(()) => drop(counts.locked.fetch_add(1, Relaxed)),
-            Err(refused) => {
-                counts.refused.fetch_add(1, Relaxed);
-                let pause = retry_after(&refused).as_millis() as usize;
-                sleep(Duration::from_millis((pause / 2 + random.below(pause)) as u64)).await;
-            }
+        let done = cycle(locks, n, &aid).await;
+        counts.count(&done);
+        if let Err(refused) = done {
+            let pause = retry_after(&refused).as_millis() as usize;
+            sleep(Duration::from_millis((pause / 2 + random.below(pause)) as u64)).await;
         }
     }
 }
@@ -169,11 +181,7 @@ async fn stall(set: &Set, size: Size, beside: &str, best: f64) -> f64 {
                     arrived += 1;
                     let (locks, counts, n) = (locks.clone(), counts.clone(), arrived % 100_000);
                     tokio::spawn(async move {
-                        let done = match cycle(&locks, n, &Aid::new()).await {
-                            Ok(()) => &counts.locked,
-                            Err(_) => &counts.refused,
-                        };
-                        done.fetch_add(1, Relaxed);
+                        counts.count(&cycle(&locks, n, &Aid::new()).await);
                     });
                 }
             }
@@ -191,9 +199,9 @@ async fn stall(set: &Set, size: Size, beside: &str, best: f64) -> f64 {
     let _ = arrivals.await;
     locks.shutdown().await;
     let _ = database.drop().await;
-    let of = |some: &[[u64; 2]]| some.iter().map(|it| it[0]).max().unwrap_or_default() as f64;
+    let of = |some: &[[u64; 3]]| some.iter().map(|it| it[0]).max().unwrap_or_default() as f64;
     println!(
-        "[{}] overload, {beside} machine: at {rate:.0} a second {normal:?} (locks, refusals) in each second, after \
+        "[{}] overload, {beside} machine: at {rate:.0} a second {normal:?} (locks, refusals, other errors) in each second, after \
          {STILL:?} of a database that stands still {after:?}",
         set.at
     );
@@ -207,13 +215,13 @@ async fn stall(set: &Set, size: Size, beside: &str, best: f64) -> f64 {
     recovered.min(lasting)
 }
 
-async fn each_second(counts: &Counts, seconds: usize) -> Vec<[u64; 2]> {
+async fn each_second(counts: &Counts, seconds: usize) -> Vec<[u64; 3]> {
     let (mut before, mut all) = (counts.now(), Vec::new());
     let began = Instant::now();
     for second in 1..=seconds {
         sleep_until(began + Duration::from_secs(second as u64)).await;
         let now = counts.now();
-        all.push([0, 1].map(|n| now[n] - before[n]));
+        all.push([0, 1, 2].map(|n| now[n] - before[n]));
         before = now;
     }
     all

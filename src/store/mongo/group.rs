@@ -22,7 +22,7 @@ use tokio::{
     time::{timeout, timeout_at},
 };
 
-/// How many jobs one command carries.
+/// How many jobs one command carries, if it carries several.
 const AT_ONCE: usize = 64;
 /// After this time a command no longer keeps others from being sent: on a broken network there is no
 /// answer for a long time, and the next command may get a working connection.
@@ -39,6 +39,8 @@ const MEAN_OF: u32 = 8;
 pub(super) struct Group<J, R> {
     /// How many commands are under way at once, besides the late ones.
     at_most: usize,
+    /// How many jobs one command carries.
+    at_once: usize,
     state: Mutex<State<J, R>>,
 }
 
@@ -139,10 +141,14 @@ impl<J, R> State<J, R> {
 
 impl<J, R> Group<J, R> {
     pub(super) fn new(at_most: usize) -> Arc<Self> {
+        Self::of(at_most, AT_ONCE)
+    }
+
+    fn of(at_most: usize, at_once: usize) -> Arc<Self> {
         let (under_way, late, next) = (0, 0, 0);
         let (usual, waiting) = (Duration::ZERO, VecDeque::new());
         let state = Mutex::new(State { under_way, late, usual, waiting, next });
-        Arc::new(Self { at_most, state })
+        Arc::new(Self { at_most, at_once, state })
     }
 
     fn state(&self) -> MutexGuard<'_, State<J, R>> {
@@ -152,6 +158,19 @@ impl<J, R> Group<J, R> {
     /// What a command usually takes.
     pub(super) fn usual(&self) -> Duration {
         self.state().usual
+    }
+
+    /// How long a job that arrives now is expected to wait until it is sent.
+    pub(super) fn wait(&self) -> Duration {
+        self.wait_behind(&self.state())
+    }
+
+    fn wait_behind(&self, state: &State<J, R>) -> Duration {
+        if state.under_way < self.at_most {
+            return Duration::ZERO;
+        }
+        let commands = (state.waiting.len() / self.at_once + 1) as u32;
+        state.usual * commands / self.at_most as u32
     }
 
     /// Carries out this job, alone or with others: `carry_out` gets the jobs, and returns their outcomes in
@@ -166,14 +185,14 @@ impl<J, R> Group<J, R> {
     where
         F: Future<Output = Vec<R>>,
     {
-        let (job, mut turn) = match self.wait(job, send_by, AT_ONCE).await? {
+        let (job, mut turn) = match self.lead_or_outcome(job, send_by).await? {
             Told::Outcome(outcome) => return Ok(outcome),
             Told::Lead(job, turn) => (job, turn),
         };
         let (mut jobs, mut others) = (vec![job], Vec::new());
         {
             let mut state = self.state();
-            while others.len() + 1 < AT_ONCE {
+            while others.len() + 1 < self.at_once {
                 let Some(Member { job, told, .. }) = state.pop() else { break };
                 jobs.push(job);
                 others.push(told);
@@ -198,13 +217,12 @@ impl<J, R> Group<J, R> {
     }
 
     /// Waits for an outcome or a turn.
-    async fn wait(
+    async fn lead_or_outcome(
         self: &Arc<Self>,
         job: J,
         send_by: Instant,
-        at_once: usize,
     ) -> Result<Told<J, R>, Failed> {
-        let (number, mut told) = self.join(job, send_by, at_once)?;
+        let (number, mut told) = self.join(job, send_by)?;
         match timeout_at(send_by.into(), &mut told).await {
             Ok(told) => told,
             Err(_) if self.leave(number) => return Err(Failed::NotSent),
@@ -218,7 +236,6 @@ impl<J, R> Group<J, R> {
         self: &Arc<Self>,
         job: J,
         send_by: Instant,
-        at_once: usize,
     ) -> Result<(u64, Receiver<Told<J, R>>), Failed> {
         let (told, receiver) = oneshot::channel();
         let mut state = self.state();
@@ -230,10 +247,8 @@ impl<J, R> Group<J, R> {
             drop(told.send(Told::Lead(job, Turn::new(self))));
             return Ok((number, receiver));
         }
-        let ahead = state.waiting.len();
-        let commands = (ahead / at_once + 1) as u32;
-        let is_sent_at = Instant::now() + state.usual * commands / self.at_most as u32;
-        if ahead >= WAITING || is_sent_at > send_by {
+        let is_sent_at = Instant::now() + self.wait_behind(&state);
+        if state.waiting.len() >= WAITING || is_sent_at > send_by {
             return Err(Failed::NotSent);
         }
         state.waiting.push_back(Member { number, job, told });
@@ -249,12 +264,17 @@ impl<J, R> Group<J, R> {
 }
 
 impl Gate {
+    /// Lets so many commands through at once.
+    pub(super) fn for_at_most(commands: usize) -> Arc<Self> {
+        Self::of(commands, 1)
+    }
+
     /// Waits for the turn of a command, at most until `send_by`.
     pub(super) async fn turn(
         self: &Arc<Self>,
         send_by: Instant,
     ) -> Result<Turn<(), Infallible>, Failed> {
-        match self.wait((), send_by, 1).await? {
+        match self.lead_or_outcome((), send_by).await? {
             Told::Lead((), turn) => Ok(turn),
             Told::Outcome(none) => match none {},
         }
@@ -422,7 +442,7 @@ mod tests {
     async fn the_queue_has_a_bound_however_fast_the_commands_are() {
         let doubling = Doubling::new();
         doubling.all_under_way().await;
-        let told = |_| doubling.group.join(1, later(), AT_ONCE).map(|(_, told)| told);
+        let told = |_| doubling.group.join(1, later()).map(|(_, told)| told);
         let told: Vec<_> = (0..WAITING).map(told).collect();
         assert!(told.iter().all(Result::is_ok));
         assert_eq!(doubling.submit(1, later()).await, Err(Failed::NotSent));
@@ -491,7 +511,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_gate_lets_so_many_in_and_the_others_in_their_turn() {
-        let gate = Gate::new(UNDER_WAY);
+        let gate = Gate::for_at_most(UNDER_WAY);
         let first = join_all((0..UNDER_WAY).map(|_| gate.turn(later()))).await;
         let next = Arc::clone(&gate);
         let next = tokio::spawn(async move { next.turn(later()).await.is_ok() });

@@ -66,7 +66,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new() -> Self {
-        let (claims, others) = (Gate::new(SINGLE), Gate::new(SINGLE));
+        let (claims, others) = (Gate::for_at_most(SINGLE), Gate::for_at_most(SINGLE));
         Self { stuck: Arc::new(Semaphore::new(FOR_STUCK_RECORDS)), claims, others }
     }
 }
@@ -82,10 +82,17 @@ pub(super) fn group_limit() -> Duration {
     LIMIT
 }
 
-/// When a write is sent at the latest: the second half of the caller's time is for the write itself, and for a
-/// repetition.
+/// When a command is sent at the latest, so that its caller has time left for it.
 pub(super) fn send_by() -> Instant {
-    Instant::now() + time_left(LONGEST_WAIT) / 2
+    let left = time_left(LONGEST_WAIT);
+    Instant::now() + left.saturating_sub(LIMIT).max(left / 2)
+}
+
+/// The same for a claim. Half of the caller's time is for the command and a repetition. What gives locks back
+/// comes first: a claim waits no longer than what is left of the other half after the wait of a release.
+pub(super) fn claim_by(release_waits: Duration) -> Result<Instant> {
+    let half = time_left(LONGEST_WAIT) / 2;
+    half.checked_sub(release_waits).map(|left| Instant::now() + left).ok_or_else(not_sent)
 }
 
 /// When the caller stops waiting at the latest.
@@ -167,16 +174,22 @@ impl Lanes {
 
     /// Waits for the turn of a write on this record, at most until the caller's deadline.
     pub(super) async fn turn<'a>(&'a self, id: &'a LockId) -> Result<Turn<'a>> {
-        self.turn_at(&self.shared.others, id).await
+        self.turn_at(&self.shared.others, id, send_by()).await
     }
 
     /// The same for a write that takes a lock.
     pub(super) async fn claim<'a>(&'a self, id: &'a LockId) -> Result<Turn<'a>> {
-        self.turn_at(&self.shared.claims, id).await
+        let send_by = claim_by(self.shared.others.wait())?;
+        self.turn_at(&self.shared.claims, id, send_by).await
     }
 
-    async fn turn_at<'a>(&'a self, gate: &Arc<Gate>, id: &'a LockId) -> Result<Turn<'a>> {
-        let (until, send_by) = (latest(), send_by());
+    async fn turn_at<'a>(
+        &'a self,
+        gate: &Arc<Gate>,
+        id: &'a LockId,
+        send_by: Instant,
+    ) -> Result<Turn<'a>> {
+        let until = latest();
         let (user, turns) = self.join(id)?;
         let turn = permit(turns, until).await?;
         let is_stuck = self.records().get(id).is_some_and(|lane| lane.is_stuck);

@@ -85,7 +85,8 @@ impl Prepared {
         if self.lanes.is_used(id) {
             return self.take_alone(job).await;
         }
-        let took = self.groups.takes.submit(job, lanes::send_by(), |jobs| self.take_all(jobs));
+        let send_by = lanes::claim_by(self.groups.releases.wait())?;
+        let took = self.groups.takes.submit(job, send_by, |jobs| self.take_all(jobs));
         took.await.unwrap_or_else(failed)
     }
 
