@@ -280,3 +280,40 @@ fn attempts(
     let attempt = |token| Acquisition { key: key.clone(), aid: aid.clone(), token, mode: *mode };
     tokens.map(attempt).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryStore, lock::Aid, lock::Holder};
+
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Page {
+        #[serde(rename = "_id")]
+        id: i64,
+    }
+
+    impl crate::Lockable for Page {
+        type Id = i64;
+        const COLLECTION: &'static str = "page";
+    }
+
+    /// A claim without a place could be granted unheard, and nobody would give the lock back.
+    #[tokio::test]
+    async fn no_claim_is_sent_without_a_place_for_its_return() {
+        let locks = LockManager::builder(MemoryStore::new()).build().await.unwrap();
+        locks.register::<Page>().await.unwrap();
+        let claim = async |n: i64| {
+            let key = LockKey::of::<Page>(n).unwrap();
+            locks.lock_for_session(&key, &Aid::new(), &Holder::new("alice")).await
+        };
+        let all = locks.inner.places.try_acquire_many(PLACES as u32).unwrap();
+        match claim(1).await {
+            Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
+            other => panic!("{other:?}"),
+        }
+        assert!(locks.list().await.unwrap().is_empty());
+        drop(all);
+        drop(claim(1).await.unwrap());
+        assert_eq!(locks.inner.places.available_permits(), PLACES, "it is given back");
+    }
+}

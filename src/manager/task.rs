@@ -282,3 +282,27 @@ impl LockManager {
         answer(what, until, outcome).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_repeated(attempts: &mut Attempts, kind: StoreErrorKind) -> (bool, StoreErrorKind) {
+        let mut outcome: Result<(), _> = Err(StoreError::new(kind, "on purpose"));
+        let is_repeated = attempts.pause_after(&mut outcome).is_some();
+        (is_repeated, outcome.unwrap_err().kind())
+    }
+
+    #[tokio::test]
+    async fn a_refusal_because_of_the_load_is_final_unless_an_earlier_attempt_is_in_doubt() {
+        use StoreErrorKind::{Overloaded, Unavailable};
+        let later = clock::now() + Duration::from_secs(60);
+        let mut refused = Attempts::new(later, FOREGROUND);
+        assert_eq!(is_repeated(&mut refused, Overloaded), (false, Overloaded));
+        let mut in_doubt = Attempts::new(later, FOREGROUND);
+        assert_eq!(is_repeated(&mut in_doubt, Unavailable), (true, Unavailable));
+        assert_eq!(is_repeated(&mut in_doubt, Overloaded), (true, Unavailable));
+        let mut nobody_waits = Attempts::new(later, BACKGROUND);
+        assert_eq!(is_repeated(&mut nobody_waits, Overloaded), (true, Overloaded));
+    }
+}

@@ -24,6 +24,7 @@ mod lost;
 mod lost_replies;
 mod operations;
 mod outage;
+mod overload;
 mod properties;
 mod register;
 mod rules;
