@@ -189,8 +189,7 @@ impl Prepared {
         let records = self.records(&ids).await?;
         let is_there = |job: &Release| records.get(&job.id).is_some_and(|it| job.of.has(it));
         let there: Vec<_> = jobs.iter().map(is_there).collect();
-        let usual = self.groups.releases.usual();
-        let limit = (usual * LIMIT_TO_USUAL).clamp(SHORTEST_LIMIT, lanes::group_limit());
+        let limit = release_limit(self.groups.releases.usual());
         let reply = match self.delete_all(jobs, limit).await {
             // Some may be deleted already: all are repeated, each alone, and find nothing then.
             Err(e) if ran_out_of_time(&e) => {
@@ -282,6 +281,10 @@ impl Prepared {
     }
 }
 
+fn release_limit(usual: Duration) -> Duration {
+    (usual * LIMIT_TO_USUAL).clamp(SHORTEST_LIMIT, lanes::group_limit())
+}
+
 fn failed<T>(why: Failed) -> Result<T> {
     Err(match why {
         Failed::NotSent => not_sent(),
@@ -289,4 +292,15 @@ fn failed<T>(why: Failed) -> Result<T> {
             Error::custom("the outcome of a command for several callers is not known")
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stuck_record_holds_up_a_release_for_longer_only_where_commands_usually_take_long() {
+        let limits = [5, 20, 500].map(|ms| release_limit(Duration::from_millis(ms)).as_millis());
+        assert_eq!(limits, [100, 160, 500]);
+    }
 }
