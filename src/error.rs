@@ -248,6 +248,9 @@ pub enum StoreErrorKind {
     /// As [`Unavailable`](Self::Unavailable), but the manager does not repeat the operation: the answer
     /// to a repetition would not tell the outcome of the first attempt.
     OutcomeUnknown,
+    /// More is asked than the store can do, and the operation was refused: it was not carried out, and will not
+    /// be. Try again later. The manager repeats it only if nobody waits for it.
+    Overloaded,
     /// The store has no permission to do this. Trying again does not help.
     Denied,
     /// The store does not accept this document. Nothing was written.

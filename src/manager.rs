@@ -119,6 +119,8 @@ struct Inner {
     queues: wait::queue::Queues,
     /// For the waiters that ask the store.
     asking: Arc<Semaphore>,
+    /// For the claims, and for what is given back because nobody knows whether it was granted.
+    places: Arc<Semaphore>,
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
     renewals: background::renewals::Renewals,

@@ -68,6 +68,7 @@ pub use watch::{Change, Watch};
 ///    the answer. [`Unavailable`](crate::StoreErrorKind::Unavailable) means that the verb may have been
 ///    carried out. The manager then calls it again with the same arguments, except that a repeated
 ///    claim carries the token of its [next attempt](crate::LockToken::next_attempt).
+///    [`Overloaded`](crate::StoreErrorKind::Overloaded) means that it was not and will not be carried out.
 /// 4. **Every verb is idempotent.** The token of [`try_acquire`](Store::try_acquire) is chosen before
 ///    the first call. A repeated call therefore recognises the grant to an earlier attempt of the [same
 ///    claim](crate::LockToken::is_of_same_claim), and answers [`Granted`](TryAcquire::Granted) again. The only

@@ -39,6 +39,10 @@ async fn main() -> ExitCode {
     let only = arguments.iter().position(|argument| argument == "--only");
     let only = only.and_then(|at| arguments.get(at + 1)).map(String::as_str);
 
+    if has("--spin") {
+        scale::spin();
+        return ExitCode::SUCCESS;
+    }
     if has("--scale") {
         return scale::run(&arguments).await;
     }

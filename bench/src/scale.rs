@@ -7,6 +7,7 @@ mod costs;
 mod load;
 mod memory;
 mod meter;
+mod overload;
 mod ratios;
 mod renewals;
 mod site;
@@ -19,6 +20,7 @@ use tokio::task::spawn_blocking;
 use crate::servers::Mongo;
 use costs::Unit;
 use meter::Meter;
+pub use overload::spin;
 
 /// How much is measured.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +76,7 @@ pub async fn run(arguments: &[String]) -> ExitCode {
     let file = target.join(if is_short { "scale-short.json" } else { "scale.json" });
     let mut is_good = true;
     for (at, members) in [("one", 1), ("three", 3)] {
-        let only_on_one = ["memory", "load"];
+        let only_on_one = ["memory", "load", "overload"];
         let has_part = ["costs", "ratios", "reads", "renewals"].into_iter().any(wants);
         if !(has_part || members == 1 && only_on_one.into_iter().any(wants)) {
             continue;
@@ -98,6 +100,9 @@ pub async fn run(arguments: &[String]) -> ExitCode {
         }
         if members == 1 && wants("memory") {
             memory::measure(&set, size).await;
+        }
+        if members == 1 && wants("overload") {
+            is_good &= overload::measure(&set, size).await;
         }
         if members == 1 && wants("load") {
             let text = fs::read_to_string(&file).expect("the costs of this or of an earlier run");

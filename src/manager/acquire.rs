@@ -75,30 +75,31 @@ impl LockManager {
         until: Instant,
     ) -> Result<Acquired, LockError> {
         self.refuse_if_frozen(key, &claim, until).await?;
+        let place = self.place()?;
         let timer = observe::Timer::start(self, key, claim.mode);
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
             let (mut claim, mut attempts) = (claim, task::Attempts::new(until, task::FOREGROUND));
             let answer = loop {
-                let answer = manager.inner.store.try_acquire(&key, &claim).await;
-                let Some(pause) = attempts.pause_after(&answer) else { break answer };
+                let mut answer = manager.inner.store.try_acquire(&key, &claim).await;
+                let Some(pause) = attempts.pause_after(&mut answer) else { break answer };
                 tokio::time::sleep(pause).await;
                 claim.token = claim.token.next_attempt();
             };
             if let Ok(answer) = &answer {
-                manager.earlier_may_be_late(&key, &claim, answer);
+                manager.earlier_may_be_late(&key, &claim, answer, &place);
             }
             match answer {
                 // If nobody waits for the answer any more, it is dropped, and the lock is given back.
                 Ok(TryAcquire::Granted(lock)) => {
-                    let fresh = Provisional::new(manager, lock, &claim, own_scope);
+                    let fresh = Provisional::new(manager, lock, &claim, own_scope, place);
                     Ok(Acquired::Fresh(fresh))
                 }
                 Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
                 Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
                 Err(error) => {
                     // An attempt may have been carried out anyway, or may still be under way.
-                    manager.claim_is_unknown(&key, &claim, &own_scope);
+                    manager.claim_failed(&error, &key, &claim, &own_scope, &place);
                     Err(error)
                 }
             }

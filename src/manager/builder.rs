@@ -20,7 +20,7 @@ use crate::{
             reaper,
         },
         describe::{Describe, Descriptions},
-        freeze,
+        freeze, release,
         task::Runner,
         wait::{
             ASK_AT_ONCE,
@@ -415,6 +415,7 @@ impl LockManagerBuilder {
             watched: Default::default(),
             queues: Queues::new(self.settings.waiters),
             asking: Arc::new(Semaphore::new(ASK_AT_ONCE)),
+            places: Arc::new(Semaphore::new(release::PLACES)),
             settings: self.settings,
             watches: Default::default(),
             kept: Default::default(),

@@ -8,7 +8,7 @@ use crate::{
     clock,
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
-    manager::LockManager,
+    manager::{LockManager, release::Place},
     store::{Acquisition, Claim, Turn},
 };
 
@@ -125,14 +125,21 @@ pub(crate) struct Provisional {
     token: LockToken,
     /// Tracks the release, so that a request can wait for its end.
     scope: TaskTracker,
+    place: Place,
     confirmed: bool,
 }
 
 impl Provisional {
-    pub(super) fn new(manager: LockManager, lock: Lock, claim: &Claim, scope: TaskTracker) -> Self {
+    pub(super) fn new(
+        manager: LockManager,
+        lock: Lock,
+        claim: &Claim,
+        scope: TaskTracker,
+        place: Place,
+    ) -> Self {
         // The lock may carry the token of an earlier attempt.
         let token = lock.token.unwrap_or(claim.token);
-        Self { manager, lock, token, scope, confirmed: false }
+        Self { manager, lock, token, scope, place, confirmed: false }
     }
 
     pub(crate) fn lock(&self) -> &Lock {
@@ -160,7 +167,7 @@ impl Drop for Provisional {
         if !self.confirmed {
             let Lock { key, aid, mode, .. } = self.lock.clone();
             let unwanted = Acquisition { key, aid, token: self.token, mode };
-            self.manager.give_back(vec![unwanted], &self.scope);
+            self.manager.give_back(vec![unwanted], &self.scope, self.place.clone());
         }
     }
 }

@@ -310,6 +310,7 @@ fn kind(error: &StoreError) -> &'static str {
     match error.kind() {
         StoreErrorKind::Unavailable => "unavailable",
         StoreErrorKind::OutcomeUnknown => "outcome_unknown",
+        StoreErrorKind::Overloaded => "overloaded",
         StoreErrorKind::Denied => "denied",
         StoreErrorKind::Rejected => "rejected",
         StoreErrorKind::Other => "other",

@@ -7,12 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::oneshot::Receiver;
+use tokio::sync::{OwnedSemaphorePermit, oneshot::Receiver};
 use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, StoreError},
+    error::{LockError, StoreError, StoreErrorKind},
     key::LockKey,
     lock::{Lock, LockToken, Mode, PageId},
     manager::{
@@ -20,13 +20,26 @@ use crate::{
         claim::{Acquired, Provisional},
         observe,
         rhythm::jittered,
-        task,
+        task::{self, overloaded},
         wait::queue::{Heir, line::InLine},
     },
     store::{Acquisition, Claim, HandedOver, Released, Removal, TryAcquire},
 };
 
+/// How many locks are claimed at once, or wait to be given back because nobody knows whether they were granted.
+pub(super) const PLACES: usize = 32_768;
+
+/// A place among those that are given back. A claim has it before it is sent, so none is ever left out: a lock that
+/// nobody knows of would live as long as its session, which renews all its locks.
+pub(super) type Place = Arc<OwnedSemaphorePermit>;
+
 impl LockManager {
+    /// A place for a claim.
+    pub(super) fn place(&self) -> Result<Place, StoreError> {
+        let place = Arc::clone(&self.inner.places).try_acquire_owned();
+        place.map(Arc::new).map_err(|_| overloaded("try_acquire"))
+    }
+
     /// Gives a lock back. One command.
     ///
     /// Releases exactly the acquisition that `lock` stands for, never a newer one.
@@ -40,16 +53,33 @@ impl LockManager {
         }
     }
 
-    /// The claim may have been granted anyway, or may still be under way. No caller knows of it.
-    pub(super) fn claim_is_unknown(&self, key: &LockKey, claim: &Claim, scope: &TaskTracker) {
+    /// Unless it was never sent, the claim may have been granted anyway, or may still be under way. No caller
+    /// knows of it.
+    pub(super) fn claim_failed(
+        &self,
+        error: &StoreError,
+        key: &LockKey,
+        claim: &Claim,
+        scope: &TaskTracker,
+        place: &Place,
+    ) {
+        if error.kind() == StoreErrorKind::Overloaded {
+            return;
+        }
         let attempts = attempts(key, claim, claim.token.attempts());
-        self.give_back(attempts.clone(), scope);
-        self.give_back_later(attempts);
+        self.give_back(attempts.clone(), scope, place.clone());
+        self.give_back_later(attempts, place.clone());
     }
 
     /// One attempt of the claim was answered. Earlier attempts without an answer may still be under way,
     /// and could be granted the lock after it was released.
-    pub(super) fn earlier_may_be_late(&self, key: &LockKey, claim: &Claim, answer: &TryAcquire) {
+    pub(super) fn earlier_may_be_late(
+        &self,
+        key: &LockKey,
+        claim: &Claim,
+        answer: &TryAcquire,
+        place: &Place,
+    ) {
         let answered = match answer {
             TryAcquire::Granted(lock) => lock.token,
             TryAcquire::AlreadyMine(_) | TryAcquire::Held(_) => Some(claim.token),
@@ -57,13 +87,13 @@ impl LockManager {
         let late = claim.token.attempts().filter(|token| Some(*token) != answered);
         let late = attempts(key, claim, late);
         if !late.is_empty() {
-            self.give_back_later(late);
+            self.give_back_later(late, place.clone());
         }
     }
 
     /// Gives back a grant that its request does not want. Nobody waits for this, and it is tried until
     /// the lock would expire.
-    pub(super) fn give_back(&self, attempts: Vec<Acquisition>, scope: &TaskTracker) {
+    pub(super) fn give_back(&self, attempts: Vec<Acquisition>, scope: &TaskTracker, place: Place) {
         let (manager, until) = (self.clone(), clock::now() + self.ttl());
         self.inner.runner.spawn(scope, async move {
             let retracted = task::retry(until, task::BACKGROUND, || {
@@ -77,24 +107,25 @@ impl LockManager {
                 }
                 retracted => manager.released_in_background(retracted, &attempts),
             }
+            drop(place);
         });
     }
 
     /// Gives the lock back once more, for an acquire that was delayed on its way and arrived after the
     /// first attempt to give it back. Otherwise this orphaned lock would live as long as its session,
     /// which renews all its locks.
-    fn give_back_later(&self, attempts: Vec<Acquisition>) {
+    fn give_back_later(&self, attempts: Vec<Acquisition>, place: Place) {
         let manager = Arc::downgrade(&self.inner);
         self.inner.runner.spawn_after(jittered(self.ttl() / 3), async move {
             if let Some(inner) = manager.upgrade() {
-                Self { inner }.give_back(attempts, &TaskTracker::new());
+                Self { inner }.give_back(attempts, &TaskTracker::new(), place);
             }
         });
     }
 
     /// Releases a lock without making the caller wait.
     pub(crate) fn release_in_background(&self, held: Acquisition) {
-        if let Some(heir) = self.inner.queues.heir(&held) {
+        if let Some(heir) = self.heir(&held) {
             let until = clock::now() + self.ttl();
             drop(self.hand_over(held, heir, until, task::BACKGROUND));
         } else {
@@ -112,12 +143,18 @@ impl LockManager {
         });
     }
 
+    /// The next waiter. `None` also if there is no place for its claim: it asks when the lock is released.
+    fn heir(&self, held: &Acquisition) -> Option<(Heir, Place)> {
+        let place = self.place().ok()?;
+        Some((self.inner.queues.heir(held)?, place))
+    }
+
     /// Releases a lock by a handover to the next waiter. One command replaces two commands, each of which
     /// would wait for a majority.
     fn hand_over(
         &self,
         held: Acquisition,
-        mut heir: Heir,
+        (mut heir, place): (Heir, Place),
         until: Instant,
         longest_pause: Duration,
     ) -> Receiver<Result<Released, StoreError>> {
@@ -137,7 +174,7 @@ impl LockManager {
                     manager.inner.watched.ended(&held);
                     manager.inner.watched.saw(&lock, asked);
                     manager.inner.queues.was_handed(&lock);
-                    let fresh = Provisional::new(manager, lock, &claim, heir.scope.clone());
+                    let fresh = Provisional::new(manager, lock, &claim, heir.scope.clone(), place);
                     heir.give(Acquired::Fresh(fresh));
                     Ok(Released::Released)
                 }
@@ -155,7 +192,7 @@ impl LockManager {
                     }
                     // The handover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
-                    manager.claim_is_unknown(&held.key, &claim, &heir.scope);
+                    manager.claim_failed(&error, &held.key, &claim, &heir.scope, &place);
                     // Otherwise the lock is still recorded under its old holder, and may be renewed
                     // there.
                     manager.release_alone_in_background(held);
@@ -193,7 +230,7 @@ impl LockManager {
         held: &Acquisition,
         until: Instant,
     ) -> Result<Released, LockError> {
-        if let Some(heir) = self.inner.queues.heir(held) {
+        if let Some(heir) = self.heir(held) {
             let handed = self.hand_over(held.clone(), heir, until, task::FOREGROUND);
             return Ok(task::answer("release", until, handed).await?);
         }
@@ -242,4 +279,41 @@ fn attempts(
 ) -> Vec<Acquisition> {
     let attempt = |token| Acquisition { key: key.clone(), aid: aid.clone(), token, mode: *mode };
     tokens.map(attempt).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryStore, lock::Aid, lock::Holder};
+
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Page {
+        #[serde(rename = "_id")]
+        id: i64,
+    }
+
+    impl crate::Lockable for Page {
+        type Id = i64;
+        const COLLECTION: &'static str = "page";
+    }
+
+    /// A claim without a place could be granted unheard, and nobody would give the lock back.
+    #[tokio::test]
+    async fn no_claim_is_sent_without_a_place_for_its_return() {
+        let locks = LockManager::builder(MemoryStore::new()).build().await.unwrap();
+        locks.register::<Page>().await.unwrap();
+        let claim = async |n: i64| {
+            let key = LockKey::of::<Page>(n).unwrap();
+            locks.lock_for_session(&key, &Aid::new(), &Holder::new("alice")).await
+        };
+        let all = locks.inner.places.try_acquire_many(PLACES as u32).unwrap();
+        match claim(1).await {
+            Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
+            other => panic!("{other:?}"),
+        }
+        assert!(locks.list().await.unwrap().is_empty());
+        drop(all);
+        drop(claim(1).await.unwrap());
+        assert_eq!(locks.inner.places.available_permits(), PLACES, "it is given back");
+    }
 }

@@ -10,7 +10,10 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    sync::oneshot::{self, Receiver},
+    sync::{
+        Semaphore,
+        oneshot::{self, Receiver},
+    },
     time::{sleep, timeout, timeout_at},
 };
 use tokio_util::task::TaskTracker;
@@ -33,6 +36,9 @@ pub(super) const FOREGROUND: Duration = Duration::from_millis(500);
 /// The longest pause while no caller waits: a store that recovers should not be flooded.
 pub(super) const BACKGROUND: Duration = Duration::from_secs(5);
 
+/// How many operations run at once, besides claims.
+const OPERATIONS: usize = 16_384;
+
 /// Spawns tasks on the runtime on which the manager was built.
 ///
 /// Tasks do not run on the runtime of the request: a worker of actix-web ends with its connections and
@@ -41,11 +47,13 @@ pub(super) const BACKGROUND: Duration = Duration::from_secs(5);
 pub(super) struct Runner {
     runtime: Handle,
     tasks: TaskTracker,
+    operations: Arc<Semaphore>,
 }
 
 impl Runner {
     pub(super) fn on_current_runtime() -> Self {
-        Self { runtime: Handle::current(), tasks: TaskTracker::new() }
+        let operations = Arc::new(Semaphore::new(OPERATIONS));
+        Self { runtime: Handle::current(), tasks: TaskTracker::new(), operations }
     }
 
     /// For a task that a store spawns.
@@ -122,8 +130,8 @@ where
     let mut attempts = Attempts::new(until, longest_pause);
     let all = async {
         loop {
-            let outcome = attempt().await;
-            let Some(pause) = attempts.pause_after(&outcome) else { return outcome };
+            let mut outcome = attempt().await;
+            let Some(pause) = attempts.pause_after(&mut outcome) else { return outcome };
             sleep(pause).await;
         }
     };
@@ -135,17 +143,35 @@ pub(super) struct Attempts {
     until: Instant,
     pause: Duration,
     longest_pause: Duration,
+    /// True if an attempt may have been carried out.
+    is_unknown: bool,
 }
 
 impl Attempts {
     pub(super) fn new(until: Instant, longest_pause: Duration) -> Self {
-        Self { until, pause: FIRST_PAUSE, longest_pause }
+        Self { until, pause: FIRST_PAUSE, longest_pause, is_unknown: false }
     }
 
     /// `None` if the outcome is final.
-    pub(super) fn pause_after<T>(&mut self, outcome: &Result<T, StoreError>) -> Option<Duration> {
-        let (error, pause) = (outcome.as_ref().err()?, self.pause);
-        if !may_try_again(error) || clock::now() + pause >= self.until {
+    ///
+    /// A store that refuses an attempt because of its load is asked again only if it must be: if an earlier
+    /// attempt may have been carried out, or if nobody waits who could be told of the refusal. The final error is
+    /// [`Overloaded`](StoreErrorKind::Overloaded) only if no attempt was carried out.
+    pub(super) fn pause_after<T>(
+        &mut self,
+        outcome: &mut Result<T, StoreError>,
+    ) -> Option<Duration> {
+        let (error, pause) = (outcome.as_mut().err()?, self.pause);
+        match error.kind() {
+            StoreErrorKind::Unavailable => self.is_unknown = true,
+            StoreErrorKind::Overloaded if self.is_unknown => {
+                let message = format!("{error}; an earlier attempt may have been carried out");
+                *error = StoreError::new(StoreErrorKind::Unavailable, message);
+            }
+            StoreErrorKind::Overloaded if self.longest_pause > FOREGROUND => {}
+            _ => return None,
+        }
+        if clock::now() + pause >= self.until {
             return None;
         }
         observe::tried_again(error);
@@ -155,8 +181,10 @@ impl Attempts {
     }
 }
 
-fn may_try_again(error: &StoreError) -> bool {
-    error.kind() == StoreErrorKind::Unavailable
+/// The error of an operation that is refused before the store hears of it.
+pub(super) fn overloaded(verb: &'static str) -> StoreError {
+    let message = format!("{verb}: too many operations are under way already; try again later");
+    StoreError::new(StoreErrorKind::Overloaded, message)
 }
 
 /// The outcome of a task, or an error if there is none in time. The task goes on in both cases.
@@ -212,8 +240,15 @@ impl LockManager {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
+        let place = Arc::clone(&self.inner.runner.operations).try_acquire_owned();
+        let place =
+            place.map_err(|_| overloaded(verb)).inspect_err(|e| observe::failed(verb, e))?;
         let store = Arc::clone(&self.inner.store);
-        let operation = async move { retry(until, FOREGROUND, || attempt(&*store, &args)).await };
+        let operation = async move {
+            let done = retry(until, FOREGROUND, || attempt(&*store, &args)).await;
+            drop(place);
+            done
+        };
         let outcome = self.inner.runner.spawn(&TaskTracker::new(), operation);
         Ok(answer(verb, until, outcome).await?)
     }
@@ -245,5 +280,29 @@ impl LockManager {
         let operation = retry(until, FOREGROUND, attempt);
         let outcome = self.inner.runner.spawn(&TaskTracker::new(), operation);
         answer(what, until, outcome).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_repeated(attempts: &mut Attempts, kind: StoreErrorKind) -> (bool, StoreErrorKind) {
+        let mut outcome: Result<(), _> = Err(StoreError::new(kind, "on purpose"));
+        let is_repeated = attempts.pause_after(&mut outcome).is_some();
+        (is_repeated, outcome.unwrap_err().kind())
+    }
+
+    #[tokio::test]
+    async fn a_refusal_because_of_the_load_is_final_unless_an_earlier_attempt_is_in_doubt() {
+        use StoreErrorKind::{Overloaded, Unavailable};
+        let later = clock::now() + Duration::from_secs(60);
+        let mut refused = Attempts::new(later, FOREGROUND);
+        assert_eq!(is_repeated(&mut refused, Overloaded), (false, Overloaded));
+        let mut in_doubt = Attempts::new(later, FOREGROUND);
+        assert_eq!(is_repeated(&mut in_doubt, Unavailable), (true, Unavailable));
+        assert_eq!(is_repeated(&mut in_doubt, Overloaded), (true, Unavailable));
+        let mut nobody_waits = Attempts::new(later, BACKGROUND);
+        assert_eq!(is_repeated(&mut nobody_waits, Overloaded), (true, Overloaded));
     }
 }

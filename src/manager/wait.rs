@@ -350,7 +350,7 @@ impl LockManager {
                 let asking = timeout_at(soon.into(), asking).await.map_err(|_| {
                     let why =
                         "acquire: too many waiters ask, and this one had no turn; try again later";
-                    StoreError::new(StoreErrorKind::Unavailable, why)
+                    StoreError::new(StoreErrorKind::Overloaded, why)
                 })?;
                 // On the heap, for the same reason as a turn.
                 let asks = Box::pin(self.acquire_by(wanted, scope, until));
@@ -360,8 +360,12 @@ impl LockManager {
     }
 }
 
+/// True if a wait may outlast this error.
 pub(super) fn is_outage(error: &LockError) -> bool {
-    matches!(error, LockError::Store(e) if e.kind() == StoreErrorKind::Unavailable)
+    let lasts = |e: &StoreError| {
+        matches!(e.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Overloaded)
+    };
+    matches!(error, LockError::Store(e) if lasts(e))
 }
 
 fn at(moment: Option<Instant>) -> impl Future<Output = ()> {

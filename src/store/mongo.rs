@@ -97,8 +97,8 @@ pub struct MongoStore {
 struct Inner {
     database: Database,
     ended: Collection<Record>,
-    /// The connections for stuck records of all collections.
-    stuck: lanes::StuckLane,
+    /// The ways of the writes of all collections.
+    lanes: lanes::Shared,
     /// Whether the server has transactions; asked only once.
     transactions: OnceCell<bool>,
     collections: RwLock<HashMap<String, Prepared>>,
@@ -115,7 +115,7 @@ impl MongoStore {
             inner: Arc::new(Inner {
                 ended: majority(database, ENDED),
                 database: database.clone(),
-                stuck: lanes::stuck_lane(),
+                lanes: lanes::Shared::new(),
                 transactions: OnceCell::new(),
                 collections: RwLock::default(),
             }),
@@ -140,8 +140,8 @@ impl MongoStore {
     }
 
     fn now_has(&self, collection: &str, locks: Collection<Record>, rules: Rules) {
-        let Inner { database, stuck, .. } = &*self.inner;
-        let prepared = Prepared::new(database, collection, locks, rules, stuck.clone());
+        let Inner { database, lanes, .. } = &*self.inner;
+        let prepared = Prepared::new(database, collection, locks, rules, lanes.clone());
         let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(collection.to_owned(), prepared);
     }

@@ -200,6 +200,11 @@ impl From<&LockError> for Problem {
             LockError::ShutDown => busy("shutting_down").retry_after(STORE_MAY_BE_BACK_AFTER),
             // No `Retry-After`: a repetition may write twice.
             LockError::OutcomeUnknown(_) => busy("outcome_unknown"),
+            LockError::Store(e) if e.kind() == StoreErrorKind::Overloaded => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded")
+                    .detail("too much is asked at the moment, so nothing was done; try again")
+                    .retry_after(STORE_MAY_BE_BACK_AFTER)
+            }
             LockError::Store(e)
                 if matches!(
                     e.kind(),
@@ -249,12 +254,14 @@ impl ResponseError for InvalidKey {
 
 /// The client is told nothing about a fault of the server, so the fault is logged.
 fn log_fault(error: &LockError) {
-    // A wrong configuration was logged when it was found. The other two are not faults, and clients can
+    // A wrong configuration was logged when it was found. The others are not faults, and clients can
     // cause any number of them.
+    let is_overloaded =
+        matches!(error, LockError::Store(e) if e.kind() == StoreErrorKind::Overloaded);
     let is_known = matches!(
         error,
         LockError::Misconfigured(_) | LockError::ShutDown | LockError::TooManyWaiters { .. }
-    );
+    ) || is_overloaded;
     if error.status_code().is_server_error() && !is_known {
         let mut causes = String::new();
         let mut cause = std::error::Error::source(error);

@@ -2,6 +2,7 @@
 //! faults of both.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -37,6 +38,9 @@ pub(crate) struct Database {
     /// A transaction has ended, something is majority-committed, or there is a primary again, perhaps
     /// another one.
     news: Notify,
+    /// It stands still: requests arrive, and are answered later.
+    is_still: AtomicBool,
+    goes_on: Notify,
 }
 
 #[derive(Debug)]
@@ -132,11 +136,29 @@ impl Database {
             heard: Heard::default(),
             wrong: Vec::new(),
         };
-        Self { rules, state: Mutex::new(state), news: Notify::new() }
+        let (news, goes_on) = (Notify::new(), Notify::new());
+        Self { rules, state: Mutex::new(state), news, is_still: AtomicBool::new(false), goes_on }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic while locked")
+    }
+
+    pub(crate) fn stands_still(&self) {
+        self.is_still.store(true, Relaxed);
+    }
+
+    pub(crate) fn goes_on(&self) {
+        self.is_still.store(false, Relaxed);
+        self.goes_on.notify_waiters();
+    }
+
+    /// Waits while it stands still.
+    pub(crate) async fn listens(&self) {
+        let goes_on = self.goes_on.notified();
+        if self.is_still.load(Relaxed) {
+            goes_on.await;
+        }
     }
 
     /// One atomic step of the primary. Waits for transactions that have written the same records. The

@@ -23,6 +23,9 @@ use crate::world::World;
 
 /// Of a request that its caller has given up: after that part of the ttl it is not carried out any more.
 const LATEST: f64 = 0.18;
+/// While the database stands still, so many requests of a server are sent, and so many wait.
+const SENT: usize = 4;
+const WAITING: usize = 12;
 /// How long the steps of one verb are apart at most, as a part of the ttl.
 const STALLS: f64 = 0.15;
 
@@ -102,6 +105,28 @@ impl Link {
         Err(unavailable(why))
     }
 
+    /// While the database stands still, a request that waits is refused in the end. It was never sent.
+    async fn is_admitted(&self, verb: &str) -> Result<(), StoreError> {
+        let (world, database) = (&self.world, &self.world.database);
+        let ahead = world.server(self.server, |it| it.waiting);
+        world.change(self.server, |it| it.waiting += 1);
+        let is_sent = match ahead {
+            ..SENT => {
+                database.listens().await;
+                true
+            }
+            SENT..WAITING => timeout(world.settings.deadline / 2, database.listens()).await.is_ok(),
+            _ => false,
+        };
+        world.change(self.server, |it| it.waiting -= 1);
+        if is_sent {
+            return Ok(());
+        }
+        world.stats().overloaded += 1;
+        world.note(format_args!("s{} {verb}: too much is waiting", self.server));
+        Err(StoreError::new(StoreErrorKind::Overloaded, "too much is waiting"))
+    }
+
     /// One verb of one step, there and back.
     async fn send<T: Send + 'static>(
         &self,
@@ -117,6 +142,7 @@ impl Link {
         if self.is_cut() {
             return self.breaks(verb, "the server is cut off").await;
         }
+        self.is_admitted(verb).await?;
         let work = Arc::new(work);
         match fate {
             Fate::IsLost => return self.breaks(verb, "the request is lost").await,

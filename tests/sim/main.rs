@@ -72,6 +72,10 @@ fn nothing_breaks_whatever_happens() {
         }
     }
     println!("seeds from {first} in {:.1?}: {stats:?}", began.elapsed());
+    assert!(
+        seed().is_some() || stats.overloaded > 0,
+        "too much was asked at least once: {stats:?}"
+    );
 }
 
 #[test]

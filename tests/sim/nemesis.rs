@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::world::{Weather, World};
 
 /// Faults of the database, until all workers wind down.
-pub(crate) async fn of_database(world: Arc<World>) {
+/// `rush` brings ten times the load.
+pub(crate) async fn of_database(world: Arc<World>, rush: impl Fn()) {
     while begins(&world).await {
         let settings = &world.settings;
         let fault = world.rng().u8(..100);
         match fault {
             0..60 => replication(&world).await,
-            60..75 => no_primary(&world).await,
+            60..70 => no_primary(&world).await,
+            70..75 => overload(&world, &rush).await,
             75.. if let Some(most) = settings.clock_steps_back => {
                 let by = world.rng().u64(1..most.as_millis() as u64);
                 world.stats().clock_steps += 1;
@@ -107,6 +109,24 @@ async fn no_primary(world: &World) {
     world.database.goes_down();
     lasts(world, 0.2).await;
     fails_over(world);
+}
+
+/// The database stands still, and ten times the load comes. Afterwards, work goes on.
+async fn overload(world: &World, rush: &impl Fn()) {
+    world.stats().rushes += 1;
+    world.note(format_args!("the database stands still"));
+    world.database.stands_still();
+    rush();
+    lasts(world, 0.5).await;
+    world.note(format_args!("the database goes on"));
+    world.database.goes_on();
+    let (before, until) = (world.stats().grants, Instant::now() + world.settings.ttl * 2);
+    while world.is_active() && world.stats().grants == before {
+        if Instant::now() >= until {
+            return world.violation("nothing is granted after the database stood still");
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
 }
 
 fn fails_over(world: &World) {

@@ -63,7 +63,9 @@ async fn live(seed: u64, rules: Rules, keeps_lines: bool) -> Arc<World> {
     });
     let crash = move |dead| crashed.send(dead).expect("it listens");
     let of_servers = tokio::spawn(nemesis::of_servers(Arc::clone(&world), crash));
-    let of_database = tokio::spawn(nemesis::of_database(Arc::clone(&world)));
+    let rushes = staff.clone();
+    let rush = move || rushes.rush();
+    let of_database = tokio::spawn(nemesis::of_database(Arc::clone(&world), rush));
     let watching = Arc::clone(&world);
     tokio::spawn(async move { watches_announcements(&watching).await });
     sleep(world.settings.works).await;
@@ -114,6 +116,17 @@ impl Staff {
         }
         tasks.push(tokio::spawn(Worker::new(server).administer()));
         self.at.lock().expect("no panic").insert(server.number, (server.clone(), tasks));
+    }
+
+    /// Ten times as many people as usual come to each server, and each wants one lock.
+    fn rush(&self) {
+        let at = self.at.lock().expect("no panic");
+        let all: Vec<_> = at.values().map(|(server, _)| server.clone()).collect();
+        for server in &all {
+            for _ in 0..10 * (EDITORS + JOBS) {
+                tokio::spawn(Worker::new(server).want_one(all.clone()));
+            }
+        }
     }
 
     /// A server was killed: starts another one in its place.

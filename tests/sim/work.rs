@@ -240,6 +240,19 @@ impl Worker {
         }
     }
 
+    /// A session that opens a document once, and closes it.
+    pub(crate) async fn want_one(mut self, others: Vec<Server>) {
+        self.millis(0..200).await;
+        let desk = Desk { server: self.server.clone(), aid: Aid::new() };
+        let (key, mut is_certain) = (self.key(), true);
+        if let Some(lock) = desk.acquire(&key, &mut is_certain).await {
+            is_certain &= desk.ends(&lock, End::Release).await;
+        }
+        if !is_certain && self.dice(20) {
+            self.page_goes_on(&desk, &others, false);
+        }
+    }
+
     /// Another tab of the session opens the same document, and closes it.
     async fn look_from_another_tab(mut self, desk: Desk, key: LockKey) {
         self.millis(0..80).await;

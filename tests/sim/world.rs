@@ -90,6 +90,8 @@ pub(crate) struct Machine {
     pub(crate) is_cut: bool,
     /// It is paused.
     pub(crate) is_frozen: bool,
+    /// How many requests wait for a database that stands still.
+    pub(crate) waiting: usize,
     thawed: Arc<Notify>,
 }
 
@@ -124,6 +126,8 @@ pub(crate) struct Stats {
     pub(crate) failovers: u64,
     pub(crate) rollbacks: u64,
     pub(crate) clock_steps: u64,
+    pub(crate) rushes: u64,
+    pub(crate) overloaded: u64,
 }
 
 impl AddAssign for Stats {
@@ -150,6 +154,8 @@ impl AddAssign for Stats {
         self.failovers += other.failovers;
         self.rollbacks += other.rollbacks;
         self.clock_steps += other.clock_steps;
+        self.rushes += other.rushes;
+        self.overloaded += other.overloaded;
     }
 }
 

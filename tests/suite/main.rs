@@ -25,6 +25,7 @@ mod lost_replies;
 mod merging;
 mod operations;
 mod outage;
+mod overload;
 mod properties;
 mod register;
 mod rules;

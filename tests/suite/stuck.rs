@@ -114,15 +114,16 @@ async fn a_stuck_record_does_not_keep_other_locks_from_being_renewed() {
     assert_eq!(app.locks.renew(&aid).await.unwrap(), 20);
 }
 
-/// They share commands until one of the commands is late.
+/// They share commands until one of the commands is late, and that one is late soon.
 #[tokio::test]
 async fn a_stuck_record_does_not_keep_other_releases_and_acquires_from_being_answered() {
     const DEADLINE: Duration = Duration::from_secs(20);
-    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    const LOCKS: usize = 60;
+    let (database, sent) = rig::recorded_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::with(&database, with_deadline(DEADLINE)).await;
     let aid = Aid::new();
     let name = |n: usize| key(&n.to_string());
-    let locks = join_all((0..40).map(async |n| app.granted(&name(n), &aid).await)).await;
+    let locks = join_all((0..LOCKS).map(async |n| app.granted(&name(n), &aid).await)).await;
     let mut transaction = stuck(&database, &[name(7)]).await;
     let began = Instant::now();
     let release = async |n: usize| match app.locks.release(&locks[n]).await {
@@ -131,14 +132,23 @@ async fn a_stuck_record_does_not_keep_other_releases_and_acquires_from_being_ans
     };
     let acquire = async |n: usize| drop(app.granted(&name(n), &Aid::new()).await);
     let others = async {
-        join_all((0..40).filter(|n| *n != 7).map(release)).await;
-        join_all((40..80).map(acquire)).await;
+        join_all((0..LOCKS).filter(|n| *n != 7).map(release)).await;
+        join_all((LOCKS..2 * LOCKS).map(acquire)).await;
         began.elapsed()
     };
     let (took, ()) = tokio::join!(others, release(7));
     println!("{took:?}");
     assert!(took < DEADLINE / 2, "{took:?}");
     transaction.abort_transaction().await.unwrap();
+    // The stuck one was sent with others once only, and all others that were with it once more, alone.
+    let sent = sent.lock().unwrap();
+    let deletes = sent.iter().filter_map(|it| it.get_array("deletes").ok());
+    let (alone, shared): (Vec<_>, Vec<_>) = deletes.partition(|it| it.len() == 1);
+    let has = |it: &&Vec<Bson>, id: &str| format!("{it:?}").contains(&format!("{id:?}"));
+    assert!(shared.iter().filter(|it| has(it, "7")).count() <= 1);
+    for n in (0..LOCKS).filter(|n| *n != 7) {
+        assert!(alone.iter().filter(|it| has(it, &n.to_string())).count() <= 1, "{n}");
+    }
 }
 
 /// Otherwise each repetition would make another command late, with the releases of all others in it.

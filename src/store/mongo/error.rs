@@ -48,6 +48,19 @@ pub(super) struct Unacknowledged {
     pub(super) error: Bson,
 }
 
+/// Too much is waiting: the command was not sent, and will not be.
+#[derive(Debug, thiserror::Error)]
+#[error("too much is waiting to be sent")]
+struct NotSent;
+
+pub(super) fn not_sent() -> Error {
+    Error::custom(NotSent)
+}
+
+pub(super) fn is_not_sent(error: &Error) -> bool {
+    matches!(error.kind.as_ref(), ErrorKind::Custom(ours) if ours.is::<NotSent>())
+}
+
 const TRANSIENT_LABELS: &[&str] = &[
     RETRYABLE_WRITE_ERROR,
     TRANSIENT_TRANSACTION_ERROR,
@@ -67,6 +80,9 @@ pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
         }
         StoreErrorKind::Unavailable => {
             new("MongoDB cannot be reached, or its answer was lost").because(error)
+        }
+        StoreErrorKind::Overloaded => {
+            new("nothing was sent, because more is asked than MongoDB can do; try again later")
         }
         // The server quotes the whole command, which must not get into the log.
         StoreErrorKind::Denied => {
@@ -90,6 +106,9 @@ pub(super) fn retry_duplicate_key(error: StoreError) -> StoreError {
 }
 
 fn kind(error: &Error) -> StoreErrorKind {
+    if is_not_sent(error) {
+        return StoreErrorKind::Overloaded;
+    }
     if TRANSIENT_LABELS.iter().any(|label| error.contains_label(label)) {
         return StoreErrorKind::Unavailable;
     }

@@ -15,7 +15,7 @@ use crate::{
         Acquisition, Claim, HandedOver, TryAcquire,
         mongo::{
             Prepared,
-            error::{retry_duplicate_key, store_error},
+            error::{is_not_sent, ran_out_of_time, retry_duplicate_key, store_error},
             lanes, pipeline,
             removal::until_majority,
             together::Took,
@@ -42,7 +42,7 @@ impl Prepared {
         // A claim gives way once only. Otherwise it might never be answered.
         let mut may_give_way = true;
         let answered = loop {
-            if let Some(held) = self.refuse(key, claim).await {
+            if let Some(held) = self.refuse(key, claim).await? {
                 return Ok(Answered::Answer(TryAcquire::Held(held)));
             }
             lanes::in_time().map_err(|e| claim_failed(key, e))?;
@@ -61,22 +61,25 @@ impl Prepared {
     }
 
     // find returns: a live exclusive lock of another session → refused. Anything else, or an error → not
-    // known: the claim is written. Reads the state of the primary: a waiter that read an older state could
+    // known: the claim is written, unless the read was not even sent. Reads the state of the primary: a waiter that read an older state could
     // miss a release that its change stream does not report any more. If a failover takes the lock away
     // again, the waiter learns it when the lease would have expired.
-    async fn refuse(&self, key: &LockKey, claim: &Claim) -> Option<Lock> {
+    async fn refuse(&self, key: &LockKey, claim: &Claim) -> Result<Option<Lock>, StoreError> {
         if !self.seen.is_held_by_another(key.id(), &claim.aid) {
-            return None;
+            return Ok(None);
         }
         let asked = Instant::now();
-        let record = self.look(key.id()).await.ok().flatten();
+        let record = match self.look(key.id()).await {
+            Err(e) if is_not_sent(&e) => return Err(claim_failed(key, e)),
+            record => record.ok().flatten(),
+        };
         let refuses = |lock: &Lock| lock.mode == Mode::Exclusive && lock.aid != claim.aid;
         let lock = record.and_then(|it| self.fetched(key, &it, asked).live_locks().find(refuses));
         match &lock {
             Some(lock) => self.seen.held(lock),
             None => self.seen.freed(key.id()),
         }
-        lock
+        Ok(lock)
     }
 
     // findAndModify returns: the token of this attempt, or of an earlier attempt of this claim whose
@@ -99,11 +102,15 @@ impl Prepared {
         let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
         let mut has_readers = false;
         if is_exclusive && !rules.fair && !rules.fenced && !self.seen.is_there(key.id()) {
-            // From here on, a repetition must use a longer form, which looks closer.
+            // Until the outcome is known, another claim looks closer at once.
             self.seen.there(key.id());
             let update = pipeline::acquire_if_free(claim, rules);
             let asked = Instant::now();
             let took = self.take(key.id(), update).await;
+            if took.as_ref().is_err_and(|e| !ran_out_of_time(e)) {
+                // Probably there is no record, and the repetition travels with others again.
+                self.seen.gone(key.id());
+            }
             match took.map_err(|e| claim_failed(key, e))? {
                 Took::New(mut record) => {
                     record.insert("now", record.get("ts").cloned());
@@ -116,8 +123,9 @@ impl Prepared {
                     };
                 }
                 Took::Existed(Some(record)) => {
-                    if record.get_str("token").is_ok_and(|it| it == claim.token.to_string()) {
-                        // The record was a leftover without `ts`.
+                    let token = record.get_str("token").ok().and_then(|it| it.parse().ok());
+                    if token.is_some_and(|it| claim.token.is_of_same_claim(it)) {
+                        // The record was a leftover without `ts`, or the reply to an earlier attempt was lost.
                         let granted = self.granted_before(key, claim).await?;
                         return Ok(Some(Answered::Answer(granted)));
                     }
@@ -204,7 +212,7 @@ impl Prepared {
         form: impl FnOnce() -> (Vec<Document>, Document),
     ) -> Result<Option<(Modified, Instant)>, StoreError> {
         let failed = |e| claim_failed(key, e);
-        let turn = self.lanes.turn(key.id()).await.map_err(failed)?;
+        let turn = self.lanes.claim(key.id()).await.map_err(failed)?;
         // Then a read will do. The holder's release must not wait behind a write of each refused claim.
         if may_give_way && self.seen.is_held_by_another(key.id(), &claim.aid) {
             return Ok(None);

@@ -1,11 +1,16 @@
 //! Group commit: while commands of one kind are under way, the next ones are gathered, and the first of
-//! them sends all as one command. So a lone caller never waits. A caller that has waited for long goes alone.
+//! them sends all as one command. So a lone caller never waits.
 //!
 //! Each caller keeps its own outcome, token and deadline. If the reply to a command is lost, each caller
 //! is told so, and settles its own claim as after a command of its own.
+//!
+//! What cannot be sent in its time is refused at once, or, if the commands take longer than expected, when its
+//! time is over. A refused job was never sent, so its outcome is known, and the database spends nothing on it:
+//! whatever the load, the commands under way are as many, and as full, as at the best throughput.
 
 use std::{
     collections::VecDeque,
+    convert::Infallible,
     future::Future,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -17,24 +22,37 @@ use tokio::{
     time::{timeout, timeout_at},
 };
 
-/// How many commands of one kind are under way at once in a collection. With 64 tasks, two brought a
-/// quarter more locks than one on one node, and half as many more on three: while one command waits for its
-/// majority, the server works on the other.
-const UNDER_WAY: usize = 2;
-/// How many jobs one command carries.
+/// How many jobs one command carries, if it carries several.
 const AT_ONCE: usize = 64;
 /// After this time a command no longer keeps others from being sent: on a broken network there is no
 /// answer for a long time, and the next command may get a working connection.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How many such commands there are at most: more than the connections of a default pool.
+const LATE: usize = 16;
+/// How many jobs wait at most, however fast the commands are.
+const WAITING: usize = 16_384;
+/// The usual time of a command is the mean of about so many commands. One slow command is soon forgotten.
+const MEAN_OF: u32 = 8;
 
-/// The jobs of one kind in one collection.
+/// The jobs of one kind, in the order of their arrival.
 #[derive(Debug)]
-pub(super) struct Group<J, R>(Mutex<State<J, R>>);
+pub(super) struct Group<J, R> {
+    /// How many commands are under way at once, besides the late ones.
+    at_most: usize,
+    /// How many jobs one command carries.
+    at_once: usize,
+    state: Mutex<State<J, R>>,
+}
+
+/// Commands that carry one job each.
+pub(super) type Gate = Group<(), Infallible>;
 
 #[derive(Debug)]
 struct State<J, R> {
     under_way: usize,
-    /// At most one for each operation of the manager that waits for it.
+    late: usize,
+    /// What a command usually takes. A stall counts as [`PATIENCE`].
+    usual: Duration,
     waiting: VecDeque<Member<J, R>>,
     /// The number of the next member.
     next: u64,
@@ -54,118 +72,226 @@ enum Told<J, R> {
     Lead(J, Turn<J, R>),
 }
 
+/// Why a job has no outcome.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Failed {
+    /// It was not sent, and will not be.
+    NotSent,
+    /// The caller that sent it has gone.
+    Unknown,
+}
+
 /// The right to send one command. A drop passes it on to the next caller, even if the owner was cancelled.
 #[derive(Debug)]
-struct Turn<J, R>(Arc<Group<J, R>>);
+pub(super) struct Turn<J, R> {
+    group: Arc<Group<J, R>>,
+    began: Instant,
+    is_late: bool,
+}
 
-impl<J, R> Default for Group<J, R> {
-    fn default() -> Self {
-        Self(Mutex::new(State { under_way: 0, waiting: VecDeque::new(), next: 0 }))
+impl<J, R> Turn<J, R> {
+    fn new(group: &Arc<Group<J, R>>) -> Self {
+        Self { group: Arc::clone(group), began: Instant::now(), is_late: false }
+    }
+
+    /// The command is late: the next one is sent, unless too many are late.
+    fn pass_on(&mut self) {
+        let mut state = self.group.state();
+        if state.late < LATE {
+            state.late += 1;
+            drop(state);
+            self.is_late = true;
+            self.call_next();
+        }
+    }
+
+    fn call_next(&self) {
+        let mut state = self.group.state();
+        state.took(self.began.elapsed());
+        let Some(Member { job, told, .. }) = state.pop() else {
+            state.under_way -= 1;
+            return;
+        };
+        drop(state);
+        // If the caller is gone by now, the turn that comes back goes to the next one.
+        drop(told.send(Told::Lead(job, Turn::new(&self.group))));
     }
 }
 
 impl<J, R> Drop for Turn<J, R> {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        while let Some(Member { job, told, .. }) = state.waiting.pop_front() {
-            if told.is_closed() {
-                continue;
-            }
-            drop(state);
-            // If the caller is gone by now, the turn that comes back goes to the next one.
-            drop(told.send(Told::Lead(job, Turn(Arc::clone(&self.0)))));
-            return;
+        if self.is_late {
+            self.group.state().late -= 1;
+        } else {
+            self.call_next();
         }
-        state.under_way -= 1;
+    }
+}
+
+impl<J, R> State<J, R> {
+    /// The first member that still waits.
+    fn pop(&mut self) -> Option<Member<J, R>> {
+        std::iter::from_fn(|| self.waiting.pop_front()).find(|it| !it.told.is_closed())
+    }
+
+    fn took(&mut self, time: Duration) {
+        self.usual = (self.usual * (MEAN_OF - 1) + time.min(PATIENCE)) / MEAN_OF;
     }
 }
 
 impl<J, R> Group<J, R> {
+    pub(super) fn new(at_most: usize) -> Arc<Self> {
+        Self::of(at_most, AT_ONCE)
+    }
+
+    fn of(at_most: usize, at_once: usize) -> Arc<Self> {
+        let (under_way, late, next) = (0, 0, 0);
+        let (usual, waiting) = (Duration::ZERO, VecDeque::new());
+        let state = Mutex::new(State { under_way, late, usual, waiting, next });
+        Arc::new(Self { at_most, at_once, state })
+    }
+
     fn state(&self) -> MutexGuard<'_, State<J, R>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a command usually takes.
+    pub(super) fn usual(&self) -> Duration {
+        self.state().usual
+    }
+
+    /// How long a job that arrives now is expected to wait until it is sent.
+    pub(super) fn wait(&self) -> Duration {
+        self.wait_behind(&self.state())
+    }
+
+    fn wait_behind(&self, state: &State<J, R>) -> Duration {
+        if state.under_way < self.at_most {
+            return Duration::ZERO;
+        }
+        let commands = (state.waiting.len() / self.at_once + 1) as u32;
+        state.usual * commands / self.at_most as u32
     }
 
     /// Carries out this job, alone or with others: `carry_out` gets the jobs, and returns their outcomes in
-    /// the same order. A job that is still waiting for others at `until` is carried out alone. A job that is
-    /// under way is waited for. `None` if the caller that carried it out has gone.
+    /// the same order. A job that is not sent by `send_by` is not sent at all. A job that is under way is waited
+    /// for.
     pub(super) async fn submit<F>(
         self: &Arc<Self>,
         job: J,
-        until: Instant,
+        send_by: Instant,
         carry_out: impl FnOnce(Vec<J>) -> F,
-    ) -> Option<R>
+    ) -> Result<R, Failed>
     where
         F: Future<Output = Vec<R>>,
     {
-        let (number, mut told) = self.join(job);
-        let told = match timeout_at(until.into(), &mut told).await {
-            Ok(told) => told,
-            Err(_) => match self.leave(number) {
-                Some(job) => return carry_out(vec![job]).await.pop(),
-                None => told.await,
-            },
-        };
-        let (job, turn) = match told.ok()? {
-            Told::Outcome(outcome) => return Some(outcome),
+        let (job, mut turn) = match self.lead_or_outcome(job, send_by).await? {
+            Told::Outcome(outcome) => return Ok(outcome),
             Told::Lead(job, turn) => (job, turn),
         };
         let (mut jobs, mut others) = (vec![job], Vec::new());
         {
             let mut state = self.state();
-            while others.len() + 1 < AT_ONCE {
-                let Some(Member { job, told, .. }) = state.waiting.pop_front() else { break };
-                if !told.is_closed() {
-                    jobs.push(job);
-                    others.push(told);
-                }
+            while others.len() + 1 < self.at_once {
+                let Some(Member { job, told, .. }) = state.pop() else { break };
+                jobs.push(job);
+                others.push(told);
             }
         }
         let mut carried_out = pin!(carry_out(jobs));
         let outcomes = match timeout(PATIENCE, &mut carried_out).await {
             Ok(outcomes) => outcomes,
             Err(_) => {
-                drop(turn);
+                turn.pass_on();
                 carried_out.await
             }
         };
+        drop(turn);
         let mut outcomes = outcomes.into_iter();
         let own = outcomes.next();
         for (told, outcome) in others.into_iter().zip(outcomes) {
             // A caller that no longer waits has been told that the outcome is unknown.
             let _ = told.send(Told::Outcome(outcome));
         }
-        own
+        own.ok_or(Failed::Unknown)
     }
 
-    fn join(self: &Arc<Self>, job: J) -> (u64, Receiver<Told<J, R>>) {
+    /// Waits for an outcome or a turn.
+    async fn lead_or_outcome(
+        self: &Arc<Self>,
+        job: J,
+        send_by: Instant,
+    ) -> Result<Told<J, R>, Failed> {
+        let (number, mut told) = self.join(job, send_by)?;
+        match timeout_at(send_by.into(), &mut told).await {
+            Ok(told) => told,
+            Err(_) if self.leave(number) => return Err(Failed::NotSent),
+            Err(_) => told.await,
+        }
+        .map_err(|_| Failed::Unknown)
+    }
+
+    /// Joins the queue, unless it is too long for this job.
+    fn join(
+        self: &Arc<Self>,
+        job: J,
+        send_by: Instant,
+    ) -> Result<(u64, Receiver<Told<J, R>>), Failed> {
         let (told, receiver) = oneshot::channel();
         let mut state = self.state();
         let number = state.next;
         state.next += 1;
-        if state.under_way < UNDER_WAY {
+        if state.under_way < self.at_most {
             state.under_way += 1;
             drop(state);
-            drop(told.send(Told::Lead(job, Turn(Arc::clone(self)))));
-        } else {
-            state.waiting.push_back(Member { number, job, told });
+            drop(told.send(Told::Lead(job, Turn::new(self))));
+            return Ok((number, receiver));
         }
-        (number, receiver)
+        let is_sent_at = Instant::now() + self.wait_behind(&state);
+        if state.waiting.len() >= WAITING || is_sent_at > send_by {
+            return Err(Failed::NotSent);
+        }
+        state.waiting.push_back(Member { number, job, told });
+        Ok((number, receiver))
     }
 
-    /// Takes the job back, if it still waits.
-    fn leave(&self, number: u64) -> Option<J> {
+    /// Takes the job back. False if it no longer waits.
+    fn leave(&self, number: u64) -> bool {
         let mut state = self.state();
-        let at = state.waiting.iter().position(|member| member.number == number)?;
-        state.waiting.remove(at).map(|member| member.job)
+        let at = state.waiting.binary_search_by_key(&number, |member| member.number);
+        at.is_ok_and(|at| state.waiting.remove(at).is_some())
+    }
+}
+
+impl Gate {
+    /// Lets so many commands through at once.
+    pub(super) fn for_at_most(commands: usize) -> Arc<Self> {
+        Self::of(commands, 1)
+    }
+
+    /// Waits for the turn of a command, at most until `send_by`.
+    pub(super) async fn turn(
+        self: &Arc<Self>,
+        send_by: Instant,
+    ) -> Result<Turn<(), Infallible>, Failed> {
+        match self.lead_or_outcome((), send_by).await? {
+            Told::Lead((), turn) => Ok(turn),
+            Told::Outcome(none) => match none {},
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use futures_util::future::join_all;
-    use tokio::{sync::Semaphore, task::yield_now};
+    use tokio::{
+        sync::Semaphore,
+        task::{JoinHandle, yield_now},
+    };
 
     use super::*;
+
+    const UNDER_WAY: usize = 2;
 
     fn later() -> Instant {
         Instant::now() + Duration::from_secs(3600)
@@ -181,24 +307,49 @@ mod tests {
     impl Doubling {
         fn new() -> Arc<Self> {
             Arc::new(Self {
-                group: Arc::default(),
+                group: Group::new(UNDER_WAY),
                 gate: Semaphore::new(0),
                 sizes: Mutex::default(),
             })
         }
 
-        async fn submit(&self, job: u32, until: Instant) -> Option<u32> {
+        async fn submit(&self, job: u32, send_by: Instant) -> Result<u32, Failed> {
             let carry_out = async |jobs: Vec<u32>| {
                 self.sizes.lock().unwrap().push(jobs.len());
                 self.gate.acquire().await.unwrap().forget();
                 jobs.iter().map(|job| 2 * job).collect()
             };
-            self.group.submit(job, until, carry_out).await
+            self.group.submit(job, send_by, carry_out).await
         }
 
-        fn start(self: &Arc<Self>, job: u32) {
+        fn start(self: &Arc<Self>, job: u32) -> JoinHandle<Result<u32, Failed>> {
             let doubling = Arc::clone(self);
-            tokio::spawn(async move { doubling.submit(job, later()).await });
+            tokio::spawn(async move { doubling.submit(job, later()).await })
+        }
+
+        /// Commands without an answer, as many as may be under way.
+        async fn all_under_way(self: &Arc<Self>) -> Vec<JoinHandle<Result<u32, Failed>>> {
+            let running = (0..UNDER_WAY as u32).map(|job| self.start(job)).collect();
+            while self.sizes().len() < UNDER_WAY {
+                yield_now().await;
+            }
+            running
+        }
+
+        async fn waiting(&self, jobs: usize) {
+            while self.group.state().waiting.len() < jobs {
+                yield_now().await;
+            }
+        }
+
+        async fn is_idle(&self) {
+            let is_idle = || {
+                let state = self.group.state();
+                state.under_way + state.late == 0
+            };
+            while !is_idle() {
+                yield_now().await;
+            }
         }
 
         fn sizes(&self) -> Vec<usize> {
@@ -211,7 +362,7 @@ mod tests {
         let doubling = Doubling::new();
         doubling.gate.add_permits(1_000);
         let all = join_all((0..500).map(|job| doubling.submit(job, later()))).await;
-        assert!(all.iter().zip(0..).all(|(outcome, job)| *outcome == Some(2 * job)), "{all:?}");
+        assert!(all.iter().zip(0..).all(|(outcome, job)| *outcome == Ok(2 * job)), "{all:?}");
         assert_eq!(doubling.sizes().iter().sum::<usize>(), 500);
         assert!(doubling.sizes().contains(&AT_ONCE), "{:?}", doubling.sizes());
         assert_eq!(doubling.group.state().under_way, 0);
@@ -220,96 +371,133 @@ mod tests {
     #[tokio::test]
     async fn a_job_does_not_wait_while_few_commands_are_under_way() {
         let doubling = Doubling::new();
-        for job in 0..UNDER_WAY {
-            doubling.start(job as u32);
-            while doubling.sizes().len() <= job {
-                yield_now().await;
-            }
-        }
+        doubling.all_under_way().await;
         assert_eq!(doubling.sizes(), [1; UNDER_WAY]);
-        (0..3).for_each(|job| doubling.start(job));
-        while doubling.group.state().waiting.len() < 3 {
-            yield_now().await;
-        }
+        (0..3).for_each(|job| drop(doubling.start(job)));
+        doubling.waiting(3).await;
         doubling.gate.add_permits(10);
-        while doubling.group.state().under_way > 0 {
-            yield_now().await;
-        }
+        doubling.is_idle().await;
         let gathered = doubling.sizes().split_off(UNDER_WAY);
         assert!(gathered == [3] || gathered == [2, 1] || gathered == [1, 2], "{gathered:?}");
     }
 
     #[tokio::test]
-    async fn a_job_that_has_waited_for_long_is_carried_out_alone() {
+    async fn a_job_that_is_not_sent_in_its_time_is_never_sent() {
         let doubling = Doubling::new();
-        let long = |job| {
-            let doubling = Arc::clone(&doubling);
-            tokio::spawn(async move { doubling.submit(job, later()).await })
-        };
-        let running: Vec<_> = (0..UNDER_WAY as u32).map(long).collect();
-        while doubling.sizes().len() < UNDER_WAY {
-            yield_now().await;
-        }
-        let hurried = Arc::clone(&doubling);
-        let hurried = tokio::spawn(async move { hurried.submit(8, Instant::now()).await });
+        let running = doubling.all_under_way().await;
+        let soon = Instant::now() + Duration::from_millis(10);
+        assert_eq!(doubling.submit(8, soon).await, Err(Failed::NotSent));
+        let next = doubling.start(9);
+        doubling.waiting(1).await;
+        doubling.gate.add_permits(10);
+        assert_eq!(next.await.unwrap(), Ok(18));
+        join_all(running).await;
+        assert_eq!(doubling.sizes(), [1; UNDER_WAY + 1]);
+    }
+
+    #[tokio::test]
+    async fn a_job_that_was_sent_in_its_time_is_waited_for() {
+        let doubling = Doubling::new();
+        doubling.all_under_way().await;
+        let soon = Instant::now() + Duration::from_millis(200);
+        let waits = Arc::clone(&doubling);
+        let waits = tokio::spawn(async move { waits.submit(8, soon).await });
+        doubling.waiting(1).await;
+        doubling.gate.add_permits(UNDER_WAY);
         while doubling.sizes().len() <= UNDER_WAY {
             yield_now().await;
         }
+        tokio::time::sleep_until((soon + Duration::from_millis(10)).into()).await;
         doubling.gate.add_permits(10);
-        assert_eq!(hurried.await.unwrap(), Some(16));
-        join_all(running).await;
-        assert_eq!(doubling.sizes(), [1; UNDER_WAY + 1]);
+        assert_eq!(waits.await.unwrap(), Ok(16));
+    }
+
+    #[tokio::test]
+    async fn a_job_whose_turn_would_come_too_late_is_refused_at_once() {
+        let doubling = Doubling::new();
+        doubling.all_under_way().await;
+        let usual = Duration::from_secs(60);
+        doubling.group.state().usual = usual;
+        // Two commands a minute: two full ones are sent within the first minute.
+        let send_by = Instant::now() + usual + usual / 4;
+        let waits = |_| {
+            let doubling = Arc::clone(&doubling);
+            tokio::spawn(async move { doubling.submit(1, send_by).await })
+        };
+        let all: Vec<_> = (0..3 * AT_ONCE).map(waits).collect();
+        let refused = || all.iter().filter(|it| it.is_finished()).count();
+        while refused() + doubling.group.state().waiting.len() < all.len() {
+            yield_now().await;
+        }
+        let refused = refused();
+        assert_eq!(refused, all.len() - 2 * AT_ONCE);
+        doubling.gate.add_permits(10);
+        let outcomes = join_all(all).await;
+        let refusals =
+            outcomes.into_iter().filter(|it| *it.as_ref().unwrap() == Err(Failed::NotSent));
+        assert_eq!(refusals.count(), refused);
+    }
+
+    #[tokio::test]
+    async fn the_queue_has_a_bound_however_fast_the_commands_are() {
+        let doubling = Doubling::new();
+        doubling.all_under_way().await;
+        let told = |_| doubling.group.join(1, later()).map(|(_, told)| told);
+        let told: Vec<_> = (0..WAITING).map(told).collect();
+        assert!(told.iter().all(Result::is_ok));
+        assert!(doubling.group.join(1, later()).is_err());
+    }
+
+    /// Otherwise nothing would ever correct the expectation.
+    #[tokio::test]
+    async fn after_a_stall_an_idle_group_sends_at_once_and_soon_expects_its_usual_time_again() {
+        let doubling = Doubling::new();
+        doubling.group.state().usual = PATIENCE;
+        doubling.gate.add_permits(1_000);
+        for job in 0..50 {
+            assert_eq!(doubling.submit(job, Instant::now()).await, Ok(2 * job));
+        }
+        assert!(doubling.group.usual() < PATIENCE / 2, "{:?}", doubling.group.usual());
     }
 
     #[tokio::test]
     async fn a_caller_that_no_longer_waits_stops_nobody() {
         let doubling = Doubling::new();
-        let running: Vec<_> = (0..UNDER_WAY as u32)
-            .map(|job| {
-                let doubling = Arc::clone(&doubling);
-                tokio::spawn(async move { doubling.submit(job, later()).await })
-            })
-            .collect();
-        while doubling.group.state().under_way < UNDER_WAY {
-            yield_now().await;
-        }
-        let gone = Arc::clone(&doubling);
-        let gone = tokio::spawn(async move { gone.submit(8, later()).await });
-        while doubling.group.state().waiting.is_empty() {
-            yield_now().await;
-        }
+        let running = doubling.all_under_way().await;
+        let gone = doubling.start(8);
+        doubling.waiting(1).await;
         gone.abort();
         assert!(gone.await.is_err());
-        let last = Arc::clone(&doubling);
-        let last = tokio::spawn(async move { last.submit(9, later()).await });
-        while doubling.group.state().waiting.len() < 2 {
-            yield_now().await;
-        }
+        let last = doubling.start(9);
+        doubling.waiting(2).await;
         doubling.gate.add_permits(10);
-        assert_eq!(last.await.unwrap(), Some(18));
+        assert_eq!(last.await.unwrap(), Ok(18));
         join_all(running).await;
         assert_eq!(doubling.group.state().under_way, 0);
     }
 
     #[tokio::test]
-    async fn a_command_without_an_answer_does_not_keep_others_from_being_sent() {
+    async fn commands_without_an_answer_do_not_keep_others_from_being_sent_up_to_a_bound() {
+        tokio::time::pause();
         let doubling = Doubling::new();
-        for job in 0..=UNDER_WAY {
-            doubling.start(job as u32);
+        for job in 0..UNDER_WAY + LATE {
+            drop(doubling.start(job as u32));
             while doubling.sizes().len() <= job {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
-        assert_eq!(doubling.sizes(), [1; UNDER_WAY + 1]);
-        doubling.gate.add_permits(10);
-        while doubling.group.state().under_way > 0 {
-            yield_now().await;
-        }
+        drop(doubling.start(1));
+        tokio::time::sleep(10 * PATIENCE).await;
+        assert_eq!(doubling.sizes(), [1; UNDER_WAY + LATE]);
+        assert_eq!(doubling.group.state().waiting.len(), 1);
+        doubling.gate.add_permits(100);
+        doubling.is_idle().await;
+        assert_eq!(doubling.sizes(), [1; UNDER_WAY + LATE + 1]);
     }
 
     #[tokio::test]
     async fn a_command_that_panics_passes_its_turn_on() {
-        let group = Arc::<Group<u32, u32>>::default();
+        let group = Group::<u32, u32>::new(UNDER_WAY);
         for _ in 0..UNDER_WAY {
             let group = Arc::clone(&group);
             let panics = tokio::spawn(async move {
@@ -318,6 +506,21 @@ mod tests {
             assert!(panics.await.is_err());
         }
         let doubled = async |jobs: Vec<u32>| jobs.iter().map(|job| 2 * job).collect();
-        assert_eq!(group.submit(4, later(), doubled).await, Some(8));
+        assert_eq!(group.submit(4, later(), doubled).await, Ok(8));
+    }
+
+    #[tokio::test]
+    async fn a_gate_lets_so_many_in_and_the_others_in_their_turn() {
+        let gate = Gate::for_at_most(UNDER_WAY);
+        let first = join_all((0..UNDER_WAY).map(|_| gate.turn(later()))).await;
+        let next = Arc::clone(&gate);
+        let next = tokio::spawn(async move { next.turn(later()).await.is_ok() });
+        while gate.state().waiting.is_empty() {
+            yield_now().await;
+        }
+        assert!(!next.is_finished());
+        drop(first);
+        assert!(next.await.unwrap());
+        assert_eq!(gate.state().under_way, 0);
     }
 }

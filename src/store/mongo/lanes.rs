@@ -3,10 +3,13 @@
 //! While another server's transaction on a record is open, a write on that record waits inside MongoDB
 //! and occupies its connection: for a minute, if that other server has died. Ten such writes exhaust
 //! the default pool. Therefore each write has a short time limit, few writes on one record are sent at
-//! the same time, and the writes on all stuck records share a few connections.
+//! the same time, and the writes on all stuck records share a few connections. Of the writes on other
+//! records, no more are sent than the pool can use, and those that take locks do not keep those that give
+//! locks back from being sent.
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     future::Future,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -24,7 +27,13 @@ use tokio::{
 
 use crate::{
     key::LockId,
-    store::{deadline, mongo::error::ran_out_of_time},
+    store::{
+        deadline,
+        mongo::{
+            error::{not_sent, ran_out_of_time},
+            group::{self, Failed, Gate},
+        },
+    },
 };
 
 /// The server's time limit for the first attempt of a write, unless the deadline comes first. Together
@@ -35,6 +44,11 @@ const LIMIT: Duration = Duration::from_millis(500);
 const FOR_ONE_RECORD: usize = 4;
 /// How many writes on stuck records are in progress at the same time, in all collections together.
 const FOR_STUCK_RECORDS: usize = 2;
+/// How many writes on one record wait or are in progress at most.
+const WAITING_FOR_ONE_RECORD: usize = 1_024;
+/// How many writes on single records are in progress at the same time, in all collections together: so many that
+/// take locks, and so many others.
+const SINGLE: usize = 32;
 /// How long after its time limit a write may stay unanswered before other writes are sent.
 const SILENCE: Duration = Duration::from_secs(2);
 /// How many records are tracked before the unused ones are forgotten.
@@ -42,11 +56,19 @@ const REMEMBERED: usize = 1_000;
 /// The longest time for a read, or for a write to wait for its turn, if the caller sets no deadline.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// The connections for all stuck records.
-pub(super) type StuckLane = Arc<Semaphore>;
+/// What the writes of all collections share.
+#[derive(Debug, Clone)]
+pub(super) struct Shared {
+    stuck: Arc<Semaphore>,
+    claims: Arc<Gate>,
+    others: Arc<Gate>,
+}
 
-pub(super) fn stuck_lane() -> StuckLane {
-    Arc::new(Semaphore::new(FOR_STUCK_RECORDS))
+impl Shared {
+    pub(super) fn new() -> Self {
+        let (claims, others) = (Gate::for_at_most(SINGLE), Gate::for_at_most(SINGLE));
+        Self { stuck: Arc::new(Semaphore::new(FOR_STUCK_RECORDS)), claims, others }
+    }
 }
 
 /// The time limit of a write. Later attempts of a caller get more time: a majority that is always
@@ -60,19 +82,22 @@ pub(super) fn group_limit() -> Duration {
     LIMIT
 }
 
-/// Whether the caller has waited for longer than a command for several callers may take.
-pub(super) fn is_late() -> bool {
-    deadline::waited() >= LIMIT
+/// When a command is sent at the latest, so that its caller has time left for it.
+pub(super) fn send_by() -> Instant {
+    let left = time_left(LONGEST_WAIT);
+    Instant::now() + left.saturating_sub(LIMIT).max(left / 2)
+}
+
+/// The same for a claim. Half of the caller's time is for the command and a repetition. What gives locks back
+/// comes first: a claim waits no longer than what is left of the other half after the wait of a release.
+pub(super) fn claim_by(release_waits: Duration) -> Result<Instant> {
+    let half = time_left(LONGEST_WAIT) / 2;
+    half.checked_sub(release_waits).map(|left| Instant::now() + left).ok_or_else(not_sent)
 }
 
 /// When the caller stops waiting at the latest.
 fn latest() -> Instant {
     Instant::now() + time_left(LONGEST_WAIT)
-}
-
-/// When a write that waits to be sent together with others is sent alone, if the caller has time left then.
-pub(super) fn alone_after() -> Instant {
-    Instant::now() + time_left(LONGEST_WAIT).min(4 * LIMIT) / 2
 }
 
 /// The time limit of a read, which no transaction blocks.
@@ -107,7 +132,7 @@ pub(super) fn may_repeat() -> bool {
 #[derive(Debug)]
 pub(super) struct Lanes {
     records: Mutex<HashMap<LockId, Lane>>,
-    stuck: StuckLane,
+    shared: Shared,
 }
 
 #[derive(Debug)]
@@ -119,8 +144,8 @@ struct Lane {
 }
 
 impl Lanes {
-    pub(super) fn new(stuck: StuckLane) -> Self {
-        Self { records: Mutex::default(), stuck }
+    pub(super) fn new(shared: Shared) -> Self {
+        Self { records: Mutex::default(), shared }
     }
 
     fn records(&self) -> MutexGuard<'_, HashMap<LockId, Lane>> {
@@ -133,37 +158,68 @@ impl Lanes {
         records.iter().filter(|(_, lane)| lane.is_stuck).map(|(id, _)| Bson::from(id)).collect()
     }
 
-    /// Whether writes on this record are under way, or it is stuck.
+    /// True if a write of this record must not share a command with others: writes on it are under way, or it is
+    /// stuck, or is suspected to be.
     pub(super) fn is_used(&self, id: &LockId) -> bool {
         self.records().contains_key(id)
     }
 
-    /// Waits for the turn of a write on this record, at most until the caller's deadline.
-    pub(super) async fn turn<'a>(&'a self, id: &'a LockId) -> Result<Turn<'a>> {
-        let until = latest();
-        let (user, turns) = self.join(id);
-        let turn = permit(turns, until).await?;
-        let is_stuck = self.records().get(id).is_some_and(|lane| lane.is_stuck);
-        let stuck = match is_stuck {
-            true => Some(permit(Arc::clone(&self.stuck), until).await?),
-            false => None,
-        };
-        Ok(Turn { user, limit: write_limit(), permits: (turn, stuck) })
+    /// One of these records is stuck, or the database is slow: the next write on each is sent alone, to find out.
+    pub(super) fn suspect<'a>(&self, ids: impl Iterator<Item = &'a LockId>) {
+        let mut records = self.records();
+        for id in ids {
+            lane(&mut records, id);
+        }
     }
 
-    fn join<'a>(&'a self, id: &'a LockId) -> (User<'a>, Arc<Semaphore>) {
-        let mut records = self.records();
-        if records.len() >= REMEMBERED {
-            records.retain(|_, lane| lane.users > 0);
-        }
-        let lane = records.entry(id.clone()).or_insert_with(|| Lane {
-            turns: Arc::new(Semaphore::new(FOR_ONE_RECORD)),
-            users: 0,
-            is_stuck: false,
-        });
-        lane.users += 1;
-        (User { lanes: self, id }, Arc::clone(&lane.turns))
+    /// Waits for the turn of a write on this record, at most until the caller's deadline.
+    pub(super) async fn turn<'a>(&'a self, id: &'a LockId) -> Result<Turn<'a>> {
+        self.turn_at(&self.shared.others, id, send_by()).await
     }
+
+    /// The same for a write that takes a lock.
+    pub(super) async fn claim<'a>(&'a self, id: &'a LockId) -> Result<Turn<'a>> {
+        let send_by = claim_by(self.shared.others.wait())?;
+        self.turn_at(&self.shared.claims, id, send_by).await
+    }
+
+    async fn turn_at<'a>(
+        &'a self,
+        gate: &Arc<Gate>,
+        id: &'a LockId,
+        send_by: Instant,
+    ) -> Result<Turn<'a>> {
+        let until = latest();
+        let (user, turns) = self.join(id)?;
+        let turn = permit(turns, until).await?;
+        let is_stuck = self.records().get(id).is_some_and(|lane| lane.is_stuck);
+        let way = match is_stuck {
+            true => Way::Stuck(permit(Arc::clone(&self.shared.stuck), until).await?),
+            false => Way::Gate(gate.turn(send_by).await.map_err(|_: Failed| not_sent())?),
+        };
+        Ok(Turn { user, limit: write_limit(), permits: (turn, way) })
+    }
+
+    fn join<'a>(&'a self, id: &'a LockId) -> Result<(User<'a>, Arc<Semaphore>)> {
+        let mut records = self.records();
+        let lane = lane(&mut records, id);
+        if lane.users >= WAITING_FOR_ONE_RECORD {
+            return Err(not_sent());
+        }
+        lane.users += 1;
+        Ok((User { lanes: self, id }, Arc::clone(&lane.turns)))
+    }
+}
+
+fn lane<'a>(records: &'a mut HashMap<LockId, Lane>, id: &LockId) -> &'a mut Lane {
+    if records.len() >= REMEMBERED {
+        records.retain(|_, lane| lane.users > 0);
+    }
+    records.entry(id.clone()).or_insert_with(|| Lane {
+        turns: Arc::new(Semaphore::new(FOR_ONE_RECORD)),
+        users: 0,
+        is_stuck: false,
+    })
 }
 
 async fn permit(of: Arc<Semaphore>, until: Instant) -> Result<OwnedSemaphorePermit> {
@@ -197,7 +253,14 @@ pub(super) struct Turn<'a> {
     user: User<'a>,
     /// The time limit to send with the write.
     pub(super) limit: Duration,
-    permits: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
+    permits: (OwnedSemaphorePermit, Way),
+}
+
+/// A write on a stuck record is late, and says nothing of how long the others take.
+#[expect(dead_code, reason = "held until the write has ended")]
+enum Way {
+    Gate(group::Turn<(), Infallible>),
+    Stuck(OwnedSemaphorePermit),
 }
 
 impl Turn<'_> {

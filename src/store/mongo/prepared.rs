@@ -20,7 +20,7 @@ use crate::{
     store::{
         Acquisition, Rules,
         mongo::{
-            lanes::{self, Lanes, StuckLane},
+            lanes::{self, Lanes, Shared},
             pipeline::{self, Target},
             record::Fetched,
             seen::Seen,
@@ -54,7 +54,7 @@ impl Prepared {
         collection: &str,
         locks: Collection<Document>,
         rules: Rules,
-        stuck: StuckLane,
+        shared: Shared,
     ) -> Self {
         Self {
             leases: with_reads(database, locks.name(), ReadConcern::majority()),
@@ -62,7 +62,7 @@ impl Prepared {
             locks,
             rules,
             seen: Arc::new(Seen::new()),
-            lanes: Arc::new(Lanes::new(stuck)),
+            lanes: Arc::new(Lanes::new(shared)),
             groups: Arc::default(),
             has_warned: Arc::default(),
         }

@@ -14,7 +14,7 @@ use crate::{
         Acquisition, Released, Rules, Taken,
         mongo::{
             Prepared,
-            error::late_majority,
+            error::{is_not_sent, late_majority},
             lanes,
             pipeline::{
                 self, Grant, Target, exclusive_of, has_run_out, is_live_reader, is_of, of_sessions,
@@ -243,12 +243,16 @@ pub(super) async fn until_majority<T, F>(remove: impl Fn() -> F) -> Result<(T, b
 where
     F: Future<Output = Result<T>>,
 {
-    let mut is_written = false;
+    let (mut is_written, mut late) = (false, None);
     loop {
-        let done = remove().await;
-        match done.as_ref().err().and_then(late_majority) {
-            Some(written) if lanes::may_repeat() => is_written |= written,
-            _ => return done.map(|done| (done, is_written)),
+        match remove().await {
+            Err(e) if lanes::may_repeat() && late_majority(&e).is_some() => {
+                is_written |= late_majority(&e) == Some(true);
+                late = Some(e);
+            }
+            // The repetition was not sent, but an earlier attempt was.
+            Err(e) if is_not_sent(&e) => return Err(late.unwrap_or(e)),
+            done => return done.map(|done| (done, is_written)),
         }
     }
 }

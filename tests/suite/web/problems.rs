@@ -235,6 +235,19 @@ async fn a_store_that_is_down_is_a_503_and_says_nothing_of_the_inside() {
 }
 
 #[actix_web::test]
+async fn a_store_that_is_overloaded_is_a_503_of_its_own() {
+    let store = Down(MemoryStore::new(), StoreErrorKind::Overloaded);
+    let locks = LockManager::builder(store).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let answer = Browser::logged_in(&app, "alice").await.post("/note/a").await;
+    assert!(answer.header("retry-after").is_some());
+    let problem = answer.problem(503);
+    assert_eq!(problem["code"], "overloaded", "{problem}");
+    assert!(!problem.to_string().contains("secret"), "{problem}");
+}
+
+#[actix_web::test]
 async fn a_store_that_refuses_is_a_fault_of_the_server() {
     let store = Down(MemoryStore::new(), StoreErrorKind::Denied);
     let locks = LockManager::builder(store).build().await.unwrap();
