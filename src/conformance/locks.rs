@@ -107,6 +107,33 @@ cases! {
         assert_eq!(store.renew_all(COLLECTION, &[Aid::new()]).await.unwrap(), 0);
     }
 
+    async fn renewal_raises_a_shorter_ttl_keeps_a_longer_one_and_respects_max_hold<S: Subject>(subject: &S) {
+        let store = subject.store();
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let claims = [("short", TTL / 4, None), ("long", TTL, None), ("ends", TTL / 4, Some(TTL / 3))];
+            let mut aids = Vec::new();
+            for (id, ttl, max_hold) in claims {
+                let claim = Claim { mode, ttl, max_hold, ..claim(&Aid::new()) };
+                let _ = store.try_acquire(&key(id), &claim).await.unwrap();
+                aids.push(claim.aid);
+            }
+            let renewed = store.renew(COLLECTION, &aids, TTL / 2).await.unwrap();
+            assert_eq!(renewed, Renewed { documents: 3, late: Vec::new() });
+            for (id, at_most) in [("short", TTL / 2), ("long", TTL), ("ends", TTL / 3)] {
+                let left = store.inspect(&key(id), None).await.unwrap().unwrap().expires_in();
+                assert!(left <= at_most && left > at_most - 5 * SECOND, "{id}: {left:?}");
+            }
+            // The sweep knows of the longer ttl, too.
+            subject.age(&key("short"), TTL / 2 - 5 * SECOND).await;
+            assert_eq!(sweep(store, 100).await.sessions, 0);
+            subject.age(&key("short"), 5 * SECOND).await;
+            assert_eq!(sweep(store, 100).await.sessions, 1);
+            for aid in &aids {
+                store.release_all(COLLECTION, aid).await.unwrap();
+            }
+        }
+    }
+
     async fn renewal_keeps_the_token_and_does_not_revive<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
