@@ -136,7 +136,7 @@ async fn a_session_with_a_lock_that_is_known_to_be_stuck_does_not_delay_the_rene
     // Alone, it gets what can be renewed.
     assert_eq!(renew(&both[1..]).await, Renewed { documents: 1, late: vec![unlucky] });
     transaction.abort_transaction().await.unwrap();
-    assert_eq!(renew(&both[1..]).await, Renewed { documents: 2, late: Vec::new() });
+    eventually("it is not stuck any more", async || renew(&both[1..]).await.documents == 2).await;
     assert_eq!(renew(&both).await, Renewed { documents: 3, late: Vec::new() });
 }
 
@@ -168,6 +168,8 @@ async fn thousands_of_locks_are_all_removed_or_the_end_of_the_session_fails() {
         };
         let keys = with_many_locks(&app, &database, &aid).await;
         let mut transaction = stuck(&database, &keys[MANY - 2..MANY - 1]).await;
+        // This server knows the stuck record, so it does not even try to remove all by one command.
+        app.try_acquire(&keys[MANY - 2], &aid).await.unwrap_err();
         loop {
             release().await.expect_err("one lock is still there");
             if left().await == 1 {
@@ -175,7 +177,7 @@ async fn thousands_of_locks_are_all_removed_or_the_end_of_the_session_fails() {
             }
         }
         transaction.abort_transaction().await.unwrap();
-        release().await.unwrap();
+        eventually("the last one is removed", async || release().await.is_ok()).await;
         assert_eq!(left().await, 0);
     }
 }

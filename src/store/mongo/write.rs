@@ -16,12 +16,13 @@ use mongodb::{
     bson::{Bson, Document, doc},
     error::{Error, Result},
 };
+use tokio::time::timeout;
 
 use crate::{
     key::LockId,
     store::mongo::{
         Prepared, codec,
-        error::{LeftOut, Refused, Unacknowledged, ran_out_of_time},
+        error::{LeftOut, MAX_TIME_EXPIRED, Refused, Unacknowledged, ran_out_of_time},
         lanes::{self, Turn},
         majority_acknowledges, pipeline,
     },
@@ -257,10 +258,19 @@ impl Prepared {
         let Some(id) = codec::lock_id(&id) else {
             return self::write(&self.locks, command, lanes::group_limit()).await;
         };
-        let mut turn = self.lanes.turn(&id).await?;
-        turn.limit = turn.limit.min(lanes::group_limit());
-        let limit = turn.limit;
-        turn.of(self::write(&self.locks, command, limit)).await
+        let limit = lanes::group_limit();
+        match timeout(limit, self.lanes.turn(&id)).await {
+            Ok(Ok(mut turn)) => {
+                turn.limit = turn.limit.min(limit);
+                let limit = turn.limit;
+                turn.of(self::write(&self.locks, command, limit)).await
+            }
+            // Other writes on stuck records do not leave it a turn.
+            _ => {
+                let message = "an open transaction blocks the record".to_owned();
+                Err(Error::custom(Refused { code: MAX_TIME_EXPIRED, message }))
+            }
+        }
     }
 }
 
