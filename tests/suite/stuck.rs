@@ -122,13 +122,13 @@ async fn not_renewed(database: &Database) -> Vec<String> {
 #[tokio::test]
 async fn a_session_with_a_lock_that_is_known_to_be_stuck_does_not_delay_the_renewal_of_others() {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
-    let app = App::with(&database, with_deadline(Duration::from_secs(5))).await;
+    let app = App::on(&database).await;
     let (lucky, unlucky) = (Aid::new(), Aid::new());
     for (id, aid) in [("a", &lucky), ("b", &unlucky), ("c", &unlucky)] {
         app.granted(&key(id), aid).await;
     }
     let mut transaction = stuck(&database, &[key("b")]).await;
-    app.try_acquire(&key("b"), &unlucky).await.unwrap_err();
+    app.locks.renew(&unlucky).await.unwrap_err();
     let both = [lucky, unlucky.clone()];
     let renew =
         async |aids: &[Aid]| app.store.renew(WorkItem::COLLECTION, aids, TTL).await.unwrap();
@@ -158,12 +158,11 @@ async fn a_stuck_record_does_not_keep_thousands_of_other_locks_from_being_renewe
 #[tokio::test]
 async fn thousands_of_locks_are_all_removed_or_the_removal_fails() {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
-    let app = App::with(&database, with_deadline(Duration::from_secs(5))).await;
-    let aid = Aid::new();
+    let (app, aid) = (App::on(&database).await, Aid::new());
     let keys = with_many_locks(&app, &database, &aid).await;
     let mut transaction = stuck(&database, &keys[MANY - 2..MANY - 1]).await;
     // The store knows the stuck record, so it does not even try to remove all by one command.
-    app.try_acquire(&keys[MANY - 2], &aid).await.unwrap_err();
+    app.locks.renew(&aid).await.unwrap_err();
     let release = async || app.store.release_all(WorkItem::COLLECTION, &aid).await;
     release().await.expect_err("one lock is still there");
     assert_eq!(count(&database).await, 1);
