@@ -80,7 +80,8 @@ pub(in crate::manager) struct Piece {
 
 impl LockManager {
     /// Renews all locks of these sessions in these collections, for at least `ttl`. Each session is told of
-    /// once for each collection, as soon as its own locks there are done.
+    /// once for each collection, as soon as its own locks there are done. Each call has the deadline of the
+    /// manager; `until` bounds all of them together.
     pub(in crate::manager) fn renew_in_pieces(
         &self,
         collections: impl IntoIterator<Item = impl Into<String>>,
@@ -135,6 +136,7 @@ impl LockManager {
     ) -> (Piece, Vec<Aid>) {
         let turn = timeout_at(until.into(), pace.calls.acquire()).await;
         let asked = clock::now();
+        let until = until.min(asked + self.deadline());
         let args = (collection.to_owned(), aids.clone(), ttl);
         let renewed = match turn {
             Ok(_turn) => {

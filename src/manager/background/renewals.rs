@@ -107,10 +107,10 @@ impl LockManager {
         }
     }
 
-    /// Tells each session when its own locks are done. A session that fails takes no longer than a third of the
-    /// ttl, so that there is time for another attempt.
+    /// Tells each session when its own locks are done. A round takes no longer than a third of the ttl, so
+    /// that there is time for another attempt.
     async fn renew_sessions(self, due: Vec<(Aid, Sender<()>)>) {
-        let until = clock::now() + self.deadline().min(self.ttl() / 3);
+        let until = clock::now() + self.ttl() / 3;
         let collections = self.registered_names();
         let mut waiting = HashMap::<Aid, Waiting>::default();
         for (aid, done) in due {
@@ -132,7 +132,7 @@ impl LockManager {
                 })
             };
             let done: Vec<_> = aids.into_iter().filter(is_done).collect();
-            if let Err(e) = self.look_for_losses(&done, until).await {
+            if let Err(e) = self.look_for_losses(&done, self.until()).await {
                 log::debug!(target: "actix_doclock::manager", "watchers hear of losses later: {e}");
             }
             for aid in done {

@@ -104,7 +104,7 @@ impl LockManager {
         ttl: Duration,
         due: &BTreeMap<String, HashMap<Aid, Acquisition>>,
     ) -> Result<(), LockError> {
-        let until = clock::now() + self.deadline().min(ttl / 3);
+        let until = clock::now() + ttl / 3;
         // A collection that does not answer does not delay the others.
         let renewals = due.iter().map(|(name, guards)| self.renew_guards(name, guards, ttl, until));
         let renewed = join_all(renewals).await.into_iter().collect();
@@ -145,6 +145,7 @@ impl LockManager {
         lives: Instant,
         until: Instant,
     ) -> Result<(), LockError> {
+        let until = until.min(self.until());
         let documents: BTreeSet<&LockKey> = guards.iter().map(|held| &held.key).collect();
         // If a document has several readers, the count does not tell which of them were renewed. When a
         // `max_hold` ends, only the server knows: it may have granted the lock to an earlier attempt
