@@ -45,7 +45,8 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
     store::{
-        Acquisition, Claim, Edit, Released, Saved, Store, StoredDocument, Swept, Taken, TryAcquire,
+        Acquisition, Claim, Edit, Released, Renewed, Saved, Store, StoredDocument, Swept, Taken,
+        TryAcquire,
     },
 };
 
@@ -269,6 +270,7 @@ macro_rules! store_conformance {
             the_ttl_of_the_holder_counts_and_not_the_contenders,
             after_expiry_the_same_session_gets_a_new_token,
             renewal_extends_all_live_locks_of_the_session_and_no_others,
+            renewal_raises_a_shorter_ttl_keeps_a_longer_one_and_respects_max_hold,
             renewal_keeps_the_token_and_does_not_revive,
             a_released_document_is_free_and_a_second_release_succeeds,
             a_late_release_does_not_remove_a_newer_lock_of_the_same_session,

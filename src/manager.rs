@@ -14,7 +14,7 @@ use crate::{
     clock,
     error::LockError,
     key::{InvalidKey, LockId, LockKey, Lockable},
-    lock::{Aid, Holder},
+    lock::{Aid, Holder, Lock},
     store::{Acquisition, DynStore, Rules},
 };
 
@@ -124,6 +124,7 @@ struct Inner {
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
     renewals: background::renewals::Renewals,
+    paces: background::pieces::Paces,
     /// Ends all waits. It is also cancelled when `stop` is.
     waits: CancellationToken,
     freezes: freeze::Freezes,
@@ -145,6 +146,20 @@ struct Inner {
 }
 
 impl Inner {
+    /// An answer to a question asked at that moment: this is the live lock on its document.
+    fn saw(&self, lock: &Lock, asked: Instant) {
+        self.watched.saw(lock, asked);
+        self.activity.saw(&lock.aid, lock.expires_in(), self.settings.ttl / 3);
+    }
+
+    /// An answer to a question asked at that moment: the session holds these locks and no others.
+    fn saw_all_of(&self, aid: &Aid, locks: &[Lock], asked: Instant) {
+        self.watched.saw_all_of(aid, locks, asked);
+        if let Some(left) = locks.iter().map(Lock::expires_in).min() {
+            self.activity.saw(aid, left, self.settings.ttl / 3);
+        }
+    }
+
     /// This acquisition has ended, for whatever reason.
     fn gone(&self, lock: &Acquisition) {
         self.activity.gone(&lock.aid, &lock.key);

@@ -30,7 +30,7 @@ mod status;
 mod watch;
 
 pub use crate::taken::Settled;
-pub use answer::{Confirmed, HandedOver, LastEnd, Released, Saved, Swept, TryAcquire};
+pub use answer::{Confirmed, HandedOver, LastEnd, Released, Renewed, Saved, Swept, TryAcquire};
 #[cfg(feature = "_mongo")]
 pub(crate) use claim::Forget;
 #[cfg(feature = "_mongo")]
@@ -135,14 +135,23 @@ pub trait Store: Send + Sync + 'static {
         claim: &Claim,
     ) -> impl Future<Output = Result<TryAcquire, StoreError>> + Send;
 
-    /// Renews the lease of every live lock of these sessions, and returns the number of documents.
+    /// Renews the lease of every live lock of these sessions, for at least `ttl`, and returns the number of
+    /// documents.
     ///
-    /// Tokens stay the same. An expired lock is not revived.
+    /// A lock with a longer ttl keeps it. A shorter ttl becomes `ttl`: another server granted that lock
+    /// before the setting was raised, and now this server decides when to renew it. Neither goes beyond the
+    /// end of a [`max_hold`](Claim::max_hold) or of a [grace period](Self::expire_in). Tokens stay the same.
+    /// An expired lock is not revived.
+    ///
+    /// If the store would take too long, or if something blocks one of the locks, the answer names the
+    /// sessions that are [late](Renewed::late), and all locks of the others are renewed. Of a single session,
+    /// the store renews all locks that are not blocked.
     fn renew(
         &self,
         collection: &str,
         aids: &[Aid],
-    ) -> impl Future<Output = Result<u64, StoreError>> + Send;
+        ttl: Duration,
+    ) -> impl Future<Output = Result<Renewed, StoreError>> + Send;
 
     /// Removes one lock, if the condition of the [removal](Removal) holds, and nothing else.
     fn remove_lock(

@@ -5,6 +5,7 @@
 
 mod costs;
 mod load;
+mod many;
 mod memory;
 mod meter;
 mod overload;
@@ -77,7 +78,7 @@ pub async fn run(arguments: &[String]) -> ExitCode {
     let mut is_good = true;
     for (at, members) in [("one", 1), ("three", 3)] {
         let only_on_one = ["memory", "load", "overload"];
-        let has_part = ["costs", "ratios", "reads", "renewals"].into_iter().any(wants);
+        let has_part = ["costs", "ratios", "reads", "renewals", "many"].into_iter().any(wants);
         if !(has_part || members == 1 && only_on_one.into_iter().any(wants)) {
             continue;
         }
@@ -97,6 +98,9 @@ pub async fn run(arguments: &[String]) -> ExitCode {
         }
         if wants("renewals") {
             renewals::measure(&set, size).await;
+        }
+        if wants("many") {
+            many::measure(&set, size).await;
         }
         if members == 1 && wants("memory") {
             memory::measure(&set, size).await;

@@ -339,7 +339,7 @@ cases! {
         assert!(left().await.unwrap() > TTL - 30 * SECOND, "the whole ttl at first");
         subject.age(&key("a"), TTL - 10 * SECOND).await;
         // Renewal, re-entry and save: none of them extends the lock beyond `max_hold`.
-        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1);
+        assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1);
         assert!(left().await.unwrap() <= TTL / 2 + 10 * SECOND, "{:?}", left().await);
         let next = sweep(store, 100).await.next.unwrap();
         assert!(next <= TTL / 2 + 10 * SECOND, "the next sweep is in time: {next:?}");
@@ -352,7 +352,7 @@ cases! {
         assert_eq!(save(store, &key("a"), &alice, claim.token, &document).await, Saved::Saved);
         assert!(left().await.unwrap() <= TTL / 2 + 10 * SECOND, "{:?}", left().await);
         subject.age(&key("a"), TTL / 2 + 10 * SECOND).await;
-        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 0);
+        assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 0);
         assert_eq!(left().await, None);
     }
 

@@ -74,7 +74,7 @@ cases! {
             TryAcquire::AlreadyMine(lock) => assert_eq!(lock.fence, first, "re-entered"),
             other => panic!("{other:?}"),
         }
-        store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+        store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
         assert_eq!(held(store, &key("a"), &Aid::new()).await.fence, first, "others see it too");
         assert_eq!(store.list(COLLECTION, None, 10).await.unwrap()[0].fence, first);
         put(subject, "a", "old").await;

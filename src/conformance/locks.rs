@@ -100,20 +100,47 @@ cases! {
         for id in ["a", "b", "of bob"] {
             subject.age(&key(id), 50 * SECOND).await;
         }
-        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 2);
+        assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 2);
         for lock in store.list(COLLECTION, None, 10).await.unwrap() {
             assert_eq!(lock.expires_in() > TTL - 30 * SECOND, lock.aid == alice, "{lock:?}");
         }
-        assert_eq!(store.renew(COLLECTION, &[Aid::new()]).await.unwrap(), 0);
+        assert_eq!(store.renew_all(COLLECTION, &[Aid::new()]).await.unwrap(), 0);
+    }
+
+    async fn renewal_raises_a_shorter_ttl_keeps_a_longer_one_and_respects_max_hold<S: Subject>(subject: &S) {
+        let store = subject.store();
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let claims = [("short", TTL / 4, None), ("long", TTL, None), ("ends", TTL / 4, Some(TTL / 3))];
+            let mut aids = Vec::new();
+            for (id, ttl, max_hold) in claims {
+                let claim = Claim { mode, ttl, max_hold, ..claim(&Aid::new()) };
+                let _ = store.try_acquire(&key(id), &claim).await.unwrap();
+                aids.push(claim.aid);
+            }
+            let renewed = store.renew(COLLECTION, &aids, TTL / 2).await.unwrap();
+            assert_eq!(renewed, Renewed { documents: 3, late: Vec::new() });
+            for (id, at_most) in [("short", TTL / 2), ("long", TTL), ("ends", TTL / 3)] {
+                let left = store.inspect(&key(id), None).await.unwrap().unwrap().expires_in();
+                assert!(left <= at_most && left > at_most - 5 * SECOND, "{id}: {left:?}");
+            }
+            // The sweep knows of the longer ttl, too.
+            subject.age(&key("short"), TTL / 2 - 5 * SECOND).await;
+            assert_eq!(sweep(store, 100).await.sessions, 0);
+            subject.age(&key("short"), 5 * SECOND).await;
+            assert_eq!(sweep(store, 100).await.sessions, 1);
+            for aid in &aids {
+                store.release_all(COLLECTION, aid).await.unwrap();
+            }
+        }
     }
 
     async fn renewal_keeps_the_token_and_does_not_revive<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         let token = granted(store, &key("a"), &alice).await;
-        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1);
+        assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1);
         assert_eq!(token_on(store, &key("a")).await, Some(token));
         subject.age(&key("a"), TTL).await;
-        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 0);
+        assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 0);
         assert_eq!(token_on(store, &key("a")).await, None);
     }
 
@@ -152,7 +179,7 @@ cases! {
             // Neither a repeated attempt of the claim nor a renewal counts as another request.
             let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
         }
-        store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+        store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
         assert_eq!(store.retract(&key("a"), &alice, &[claim.token], Mode::Exclusive).await.unwrap(), Released::Released);
         assert_eq!(token_on(store, &key("a")).await, None);
 
@@ -379,7 +406,7 @@ cases! {
         let before = bytes().await;
         granted(store, &key("a"), &alice).await;
         assert_eq!(bytes().await, before, "after acquiring");
-        store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+        store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
         assert_eq!(bytes().await, before, "after renewing");
         subject.age(&key("a"), TTL).await;
         let token = granted(store, &key("a"), &bob).await;
@@ -427,7 +454,7 @@ cases! {
             };
             assert_eq!((lock.aid, lock.holder.unwrap().label), (alice.clone(), hostile.to_owned()));
             assert_eq!(held(store, &key(hostile), &Aid::new()).await.aid, alice);
-            assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1, "{hostile}");
+            assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 1, "{hostile}");
             let document = encoded(store, hostile, hostile);
             let saved = save(store, &key(hostile), &alice, claim.token, &document).await;
             assert_eq!(saved, Saved::Saved, "{hostile}");

@@ -101,7 +101,7 @@ cases! {
         }
         let left = || async { locks_on(store, "a").await[0].expires_in() };
         assert!(left().await <= 5 * SECOND, "the shortest period counts");
-        store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+        store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
         assert!(left().await <= 5 * SECOND);
         assert_eq!(token_on(store, &key("a")).await, Some(token), "until then it is held");
         held(store, &key("a"), &Aid::new()).await;
@@ -171,7 +171,7 @@ cases! {
             assert!(left().await <= 5 * SECOND);
             let back = store.try_acquire(&key("a"), &claim(&alice)).await.unwrap();
             assert!(matches!(back, TryAcquire::AlreadyMine(_)), "{back:?}");
-            store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+            store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
             assert!(left().await > 50 * SECOND, "renewed");
             let saved = save(store, &key("a"), &alice, token, &encoded(store, "a", "new")).await;
             assert_eq!(saved, Saved::Saved);

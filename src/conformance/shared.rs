@@ -128,9 +128,9 @@ cases! {
         assert_eq!(store.inspect(&key("a"), None).await.unwrap().unwrap().aid, bob, "the last reader");
         subject.age(&key("a"), TTL / 2).await;
         assert_eq!(readers(store).await, [bob.clone()].into());
-        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 0);
+        assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 0);
         let both = [alice.clone(), bob.clone()];
-        assert_eq!(store.renew(COLLECTION, &both).await.unwrap(), 1);
+        assert_eq!(store.renew_all(COLLECTION, &both).await.unwrap(), 1);
         assert_eq!(readers(store).await, [bob.clone()].into(), "an expired reader is not revived");
         assert_eq!(store.list(COLLECTION, Some(std::slice::from_ref(&alice)), 10).await.unwrap().len(), 0);
         assert_ne!(reads(store, &key("a"), &alice).await, old, "a new acquisition");
@@ -189,7 +189,7 @@ cases! {
             for _ in 0..2 {
                 let _ = store.try_acquire(&key("a"), &claim).await.unwrap();
             }
-            store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+            store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
             assert_eq!(retract(claim.token).await, Released::Released);
             assert!(lock_of(store, &key("a"), &alice).await.is_none());
             let token = reads(store, &key("a"), &alice).await;
@@ -207,12 +207,12 @@ cases! {
         for id in ["a", "b"] {
             subject.age(&key(id), 50 * SECOND).await;
         }
-        assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 2);
+        assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap(), 2);
         let renewed = lock_of(store, &key("a"), &alice).await.unwrap();
         assert_eq!(renewed.token, Some(token));
         assert!(renewed.expires_in() > TTL - 30 * SECOND);
         assert!(lock_of(store, &key("a"), &bob).await.unwrap().expires_in() <= TTL - 50 * SECOND);
-        assert_eq!(store.renew(COLLECTION, &[alice.clone(), bob.clone()]).await.unwrap(), 2, "documents");
+        assert_eq!(store.renew_all(COLLECTION, &[alice.clone(), bob.clone()]).await.unwrap(), 2, "documents");
         assert!(lock_of(store, &key("a"), &bob).await.unwrap().expires_in() > TTL - 30 * SECOND);
         subject.age(&key("a"), 50 * SECOND).await;
         let both = [alice, bob];
@@ -305,7 +305,7 @@ cases! {
             reads(store, &key("a"), aid).await;
         }
         subject.age(&key("a"), TTL - 10 * SECOND).await;
-        store.renew(COLLECTION, std::slice::from_ref(&bob)).await.unwrap();
+        store.renew_all(COLLECTION, std::slice::from_ref(&bob)).await.unwrap();
         let swept = sweep(store, 100).await;
         assert_eq!(swept.sessions, 0);
         assert!(swept.next.unwrap() <= 10 * SECOND, "{swept:?}");
@@ -330,7 +330,7 @@ cases! {
         reads(store, &key("a"), &alice).await;
         subject.age(&key("a"), TTL).await;
         let token = reads(store, &key("a"), &bob).await;
-        store.renew(COLLECTION, std::slice::from_ref(&bob)).await.unwrap();
+        store.renew_all(COLLECTION, std::slice::from_ref(&bob)).await.unwrap();
         release(store, &key("a"), &bob, token).await;
         assert_eq!(readers(store).await.len(), 0);
         assert_eq!(sweep(store, 100).await.sessions, 1);
@@ -360,7 +360,7 @@ cases! {
         reads(store, &key("a"), &bob).await;
         subject.age(&key("a"), TTL - 10 * SECOND).await;
         let both = [alice.clone(), bob.clone()];
-        assert_eq!(store.renew(COLLECTION, &both).await.unwrap(), 1);
+        assert_eq!(store.renew_all(COLLECTION, &both).await.unwrap(), 1);
         let left = lock_of(store, &key("a"), &alice).await.unwrap().expires_in();
         assert!(left <= TTL / 2 + 10 * SECOND, "{left:?}");
         let again = Claim { token: LockToken::new(), ..bounded };
@@ -381,7 +381,7 @@ cases! {
         let next = sweep(store, 100).await.next.unwrap();
         assert!(next <= TTL / 2, "{next:?}");
         subject.age(&key("a"), 20 * SECOND).await;
-        store.renew(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
+        store.renew_all(COLLECTION, std::slice::from_ref(&alice)).await.unwrap();
         subject.age(&key("a"), 20 * SECOND).await;
         assert_eq!(sweep(store, 100).await.sessions, 0, "renewed");
         subject.age(&key("a"), 10 * SECOND).await;

@@ -9,6 +9,19 @@ use crate::{
 
 /// Shorter calls of the verbs of a store, for tests.
 pub trait Shorthand: Store {
+    /// [`Store::renew`] with the ttl that each lock has. Nothing may be late. Returns the number of documents.
+    fn renew_all(
+        &self,
+        collection: &str,
+        aids: &[Aid],
+    ) -> impl Future<Output = Result<u64, StoreError>> + Send {
+        async move {
+            let renewed = self.renew(collection, aids, Duration::ZERO).await?;
+            assert!(renewed.late.is_empty(), "{renewed:?}");
+            Ok(renewed.documents)
+        }
+    }
+
     /// [`Removal::Release`].
     fn release(
         &self,

@@ -12,7 +12,7 @@ use crate::{clock, key::LockKey, lock::Aid};
 /// How many locks of a session are remembered as known to it.
 const KNOWN: usize = 32;
 
-/// The last renewal of each session that was active here recently.
+/// The next renewal of each session that was active here recently.
 ///
 /// This only limits the rate: another server may renew the same session a moment later, which costs one
 /// command and changes nothing.
@@ -30,7 +30,8 @@ struct Sessions {
 
 #[derive(Debug)]
 struct Session {
-    renewed: Instant,
+    /// When it is due for its next renewal.
+    due: Instant,
     /// The number of its locks at the last count, and of the locks granted here since. Other servers may
     /// have granted more.
     counted: usize,
@@ -40,36 +41,47 @@ struct Session {
 }
 
 impl Session {
-    fn new(renewed: Instant) -> Self {
-        Self { renewed, counted: 0, granted: 0, known: VecDeque::new() }
+    fn new(due: Instant) -> Self {
+        Self { due, counted: 0, granted: 0, known: VecDeque::new() }
     }
 }
 
 impl Sessions {
     fn begins(&mut self, aid: &Aid, now: Instant, interval: Duration) -> &mut Session {
         if self.of.len() >= self.sweep_at {
-            self.of.retain(|_, session| now.duration_since(session.renewed) < interval);
+            self.of.retain(|_, session| now < session.due);
             self.sweep_at = (self.of.len() * 2).max(1024);
         }
-        self.of.entry(aid.clone()).or_insert_with(|| Session::new(now))
+        self.of.entry(aid.clone()).or_insert_with(|| Session::new(now + interval))
     }
 }
 
 impl Activity {
-    /// Whether the last renewal is longer ago than `interval`. If so, this moment counts as the last
-    /// renewal.
+    /// True if the session is due for a renewal, which it then gets. It is due again after `interval`.
     pub(super) fn is_due(&self, aid: &Aid, interval: Duration) -> bool {
         let now = clock::now();
         let mut sessions = self.sessions();
         if let Some(session) = sessions.of.get_mut(aid) {
-            let due = now.duration_since(session.renewed) >= interval;
-            if due {
-                session.renewed = now;
+            let is_due = now >= session.due;
+            if is_due {
+                session.due = now + interval;
             }
-            return due;
+            return is_due;
         }
         sessions.begins(aid, now, interval);
         true
+    }
+
+    /// An answer shows that a lock of the session has this much time left. A lock that was renewed with the
+    /// others has at least `interval` left while its session is active. Another server has granted this one,
+    /// for a shorter ttl: the session is due within a third of the rest. (Not at once, because a lock at the
+    /// end of its `max_hold` looks the same, and no renewal helps it.)
+    pub(super) fn saw(&self, aid: &Aid, left: Duration, interval: Duration) {
+        if left < interval
+            && let Some(session) = self.sessions().of.get_mut(aid)
+        {
+            session.due = session.due.min(clock::now() + left / 3);
+        }
     }
 
     /// The session was granted one more lock. Returns whether its locks have to be counted: once the

@@ -420,6 +420,7 @@ impl LockManagerBuilder {
             watches: Default::default(),
             kept: Default::default(),
             renewals: Default::default(),
+            paces: Default::default(),
             events: Default::default(),
             event_streams: Default::default(),
             descriptions: self.describe.map(Descriptions::new),

@@ -43,7 +43,7 @@ impl LockManager {
         let confirmed = confirmed.await?;
         observe::confirmed(confirmed.is_some());
         if let Some(confirmed) = &confirmed {
-            self.inner.watched.saw(&confirmed.lock, asked);
+            self.inner.saw(&confirmed.lock, asked);
         }
         Ok(confirmed)
     }

@@ -106,7 +106,7 @@ impl LockManager {
         });
         let lock = lock.await?.pop();
         match &lock {
-            Some(lock) => self.inner.watched.saw(lock, asked),
+            Some(lock) => self.inner.saw(lock, asked),
             None => self.inner.watched.saw_free(key, asked),
         }
         Ok(lock)
@@ -133,7 +133,7 @@ impl LockManager {
         let asked = clock::now();
         let locks: Vec<_> = lists.await?.into_iter().flatten().collect();
         if let Some(aid) = aid {
-            self.inner.watched.saw_all_of(aid, &locks, asked);
+            self.inner.saw_all_of(aid, &locks, asked);
         }
         Ok(locks)
     }

@@ -1,6 +1,7 @@
 //! The life of a session, as far as the manager knows it: its activity, and its end.
 
 use std::{
+    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -27,33 +28,21 @@ impl LockManager {
     /// a lower count than expected means that some locks are lost.
     ///
     /// # Errors
-    /// See [`LockManager`].
+    /// See [`LockManager`]. Also if an open transaction blocks one of the locks; the others are then renewed.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.renew", skip_all,
         fields(outcome = tracing::field::Empty),
     ))]
     pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
-        let (until, aids) = (self.until(), Arc::from([aid.clone()]));
-        let renewed = self.renew_all_of(&aids, until).await?;
-        self.look_for_losses(&aids, until).await?;
-        Ok(renewed)
-    }
-
-    /// The same for several sessions, without their watchers.
-    pub(super) async fn renew_all_of(
-        &self,
-        aids: &Arc<[Aid]>,
-        until: Instant,
-    ) -> Result<u64, LockError> {
-        let renewed = self.in_each_collection(|collection| {
-            let args = (collection, Arc::clone(aids));
-            self.run("renew", until, args, |store, (collection, aids)| {
-                store.renew(collection, aids)
-            })
-        });
-        let renewed = renewed.await;
+        let (until, aids) = (self.until(), slice::from_ref(aid));
+        let mut pieces = self.renew_in_pieces(self.registered_names(), aids, self.ttl(), until);
+        let mut renewed = Ok(0);
+        while let Some(piece) = pieces.recv().await {
+            renewed = renewed.and_then(|documents| Ok(documents + piece.renewed?));
+        }
         observe::renewed("session", &renewed);
-        Ok(renewed?.into_iter().sum())
+        self.look_for_losses(aids, until).await?;
+        renewed
     }
 
     /// Tells the watchers of these sessions which of the locks are gone.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     ended::EndReason,
     error::LockError,
-    lock::{Lock, PageId},
+    lock::{Aid, Lock, PageId},
     store::StoredDocument,
 };
 
@@ -94,6 +94,15 @@ pub enum Released {
     Released,
     /// There was no such lock to remove. Just as good.
     AlreadyGone,
+}
+
+/// The answer to [`renew`](crate::store::Store::renew).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Renewed {
+    /// On how many documents a lock was renewed.
+    pub documents: u64,
+    /// The sessions whose locks may not all be renewed. Ask again, for fewer sessions at a time.
+    pub late: Vec<Aid>,
 }
 
 /// The answer to [`save`](crate::store::Store::save).

@@ -23,8 +23,8 @@ use crate::{
     lock::{Aid, Lock, Mode, PageId},
     store::{
         Acquisition, Change, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released,
-        Removal, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, Topology,
-        TryAcquire, Waiters, Watch,
+        Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket,
+        Topology, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -150,17 +150,22 @@ impl Store for MemoryStore {
         Ok(answer)
     }
 
-    async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
+    async fn renew(
+        &self,
+        collection: &str,
+        aids: &[Aid],
+        ttl: Duration,
+    ) -> Result<Renewed, StoreError> {
         let mut state = self.state();
         let now = state.now();
-        let mut renewed = 0;
+        let mut documents = 0;
         for (_, grants) in state.live_in(collection, Some(aids), now) {
             for grant in grants {
-                grant.renew(now, grant.ttl);
+                grant.renew(now, grant.ttl.max(ttl));
             }
-            renewed += 1;
+            documents += 1;
         }
-        Ok(renewed)
+        Ok(Renewed { documents, late: Vec::new() })
     }
 
     async fn set_place(

@@ -20,7 +20,6 @@ use self::{
     pipeline::Target,
     prepared::{Prepared, majority, majority_acknowledges},
     removal::Grants,
-    write::Write,
 };
 use crate::{
     ended::{EndReason, SessionEnded},
@@ -30,8 +29,8 @@ use crate::{
     lock::{Aid, Lock, PageId},
     store::{
         Acquisition, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released, Removal,
-        Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire, Waiters,
-        Watch,
+        Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire,
+        Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -56,6 +55,7 @@ mod prepared;
 mod queue;
 mod record;
 mod removal;
+mod renew;
 mod save;
 mod seen;
 #[cfg(feature = "mongo-session")]
@@ -190,14 +190,14 @@ impl Store for MongoStore {
         Err(StoreError::new(StoreErrorKind::Unavailable, message))
     }
 
-    // update returns: n matched → n live locks renewed. Any other lock that the session believes in is
-    // lost, or its record is stuck at the moment and keeps its current lease.
-    async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
-        let at = self.prepared(collection)?;
-        let filter = pipeline::held_by(aids, at.rules.ttl);
-        let renewed = Write::Update(pipeline::renew(aids, &at.rules));
-        let written = at.write_all(filter, &renewed).await;
-        Ok(written.map_err(|e| store_error(format!("renewing locks in {collection}"), e))?.matched)
+    async fn renew(
+        &self,
+        collection: &str,
+        aids: &[Aid],
+        ttl: Duration,
+    ) -> Result<Renewed, StoreError> {
+        let renewed = self.prepared(collection)?.renew(aids, ttl).await;
+        renewed.map_err(|e| store_error(format!("renewing locks in {collection}"), e))
     }
 
     async fn set_place(

@@ -38,6 +38,7 @@ use mongodb::{Client, Database};
 use tokio::runtime::Runtime;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use uuid::Uuid;
 
 /// A short name that no other test uses.
 pub(crate) fn fresh_name() -> String {
@@ -181,6 +182,21 @@ pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
     let older = vec![doc! { "$set": aged }];
     let aged = locks.update_one(doc! { "_id": { "$eq": Bson::from(key.id()) } }, older).await;
     assert_eq!(aged.expect("the server answers").matched_count, 1, "there is a lock on {key}");
+}
+
+/// Puts locks on these documents that are like the lock on another one.
+pub(crate) async fn copies_of(database: &Database, original: &LockKey, keys: &[LockKey]) {
+    let locks = database.collection::<Document>(&format!("{}.lock", original.collection()));
+    let by_id = |key: &LockKey| doc! { "_id": { "$eq": Bson::from(key.id()) } };
+    let record = locks.find_one(by_id(original)).await.expect("the server answers");
+    let record = record.expect("there is a lock");
+    let copies = keys.iter().map(|key| {
+        let mut copy = record.clone();
+        copy.insert("_id", Bson::from(key.id()));
+        copy.insert("token", Uuid::new_v4().to_string());
+        copy
+    });
+    locks.insert_many(copies).await.expect("the server answers");
 }
 
 /// The program of this name under `examples/`, built from the current sources.

@@ -6,8 +6,8 @@ use actix_doclock::{
     Aid, EndReason, Lock, LockKey, MemoryStore, PageId, Released, SessionEnded, StoreError,
     TryAcquire,
     store::{
-        Acquisition, Claim, Edit, HandedOver, LastEnd, Query, Removal, Rules, Saved, Store,
-        StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
+        Acquisition, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed, Rules, Saved,
+        Store, StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
     },
 };
 use futures_util::future::BoxFuture;
@@ -38,8 +38,13 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Store for Paused
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         self.paused(self.store.try_acquire(key, claim)).await
     }
-    async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
-        self.paused(self.store.renew(collection, aids)).await
+    async fn renew(
+        &self,
+        collection: &str,
+        aids: &[Aid],
+        ttl: Duration,
+    ) -> Result<Renewed, StoreError> {
+        self.paused(self.store.renew(collection, aids, ttl)).await
     }
     async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
         self.paused(self.store.remove_lock(removal)).await

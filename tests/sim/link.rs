@@ -9,8 +9,9 @@ use actix_doclock::{
     StoreError, StoreErrorKind, TryAcquire,
     conformance::Shorthand,
     store::{
-        Acquisition, Change, Claim, Edit, HandedOver, LastEnd, Query, Removal, Rules as Behaviour,
-        Saved, Store, StoreStatus, StoredDocument, Swept, Taken, Ticket, Waiters, Watch,
+        Acquisition, Change, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed,
+        Rules as Behaviour, Saved, Store, StoreStatus, StoredDocument, Swept, Taken, Ticket,
+        Waiters, Watch,
     },
 };
 use futures_util::stream;
@@ -324,7 +325,12 @@ impl Store for Link {
         })
     }
 
-    async fn renew(&self, collection: &str, aids: &[Aid]) -> Result<u64, StoreError> {
+    async fn renew(
+        &self,
+        collection: &str,
+        aids: &[Aid],
+        at_least: Duration,
+    ) -> Result<Renewed, StoreError> {
         let (collection, aids) = (collection.to_owned(), aids.to_vec());
         let (revives, ttl) = (!self.world.rules().renew_only_what_lives, self.world.settings.ttl);
         let renewed = self
@@ -332,7 +338,7 @@ impl Store for Link {
                 if revives {
                     revive(state, &collection, &aids, ttl);
                 }
-                let renewed = at_once(state.primary.renew(&collection, &aids));
+                let renewed = at_once(state.primary.renew(&collection, &aids, at_least));
                 seen(state, Why::Removed, renewed)
             })
             .await?;

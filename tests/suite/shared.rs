@@ -223,7 +223,7 @@ async fn each_verb_on_readers_is_one_command_except_leaving_other_readers() {
     let exclusive = Claim { aid: alone.aid.clone(), ..claim(Mode::Exclusive) };
     let _ = store.try_acquire(&key("b"), &exclusive).await.unwrap();
     commands.take();
-    assert_eq!(store.renew(COLLECTION, std::slice::from_ref(&alone.aid)).await.unwrap(), 2);
+    assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alone.aid)).await.unwrap(), 2);
     assert_eq!(commands.take(), ["update"], "shared and exclusive");
     store.inspect(&key("a"), Some(&alone.aid)).await.unwrap();
     store.list(COLLECTION, None, 10).await.unwrap();
@@ -295,7 +295,7 @@ async fn no_command_carries_a_time_of_the_client() {
         let lock = takes(&store, "a", Mode::Shared).await;
         let waiting = queues(&store, &key("a"), Mode::Exclusive).await;
         refused(&store, "a", &waiting).await;
-        store.renew(COLLECTION, std::slice::from_ref(&lock.aid)).await.unwrap();
+        store.renew_all(COLLECTION, std::slice::from_ref(&lock.aid)).await.unwrap();
         store.inspect(&key("a"), None).await.unwrap();
         store.list(COLLECTION, Some(&[lock.aid.clone(), short.aid.clone()]), 5).await.unwrap();
         release(&store, &lock).await;
@@ -355,7 +355,7 @@ async fn a_renewal_finds_locks_of_both_kinds_by_index() {
         .try_acquire(&key("b"), &Claim { aid: mine.aid.clone(), ..claim(Mode::Exclusive) })
         .await;
     sent.lock().unwrap().clear();
-    store.renew(COLLECTION, std::slice::from_ref(&mine.aid)).await.unwrap();
+    store.renew_all(COLLECTION, std::slice::from_ref(&mine.aid)).await.unwrap();
     store.list(COLLECTION, Some(std::slice::from_ref(&mine.aid)), 10).await.unwrap();
     let sent = sent.lock().unwrap().clone();
     for command in sent {
@@ -581,7 +581,7 @@ async fn every_verb(
         .await
         .unwrap_or_else(|e| failed("list", &e));
     for aid in [&alice, &x] {
-        let renewed = store.renew(COLLECTION, std::slice::from_ref(aid)).await;
+        let renewed = store.renew_all(COLLECTION, std::slice::from_ref(aid)).await;
         renewed.unwrap_or_else(|e| failed("renew", &e));
     }
     let swept = store.sweep(&[COLLECTION], Uuid::new_v4(), 100).await;
@@ -869,7 +869,7 @@ async fn at_random(rules: Rules) {
                 assert!(if shared { before < 1_000 } else { before == 0 }, "{mode:?}: {before}");
                 sleep(Duration::from_millis(next(4))).await;
                 if next(3) == 0 {
-                    store.renew(COLLECTION, std::slice::from_ref(&lock.aid)).await.unwrap();
+                    store.renew_all(COLLECTION, std::slice::from_ref(&lock.aid)).await.unwrap();
                 }
                 // A reader becomes a writer if it is alone.
                 let upgrade =

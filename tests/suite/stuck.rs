@@ -1,30 +1,35 @@
 //! Records that an open transaction of a dead or paused server blocks. No other record waits for them.
 
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Actor, Aid, LockError, LockKey, Released, StoreErrorKind};
-use futures_util::future::join_all;
+use actix_doclock::store::{Renewed, Store};
+use actix_doclock::{Actor, Aid, LockError, LockKey, Lockable, Released, StoreErrorKind};
+use futures_util::{TryStreamExt, future::join_all};
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::{ClientSession, Database};
 use tokio::task::JoinSet;
 
 use crate::rig;
-use crate::rig::app::{App, TTL, eventually, key, lock_records, with_deadline};
+use crate::rig::app::{App, TTL, WorkItem, count, eventually, key, lock_records, with_deadline};
 use crate::rig::mongod::{self, Mongod};
 
 /// More than the connections of a default pool.
 const STUCK: usize = 12;
+/// More than one command writes in its time.
+const MANY: usize = 12_000;
 
 /// A transaction that has touched the lock records of these documents. A server that dies between the
 /// touch and the commit of its saves leaves such a transaction behind.
-async fn stuck(database: &Database, keys: &[LockKey]) -> ClientSession {
+pub(crate) async fn stuck(database: &Database, keys: &[LockKey]) -> ClientSession {
     let client = rig::client(mongod::shared_replica_set().await.uri()).await;
     let mut session = client.start_session().await.unwrap();
     session.start_transaction().await.unwrap();
-    let locks = client.database(database.name()).collection::<Document>("workitem.lock");
     for key in keys {
+        let locks = format!("{}.lock", key.collection());
+        let locks = client.database(database.name()).collection::<Document>(&locks);
         let touch = locks
             .update_one(doc! { "_id": key.id().to_string() }, doc! { "$set": { "touched": true } });
         assert_eq!(touch.session(&mut session).await.unwrap().modified_count, 1);
@@ -95,23 +100,75 @@ async fn a_request_for_a_stuck_record_fails_within_the_deadline_as_unavailable()
     .await;
 }
 
+/// A session with so many locks that one command does not write them all, half of the ttl old. Their keys in the
+/// order in which the server finds them.
+async fn with_many_locks(app: &App, database: &Database, aid: &Aid) -> Vec<LockKey> {
+    let keys: Vec<_> = (0..MANY).map(|n| key(&format!("{n:05}"))).collect();
+    app.granted(&keys[0], aid).await;
+    rig::age(database, &keys[0], TTL / 2).await;
+    rig::copies_of(database, &keys[0], &keys[1..]).await;
+    keys
+}
+
+/// The records that were not renewed since they were half of the ttl old.
+async fn not_renewed(database: &Database) -> Vec<String> {
+    let age = doc! { "$subtract": ["$$NOW", "$ts"] };
+    let old = doc! { "$gte": [age, i64::try_from((TTL / 2).as_millis()).unwrap()] };
+    let found = lock_records(database).find(doc! { "$expr": old }).await.unwrap();
+    let found: Vec<_> = found.try_collect().await.unwrap();
+    found.iter().map(|record| record.get_str("_id").unwrap().to_owned()).collect()
+}
+
 #[tokio::test]
-async fn a_stuck_record_does_not_keep_other_locks_from_being_renewed() {
+async fn a_session_with_a_lock_that_is_known_to_be_stuck_does_not_delay_the_renewal_of_others() {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let app = App::on(&database).await;
+    let (lucky, unlucky) = (Aid::new(), Aid::new());
+    for (id, aid) in [("a", &lucky), ("b", &unlucky), ("c", &unlucky)] {
+        app.granted(&key(id), aid).await;
+    }
+    let mut transaction = stuck(&database, &[key("b")]).await;
+    app.locks.renew(&unlucky).await.unwrap_err();
+    let both = [lucky, unlucky.clone()];
+    let renew =
+        async |aids: &[Aid]| app.store.renew(WorkItem::COLLECTION, aids, TTL).await.unwrap();
+    assert_eq!(renew(&both).await, Renewed { documents: 1, late: vec![unlucky.clone()] });
+    // Alone, it gets what can be renewed.
+    assert_eq!(renew(&both[1..]).await, Renewed { documents: 1, late: vec![unlucky] });
+    transaction.abort_transaction().await.unwrap();
+    eventually("it is not stuck any more", async || renew(&both[1..]).await.documents == 2).await;
+    assert_eq!(renew(&both).await, Renewed { documents: 3, late: Vec::new() });
+}
+
+#[tokio::test]
+async fn a_stuck_record_does_not_keep_thousands_of_other_locks_from_being_renewed() {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     let (app, aid) = (App::on(&database).await, Aid::new());
-    let ids: Vec<_> = (0..20).map(|n| key(&format!("{n}"))).collect();
-    for key in &ids {
-        app.granted(key, &aid).await;
-        rig::age(&database, key, TTL / 2).await;
-    }
-    let mut transaction = stuck(&database, &ids[7..8]).await;
-    assert_eq!(app.locks.renew(&aid).await.unwrap(), 19);
-    for key in &ids {
-        let lease = app.locks.inspect(key).await.unwrap().expect("a live lock").expires_in();
-        assert_eq!(lease > TTL * 3 / 4, *key != ids[7], "{key}: {lease:?}");
-    }
+    let keys = with_many_locks(&app, &database, &aid).await;
+    let stuck_one = &keys[MANY - 2];
+    let mut transaction = stuck(&database, slice::from_ref(stuck_one)).await;
+    // Its lock keeps the lease that it has.
+    app.locks.renew(&aid).await.unwrap_err();
+    assert_eq!(not_renewed(&database).await, [stuck_one.id().to_string()]);
     transaction.abort_transaction().await.unwrap();
-    assert_eq!(app.locks.renew(&aid).await.unwrap(), 20);
+    assert_eq!(app.locks.renew(&aid).await.unwrap(), MANY as u64);
+    assert_eq!(not_renewed(&database).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn thousands_of_locks_are_all_removed_or_the_removal_fails() {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let (app, aid) = (App::on(&database).await, Aid::new());
+    let keys = with_many_locks(&app, &database, &aid).await;
+    let mut transaction = stuck(&database, &keys[MANY - 2..MANY - 1]).await;
+    // The store knows the stuck record, so it does not even try to remove all by one command.
+    app.locks.renew(&aid).await.unwrap_err();
+    let release = async || app.store.release_all(WorkItem::COLLECTION, &aid).await;
+    release().await.expect_err("one lock is still there");
+    assert_eq!(count(&database).await, 1);
+    transaction.abort_transaction().await.unwrap();
+    eventually("the last one is removed", async || release().await.is_ok()).await;
+    assert_eq!(count(&database).await, 0);
 }
 
 /// They share commands until one of the commands is late, and that one is late soon.

@@ -244,8 +244,8 @@ async fn verbs(pass: &mut Pass, locks: &LockManager) {
         }
         let rounds = if at_once == 1 { 1 } else { 20 };
         let calls = (0..rounds).flat_map(|_| aids.chunks_exact(at_once)).map(async |some| {
-            let renewed = store.renew(Page::COLLECTION, some).await.unwrap();
-            assert_eq!(renewed, some.len() as u64);
+            let renewed = store.renew(Page::COLLECTION, some, Duration::ZERO).await.unwrap();
+            assert_eq!(renewed.documents, some.len() as u64);
         });
         pass.run(&renewal(at_once), at_once, calls).await;
     }

@@ -118,6 +118,12 @@ impl Person {
         Self { site: Rc::clone(site), cookie: None, token: None, id, saves: 0 }
     }
 
+    /// The same person at another server.
+    pub fn at(mut self, site: &Site) -> Self {
+        self.site = Rc::clone(site);
+        self
+    }
+
     async fn send(&mut self, request: TestRequest) -> Answer {
         let request = self
             .cookie

@@ -4,27 +4,27 @@
 //! a round, and for half a second from its begin, are renewed together in the next one.
 
 use std::{
+    collections::HashSet,
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
-use futures_util::future::join_all;
 use tokio::{
     sync::oneshot::{self, Receiver, Sender},
     time::sleep_until,
 };
 use tokio_util::task::TaskTracker;
 
-use crate::{clock, lock::Aid, manager::LockManager};
+use crate::{
+    clock,
+    lock::Aid,
+    manager::{LockManager, background::pieces::Piece, observe},
+    random::HashMap,
+};
 
-/// How many sessions or guards one command renews.
-pub(in crate::manager) const AT_ONCE: usize = 1_000;
-/// How many such commands may be under way at once for a collection, so that connections are left for
-/// requests.
-pub(in crate::manager) const COMMANDS: usize = 4;
-/// How long after the begin of a round the next one begins at the earliest, unless the ttl is short.
+/// The shortest time between the starts of two rounds, unless the ttl is short.
 const APART: Duration = Duration::from_millis(500);
 
 /// The sessions that are due. A session is due once in a third of the ttl, so the active sessions bound their
@@ -52,6 +52,14 @@ impl Renewals {
         due.next = Some(clock::now() + APART.min(ttl / 12));
         mem::take(&mut due.sessions)
     }
+}
+
+/// A session that is being renewed.
+struct Waiting {
+    /// In how many collections its locks are not done.
+    collections: usize,
+    /// Dropped when they are.
+    told: Vec<Sender<()>>,
 }
 
 /// If the task panics, the next session that is due starts a new one.
@@ -93,28 +101,54 @@ impl LockManager {
             if due.is_empty() {
                 return;
             }
-            let (aids, done): (Vec<_>, Vec<_>) = due.into_iter().unzip();
-            for some in aids.chunks(AT_ONCE * COMMANDS) {
-                join_all(some.chunks(AT_ONCE).map(|piece| self.renew_due(piece))).await;
-            }
-            drop(done);
+            // The next round does not wait for a session with a stuck lock in this one.
+            let round = self.clone().renew_sessions(due);
+            drop(self.inner.runner.spawn(&TaskTracker::new(), round));
         }
     }
 
-    /// A round that fails takes no longer than a third of the ttl, so that there is time for another one.
-    async fn renew_due(&self, aids: &[Aid]) {
-        let until = clock::now() + self.deadline().min(self.ttl() / 3);
-        let aids = Arc::<[Aid]>::from(aids);
-        if let Err(e) = self.renew_all_of(&aids, until).await {
-            aids.iter().for_each(|aid| self.inner.activity.forget(aid));
+    /// Tells each session when its own locks are done. A round takes no longer than a third of the ttl, so
+    /// that there is time for another attempt.
+    async fn renew_sessions(self, due: Vec<(Aid, Sender<()>)>) {
+        let until = clock::now() + self.ttl() / 3;
+        let collections = self.registered_names();
+        let mut waiting = HashMap::<Aid, Waiting>::default();
+        for (aid, done) in due {
+            let new = || Waiting { collections: collections.len(), told: Vec::new() };
+            waiting.entry(aid).or_insert_with(new).told.push(done);
+        }
+        let aids: Vec<_> = waiting.keys().cloned().collect();
+        let mut pieces = self.renew_in_pieces(collections, &aids, self.ttl(), until);
+        let (mut failed, mut outcome) = (HashSet::new(), Ok(()));
+        while let Some(Piece { aids, renewed, .. }) = pieces.recv().await {
+            if let Err(e) = renewed {
+                failed.extend(aids.iter().cloned());
+                outcome = Err(e);
+            }
+            let is_done = |aid: &Aid| {
+                waiting.get_mut(aid).is_some_and(|session| {
+                    session.collections -= 1;
+                    session.collections == 0
+                })
+            };
+            let done: Vec<_> = aids.into_iter().filter(is_done).collect();
+            if let Err(e) = self.look_for_losses(&done, self.until()).await {
+                log::debug!(target: "actix_doclock::manager", "watchers hear of losses later: {e}");
+            }
+            for aid in done {
+                if failed.contains(&aid) {
+                    self.inner.activity.forget(&aid);
+                }
+                waiting.remove(&aid);
+            }
+        }
+        observe::renewed("session", &outcome);
+        if let Err(e) = outcome {
             log::warn!(
                 target: "actix_doclock::manager",
-                "the locks of {} sessions were not renewed, their next requests try again: {e}",
-                aids.len(),
+                "the locks of {} sessions were not all renewed, their next requests try again: {e}",
+                failed.len(),
             );
-        }
-        if let Err(e) = self.look_for_losses(&aids, until).await {
-            log::debug!(target: "actix_doclock::manager", "watchers hear of losses later: {e}");
         }
     }
 }

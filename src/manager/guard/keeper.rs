@@ -16,11 +16,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, LockToken},
     manager::{
-        Inner, LockManager,
-        background::renewals::{AT_ONCE, COMMANDS},
-        claim::Wanted,
-        observe,
-        rhythm::jittered,
+        Inner, LockManager, background::pieces::Piece, claim::Wanted, observe, rhythm::jittered,
         wait::queue::Held,
     },
     random::HashMap,
@@ -57,12 +53,14 @@ impl Kept {
         self.guards().of.len()
     }
 
-    /// The guards with this ttl, by collection. If there are none, their task ends.
-    fn round(&self, ttl: Duration) -> BTreeMap<String, Vec<Entry>> {
+    /// The guards with this ttl, by collection and session: each guard has its own. If there are none, their
+    /// task ends.
+    fn round(&self, ttl: Duration) -> BTreeMap<String, HashMap<Aid, Acquisition>> {
         let mut guards = self.guards();
-        let mut due: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for entry in guards.of.values().filter(|entry| entry.ttl == ttl) {
-            due.entry(entry.held.key.collection().to_owned()).or_default().push(entry.clone());
+        let mut due: BTreeMap<_, HashMap<_, _>> = BTreeMap::new();
+        for Entry { held, .. } in guards.of.values().filter(|entry| entry.ttl == ttl) {
+            let of_collection = due.entry(held.key.collection().to_owned()).or_default();
+            of_collection.insert(held.aid.clone(), held.clone());
         }
         if due.is_empty() {
             guards.ttls.remove(&ttl);
@@ -104,65 +102,69 @@ impl LockManager {
     async fn renew_round(
         &self,
         ttl: Duration,
-        due: &BTreeMap<String, Vec<Entry>>,
+        due: &BTreeMap<String, HashMap<Aid, Acquisition>>,
     ) -> Result<(), LockError> {
-        let until = clock::now() + self.deadline().min(ttl / 3);
+        let until = clock::now() + ttl / 3;
         // A collection that does not answer does not delay the others.
-        let renewals = due.iter().map(|(name, entries)| self.renew_in(name, entries, until));
+        let renewals = due.iter().map(|(name, guards)| self.renew_guards(name, guards, ttl, until));
         let renewed = join_all(renewals).await.into_iter().collect();
         observe::renewed("guards", &renewed);
         renewed
     }
 
-    /// Renews all of them in pieces, even if one piece fails.
-    async fn renew_in(
+    /// Renews all of them, even if some fail.
+    async fn renew_guards(
         &self,
         collection: &str,
-        entries: &[Entry],
+        guards: &HashMap<Aid, Acquisition>,
+        ttl: Duration,
         until: Instant,
     ) -> Result<(), LockError> {
-        let mut renewed = Ok(());
-        for some in entries.chunks(AT_ONCE * COMMANDS) {
-            let pieces = some.chunks(AT_ONCE).map(|piece| {
-                let aids = piece.iter().map(|entry| entry.held.aid.clone()).collect();
-                self.renew_piece(collection, aids, piece, until)
-            });
-            renewed = join_all(pieces).await.into_iter().fold(renewed, Result::and);
+        let aids: Vec<_> = guards.keys().cloned().collect();
+        let mut pieces = self.renew_in_pieces([collection], &aids, ttl, until);
+        let mut all = Ok(());
+        while let Some(Piece { aids, asked, renewed }) = pieces.recv().await {
+            let guards: Vec<_> = aids.iter().filter_map(|aid| guards.get(aid)).collect();
+            let lives = asked + ttl;
+            let told = match renewed {
+                Ok(n) => self.tell_guards(collection, aids, &guards, n, lives, until).await,
+                Err(e) => Err(e),
+            };
+            all = all.and(told);
         }
-        renewed
+        all
     }
 
-    async fn renew_piece(
+    /// Tells the guards of a piece that they are renewed or lost.
+    async fn tell_guards(
         &self,
         collection: &str,
         aids: Vec<Aid>,
-        entries: &[Entry],
+        guards: &[&Acquisition],
+        renewed: u64,
+        lives: Instant,
         until: Instant,
     ) -> Result<(), LockError> {
-        let asked = clock::now();
-        let args = (collection.to_owned(), aids);
-        let renewed = self.run("renew", until, args.clone(), |store, (collection, aids)| {
-            store.renew(collection, aids)
-        });
-        let renewed = renewed.await?;
-        let documents: BTreeSet<&LockKey> = entries.iter().map(|entry| &entry.held.key).collect();
+        let until = until.min(self.until());
+        let documents: BTreeSet<&LockKey> = guards.iter().map(|held| &held.key).collect();
         // If a document has several readers, the count does not tell which of them were renewed. When a
         // `max_hold` ends, only the server knows: it may have granted the lock to an earlier attempt
         // whose answer was lost.
         let has_max_hold = self.inner.settings.max_hold.is_some();
-        let is_one_each = documents.len() == entries.len();
-        if renewed == entries.len() as u64 && is_one_each && !has_max_hold {
-            for Entry { held, ttl } in entries {
-                self.inner.watched.renewed(held, asked + *ttl);
+        let is_one_each = documents.len() == guards.len();
+        if renewed == guards.len() as u64 && is_one_each && !has_max_hold {
+            for held in guards {
+                self.inner.watched.renewed(held, lives);
             }
             return Ok(());
         }
+        let args = (collection.to_owned(), aids);
         let listed = self.run("list", until, args, |store, (collection, aids)| {
             store.locks(collection, Query::Of(aids), usize::MAX)
         });
         let listed = listed.await?;
         let live: HashMap<_, _> = listed.iter().map(|lock| (lock.token, lock)).collect();
-        for Entry { held, .. } in entries {
+        for held in guards {
             match live.get(&Some(held.token)) {
                 Some(lock) => self.inner.watched.renewed(held, lock.expires_at),
                 // Its guard has given the lock back in the meantime.

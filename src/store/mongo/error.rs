@@ -39,6 +39,14 @@ pub(super) struct Refused {
     pub(super) message: String,
 }
 
+/// A write on many records was not carried out on some of them.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("{written} records were written, but {left_out} are blocked by open transactions")]
+pub(super) struct LeftOut {
+    pub(super) written: u64,
+    pub(super) left_out: u64,
+}
+
 /// A write was carried out on the primary, but no majority acknowledged it in time.
 #[derive(Debug, thiserror::Error)]
 #[error("no majority has acknowledged it: {error}")]
@@ -73,6 +81,9 @@ const TRANSIENT_LABELS: &[&str] = &[
 pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
     let kind = kind(&error);
     let new = |what: &str| StoreError::new(kind, format!("{doing}: {what}"));
+    if let Some(left_out) = ours::<LeftOut>(&error) {
+        return new(&left_out.to_string());
+    }
     match kind {
         StoreErrorKind::Unavailable if ran_out_of_time(&error) => {
             new("MongoDB did not finish in time: it is busy, or a transaction blocks the record")
@@ -146,11 +157,16 @@ pub(super) fn ran_out_of_time(error: &Error) -> bool {
 /// `None` unless the time limit came before a majority had acknowledged the write. Otherwise: whether a
 /// record matched the write.
 pub(super) fn late_majority(error: &Error) -> Option<bool> {
-    let ErrorKind::Custom(ours) = error.kind.as_ref() else { return None };
-    let late: &Unacknowledged = ours.downcast_ref()?;
+    let late: &Unacknowledged = ours(error)?;
     let code = codec::number(late.error.as_document()?.get("code")?)?;
     let is_late = [MAX_TIME_EXPIRED, WRITE_CONCERN_FAILED].map(f64::from).contains(&code);
     is_late.then_some(late.has_written)
+}
+
+/// The error of this crate that the driver carries.
+pub(super) fn ours<E: std::error::Error + Send + Sync + 'static>(error: &Error) -> Option<&E> {
+    let ErrorKind::Custom(ours) = error.kind.as_ref() else { return None };
+    ours.downcast_ref()
 }
 
 /// The server's code, wherever the driver keeps it.
@@ -159,7 +175,7 @@ pub(super) fn code(error: &Error) -> Option<i32> {
         ErrorKind::Command(e) => Some(e.code),
         ErrorKind::Write(WriteFailure::WriteError(e)) => Some(e.code),
         ErrorKind::Write(WriteFailure::WriteConcernError(e)) => Some(e.code),
-        ErrorKind::Custom(ours) => ours.downcast_ref::<Refused>().map(|refused| refused.code),
+        ErrorKind::Custom(_) => ours::<Refused>(error).map(|refused| refused.code),
         _ => None,
     }
 }

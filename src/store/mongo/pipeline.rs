@@ -238,15 +238,17 @@ pub(super) fn has_run_out(grant: Grant, foreign_ttl: Duration) -> Document {
     }
 }
 
-/// Renews the leases of these sessions.
-pub(super) fn renew(aids: &[Aid], rules: &Rules) -> Vec<Document> {
+/// Renews the leases of these sessions, for at least `ttl`.
+pub(super) fn renew(aids: &[Aid], ttl: Duration, rules: &Rules) -> Vec<Document> {
     let mine = doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] };
+    let longer = doc! { "$max": ["$$r.ttl", millis(ttl)] };
     let renewed = doc! { "$mergeObjects": [
-        "$$r", { "ts": Grant::Reader.not_before(), "ttl": Grant::Reader.capped("$$r.ttl") },
+        "$$r", { "ts": Grant::Reader.not_before(), "ttl": Grant::Reader.capped(longer) },
     ] };
     let each = doc! { "$cond": [mine, renewed, "$$r"] };
     let shared = doc! { "readers": { "$map": { "input": readers(), "as": "r", "in": each } } };
-    let renewed = doc! { "$cond": [is_shared(), shared, renewed_exclusive(rules)] };
+    let longer = doc! { "$max": ["$ttl", millis(ttl)] };
+    let renewed = doc! { "$cond": [is_shared(), shared, renewed_exclusive(longer, rules)] };
     let mut stages = vec![doc! { "$replaceWith": { "$mergeObjects": ["$$ROOT", renewed] } }];
     stages.extend(settle::settle(rules));
     stages
@@ -258,21 +260,21 @@ pub(super) fn renew(aids: &[Aid], rules: &Rules) -> Vec<Document> {
 /// ahead of the clock (after a failover from a server whose clock was ahead, or within one millisecond)
 /// all other fields may stay the same, and a transaction that writes nothing conflicts with nothing.
 pub(super) fn renew_for_save(save: Uuid, rules: &Rules) -> Vec<Document> {
-    let mut renewed = renewed_exclusive(rules);
+    let mut renewed = renewed_exclusive("$ttl", rules);
     renewed.insert("again", true);
     renewed.insert("saved", save.to_string());
     vec![doc! { "$set": renewed }]
 }
 
 /// The record of a foreign program has no ttl of its own, and gets none here.
-fn renewed_exclusive(rules: &Rules) -> Document {
-    let capped = Grant::Exclusive.capped("$ttl");
-    let ttl = doc! { "$cond": [{ "$isNumber": "$ttl" }, capped.clone(), millis(rules.ttl)] };
+fn renewed_exclusive(ttl: impl Into<Bson>, rules: &Rules) -> Document {
+    let capped = Grant::Exclusive.capped(ttl);
+    let is_ours = doc! { "$isNumber": "$ttl" };
+    let ttl = doc! { "$cond": [is_ours.clone(), capped.clone(), millis(rules.ttl)] };
+    let has_end = doc! { "$or": [is_ours, Grant::Exclusive.has_max_hold()] };
     doc! {
         "ts": Grant::Exclusive.not_before(),
-        "ttl": { "$cond": [
-            Grant::Exclusive.has_max_hold(), capped, { "$ifNull": ["$ttl", "$$REMOVE"] },
-        ] },
+        "ttl": { "$cond": [has_end, capped, { "$ifNull": ["$ttl", "$$REMOVE"] }] },
         "due": acquire::due_again(ttl, rules),
     }
 }

@@ -211,13 +211,13 @@ impl Prepared {
     pub(super) async fn remove_many(&self, grants: &Grants<'_>, shared: bool) -> Result<()> {
         let rules = &self.rules;
         if !rules.fenced && !rules.fair {
-            self.write_all(grants.exclusive(rules), &Write::Delete).await?.all()?;
+            self.write_all(grants.exclusive(rules), &Write::Delete).await?;
             if !shared {
                 return Ok(());
             }
         }
         let out = take_out(|grant| grants.are(grant, rules), rules);
-        self.write_all(grants.records(), &Write::Update(out)).await?.all()?;
+        self.write_all(grants.records(), &Write::Update(out)).await?;
         self.tidy_up().await
     }
 
@@ -226,12 +226,12 @@ impl Prepared {
         let mut left_over = pipeline::left_over();
         if self.rules.fenced && self.rules.fair {
             let settled = take_out(|_| doc! { "$literal": false }, &self.rules);
-            self.write_all(left_over.clone(), &Write::Update(settled)).await?.all()?;
+            self.write_all(left_over.clone(), &Write::Update(settled)).await?;
         }
         if self.rules.fenced {
             left_over.insert("fence", doc! { "$exists": false });
         }
-        self.write_all(left_over, &Write::Delete).await?.all()?;
+        self.write_all(left_over, &Write::Delete).await?;
         Ok(())
     }
 }

@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    slice,
     time::Duration,
 };
 
@@ -15,21 +16,23 @@ use mongodb::{
     bson::{Bson, Document, doc},
     error::{Error, Result},
 };
+use tokio::time::timeout;
 
 use crate::{
     key::LockId,
     store::mongo::{
         Prepared, codec,
-        error::{Refused, Unacknowledged, ran_out_of_time},
+        error::{LeftOut, MAX_TIME_EXPIRED, Refused, Unacknowledged, ran_out_of_time},
         lanes::{self, Turn},
         majority_acknowledges, pipeline,
     },
 };
 
-/// How many records are handled one by one when one of them is stuck.
-const ONE_BY_ONE: i64 = 10_000;
-/// Into how many parts records are split to find the stuck one.
-const PARTS: usize = 8;
+/// How many records one command writes when the write on all of them has exceeded its time limit, or when
+/// one of them is stuck.
+const PAGE: usize = 1_000;
+/// Into how many parts a page is split to find a stuck record in it.
+const PARTS: usize = 10;
 
 /// The result of a `findAndModify`.
 pub(super) struct Modified {
@@ -37,20 +40,6 @@ pub(super) struct Modified {
     pub(super) record: Option<Document>,
     /// The command created the record.
     pub(super) is_new: bool,
-}
-
-/// The result of a write on several records.
-pub(super) struct Written {
-    pub(super) matched: u64,
-    /// Why some records were left out: an open transaction blocks them.
-    stuck: Option<Error>,
-}
-
-impl Written {
-    /// How many records were written; an error if any was left out.
-    pub(super) fn all(self) -> Result<u64> {
-        self.stuck.map_or(Ok(self.matched), Err)
-    }
 }
 
 /// A write on all records that match a filter.
@@ -183,72 +172,105 @@ impl Prepared {
         turn.of(self::write(&self.locks, command, limit)).await
     }
 
-    /// One write on all records that `filter` matches.
+    /// One write on all records that `filter` matches. Returns how many it matched.
     ///
-    /// A stuck record does not keep the others from being written: it comes last, in a command of its
-    /// own.
-    pub(super) async fn write_all(&self, filter: Document, write: &Write) -> Result<Written> {
-        let stuck = self.lanes.stuck();
-        if stuck.is_empty() {
+    /// A stuck record does not keep the others from being written.
+    ///
+    /// # Errors
+    /// If any record is left out. All others are written, unless the deadline has passed.
+    pub(super) async fn write_all(&self, filter: Document, write: &Write) -> Result<u64> {
+        if self.lanes.stuck().is_empty() {
             let command = write.command(&self.locks, filter.clone(), false);
             let done = self::write(&self.locks, command, lanes::write_limit()).await;
             if !done.as_ref().is_err_and(ran_out_of_time) {
-                return done.map(|matched| Written { matched, stuck: None });
+                return done;
             }
         }
-        self.write_in_parts(filter, write).await
+        self.write_in_pages(filter, write).await
     }
 
-    /// The same in parts. A part that exceeds its time limit is split further.
-    async fn write_in_parts(&self, filter: Document, write: &Write) -> Result<Written> {
+    /// The same in pages. The records that are known to be stuck come last.
+    async fn write_in_pages(&self, filter: Document, write: &Write) -> Result<u64> {
         let found = self.locks.find(filter.clone()).projection(doc! { "_id": 1 });
-        let mut cursor = found.limit(ONE_BY_ONE).max_time(lanes::read_limit()).await?;
-        let (mut easy, mut hard) = (Vec::new(), Vec::new());
-        let stuck = self.lanes.stuck();
-        while cursor.advance().await? {
-            let record = cursor.deserialize_current()?;
-            let id = record.get("_id").cloned().unwrap_or(Bson::Null);
-            if stuck.contains(&id) { hard.push(id) } else { easy.push(id) }
-        }
-        let (mut matched, mut stuck) = (0, None);
-        // The whole has just failed, or the known stuck records are left out.
-        let part =
-            if hard.is_empty() { easy.len().div_ceil(PARTS).max(1) } else { easy.len().max(1) };
-        let mut open: Vec<_> = easy.chunks(part).map(<[Bson]>::to_vec).collect();
-        while let Some(ids) = open.pop() {
-            lanes::in_time()?;
-            if ids.len() <= 1 {
-                hard.extend(ids);
-                continue;
+        let mut found = found.batch_size(PAGE as u32).max_time(lanes::read_limit()).await?;
+        let known = self.lanes.stuck();
+        let (mut written, mut last, mut left_out) = (0, Vec::new(), 0);
+        loop {
+            let mut page = Vec::new();
+            while page.len() < PAGE && found.advance().await? {
+                let id = found.deserialize_current()?.remove("_id").unwrap_or(Bson::Null);
+                (if known.contains(&id) { &mut last } else { &mut page }).push(id);
             }
-            let command = write.command(&self.locks, among(&filter, &ids), false);
-            // A limit that grew with the time that the search has taken would take up the deadline.
-            match self::write(&self.locks, command, lanes::group_limit()).await {
-                Ok(these) => matched += these,
-                Err(e) if ran_out_of_time(&e) => {
-                    let part = ids.len().div_ceil(PARTS);
-                    open.extend(ids.chunks(part).map(<[Bson]>::to_vec));
-                }
-                Err(e) => return Err(e),
+            if page.is_empty() {
+                break;
+            }
+            let (these, late) = self.write_page(page, &filter, write).await?;
+            written += these;
+            left_out += late;
+        }
+        for id in last {
+            match self.write_stuck(id, &filter, write).await {
+                Err(e) if ran_out_of_time(&e) => left_out += 1,
+                done => written += done?,
             }
         }
-        for id in hard {
-            lanes::in_time()?;
-            let filter = among(&filter, std::slice::from_ref(&id));
-            let done = match codec::lock_id(&id) {
-                Some(id) => self.write_one(&id, filter, write).await,
-                // The record of a foreign program.
-                None => {
-                    let command = write.command(&self.locks, filter, false);
-                    self::write(&self.locks, command, lanes::write_limit()).await
+        match left_out {
+            0 => Ok(written),
+            _ => Err(Error::custom(LeftOut { written, left_out })),
+        }
+    }
+
+    /// Writes the records of a page. A part that exceeds its time limit is split further. Returns how many
+    /// were written, and how many are stuck.
+    async fn write_page(
+        &self,
+        page: Vec<Bson>,
+        filter: &Document,
+        write: &Write,
+    ) -> Result<(u64, u64)> {
+        let (mut written, mut stuck, mut open) = (0, 0, vec![page]);
+        while let Some(mut ids) = open.pop() {
+            let done = match ids.len() {
+                1 => self.write_stuck(ids.remove(0), filter, write).await,
+                _ => {
+                    lanes::in_time()?;
+                    let command = write.command(&self.locks, among(filter, &ids), false);
+                    // A limit that grew with the time that the search takes would take up the deadline.
+                    self::write(&self.locks, command, lanes::group_limit()).await
                 }
             };
             match done {
-                Ok(this) => matched += this,
-                Err(e) => stuck = Some(e),
+                Err(e) if !ran_out_of_time(&e) => return Err(e),
+                Ok(these) => written += these,
+                Err(_) if ids.is_empty() => stuck += 1,
+                Err(_) => open.extend(ids.chunks(ids.len().div_ceil(PARTS)).map(<[_]>::to_vec)),
             }
         }
-        Ok(Written { matched, stuck })
+        Ok((written, stuck))
+    }
+
+    /// Writes a record that may be stuck. If so, that is remembered.
+    async fn write_stuck(&self, id: Bson, filter: &Document, write: &Write) -> Result<u64> {
+        lanes::in_time()?;
+        let filter = among(filter, slice::from_ref(&id));
+        let command = write.command(&self.locks, filter, false);
+        // The id of a foreign program.
+        let Some(id) = codec::lock_id(&id) else {
+            return self::write(&self.locks, command, lanes::group_limit()).await;
+        };
+        let limit = lanes::group_limit();
+        match timeout(limit, self.lanes.turn(&id)).await {
+            Ok(Ok(mut turn)) => {
+                turn.limit = turn.limit.min(limit);
+                let limit = turn.limit;
+                turn.of(self::write(&self.locks, command, limit)).await
+            }
+            // Other writes on stuck records do not leave it a turn.
+            _ => {
+                let message = "an open transaction blocks the record".to_owned();
+                Err(Error::custom(Refused { code: MAX_TIME_EXPIRED, message }))
+            }
+        }
     }
 }
 

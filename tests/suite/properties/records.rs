@@ -133,7 +133,7 @@ impl Server {
             let _ = (format!("{lock:?}"), lock.expires_in());
         }
         store
-            .renew(COLLECTIONS[0], &[bob.clone(), Aid::from("alice".to_owned())])
+            .renew_all(COLLECTIONS[0], &[bob.clone(), Aid::from("alice".to_owned())])
             .await
             .expect("renew");
         store.release_all(COLLECTIONS[0], &bob).await.expect("release_session");

@@ -93,7 +93,7 @@ impl<'a, S: Subject> Run<'a, S> {
             }
             Op::Renew(who) => {
                 let aids: Vec<_> = who.iter().map(|who| self.aids[*who].clone()).collect();
-                let renewed = store.renew(COLLECTIONS[0], &aids).await.unwrap();
+                let renewed = store.renew_all(COLLECTIONS[0], &aids).await.unwrap();
                 assert_eq!(renewed, self.reference.renew(who), "renewed");
             }
             Op::Sweep => self.sweep().await,

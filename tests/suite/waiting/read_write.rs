@@ -105,7 +105,8 @@ async fn task(store: Arc<impl Store>, model: Arc<Model>, task: usize, mut random
                     }
                 }
                 1 => {
-                    let renewed = store.renew(WorkItem::COLLECTION, &[aid.clone()]).await.unwrap();
+                    let renewed =
+                        store.renew_all(WorkItem::COLLECTION, &[aid.clone()]).await.unwrap();
                     assert_eq!(renewed, 1, "the held lock is renewed");
                 }
                 2 => {

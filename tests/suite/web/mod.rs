@@ -17,6 +17,7 @@ mod lost_replies;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod problems;
+mod renewals;
 #[cfg(feature = "mongo-session")]
 mod session_store;
 mod sessions;
