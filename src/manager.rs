@@ -120,7 +120,7 @@ struct Inner {
     /// For the waiters that ask the store.
     asking: Arc<Semaphore>,
     /// For the claims, and for what is given back because nobody knows whether it was granted.
-    places: Arc<Semaphore>,
+    claims: Arc<Semaphore>,
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
     renewals: background::renewals::Renewals,

@@ -75,7 +75,7 @@ impl LockManager {
         until: Instant,
     ) -> Result<Acquired, LockError> {
         self.refuse_if_frozen(key, &claim, until).await?;
-        let place = self.place()?;
+        let permit = self.claim_permit()?;
         let timer = observe::Timer::start(self, key, claim.mode);
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
@@ -87,19 +87,19 @@ impl LockManager {
                 claim.token = claim.token.next_attempt();
             };
             if let Ok(answer) = &answer {
-                manager.earlier_may_be_late(&key, &claim, answer, &place);
+                manager.earlier_may_be_late(&key, &claim, answer, &permit);
             }
             match answer {
                 // If nobody waits for the answer any more, it is dropped, and the lock is given back.
                 Ok(TryAcquire::Granted(lock)) => {
-                    let fresh = Provisional::new(manager, lock, &claim, own_scope, place);
+                    let fresh = Provisional::new(manager, lock, &claim, own_scope, permit);
                     Ok(Acquired::Fresh(fresh))
                 }
                 Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
                 Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
                 Err(error) => {
                     // An attempt may have been carried out anyway, or may still be under way.
-                    manager.claim_failed(&error, &key, &claim, &own_scope, &place);
+                    manager.claim_failed(&error, &key, &claim, &own_scope, &permit);
                     Err(error)
                 }
             }

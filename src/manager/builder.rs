@@ -415,7 +415,7 @@ impl LockManagerBuilder {
             watched: Default::default(),
             queues: Queues::new(self.settings.waiters),
             asking: Arc::new(Semaphore::new(ASK_AT_ONCE)),
-            places: Arc::new(Semaphore::new(release::PLACES)),
+            claims: Arc::new(Semaphore::new(release::CLAIMS)),
             settings: self.settings,
             watches: Default::default(),
             kept: Default::default(),

@@ -8,7 +8,7 @@ use crate::{
     clock,
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
-    manager::{LockManager, release::Place},
+    manager::{LockManager, release::ClaimPermit},
     store::{Acquisition, Claim, Turn},
 };
 
@@ -125,7 +125,7 @@ pub(crate) struct Provisional {
     token: LockToken,
     /// Tracks the release, so that a request can wait for its end.
     scope: TaskTracker,
-    place: Place,
+    permit: ClaimPermit,
     confirmed: bool,
 }
 
@@ -135,11 +135,11 @@ impl Provisional {
         lock: Lock,
         claim: &Claim,
         scope: TaskTracker,
-        place: Place,
+        permit: ClaimPermit,
     ) -> Self {
         // The lock may carry the token of an earlier attempt.
         let token = lock.token.unwrap_or(claim.token);
-        Self { manager, lock, token, scope, place, confirmed: false }
+        Self { manager, lock, token, scope, permit, confirmed: false }
     }
 
     pub(crate) fn lock(&self) -> &Lock {
@@ -167,7 +167,7 @@ impl Drop for Provisional {
         if !self.confirmed {
             let Lock { key, aid, mode, .. } = self.lock.clone();
             let unwanted = Acquisition { key, aid, token: self.token, mode };
-            self.manager.give_back(vec![unwanted], &self.scope, self.place.clone());
+            self.manager.give_back(vec![unwanted], &self.scope, self.permit.clone());
         }
     }
 }

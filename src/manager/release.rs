@@ -26,18 +26,21 @@ use crate::{
     store::{Acquisition, Claim, HandedOver, Released, Removal, TryAcquire},
 };
 
-/// How many locks are claimed at once, or wait to be given back because nobody knows whether they were granted.
-pub(super) const PLACES: usize = 32_768;
+/// How many locks are being claimed at once, or wait to be given back because nobody knows whether they were
+/// granted.
+pub(super) const CLAIMS: usize = 32_768;
 
-/// A place among those that are given back. A claim has it before it is sent, so none is ever left out: a lock that
-/// nobody knows of would live as long as its session, which renews all its locks.
-pub(super) type Place = Arc<OwnedSemaphorePermit>;
+/// The permit of a claim, kept until the last attempt to give its lock back has ended. Without a permit no claim is
+/// sent. So each lock that nobody knows of is given back; otherwise it would live as long as its session, which renews
+/// all its locks.
+pub(super) type ClaimPermit = Arc<OwnedSemaphorePermit>;
 
 impl LockManager {
-    /// A place for a claim.
-    pub(super) fn place(&self) -> Result<Place, StoreError> {
-        let place = Arc::clone(&self.inner.places).try_acquire_owned();
-        place.map(Arc::new).map_err(|_| overloaded("try_acquire"))
+    /// # Errors
+    /// [`Overloaded`](StoreErrorKind::Overloaded).
+    pub(super) fn claim_permit(&self) -> Result<ClaimPermit, StoreError> {
+        let permit = Arc::clone(&self.inner.claims).try_acquire_owned();
+        permit.map(Arc::new).map_err(|_| overloaded("try_acquire"))
     }
 
     /// Gives a lock back. One command.
@@ -61,14 +64,14 @@ impl LockManager {
         key: &LockKey,
         claim: &Claim,
         scope: &TaskTracker,
-        place: &Place,
+        permit: &ClaimPermit,
     ) {
         if error.kind() == StoreErrorKind::Overloaded {
             return;
         }
         let attempts = attempts(key, claim, claim.token.attempts());
-        self.give_back(attempts.clone(), scope, place.clone());
-        self.give_back_later(attempts, place.clone());
+        self.give_back(attempts.clone(), scope, permit.clone());
+        self.give_back_later(attempts, permit.clone());
     }
 
     /// One attempt of the claim was answered. Earlier attempts without an answer may still be under way,
@@ -78,7 +81,7 @@ impl LockManager {
         key: &LockKey,
         claim: &Claim,
         answer: &TryAcquire,
-        place: &Place,
+        permit: &ClaimPermit,
     ) {
         let answered = match answer {
             TryAcquire::Granted(lock) => lock.token,
@@ -87,13 +90,18 @@ impl LockManager {
         let late = claim.token.attempts().filter(|token| Some(*token) != answered);
         let late = attempts(key, claim, late);
         if !late.is_empty() {
-            self.give_back_later(late, place.clone());
+            self.give_back_later(late, permit.clone());
         }
     }
 
     /// Gives back a grant that its request does not want. Nobody waits for this, and it is tried until
     /// the lock would expire.
-    pub(super) fn give_back(&self, attempts: Vec<Acquisition>, scope: &TaskTracker, place: Place) {
+    pub(super) fn give_back(
+        &self,
+        attempts: Vec<Acquisition>,
+        scope: &TaskTracker,
+        permit: ClaimPermit,
+    ) {
         let (manager, until) = (self.clone(), clock::now() + self.ttl());
         self.inner.runner.spawn(scope, async move {
             let retracted = task::retry(until, task::BACKGROUND, || {
@@ -107,18 +115,18 @@ impl LockManager {
                 }
                 retracted => manager.released_in_background(retracted, &attempts),
             }
-            drop(place);
+            drop(permit);
         });
     }
 
     /// Gives the lock back once more, for an acquire that was delayed on its way and arrived after the
     /// first attempt to give it back. Otherwise this orphaned lock would live as long as its session,
     /// which renews all its locks.
-    fn give_back_later(&self, attempts: Vec<Acquisition>, place: Place) {
+    fn give_back_later(&self, attempts: Vec<Acquisition>, permit: ClaimPermit) {
         let manager = Arc::downgrade(&self.inner);
         self.inner.runner.spawn_after(jittered(self.ttl() / 3), async move {
             if let Some(inner) = manager.upgrade() {
-                Self { inner }.give_back(attempts, &TaskTracker::new(), place);
+                Self { inner }.give_back(attempts, &TaskTracker::new(), permit);
             }
         });
     }
@@ -143,10 +151,10 @@ impl LockManager {
         });
     }
 
-    /// The next waiter. `None` also if there is no place for its claim: it asks when the lock is released.
-    fn heir(&self, held: &Acquisition) -> Option<(Heir, Place)> {
-        let place = self.place().ok()?;
-        Some((self.inner.queues.heir(held)?, place))
+    /// The next waiter. `None` also if there is no permit for its claim: it asks when the lock is released.
+    fn heir(&self, held: &Acquisition) -> Option<(Heir, ClaimPermit)> {
+        let permit = self.claim_permit().ok()?;
+        Some((self.inner.queues.heir(held)?, permit))
     }
 
     /// Releases a lock by a handover to the next waiter. One command replaces two commands, each of which
@@ -154,7 +162,7 @@ impl LockManager {
     fn hand_over(
         &self,
         held: Acquisition,
-        (mut heir, place): (Heir, Place),
+        (mut heir, permit): (Heir, ClaimPermit),
         until: Instant,
         longest_pause: Duration,
     ) -> Receiver<Result<Released, StoreError>> {
@@ -174,7 +182,7 @@ impl LockManager {
                     manager.inner.watched.ended(&held);
                     manager.inner.watched.saw(&lock, asked);
                     manager.inner.queues.was_handed(&lock);
-                    let fresh = Provisional::new(manager, lock, &claim, heir.scope.clone(), place);
+                    let fresh = Provisional::new(manager, lock, &claim, heir.scope.clone(), permit);
                     heir.give(Acquired::Fresh(fresh));
                     Ok(Released::Released)
                 }
@@ -192,7 +200,7 @@ impl LockManager {
                     }
                     // The handover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
-                    manager.claim_failed(&error, &held.key, &claim, &heir.scope, &place);
+                    manager.claim_failed(&error, &held.key, &claim, &heir.scope, &permit);
                     // Otherwise the lock is still recorded under its old holder, and may be renewed
                     // there.
                     manager.release_alone_in_background(held);
@@ -297,16 +305,16 @@ mod tests {
         const COLLECTION: &'static str = "page";
     }
 
-    /// A claim without a place could be granted unheard, and nobody would give the lock back.
+    /// A claim without a permit could be granted unheard, and nobody would give the lock back.
     #[tokio::test]
-    async fn no_claim_is_sent_without_a_place_for_its_return() {
+    async fn no_claim_is_sent_without_a_permit() {
         let locks = LockManager::builder(MemoryStore::new()).build().await.unwrap();
         locks.register::<Page>().await.unwrap();
         let claim = async |n: i64| {
             let key = LockKey::of::<Page>(n).unwrap();
             locks.lock_for_session(&key, &Aid::new(), &Holder::new("alice")).await
         };
-        let all = locks.inner.places.try_acquire_many(PLACES as u32).unwrap();
+        let all = locks.inner.claims.try_acquire_many(CLAIMS as u32).unwrap();
         match claim(1).await {
             Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
             other => panic!("{other:?}"),
@@ -314,6 +322,6 @@ mod tests {
         assert!(locks.list().await.unwrap().is_empty());
         drop(all);
         drop(claim(1).await.unwrap());
-        assert_eq!(locks.inner.places.available_permits(), PLACES, "it is given back");
+        assert_eq!(locks.inner.claims.available_permits(), CLAIMS, "it is given back");
     }
 }

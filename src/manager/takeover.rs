@@ -176,7 +176,7 @@ impl LockManager {
         // A session that moves its lock to another tab takes it from nobody.
         let taking = is_new.then(|| taking(from, Taking::TakenOver, actor, ""));
         claim.taken = taking.as_ref().map(mark);
-        let (manager, own_scope, place) = (self.clone(), scope.clone(), self.place()?);
+        let (manager, own_scope, permit) = (self.clone(), scope.clone(), self.claim_permit()?);
         let take = async move {
             if let Some(taking) = &taking {
                 manager.begin_taking(taking, until).await?;
@@ -198,13 +198,13 @@ impl LockManager {
                     if taking.is_some() {
                         observe::broken(&manager, &held.key, Some(Released::Released));
                     }
-                    Ok(Some(Provisional::new(manager, lock, &claim, own_scope, place)))
+                    Ok(Some(Provisional::new(manager, lock, &claim, own_scope, permit)))
                 }
                 Ok(None) => Ok(None),
                 Err(error) => {
                     // The takeover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
-                    manager.claim_failed(&error, &held.key, &claim, &own_scope, &place);
+                    manager.claim_failed(&error, &held.key, &claim, &own_scope, &permit);
                     Err(error)
                 }
             }
