@@ -134,8 +134,10 @@ impl Prepared {
             let mut live = it.filter();
             let reads = doc! { "$and": [it.is(Grant::Reader), is_live_reader()] };
             live.insert("$expr", some_reader(reads));
-            let gone = self.change(live, take_out(|grant| it.is(grant), &self.rules), it.id);
-            return Ok(released(u64::from(gone.await?)));
+            let out = take_out(|grant| it.is(grant), &self.rules);
+            let (gone, before) =
+                until_majority(|| self.change(live.clone(), out.clone(), it.id)).await?;
+            return Ok(released(u64::from(gone || before)));
         }
         let expire = || self.shorten(it.id, it.filter(), pipeline::take_away(token, by));
         if let (Released::AlreadyGone, false) = until_majority(expire).await? {
