@@ -13,7 +13,7 @@ use actix_doclock::{
 };
 use mongodb::{
     Database,
-    bson::{Bson, Document, doc},
+    bson::{Bson, Document, RawDocumentBuf, doc},
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
@@ -842,6 +842,188 @@ on_both_stores! {
         let became = save(shop, &stored, &theirs, |it: &mut It| it.state = done).await;
         assert!(matches!(became, Became::Changed(_)), "{became:?}");
     }
+}
+
+on_both_stores! {
+    async fn an_aliased_document_or_array_keeps_what_the_type_does_not_name(shop) {
+        #[derive(Serialize, Deserialize)]
+        struct It {
+            #[serde(rename = "_id")] id: String,
+            #[serde(alias = "addr")] address: Person,
+            #[serde(alias = "items")] rows: Vec<Row>,
+        }
+        #[derive(Serialize, Deserialize)]
+        struct Row { #[serde(alias = "quantity")] n: i64 }
+        let row = |n: i64| doc! { "quantity": n, "of": n };
+        let stored = doc! {
+            "_id": "a",
+            "addr": { "first": "f", "last": "l", "geo": 1 },
+            "items": (0..70).map(row).collect::<Vec<_>>(),
+            "quantity": "not an alias here",
+        };
+        let became = save(shop, &stored, &stored, |it: &mut It| {
+            it.address.first = "g".to_owned();
+            for (row, n) in it.rows.iter_mut().zip(1_000..) {
+                row.n = n;
+            }
+        });
+        let Became::Saved(saved) = became.await else { panic!() };
+        assert_eq!(saved.get_document("address").unwrap(), &doc! { "first": "g", "last": "l", "geo": 1 });
+        for (n, row) in saved.get_array("rows").unwrap().iter().enumerate() {
+            let row = row.as_document().unwrap();
+            let fields = ["n", "of"].map(|name| number(row.get(name).unwrap()).unwrap());
+            assert_eq!(fields, [n as i64 + 1_000, n as i64]);
+        }
+        assert_eq!(saved.get_str("quantity").unwrap(), "not an alias here");
+        assert_eq!((saved.get("addr"), saved.get("items")), (None, None));
+        // Only one of the aliases changes.
+        let Became::Saved(saved) = save(shop, &stored, &stored, |it: &mut It| it.rows[0].n = 9).await else { panic!() };
+        assert_eq!(saved.get("addr"), stored.get("addr"));
+    }
+}
+
+on_both_stores! {
+    async fn a_sorted_set_of_documents_keeps_what_the_type_does_not_name(shop) {
+        #[derive(Serialize, Deserialize)]
+        struct It { #[serde(rename = "_id")] id: String, rows: BTreeSet<Row> }
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        struct Row { sku: String }
+        let row = |sku: &str| doc! { "sku": sku, "of": sku };
+        let stored = doc! { "_id": "a", "rows": [row("c"), row("a"), row("b")] };
+        let became = save(shop, &stored, &stored, |it: &mut It| it.rows.retain(|row| row.sku != "a"));
+        let Became::Saved(saved) = became.await else { panic!() };
+        assert_eq!(saved.get_array("rows").unwrap(), &vec![row("b").into(), row("c").into()]);
+    }
+}
+
+on_both_stores! {
+    async fn many_changed_elements_keep_their_own_fields_or_the_save_is_refused(shop) {
+        #[derive(Serialize, Deserialize)]
+        struct It { #[serde(rename = "_id")] id: String, rows: Vec<Row> }
+        #[derive(Serialize, Deserialize)]
+        struct Row { #[serde(default, skip_serializing_if = "Option::is_none")] id: Option<i64>, n: i64 }
+        for has_id in [true, false] {
+            let row = |n: i64| match has_id {
+                true => doc! { "id": n, "n": n, "of": n },
+                false => doc! { "n": n, "of": n },
+            };
+            let stored = doc! { "_id": "a", "rows": (0..300).map(row).collect::<Vec<_>>() };
+            let became = save(shop, &stored, &stored, |it: &mut It| {
+                it.rows.remove(0);
+                it.rows.iter_mut().for_each(|row| row.n += 1_000);
+            });
+            match became.await {
+                Became::Saved(saved) if has_id => {
+                    for row in saved.get_array("rows").unwrap() {
+                        let row = row.as_document().unwrap();
+                        assert_eq!(row.get("of"), row.get("id"));
+                    }
+                }
+                Became::Unfit(why) if !has_id => assert!(why.contains("`rows`"), "{why}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+on_both_stores! {
+    async fn a_field_that_would_come_back_at_the_next_load_is_refused(shop) {
+        fn one() -> i64 {
+            1
+        }
+        #[derive(Serialize, Deserialize)]
+        struct It {
+            #[serde(rename = "_id")] id: String,
+            #[serde(default = "one", skip_serializing_if = "is_zero")] n: i64,
+        }
+        fn is_zero(n: &i64) -> bool {
+            *n == 0
+        }
+        let stored = doc! { "_id": "a", "n": 5_i64 };
+        let became = save(shop, &stored, &stored, |it: &mut It| it.n = 0).await;
+        assert!(matches!(&became, Became::Unfit(why) if why.contains("`n`")), "{became:?}");
+    }
+}
+
+/// With names that have a meaning in extended JSON.
+#[tokio::test]
+async fn documents_that_look_like_extended_json_stay_documents() {
+    #[derive(Serialize, Deserialize)]
+    struct It {
+        #[serde(rename = "_id")]
+        id: String,
+        rows: Vec<Row>,
+    }
+    #[derive(Serialize, Deserialize)]
+    struct Row {
+        n: i64,
+    }
+    let shop = on_mongo().await;
+    for odd in [
+        doc! { "$oid": "507f1f77bcf86cd799439011" },
+        doc! { "$oid": "no" },
+        doc! { "$date": "x" },
+        doc! { "$regularExpression": { "pattern": "a\0b", "options": "" } },
+    ] {
+        let stored =
+            doc! { "_id": "a", "rows": [{ "n": 1_i64, "x": odd.clone() }], "x": odd.clone() };
+        let raw = |it: &Document| RawDocumentBuf::try_from(it).unwrap();
+        let documents = shop.1.collection::<RawDocumentBuf>(COLLECTION);
+        documents.delete_many(doc! {}).await.unwrap();
+        documents.insert_one(raw(&stored)).await.unwrap();
+        let lock = locked(shop.store()).await;
+        let loaded = shop.store().load(&key()).await.unwrap().unwrap();
+        let mut it: It = loaded.decode().unwrap();
+        let original = Original::new(loaded, &it).unwrap();
+        it.rows[0].n = 2;
+        let held = Acquisition::of(&lock).unwrap();
+        let changes = original.changes_to(&it).unwrap();
+        let saved = shop.store().save(&held, &changes.into(), Instant::now() + TTL).await.unwrap();
+        assert_eq!(saved, Saved::Saved);
+        let is = documents.find_one(doc! {}).await.unwrap().unwrap();
+        let should = doc! { "_id": "a", "rows": [{ "n": 2_i64, "x": odd.clone() }], "x": odd };
+        assert_eq!(is.as_bytes(), raw(&should).as_bytes());
+        let removal = actix_doclock::store::Removal::Release(&held);
+        let _ = shop.store().remove_lock(removal).await.unwrap();
+    }
+}
+
+/// As after a lost reply, when nobody knows whether the save was carried out.
+#[tokio::test]
+async fn a_save_that_is_repeated_finds_its_own_document() {
+    #[derive(Serialize, Deserialize)]
+    struct It {
+        #[serde(rename = "_id")]
+        id: String,
+        #[serde(alias = "name")]
+        title: String,
+        tags: Vec<i64>,
+    }
+    let store = MemoryStore::new();
+    Shop::put(&store, &doc! { "_id": "a", "name": "old", "tags": [1], "x": 1 }).await;
+    let held = Acquisition::of(&locked(&store).await).unwrap();
+    let loaded = store.load(&key()).await.unwrap().unwrap();
+    let mut it: It = loaded.decode().unwrap();
+    let original = Original::new(loaded, &it).unwrap();
+    it.title = "new".to_owned();
+    it.tags.push(2);
+    let edit = original.changes_to(&it).unwrap().into();
+    for _ in ["carried out", "repeated"] {
+        let saved = store.save(&held, &edit, Instant::now() + TTL).await.unwrap();
+        assert_eq!(saved, Saved::Saved);
+    }
+}
+
+/// Nothing is compared with everything else.
+#[test]
+fn large_arrays_are_merged_in_linear_time() {
+    let loaded = StoredDocument::encode(Format::Json, &vec_of(0)).unwrap();
+    let original = Original::new(loaded, &vec_of(0)).unwrap();
+    assert!(!original.changes_to(&vec_of(1)).unwrap().is_empty());
+}
+
+fn vec_of(n: i64) -> HashMap<String, Vec<i64>> {
+    HashMap::from([("all".to_owned(), (n..n + 200_000).map(|it| it * 2 + n).collect())])
 }
 
 #[tokio::test]

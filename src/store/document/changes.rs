@@ -1,6 +1,6 @@
 //! The changes of a document between load and save, and the proof that they can be read again.
 
-use std::slice;
+use std::{collections::HashMap, slice};
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -14,6 +14,8 @@ use crate::error::BoxError;
 /// that. So a large document with many unknown fields does not hold up its server.
 const PROBES: usize = 64;
 const PROBED_BYTES: usize = 16 << 20;
+/// At least so many, also in a large document.
+const FEWEST_PROBES: usize = 8;
 
 /// A document as it was loaded or last saved, for a save of the differences.
 #[derive(Debug, Clone)]
@@ -130,6 +132,12 @@ impl Changes {
             differ(loaded, now, V::is_same, &mut Path::new(), &mut differences);
             differences.into_iter().next().unwrap_or_default()
         };
+        if let Planned::Merged(result) | Planned::Corrected(result) = &self.result
+            && decoded(result)?.is_same(&now)
+        {
+            // This save was carried out before, and its reply was lost.
+            return Ok(result.clone());
+        }
         if let Planned::Corrected(result) = &self.result {
             return if loaded.is_same(&now) {
                 Ok(result.clone())
@@ -140,7 +148,7 @@ impl Changes {
         let (before, after) = (Some(&before), Some(&after));
         let versions = Versions { loaded: Some(&loaded), before, after, now: Some(&now) };
         let (merged, _) = Merge::of(versions).map_err(|(_, path)| path)?;
-        let merged = merged.encoded();
+        let merged = merged.encoded().map_err(|_| changed(&loaded, &now))?;
         let read = (self.reread)(&merged).ok().and_then(|read| V::decoded(&read).ok());
         let is_complete = |read: &V| has_all(before, after, Some(read));
         if read.as_ref().is_some_and(is_complete) {
@@ -164,7 +172,7 @@ impl Changes {
 /// A value as the bytes of a document.
 pub(in crate::store) trait Encoded: Value {
     fn decoded(document: &StoredDocument) -> Result<Self, BoxError>;
-    fn encoded(&self) -> StoredDocument;
+    fn encoded(&self) -> Result<StoredDocument, BoxError>;
 }
 
 impl Encoded for serde_json::Value {
@@ -172,8 +180,8 @@ impl Encoded for serde_json::Value {
         document.decode()
     }
 
-    fn encoded(&self) -> StoredDocument {
-        StoredDocument::from_bytes(Format::Json, self.to_string().into_bytes())
+    fn encoded(&self) -> Result<StoredDocument, BoxError> {
+        Ok(StoredDocument::from_bytes(Format::Json, self.to_string().into_bytes()))
     }
 }
 
@@ -187,7 +195,7 @@ fn reread<T: Serialize + DeserializeOwned>(
 type Reread<'a> = &'a dyn Fn(&StoredDocument) -> Result<StoredDocument, BoxError>;
 
 fn read<V: Encoded>(value: &V, reread: Reread<'_>) -> Result<V, BoxError> {
-    V::decoded(&reread(&value.encoded())?)
+    V::decoded(&reread(&value.encoded()?)?)
 }
 
 fn planned<V: Encoded>(
@@ -199,35 +207,35 @@ fn planned<V: Encoded>(
     if before.is_same(&after) {
         return Ok(Planned::Nothing);
     }
-    let loaded = V::decoded(loaded)?;
+    let mut loaded = V::decoded(loaded)?;
     let merge = |loaded: &V| {
         let (before, after) = (Some(&before), Some(&after));
         let loaded = Some(loaded);
         let merged = Merge::of(Versions { loaded, before, after, now: loaded });
         merged.map_err(|(_, path)| {
-            format!(
-                "the type reads only some elements of `{}`, so the others would be lost",
-                path.join(".")
-            )
+            let path = path.join(".");
+            format!("fields or elements of `{path}` that the type does not know would be lost")
         })
     };
-    let (mut merged, Merge { grown, .. }) = merge(&loaded)?;
+    let (mut merged, Merge { mut grown, .. }) = merge(&loaded)?;
     let mut first = read(&merged, reread);
     if first.as_ref().is_ok_and(|read| read.is_alike(&after)) {
-        return Ok(Planned::Merged(merged.encoded()));
+        return Ok(Planned::Merged(merged.encoded()?));
     }
-    let probes = probes(&merged.encoded());
-    if let Some(renamed) = without_aliases(&loaded, &before, &grown, probes, reread) {
-        (merged, _) = merge(&renamed)?;
+    let probes = probes(&merged.encoded()?);
+    // An aliased document may contain aliases. Each round leaves fewer members that have grown.
+    while let Some(renamed) = without_aliases(&loaded, &before, &grown, probes, reread) {
+        loaded = renamed;
+        (merged, Merge { grown, .. }) = merge(&loaded)?;
         first = read(&merged, reread);
     }
     let corrected = corrected(Some(&merged), Some(&first?), Some(&after)).unwrap_or(merged);
     gives_back(&corrected, &after, probes, reread)?;
-    Ok(Planned::Corrected(corrected.encoded()))
+    Ok(Planned::Corrected(corrected.encoded()?))
 }
 
 fn probes(document: &StoredDocument) -> usize {
-    PROBES.min(PROBED_BYTES / document.as_bytes().len().max(1))
+    (PROBED_BYTES / document.as_bytes().len().max(1)).clamp(FEWEST_PROBES, PROBES)
 }
 
 /// Whether the whole document may be replaced.
@@ -252,9 +260,12 @@ fn whole<V: Encoded>(
         .try_for_each(|name| is_read(&stored, &read_back, slice::from_ref(name), reread))
 }
 
-/// The loaded document under the names that the type writes: where the type reads a field under a name that it
-/// does not write, an alias, all fields have the names and values that the type writes. Fields that the type
-/// does not read stay. `None` if there are no aliases.
+/// Old and new names of members, by the path of their document.
+type Renames = HashMap<Path, Vec<(String, String)>>;
+
+/// The loaded document with the names that the type writes, for the members that have `grown`: a value that the
+/// type reads under a name that it does not write, an alias, moves to the new name as it is stored. `None` if there
+/// are no aliases.
 fn without_aliases<V: Encoded>(
     loaded: &V,
     before: &V,
@@ -262,32 +273,63 @@ fn without_aliases<V: Encoded>(
     mut probes: usize,
     reread: Reread<'_>,
 ) -> Option<V> {
-    let mut renamed = loaded.clone();
+    let reads_as_before = |value: &V| read(value, reread).is_ok_and(|it| it.is_alike(before));
+    // All elements of an array have the same aliases.
+    let mut known = HashMap::<Path, Option<String>>::new();
+    let mut renames = Renames::new();
     for path in grown {
-        let (stored, written) = (at(loaded, path)?, at(before, path)?);
-        let names = |of: &V, other: &V| -> Vec<Path> {
-            let names = of.members().into_iter().flatten().map(|(name, _)| name);
-            let only = names.filter(|name| other.member(name).is_none());
-            only.map(|name| [&path[..], slice::from_ref(name)].concat()).collect()
+        let (name, document) = path.split_last()?;
+        let (stored, written) = (at(loaded, document)?, at(before, document)?);
+        let value = written.member(name)?;
+        let mut find = || {
+            let others = stored.members().into_iter().flatten();
+            let mut others: Vec<_> = others
+                .filter(|(other, it)| {
+                    written.member(other).is_none() && it.is_leaf() == value.is_leaf()
+                })
+                .collect();
+            // The likely ones first.
+            others.sort_by_key(|(_, it)| !it.is_same(value));
+            others.truncate(probes);
+            let alias = others.iter().find(|(other, _)| {
+                probes -= 1;
+                let gone = [document, slice::from_ref(*other)].concat();
+                let names = vec![((*other).clone(), name.clone())];
+                let renamed = Renames::from([(document.to_vec(), names)]);
+                !reads_as_before(&with(loaded, &gone, None))
+                    && reads_as_before(&renamed_by(&renamed, loaded, &mut Path::new()))
+            });
+            alias.map(|(other, _)| (*other).clone())
         };
-        let mut has_aliases = false;
-        for name in names(stored, written) {
-            probes = probes.checked_sub(1)?;
-            let is_alias = match read(&with(loaded, &name, None), reread) {
-                Ok(read) => !read.is_alike(before),
-                Err(_) => true,
-            };
-            if is_alias {
-                (renamed, has_aliases) = (with(&renamed, &name, None), true);
-            }
-        }
-        if has_aliases {
-            for name in names(written, stored) {
-                renamed = with(&renamed, &name, at(before, &name).cloned());
-            }
+        let is_position = |step: &str| step.bytes().all(|it| it.is_ascii_digit());
+        let kind = path.iter().filter(|step| !is_position(step)).cloned().collect();
+        if let Some(alias) = known.entry(kind).or_insert_with(&mut find) {
+            renames.entry(document.to_vec()).or_default().push((alias.clone(), name.clone()));
         }
     }
-    read(&renamed, reread).is_ok_and(|read| read.is_alike(before)).then_some(renamed)
+    let renamed = renamed_by(&renames, loaded, &mut Path::new());
+    (!renames.is_empty() && reads_as_before(&renamed)).then_some(renamed)
+}
+
+fn renamed_by<V: Value>(renames: &Renames, value: &V, path: &mut Path) -> V {
+    let mut within = |step: String, value: &V| {
+        path.push(step);
+        let renamed = renamed_by(renames, value, path);
+        path.pop();
+        renamed
+    };
+    if let Some(elements) = value.elements() {
+        let elements = elements.iter().enumerate();
+        return V::array(elements.map(|(at, it)| within(at.to_string(), it)).collect());
+    }
+    let Some(members) = value.members() else { return value.clone() };
+    let members: Vec<_> = members.map(|(name, it)| (name, within(name.clone(), it))).collect();
+    let names = renames.get(path);
+    let renamed = |name: &String| {
+        let new = names.into_iter().flatten().find(|(old, _)| old == name);
+        new.map_or(name, |(_, new)| new).clone()
+    };
+    V::document(members.into_iter().map(|(name, value)| (renamed(name), value)))
 }
 
 /// The merged document, corrected where the type reads another value from it than `after` has: a field without
@@ -324,7 +366,8 @@ fn gives_back<V: Encoded>(
     let mut differences = Vec::new();
     differ(&read_back, after, V::is_alike, &mut Path::new(), &mut differences);
     for (n, path) in differences.into_iter().enumerate() {
-        if n >= probes || !are_same(at(stored, &path), at(after, &path)) {
+        let wanted = at(after, &path);
+        if n >= probes || wanted.is_none() || !are_same(at(stored, &path), wanted) {
             let path = path.join(".");
             return Err(format!(
                 "the type reads another `{path}` from the stored document than it would save"

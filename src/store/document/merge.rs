@@ -12,7 +12,8 @@
 //!   members replaces another such value in any case: the holder of the lock decides.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    cmp::Reverse,
+    collections::{HashMap, HashSet, VecDeque},
     fmt::Debug,
 };
 
@@ -33,6 +34,11 @@ pub(in crate::store) trait Value: Clone + Debug {
 
     /// True if neither value has members or elements, and replacing one with the other changes nothing.
     fn is_same_leaf(&self, other: &Self) -> bool;
+
+    /// A text that is the same for values that are the same. Numbers have the same text whatever their type.
+    fn form(&self) -> String {
+        format!("{self:?}")
+    }
 
     fn is_leaf(&self) -> bool {
         self.elements().is_none() && self.members().is_none()
@@ -69,7 +75,7 @@ pub(in crate::store) trait Value: Clone + Debug {
             return self.is_same(other);
         };
         let sorted = |all: &[Self]| {
-            let mut all: Vec<_> = all.iter().map(|it| format!("{it:?}")).collect();
+            let mut all: Vec<_> = all.iter().map(Self::form).collect();
             all.sort();
             all
         };
@@ -107,8 +113,8 @@ impl<V> Copy for Versions<'_, V> {}
 pub(super) struct Merge {
     /// The place in the loaded document at which the merge is.
     path: Path,
-    /// The documents to which the merge has added a member that was not stored, although the type read a value
-    /// for it. The value may be stored under another name.
+    /// The members that the merge has added, although the type read a value for them before. The value may be
+    /// stored under another name.
     pub(super) grown: Vec<Path>,
 }
 
@@ -140,16 +146,13 @@ impl Merge {
         let elements = |of: Option<&'a V>| of.and_then(V::elements);
         match (elements(loaded), elements(before), elements(after)) {
             (Some(loaded), Some(before), Some(after)) if loaded.len() == before.len() => {
-                // A set may have another order than its stored form.
-                let is_set = loaded.iter().all(V::is_leaf) && are_alike(it.loaded, it.before);
-                let loaded = if is_set { before } else { loaded };
                 self.elements(loaded, before, after).map(Some)
             }
             // Nothing tells which element is which, so all of them must be known to the type.
-            (Some(loaded), Some(before), _)
-                if !loaded.iter().all(|it| before.iter().any(|other| other.is_same(it))) =>
-            {
-                Err(Refused::Partial)
+            (Some(loaded), Some(before), _) => {
+                let known: HashSet<_> = before.iter().map(V::form).collect();
+                let are_known = loaded.iter().all(|it| known.contains(&it.form()));
+                if are_known { Ok(after.cloned()) } else { Err(Refused::Partial) }
             }
             _ => Ok(after.cloned()),
         }
@@ -181,10 +184,10 @@ impl Merge {
                 now: now.member(name),
             };
             let is_grown = versions.loaded.is_none() && versions.before.is_some();
+            self.path.push(name.clone());
             if is_grown && !are_same(versions.before, versions.after) {
                 self.grown.push(self.path.clone());
             }
-            self.path.push(name.clone());
             let value = self.value(versions)?;
             self.path.pop();
             merged.extend(value.map(|value| (name.clone(), value)));
@@ -199,14 +202,20 @@ impl Merge {
         before: &[V],
         after: &[V],
     ) -> Result<V, Refused> {
+        let origins = origins(loaded, before);
+        let (partners, are_certain) = partners(before, after);
+        let has_strangers = |(at, before): (usize, &V)| has_strangers(&loaded[origins[at]], before);
+        if !are_certain && before.iter().enumerate().any(has_strangers) {
+            return Err(Refused::Partial);
+        }
         let mut merged = Vec::new();
-        for (element, partner) in after.iter().zip(partners(before, after)) {
+        for (element, partner) in after.iter().zip(partners) {
             let Some(at) = partner else {
                 merged.push(element.clone());
                 continue;
             };
-            self.path.push(at.to_string());
-            let loaded = Some(&loaded[at]);
+            self.path.push(origins[at].to_string());
+            let loaded = Some(&loaded[origins[at]]);
             let (before, after) = (Some(&before[at]), Some(element));
             merged.extend(self.value(Versions { loaded, before, after, now: loaded })?);
             self.path.pop();
@@ -220,7 +229,7 @@ impl Merge {
 pub(super) enum Refused {
     /// It would be rewritten as a whole, but has changed since it was loaded.
     Changed,
-    /// The type has read only some elements of an array, so the others would be lost.
+    /// Fields or elements of an array that the type does not know would be lost.
     Partial,
 }
 
@@ -238,76 +247,132 @@ pub(super) fn are_alike<V: Value>(a: Option<&V>, b: Option<&V>) -> bool {
     }
 }
 
-/// How many pairs of changed elements are compared with each other. In larger arrays a changed element is
-/// recognised by its position alone.
+/// How many pairs of changed elements are compared with each other.
 const COMPARED: usize = 10_000;
 
-/// For each element of `after`, the element of `before` that it was.
+/// For each element of `before`, the loaded element that it was. A set may have another order than its stored
+/// form; both arrays have the same length.
+fn origins<V: Value>(loaded: &[V], before: &[V]) -> Vec<usize> {
+    let in_place = || (0..before.len()).collect();
+    if loaded.iter().zip(before).all(|(loaded, before)| agree(loaded, before)) {
+        return in_place();
+    }
+    let (partners, _) = partners(loaded, before);
+    let pairs = partners.iter().zip(before).map(|(at, before)| {
+        let at = (*at)?;
+        agree(&loaded[at], before).then_some(at)
+    });
+    pairs.collect::<Option<_>>().unwrap_or_else(in_place)
+}
+
+/// True if the second value may be the first one, as a type writes it.
+fn agree<V: Value>(loaded: &V, before: &V) -> bool {
+    match (loaded.elements(), before.elements(), before.members()) {
+        (Some(loaded), Some(before), _) => {
+            loaded.len() == before.len() && loaded.iter().zip(before).all(|(l, b)| agree(l, b))
+        }
+        (None, None, Some(mut members)) if loaded.members().is_some() => {
+            members.all(|(name, before)| loaded.member(name).is_none_or(|it| agree(it, before)))
+        }
+        _ => loaded.form() == before.form(),
+    }
+}
+
+/// True if the loaded value has members that the type does not know.
+fn has_strangers<V: Value>(loaded: &V, before: &V) -> bool {
+    if let (Some(loaded), Some(before)) = (loaded.elements(), before.elements()) {
+        return loaded.iter().zip(before).any(|(l, b)| has_strangers(l, b));
+    }
+    loaded
+        .members()
+        .into_iter()
+        .flatten()
+        .any(|(name, value)| before.member(name).is_none_or(|before| has_strangers(value, before)))
+}
+
+/// For each element of `after`, the element of `before` that it was. False if there are too many changed
+/// elements to tell.
 ///
 /// First the elements that have not changed: from the front, from the back, and those that have moved. The
 /// changed ones are recognised by the same `_id` or `id`, then by the most members that are the same, then by
 /// their position.
-fn partners<V: Value>(before: &[V], after: &[V]) -> Vec<Option<usize>> {
-    let mut partners = vec![None; after.len()];
+fn partners<V: Value>(before: &[V], after: &[V]) -> (Vec<Option<usize>>, bool) {
+    let (mut partners, mut taken) = (vec![None; after.len()], vec![false; before.len()]);
+    let mut pair = |b: usize, a: usize| {
+        let is_free = partners[a].is_none() && !taken[b];
+        if is_free {
+            (partners[a], taken[b]) = (Some(b), true);
+        }
+        is_free
+    };
     let both = || before.iter().zip(after);
     let front = both().take_while(|(b, a)| b.is_same(a)).count();
     let rest = before.len().min(after.len()) - front;
     let back = before.iter().rev().zip(after.iter().rev()).take(rest);
     let back = back.take_while(|(b, a)| b.is_same(a)).count();
-    (0..front).for_each(|at| partners[at] = Some(at));
+    for at in 0..front {
+        pair(at, at);
+    }
     for n in 1..=back {
-        partners[after.len() - n] = Some(before.len() - n);
+        pair(before.len() - n, after.len() - n);
     }
 
     let mut free: Vec<_> = (front..before.len() - back).collect();
     let mut open: Vec<_> = (front..after.len() - back).collect();
-    let mut moved = HashMap::<String, VecDeque<usize>>::new();
-    for at in &free {
-        moved.entry(format!("{:?}", before[*at])).or_default().push_back(*at);
+    for name in [V::form as fn(&V) -> String, id_of] {
+        let mut named = HashMap::<String, VecDeque<usize>>::new();
+        for &b in &free {
+            named.entry(name(&before[b])).or_default().push_back(b);
+        }
+        open.retain(|&a| {
+            let name = name(&after[a]);
+            let b = named.get_mut(&name).filter(|_| !name.is_empty()).and_then(VecDeque::pop_front);
+            !b.is_some_and(|b| pair(b, a))
+        });
+        let left: HashSet<_> = named.into_values().flatten().collect();
+        free.retain(|b| left.contains(b));
     }
-    open.retain(|&at| {
-        let same = moved.get_mut(&format!("{:?}", after[at]));
-        partners[at] = same.and_then(VecDeque::pop_front);
-        partners[at].is_none()
-    });
-    free.retain(|at| !partners.contains(&Some(*at)));
+    free.retain(|&b| id_of(&before[b]).is_empty());
+    open.retain(|&a| id_of(&after[a]).is_empty());
 
+    if free.len() == open.len() && free.len() * open.len() > COMPARED {
+        for (b, a) in free.into_iter().zip(open) {
+            pair(b, a);
+        }
+        return (partners, true);
+    }
+    if free.len() * open.len() > COMPARED {
+        return (partners, false);
+    }
     let mut pairs = Vec::new();
     for (place, &b) in free.iter().enumerate() {
-        let is_compared = free.len().saturating_mul(open.len()) <= COMPARED;
-        let others: Vec<_> = match is_compared {
-            true => (0..open.len()).collect(),
-            false => Vec::from_iter((place < open.len()).then_some(place)),
-        };
-        for other in others {
-            let likeness = likeness(&before[b], &after[open[other]]);
+        for (other, &a) in open.iter().enumerate() {
+            let likeness = likeness(&before[b], &after[a]);
             let is_in_place = place == other && free.len() == open.len();
             if likeness > Some(0) || (likeness.is_some() && is_in_place) {
-                pairs.push((likeness, b.abs_diff(open[other]), b, open[other]));
+                pairs.push((Reverse(likeness), b.abs_diff(a), b, a));
             }
         }
     }
-    pairs.sort_by_key(|(likeness, distance, ..)| (std::cmp::Reverse(*likeness), *distance));
-    let mut taken = vec![false; before.len()];
+    pairs.sort();
     for (.., b, a) in pairs {
-        if partners[a].is_none() && !taken[b] {
-            (partners[a], taken[b]) = (Some(b), true);
-        }
+        pair(b, a);
     }
-    partners
+    (partners, true)
 }
 
-/// How many members of two documents are the same. `None` if the two cannot be one document at two times.
+/// The `_id` or `id` of an element; empty if it has none.
+fn id_of<V: Value>(element: &V) -> String {
+    let id = element.member("_id").or_else(|| element.member("id"));
+    id.map(V::form).unwrap_or_default()
+}
+
+/// How many members of two documents are the same. `None` if the two cannot be one value at two times.
 fn likeness<V: Value>(before: &V, after: &V) -> Option<usize> {
     if before.elements().is_some() && after.elements().is_some() {
         return Some(0);
     }
     let (members, _) = (before.members()?, after.members()?);
-    for id in ["_id", "id"] {
-        if let (Some(before), Some(after)) = (before.member(id), after.member(id)) {
-            return before.is_same(after).then_some(usize::MAX);
-        }
-    }
     Some(members.filter(|(name, value)| are_same(after.member(name), Some(*value))).count())
 }
 

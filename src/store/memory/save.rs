@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::{LockId, LockKey},
-    store::{Edit, Encoded, Saved, StoredDocument},
+    store::{Edit, Encoded, Saved, StoredDocument, memory::stored},
 };
 
 /// # Errors
@@ -36,7 +36,7 @@ pub(super) fn write(
             documents.remove(key);
             return Ok(Saved::Saved);
         }
-        (Edit::Changes(changes), Some(now)) => match changes.apply(&now.encoded()) {
+        (Edit::Changes(changes), Some(now)) => match changes.apply(&stored(now)) {
             Ok(changed) => (json(&changed)?, now.get("_id")),
             Err(field) => return Ok(Saved::ChangedMeanwhile(field)),
         },

@@ -1,13 +1,13 @@
 //! The update that makes one document of another.
 
 use mongodb::{
-    bson::{Bson, Document, doc},
+    bson::{Bson, Document, RawDocumentBuf, doc},
     options::UpdateModifications,
 };
 
 use crate::{
     error::BoxError,
-    store::{Encoded, Format, StoredDocument, Value, mongo::codec},
+    store::{Encoded, Format, StoredDocument, Value},
 };
 
 /// The update that makes `after` of the stored document `before`, field by field. `None` if they are the same.
@@ -33,8 +33,10 @@ pub(super) fn update(
     Ok((!update.is_empty()).then(|| update.into()))
 }
 
+/// Not by serde: it would read `{ "$oid": … }` and its like as other types, and store them so.
 fn decoded(document: &StoredDocument) -> Result<Document, BoxError> {
-    codec::decode(document.as_bytes())
+    let raw = RawDocumentBuf::from_bytes(document.as_bytes().to_vec())?;
+    Ok(Document::try_from(raw)?)
 }
 
 /// Changed fields, by their dotted paths.
@@ -92,6 +94,15 @@ impl Value for Bson {
         Self::Array(elements)
     }
 
+    fn form(&self) -> String {
+        match self {
+            Self::Int32(n) => n.to_string(),
+            Self::Int64(n) => n.to_string(),
+            Self::Double(n) => n.to_string(),
+            other => format!("{other:?}"),
+        }
+    }
+
     fn is_same_leaf(&self, other: &Self) -> bool {
         match (self, other) {
             // NaN is not equal to itself, and zero is equal to negative zero; so compare the bits.
@@ -106,10 +117,10 @@ impl Encoded for Bson {
         Ok(Self::Document(decoded(document)?))
     }
 
-    fn encoded(&self) -> StoredDocument {
-        let document = self.as_document().expect("only documents are stored");
-        let bytes = codec::encode(document).expect("a document has an encoding");
-        StoredDocument::from_bytes(Format::Bson, bytes)
+    fn encoded(&self) -> Result<StoredDocument, BoxError> {
+        let document = self.as_document().ok_or("it is not a document")?;
+        let raw = RawDocumentBuf::try_from(document)?;
+        Ok(StoredDocument::from_bytes(Format::Bson, raw.into_bytes()))
     }
 }
 
@@ -118,7 +129,7 @@ mod tests {
     use super::*;
 
     fn stored(document: &Document) -> StoredDocument {
-        Bson::Document(document.clone()).encoded()
+        Bson::Document(document.clone()).encoded().unwrap()
     }
 
     fn between(before: &Document, after: &Document) -> Option<UpdateModifications> {

@@ -32,6 +32,9 @@ const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
 /// The document would be larger than 16 MiB: the two codes for before and after the update.
 const TOO_LARGE: [i32; 2] = [10334, 17419];
 
+/// The first pause before a write or a commit is tried again.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(20);
+
 /// One save with all its parts.
 pub(super) struct Save<'a> {
     pub(super) at: &'a Prepared,
@@ -91,13 +94,16 @@ impl Save<'_> {
         if self.touch().await? == 0 {
             return Ok(Saved::Lost);
         }
+        let mut pause = FIRST_PAUSE;
         loop {
-            if Instant::now() >= self.until {
+            if Instant::now() + pause >= self.until {
                 return Err(too_late());
             }
             if let Some(written) = self.write_if_unchanged().await? {
                 return Ok(written);
             }
+            sleep(pause).await;
+            pause *= 2;
         }
     }
 
@@ -232,7 +238,7 @@ pub(super) fn too_late() -> Error {
 /// Repeating the whole transaction instead would be wrong: if the first one was committed and the lock
 /// lost since, the answer would be "lost, nothing written".
 pub(super) async fn commit(session: &mut ClientSession, until: Instant) -> Result<()> {
-    let mut pause = Duration::from_millis(20);
+    let mut pause = FIRST_PAUSE;
     loop {
         match session.commit_transaction().await {
             Err(e)

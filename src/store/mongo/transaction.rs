@@ -22,14 +22,13 @@ use crate::{
         HeldLock, Removal, Store,
         mongo::{
             MongoStore, codec, lanes, pipeline,
-            save::{begin, commit, save_error, too_late},
+            save::{FIRST_PAUSE, begin, commit, save_error, too_late},
             write::Write,
         },
         with_deadline,
     },
 };
 
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Why [`MongoStore::transaction`] has written nothing, or does not know it.
