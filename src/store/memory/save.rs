@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::{LockId, LockKey},
-    store::{Edit, Encoded, Saved, StoredDocument, memory::stored},
+    store::{Edit, Saved, StoredDocument, memory::stored},
 };
 
 /// # Errors
@@ -18,7 +18,7 @@ pub(super) fn write(
     documents: &mut BTreeMap<LockKey, Value>,
 ) -> Result<Saved, StoreError> {
     let json = |document: &StoredDocument| {
-        Value::decoded(document).map_err(|e| unwritable(key, "is not JSON").because(e))
+        document.decode::<Value>().map_err(|e| unwritable(key, "is not JSON").because(e))
     };
     let (new, id) = match (edit, documents.get(key)) {
         (Edit::Creation(_), Some(_)) => {

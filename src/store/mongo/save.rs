@@ -173,7 +173,7 @@ impl Save<'_> {
                 let now = documents.find_one(filter.clone()).max_time(lanes::read_limit()).await?;
                 let Some(now) = now else { return Ok(Some(Saved::DocumentGone)) };
                 let mut unchanged = filter;
-                let is_same = doc! { "$eq": ["$$ROOT", { "$literal": now.to_document()? }] };
+                let is_same = doc! { "$eq": ["$$ROOT", { "$literal": Document::try_from(now.clone()).map_err(Error::custom)? }] };
                 unchanged.insert("$expr", is_same);
                 match update(changes, now)? {
                     Step::Write(update) => {
