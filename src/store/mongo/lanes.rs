@@ -31,7 +31,7 @@ use crate::{
         deadline,
         mongo::{
             error::{not_sent, ran_out_of_time},
-            group::{self, Failed, Gate},
+            group::{self, Failed, Gate, SILENCE},
         },
     },
 };
@@ -49,8 +49,6 @@ const WAITING_FOR_ONE_RECORD: usize = 1_024;
 /// How many writes on single records are in progress at the same time, in all collections together: so many that
 /// take locks, and so many others.
 const SINGLE: usize = 32;
-/// How long after its time limit a write may stay unanswered before other writes are sent.
-const SILENCE: Duration = Duration::from_secs(2);
 /// How many records are tracked before the unused ones are forgotten for the first time.
 const REMEMBERED: usize = 1_000;
 /// The longest time for a read, or for a write to wait for its turn, if the caller sets no deadline.
