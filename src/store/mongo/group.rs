@@ -27,7 +27,10 @@ const AT_ONCE: usize = 64;
 /// After this time a command no longer keeps others from being sent: on a broken network there is no
 /// answer for a long time, and the next command may get a working connection.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How many such commands there are at most: more than the connections of a default pool.
+/// How long after its time limit a write may stay unanswered before other writes are sent.
+pub(super) const SILENCE: Duration = Duration::from_secs(2);
+/// After so many such commands, more than the connections of a default pool, the next one waits longer: for
+/// [`SILENCE`] more, so that commands that hang never close a group.
 const LATE: usize = 16;
 /// How many jobs wait at most, however fast the commands are.
 const WAITING: usize = 16_384;
@@ -94,10 +97,10 @@ impl<J, R> Turn<J, R> {
         Self { group: Arc::clone(group), began: Instant::now(), is_late: false }
     }
 
-    /// The command is late: the next one is sent, unless too many are late.
-    fn pass_on(&mut self) {
+    /// The command is late: the next one is sent, unless `at_most` are late already.
+    fn pass_on(&mut self, at_most: usize) {
         let mut state = self.group.state();
-        if state.late < LATE {
+        if !self.is_late && state.late < at_most {
             state.late += 1;
             drop(state);
             self.is_late = true;
@@ -202,8 +205,14 @@ impl<J, R> Group<J, R> {
         let outcomes = match timeout(PATIENCE, &mut carried_out).await {
             Ok(outcomes) => outcomes,
             Err(_) => {
-                turn.pass_on();
-                carried_out.await
+                turn.pass_on(LATE);
+                match timeout(SILENCE, &mut carried_out).await {
+                    Ok(outcomes) => outcomes,
+                    Err(_) => {
+                        turn.pass_on(usize::MAX);
+                        carried_out.await
+                    }
+                }
             }
         };
         drop(turn);
@@ -476,23 +485,28 @@ mod tests {
         assert_eq!(doubling.group.state().under_way, 0);
     }
 
-    #[tokio::test]
-    async fn commands_without_an_answer_do_not_keep_others_from_being_sent_up_to_a_bound() {
-        tokio::time::pause();
+    #[tokio::test(start_paused = true)]
+    async fn commands_without_an_answer_slow_a_group_down_after_a_bound_but_never_close_it() {
         let doubling = Doubling::new();
-        for job in 0..UNDER_WAY + LATE {
-            drop(doubling.start(job as u32));
-            while doubling.sizes().len() <= job {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+        let is_sent_in = async |time: Duration| {
+            let commands = doubling.sizes().len();
+            drop(doubling.start(1));
+            let sent = async {
+                while doubling.sizes().len() == commands {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            timeout(time, sent).await.is_ok()
+        };
+        for command in 0..UNDER_WAY + LATE {
+            assert!(is_sent_in(2 * PATIENCE).await, "{command}");
         }
-        drop(doubling.start(1));
-        tokio::time::sleep(10 * PATIENCE).await;
-        assert_eq!(doubling.sizes(), [1; UNDER_WAY + LATE]);
-        assert_eq!(doubling.group.state().waiting.len(), 1);
+        assert!(!is_sent_in(2 * PATIENCE).await);
+        for command in 0..2 * LATE {
+            assert!(is_sent_in(2 * (PATIENCE + SILENCE)).await, "{command}");
+        }
         doubling.gate.add_permits(100);
         doubling.is_idle().await;
-        assert_eq!(doubling.sizes(), [1; UNDER_WAY + LATE + 1]);
     }
 
     #[tokio::test]

@@ -31,7 +31,7 @@ use crate::{
         deadline,
         mongo::{
             error::{not_sent, ran_out_of_time},
-            group::{self, Failed, Gate},
+            group::{self, Failed, Gate, SILENCE},
         },
     },
 };
@@ -49,9 +49,7 @@ const WAITING_FOR_ONE_RECORD: usize = 1_024;
 /// How many writes on single records are in progress at the same time, in all collections together: so many that
 /// take locks, and so many others.
 const SINGLE: usize = 32;
-/// How long after its time limit a write may stay unanswered before other writes are sent.
-const SILENCE: Duration = Duration::from_secs(2);
-/// How many records are tracked before the unused ones are forgotten.
+/// How many records are tracked before the unused ones are forgotten for the first time.
 const REMEMBERED: usize = 1_000;
 /// The longest time for a read, or for a write to wait for its turn, if the caller sets no deadline.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -123,16 +121,27 @@ pub(super) fn in_time() -> Result<()> {
     }
 }
 
-/// Whether the caller has a deadline, and time to repeat a write.
-pub(super) fn may_repeat() -> bool {
-    deadline::deadline().is_some_and(|deadline| deadline > Instant::now())
+/// True if the caller has time to repeat a write. A caller without a deadline may do so once: its first command may
+/// have been one for several callers, whose time is short.
+pub(super) fn may_repeat(is_repeated: bool) -> bool {
+    match deadline::deadline() {
+        Some(deadline) => deadline > Instant::now(),
+        None => !is_repeated,
+    }
 }
 
 /// The records of one collection that are being written at the moment, or are stuck.
 #[derive(Debug)]
 pub(super) struct Lanes {
-    records: Mutex<HashMap<LockId, Lane>>,
+    records: Mutex<Records>,
     shared: Shared,
+}
+
+#[derive(Debug)]
+struct Records {
+    of: HashMap<LockId, Lane>,
+    /// The size at which the unused ones are forgotten, so that this costs nothing on average.
+    sweep_at: usize,
 }
 
 #[derive(Debug)]
@@ -145,30 +154,31 @@ struct Lane {
 
 impl Lanes {
     pub(super) fn new(shared: Shared) -> Self {
-        Self { records: Mutex::default(), shared }
+        let records = Records { of: HashMap::new(), sweep_at: REMEMBERED };
+        Self { records: Mutex::new(records), shared }
     }
 
-    fn records(&self) -> MutexGuard<'_, HashMap<LockId, Lane>> {
+    fn records(&self) -> MutexGuard<'_, Records> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The records known to be stuck.
     pub(super) fn stuck(&self) -> Vec<Bson> {
         let records = self.records();
-        records.iter().filter(|(_, lane)| lane.is_stuck).map(|(id, _)| Bson::from(id)).collect()
+        records.of.iter().filter(|(_, lane)| lane.is_stuck).map(|(id, _)| Bson::from(id)).collect()
     }
 
     /// True if a write of this record must not share a command with others: writes on it are under way, or it is
     /// stuck, or is suspected to be.
     pub(super) fn is_used(&self, id: &LockId) -> bool {
-        self.records().contains_key(id)
+        self.records().of.contains_key(id)
     }
 
     /// One of these records is stuck, or the database is slow: the next write on each is sent alone, to find out.
     pub(super) fn suspect<'a>(&self, ids: impl Iterator<Item = &'a LockId>) {
         let mut records = self.records();
         for id in ids {
-            lane(&mut records, id);
+            records.lane(id);
         }
     }
 
@@ -192,7 +202,7 @@ impl Lanes {
         let until = latest();
         let (user, turns) = self.join(id)?;
         let turn = permit(turns, until).await?;
-        let is_stuck = self.records().get(id).is_some_and(|lane| lane.is_stuck);
+        let is_stuck = self.records().of.get(id).is_some_and(|lane| lane.is_stuck);
         let way = match is_stuck {
             true => Way::Stuck(permit(Arc::clone(&self.shared.stuck), until).await?),
             false => Way::Gate(gate.turn(send_by).await.map_err(|_: Failed| not_sent())?),
@@ -202,7 +212,7 @@ impl Lanes {
 
     fn join<'a>(&'a self, id: &'a LockId) -> Result<(User<'a>, Arc<Semaphore>)> {
         let mut records = self.records();
-        let lane = lane(&mut records, id);
+        let lane = records.lane(id);
         if lane.users >= WAITING_FOR_ONE_RECORD {
             return Err(not_sent());
         }
@@ -211,15 +221,18 @@ impl Lanes {
     }
 }
 
-fn lane<'a>(records: &'a mut HashMap<LockId, Lane>, id: &LockId) -> &'a mut Lane {
-    if records.len() >= REMEMBERED {
-        records.retain(|_, lane| lane.users > 0);
+impl Records {
+    fn lane(&mut self, id: &LockId) -> &mut Lane {
+        if self.of.len() >= self.sweep_at && !self.of.contains_key(id) {
+            self.of.retain(|_, lane| lane.users > 0);
+            self.sweep_at = (self.of.len() * 2).max(REMEMBERED);
+        }
+        self.of.entry(id.clone()).or_insert_with(|| Lane {
+            turns: Arc::new(Semaphore::new(FOR_ONE_RECORD)),
+            users: 0,
+            is_stuck: false,
+        })
     }
-    records.entry(id.clone()).or_insert_with(|| Lane {
-        turns: Arc::new(Semaphore::new(FOR_ONE_RECORD)),
-        users: 0,
-        is_stuck: false,
-    })
 }
 
 async fn permit(of: Arc<Semaphore>, until: Instant) -> Result<OwnedSemaphorePermit> {
@@ -238,10 +251,10 @@ struct User<'a> {
 impl Drop for User<'_> {
     fn drop(&mut self) {
         let mut records = self.lanes.records();
-        if let Some(lane) = records.get_mut(self.id) {
+        if let Some(lane) = records.of.get_mut(self.id) {
             lane.users -= 1;
             if lane.users == 0 && !lane.is_stuck {
-                records.remove(self.id);
+                records.of.remove(self.id);
             }
         }
     }
@@ -277,9 +290,28 @@ impl Turn<'_> {
                 write.await
             }
         };
-        if let Some(lane) = user.lanes.records().get_mut(user.id) {
+        if let Some(lane) = user.lanes.records().of.get_mut(user.id) {
             lane.is_stuck = done.as_ref().is_err_and(ran_out_of_time);
         }
         done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unused_records_are_forgotten_whenever_the_others_may_have_doubled() {
+        let lanes = Lanes::new(Shared::new());
+        let ids: Vec<_> = (0..10 * REMEMBERED as i64).map(LockId::from).collect();
+        let (used, unused) = ids.split_at(3 * REMEMBERED);
+        let users: Vec<_> = used.iter().map(|id| lanes.join(id).unwrap()).collect();
+        assert_eq!(lanes.records().sweep_at, 4 * REMEMBERED, "scanned twice, not at each call");
+        lanes.suspect(unused.iter());
+        let records = lanes.records().of.len();
+        assert!((used.len()..=2 * used.len()).contains(&records), "{records}");
+        drop(users);
+        assert!(used.iter().all(|id| !lanes.is_used(id)));
     }
 }

@@ -248,7 +248,7 @@ where
     let (mut is_written, mut late) = (false, None);
     loop {
         match remove().await {
-            Err(e) if lanes::may_repeat() && late_majority(&e).is_some() => {
+            Err(e) if lanes::may_repeat(late.is_some()) && late_majority(&e).is_some() => {
                 is_written |= late_majority(&e) == Some(true);
                 late = Some(e);
             }
