@@ -356,7 +356,7 @@ mod tests {
         let lock = locks.list().await.unwrap().pop().unwrap();
         assert_eq!(locks.release(&lock).await.unwrap(), Released::Released);
         drop(locks.lock_for_session(&key, &aid, &alice).await.unwrap());
-        assert_eq!(locks.release_all(&aid).await.unwrap(), [key.clone()]);
+        assert_eq!(locks.release_all(&aid).await.unwrap(), std::slice::from_ref(&key));
         drop(all);
         assert!(locks.inspect(&key).await.unwrap().is_none());
     }
