@@ -1,14 +1,18 @@
 //! A caller's wish for a lock, and its outcome.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
-    manager::{LockManager, release::ClaimPermit},
+    manager::LockManager,
     store::{Acquisition, Claim, Turn},
 };
 
@@ -62,6 +66,15 @@ impl Wait {
         }
     }
 }
+
+/// How many locks are being claimed at once, or wait to be given back because nobody knows whether they were
+/// granted.
+pub(super) const CLAIMS: usize = 32_768;
+
+/// The permit of a claim, kept until the last attempt to give its lock back has ended. Without a permit no claim is
+/// sent. So each lock that nobody knows of is given back; otherwise it would live as long as its session, which renews
+/// all its locks.
+pub(super) type ClaimPermit = Arc<OwnedSemaphorePermit>;
 
 /// The result of [`LockManager::acquire_by`].
 #[derive(Debug)]

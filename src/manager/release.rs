@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{OwnedSemaphorePermit, oneshot::Receiver};
+use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -17,32 +17,16 @@ use crate::{
     lock::{Lock, LockToken, Mode, PageId},
     manager::{
         LockManager,
-        claim::{Acquired, Provisional},
+        claim::{Acquired, ClaimPermit, Provisional},
         observe,
         rhythm::jittered,
-        task::{self, overloaded},
+        task,
         wait::queue::{Heir, line::InLine},
     },
     store::{Acquisition, Claim, HandedOver, Released, Removal, TryAcquire},
 };
 
-/// How many locks are being claimed at once, or wait to be given back because nobody knows whether they were
-/// granted.
-pub(super) const CLAIMS: usize = 32_768;
-
-/// The permit of a claim, kept until the last attempt to give its lock back has ended. Without a permit no claim is
-/// sent. So each lock that nobody knows of is given back; otherwise it would live as long as its session, which renews
-/// all its locks.
-pub(super) type ClaimPermit = Arc<OwnedSemaphorePermit>;
-
 impl LockManager {
-    /// # Errors
-    /// [`Overloaded`](StoreErrorKind::Overloaded).
-    pub(super) fn claim_permit(&self) -> Result<ClaimPermit, StoreError> {
-        let permit = Arc::clone(&self.inner.claims).try_acquire_owned();
-        permit.map(Arc::new).map_err(|_| overloaded("try_acquire"))
-    }
-
     /// Gives a lock back. One command.
     ///
     /// Releases exactly the acquisition that `lock` stands for, never a newer one.
@@ -292,7 +276,7 @@ fn attempts(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MemoryStore, lock::Aid, lock::Holder};
+    use crate::{MemoryStore, lock::Aid, lock::Holder, manager::claim::CLAIMS};
 
     #[derive(serde::Serialize, serde::Deserialize)]
     struct Page {

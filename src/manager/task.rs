@@ -22,8 +22,8 @@ use crate::{
     clock,
     error::LockError,
     error::{StoreError, StoreErrorKind},
-    manager::LockManager,
     manager::observe,
+    manager::{LockManager, claim::ClaimPermit},
     store::with_deadline,
     store::{Answer, DynStore},
 };
@@ -227,6 +227,13 @@ pub(super) async fn all<T, E>(
 }
 
 impl LockManager {
+    /// # Errors
+    /// [`Overloaded`](StoreErrorKind::Overloaded).
+    pub(super) fn claim_permit(&self) -> Result<ClaimPermit, StoreError> {
+        let permit = Arc::clone(&self.inner.claims).try_acquire_owned();
+        permit.map(Arc::new).map_err(|_| overloaded("try_acquire"))
+    }
+
     /// Runs one operation to its end in a task of its own. Repeats the operation while its outcome is unknown
     /// and time is left.
     pub(super) async fn run<A, T>(
