@@ -23,7 +23,7 @@ use crate::{
         task,
         wait::queue::{Heir, line::InLine},
     },
-    store::{Acquisition, Claim, HandedOver, Released, Removal, TryAcquire},
+    store::{Acquisition, Claim, HandedOver, Query, Released, Removal, TryAcquire},
 };
 
 impl LockManager {
@@ -226,10 +226,20 @@ impl LockManager {
             let handed = self.hand_over(held.clone(), heir, until, task::FOREGROUND);
             return Ok(task::answer("release", until, handed).await?);
         }
-        let released = self.run("release", until, held.clone(), |store, it| {
-            store.remove_lock(Removal::Release(it))
-        });
-        let released = released.await;
+        let (manager, own) = (self.clone(), held.clone());
+        let release = async move {
+            let released = task::retry(until, task::FOREGROUND, || {
+                manager.inner.store.remove_lock(Removal::Release(&own))
+            });
+            let released = released.await;
+            // Its session would renew the lock, although its user believes that it is released.
+            if released.as_ref().is_err_and(|e| e.kind() == StoreErrorKind::Overloaded) {
+                manager.release_alone_in_background(own);
+            }
+            released
+        };
+        let release = self.inner.runner.spawn(&TaskTracker::new(), release);
+        let released = task::answer("release", until, release).await.map_err(LockError::from);
         observe::released(self, &held.key, &released);
         let released = released?;
         self.inner.gone(held);
@@ -252,7 +262,12 @@ impl LockManager {
         if shortened.await? == Released::AlreadyGone {
             // This page holds no exclusive lock with this token: it may belong to a newer page of this
             // tab.
-            let reader = self.inspect_by(&held.key, Some(&held.aid), until).await?;
+            let args = (held.key.clone(), held.aid.clone());
+            let reader = self.run("expire_in", until, args, |store, (key, aid)| {
+                let each = Query::Each { keys: slice::from_ref(key), aid: Some(aid) };
+                store.locks(key.collection(), each, 1)
+            });
+            let reader = reader.await?.pop();
             if reader.is_some_and(|it| it.token == Some(held.token) && it.mode == Mode::Shared) {
                 self.release_by(held, until).await?;
             }
@@ -307,5 +322,26 @@ mod tests {
         drop(all);
         drop(claim(1).await.unwrap());
         assert_eq!(locks.inner.claims.available_permits(), CLAIMS, "it is given back");
+    }
+
+    #[tokio::test]
+    async fn however_many_requests_are_under_way_a_lock_is_renewed_and_released() {
+        let locks = LockManager::builder(MemoryStore::new()).build().await.unwrap();
+        locks.register::<Page>().await.unwrap();
+        let (key, aid) = (LockKey::of::<Page>(1).unwrap(), Aid::new());
+        let alice = Holder::new("alice");
+        drop(locks.lock_for_session(&key, &aid, &alice).await.unwrap());
+        let all = locks.inner.runner.all_places();
+        match locks.inspect(&key).await {
+            Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(locks.renew(&aid).await.unwrap(), 1);
+        let lock = locks.list().await.unwrap().pop().unwrap();
+        assert_eq!(locks.release(&lock).await.unwrap(), Released::Released);
+        drop(locks.lock_for_session(&key, &aid, &alice).await.unwrap());
+        assert_eq!(locks.release_all(&aid).await.unwrap(), std::slice::from_ref(&key));
+        drop(all);
+        assert!(locks.inspect(&key).await.unwrap().is_none());
     }
 }

@@ -36,8 +36,11 @@ pub(super) const FOREGROUND: Duration = Duration::from_millis(500);
 /// The longest pause while no caller waits: a store that recovers should not be flooded.
 pub(super) const BACKGROUND: Duration = Duration::from_secs(5);
 
-/// How many operations run at once, besides claims.
+/// How many operations that take work in run at once, besides claims.
 const OPERATIONS: usize = 16_384;
+/// Their verbs. No other verb is refused: the others keep locks or give them back, or belong to a task of the manager,
+/// and are at most as many as there are sessions, locks and tasks.
+const TAKE_WORK_IN: &[&str] = &["confirm", "exists", "inspect", "load", "locks_on", "save"];
 
 /// Spawns tasks on the runtime on which the manager was built.
 ///
@@ -88,6 +91,14 @@ impl Runner {
             sleep(delay).await;
             future.await;
         });
+    }
+
+    /// Takes all places of [operations that take work in](TAKE_WORK_IN).
+    #[cfg(test)]
+    pub(super) fn all_places(&self) -> tokio::sync::OwnedSemaphorePermit {
+        Arc::clone(&self.operations)
+            .try_acquire_many_owned(OPERATIONS as u32)
+            .expect("all are free")
     }
 
     pub(super) fn runtime(&self) -> &Handle {
@@ -247,9 +258,10 @@ impl LockManager {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let place = Arc::clone(&self.inner.runner.operations).try_acquire_owned();
-        let place =
-            place.map_err(|_| overloaded(verb)).inspect_err(|e| observe::failed(verb, e))?;
+        let operations = Arc::clone(&self.inner.runner.operations);
+        let place = TAKE_WORK_IN.contains(&verb).then(|| operations.try_acquire_owned());
+        let place = place.transpose().map_err(|_| overloaded(verb));
+        let place = place.inspect_err(|e| observe::failed(verb, e))?;
         let store = Arc::clone(&self.inner.store);
         let operation = async move {
             let done = retry(until, FOREGROUND, || attempt(&*store, &args)).await;

@@ -298,6 +298,7 @@ impl Store for Link {
 
     async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
         let asked = now();
+        self.world.claims(self.server, claim.token);
         let keeps_holder = self.world.rules().takeover_keeps_the_former_holder;
         let (link, to, by) = (self.clone(), key.clone(), claim.clone());
         let (answer, at) = self
@@ -369,6 +370,7 @@ impl Store for Link {
 
     async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver, StoreError> {
         let asked = now();
+        self.world.claims(self.server, claim.token);
         let (link, held, to) = (self.clone(), from.clone(), claim.clone());
         let (handed, at) = self
             .send("hand_over", Touches::One(from.key.clone()), Repeats::Harmless, move |state| {

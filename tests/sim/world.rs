@@ -194,6 +194,8 @@ pub(crate) struct World {
     violations: Mutex<Vec<String>>,
     history: Mutex<Vec<Line>>,
     known: Mutex<BTreeMap<String, Known>>,
+    /// The server that sent the claim with this token.
+    claimants: Mutex<BTreeMap<String, usize>>,
     taken: Mutex<Taken>,
     /// Sessions whose end was acknowledged.
     ended: Mutex<BTreeSet<Aid>>,
@@ -217,6 +219,7 @@ impl World {
             violations: Mutex::default(),
             history: Mutex::default(),
             known: Mutex::default(),
+            claimants: Mutex::default(),
             taken: Mutex::default(),
             ended: Mutex::default(),
             ops: AtomicU64::new(0),
@@ -353,6 +356,17 @@ impl World {
         self.known.lock().expect("no panic while locked").get(token).copied()
     }
 
+    pub(crate) fn claims(&self, server: usize, token: LockToken) {
+        self.claimants.lock().expect("no panic while locked").insert(token.to_string(), server);
+    }
+
+    /// Nobody gives back the lock of a server that was killed before it heard of the grant. The lock goes with its
+    /// session or with its ttl (docs/guarantees.md).
+    fn claimant_was_killed(&self, token: &str) -> bool {
+        let claimants = self.claimants.lock().expect("no panic while locked");
+        claimants.get(token).is_some_and(|server| self.server(*server, |it| it.is_dead))
+    }
+
     pub(crate) fn has_ended(&self, aid: &Aid) {
         self.ended.lock().expect("no panic while locked").insert(aid.clone());
     }
@@ -451,7 +465,7 @@ impl World {
         self.those(aid, |token| match self.known(token) {
             Some(Known::Held) => false,
             Some(Known::Gone) => true,
-            None => !self.was_told_again(token),
+            None => !self.was_told_again(token) && !self.claimant_was_killed(token),
         })
     }
 

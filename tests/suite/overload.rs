@@ -53,6 +53,33 @@ async fn a_claim_that_was_not_sent_is_refused_as_overloaded_and_nothing_is_ever_
     }
 }
 
+/// Its session would renew the lock, although its user believes that it is released.
+#[tokio::test]
+async fn a_release_that_was_refused_as_overloaded_goes_on_without_its_caller() {
+    const LOCKS: usize = 600;
+    let server = Mongod::start_replica_set().await;
+    let (database, _) = rig::recorded_database(&server.uri()).await;
+    let holder = App::with(&database, with_deadline(NO_DEADLINE)).await;
+    let name = |n: usize| key(&n.to_string());
+    let locks =
+        join_all((0..LOCKS).map(async |n| holder.granted(&name(n), &Aid::new()).await)).await;
+    let app = App::with(&database, with_deadline(Duration::from_millis(1_500))).await;
+    server.pause();
+    let all = join_all(locks.iter().map(|lock| app.locks.release(lock))).await;
+    server.resume();
+    let refused: HashSet<_> = (locks.iter().zip(all))
+        .filter(|(_, released)| {
+            matches!(released, Err(LockError::Store(e)) if e.kind() == StoreErrorKind::Overloaded)
+        })
+        .map(|(lock, _)| lock.key.clone())
+        .collect();
+    assert!(!refused.is_empty());
+    eventually("what was refused is released", async || {
+        holder.locks.list().await.unwrap().iter().all(|lock| !refused.contains(&lock.key))
+    })
+    .await;
+}
+
 /// Each claim that fails leads to two of them.
 #[tokio::test]
 async fn retractions_share_commands_and_spare_the_lock_that_another_request_knows() {
