@@ -97,7 +97,9 @@ async fn a_grant_whose_answer_is_lost_is_found_by_the_next_attempt() {
     let (aid, holder) = (Aid::new(), Holder::new("alice"));
     let answer = late.app.locks.lock_for_session(&document(), &aid, &holder).await.unwrap();
     assert!(matches!(answer, TryAcquire::Granted(_)), "its own grant is not news: {answer:?}");
-    assert_eq!((late.proxy.fired(), late.proxy.passed("findAndModify")), (1, 2));
+    assert_eq!(late.proxy.fired(), 1);
+    // More than one other attempt if the machine is busy.
+    assert!(late.proxy.passed("findAndModify") >= 2);
 }
 
 /// By then the lock has been released, and another session has saved.
