@@ -45,8 +45,8 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
     store::{
-        Acquisition, Claim, Edit, Released, Renewed, Saved, Store, StoredDocument, Swept, Taken,
-        TryAcquire,
+        Acquisition, Active, Claim, Edit, Named, Released, Renewed, Saved, Store, StoredDocument,
+        Swept, Taken, TryAcquire,
     },
 };
 
@@ -270,6 +270,7 @@ macro_rules! store_conformance {
             the_ttl_of_the_holder_counts_and_not_the_contenders,
             after_expiry_the_same_session_gets_a_new_token,
             renewal_extends_all_live_locks_of_the_session_and_no_others,
+            a_renewal_leaves_the_locks_of_tabs_that_it_does_not_name,
             renewal_raises_a_shorter_ttl_keeps_a_longer_one_and_respects_max_hold,
             renewal_keeps_the_token_and_does_not_revive,
             a_released_document_is_free_and_a_second_release_succeeds,

@@ -35,7 +35,9 @@ pub use answer::{Confirmed, HandedOver, LastEnd, Released, Renewed, Saved, Swept
 pub(crate) use claim::Forget;
 #[cfg(feature = "_mongo")]
 pub use claim::HeldLock;
-pub use claim::{Acquisition, Claim, Place, Query, Removal, Taken, Ticket, Turn, Waiters};
+pub use claim::{
+    Acquisition, Active, Claim, Named, Place, Query, Removal, Taken, Ticket, Turn, Waiters,
+};
 pub(crate) use deadline::with_deadline;
 pub use document::{Changes, Edit, Format, Original, StoredDocument};
 #[cfg(feature = "_mongo")]
@@ -135,8 +137,8 @@ pub trait Store: Send + Sync + 'static {
         claim: &Claim,
     ) -> impl Future<Output = Result<TryAcquire, StoreError>> + Send;
 
-    /// Renews the lease of every live lock of these sessions, for at least `ttl`, and returns the number of
-    /// documents.
+    /// Renews the leases of these sessions, for at least `ttl`, and returns the number of documents: every live lock
+    /// that a session has taken without a tab, every shared lock, and the locks of tabs that are [named](Active::named).
     ///
     /// A lock with a longer ttl keeps it. A shorter ttl becomes `ttl`: another server granted that lock
     /// before the setting was raised, and now this server decides when to renew it. Neither goes beyond the
@@ -149,7 +151,7 @@ pub trait Store: Send + Sync + 'static {
     fn renew(
         &self,
         collection: &str,
-        aids: &[Aid],
+        active: &[Active],
         ttl: Duration,
     ) -> impl Future<Output = Result<Renewed, StoreError>> + Send;
 

@@ -107,6 +107,50 @@ cases! {
         assert_eq!(store.renew_all(COLLECTION, &[Aid::new()]).await.unwrap(), 0);
     }
 
+    async fn a_renewal_leaves_the_locks_of_tabs_that_it_does_not_name<S: Subject>(subject: &S) {
+        let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let (one, two) = (TabId::new(), TabId::new());
+        let claims = [
+            ("no tab", None, Mode::Exclusive), ("one", Some(one), Mode::Exclusive),
+            ("two", Some(two), Mode::Exclusive), ("token", Some(two), Mode::Exclusive),
+            ("shared", Some(two), Mode::Shared),
+        ];
+        let mut token = None;
+        for (id, tab, mode) in claims {
+            let claim = Claim { tab, mode, ..claim(&alice) };
+            let _ = store.try_acquire(&key(id), &claim).await.unwrap();
+            token = if id == "token" { Some(claim.token) } else { token };
+        }
+        let of_bob = Claim { tab: Some(TabId::new()), ..claim(&bob) };
+        let _ = store.try_acquire(&key("of bob"), &of_bob).await.unwrap();
+        let ids = claims.iter().map(|(id, ..)| *id).chain(["of bob"]);
+        let renewed = async |active: &[Active]| {
+            for id in ids.clone() {
+                subject.age(&key(id), 2 * SECOND).await;
+            }
+            let before = store.list(COLLECTION, None, 10).await.unwrap();
+            let answer = store.renew(COLLECTION, active, TTL).await.unwrap();
+            let after = store.list(COLLECTION, None, 10).await.unwrap();
+            let left = |locks: &[Lock], id: &str| {
+                locks.iter().find(|lock| lock.key == key(id)).unwrap().expires_at
+            };
+            let renewed: Vec<_> =
+                ids.clone().filter(|id| left(&after, id) > left(&before, id) + SECOND).collect();
+            assert_eq!(answer, Renewed { documents: renewed.len() as u64, late: Vec::new() });
+            renewed
+        };
+        let named = |named: &[Named]| Active { aid: alice.clone(), named: Some(named.to_vec()) };
+        let (tab, token) = (Named::Tab(one), Named::Token(token.unwrap()));
+        assert_eq!(renewed(&[named(&[])]).await, ["no tab", "shared"]);
+        assert_eq!(renewed(&[named(&[tab])]).await, ["no tab", "one", "shared"]);
+        assert_eq!(renewed(&[named(&[token])]).await, ["no tab", "token", "shared"]);
+        assert_eq!(renewed(&[named(&[tab, token])]).await, ["no tab", "one", "token", "shared"]);
+        let both = [named(&[tab]), Active::whole(&bob)];
+        assert_eq!(renewed(&both).await, ["no tab", "one", "shared", "of bob"]);
+        let whole = [Active::whole(&alice)];
+        assert_eq!(renewed(&whole).await, ["no tab", "one", "two", "token", "shared"]);
+    }
+
     async fn renewal_raises_a_shorter_ttl_keeps_a_longer_one_and_respects_max_hold<S: Subject>(subject: &S) {
         let store = subject.store();
         for mode in [Mode::Exclusive, Mode::Shared] {
@@ -117,7 +161,8 @@ cases! {
                 let _ = store.try_acquire(&key(id), &claim).await.unwrap();
                 aids.push(claim.aid);
             }
-            let renewed = store.renew(COLLECTION, &aids, TTL / 2).await.unwrap();
+            let active: Vec<_> = aids.iter().map(Active::whole).collect();
+            let renewed = store.renew(COLLECTION, &active, TTL / 2).await.unwrap();
             assert_eq!(renewed, Renewed { documents: 3, late: Vec::new() });
             for (id, at_most) in [("short", TTL / 2), ("long", TTL), ("ends", TTL / 3)] {
                 let left = store.inspect(&key(id), None).await.unwrap().unwrap().expires_in();

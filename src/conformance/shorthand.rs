@@ -4,7 +4,7 @@ use crate::{
     error::StoreError,
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
-    store::{Acquisition, Query, Released, Removal, Store, Taken},
+    store::{Acquisition, Active, Query, Released, Removal, Store, Taken},
 };
 
 /// Shorter calls of the verbs of a store, for tests.
@@ -16,7 +16,8 @@ pub trait Shorthand: Store {
         aids: &[Aid],
     ) -> impl Future<Output = Result<u64, StoreError>> + Send {
         async move {
-            let renewed = self.renew(collection, aids, Duration::ZERO).await?;
+            let active: Vec<_> = aids.iter().map(Active::whole).collect();
+            let renewed = self.renew(collection, &active, Duration::ZERO).await?;
             assert!(renewed.late.is_empty(), "{renewed:?}");
             Ok(renewed.documents)
         }

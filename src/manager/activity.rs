@@ -7,10 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{clock, key::LockKey, lock::Aid};
+use crate::{clock, key::LockKey, lock::Aid, store::Named};
 
 /// How many locks of a session are remembered as known to it.
 const KNOWN: usize = 32;
+/// How many tabs of a session are remembered. A tab that is forgotten is renewed a little too often.
+const TABS: usize = 32;
 
 /// The next renewal of each session that was active here recently.
 ///
@@ -30,8 +32,13 @@ struct Sessions {
 
 #[derive(Debug)]
 struct Session {
-    /// When it is due for its next renewal.
+    /// When it is due for its next renewal, apart from its tabs.
     due: Instant,
+    /// When each of its tabs is due that was active here, the latest first; also each token that was named instead
+    /// of a tab.
+    tabs: VecDeque<(Named, Instant)>,
+    /// When a tab is due that was not active here yet: at once, unless the session began here, without locks.
+    unknown_tabs_due: Instant,
     /// The number of its locks at the last count, and of the locks granted here since. Other servers may
     /// have granted more.
     counted: usize,
@@ -41,8 +48,24 @@ struct Session {
 }
 
 impl Session {
-    fn new(due: Instant) -> Self {
-        Self { due, counted: 0, granted: 0, known: VecDeque::new() }
+    fn new(due: Instant, unknown_tabs_due: Instant) -> Self {
+        let (tabs, known) = (VecDeque::new(), VecDeque::new());
+        Self { due, tabs, unknown_tabs_due, counted: 0, granted: 0, known }
+    }
+
+    fn is_due(&self, named: &[Named], now: Instant) -> bool {
+        let due_of = |named: &Named| self.tabs.iter().find(|(tab, _)| tab == named);
+        let tabs = named.iter().map(|it| due_of(it).map_or(self.unknown_tabs_due, |(_, due)| *due));
+        tabs.chain([self.due]).any(|due| now >= due)
+    }
+
+    fn renewed(&mut self, named: &[Named], next: Instant) {
+        self.due = next;
+        self.tabs.retain(|(tab, _)| !named.contains(tab));
+        for tab in named {
+            self.tabs.push_front((*tab, next));
+        }
+        self.tabs.truncate(TABS);
     }
 }
 
@@ -52,24 +75,29 @@ impl Sessions {
             self.of.retain(|_, session| now < session.due);
             self.sweep_at = (self.of.len() * 2).max(1024);
         }
-        self.of.entry(aid.clone()).or_insert_with(|| Session::new(now + interval))
+        self.of.entry(aid.clone()).or_insert_with(|| Session::new(now + interval, now))
     }
 }
 
 impl Activity {
-    /// True if the session is due for a renewal, which it then gets. It is due again after `interval`.
-    pub(super) fn is_due(&self, aid: &Aid, interval: Duration) -> bool {
+    /// True if the session or one of these tabs is due for a renewal, which they then get. They are due again after
+    /// `interval`.
+    pub(super) fn is_due(&self, aid: &Aid, named: &[Named], interval: Duration) -> bool {
         let now = clock::now();
         let mut sessions = self.sessions();
-        if let Some(session) = sessions.of.get_mut(aid) {
-            let is_due = now >= session.due;
-            if is_due {
-                session.due = now + interval;
-            }
-            return is_due;
+        let is_known = sessions.of.contains_key(aid);
+        let session = sessions.begins(aid, now, interval);
+        let is_due = !is_known || session.is_due(named, now);
+        if is_due {
+            session.renewed(named, now + interval);
         }
-        sessions.begins(aid, now, interval);
-        true
+        is_due
+    }
+
+    /// A new session has no locks, so it is not due for a while.
+    pub(super) fn session_begins(&self, aid: &Aid, interval: Duration) {
+        let now = clock::now();
+        self.sessions().begins(aid, now, interval).unknown_tabs_due = now + interval;
     }
 
     /// An answer shows that a lock of the session has this much time left. A lock that was renewed with the
@@ -80,7 +108,9 @@ impl Activity {
         if left < interval
             && let Some(session) = self.sessions().of.get_mut(aid)
         {
-            session.due = session.due.min(clock::now() + left / 3);
+            let due = clock::now() + left / 3;
+            session.due = session.due.min(due);
+            session.tabs.iter_mut().for_each(|(_, tab)| *tab = due.min(*tab));
         }
     }
 
@@ -142,23 +172,44 @@ impl Activity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::TabId;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
     fn a_session_is_due_once_in_an_interval_and_at_once_after_a_failure() {
         let (activity, aid) = (Activity::default(), Aid::new());
-        assert!(activity.is_due(&aid, HOUR));
-        assert!(!activity.is_due(&aid, HOUR));
-        assert!(activity.is_due(&Aid::new(), HOUR), "each session for itself");
+        assert!(activity.is_due(&aid, &[], HOUR));
+        assert!(!activity.is_due(&aid, &[], HOUR));
+        assert!(activity.is_due(&Aid::new(), &[], HOUR), "each session for itself");
         activity.forget(&aid);
-        assert!(activity.is_due(&aid, HOUR));
+        assert!(activity.is_due(&aid, &[], HOUR));
+    }
+
+    #[test]
+    fn each_tab_is_due_for_itself_but_no_tab_of_a_session_that_has_just_begun() {
+        let [one, two] = [Named::Tab(TabId::new()), Named::Tab(TabId::new())];
+        let (activity, aid) = (Activity::default(), Aid::new());
+        activity.session_begins(&aid, HOUR);
+        assert!(!activity.is_due(&aid, &[one], HOUR));
+        let (activity, aid) = (Activity::default(), Aid::new());
+        assert!(activity.is_due(&aid, &[one], HOUR));
+        assert!(!activity.is_due(&aid, &[one], HOUR) && !activity.is_due(&aid, &[], HOUR));
+        assert!(
+            activity.is_due(&aid, &[two, one], HOUR),
+            "another server may have granted its lock"
+        );
+        assert!(!activity.is_due(&aid, &[two], HOUR));
+        for _ in 0..1_000 {
+            activity.is_due(&aid, &[Named::Tab(TabId::new())], HOUR);
+        }
+        assert_eq!(activity.sessions().of[&aid].tabs.len(), TABS);
     }
 
     #[test]
     fn locks_are_counted_ever_more_often_the_closer_their_number_is_to_the_limit() {
         let (activity, aid) = (Activity::default(), Aid::new());
-        activity.is_due(&aid, HOUR);
+        activity.is_due(&aid, &[], HOUR);
         let mut counted_at = Vec::new();
         for locks in 1..=101 {
             if activity.granted(&aid, 100, HOUR) {
@@ -175,7 +226,7 @@ mod tests {
     fn silent_sessions_are_forgotten() {
         let activity = Activity::default();
         for _ in 0..10_000 {
-            activity.is_due(&Aid::new(), Duration::ZERO);
+            activity.is_due(&Aid::new(), &[], Duration::ZERO);
         }
         assert!(activity.sessions().of.len() <= 1024);
     }

@@ -18,11 +18,11 @@ use crate::{
     lock::{Aid, Lock},
     manager::{LockManager, observe, task},
     random::{self, HashMap},
-    store::Query,
+    store::{Active, Named, Query},
 };
 
 impl LockManager {
-    /// Renews the lease of every live lock of the session, and counts these locks.
+    /// Renews the lease of every live lock of the session, in all its tabs, and counts these locks.
     ///
     /// One command for each registered collection, all at the same time. An expired lock is not revived:
     /// a lower count than expected means that some locks are lost.
@@ -35,7 +35,8 @@ impl LockManager {
     ))]
     pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
         let (until, aids) = (self.until(), slice::from_ref(aid));
-        let mut pieces = self.renew_in_pieces(self.registered_names(), aids, self.ttl(), until);
+        let active = [Active::whole(aid)];
+        let mut pieces = self.renew_in_pieces(self.registered_names(), &active, self.ttl(), until);
         let mut renewed = Ok(0);
         while let Some(piece) = pieces.recv().await {
             renewed = renewed.and_then(|documents| Ok(documents + piece.renewed?));
@@ -193,15 +194,15 @@ impl LockManager {
         Ok(end.filter(|end| end.for_good).map(|end| end.ago))
     }
 
-    /// Renews all locks of an active session, at most once in a third of the ttl, and without making the
-    /// caller wait. Returns the end of the renewal if one is due.
-    pub(crate) fn touch(&self, aid: &Aid) -> Option<Receiver<()>> {
-        let is_due = self.inner.activity.is_due(aid, self.ttl() / 3);
-        is_due.then(|| self.renew_soon(aid.clone()))
+    /// Renews the locks of an active session, of its tabs only those that are named, at most once in a third of the
+    /// ttl, and without making the caller wait. Returns the end of the renewal if one is due.
+    pub(crate) fn touch(&self, aid: &Aid, named: &[Named]) -> Option<Receiver<()>> {
+        let is_due = self.inner.activity.is_due(aid, named, self.ttl() / 3);
+        is_due.then(|| self.renew_soon(aid.clone(), named.to_vec()))
     }
 
     /// A new session holds no locks, so none are due for renewal.
     pub(crate) fn session_begins(&self, aid: &Aid) {
-        self.inner.activity.is_due(aid, self.ttl() / 3);
+        self.inner.activity.session_begins(aid, self.ttl() / 3);
     }
 }

@@ -44,6 +44,42 @@ pub struct Claim {
     pub turn: Option<Turn>,
 }
 
+/// A session whose locks are to be [renewed](crate::store::Store::renew).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Active {
+    /// The session.
+    pub aid: Aid,
+    /// Of the exclusive locks that [tabs](Claim::tab) have taken, only those that are named here are renewed, because
+    /// the other tabs may have crashed. `None`: all.
+    pub named: Option<Vec<Named>>,
+}
+
+/// A name for a lock that a tab has taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named {
+    /// All locks of this tab.
+    Tab(TabId),
+    /// This acquisition.
+    Token(LockToken),
+}
+
+impl Active {
+    /// All locks of the session.
+    #[must_use]
+    pub fn whole(aid: &Aid) -> Self {
+        Self { aid: aid.clone(), named: None }
+    }
+
+    /// True if a lock with this tab and token is to be renewed.
+    pub(crate) fn names(&self, tab: Option<TabId>, token: Option<LockToken>) -> bool {
+        let (Some(named), Some(tab)) = (&self.named, tab) else { return true };
+        named.iter().any(|it| match it {
+            Named::Tab(it) => *it == tab,
+            Named::Token(it) => Some(*it) == token,
+        })
+    }
+}
+
 /// A number in the queue of a document in a [fair](crate::store::Rules::fair) collection: the waiter with the lowest
 /// ticket is next. All waiters of a server that arrive while one command is under way share the next
 /// ticket.

@@ -15,9 +15,9 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
-        Acquisition, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released, Removal,
-        Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire,
-        Waiters, Watch,
+        Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released,
+        Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket,
+        TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -48,7 +48,7 @@ macro_rules! erase {
 erase! {
     fn prepare(collection: &'a str, rules: &'a Rules) -> ();
     fn try_acquire(key: &'a LockKey, claim: &'a Claim) -> TryAcquire;
-    fn renew(collection: &'a str, aids: &'a [Aid], ttl: Duration) -> Renewed;
+    fn renew(collection: &'a str, active: &'a [Active], ttl: Duration) -> Renewed;
     fn remove_lock(removal: Removal<'a>) -> Released;
     fn hand_over(from: &'a Acquisition, claim: &'a Claim) -> HandedOver;
     fn end_session(

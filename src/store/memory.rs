@@ -22,9 +22,9 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Lock, Mode, PageId},
     store::{
-        Acquisition, Change, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released,
-        Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket,
-        Topology, TryAcquire, Waiters, Watch,
+        Acquisition, Active, Change, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query,
+        Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
+        Ticket, Topology, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -153,17 +153,24 @@ impl Store for MemoryStore {
     async fn renew(
         &self,
         collection: &str,
-        aids: &[Aid],
+        active: &[Active],
         ttl: Duration,
     ) -> Result<Renewed, StoreError> {
         let mut state = self.state();
         let now = state.now();
+        let aids: Vec<_> = active.iter().map(|it| it.aid.clone()).collect();
         let mut documents = 0;
-        for (_, grants) in state.live_in(collection, Some(aids), now) {
+        for (_, grants) in state.live_in(collection, Some(&aids), now) {
+            let mut is_renewed = false;
             for grant in grants {
-                grant.renew(now, grant.ttl.max(ttl));
+                let tab = grant.tab.filter(|_| grant.mode == Mode::Exclusive);
+                let names = |it: &Active| it.aid == grant.aid && it.names(tab, Some(grant.token));
+                if active.iter().any(names) {
+                    grant.renew(now, grant.ttl.max(ttl));
+                    is_renewed = true;
+                }
             }
-            documents += 1;
+            documents += u64::from(is_renewed);
         }
         Ok(Renewed { documents, late: Vec::new() })
     }

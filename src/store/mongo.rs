@@ -28,9 +28,9 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
-        Acquisition, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released, Removal,
-        Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, TryAcquire,
-        Waiters, Watch,
+        Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released,
+        Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket,
+        TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -193,10 +193,10 @@ impl Store for MongoStore {
     async fn renew(
         &self,
         collection: &str,
-        aids: &[Aid],
+        active: &[Active],
         ttl: Duration,
     ) -> Result<Renewed, StoreError> {
-        let renewed = self.prepared(collection)?.renew(aids, ttl).await;
+        let renewed = self.prepared(collection)?.renew(active, ttl).await;
         renewed.map_err(|e| store_error(format!("renewing locks in {collection}"), e))
     }
 

@@ -52,7 +52,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// | `GET /{collection}/{id}` | 200 `{"state": "free" \| "mine" \| "mine_elsewhere" \| "held", …}` |
 /// | `POST /status` | 200 `{"locks": […]}`, the states of at most 200 documents |
 /// | `DELETE /{collection}/{id}`, `POST /{collection}/{id}/release` | 204, also if the lock was gone |
-/// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews all locks of the session |
+/// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews the locks of the session |
 /// | `GET /` | 200, the locks of the session |
 /// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::LockingSession::event_streams) streams |
@@ -84,7 +84,8 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// Tokens may be written as they appear in `Lock-Token`.
 ///
 /// A page that sends a UUID of its tab in the header `Doclock-Tab` keeps its locks to that tab: to other
-/// tabs of the session they are `mine_elsewhere` (423) until they are taken over. `/events` accepts the
+/// tabs of the session they are `mine_elsewhere` (423) until they are taken over. Only requests that name the tab, or
+/// the token of the lock, renew them. `/events` accepts the
 /// UUID as `?tab=`. A page can also send a UUID of its current load, in the header `Doclock-Page` and as
 /// `page` in the release. Then the last request of a closed page does no harm if it arrives after the
 /// first request of the reloaded page.
@@ -272,7 +273,10 @@ async fn heartbeat(
     let is_asked_for = |lock: &&Lock| {
         believed.is_empty() || believed.get(&lock.key.to_string()).copied() == lock.token
     };
-    let held = held.iter().filter(is_asked_for).map(MineBody::from).collect();
+    let held: Vec<_> = held.iter().filter(is_asked_for).collect();
+    // Without a body, no lock was named.
+    held.iter().filter(|_| !believed.is_empty()).for_each(|lock| locks.locks.names(lock));
+    let held = held.into_iter().map(MineBody::from).collect();
     Ok(Json(HeartbeatAnswer { held, lost }))
 }
 

@@ -29,8 +29,9 @@ pub(super) use self::locking::{Ask, Found, Mine};
 use crate::{
     actor::Actor,
     error::LockError,
-    lock::{Aid, LockToken, PageId, TabId},
+    lock::{Aid, Lock, LockToken, PageId, TabId},
     manager::{LockManager, Provisional, watch::streams::Limits},
+    store::Named,
     web::{
         access::{AccessPolicy, Identify},
         memory::memory,
@@ -179,10 +180,29 @@ impl RequestLocks {
 
     fn came(&self, aid: Option<Aid>) {
         if let Some(aid) = aid.as_ref().filter(|_| !self.0.idle) {
-            self.0.renewal.replace(self.0.manager.touch(aid));
+            self.0.renewal.replace(self.0.manager.touch(aid, &self.named()));
         }
         self.0.aid_before.replace(aid.clone());
         self.0.aid.replace(aid);
+    }
+
+    /// The tab that this request names, or else the acquisitions.
+    fn named(&self) -> Vec<Named> {
+        match (self.0.tab, &self.0.offered) {
+            (Some(tab), _) => vec![Named::Tab(tab)],
+            (None, Some(tokens)) => tokens.iter().copied().map(Named::Token).collect(),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// This request names a lock that is not of its own tab: renews it as well.
+    pub(super) fn names(&self, lock: &Lock) {
+        if let (Some(token), Some(tab)) = (lock.token, lock.tab)
+            && self.0.tab != Some(tab)
+            && !self.0.idle
+        {
+            drop(self.0.manager.touch(&lock.aid, &[Named::Token(token)]));
+        }
     }
 
     /// The handler has answered. Changes to the session are still saved with it.

@@ -51,8 +51,9 @@ impl LockManager {
 ///
 /// - The first lock of a session, or a request that saves the session anyway (a login), writes an aid
 ///   into the session under the key `doclock.aid`. Refusals and requests without locks write nothing.
-/// - A request of a session with an aid renews all its locks, at most once in a third of the ttl, and
-///   does not wait for the renewal. A session without locks costs nothing in the first third of the ttl
+/// - A request of a session with an aid renews its locks, at most once in a third of the ttl, and
+///   does not wait for the renewal. Of the locks that tabs have taken, it renews those that it names by their tab or
+///   their token. A session without locks costs nothing in the first third of the ttl
 ///   after its login. Later the session costs, at most once in a third of the ttl, an update that matches
 ///   nothing. The update is sent because another server may have granted the session a lock.
 /// - When the aid is removed from the session (`purge`, `clear`, `Identity::logout`), and the session

@@ -6,8 +6,8 @@ use actix_doclock::{
     Aid, EndReason, Lock, LockKey, MemoryStore, PageId, Released, SessionEnded, StoreError,
     TryAcquire,
     store::{
-        Acquisition, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed, Rules, Saved,
-        Store, StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
+        Acquisition, Active, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed, Rules,
+        Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
     },
 };
 use futures_util::future::BoxFuture;
@@ -41,10 +41,10 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Store for Paused
     async fn renew(
         &self,
         collection: &str,
-        aids: &[Aid],
+        active: &[Active],
         ttl: Duration,
     ) -> Result<Renewed, StoreError> {
-        self.paused(self.store.renew(collection, aids, ttl)).await
+        self.paused(self.store.renew(collection, active, ttl)).await
     }
     async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
         self.paused(self.store.remove_lock(removal)).await

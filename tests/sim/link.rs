@@ -9,7 +9,7 @@ use actix_doclock::{
     StoreError, StoreErrorKind, TryAcquire,
     conformance::Shorthand,
     store::{
-        Acquisition, Change, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed,
+        Acquisition, Active, Change, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed,
         Rules as Behaviour, Saved, Store, StoreStatus, StoredDocument, Swept, Taken, Ticket,
         Waiters, Watch,
     },
@@ -329,17 +329,18 @@ impl Store for Link {
     async fn renew(
         &self,
         collection: &str,
-        aids: &[Aid],
+        active: &[Active],
         at_least: Duration,
     ) -> Result<Renewed, StoreError> {
-        let (collection, aids) = (collection.to_owned(), aids.to_vec());
+        let (collection, active) = (collection.to_owned(), active.to_vec());
+        let aids: Vec<_> = active.iter().map(|it| it.aid.clone()).collect();
         let (revives, ttl) = (!self.world.rules().renew_only_what_lives, self.world.settings.ttl);
         let renewed = self
             .send("renew", Touches::Any, Repeats::Harmless, move |state| {
                 if revives {
                     revive(state, &collection, &aids, ttl);
                 }
-                let renewed = at_once(state.primary.renew(&collection, &aids, at_least));
+                let renewed = at_once(state.primary.renew(&collection, &active, at_least));
                 seen(state, Why::Removed, renewed)
             })
             .await?;

@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use actix_doclock::{
-    Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, MongoStore, Released, TryAcquire,
+    Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, MongoStore, Released, TabId,
+    TryAcquire,
     conformance::Shorthand,
     limits::MAX_READERS,
     store::{
-        Acquisition, Claim, Place, Rules, Saved, Store, StoredDocument, Ticket, Turn, Waiters,
+        Acquisition, Active, Claim, Named, Place, Rules, Saved, Store, StoredDocument, Ticket,
+        Turn, Waiters,
     },
 };
 use futures_util::future::join_all;
@@ -356,6 +358,9 @@ async fn a_renewal_finds_locks_of_both_kinds_by_index() {
         .await;
     sent.lock().unwrap().clear();
     store.renew_all(COLLECTION, std::slice::from_ref(&mine.aid)).await.unwrap();
+    let named = vec![Named::Tab(TabId::new()), Named::Token(mine.token)];
+    let tab = Active { aid: mine.aid.clone(), named: Some(named) };
+    store.renew(COLLECTION, &[tab], TTL).await.unwrap();
     store.list(COLLECTION, Some(std::slice::from_ref(&mine.aid)), 10).await.unwrap();
     let sent = sent.lock().unwrap().clone();
     for command in sent {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use actix_doclock::store::{Renewed, Store};
+use actix_doclock::store::{Active, Renewed, Store};
 use actix_doclock::{Actor, Aid, LockError, LockKey, Lockable, Released, StoreErrorKind};
 use futures_util::{TryStreamExt, future::join_all};
 use mongodb::bson::{Bson, Document, doc};
@@ -132,7 +132,8 @@ async fn a_session_with_a_lock_that_is_known_to_be_stuck_does_not_delay_the_rene
     let both = [lucky, unlucky.clone()];
     // A store that is too busy to know the answer is asked again.
     let renew = async |aids: &[Aid]| loop {
-        match app.store.renew(WorkItem::COLLECTION, aids, TTL).await {
+        let active: Vec<_> = aids.iter().map(Active::whole).collect();
+        match app.store.renew(WorkItem::COLLECTION, &active, TTL).await {
             Err(e) if e.kind() == StoreErrorKind::Unavailable => {}
             renewed => break renewed.unwrap(),
         }

@@ -12,7 +12,7 @@ use std::{
 
 use actix_doclock::{
     Aid, Holder, Lock, LockKey, LockManager, Lockable, MongoStore, Released, TryAcquire,
-    store::Store,
+    store::{Active, Store},
 };
 use futures_util::{StreamExt, stream};
 use mongodb::Database;
@@ -244,7 +244,8 @@ async fn verbs(pass: &mut Pass, locks: &LockManager) {
         }
         let rounds = if at_once == 1 { 1 } else { 20 };
         let calls = (0..rounds).flat_map(|_| aids.chunks_exact(at_once)).map(async |some| {
-            let renewed = store.renew(Page::COLLECTION, some, Duration::ZERO).await.unwrap();
+            let active: Vec<_> = some.iter().map(Active::whole).collect();
+            let renewed = store.renew(Page::COLLECTION, &active, Duration::ZERO).await.unwrap();
             assert_eq!(renewed.documents, some.len() as u64);
         });
         pass.run(&renewal(at_once), at_once, calls).await;

@@ -28,7 +28,7 @@ use crate::{
     error::{LockError, StoreError, StoreErrorKind},
     lock::Aid,
     manager::LockManager,
-    store::Renewed,
+    store::{Active, Renewed},
 };
 
 /// How many sessions or guards one call renews at most.
@@ -79,22 +79,22 @@ pub(in crate::manager) struct Piece {
 }
 
 impl LockManager {
-    /// Renews all locks of these sessions in these collections, for at least `ttl`. Each session is told of
+    /// Renews these sessions in these collections, for at least `ttl`. Each session is told of
     /// once for each collection, as soon as its own locks there are done. Each call has the deadline of the
     /// manager; `until` bounds all of them together.
     pub(in crate::manager) fn renew_in_pieces(
         &self,
         collections: impl IntoIterator<Item = impl Into<String>>,
-        aids: &[Aid],
+        active: &[Active],
         ttl: Duration,
         until: Instant,
     ) -> UnboundedReceiver<Piece> {
         let (told, pieces) = unbounded_channel();
         for collection in collections {
             let (manager, collection, told) = (self.clone(), collection.into(), told.clone());
-            let aids = aids.to_vec();
+            let active = active.to_vec();
             let renewal =
-                async move { manager.renew_in(&collection, aids, ttl, until, told).await };
+                async move { manager.renew_in(&collection, active, ttl, until, told).await };
             drop(self.inner.runner.spawn(&TaskTracker::new(), renewal));
         }
         pieces
@@ -103,18 +103,18 @@ impl LockManager {
     async fn renew_in(
         &self,
         collection: &str,
-        mut aids: Vec<Aid>,
+        mut active: Vec<Active>,
         ttl: Duration,
         until: Instant,
         told: UnboundedSender<Piece>,
     ) {
         let pace = self.inner.paces.of(collection);
-        let call = |aids| self.renew_piece(collection, &pace, aids, ttl, until);
+        let call = |active| self.renew_piece(collection, &pace, active, ttl, until);
         let mut calls = FuturesUnordered::new();
         loop {
-            while calls.len() < CALLS && !aids.is_empty() {
-                let size = pace.size.load(Relaxed).min(aids.len());
-                calls.push(call(aids.split_off(aids.len() - size)));
+            while calls.len() < CALLS && !active.is_empty() {
+                let size = pace.size.load(Relaxed).min(active.len());
+                calls.push(call(active.split_off(active.len() - size)));
             }
             let Some((piece, late)) = calls.next().await else { return };
             // Nobody may be waiting for it any more.
@@ -130,35 +130,36 @@ impl LockManager {
         &self,
         collection: &str,
         pace: &Pace,
-        aids: Vec<Aid>,
+        active: Vec<Active>,
         ttl: Duration,
         until: Instant,
-    ) -> (Piece, Vec<Aid>) {
+    ) -> (Piece, Vec<Active>) {
         let turn = timeout_at(until.into(), pace.calls.acquire()).await;
         let asked = clock::now();
         let until = until.min(asked + self.deadline());
-        let args = (collection.to_owned(), aids.clone(), ttl);
+        let args = (collection.to_owned(), active.clone(), ttl);
         let renewed = match turn {
             Ok(_turn) => {
-                self.run("renew", until, args, |store, (collection, aids, ttl)| {
-                    store.renew(collection, aids, *ttl)
+                self.run("renew", until, args, |store, (collection, active, ttl)| {
+                    store.renew(collection, active, *ttl)
                 })
                 .await
             }
             Err(_) => Err(blocked(collection)),
         };
-        let (aids, renewed, late) = match renewed {
-            Err(e) => (aids, Err(e), Vec::new()),
-            Ok(Renewed { late, .. }) if aids.len() == 1 && !late.is_empty() => {
-                (aids, Err(blocked(collection)), Vec::new())
+        let (done, renewed, late) = match renewed {
+            Err(e) => (active, Err(e), Vec::new()),
+            Ok(Renewed { late, .. }) if active.len() == 1 && !late.is_empty() => {
+                (active, Err(blocked(collection)), Vec::new())
             }
             Ok(renewed) => {
-                pace.learn(aids.len(), &renewed, clock::since(asked));
+                pace.learn(active.len(), &renewed, clock::since(asked));
                 let late: HashSet<_> = renewed.late.into_iter().collect();
-                let (late, done) = aids.into_iter().partition(|aid| late.contains(aid));
+                let (late, done) = active.into_iter().partition(|it| late.contains(&it.aid));
                 (done, Ok(renewed.documents), late)
             }
         };
+        let aids = done.into_iter().map(|it| it.aid).collect();
         (Piece { aids, asked, renewed }, late)
     }
 }

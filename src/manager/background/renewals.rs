@@ -22,6 +22,7 @@ use crate::{
     lock::Aid,
     manager::{LockManager, background::pieces::Piece, observe},
     random::HashMap,
+    store::{Active, Named},
 };
 
 /// The shortest time between the starts of two rounds, unless the ttl is short.
@@ -32,9 +33,20 @@ const APART: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Renewals(Mutex<Due>);
 
+/// How many tabs and tokens of one session a round names at most. More come from no browser.
+const MOST_NAMES: usize = 256;
+
+/// A request of a session that is due.
+#[derive(Debug)]
+struct Asked {
+    aid: Aid,
+    named: Vec<Named>,
+    done: Sender<()>,
+}
+
 #[derive(Debug, Default)]
 struct Due {
-    sessions: Vec<(Aid, Sender<()>)>,
+    sessions: Vec<Asked>,
     has_task: bool,
     /// When the next round may begin.
     next: Option<Instant>,
@@ -46,7 +58,7 @@ impl Renewals {
     }
 
     /// The sessions of the next round. If there are none, the task ends.
-    fn round(&self, ttl: Duration) -> Vec<(Aid, Sender<()>)> {
+    fn round(&self, ttl: Duration) -> Vec<Asked> {
         let mut due = self.due();
         due.has_task = !due.sessions.is_empty();
         due.next = Some(clock::now() + APART.min(ttl / 12));
@@ -75,10 +87,10 @@ impl Drop for Task<'_> {
 
 impl LockManager {
     /// Renews this session with the next round. Resolves when that is done or has failed.
-    pub(in crate::manager) fn renew_soon(&self, aid: Aid) -> Receiver<()> {
+    pub(in crate::manager) fn renew_soon(&self, aid: Aid, named: Vec<Named>) -> Receiver<()> {
         let (done, renewed) = oneshot::channel();
         let mut due = self.inner.renewals.due();
-        due.sessions.push((aid, done));
+        due.sessions.push(Asked { aid, named, done });
         if !mem::replace(&mut due.has_task, true) {
             let manager = self.clone();
             self.inner.runner.spawn(&TaskTracker::new(), manager.renew_in_rounds());
@@ -109,16 +121,20 @@ impl LockManager {
 
     /// Tells each session when its own locks are done. A round takes no longer than a third of the ttl, so
     /// that there is time for another attempt.
-    async fn renew_sessions(self, due: Vec<(Aid, Sender<()>)>) {
+    async fn renew_sessions(self, due: Vec<Asked>) {
         let until = clock::now() + self.ttl() / 3;
         let collections = self.registered_names();
         let mut waiting = HashMap::<Aid, Waiting>::default();
-        for (aid, done) in due {
+        let mut names = HashMap::<Aid, Vec<Named>>::default();
+        for Asked { aid, named, done } in due {
             let new = || Waiting { collections: collections.len(), told: Vec::new() };
-            waiting.entry(aid).or_insert_with(new).told.push(done);
+            waiting.entry(aid.clone()).or_insert_with(new).told.push(done);
+            let names = names.entry(aid).or_default();
+            names.extend(named.into_iter().take(MOST_NAMES - names.len()));
         }
-        let aids: Vec<_> = waiting.keys().cloned().collect();
-        let mut pieces = self.renew_in_pieces(collections, &aids, self.ttl(), until);
+        let active: Vec<_> =
+            names.into_iter().map(|(aid, named)| Active { aid, named: Some(named) }).collect();
+        let mut pieces = self.renew_in_pieces(collections, &active, self.ttl(), until);
         let (mut failed, mut outcome) = (HashSet::new(), Ok(()));
         while let Some(Piece { aids, renewed, .. }) = pieces.recv().await {
             if let Err(e) = renewed {

@@ -20,7 +20,7 @@ use crate::{
         wait::queue::Held,
     },
     random::HashMap,
-    store::{Acquisition, Query},
+    store::{Acquisition, Active, Query},
 };
 
 /// The longest pause before a failed renewal is tried again.
@@ -120,8 +120,8 @@ impl LockManager {
         ttl: Duration,
         until: Instant,
     ) -> Result<(), LockError> {
-        let aids: Vec<_> = guards.keys().cloned().collect();
-        let mut pieces = self.renew_in_pieces([collection], &aids, ttl, until);
+        let active: Vec<_> = guards.keys().map(Active::whole).collect();
+        let mut pieces = self.renew_in_pieces([collection], &active, ttl, until);
         let mut all = Ok(());
         while let Some(Piece { aids, asked, renewed }) = pieces.recv().await {
             let guards: Vec<_> = aids.iter().filter_map(|aid| guards.get(aid)).collect();

@@ -47,7 +47,7 @@ pub(super) struct Grant {
     pub(super) token: LockToken,
     pub(super) since: SystemTime,
     pub(super) holder: Holder,
-    tab: Option<TabId>,
+    pub(super) tab: Option<TabId>,
     pub(super) page: Option<PageId>,
     /// When it was granted, and how long it may be held. A grace period does not change these two.
     pub(super) granted: Duration,

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{
     key::LockId,
     lock::{Aid, LockToken, Mode},
-    store::{Acquisition, Claim, Rules, Taken},
+    store::{Acquisition, Active, Claim, Named, Rules, Taken},
 };
 
 mod acquire;
@@ -155,7 +155,11 @@ impl Grantee {
 
 /// All records in which one of these sessions has or had a lock.
 pub(super) fn of_sessions(aids: &[Aid]) -> Document {
-    let exclusive = exclusive_of(aids);
+    or_shared(exclusive_of(aids))
+}
+
+/// The records that `exclusive` matches, and those with a shared lock of its sessions.
+fn or_shared(exclusive: Document) -> Document {
     let shared = doc! { "readers.aid": exclusive.get("aid").cloned() };
     doc! { "$or": [exclusive, shared] }
 }
@@ -215,9 +219,37 @@ pub(super) fn and_live(mut filter: Document, foreign_ttl: Duration) -> Document 
     filter
 }
 
+/// The records with a lock that is to be renewed.
+///
+/// What one session names also counts for the others, so that the filter stays short. That changes nothing: tabs and
+/// tokens have random names that only their own session knows.
+pub(super) fn renewable(active: &[Active], foreign_ttl: Duration) -> Document {
+    let aids: Vec<_> = active.iter().map(|it| it.aid.clone()).collect();
+    let whole = active.iter().filter(|it| it.named.is_none()).map(|it| it.aid.as_str());
+    let (mut tabs, mut tokens) = (vec![Bson::Null], Vec::new());
+    for named in active.iter().filter_map(|it| it.named.as_ref()).flatten() {
+        match named {
+            Named::Tab(tab) => tabs.push(tab.to_string().into()),
+            Named::Token(token) => tokens.push(token.to_string()),
+        }
+    }
+    let mut exclusive = exclusive_of(&aids);
+    let is_named = doc! { "$or": [
+        { "tab": { "$in": tabs } },
+        { "token": { "$in": tokens } },
+        { "aid": { "$in": whole.collect::<Vec<_>>() } },
+    ] };
+    exclusive.extend(is_named);
+    held(exclusive, &aids, foreign_ttl)
+}
+
 /// The locks that these sessions hold.
 pub(super) fn held_by(aids: &[Aid], foreign_ttl: Duration) -> Document {
-    let mut filter = of_sessions(aids);
+    held(exclusive_of(aids), aids, foreign_ttl)
+}
+
+fn held(exclusive: Document, aids: &[Aid], foreign_ttl: Duration) -> Document {
+    let mut filter = or_shared(exclusive);
     let reads = some_reader(doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] });
     let holds = doc! { "$or": [{ "$not": [is_shared()] }, reads] };
     filter.insert("$expr", doc! { "$and": [is_live(foreign_ttl), holds] });

@@ -10,7 +10,7 @@ use mongodb::{
 use crate::{
     lock::Aid,
     store::{
-        Renewed,
+        Active, Renewed,
         mongo::{
             Prepared,
             error::{LeftOut, ours, ran_out_of_time},
@@ -23,38 +23,38 @@ use crate::{
 impl Prepared {
     // update returns: n matched → n live locks renewed; any other lock that the session believes in is
     // lost. Out of time → nobody knows which locks are renewed, so all sessions of the command are late.
-    pub(super) async fn renew(&self, aids: &[Aid], ttl: Duration) -> Result<Renewed> {
-        if let [_] = aids {
-            let written = self.write_all(self.held_by(aids), &self.renewal(aids, ttl)).await;
+    pub(super) async fn renew(&self, active: &[Active], ttl: Duration) -> Result<Renewed> {
+        if let [session] = active {
+            let (renewed, by) = self.renewal(active, ttl);
+            let written = self.write_all(renewed, &by).await;
             return match written.as_ref().map_err(ours) {
                 Err(Some(&LeftOut { written, .. })) => {
-                    Ok(Renewed { documents: written, late: aids.to_vec() })
+                    Ok(Renewed { documents: written, late: vec![session.aid.clone()] })
                 }
                 _ => Ok(Renewed { documents: written?, late: Vec::new() }),
             };
         }
-        let blocked = self.with_stuck_locks(aids).await?;
-        let (late, aids): (Vec<_>, Vec<_>) =
-            aids.iter().cloned().partition(|aid| blocked.contains(aid.as_str()));
-        if aids.is_empty() {
+        let blocked = self.with_stuck_locks(&aids_of(active)).await?;
+        let (late, active): (Vec<_>, Vec<_>) =
+            active.iter().cloned().partition(|it| blocked.contains(it.aid.as_str()));
+        let late = aids_of(&late);
+        if active.is_empty() {
             return Ok(Renewed { documents: 0, late });
         }
-        let command = self.renewal(&aids, ttl).command(&self.locks, self.held_by(&aids), false);
+        let (renewed, by) = self.renewal(&active, ttl);
+        let command = by.command(&self.locks, renewed, false);
         match write::write(&self.locks, command, lanes::write_limit()).await {
             Ok(documents) => Ok(Renewed { documents, late }),
             Err(e) if ran_out_of_time(&e) => {
-                Ok(Renewed { documents: 0, late: [late, aids].concat() })
+                Ok(Renewed { documents: 0, late: [late, aids_of(&active)].concat() })
             }
             Err(e) => Err(e),
         }
     }
 
-    fn held_by(&self, aids: &[Aid]) -> Document {
-        pipeline::held_by(aids, self.rules.ttl)
-    }
-
-    fn renewal(&self, aids: &[Aid], ttl: Duration) -> Write {
-        Write::Update(pipeline::renew(aids, ttl, &self.rules))
+    fn renewal(&self, active: &[Active], ttl: Duration) -> (Document, Write) {
+        let by = pipeline::renew(&aids_of(active), ttl, &self.rules);
+        (pipeline::renewable(active, self.rules.ttl), Write::Update(by))
     }
 
     /// The sessions with a lock on a record that is known to be stuck.
@@ -79,4 +79,8 @@ impl Prepared {
         }
         Ok(blocked)
     }
+}
+
+fn aids_of(active: &[Active]) -> Vec<Aid> {
+    active.iter().map(|it| it.aid.clone()).collect()
 }

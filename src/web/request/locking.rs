@@ -371,6 +371,7 @@ impl RequestLocks {
         if !held.contains(&mine.token) {
             held.push(mine.token);
         }
+        self.names(&mine.lock);
     }
 
     /// A new aid for a session that came back, unless another extractor has already given it one.

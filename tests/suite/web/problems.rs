@@ -5,8 +5,8 @@ use std::time::Instant;
 use actix_doclock::{
     Aid, EndReason, Released, StoreError, StoreErrorKind, TryAcquire,
     store::{
-        Acquisition, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed, Rules, Saved,
-        Store, StoreStatus, StoredDocument, Swept,
+        Acquisition, Active, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed, Rules,
+        Saved, Store, StoreStatus, StoredDocument, Swept,
     },
 };
 use uuid::Uuid;
@@ -169,7 +169,7 @@ impl Store for Down {
     async fn try_acquire(&self, _: &LockKey, _: &Claim) -> Result<TryAcquire, StoreError> {
         self.error()
     }
-    async fn renew(&self, _: &str, _: &[Aid], _: Duration) -> Result<Renewed, StoreError> {
+    async fn renew(&self, _: &str, _: &[Active], _: Duration) -> Result<Renewed, StoreError> {
         self.error()
     }
     async fn remove_lock(&self, _: Removal<'_>) -> Result<Released, StoreError> {

@@ -78,6 +78,73 @@ async fn a_lock_of_one_tab_does_not_belong_to_another_until_it_is_moved() {
 }
 
 #[actix_web::test]
+async fn the_lock_of_a_crashed_tab_expires_however_busy_the_other_tabs_are() {
+    tokio::time::pause();
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    assert_eq!(alice.acquire_in(ONE).await.status, 201);
+    let other = alice.in_tab(TWO, Method::POST, "/locks/note/b", json!({})).await;
+    let beat = json!({ "locks": { "note/b": other.json()["token"] } });
+    for beats in 1..=5 {
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        if beats <= 3 {
+            alice.acquire_in(TWO).await.problem(423);
+        }
+        alice.in_tab(TWO, Method::POST, "/locks/heartbeat", beat.clone()).await;
+        assert_eq!(alice.get("/plain").await.status, 200);
+    }
+    assert_eq!(bob.post("/locks/note/a").await.status, 201);
+    assert_eq!(bob.post("/locks/note/b").await.status, 423);
+}
+
+/// The lock lives on requests that name its tab or its token, whatever else they name.
+#[actix_web::test]
+async fn a_lock_of_a_tab_lives_on_requests_that_name_it() {
+    tokio::time::pause();
+    for names in ["tab", "token", "token in another tab", "heartbeat", "heartbeat in another tab"] {
+        let (locks, _) = embedded().await;
+        let app = serve_with_cookies(&locks).await;
+        let alice = Browser::logged_in(&app, "alice").await;
+        let taken = alice.acquire_in(ONE).await;
+        let beat = json!({ "locks": { "note/a": taken.json()["token"] } });
+        for _ in 0..5 {
+            tokio::time::sleep(Duration::from_secs(15)).await;
+            let get = alice.request(Method::GET, "/plain");
+            let put = alice.request(Method::PUT, "/note/a").set_json(json!({ "text": "new" }));
+            let put = put.insert_header(("lock-token", taken.token().as_str()));
+            let post = alice.request(Method::POST, "/locks/heartbeat").set_json(&beat);
+            let request = match names {
+                "tab" => get.insert_header(("doclock-tab", ONE)),
+                "token" => get.insert_header(("lock-token", taken.token().as_str())),
+                "token in another tab" => put.insert_header(("doclock-tab", TWO)),
+                "heartbeat" => post,
+                _ => post.insert_header(("doclock-tab", TWO)),
+            };
+            assert_eq!(alice.send(request).await.status, 200, "{names}");
+        }
+        assert_eq!(alice.state_in(ONE).await["state"], "mine", "{names}");
+    }
+}
+
+#[actix_web::test]
+async fn a_lock_without_a_tab_lives_on_its_session() {
+    tokio::time::pause();
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    assert_eq!(alice.post("/locks/note/a").await.status, 201);
+    let shared = json!({ "mode": "shared" });
+    assert_eq!(alice.in_tab(ONE, Method::POST, "/locks/note/b", shared).await.status, 201);
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        assert_eq!(alice.in_tab(TWO, Method::GET, "/plain", json!({})).await.status, 200);
+    }
+    assert_eq!(locks.list().await.unwrap().len(), 2, "a shared lock belongs to all tabs");
+}
+
+#[actix_web::test]
 async fn a_reloaded_page_keeps_its_lock_and_its_old_beacon_is_too_late() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
