@@ -12,7 +12,7 @@ use crate::lock::{Holder, Lock};
 /// let actor = Actor::new("alice").with_role("editor-in-chief");
 /// assert!(actor.has_role("editor-in-chief"));
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Actor {
     id: Option<String>,
     /// Shown to others as the holder of this person's locks.

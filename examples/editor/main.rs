@@ -134,7 +134,8 @@ async fn serve<S: SessionStore + 'static>(
                     // A visitor reads, and sees who edits.
                     .access_policy(async |person: Option<Actor>, _, access| {
                         person.is_some() || access == Access::Look
-                    }),
+                    })
+                    .admit_visitors(),
             )
             .wrap(
                 DefaultHeaders::new()

@@ -343,7 +343,8 @@ impl LockManagerBuilder {
     ///
     /// The titles are shown by the [admin page](Self::admin_policy), in refusals (423) and in the audit
     /// log. So everybody who is refused a lock sees the title of that document; if a title is secret,
-    /// leave it out. [`Description`] says which titles and links are shown.
+    /// leave it out, or use
+    /// [`describe_for`](Self::describe_for). [`Description`] says which titles and links are shown.
     ///
     /// The function gets at most 200 keys of any registered collections. A document that it does not
     /// answer has no title. It runs in a task of its own on the manager's runtime, at most 4 calls at the
@@ -378,6 +379,20 @@ impl LockManagerBuilder {
         F: Future<Output = Result<HashMap<LockKey, Description>, BoxError>> + Send + 'static,
     {
         self.describe = Some(Describe::new(describe));
+        self
+    }
+
+    /// As [`describe`](Self::describe), for the person who is to see the titles: who is refused a lock, or the
+    /// administrator. `None` if the application does not know that person, and for the audit log. Leave out what the
+    /// person may not see. Answers are kept for each person.
+    pub fn describe_for<F>(
+        mut self,
+        describe: impl Fn(Option<Actor>, Vec<LockKey>) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<HashMap<LockKey, Description>, BoxError>> + Send + 'static,
+    {
+        self.describe = Some(Describe::personal(describe));
         self
     }
 

@@ -13,7 +13,10 @@ use tokio::{
     time::timeout_at,
 };
 
-use crate::{clock, description::Description, error::BoxError, key::LockKey, manager::LockManager};
+use crate::{
+    actor::Actor, clock, description::Description, error::BoxError, key::LockKey,
+    manager::LockManager,
+};
 
 /// How many documents one call asks for.
 const MAX_KEYS: usize = 200;
@@ -32,14 +35,27 @@ type Asked = Pin<Box<dyn Future<Output = Result<Titles, BoxError>> + Send>>;
 
 /// The function of the application.
 #[derive(Clone)]
-pub(super) struct Describe(Arc<dyn Fn(Vec<LockKey>) -> Asked + Send + Sync>);
+pub(super) struct Describe {
+    of: Arc<dyn Fn(Option<Actor>, Vec<LockKey>) -> Asked + Send + Sync>,
+    is_personal: bool,
+}
 
 impl Describe {
     pub(super) fn new<F>(describe: impl Fn(Vec<LockKey>) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<Titles, BoxError>> + Send + 'static,
     {
-        Self(Arc::new(move |keys| Box::pin(describe(keys))))
+        Self { of: Arc::new(move |_, keys| Box::pin(describe(keys))), is_personal: false }
+    }
+
+    pub(super) fn personal<F>(
+        describe: impl Fn(Option<Actor>, Vec<LockKey>) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Titles, BoxError>> + Send + 'static,
+    {
+        let of = Arc::new(move |person, keys| -> Asked { Box::pin(describe(person, keys)) });
+        Self { of, is_personal: true }
     }
 }
 
@@ -55,9 +71,10 @@ pub(super) struct Descriptions {
 
 #[derive(Default)]
 struct State {
-    known: HashMap<LockKey, (Option<Description>, Instant)>,
-    /// The calls under way. A document is in one call only.
-    asked: HashMap<LockKey, Call>,
+    /// Each for the person that has asked, if that makes a difference.
+    known: HashMap<(Option<Actor>, LockKey), (Option<Description>, Instant)>,
+    /// The calls under way. For one person, a document is in one call only.
+    asked: HashMap<(Option<Actor>, LockKey), Call>,
     failed: Option<Instant>,
     left_links_out: Option<Instant>,
 }
@@ -74,15 +91,22 @@ impl Descriptions {
 
     /// The titles that are known, and for the other documents the calls that will tell. Begins these
     /// calls, each in a task of its own.
-    fn look(self: &Arc<Self>, keys: &[LockKey], manager: &LockManager) -> (Titles, Calls) {
+    fn look(
+        self: &Arc<Self>,
+        person: Option<&Actor>,
+        keys: &[LockKey],
+        manager: &LockManager,
+    ) -> (Titles, Calls) {
+        let person = person.filter(|_| self.describe.is_personal).cloned();
         let (mut titles, mut calls, mut unknown) = (Titles::new(), Calls::new(), Vec::new());
         let mut state = self.state();
         for key in keys.iter().collect::<BTreeSet<_>>() {
-            if let Some((known, at)) = state.known.get(key)
+            let of_person = (person.clone(), key.clone());
+            if let Some((known, at)) = state.known.get(&of_person)
                 && clock::since(*at) < REMEMBER
             {
                 titles.extend(known.clone().map(|known| (key.clone(), known)));
-            } else if let Some(call) = state.asked.get(key) {
+            } else if let Some(call) = state.asked.get(&of_person) {
                 calls.push((key.clone(), call.clone()));
             } else if !state.is_paused() {
                 unknown.push(key.clone());
@@ -91,20 +115,20 @@ impl Descriptions {
         for keys in unknown.chunks(MAX_KEYS) {
             let (told, call) = watch::channel(None);
             for key in keys {
-                state.asked.insert(key.clone(), call.clone());
+                state.asked.insert((person.clone(), key.clone()), call.clone());
                 calls.push((key.clone(), call.clone()));
             }
-            let (this, keys) = (Arc::clone(self), keys.to_vec());
+            let (this, person, keys) = (Arc::clone(self), person.clone(), keys.to_vec());
             manager.inner.runner.spawn_untracked(async move {
-                let answer = this.ask(keys.clone()).await;
-                let _ = told.send(Some(this.learn(&keys, answer)));
+                let answer = this.ask(person.clone(), keys.clone()).await;
+                let _ = told.send(Some(this.learn(&person, &keys, answer)));
             });
         }
         (titles, calls)
     }
 
     /// Asks the application, if it is this call's turn in time.
-    async fn ask(&self, keys: Vec<LockKey>) -> Answer {
+    async fn ask(&self, person: Option<Actor>, keys: Vec<LockKey>) -> Answer {
         let turn = Arc::clone(&self.turns).acquire_owned();
         let Ok(Ok(turn)) = timeout_at((clock::now() + LIMIT).into(), turn).await else {
             return Answer::NoTurn;
@@ -112,7 +136,7 @@ impl Descriptions {
         if self.state().is_paused() {
             return Answer::NoTurn;
         }
-        let call = self.call(keys, turn);
+        let call = self.call(person, keys, turn);
         match call.await {
             Ok(titles) => Answer::Titles(titles),
             Err(why) => Answer::Failure(why),
@@ -121,11 +145,16 @@ impl Descriptions {
 
     /// In a task of its own: a panic ends only this task, and a call that blocks its thread delays
     /// nobody. Such a call keeps its turn until it returns.
-    async fn call(&self, keys: Vec<LockKey>, turn: OwnedSemaphorePermit) -> Result<Titles, String> {
-        let Describe(describe) = self.describe.clone();
+    async fn call(
+        &self,
+        person: Option<Actor>,
+        keys: Vec<LockKey>,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<Titles, String> {
+        let describe = Arc::clone(&self.describe.of);
         let mut call = tokio::spawn(async move {
             let _turn = turn;
-            describe(keys).await.map_err(|e| format!("failed: {e}"))
+            describe(person, keys).await.map_err(|e| format!("failed: {e}"))
         });
         match timeout_at((clock::now() + LIMIT).into(), &mut call).await {
             Ok(Ok(answer)) => answer,
@@ -138,11 +167,11 @@ impl Descriptions {
     }
 
     /// Remembers the answer. Returns the titles of the documents that were asked for.
-    fn learn(&self, keys: &[LockKey], answer: Answer) -> Titles {
+    fn learn(&self, person: &Option<Actor>, keys: &[LockKey], answer: Answer) -> Titles {
         let (mut titles, mut left_out) = (Titles::new(), None);
         let mut state = self.state();
         for key in keys {
-            state.asked.remove(key);
+            state.asked.remove(&(person.clone(), key.clone()));
         }
         let mut answered = match answer {
             Answer::Titles(answered) => answered,
@@ -167,7 +196,7 @@ impl Descriptions {
                 answered.remove(key).map_or((None, false), Description::presentable);
             left_out = left_out.or_else(|| is_left_out.then_some(key));
             titles.extend(known.clone().map(|known| (key.clone(), known)));
-            state.remember(key, known);
+            state.remember((person.clone(), key.clone()), known);
         }
         let left_out = left_out.filter(|_| state.may_tell_of_links());
         drop(state);
@@ -204,14 +233,14 @@ impl State {
         is_time
     }
 
-    fn remember(&mut self, key: &LockKey, known: Option<Description>) {
-        if self.known.len() >= REMEMBERED && !self.known.contains_key(key) {
+    fn remember(&mut self, of: (Option<Actor>, LockKey), known: Option<Description>) {
+        if self.known.len() >= REMEMBERED && !self.known.contains_key(&of) {
             self.known.retain(|_, (_, at)| clock::since(*at) < REMEMBER);
         }
-        if self.known.len() >= REMEMBERED && !self.known.contains_key(key) {
+        if self.known.len() >= REMEMBERED && !self.known.contains_key(&of) {
             self.known.clear();
         }
-        self.known.insert(key.clone(), (known, clock::now()));
+        self.known.insert(of, (known, clock::now()));
     }
 }
 
@@ -220,9 +249,18 @@ impl LockManager {
     /// [describes](crate::LockManagerBuilder::describe) them. Never fails, and answers within 2 s: a
     /// document without a title is left out.
     pub async fn descriptions(&self, keys: &[LockKey]) -> HashMap<LockKey, Description> {
+        self.descriptions_for(None, keys).await
+    }
+
+    /// The same for this person.
+    pub(crate) async fn descriptions_for(
+        &self,
+        person: Option<&Actor>,
+        keys: &[LockKey],
+    ) -> HashMap<LockKey, Description> {
         let Some(descriptions) = &self.inner.descriptions else { return HashMap::new() };
         let until = clock::now() + LIMIT;
-        let (mut titles, calls) = descriptions.look(keys, self);
+        let (mut titles, calls) = descriptions.look(person, keys, self);
         for (key, mut call) in calls {
             let told = timeout_at(until.into(), call.wait_for(Option::is_some)).await;
             let Ok(Ok(told)) = told else { continue };
@@ -233,8 +271,12 @@ impl LockManager {
     }
 
     /// The same for one document.
-    pub(crate) async fn description(&self, key: &LockKey) -> Option<Description> {
-        self.descriptions(std::slice::from_ref(key)).await.remove(key)
+    pub(crate) async fn description(
+        &self,
+        person: Option<&Actor>,
+        key: &LockKey,
+    ) -> Option<Description> {
+        self.descriptions_for(person, std::slice::from_ref(key)).await.remove(key)
     }
 
     pub(super) fn describes(&self) -> bool {

@@ -223,7 +223,7 @@ impl LockManager {
         }
         let (manager, taking) = (self.clone(), taking.clone());
         drop(self.inner.runner.spawn(&TaskTracker::new(), async move {
-            let description = manager.description(&taking.key).await;
+            let description = manager.description(None, &taking.key).await;
             audit(&taking, description);
         }));
     }

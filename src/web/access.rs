@@ -1,19 +1,27 @@
-//! Who may look at which locks, and who may lock which documents, by the lock API.
+//! Who may look at which locks, and who may lock which documents.
 
 use std::{
-    collections::HashMap,
-    pin::Pin,
+    cell::RefCell,
+    collections::{HashMap, HashSet},
+    panic::AssertUnwindSafe,
     rc::Rc,
     time::{Duration, Instant},
 };
 
 use actix_session::Session;
-use futures_util::{StreamExt, stream};
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{LocalBoxFuture, Shared},
+    stream,
+};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
-    actor::Actor, clock, error::LockError, key::LockKey, manager::LockManager,
-    web::problem::Problem,
+    actor::Actor,
+    clock,
+    error::{LockError, StoreError, StoreErrorKind},
+    key::LockKey,
+    manager::LockManager,
 };
 
 /// What a person asks for, in an [access policy](crate::LockingSession::access_policy).
@@ -22,133 +30,257 @@ use crate::{
 pub enum Access {
     /// To see whether the document is locked, since when, and by whom.
     Look,
-    /// To lock the document.
+    /// To lock the document, or to save it.
     Lock,
 }
 
 pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
-pub(super) type AccessPolicy =
-    Rc<dyn Fn(Option<Actor>, LockKey, Access) -> Pin<Box<dyn Future<Output = bool>>>>;
+type Answer = LocalBoxFuture<'static, Vec<bool>>;
 
-/// How many documents of one request are asked for at the same time, and how many by all streams of events
-/// of one worker.
-pub(super) const AT_ONCE: usize = 16;
+/// The policy of the application, for many documents at once.
+#[derive(Clone)]
+pub(super) struct AccessPolicy(Rc<dyn Fn(Option<Actor>, Vec<LockKey>, Access) -> Answer>);
 
-/// How long a stream of events remembers the answers of the policy, and how many of them.
-const REMEMBER: Duration = Duration::from_secs(10);
-const REMEMBERED: usize = 256;
-/// A stream of events ends if the policy needs longer. The page then opens another stream.
+/// How many documents of one call a policy for single documents is asked for at the same time, and how many calls
+/// the streams of events of one worker have under way.
+const AT_ONCE: usize = 16;
+/// The longest time for one call.
 const LONGEST: Duration = Duration::from_secs(5);
+/// How long the streams of events remember the answers of the policy, and how many for one person.
+const REMEMBER: Duration = Duration::from_secs(10);
+const REMEMBERED: usize = 1_024;
 
-/// What one person may see and do. The answers of the policy are never kept for another person.
+impl AccessPolicy {
+    pub(super) fn of_many(
+        allows: impl AsyncFn(Option<Actor>, Vec<LockKey>, Access) -> Vec<bool> + 'static,
+    ) -> Self {
+        let allows = Rc::new(allows);
+        Self(Rc::new(move |person, keys, access| {
+            let allows = Rc::clone(&allows);
+            Box::pin(async move { allows(person, keys, access).await })
+        }))
+    }
+
+    pub(super) fn of_one(
+        allows: impl AsyncFn(Option<Actor>, LockKey, Access) -> bool + 'static,
+    ) -> Self {
+        let allows = Rc::new(allows);
+        Self::of_many(async move |person, keys, access| {
+            let each = stream::iter(keys).map(|key| allows(person.clone(), key, access));
+            each.buffered(AT_ONCE).collect().await
+        })
+    }
+
+    /// One answer for each key.
+    ///
+    /// # Errors
+    /// [`Unavailable`](StoreErrorKind::Unavailable) if the policy panics, or does not answer in time.
+    async fn ask(
+        &self,
+        person: Option<Actor>,
+        keys: &[LockKey],
+        access: Access,
+    ) -> Result<Vec<bool>, LockError> {
+        let call = AssertUnwindSafe(async { (self.0)(person, keys.to_vec(), access).await });
+        let why = match timeout(LONGEST, call.catch_unwind()).await {
+            Ok(Ok(answers)) if answers.len() == keys.len() => return Ok(answers),
+            Ok(Ok(answers)) => format!("gave {} answers for {} keys", answers.len(), keys.len()),
+            Ok(Err(_)) => "has panicked".to_owned(),
+            Err(_) => format!("did not answer within {LONGEST:?}"),
+        };
+        let message = format!("the access policy {why}");
+        log::error!(target: "actix_doclock::web", "{message}; it was asked for {:?}", keys.first());
+        Err(StoreError::new(StoreErrorKind::Unavailable, message).into())
+    }
+}
+
+/// What one person may see and do.
 pub(super) struct Permissions {
     pub(super) manager: LockManager,
     pub(super) person: Option<Actor>,
     pub(super) knows_people: bool,
+    /// The policy is asked for visitors without a login, too.
+    pub(super) admits_visitors: bool,
     pub(super) policy: Option<AccessPolicy>,
     /// An administrator, who may look at all locks.
     pub(super) sees_all: bool,
-    /// How many streams of events may ask the policy at the same time.
-    pub(super) turns: Rc<Semaphore>,
+    pub(super) answers: Rc<Answers>,
 }
 
 impl Permissions {
-    pub(super) async fn allow(&self, key: &LockKey, access: Access) -> bool {
-        if !self.reach(key.collection()) {
-            return false;
-        }
-        if self.sees_all && access == Access::Look {
-            return true;
-        }
-        match &self.policy {
-            Some(policy) => policy(self.person.clone(), key.clone(), access).await,
-            None => !self.needs_login(),
-        }
-    }
-
     /// Whether there are such locks over HTTP, for this person.
     pub(super) fn reach(&self, collection: &str) -> bool {
         self.manager.is_over_http(collection)
             || self.sees_all && self.manager.is_registered(collection)
     }
 
-    /// Of these documents, those that the person may look at.
-    pub(super) async fn visible(&self, keys: Vec<LockKey>) -> Vec<LockKey> {
-        let asked = stream::iter(keys).map(async |key| {
-            let may_look = self.allow(&key, Access::Look).await;
-            may_look.then_some(key)
-        });
-        asked.buffered(AT_ONCE).filter_map(async |key| key).collect().await
+    /// Of these documents, those with which the person may do this by the lock API.
+    ///
+    /// # Errors
+    /// If the policy fails.
+    pub(super) async fn allowed(
+        &self,
+        keys: Vec<LockKey>,
+        access: Access,
+    ) -> Result<Vec<LockKey>, LockError> {
+        let keys: Vec<_> = keys.into_iter().filter(|key| self.reach(key.collection())).collect();
+        match &self.policy {
+            _ if self.sees_all && access == Access::Look => Ok(keys),
+            _ if self.must_log_in() => Ok(Vec::new()),
+            None => Ok(keys),
+            Some(policy) => {
+                let answers = policy.ask(self.person.clone(), &keys, access).await?;
+                Ok(keys
+                    .into_iter()
+                    .zip(answers)
+                    .filter_map(|(key, may)| may.then_some(key))
+                    .collect())
+            }
+        }
     }
 
     /// # Errors
     /// 401 if a login may help. Otherwise the answer for a missing document, so that nobody can tell the
     /// difference.
-    pub(super) async fn check(&self, key: &LockKey, access: Access) -> Result<(), Problem> {
-        if self.allow(key, access).await {
-            Ok(())
-        } else if self.needs_login() {
-            Err(login_required())
-        } else {
-            Err(LockError::NotFound { key: key.clone() }.into())
+    pub(super) async fn check(&self, key: &LockKey, access: Access) -> Result<(), LockError> {
+        let allowed = self.allowed(vec![key.clone()], access).await?;
+        if allowed.is_empty() { Err(self.refusal(key)) } else { Ok(()) }
+    }
+
+    /// The same for routes of the application, if it has a policy.
+    pub(super) async fn check_all(&self, keys: &[LockKey]) -> Result<(), LockError> {
+        let Some(policy) = &self.policy else { return Ok(()) };
+        self.check_any()?;
+        let answers = policy.ask(self.person.clone(), keys, Access::Lock).await?;
+        match keys.iter().zip(answers).find(|(_, may)| !may) {
+            Some((key, _)) => Err(self.refusal(key)),
+            None => Ok(()),
         }
     }
 
     /// # Errors
     /// 401 if visitors without a login may look at nothing.
-    pub(super) fn check_any(&self) -> Result<(), Problem> {
-        if self.policy.is_none() && self.needs_login() { Err(login_required()) } else { Ok(()) }
+    pub(super) fn check_any(&self) -> Result<(), LockError> {
+        if self.must_log_in() { Err(LockError::LoginRequired) } else { Ok(()) }
     }
 
-    fn needs_login(&self) -> bool {
+    fn refusal(&self, key: &LockKey) -> LockError {
+        if self.is_visitor() {
+            return LockError::LoginRequired;
+        }
+        LockError::NotFound { key: key.clone() }
+    }
+
+    fn is_visitor(&self) -> bool {
         self.knows_people && self.person.is_none()
     }
-}
 
-fn login_required() -> Problem {
-    LockError::LoginRequired.into()
-}
-
-/// The documents that a stream of events may tell of.
-pub(super) struct Visible {
-    permissions: Permissions,
-    known: HashMap<LockKey, (bool, Instant)>,
-}
-
-impl Visible {
-    pub(super) fn new(permissions: Permissions) -> Self {
-        Self { permissions, known: HashMap::new() }
+    fn must_log_in(&self) -> bool {
+        self.is_visitor() && !(self.admits_visitors && self.policy.is_some())
     }
 
-    /// `None` if the policy does not answer in time.
-    pub(super) async fn has(&mut self, key: &LockKey) -> Option<bool> {
-        if self.permissions.policy.is_none() || self.permissions.sees_all {
-            return Some(self.permissions.allow(key, Access::Look).await);
+    /// Of these documents, those that a stream of events may tell of. `None` if the policy fails.
+    pub(super) async fn visible(&self, keys: HashSet<LockKey>) -> Option<HashSet<LockKey>> {
+        match &self.policy {
+            Some(policy) if !self.sees_all => {
+                self.check_any().ok()?;
+                let keys = keys.into_iter().filter(|key| self.reach(key.collection())).collect();
+                self.answers.of(policy, &self.person, keys).await
+            }
+            _ => {
+                let allowed = self.allowed(keys.into_iter().collect(), Access::Look).await;
+                allowed.ok().map(HashSet::from_iter)
+            }
         }
-        if let Some((may_look, at)) = self.known.get(key)
-            && clock::since(*at) < REMEMBER
-        {
-            return Some(*may_look);
+    }
+}
+
+/// The answers of the policy that all streams of events of a worker share. A person has one call for each set of
+/// documents, however many streams and events there are.
+pub(super) struct Answers {
+    known: RefCell<HashMap<Option<Actor>, HashMap<LockKey, Known>>>,
+    turns: Rc<Semaphore>,
+}
+
+/// The visible ones of its documents; `None` if the policy has failed.
+type Call = Shared<LocalBoxFuture<'static, Option<Rc<HashSet<LockKey>>>>>;
+
+/// A call, and when it began.
+#[derive(Clone)]
+struct Known {
+    call: Call,
+    at: Instant,
+}
+
+impl Answers {
+    pub(super) fn new() -> Rc<Self> {
+        let turns = Rc::new(Semaphore::new(AT_ONCE));
+        Rc::new(Self { known: RefCell::default(), turns })
+    }
+
+    /// Of these documents, those that the person may look at.
+    async fn of(
+        &self,
+        policy: &AccessPolicy,
+        person: &Option<Actor>,
+        keys: HashSet<LockKey>,
+    ) -> Option<HashSet<LockKey>> {
+        let mut visible = HashSet::new();
+        for (key, call) in self.calls(policy, person, keys) {
+            if call.await?.contains(&key) {
+                visible.insert(key);
+            }
         }
-        // One event reaches all streams at the same moment, and their policies may use the database.
-        let asking = timeout(LONGEST, async {
-            let _turn = self.permissions.turns.acquire().await;
-            self.permissions.allow(key, Access::Look).await
-        });
-        let Ok(may_look) = asking.await else {
-            log::warn!(
-                target: "actix_doclock::web",
-                "the access policy did not answer within {LONGEST:?} for an event of {key:?}: the stream ends",
-            );
-            return None;
+        Some(visible)
+    }
+
+    fn calls(
+        &self,
+        policy: &AccessPolicy,
+        person: &Option<Actor>,
+        keys: HashSet<LockKey>,
+    ) -> Vec<(LockKey, Call)> {
+        let mut all = self.known.borrow_mut();
+        if !all.contains_key(person) {
+            // A person who is new here pays for those who have gone.
+            all.retain(|_, known| known.values().any(Known::is_fresh));
+        }
+        let known = all.entry(person.clone()).or_default();
+        if known.len() + keys.len() > REMEMBERED {
+            known.retain(|_, it| it.is_fresh());
+        }
+        if known.len() + keys.len() > REMEMBERED {
+            known.clear();
+        }
+        let is_fresh = |key: &LockKey| known.get(key).is_some_and(Known::is_fresh);
+        let unknown: Vec<_> = keys.iter().filter(|key| !is_fresh(key)).cloned().collect();
+        if !unknown.is_empty() {
+            let call = self.call(policy.clone(), person.clone(), unknown.clone());
+            let new = Known { call, at: clock::now() };
+            known.extend(unknown.into_iter().map(|key| (key, new.clone())));
+        }
+        let call_of = |key: LockKey| {
+            let call = known.get(&key)?.call.clone();
+            Some((key, call))
         };
-        if self.known.len() >= REMEMBERED {
-            self.known.retain(|_, (_, at)| clock::since(*at) < REMEMBER);
-        }
-        if self.known.len() >= REMEMBERED {
-            self.known.clear();
-        }
-        self.known.insert(key.clone(), (may_look, clock::now()));
-        Some(may_look)
+        keys.into_iter().filter_map(call_of).collect()
+    }
+
+    /// In a task of its own, because the streams that wait for it may end. `None` if the policy fails.
+    fn call(&self, policy: AccessPolicy, person: Option<Actor>, keys: Vec<LockKey>) -> Call {
+        let turns = Rc::clone(&self.turns);
+        let call = actix_web::rt::spawn(async move {
+            let _turn = turns.acquire().await;
+            let answers = policy.ask(person, &keys, Access::Look).await.ok()?;
+            let visible = keys.into_iter().zip(answers).filter_map(|(key, may)| may.then_some(key));
+            Some(Rc::new(visible.collect()))
+        });
+        async { call.await.ok().flatten() }.boxed_local().shared()
+    }
+}
+
+impl Known {
+    fn is_fresh(&self) -> bool {
+        clock::since(self.at) < REMEMBER
     }
 }

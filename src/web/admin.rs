@@ -134,7 +134,8 @@ impl AllLocks {
         }
         let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
         let keys: Vec<_> = documents.into_values().flatten().cloned().collect();
-        let titles = locks.manager().descriptions(&keys).await;
+        let admin = locks.locks.actor();
+        let titles = locks.manager().descriptions_for(Some(&admin), &keys).await;
         for lock in &mut all {
             lock.description = titles.get(&lock.key).cloned().map(Box::new);
         }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    fmt::Write,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,7 +12,7 @@ use actix_web::{
     http::{StatusCode, header},
     web::{Bytes, Query},
 };
-use futures_util::stream;
+use futures_util::{FutureExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -23,7 +24,7 @@ use crate::{
     manager::watch::{events::LockEvents, streams::Admitted},
     web::{
         Problem, SessionLocks,
-        access::Visible,
+        access::Permissions,
         format::{millis, rfc3339},
     },
 };
@@ -33,6 +34,8 @@ const BEAT: Duration = Duration::from_secs(15);
 /// How long a stream lasts. Browsers open the next stream themselves. A client that is no longer allowed
 /// to do so notices it then.
 const LIFE: Duration = Duration::from_secs(15 * 60);
+/// How many events one message tells at most.
+const AT_ONCE: usize = 256;
 /// When a page may try again after its stream was refused.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
@@ -50,7 +53,7 @@ struct Listener {
     aid: Option<Aid>,
     tab: Option<TabId>,
     keys: Option<HashSet<String>>,
-    visible: Visible,
+    permissions: Permissions,
     ends: bool,
     until: Instant,
     /// For the first message.
@@ -82,7 +85,7 @@ pub(super) async fn stream(
         aid: locks.locks.aid(),
         tab,
         keys,
-        visible: Visible::new(permissions),
+        permissions,
         ends: false,
         until: clock::now() + LIFE,
         manager,
@@ -102,33 +105,53 @@ pub(super) async fn stream(
 }
 
 impl Listener {
-    /// `None` when the server is being stopped, the session has ended, the access policy does not answer, or
+    /// The next messages. `None` when the server is being stopped, the session has ended, the access policy fails, or
     /// the stream has lasted for its full time.
     async fn next(&mut self) -> Option<String> {
         loop {
             if self.ends || clock::now() >= self.until {
                 return None;
             }
-            let event = match timeout(BEAT, self.events.next()).await {
+            let first = match timeout(BEAT, self.events.next()).await {
                 Ok(event) => event?,
                 Err(_) => return Some(": beat\n\n".to_owned()),
             };
-            if let LockEvent::SessionEnded(lock) = &*event {
-                self.ends = self.aid.as_ref() == Some(&lock.aid);
+            let mut events = vec![first];
+            // The policy is asked once for all that have arrived meanwhile.
+            while events.len() < AT_ONCE
+                && let Some(Some(next)) = self.events.next().now_or_never()
+            {
+                events.push(next);
             }
-            if self.concerns(&event).await? {
-                let data = self.data(&event);
-                return Some(format!("event: {}\ndata: {data}\n\n", event.name()));
+            let message = self.message(&events).await?;
+            if !message.is_empty() {
+                return Some(message);
             }
         }
     }
 
-    /// Whether this receiver has asked for the event, and may see it.
-    async fn concerns(&mut self, event: &LockEvent) -> Option<bool> {
-        let Some(lock) = event.lock() else { return Some(true) };
-        let is_asked_for =
-            self.keys.as_ref().is_none_or(|keys| keys.contains(&lock.key.to_string()));
-        if is_asked_for { self.visible.has(&lock.key).await } else { Some(false) }
+    /// Those of the events that this receiver has asked for, and may see.
+    async fn message(&mut self, events: &[Arc<LockEvent>]) -> Option<String> {
+        let is_asked_for = |lock: &&Lock| {
+            self.keys.as_ref().is_none_or(|keys| keys.contains(&lock.key.to_string()))
+        };
+        let asked_for = events.iter().filter_map(|event| event.lock().filter(is_asked_for));
+        let asked_for = asked_for.map(|lock| lock.key.clone()).collect();
+        let visible = self.permissions.visible(asked_for).await?;
+        let mut message = String::new();
+        for event in events {
+            if event.lock().is_none_or(|lock| visible.contains(&lock.key)) {
+                let data = self.data(event);
+                let _ = write!(message, "event: {}\ndata: {data}\n\n", event.name());
+            }
+            if let LockEvent::SessionEnded(lock) = &**event
+                && self.aid.as_ref() == Some(&lock.aid)
+            {
+                self.ends = true;
+                break;
+            }
+        }
+        Some(message)
     }
 
     /// The data of the event for this receiver.

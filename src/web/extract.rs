@@ -7,6 +7,7 @@ use std::{
     marker::PhantomData,
     ops::{Deref, DerefMut},
     pin::Pin,
+    slice,
     time::Instant,
 };
 
@@ -312,6 +313,7 @@ async fn acquire<T: Lockable, How>(
 ) -> Result<Guarded<T, How>, LockError> {
     let locks = RequestLocks::of(&req)?;
     let key = key_of::<T>(&req, &locks)?;
+    locks.may_lock(slice::from_ref(&key)).await?;
     let load = async |found: Found, until| loaded::<T>(&locks, &key, found.document, until).await;
     let (offered, wait) = (locks.offered()?, locks.wait());
     let how = Ask { mode, offered, wait, take_over: false, load: true };
@@ -342,6 +344,7 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
         Box::pin(async move {
             let locks = RequestLocks::of(&req)?;
             let key = key_of::<T>(&req, &locks)?;
+            locks.may_lock(slice::from_ref(&key)).await?;
             let until = locks.begin();
             let confirmed = locks.confirm(&key, Mode::Exclusive, locks.offered()?, true, until);
             let (mine, document) = confirmed.await?;

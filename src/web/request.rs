@@ -19,10 +19,7 @@ use actix_web::{
         header::{HeaderMap, HeaderName, HeaderValue, SET_COOKIE},
     },
 };
-use tokio::{
-    sync::{Semaphore, oneshot::Receiver},
-    time::timeout_at,
-};
+use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
 pub(super) use self::locking::{Ask, Found, Mine};
@@ -33,7 +30,7 @@ use crate::{
     manager::{LockManager, Provisional, watch::streams::Limits},
     store::Named,
     web::{
-        access::{AccessPolicy, Identify},
+        access::{AccessPolicy, Answers, Identify},
         memory::memory,
         problem::misconfigured,
     },
@@ -62,7 +59,10 @@ const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
 pub(super) struct Settings {
     pub(super) identify: Option<Identify>,
     pub(super) access: Option<AccessPolicy>,
-    pub(super) policy_turns: Rc<Semaphore>,
+    pub(super) answers: Rc<Answers>,
+    pub(super) admits_visitors: bool,
+    /// The policy is for the lock API only.
+    pub(super) extractors_do_not_ask: bool,
     pub(super) keep_fresh_on_error: bool,
     /// How long the extractors wait for locks of other sessions.
     pub(super) wait_for_documents: Duration,

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     future::{Ready, ready},
+    slice,
 };
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
@@ -63,6 +64,7 @@ impl SessionLocks {
     /// If the future is dropped, a fresh grant is given back.
     pub async fn lock<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
         let key = LockKey::of::<T>(id)?;
+        self.locks.may_lock(slice::from_ref(&key)).await?;
         let (mine, ()) =
             self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await?;
         Ok(mine.lock)
@@ -122,6 +124,7 @@ impl SessionLocks {
     ) -> Result<Vec<Lock>, LockError> {
         let began = clock::now();
         let keys: BTreeSet<LockKey> = keys.into_iter().collect();
+        self.locks.may_lock(&keys.iter().cloned().collect::<Vec<_>>()).await?;
         let mut all: Vec<Mine> = Vec::new();
         for key in keys {
             let wait = wait.since(began);

@@ -6,7 +6,6 @@ use actix_web::{
     Error,
     dev::{Service, ServiceRequest, ServiceResponse, forward_ready},
 };
-use tokio::sync::Semaphore;
 
 use crate::{
     actor::Actor,
@@ -15,7 +14,7 @@ use crate::{
     lock::Aid,
     manager::{LockManager, watch::streams::Limits},
     web::{
-        access::{AT_ONCE, Access},
+        access::{Access, AccessPolicy, Answers},
         memory::{memory, with_memory},
         request::{RequestLocks, Settings},
     },
@@ -47,7 +46,9 @@ impl<W> Locking<W> {
         let settings = Settings {
             identify: None,
             access: None,
-            policy_turns: Rc::new(Semaphore::new(AT_ONCE)),
+            answers: Answers::new(),
+            admits_visitors: false,
+            extractors_do_not_ask: false,
             keep_fresh_on_error: false,
             wait_for_documents: Duration::ZERO,
             longest_wait: LONGEST_WAIT,
@@ -57,22 +58,25 @@ impl<W> Locking<W> {
         Self { manager: manager.clone(), inner, settings }
     }
 
-    /// Decides for each document who may look at its lock, and who may lock it. This applies to the
-    /// [lock API](crate::lock_api) only: to its calls, to the list of the states of many documents, and
-    /// to the events. Default: if people are [identified](crate::LockingSession::identify), only identified people may;
-    /// otherwise everybody may.
+    /// Decides for each document who may look at its lock, and who may lock it. Asked before the store: by the
+    /// [lock API](crate::lock_api), the status of many documents and the events, and by the extractors
+    /// ([`LockedDoc`](crate::LockedDoc), [`SharedDoc`](crate::SharedDoc), [`HeldDoc`](crate::HeldDoc)) and by
+    /// [`SessionLocks::lock`](crate::SessionLocks::lock) and [`lock_all`](crate::SessionLocks::lock_all). Not asked
+    /// by [`create`](crate::SessionLocks::create), whose document does not exist yet, nor by releases. Default: if
+    /// people are [identified](crate::LockingSession::identify), only identified people may use the lock API;
+    /// otherwise everybody may. The extractors then serve every session.
     ///
-    /// A person without permission gets 404, as for a document that does not exist, before the store is
-    /// asked for anything. If people are [identified](crate::LockingSession::identify), a visitor without a login gets 401.
+    /// A person without permission gets 404, as for a document that does not exist; nothing is locked or announced.
     /// The policy should refuse ids that do not exist, too: otherwise its "no" tells that the document
-    /// exists. A refusal names the holder and the title also to a person who may lock, but not look. The
-    /// policy is asked at each request, before any wait, and by a stream of events at most once in 10 s for
-    /// each document.
-    /// A stream keeps the person with whom it began, for at most 15 minutes. An [administrator](
-    /// crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy cannot tell, it
-    /// should answer `false`.
+    /// exists. If people are identified, a visitor without a login gets 401, and the policy is not asked, unless you
+    /// [admit visitors](Self::admit_visitors). A refusal names the holder and the title also to a person who may
+    /// lock, but not look.
     ///
-    /// The extractors do not ask: guard your own routes as before.
+    /// The policy is asked at each request, before any wait, for at most 5 s: then, or if it panics, the answer is
+    /// 503. The streams of events of a worker share its answers for 10 s, for each person and document; while a
+    /// stream waits for one, further events gather, and are asked for together. A stream keeps the person with whom
+    /// it began. An [administrator](crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy
+    /// cannot tell, it should answer `false`.
     ///
     /// ```no_run
     /// # use actix_doclock::{Access, Actor, LockKey, LockManager};
@@ -82,21 +86,59 @@ impl<W> Locking<W> {
     /// let wrap = locks.session(session).access_policy(async |person: Option<Actor>, key: LockKey, access| {
     ///     match person {
     ///         Some(person) => is_in_team(&person.label, &key).await,
-    ///         // Visitors see who edits, but lock nothing.
     ///         None => access == Access::Look,
     ///     }
-    /// });
+    /// })
+    /// // Visitors see who edits, but lock nothing.
+    /// .admit_visitors();
     /// # }
     /// ```
     pub fn access_policy(
         mut self,
         allows: impl AsyncFn(Option<Actor>, LockKey, Access) -> bool + 'static,
     ) -> Self {
-        let allows = Rc::new(allows);
-        self.settings.access = Some(Rc::new(move |person, key, access| {
-            let allows = Rc::clone(&allows);
-            Box::pin(async move { allows(person, key, access).await })
-        }));
+        self.settings.access = Some(AccessPolicy::of_one(allows));
+        self
+    }
+
+    /// As [`access_policy`](Self::access_policy), for many documents with one call: a status asks for up to 200, a
+    /// stream of events for those that changed meanwhile. The answer has one value for each key, in their order.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{Actor, LockKey, LockManager};
+    /// # use actix_session::{SessionMiddleware, storage::SessionStore};
+    /// # use std::collections::HashSet;
+    /// # async fn of_team(_: &str, _: &[LockKey]) -> HashSet<LockKey> { HashSet::new() }
+    /// # fn wrap<S: SessionStore + 'static>(locks: LockManager, session: SessionMiddleware<S>) {
+    /// let wrap = locks.session(session).access_policy_for_many(
+    ///     async |person: Option<Actor>, keys: Vec<LockKey>, _| {
+    ///         let Some(person) = person else { return vec![false; keys.len()] };
+    ///         let of_team = of_team(&person.label, &keys).await; // one query
+    ///         keys.iter().map(|key| of_team.contains(key)).collect()
+    ///     },
+    /// );
+    /// # }
+    /// ```
+    pub fn access_policy_for_many(
+        mut self,
+        allows: impl AsyncFn(Option<Actor>, Vec<LockKey>, Access) -> Vec<bool> + 'static,
+    ) -> Self {
+        self.settings.access = Some(AccessPolicy::of_many(allows));
+        self
+    }
+
+    /// Asks the [access policy](Self::access_policy) for visitors without a login, too, where people are
+    /// [identified](crate::LockingSession::identify). Default: they get 401.
+    pub fn admit_visitors(mut self) -> Self {
+        self.settings.admits_visitors = true;
+        self
+    }
+
+    /// Asks the [access policy](Self::access_policy) in the lock API only: the routes of the application with
+    /// extractors have guards of their own, which run before the extractors. A guard inside the handler is too late:
+    /// by then the lock is taken, or its holder named.
+    pub fn access_policy_for_lock_api_only(mut self) -> Self {
+        self.settings.extractors_do_not_ask = true;
         self
     }
 

@@ -358,7 +358,7 @@ async fn a_renewal_finds_locks_of_both_kinds_by_index() {
         .await;
     sent.lock().unwrap().clear();
     store.renew_all(COLLECTION, std::slice::from_ref(&mine.aid)).await.unwrap();
-    let named = vec![Named::Tab(TabId::new()), Named::Token(mine.token)];
+    let named = vec![Named::Tab(TabId::new()), Named::Token(mine.token.unwrap())];
     let tab = Active { aid: mine.aid.clone(), named: Some(named) };
     store.renew(COLLECTION, &[tab], TTL).await.unwrap();
     store.list(COLLECTION, Some(std::slice::from_ref(&mine.aid)), 10).await.unwrap();

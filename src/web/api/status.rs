@@ -125,7 +125,7 @@ pub(super) async fn of_many(
         named(&permissions, collection, id)
     });
     let keys = keys.collect::<Result<Vec<_>, Problem>>()?;
-    let keys = permissions.visible(keys).await;
+    let keys = permissions.allowed(keys, Access::Look).await?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let found = locks.manager().inspect_many_by(&keys, aid.as_ref(), until).await?;
     let all = keys.into_iter().zip(found).map(|(key, lock)| KeyedState {

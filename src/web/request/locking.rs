@@ -131,14 +131,26 @@ impl RequestLocks {
         }
     }
 
-    /// What this person may see and lock, by the lock API.
+    /// Before a route of the application takes or confirms these locks.
+    ///
+    /// # Errors
+    /// Those of the policy: the answer for a missing document, or 401.
+    pub(in crate::web) async fn may_lock(&self, keys: &[LockKey]) -> Result<(), LockError> {
+        if self.0.settings.extractors_do_not_ask {
+            return Ok(());
+        }
+        self.permissions().check_all(keys).await
+    }
+
+    /// What this person may see and lock.
     pub(in crate::web) fn permissions(&self) -> Permissions {
         Permissions {
             manager: self.manager().clone(),
             person: self.person(),
             knows_people: self.0.settings.identify.is_some() || self.is_client(),
+            admits_visitors: self.0.settings.admits_visitors,
             policy: self.0.settings.access.clone(),
-            turns: Rc::clone(&self.0.settings.policy_turns),
+            answers: Rc::clone(&self.0.settings.answers),
             sees_all: self.manager().may_see_all(&self.actor()) == Some(true),
         }
     }
@@ -173,7 +185,9 @@ impl RequestLocks {
         | LockError::HeldByOtherTab(lock)
         | LockError::WouldDeadlock { holder: Some(lock), .. } = &mut error
         {
-            lock.description = self.manager().description(&lock.key).await.map(Box::new);
+            let person = self.person();
+            let description = self.manager().description(person.as_ref(), &lock.key).await;
+            lock.description = description.map(Box::new);
         }
         error
     }

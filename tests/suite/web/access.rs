@@ -2,10 +2,11 @@
 
 use std::{cell::RefCell, rc::Rc};
 
-use actix_doclock::Access;
+use actix_doclock::{Access, Aid, Holder};
 use serde_json::json;
 
 use super::{events::open, *};
+use crate::rig::app::eventually;
 
 /// Two tenants in one application: the documents of each begin with its first letter. The `asked` are the
 /// documents that the policy was asked for.
@@ -133,4 +134,171 @@ async fn who_may_look_may_not_always_lock_and_who_may_no_longer_lock_may_release
     alice.post("/locks/note/a").await.problem(404);
     assert_eq!(alice.delete("/locks/note/a").await.status, 204);
     assert_eq!(alice.get("/locks/note/a").await.json()["state"], "free");
+}
+
+/// A stranger must not even take a free lock before the handler finds out.
+#[actix_web::test]
+async fn the_extractors_ask_the_policy_before_they_lock() {
+    let (locks, store) = embedded().await;
+    let (app, _) = two_tenants(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let visitor = Browser::new(&app);
+    let mut events = locks.events();
+    assert_eq!(events.next().await.unwrap().name(), "resync");
+    let text = json!({ "text": "new" });
+    let all_refused = async || {
+        let absent = bob.post("/note/absent").await;
+        for method in [Method::POST, Method::PUT] {
+            let request = bob.request(method.clone(), "/note/a").set_json(&text);
+            let refused = bob.send(request).await;
+            assert_eq!(refused.problem(404)["code"], "not_found");
+            assert_eq!(refused.text(), absent.text().replace("absent", "a"));
+            visitor.send(visitor.request(method, "/note/a").set_json(&text)).await.problem(401);
+        }
+        bob.post("/note/a/read").await.problem(404);
+        bob.post("/both").await.problem(404);
+        assert!(!bob.get("/note/a/view").await.text().contains("alice"));
+    };
+    all_refused().await;
+    assert!(locks.list().await.unwrap().is_empty());
+    let token = alice.post("/note/a").await.token();
+    all_refused().await;
+    assert_eq!(bob.post("/note/b").await.status, 200);
+    assert_eq!(alice.with_token(Method::PUT, "/note/a", &token).await.status, 200);
+    assert_eq!(text_of(&store, "b"), "old");
+    // Nothing of the attempts was announced.
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        let event = events.next().await.unwrap();
+        told.extend(event.lock().map(|lock| (event.name(), lock.key.to_string())));
+    }
+    assert_eq!(told, [("acquired", "note/a".to_owned()), ("acquired", "note/b".to_owned())]);
+}
+
+#[actix_web::test]
+async fn a_policy_for_the_lock_api_only_leaves_the_extractors_alone() {
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, |session| {
+        session
+            .access_policy(async |_: Option<Actor>, _: LockKey, _| false)
+            .access_policy_for_lock_api_only()
+    })
+    .await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    assert_eq!(alice.post("/note/a").await.status, 200);
+    alice.get("/locks/note/a").await.problem(404);
+}
+
+#[actix_web::test]
+async fn visitors_are_refused_unless_they_are_admitted() {
+    let (locks, _) = embedded().await;
+    for is_admitted in [false, true] {
+        let app = serve_with(&locks, |session| {
+            let session = session
+                .access_policy(async |_: Option<Actor>, _: LockKey, access| access == Access::Look);
+            if is_admitted { session.admit_visitors() } else { session }
+        })
+        .await;
+        let visitor = Browser::new(&app);
+        let status = visitor.post_json("/locks/status", json!({ "keys": ["note/a"] })).await;
+        let expected = if is_admitted { 200 } else { 401 };
+        assert_eq!(visitor.get("/locks/note/a").await.status, expected);
+        assert_eq!(status.status, expected);
+        if is_admitted {
+            drop(open(&visitor, "").await);
+        } else {
+            visitor.get("/locks/events").await.problem(401);
+        }
+        visitor.post("/locks/note/a").await.problem(401);
+        visitor.post("/note/a").await.problem(401);
+    }
+    assert!(locks.list().await.unwrap().is_empty());
+}
+
+#[actix_web::test]
+async fn a_policy_that_panics_hangs_or_miscounts_is_an_outage() {
+    tokio::time::pause();
+    let (locks, _) = embedded().await;
+    let how = Rc::new(RefCell::new("panics"));
+    let does = Rc::clone(&how);
+    let app = serve_with(&locks, move |session| {
+        session.access_policy_for_many(async move |_: Option<Actor>, _: Vec<LockKey>, _| {
+            let how = *does.borrow();
+            match how {
+                "panics" => panic!("on purpose"),
+                "hangs" => std::future::pending().await,
+                "miscounts" => Vec::new(),
+                _ => vec![true],
+            }
+        })
+    })
+    .await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    for does in ["panics", "hangs", "miscounts"] {
+        *how.borrow_mut() = does;
+        alice.post("/locks/note/a").await.problem(503);
+        alice.post("/note/a").await.problem(503);
+        alice.post_json("/locks/status", json!({ "keys": ["note/a"] })).await.problem(503);
+    }
+    assert!(locks.list().await.unwrap().is_empty());
+    *how.borrow_mut() = "works";
+    assert_eq!(alice.post("/note/a").await.status, 200);
+}
+
+/// 2 people with 20 streams each: at most one call for each person at a time, with all documents that wait.
+#[actix_web::test]
+async fn the_streams_of_a_person_share_the_answers_of_the_policy_and_a_slow_one_is_asked_for_many_at_once()
+ {
+    let (locks, _) = embedded().await;
+    let asked = Rc::new(RefCell::new(Vec::new()));
+    let gate = Rc::new(tokio::sync::Semaphore::new(0));
+    let (asks, waits) = (Rc::clone(&asked), Rc::clone(&gate));
+    let app = serve_with(&locks, move |session| {
+        session.access_policy_for_many(
+            async move |person: Option<Actor>, keys: Vec<LockKey>, access| {
+                if access == Access::Look {
+                    asks.borrow_mut().push((person.unwrap().label, keys.len()));
+                    waits.acquire().await.unwrap().forget();
+                }
+                vec![true; keys.len()]
+            },
+        )
+    })
+    .await;
+    let people = [Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await];
+    let mut streams = Vec::new();
+    streams.push(people[0].listen("").await);
+    for person in people.iter().flat_map(|person| vec![person; 20]).skip(1) {
+        streams.push(open(person, "").await);
+    }
+    let open_all = async |ids: std::ops::Range<i32>| {
+        for id in ids {
+            let (aid, holder) = (Aid::new(), Holder::new("worker"));
+            drop(locks.lock_for_session(&key(&id.to_string()), &aid, &holder).await.unwrap());
+        }
+    };
+    open_all(0..1).await;
+    let mut told = Vec::new();
+    let read = futures_util::future::join_all(streams.iter_mut().map(async |stream| {
+        let mut keys = Vec::new();
+        while keys.len() < 51 {
+            let (event, data) = stream.event().await;
+            assert_eq!(event, "acquired", "after {}", keys.len());
+            keys.push(data["key"].to_string());
+        }
+        keys
+    }));
+    let writes = async {
+        eventually("both were asked for", async || asked.borrow().len() == 2).await;
+        open_all(1..51).await;
+        // The policy has not answered yet, so it was not asked again.
+        assert_eq!(asked.borrow().len(), 2);
+        gate.add_permits(1_000);
+    };
+    let (read, ()) = tokio::join!(read, writes);
+    told.extend(read);
+    assert!(told.iter().all(|keys| *keys == told[0]) && told.len() == 40);
+    let asked = asked.borrow();
+    assert_eq!(asked.iter().map(|(_, keys)| keys).sum::<usize>(), 2 * 51, "{asked:?}");
 }
