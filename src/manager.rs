@@ -132,6 +132,7 @@ struct Inner {
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
     event_streams: watch::streams::Streams,
+    served: watch::ends::Served,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
     /// Makes the reaper wait until all types are registered.

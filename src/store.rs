@@ -89,7 +89,7 @@ pub use watch::{Change, Watch};
 /// Either may stop after any step; the same call by any worker then continues it:
 ///
 /// - The end of a session is recorded *before* its locks are removed. A caller acquires its lock first
-///   and asks for the [`last_end`](Store::last_end) second. Whichever comes first, the end or the
+///   and asks for the [`last_ends`](Store::last_ends) second. Whichever comes first, the end or the
 ///   lock, no lock of an ended session remains.
 /// - One worker claims an end, and stores the names of the locks with it *before* it removes them. The
 ///   end is therefore announced with all its locks: once, or at least once if the worker dies.
@@ -191,12 +191,12 @@ pub trait Store: Send + Sync + 'static {
         worker: Uuid,
     ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send;
 
-    /// How the session last ended or became idle, if the store still remembers it. A permanent end stays
+    /// How each of these sessions last ended or became idle, if the store still remembers it. A permanent end stays
     /// the last one.
-    fn last_end(
+    fn last_ends(
         &self,
-        aid: &Aid,
-    ) -> impl Future<Output = Result<Option<LastEnd>, StoreError>> + Send;
+        aids: &[Aid],
+    ) -> impl Future<Output = Result<Vec<Option<LastEnd>>, StoreError>> + Send;
 
     /// Removes expired locks, oldest first, of about `limit` sessions.
     ///

@@ -251,6 +251,9 @@ cases! {
         assert_eq!(ended.reason, EndReason::LoggedOut);
         assert!(ended.ago < 30 * SECOND);
         assert_eq!(last(&alive).await, None);
+        let all = store.last_ends(&[alive, out, idle, Aid::new()]).await.unwrap();
+        let reasons: Vec<_> = all.iter().map(|end| end.map(|end| end.reason)).collect();
+        assert_eq!(reasons, [None, Some(EndReason::LoggedOut), Some(EndReason::Expired), None]);
     }
 
     async fn a_watch_of_everything_reports_grants_and_takeovers_with_their_sessions<S: Subject>(subject: &S) {

@@ -4,7 +4,7 @@ use crate::{
     error::StoreError,
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
-    store::{Acquisition, Active, Query, Released, Removal, Store, Taken},
+    store::{Acquisition, Active, LastEnd, Query, Released, Removal, Store, Taken},
 };
 
 /// Shorter calls of the verbs of a store, for tests.
@@ -88,7 +88,15 @@ pub trait Shorthand: Store {
         self.locks(collection, Query::On(keys), keys.len())
     }
 
-    /// How long ago the session ended permanently, by [`Store::last_end`].
+    /// [`Store::last_ends`] of one session.
+    fn last_end(
+        &self,
+        aid: &Aid,
+    ) -> impl Future<Output = Result<Option<LastEnd>, StoreError>> + Send {
+        async move { Ok(self.last_ends(slice::from_ref(aid)).await?.pop().flatten()) }
+    }
+
+    /// How long ago the session ended permanently, by [`Store::last_ends`].
     fn session_ended(
         &self,
         aid: &Aid,

@@ -439,6 +439,7 @@ impl LockManagerBuilder {
             paces: Default::default(),
             events: Default::default(),
             event_streams: Default::default(),
+            served: Default::default(),
             descriptions: self.describe.map(Descriptions::new),
             stop,
             waits,

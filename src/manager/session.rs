@@ -18,7 +18,7 @@ use crate::{
     lock::{Aid, Lock},
     manager::{LockManager, observe, task},
     random::{self, HashMap},
-    store::{Active, Named, Query},
+    store::{Active, LastEnd, Named, Query},
 };
 
 impl LockManager {
@@ -133,6 +133,7 @@ impl LockManager {
         let ended = task::answer("end_session", until, ended).await?;
         observe::session_ended(reason);
         self.inner.gone_all_of(aid, &ended, asked);
+        self.inner.served.ended(aid);
         Ok(ended)
     }
 
@@ -183,14 +184,24 @@ impl LockManager {
         Ok(released)
     }
 
+    pub(super) async fn last_end(
+        &self,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Option<LastEnd>, LockError> {
+        let ends = self.run("last_ends", until, aid.clone(), |store, aid| {
+            store.last_ends(slice::from_ref(aid))
+        });
+        Ok(ends.await?.pop().flatten())
+    }
+
     /// How long ago the session ended, if it has ended.
     pub(crate) async fn session_ended(
         &self,
         aid: &Aid,
         until: Instant,
     ) -> Result<Option<Duration>, LockError> {
-        let end =
-            self.run("last_end", until, aid.clone(), |store, aid| store.last_end(aid)).await?;
+        let end = self.last_end(aid, until).await?;
         Ok(end.filter(|end| end.for_good).map(|end| end.ago))
     }
 

@@ -9,7 +9,7 @@ use crate::{
     store::StoredDocument,
 };
 
-/// How a session last ended, as [`last_end`](crate::store::Store::last_end) returns it.
+/// How a session last ended, as [`last_ends`](crate::store::Store::last_ends) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastEnd {
     /// [`Expired`](EndReason::Expired) if the session became idle.

@@ -57,7 +57,7 @@ erase! {
         collections: &'a [&'a str],
         worker: Uuid
     ) -> Vec<LockKey>;
-    fn last_end(aid: &'a Aid) -> Option<LastEnd>;
+    fn last_ends(aids: &'a [Aid]) -> Vec<Option<LastEnd>>;
     fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
     fn locks(collection: &'a str, query: Query<'a>, limit: usize) -> Vec<Lock>;
     fn load(key: &'a LockKey) -> Option<StoredDocument>;

@@ -430,9 +430,10 @@ impl Store for MemoryStore {
         Ok(StoreStatus::new(Topology::Embedded, true))
     }
 
-    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
+    async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>, StoreError> {
         let state = self.state();
-        Ok(state.ends.last(aid, state.now()))
+        let now = state.now();
+        Ok(aids.iter().map(|aid| state.ends.last(aid, now)).collect())
     }
 
     async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {

@@ -354,8 +354,8 @@ impl Store for MongoStore {
         self.locks_of(collection, query, limit).await
     }
 
-    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
-        self.last_end_of(aid).await
+    async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>, StoreError> {
+        self.last_ends_of(aids).await
     }
 
     async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {

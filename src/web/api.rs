@@ -2,7 +2,10 @@
 
 mod status;
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use actix_web::{
     HttpRequest, HttpResponse,
@@ -148,7 +151,19 @@ impl From<&Lock> for MineBody {
 }
 
 async fn own(locks: SessionLocks) -> Result<Json<Vec<MineBody>>, LockError> {
-    Ok(Json(locks.list().await?.iter().map(MineBody::from).collect()))
+    Ok(Json(all_of(&locks, &locks.list().await?).await?))
+}
+
+/// All locks of the session. Only those who may lock a document see its token.
+async fn all_of(locks: &SessionLocks, all: &[Lock]) -> Result<Vec<MineBody>, LockError> {
+    let keys = all.iter().map(|lock| lock.key.clone()).collect();
+    let lockable: HashSet<_> =
+        locks.locks.permissions().allowed(keys, Access::Lock).await?.into_iter().collect();
+    let bodies = all.iter().map(|lock| {
+        let mine = MineBody::from(lock);
+        MineBody { token: mine.token.filter(|_| lockable.contains(&lock.key)), ..mine }
+    });
+    Ok(bodies.collect())
 }
 
 #[derive(Default, Deserialize)]
@@ -270,13 +285,12 @@ async fn heartbeat(
             LostBody { key: name.clone(), collection: collection.into(), id: id.into() }
         })
         .collect();
-    let is_asked_for = |lock: &&Lock| {
-        believed.is_empty() || believed.get(&lock.key.to_string()).copied() == lock.token
-    };
-    let held: Vec<_> = held.iter().filter(is_asked_for).collect();
-    // Without a body, no lock was named.
-    held.iter().filter(|_| !believed.is_empty()).for_each(|lock| locks.locks.names(lock));
-    let held = held.into_iter().map(MineBody::from).collect();
+    if believed.is_empty() {
+        return Ok(Json(HeartbeatAnswer { held: all_of(&locks, &held).await?, lost }));
+    }
+    let is_named = |lock: &&Lock| believed.get(&lock.key.to_string()).copied() == lock.token;
+    let named = held.iter().filter(is_named).inspect(|lock| locks.locks.names(lock));
+    let held = named.map(MineBody::from).collect();
     Ok(Json(HeartbeatAnswer { held, lost }))
 }
 

@@ -21,7 +21,7 @@ use crate::{
     clock,
     event::LockEvent,
     lock::{Aid, Lock, Mode, TabId},
-    manager::watch::{events::LockEvents, streams::Admitted},
+    manager::watch::{ends::EndOf, events::LockEvents, streams::Admitted},
     web::{
         Problem, SessionLocks,
         access::Permissions,
@@ -36,6 +36,10 @@ const BEAT: Duration = Duration::from_secs(15);
 const LIFE: Duration = Duration::from_secs(15 * 60);
 /// How many events one message tells at most.
 const AT_ONCE: usize = 256;
+/// After the end of its session, a stream tells for so long what has become of the session's locks.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// How long a stream lasts if its session has no aid: nobody would hear that its person has gone.
+const LIFE_WITHOUT_SESSION: Duration = Duration::from_secs(60);
 /// When a page may try again after its stream was refused.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
@@ -54,7 +58,8 @@ struct Listener {
     tab: Option<TabId>,
     keys: Option<HashSet<String>>,
     permissions: Permissions,
-    ends: bool,
+    end: Option<EndOf>,
+    has_ended: bool,
     until: Instant,
     /// For the first message.
     manager: crate::LockManager,
@@ -80,14 +85,17 @@ pub(super) async fn stream(
     let keys: Option<HashSet<_>> =
         keys.map(|keys| keys.split(',').map(ToOwned::to_owned).collect());
     let events = manager.events();
+    let is_anonymous = permissions.person.is_some() && locks.locks.aid().is_none();
+    let end = locks.locks.aid().map(|aid| manager.end_of(&aid));
     let listener = Listener {
         events,
         aid: locks.locks.aid(),
         tab,
         keys,
         permissions,
-        ends: false,
-        until: clock::now() + LIFE,
+        until: clock::now() + if is_anonymous { LIFE_WITHOUT_SESSION } else { LIFE },
+        end,
+        has_ended: false,
         manager,
         _admitted: admitted,
     };
@@ -104,16 +112,35 @@ pub(super) async fn stream(
         .streaming(messages))
 }
 
+/// Never, if there is no session.
+async fn ended(end: Option<&EndOf>) {
+    match end {
+        Some(end) => end.came().await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Listener {
     /// The next messages. `None` when the server is being stopped, the session has ended, the access policy fails, or
     /// the stream has lasted for its full time.
     async fn next(&mut self) -> Option<String> {
         loop {
-            if self.ends || clock::now() >= self.until {
+            if clock::now() >= self.until {
                 return None;
             }
-            let first = match timeout(BEAT, self.events.next()).await {
+            let beat = BEAT.min(self.until.saturating_duration_since(clock::now()));
+            let next = tokio::select! {
+                biased;
+                () = ended(self.end.as_ref()), if !self.has_ended => {
+                    self.has_ended = true;
+                    self.until = clock::now() + FAREWELL;
+                    continue;
+                }
+                next = timeout(beat, self.events.next()) => next,
+            };
+            let first = match next {
                 Ok(event) => event?,
+                Err(_) if clock::now() >= self.until => return None,
                 Err(_) => return Some(": beat\n\n".to_owned()),
             };
             let mut events = vec![first];
@@ -123,7 +150,14 @@ impl Listener {
             {
                 events.push(next);
             }
-            let message = self.message(&events).await?;
+            let mut message = self.message(&events).await?;
+            if self.end.as_ref().is_some_and(EndOf::has_come) {
+                // The next person in this browser must not hear more than that.
+                events.retain(|event| {
+                    event.lock().is_some_and(|lock| Some(&lock.aid) == self.aid.as_ref())
+                });
+                message = self.message(&events).await?;
+            }
             if !message.is_empty() {
                 return Some(message);
             }
@@ -131,7 +165,7 @@ impl Listener {
     }
 
     /// Those of the events that this receiver has asked for, and may see.
-    async fn message(&mut self, events: &[Arc<LockEvent>]) -> Option<String> {
+    async fn message(&self, events: &[Arc<LockEvent>]) -> Option<String> {
         let is_asked_for = |lock: &&Lock| {
             self.keys.as_ref().is_none_or(|keys| keys.contains(&lock.key.to_string()))
         };
@@ -143,12 +177,6 @@ impl Listener {
             if event.lock().is_none_or(|lock| visible.contains(&lock.key)) {
                 let data = self.data(event);
                 let _ = write!(message, "event: {}\ndata: {data}\n\n", event.name());
-            }
-            if let LockEvent::SessionEnded(lock) = &**event
-                && self.aid.as_ref() == Some(&lock.aid)
-            {
-                self.ends = true;
-                break;
             }
         }
         Some(message)

@@ -100,6 +100,8 @@ struct State {
     /// The tokens that the client sent; `None` if the header is malformed.
     offered: Option<Vec<LockToken>>,
     whose: RefCell<Whose>,
+    /// The person of the session when the request arrived.
+    person_before: RefCell<Option<String>>,
     /// The aid of the session when the request arrived.
     aid_before: RefCell<Option<Aid>>,
     /// The aid for new locks. It is put into the session when a lock is kept.
@@ -153,6 +155,7 @@ impl RequestLocks {
             speculative: headers.contains_key(SEC_PURPOSE),
             offered: offered_tokens(headers),
             whose: RefCell::default(),
+            person_before: RefCell::default(),
             aid_before: RefCell::default(),
             aid: RefCell::default(),
             ending: RefCell::default(),
@@ -168,6 +171,7 @@ impl RequestLocks {
     pub(super) fn session_loaded(&self, session: Session) {
         let aid = aid_in(&session);
         self.0.whose.replace(Whose::Session(session));
+        self.0.person_before.replace(self.who());
         self.came(aid);
     }
 
@@ -184,6 +188,12 @@ impl RequestLocks {
         }
         self.0.aid_before.replace(aid.clone());
         self.0.aid.replace(aid);
+    }
+
+    /// What distinguishes the person of this session from others.
+    fn who(&self) -> Option<String> {
+        let person = self.person()?;
+        Some(person.id().unwrap_or(&person.label).to_owned())
     }
 
     /// The tab that this request names, or else the acquisitions.
@@ -211,7 +221,7 @@ impl RequestLocks {
         self.0.cookies.set(response.headers().get_all(SET_COOKIE).count());
         let whose = self.0.whose.borrow();
         let Whose::Session(session) = &*whose else { return };
-        let (before, now) = (self.0.aid_before.borrow().clone(), aid_in(session));
+        let (before, mut now) = (self.0.aid_before.borrow().clone(), aid_in(session));
         if before.is_some() && now.is_none() && session.status() == SessionStatus::Unchanged {
             // Neither purged nor cleared nor removed: another middleware has emptied the session.
             misconfigured(
@@ -219,6 +229,12 @@ impl RequestLocks {
                  `.wrap(SessionMiddleware::new(store, key))`",
             );
             return;
+        }
+        if now.is_some() && *self.0.person_before.borrow() != self.who() {
+            // The locks go with their person: whoever has an older cookie of this browser, or sits at it now, would
+            // hold them too.
+            session.remove(AID);
+            now = None;
         }
         let vanished = before.is_some() && now != before;
         if vanished {

@@ -61,8 +61,8 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Store for Paused
     ) -> Result<Vec<LockKey>, StoreError> {
         self.paused(self.store.end_session(aid, reason, collections, worker)).await
     }
-    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
-        self.paused(self.store.last_end(aid)).await
+    async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>, StoreError> {
+        self.paused(self.store.last_ends(aids)).await
     }
     async fn sweep(&self, names: &[&str], worker: Uuid, limit: usize) -> Result<Swept, StoreError> {
         self.paused(self.store.sweep(names, worker, limit)).await

@@ -531,16 +531,20 @@ impl Store for Link {
         Ok(found?.into_iter().map(|lock| self.believed(lock, asked, at)).collect())
     }
 
-    async fn last_end(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
-        let of = aid.clone();
+    async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>, StoreError> {
+        let of = aids.to_vec();
         let last = self
             .send("last_end", Touches::Nothing, Repeats::Harmless, move |state| {
                 let begun =
                     LastEnd { reason: EndReason::LoggedOut, for_good: true, ago: Duration::ZERO };
-                let last = at_once(state.primary.last_end(&of))?;
-                let is_over = last.is_some_and(|last| last.for_good);
-                let has_begun = !is_over && state.tombstones.contains(&of);
-                Ok(if has_begun { Some(begun) } else { last })
+                let mut ends = at_once(state.primary.last_ends(&of))?;
+                for (last, aid) in ends.iter_mut().zip(&of) {
+                    let is_over = last.is_some_and(|last| last.for_good);
+                    if !is_over && state.tombstones.contains(aid) {
+                        *last = Some(begun);
+                    }
+                }
+                Ok(ends)
             })
             .await?;
         last.0

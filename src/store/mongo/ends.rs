@@ -2,11 +2,12 @@
 //! continue where another one stopped.
 
 use std::{
+    collections::HashMap,
     slice,
     time::{Duration, Instant},
 };
 
-use futures_util::future::try_join_all;
+use futures_util::{TryStreamExt, future::try_join_all};
 use mongodb::{
     bson::{Bson, Document as Record, doc},
     error::Error,
@@ -111,25 +112,24 @@ impl MongoStore {
         finished.map(drop).map_err(|e| store_error("finishing the end of a session", e))
     }
 
-    // find returns: how the session ended last; or a note of expired locks, which is no end; or
+    // find returns for each session: how it ended last; or a note of expired locks, which is no end; or
     // nothing.
-    pub(super) async fn last_end_of(&self, aid: &Aid) -> Result<Option<LastEnd>, StoreError> {
-        let record = (self.inner.ended)
-            .find_one(by_aid(aid))
-            .max_time(lanes::read_limit())
-            .projection(pipeline::last_end())
-            .await
-            .map_err(|e| store_error("asking how a session has ended", e))?;
-        Ok(record.and_then(|record| {
-            let for_good = record.get_bool("for_good").unwrap_or(false);
-            let reason = record.get_str("reason").ok();
-            if reason.is_none() && !for_good {
-                return None;
-            }
-            let ago = record.get_i64("ago").ok().and_then(|ago| ago.try_into().ok()).unwrap_or(0);
-            let reason = EndReason::from_stored(reason.unwrap_or_default());
-            Some(LastEnd { reason, for_good, ago: Duration::from_millis(ago) })
-        }))
+    pub(super) async fn last_ends_of(
+        &self,
+        aids: &[Aid],
+    ) -> Result<Vec<Option<LastEnd>>, StoreError> {
+        let ids: Vec<_> = aids.iter().map(Aid::as_str).collect();
+        let found = async {
+            let found = self.inner.ended.find(doc! { "_id": { "$in": ids } });
+            let found = found.max_time(lanes::read_limit()).projection(pipeline::last_end());
+            found.await?.try_collect::<Vec<_>>().await
+        };
+        let found = found.await.map_err(|e| store_error("asking how sessions have ended", e))?;
+        let ends: HashMap<_, _> = found
+            .iter()
+            .filter_map(|record| Some((record.get_str("_id").ok()?, last_end_in(record)?)))
+            .collect();
+        Ok(aids.iter().map(|aid| ends.get(aid.as_str()).copied()).collect())
     }
 
     /// Removes all locks of a session that has ended.
@@ -237,4 +237,15 @@ fn names_of(end: &Record) -> Vec<LockKey> {
         LockKey::new(name.get_str("c").ok()?, id).ok()
     };
     names.iter().filter_map(Bson::as_document).filter_map(key).collect()
+}
+
+fn last_end_in(record: &Record) -> Option<LastEnd> {
+    let for_good = record.get_bool("for_good").unwrap_or(false);
+    let reason = record.get_str("reason").ok();
+    if reason.is_none() && !for_good {
+        return None;
+    }
+    let ago = record.get_i64("ago").ok().and_then(|ago| ago.try_into().ok()).unwrap_or(0);
+    let reason = EndReason::from_stored(reason.unwrap_or_default());
+    Some(LastEnd { reason, for_good, ago: Duration::from_millis(ago) })
 }

@@ -123,7 +123,7 @@ impl RequestLocks {
         self.person().unwrap_or_else(|| Actor::new(self.0.manager.holder().label.clone()))
     }
 
-    fn person(&self) -> Option<Actor> {
+    pub(super) fn person(&self) -> Option<Actor> {
         match &*self.0.whose.borrow() {
             Whose::Session(session) => (self.0.settings.identify.as_ref()?)(session),
             Whose::Client(actor) => actor.clone(),

@@ -129,7 +129,12 @@ async fn who_may_look_may_not_always_lock_and_who_may_no_longer_lock_may_release
     .await;
     let alice = Browser::logged_in(&app, "alice").await;
     alice.post("/locks/note/a").await.token();
+    let token = |own: Answer| own.json()["held"][0]["token"].clone();
+    assert!(token(alice.post("/locks/heartbeat").await).is_string());
+    assert!(alice.get("/locks").await.json()[0]["token"].is_string());
     *allowed.borrow_mut() = vec![Access::Look];
+    assert!(token(alice.post("/locks/heartbeat").await).is_null());
+    assert!(alice.get("/locks").await.json()[0]["token"].is_null());
     assert_eq!(alice.get("/locks/note/a").await.json()["state"], "mine");
     alice.post("/locks/note/a").await.problem(404);
     assert_eq!(alice.delete("/locks/note/a").await.status, 204);

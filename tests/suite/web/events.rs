@@ -247,3 +247,39 @@ async fn visitors_hear_nothing_of_the_named_locks_of_jobs() {
     assert_eq!(alices.event().await.1["key"], "note/a");
     drop(job);
 }
+
+/// Otherwise the next person in this browser would hear what concerned the previous one.
+#[actix_web::test]
+async fn a_stream_ends_with_its_session_on_every_server_also_if_it_held_no_lock() {
+    let (locks, store) = embedded().await;
+    let other = LockManager::builder(store).ttl(Duration::from_secs(60)).build().await.unwrap();
+    other.register::<Note>().await.unwrap();
+    let (app, elsewhere) = (serve_with_cookies(&locks).await, serve_with_cookies(&other).await);
+    for ends in ["/purge", "/clear", "/login/bob", "revoked"] {
+        let alice = Browser::logged_in(&app, "alice").await;
+        let carol = Browser::logged_in(&app, "carol").await;
+        let mut others = open(&carol, "").await;
+        let at_other = alice.at(&elsewhere);
+        let streams =
+            [open(&alice, "").await, open(&alice, "?tab=x").await, open(&at_other, "").await];
+        let aid = if ends == "revoked" {
+            alice.post("/locks/note/a").await.token();
+            let held = locks.list().await.unwrap().pop();
+            held.map(|lock| lock.aid)
+        } else {
+            None
+        };
+        match aid {
+            Some(aid) => drop(locks.revoke_session(&aid).await.unwrap()),
+            None => drop(alice.post(ends).await),
+        }
+        for mut stream in streams {
+            while let Some((event, data)) = stream.next().await {
+                assert!(event == "resync" || data["key"] == "note/a", "{ends}: {event} {data}");
+            }
+        }
+        carol.post("/locks/note/b").await.token();
+        while others.event().await.1["key"] != "note/b" {}
+        carol.delete("/locks/note/b").await;
+    }
+}

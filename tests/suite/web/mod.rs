@@ -199,6 +199,7 @@ fn routes(config: &mut web::ServiceConfig) {
         .route("/purge", session(Session::purge))
         .route("/clear", session(Session::clear))
         .route("/forget", session(|session| drop(session.remove("doclock.aid"))))
+        .route("/nobody", session(|session| drop(session.remove("name"))))
         .route("/theme", session(|session| session.insert("theme", "dark").unwrap()))
         .route("/plain", web::get().to(HttpResponse::Ok))
         .route("/close-all", web::post().to(close_all))

@@ -187,7 +187,7 @@ impl Store for Down {
     ) -> Result<Vec<LockKey>, StoreError> {
         self.error()
     }
-    async fn last_end(&self, _: &Aid) -> Result<Option<LastEnd>, StoreError> {
+    async fn last_ends(&self, _: &[Aid]) -> Result<Vec<Option<LastEnd>>, StoreError> {
         self.error()
     }
     async fn sweep(&self, _: &[&str], _: Uuid, _: usize) -> Result<Swept, StoreError> {

@@ -182,14 +182,15 @@ on_every_session_store! {
         assert_eq!(alice.put("/note/a", "new").await.token(), token);
     }
 
-    async fn a_lock_taken_before_the_login_is_kept_through_the_login<K>(sessions: K) {
+    async fn a_lock_taken_before_the_login_is_released_by_it<K>(sessions: K) {
         let (locks, _) = embedded().await;
         let app = serve(&locks, sessions.store(&locks).await).await;
         let visitor = Browser::new(&app);
-        let token = visitor.post("/note/a").await.token();
+        visitor.post("/note/a").await.token();
         visitor.post("/login/alice").await;
-        assert_eq!(visitor.post("/note/a").await.token(), token);
-        assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"), "the label now shows the name");
+        assert!(locks.list().await.unwrap().is_empty());
+        visitor.post("/note/a").await.token();
+        assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
     }
 
     async fn only_a_lock_that_is_kept_makes_a_session<K>(sessions: K) {
@@ -467,4 +468,41 @@ async fn a_first_lock_whose_session_could_not_be_saved_is_given_back() {
         locks.inspect(&key("a")).await.unwrap().is_none(),
         "otherwise no session could ever release it"
     );
+}
+
+/// A cookie from before the login is somebody else's: they have set it, or have used this browser before.
+#[actix_web::test]
+async fn the_aid_follows_the_person() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let browser = Browser::new(&app);
+    browser.post("/note/a").await.token();
+    let before = browser.at(&app);
+    assert_eq!(browser.post("/login/alice").await.status, 204);
+    assert!(locks.list().await.unwrap().is_empty(), "the visitor's lock has gone");
+    browser.post("/note/a").await.token();
+    assert_eq!(before.get("/locks").await.json(), serde_json::json!([]));
+    assert_eq!(before.delete("/locks/note/a").await.status, 204);
+    before.post("/note/a").await.problem(423);
+    let lock = locks.inspect(&key("a")).await.unwrap().expect("alice still holds it");
+
+    // Another person in the same session.
+    let hers = browser.at(&app);
+    assert_eq!(browser.post("/login/bob").await.status, 204);
+    assert!(locks.list().await.unwrap().is_empty());
+    let form = serde_json::json!({ "text": "of bob" });
+    for browser in [&browser, &hers] {
+        let put = browser.request(Method::PUT, "/note/a").set_json(&form);
+        assert!(browser.send(put).await.status.is_client_error());
+    }
+    assert_eq!(text_of(&store, "a"), "old");
+    browser.post("/note/a").await.token();
+    assert_ne!(locks.inspect(&key("a")).await.unwrap().unwrap().aid, lock.aid);
+
+    // The same person logs in once more.
+    assert_eq!(browser.post("/login/bob").await.status, 204);
+    assert_eq!(locks.list().await.unwrap().len(), 1);
+    // And the name is taken out of the session, which goes on.
+    assert_eq!(browser.post("/nobody").await.status, 204);
+    assert!(locks.list().await.unwrap().is_empty());
 }

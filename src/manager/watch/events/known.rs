@@ -142,10 +142,8 @@ async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent
     if let Some(taken) = manager.inner.events.taken_by(&lock) {
         return LockEvent::Broken(lock, taken);
     }
-    let ended = manager
-        .run("last_end", manager.until(), lock.aid.clone(), |store, aid| store.last_end(aid));
     // The end of a session is recorded before its locks are removed.
-    match ended.await {
+    match manager.last_end(&lock.aid, manager.until()).await {
         Ok(Some(end)) if end.reason == EndReason::Expired => {
             if end.ago <= clock::since(seen) {
                 LockEvent::Expired(lock)

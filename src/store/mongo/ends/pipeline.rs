@@ -175,11 +175,11 @@ pub(super) fn waits_for(step: impl Into<Bson>, worker: Uuid) -> Document {
     }
 }
 
-/// The fields of the last end of a session that the caller is told.
+/// The fields of the last end of a session that callers are told.
 pub(super) fn last_end() -> Document {
     let ago = doc! { "$subtract": ["$$NOW", "$ts"] };
     doc! {
-        "_id": 0, "reason": 1,
+        "reason": 1,
         "for_good": { "$ne": ["$silent", true] },
         "ago": { "$cond": [{ "$eq": [{ "$type": "$ts" }, "date"] }, ago, 0_i64] },
     }

@@ -1,0 +1,152 @@
+//! Tells those who serve a session for long that it has ended, on whatever server.
+
+use std::{
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    clock,
+    lock::Aid,
+    manager::{Inner, LockManager, rhythm::jittered},
+    random::HashMap,
+};
+
+/// How often the store is asked about these sessions, a quarter more or less.
+const LOOK: Duration = Duration::from_millis(500);
+/// How many sessions one query asks about.
+const AT_ONCE: usize = 1_000;
+/// An end that was longer ago when the session was first served is not this one: the session came back, with a copied
+/// cookie or from a store that cannot forget.
+const IS_NEWS_FOR: Duration = Duration::from_secs(60);
+
+/// The sessions that are served for long.
+#[derive(Debug, Default)]
+pub(in crate::manager) struct Served(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    sessions: HashMap<Aid, Session>,
+    /// A task asks the store about them.
+    has_task: bool,
+}
+
+#[derive(Debug)]
+struct Session {
+    ended: CancellationToken,
+    began: Instant,
+    /// How many streams it has.
+    users: usize,
+}
+
+/// Resolves when the session has ended.
+#[derive(Debug)]
+pub(crate) struct EndOf {
+    aid: Aid,
+    ended: CancellationToken,
+    manager: LockManager,
+}
+
+impl EndOf {
+    pub(crate) async fn came(&self) {
+        self.ended.cancelled().await;
+    }
+
+    pub(crate) fn has_come(&self) -> bool {
+        self.ended.is_cancelled()
+    }
+}
+
+impl Drop for EndOf {
+    fn drop(&mut self) {
+        let sessions = &mut self.manager.inner.served.state().sessions;
+        // A session that has ended was forgotten, and another one may have come back under its name.
+        if let Some(session) = sessions.get_mut(&self.aid).filter(|_| !self.has_come()) {
+            session.users -= 1;
+            if session.users == 0 {
+                sessions.remove(&self.aid);
+            }
+        }
+    }
+}
+
+impl Served {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if no session is served: the task ends.
+    fn is_idle(&self) -> bool {
+        let mut state = self.state();
+        state.has_task = !state.sessions.is_empty();
+        !state.has_task
+    }
+
+    /// This session has ended here or elsewhere.
+    pub(in crate::manager) fn ended(&self, aid: &Aid) {
+        if let Some(session) = self.state().sessions.remove(aid) {
+            session.ended.cancel();
+        }
+    }
+}
+
+impl LockManager {
+    /// Tells within about a second that this session has ended.
+    pub(crate) fn end_of(&self, aid: &Aid) -> EndOf {
+        let mut state = self.inner.served.state();
+        let has_task = mem::replace(&mut state.has_task, true);
+        let session = state.sessions.entry(aid.clone()).or_insert_with(|| Session {
+            ended: CancellationToken::new(),
+            began: clock::now(),
+            users: 0,
+        });
+        session.users += 1;
+        let ended = session.ended.clone();
+        drop(state);
+        if !has_task {
+            self.supervise("ends of sessions", |_| {}, look);
+        }
+        EndOf { aid: aid.clone(), ended, manager: self.clone() }
+    }
+
+    async fn look_for_ends(&self) {
+        let aids: Vec<_> = self.inner.served.state().sessions.keys().cloned().collect();
+        for aids in aids.chunks(AT_ONCE) {
+            let args: Arc<[Aid]> = aids.into();
+            let ends =
+                self.run("last_ends", self.until(), args, |store, aids| store.last_ends(aids));
+            let ends = match ends.await {
+                Ok(ends) => ends,
+                Err(e) => {
+                    log::debug!(target: "actix_doclock::background", "streams hear of ends later: {e}");
+                    return;
+                }
+            };
+            for (aid, end) in aids.iter().zip(ends) {
+                let began = self.inner.served.state().sessions.get(aid).map(|it| it.began);
+                if let (Some(end), Some(began)) = (end, began)
+                    && end.for_good
+                    && end.ago <= clock::since(began) + IS_NEWS_FOR
+                {
+                    self.inner.served.ended(aid);
+                }
+            }
+        }
+    }
+}
+
+/// Looks as long as a session is served.
+async fn look(manager: Weak<Inner>) {
+    loop {
+        sleep(jittered(LOOK)).await;
+        let Some(inner) = manager.upgrade() else { return };
+        if inner.stop.token().is_cancelled() || inner.served.is_idle() {
+            return;
+        }
+        LockManager { inner }.look_for_ends().await;
+    }
+}
