@@ -423,10 +423,7 @@ export class DocLock extends EventTarget {
     return this.release();
   }
 
-  // With `releases` in its turn: somebody may open the document again before the answer.
-  async fetch(url, init = {}, { releases = false } = {}) {
-    return releases ? inOrder(this.url, () => this.#lock.fetch(url, init, true)) : this.#lock.fetch(url, init);
-  }
+  async fetch(url, init = {}, { releases = false } = {}) { return this.#lock.fetch(url, init, releases); }
 }
 
 /** The lock of one document, mode and page. It is released when none of its viewers needs it any more. */
@@ -442,7 +439,7 @@ class PageLock {
   #turn = 0;             // an answer is dropped if something newer has happened since its request
   #ends = 0;             // events that may have ended a lock of this session
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock
-  #releasing = false;    // a save that releases is under way
+  #releasing = 0;        // saves under way that release the lock
   #news = null;          // the latest event that may have ended the lock
   #line = null; #poll = null; #nudge = () => {}; #lookTimer;
 
@@ -450,7 +447,7 @@ class PageLock {
     const { base, path, key } = place(url), name = `${mode} ${path}`;
     let api = PageLock.#apis.get(base);
     if (!api) {
-      api = { base, feed: Feed.of(base), locks: new Map(), timer: 0, beat: null, next: null, failures: 0, offline: false, problem: null, deafen: null };
+      api = { base, feed: Feed.of(base), locks: new Map(), failures: 0, offline: false, problem: null };
       PageLock.#apis.set(base, api);
     }
     if (!api.locks.has(name)) api.locks.set(name, Object.assign(new PageLock(), { url: path, key, mode }));
@@ -520,7 +517,7 @@ class PageLock {
     this.#changed();
   }
 
-  // The last viewer that needs the lock releases it. Another viewer may come before its turn.
+  // The last viewer that needs the lock releases it, unless another viewer comes before its turn.
   giveUp(by) {
     this.#keepers.delete(by);
     return inOrder(this.url, async () => {
@@ -555,10 +552,9 @@ class PageLock {
         this.#tellOnce(by);
         return this.check();
       }
-      const began = performance.now(), poll = new AbortController(), options = { signal: poll.signal, timeout: waitMs + TIMEOUT_MS };
-      const ask = () => this.#post({ wait_ms: waitMs }, options);
-      // A first request is short. It is not aborted, so that it is known whether the lock must be released.
-      if (waitMs) this.#poll = poll;
+      const began = performance.now(), poll = this.#poll = new AbortController();
+      const ask = () => this.#post({ wait_ms: waitMs }, { signal: poll.signal, timeout: waitMs + TIMEOUT_MS });
+      // In order if it is short: whoever gives up waits for its answer, and knows what must be released.
       const answer = await (waitMs ? ask() : inOrder(this.url, ask));
       if (this.#poll === poll) this.#poll = null;
       if (answer.aborted) continue;
@@ -587,6 +583,7 @@ class PageLock {
     this.#problem = answer.ok || answer.status === 423 || !answer.status ? null : answer.body;
     if (answer.ok) {
       this.#gain(answer);
+      if (!this.#keepers.size) this.giveUp();   // too late
     } else if (isTrouble(answer)) {
       if (!this.token) this.#lookIn(backOff(this.#api.failures, 15_000));
     } else {
@@ -663,21 +660,25 @@ class PageLock {
     this.#tell('held');
   }
 
-  /** `fetch` of a viewer. */
-  async fetch(url, init, releases = false) {
+  async fetch(url, init, releases) {
+    if (!releases) return this.#send(url, init);
+    this.#releasing++;
+    try {
+      // In order: a viewer that comes before the answer acquires the lock after that.
+      return await inOrder(this.url, () => this.#send(url, init, releases));
+    } finally {
+      this.#releasing--;
+      if (this.token) this.check();   // meanwhile, no heartbeat was believed that the lock is gone
+    }
+  }
+
+  async #send(url, init, releases) {
     const { token } = this, all = new Headers(init.headers ?? url.headers);   // `url` may be a Request
     // Without a token the server would check only the session, which may hold the lock in another tab.
     if (!token) throw new Error('This page does not have the lock.');
     for (const [name, value] of Object.entries(await headers())) all.set(name, value);
     all.set('Lock-Token', `<urn:uuid:${token}>`);
-    this.#releasing ||= releases;
-    let response;
-    try {
-      response = await fetch(url, { ...init, headers: all });
-    } finally {
-      if (releases) this.#releasing = false;
-      if (releases && !response?.ok) this.check();   // meanwhile, no heartbeat was believed that the lock is gone
-    }
+    const response = await fetch(url, { ...init, headers: all });
     if (token !== this.token) return response;
     if (response.ok && releases) {
       this.#free();

@@ -290,35 +290,19 @@ async fn a_malformed_url_or_key_fails_alone() {
     .await;
 }
 
-/// In a worker, which has no document; and in Node, if it is installed.
-#[actix_web::test]
-async fn the_module_can_be_imported_where_there_is_no_page() {
-    embedded(&["--ttl-secs", "60"], async |stage| {
-        let page = empty_page(stage).await;
-        let import = format!("import('{}')", stage.editor.url("/locks/client.js"));
-        let told: String = script(
-            &page,
-            &format!(
-                "const code = `{import}.then(it => postMessage(Object.keys(it).join()), error => postMessage(String(error)))`; \
-                 const worker = new Worker(URL.createObjectURL(new Blob([code], {{ type: 'text/javascript' }}))); \
-                 return new Promise(done => {{ worker.onmessage = ({{ data }}) => done(data); worker.onerror = () => done('error'); }})"
-            ),
-        )
-        .await;
-        assert_eq!(told, "DocLock");
-
-        let client = concat!(env!("CARGO_MANIFEST_DIR"), "/src/web/assets/client.js");
-        let code = "const text = require('fs').readFileSync(process.argv[1]).toString('base64'); \
-             import('data:text/javascript;base64,' + text).then(it => console.log(Object.keys(it).join()))";
-        match Command::new("node").args(["-e", code, client]).output() {
-            Ok(output) => {
-                let shown = String::from_utf8_lossy(&output.stderr);
-                assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "DocLock", "{shown}");
-            }
-            Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
+/// In Node, if it is installed.
+#[test]
+fn the_module_can_be_imported_where_there_is_no_page() {
+    let client = concat!(env!("CARGO_MANIFEST_DIR"), "/src/web/assets/client.js");
+    let code = "const text = require('fs').readFileSync(process.argv[1]).toString('base64'); \
+         import('data:text/javascript;base64,' + text).then(it => console.log(Object.keys(it).join()))";
+    match Command::new("node").args(["-e", code, client]).output() {
+        Ok(output) => {
+            let shown = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "DocLock", "{shown}");
         }
-    })
-    .await;
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
+    }
 }
 
 #[actix_web::test]
