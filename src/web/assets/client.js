@@ -259,13 +259,14 @@ class Feed {
 
   join() {
     if (this.#channel || !this.#listeners.size) return;
-    this.#channel = new BroadcastChannel('doclock:' + this.#base);
+    const name = 'doclock-feed:' + this.#base;
+    this.#channel = new BroadcastChannel(name);
     this.#channel.onmessage = ({ data }) => this.#receive(data);
     this.#channel.postMessage({ type: 'who' });
     this.announce();
     if (!navigator.locks) return this.#connect();
     this.#place = new AbortController();
-    navigator.locks.request('doclock-events:' + this.#base, { signal: this.#place.signal }, () => {
+    navigator.locks.request(name, { signal: this.#place.signal }, () => {
       this.#connect();
       return new Promise(resign => { this.#resign = resign; });
     }).catch(() => {});
@@ -437,7 +438,7 @@ class PageLock {
   #keepers = new Map();  // the viewers that need the lock, each with the token that it was told of, or ''
   #asks = 0;             // operations that the person asked for
   #turn = 0;             // an answer is dropped if something newer has happened since its request
-  #ends = 0;             // events that may have ended a lock of this session
+  #ends = 0;             // events that may have ended the lock of this page
   #wanted = false;       // requested, but no answer arrived: this page may hold the lock
   #releasing = 0;        // saves under way that release the lock
   #news = null;          // the latest event that may have ended the lock
@@ -593,7 +594,7 @@ class PageLock {
       else this.#lookIn(0);
     }
     this.#changed();
-    if (ends !== this.#ends) this.check();   // the event may be newer than this answer
+    if (this.token && ends !== this.#ends) this.check();   // the event may be newer than this answer
     return answer;
   }
 
@@ -655,6 +656,7 @@ class PageLock {
     this.#state = 'mine';
     this.#renew(answer, expires_in_ms);
     PageLock.#schedule(this.#api);
+    this.#api.feed.announce();   // the server may write the id in another way
     this.#api.feed.hint(key);
     for (const by of this.#keepers.keys()) this.#keepers.set(by, token);
     this.#tell('held');
@@ -725,7 +727,7 @@ class PageLock {
   }
 
   #hear(event) {
-    if (event.state === 'free' && event.was !== 'held') this.#ends++;
+    if (event.state && event.state !== 'mine' && event.was !== 'held') this.#ends++;
     if (event.state === 'free' && (this.token || this.lost) && !this.#releasing) {
       this.#news = { ...event, at: Date.now() };
       this.#explain();
