@@ -8,7 +8,7 @@ use std::{
 };
 
 use actix_web::{
-    HttpRequest, HttpResponse,
+    HttpRequest, HttpResponse, Resource,
     http::{StatusCode, header::HeaderName},
     web::{self, Bytes, Json, PayloadConfig, ServiceConfig},
 };
@@ -31,8 +31,10 @@ use crate::{
     },
 };
 
-/// The largest body that the lock API accepts: a heartbeat of several hundred locks.
+/// The largest body that the lock API accepts.
 const MAX_BODY_BYTES: usize = 64 * 1024;
+/// The same for bodies that name many documents: 200 ids of 1 KiB, even if JSON escapes each character.
+const MAX_LIST_BYTES: usize = 512 * 1024;
 
 /// The longest grace period for a page that is closed. A page that needs longer should not release its
 /// lock.
@@ -62,7 +64,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
 /// | `GET /admin`, `/admin.json`, `/admin.csv` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
-/// Bodies are JSON of any content type, of at most 64 KiB, and may be empty. A session that has ended
+/// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. A session that has ended
 /// holds nothing, so `heartbeat` and `release` answer it as any other session.
 ///
 /// - `POST /{collection}/{id}` accepts `{"mode": "exclusive" | "shared", "wait_ms": 0, "take_over":
@@ -72,8 +74,8 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 ///   session, or from another session if the [policy](crate::LockManagerBuilder::take_over_policy) allows
 ///   it (otherwise 403). A refusal says in `may_take_over` whether the policy would allow a takeover.
 /// - `status` accepts `{"keys": ["collection/id", …]}`, and answers in the same order: for each document
-///   its `key`, `collection` and `id`, and what `GET /{collection}/{id}` says. One query for each
-///   collection.
+///   its `key`, `collection` and `id`, and what `GET /{collection}/{id}` says. A key that names no document
+///   comes last, as `{"key", "state": "unknown", "problem": "malformed_key"}`. One query for each collection.
 /// - `heartbeat` accepts `{"locks": {"collection/id": "token", …}}`, the locks that the page believes it
 ///   holds. Those that it does not hold are in `lost`. Without a body, all locks of the session are in
 ///   `held`.
@@ -109,8 +111,8 @@ pub fn lock_api(config: &mut ServiceConfig) {
         .app_data(PayloadConfig::new(MAX_BODY_BYTES))
         .route("", web::get().to(own))
         .route("/", web::get().to(own))
-        .route("/heartbeat", web::post().to(heartbeat))
-        .route("/status", web::post().to(status::of_many))
+        .service(naming_many("/heartbeat").post(heartbeat))
+        .service(naming_many("/status").post(status::of_many))
         .route("/events", web::get().to(events::stream))
         .configure(assets::routes)
         .configure(admin::routes)
@@ -119,6 +121,11 @@ pub fn lock_api(config: &mut ServiceConfig) {
         )
         .route("/{collection}/{id}/release", web::post().to(release))
         .route("/{collection}/{id}/break", web::post().to(break_lock));
+}
+
+/// A resource whose bodies name many documents.
+fn naming_many(path: &str) -> Resource {
+    web::resource(path).app_data(PayloadConfig::new(MAX_LIST_BYTES))
 }
 
 /// One lock of the session, as the client sees it.

@@ -31,9 +31,9 @@ const FLAGS: [&str; 10] = [
     "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup",
 ];
 
-/// Statuses that Chromium logs automatically, although the page is prepared for them: not logged in,
-/// lost, stale, held. A page cannot prevent the log entry.
-const ANSWERS: [&str; 6] = ["401", "403", "409", "412", "423", "503"];
+/// Statuses that Chromium logs automatically, although the page is prepared for them: a malformed id, not logged
+/// in, lost, stale, held. A page cannot prevent the log entry.
+const ANSWERS: [&str; 7] = ["400", "401", "403", "409", "412", "423", "503"];
 
 /// One person's browser. It ends when it is dropped, whatever it is doing.
 #[derive(Debug)]

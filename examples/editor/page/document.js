@@ -7,7 +7,7 @@
 
 import { DocLock } from '/locks/client.js';
 import { call, docUrl, explain, lockUrl, session } from './server.js';
-import { $, ago, clock, discard, left, name, put, quote, reallyDelete, show, toast } from './show.js';
+import { $, ago, clock, discard, left, name, notice, put, quote, reallyDelete, show, toast } from './show.js';
 
 let view = null;   // {id, mode, lock, doc: as saved, holder: the last one seen, conflict, error, …}
 
@@ -34,7 +34,7 @@ async function load(v) {
   const answer = await call('GET', docUrl(v.id));
   if (view !== v || v.mode === 'edit' || v.mode === 'lost') return;
   if (answer.ok) v.doc = answer.body;
-  v.error = answer.ok ? '' : explain(answer);
+  v.error = answer.ok ? '' : explain(answer.body);
   render();
 }
 
@@ -43,14 +43,17 @@ async function held(v) {
   const answer = await call('GET', docUrl(v.id));
   if (view !== v || !v.lock.token) return;
   if (!answer.ok) {
-    v.error = explain(answer);
+    v.error = explain(answer.body);
     return render();
   }
   const typed = isDirty() ? fields() : null;
   v.conflict = Boolean(typed && (v.conflict || !same(answer.body, v.doc)) && !same(answer.body, typed));
   Object.assign(v, { doc: answer.body, error: '', saved: 0 });
   if (!typed) fill(answer.body);
-  if (v.mode === 'read' && v.holder) toast('You can edit now: ', name(v.holder), ' has finished.');
+  if (v.mode === 'read' && v.holder) {
+    v.isNews = document.hidden;
+    notice('You can edit now: ', name(v.holder), ' has finished.');
+  }
   enter(v, 'edit');
 }
 
@@ -69,10 +72,10 @@ function changed(v) {
 }
 
 function enter(v, mode) {
-  const isNew = v.mode !== mode;
+  const focused = document.activeElement;
   v.mode = mode;
   dispatchEvent(new Event('editor:mode'));
-  if (isNew && mode !== 'lost') $('heading').focus();   // a person who is typing keeps the focus
+  if (!focused.checkVisibility()) $('heading').focus();   // otherwise the focus stays where the person has put it
 }
 
 async function save(close) {
@@ -96,7 +99,7 @@ async function save(close) {
     v.gone = true;
     enter(v, 'lost');
   } else {
-    v.error = explain(answer);
+    v.error = explain(answer.body);
   }
   render();
 }
@@ -117,7 +120,7 @@ async function remove() {
     dispatchEvent(new Event('editor:saved'));
     return toast(`“${title}” is deleted.`);
   }
-  v.error = explain(answer);
+  v.error = explain(answer.body);
   render();
 }
 
@@ -165,7 +168,7 @@ async function copyText() {
   } catch {   // not a secure context: leave the text selected
     $('body').select();
     const copied = document.execCommand('copy');
-    toast(copied ? 'The text is in the clipboard, without the title.' : 'The text is selected: copy it with the keyboard.');
+    notice(copied ? 'The text is in the clipboard, without the title.' : 'The text is selected: copy it with the keyboard.');
   }
 }
 
@@ -175,7 +178,7 @@ async function copyText() {
 function banner(v) {
   const { mode, lock, error } = v;
   if (mode === 'lost') return bannerOfLoss(v);
-  if (mode === 'edit' && error) return { kind: 'bad', title: ['Not saved.'], text: [`${error}; your text is kept, try again.`] };
+  if (mode === 'edit' && error) return { kind: 'bad', title: ['Not saved.'], text: [`${error}. Your text is kept.`] };
   if (mode === 'edit' && v.conflict) {
     return {
       kind: 'held', title: ['This document was changed while you did not have the lock.'],
@@ -212,12 +215,12 @@ function banner(v) {
   if (lock.state === 'free') {
     return {
       kind: 'free', title: v.holder ? [name(v.holder), ' is no longer editing: this document is free now.'] : ['This document is free.'],
-      text: lock.problem ? [explain({ status: lock.problem.status, body: lock.problem }) + '.'] : [], enter: 'Edit now',
+      text: lock.problem ? [explain(lock.problem) + '.'] : [], enter: 'Edit now',
     };
   }
   return {
     kind: 'info', title: ['At the moment it is not known whether somebody is editing this.'],
-    text: lock.offline ? ['Trying again.'] : [], enter: lock.busy ? '' : 'Try again',
+    text: lock.problem ? [explain(lock.problem) + '.'] : lock.offline ? ['Trying again.'] : [], enter: lock.busy ? '' : 'Try again',
   };
 }
 
@@ -248,7 +251,8 @@ const holderLabel = lock => lock.mayTakeOver ? 'Take over…' : 'Details…';
 export function render() {
   const v = view;
   show($('doc'), Boolean(v));
-  document.title = (v?.doc ? v.doc.title + ' – ' : '') + 'Editor';
+  if (v) v.isNews &&= document.hidden;
+  document.title = (v?.isNews ? 'You can edit now: ' : '') + (v?.doc ? v.doc.title + ' – ' : '') + 'Editor';
   if (!v) return;
   const { lock } = v, isEditing = v.mode === 'edit' || v.mode === 'lost';
   const { kind, title = [], text = [], more = '', ...buttons } = banner(v);
@@ -288,6 +292,7 @@ function renderForm(v) {
   put($('lock-line'), v.mode !== 'edit' ? ''
     : lock.state !== 'mine' ? 'The lock may have expired. Your text is kept; asking the server.'
     : lock.offline ? `No connection. The document stays locked for you until ${clock(lock.expiresAt)}; trying again.`
+    : lock.problem ? `${explain(lock.problem)}. The document stays locked for you until ${clock(lock.expiresAt)}.`
     : `Locked for you as long as this page is open; without a connection until ${clock(lock.expiresAt)}.`);
 }
 
@@ -319,7 +324,7 @@ $('holder-take').addEventListener('click', async () => {
   const { lock } = view;
   if (await lock.takeOver() === 'mine') return;
   if ($('holder').open) $('holder').close();
-  toast(lock.problem?.detail ?? 'The takeover failed.');
+  notice(lock.problem ? explain(lock.problem) : 'The takeover failed.');
 });
 $('copy').addEventListener('click', copyText);
 $('form').addEventListener('submit', event => { event.preventDefault(); save(false); });

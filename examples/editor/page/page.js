@@ -3,7 +3,7 @@
 import { DocLock } from '/locks/client.js';
 import * as open from './document.js';
 import { call, explain, session } from './server.js';
-import { $, ago, clock, discard, name, put, show, toast } from './show.js';
+import { $, ago, clock, discard, name, notice, put, show } from './show.js';
 
 const REFRESH_MS = 10000;   // the texts; changes of the locks are reported at once
 const RETRY_MS = 3000;
@@ -35,7 +35,7 @@ async function refreshAll() {
     }
     open.update(docs);
     if (list.ok && (lockStates || trouble)) rows.look();
-    trouble = list.ok ? '' : explain(list) + '. Trying again.';
+    trouble = list.ok ? '' : explain(list.body) + '. Trying again.';
     render();
   }
   timer = setTimeout(() => document.hidden || refresh(), trouble ? RETRY_MS : REFRESH_MS);
@@ -95,15 +95,19 @@ async function route() {
     return;
   }
   open.close();
-  if (id) open.open(id, docs.find(doc => doc.id === id));
+  const isDots = /^\.\.?$/.test(id);   // a URL cannot end with such an id
+  if (isDots) notice('There is no such document.');
+  if (id && !isDots) open.open(id, docs.find(doc => doc.id === id));
   render();
+  if (open.id()) $('heading').focus();
   if (!id) document.querySelector(`a[href="${CSS.escape('#/' + before)}"]`)?.focus();
 }
 
 $('login').addEventListener('submit', async event => {
   event.preventDefault();
   const answer = await call('POST', '/login', { json: { name: $('name').value.trim() } });
-  if (!answer.ok) return toast('Not logged in: ' + explain(answer));
+  if (!answer.ok) return notice('Not logged in: ' + explain(answer.body));
+  DocLock.reconnect();
   await refresh({ who: true, lockStates: true });
   $('logout').focus();
   open.loggedIn();
@@ -111,8 +115,9 @@ $('login').addEventListener('submit', async event => {
 
 $('logout').addEventListener('click', async () => {
   const answer = await call('POST', '/logout');
-  if (!answer.ok && answer.status !== 401) return toast('Still logged in: ' + explain(answer));
+  if (!answer.ok && answer.status !== 401) return notice('Still logged in: ' + explain(answer.body));
   session.me = null;
+  DocLock.reconnect();
   open.loggedOut();
   await refresh({ who: true, lockStates: true });
   $('name').focus();
@@ -120,7 +125,7 @@ $('logout').addEventListener('click', async () => {
 
 $('new').addEventListener('click', async () => {
   const answer = await call('POST', '/api/workitem', { json: { title: '', body: '' } });
-  if (!answer.ok) return toast('Not created: ' + explain(answer));
+  if (!answer.ok) return notice('Not created: ' + explain(answer.body));
   await refresh({ lockStates: true });
   location.hash = '#/' + answer.body.id;
 });
@@ -134,7 +139,4 @@ for (const event of ['focus', 'online', 'pageshow']) addEventListener(event, awa
 document.addEventListener('visibilitychange', () => { if (!document.hidden) awake(); });
 setInterval(() => { if (!document.hidden) render(); }, 1000);   // the time that is left
 
-DocLock.events('/locks', event => {
-  if (event.type === 'resync') refresh();   // the rows look at the locks by themselves
-});
 refresh({ who: true, lockStates: true }).then(route);

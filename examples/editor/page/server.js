@@ -15,17 +15,17 @@ export async function call(method, url, { json, lock, releases } = {}) {
   try {
     const answer = await (lock ? lock.fetch(url, init, { releases }) : fetch(url, init));
     const text = await answer.text();
-    let body = {};
+    let body = { status: answer.status };
     try { body = JSON.parse(text); } catch { /* no content, or not JSON */ }
     return { ok: answer.ok, status: answer.status, body };
   } catch {
-    return { ok: false, status: 0, body: {} };
+    return { ok: false, status: 0, body: { detail: 'the server cannot be reached; try again' } };
   }
 }
 
-export function explain({ status, body }) {
-  if (status === 503) return 'The database cannot be reached';
-  if (status === 0) return 'The server cannot be reached';
+/** What the problem says, as the beginning of a sentence. */
+export function explain({ status, detail, title }) {
   if (status === 404) return 'There is no such document';
-  return body.detail || body.title || `The server answered ${status}`;
+  const text = (detail || title || `the server answered ${status}; try again`).replace(/\.$/, '');
+  return text[0].toUpperCase() + text.slice(1);
 }

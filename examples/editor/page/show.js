@@ -39,11 +39,19 @@ export function left(expiresAt) {
 
 let toastTimer = 0;
 
+/** A note for some seconds, which may be missed. */
 export function toast(...parts) {
+  notice(...parts);
+  toastTimer = setTimeout(() => notice(), 6000);
+}
+
+/** A note that stays until the person closes it, or until the next one. */
+export function notice(...parts) {
   clearTimeout(toastTimer);
   put($('toast'), ...parts);
-  toastTimer = setTimeout(() => put($('toast')), 6000);
+  show($('toast-close'), parts.length > 0);
 }
+$('toast-close').addEventListener('click', () => notice());
 
 /** Asks a question. Resolves to true for yes. */
 function ask({ head, note, no, yes }) {

@@ -1,6 +1,6 @@
 //! Whose locks they are: the state of one document, or of many.
 
-use actix_web::{HttpRequest, web::Json};
+use actix_web::{HttpRequest, ResponseError, http::StatusCode, web::Json};
 use serde::{Deserialize, Serialize};
 
 use super::{Body, allowed, bad_request, named, read};
@@ -95,8 +95,15 @@ struct StatusBody {
 
 #[derive(Serialize)]
 pub(super) struct StatusAnswer {
-    /// In the order of the keys.
-    locks: Vec<KeyedState>,
+    /// In the order of the keys; those that name no document come last.
+    locks: Vec<Row>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Row {
+    Known(KeyedState),
+    Unknown { key: String, state: &'static str, problem: &'static str },
 }
 
 #[derive(Serialize)]
@@ -119,20 +126,26 @@ pub(super) async fn of_many(
     if keys.len() > MAX_KEYS {
         return Err(bad_request(format_args!("ask for at most {MAX_KEYS} keys at once")));
     }
-    let malformed = |key: &str| bad_request(format_args!("a key is `collection/id`, not {key:?}"));
-    let keys = keys.into_iter().map(|key| {
-        let (collection, id) = key.split_once('/').ok_or_else(|| malformed(&key))?;
-        named(&permissions, collection, id)
-    });
-    let keys = keys.collect::<Result<Vec<_>, Problem>>()?;
-    let keys = permissions.allowed(keys, Access::Look).await?;
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    for key in keys {
+        match key.split_once('/').map(|(collection, id)| named(&permissions, collection, id)) {
+            Some(Ok(key)) => known.push(key),
+            Some(Err(problem)) if problem.status_code() == StatusCode::NOT_FOUND => {
+                return Err(problem);
+            }
+            _ => unknown.push(Row::Unknown { key, state: "unknown", problem: "malformed_key" }),
+        }
+    }
+    let keys = permissions.allowed(known, Access::Look).await?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let found = locks.manager().inspect_many_by(&keys, aid.as_ref(), until).await?;
-    let all = keys.into_iter().zip(found).map(|(key, lock)| KeyedState {
-        collection: key.collection().to_owned(),
-        id: key.id().to_string(),
-        state: StateBody::of(&key, lock, &locks.locks),
-        key: key.to_string(),
+    let known = keys.into_iter().zip(found).map(|(key, lock)| {
+        Row::Known(KeyedState {
+            collection: key.collection().to_owned(),
+            id: key.id().to_string(),
+            state: StateBody::of(&key, lock, &locks.locks),
+            key: key.to_string(),
+        })
     });
-    Ok(Json(StatusAnswer { locks: all.collect() }))
+    Ok(Json(StatusAnswer { locks: known.chain(unknown).collect() }))
 }

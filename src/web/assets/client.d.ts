@@ -5,9 +5,9 @@ export interface Standing {
   /**
    * `mine`: this page holds the lock. `mine_elsewhere`: another tab of the same person holds it.
    * `held`: another person holds it. `free`: nobody holds it. `frozen`: nobody can take it at the
-   * moment.
+   * moment. `unknown`: see `problem`.
    */
-  state: 'mine' | 'mine_elsewhere' | 'held' | 'free' | 'frozen';
+  state: 'mine' | 'mine_elsewhere' | 'held' | 'free' | 'frozen' | 'unknown';
   mode: Mode | null;
   /** The holder, for display only. Show it as plain text: a person may have typed it. */
   holder: string | null;
@@ -16,6 +16,8 @@ export interface Standing {
   expiresAt: number | null;
   /** Whether `takeOver` is allowed. */
   mayTakeOver: boolean;
+  /** `malformed_key`: the key names no document. */
+  problem: string | null;
   /** Why no new lock is granted at the moment; `null` if locks are granted. */
   frozen: Frozen | null;
 }
@@ -41,10 +43,11 @@ export interface Loss {
 
 /** An RFC 9457 problem. */
 export interface Problem {
-  status?: number;
+  status: number;
   code?: string;
-  title?: string;
-  detail?: string;
+  title: string;
+  /** What happened and what to do, for the person. */
+  detail: string;
   /** In a refusal, if the application names its documents. */
   document?: { title: string; link: string | null };
 }
@@ -84,7 +87,10 @@ export type LockEvent =
       by?: string; reason?: string;
     };
 
-/** The lock of one document. As an `EventTarget` it dispatches `held`, `lost`, `free` and `change`. */
+/**
+ * The lock of one document. As an `EventTarget` it dispatches `held`, `lost`, `free` and `change`. All objects of a
+ * page for one document and mode share one lock, which is released when none of them needs it any more.
+ */
 export class DocLock extends EventTarget {
   /** Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for the lock. */
   static open(url: string | URL, options?: Options): DocLock;
@@ -106,6 +112,16 @@ export class DocLock extends EventTarget {
   ): { show(keys: string[]): void; look(): void; close(): void };
   /** Reports the events of the lock API at `base`, as in `/locks`. Returns a function that ends this. */
   static events(base: string, callback: (event: LockEvent) => void): () => void;
+  /**
+   * Tells that the person is active. Call it at input that this page does not receive, as in an iframe. Keys,
+   * the pointer and any other input of the page itself are noticed without it.
+   */
+  static touch(): void;
+  /**
+   * Call it after a login or a logout without a new page: all tabs of this browser get the events of the person
+   * who is logged in now, and the locks of this page are checked.
+   */
+  static reconnect(): void;
 
   readonly url: string;
   /** The name in events and heartbeats: `collection/id`. */
@@ -115,7 +131,7 @@ export class DocLock extends EventTarget {
    * As in `Standing`. `unknown`: there is no answer yet; or this page held the lock until it expired,
    * as after a sleep, and the server has not yet confirmed it.
    */
-  readonly state: Standing['state'] | 'unknown';
+  readonly state: Standing['state'];
   readonly holder: string | null;
   readonly since: Date | null;
   readonly expiresAt: number | null;
@@ -130,23 +146,30 @@ export class DocLock extends EventTarget {
   readonly waiting: boolean;
   /** An operation that the person asked for is under way. */
   readonly busy: boolean;
-  /** The server did not answer recently. A lock that is `mine` remains so until `expiresAt`. */
+  /** No answer came recently. A lock that is `mine` remains so until `expiresAt`. */
   readonly offline: boolean;
-  /** Why the server refused the last request, unless the reason is another holder. */
+  /**
+   * Why the server refused the last request, unless the reason is another holder; or why it cannot answer at the
+   * moment (429, 5xx), although it is not `offline`.
+   */
   readonly problem: Problem | null;
 
   /** Asks for the lock, also after a loss. Never rejects. */
   acquire(): Promise<DocLock['state']>;
   /** Takes the lock from another tab, or from another person if `mayTakeOver`. Never rejects. */
   takeOver(): Promise<DocLock['state']>;
-  /** Waits until this page holds the lock, while the page is visible and the person is active. */
+  /**
+   * Waits until this page holds the lock, or the person has not touched the page for `waitIdleMs`. A hidden page
+   * waits, too: `onheld` should tell the person, as by the title.
+   */
   wait(): void;
+  /** Stops waiting, for all objects of this page. */
   stopWaiting(): void;
   /** Asks the server for the current state. */
   check(): Promise<void>;
-  /** Gives the lock up, and goes on reporting its holder. */
+  /** Gives the lock up, unless another object of this page needs it, and goes on reporting its holder. */
   release(): Promise<void>;
-  /** Gives the lock up, and reports nothing any more. */
+  /** Gives the lock up, unless another object of this page needs it, and reports nothing any more. */
   close(): Promise<void>;
   /**
    * `fetch` with the proof that this page holds the lock. If the server refuses the request because

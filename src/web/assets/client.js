@@ -10,13 +10,14 @@
 //   const answer = await lock.fetch('/api/workitem/42', { method: 'PUT', body });
 //   lock.close();
 //
-// This file has three parts: the tab, the feed of events, and the lock.
+// This file has four parts: the tab, the feed of events, the lock, and the life of the page.
 
 const TIMEOUT_MS = 10_000;
 const WAIT_MS = 25_000;          // one request that waits; proxies close connections that are idle for longer
 const GRACE_MS = 4_000;          // for a reload; a waiter should get the lock within six seconds of a closed tab
 const POLL_MS = 4_000;           // while there is no stream
 const LOOK_MS = [5_000, 30_000]; // renewals by other sessions are not announced
+const LONGEST_LIST = 4_000;      // of keys in a URL, in characters; servers and proxies accept 8 KiB
 const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync'];
 
 const sleep = ms => new Promise(done => setTimeout(done, ms));
@@ -26,6 +27,16 @@ const visible = () => document.visibilityState === 'visible';
 const now = () => ({ wall: Date.now(), steady: performance.now() });
 // Random, so that the pages of an office do not all come back at the same moment after an outage.
 const backOff = (failures, most) => Math.min(500 * 2 ** failures, most) * (0.5 + Math.random() / 2);
+
+// The requests that take or release the lock of one document, strictly in order: a late release must not
+// end the lock that was taken after it.
+const tails = new Map();
+function inOrder(path, task) {
+  const done = (tails.get(path) ?? Promise.resolve()).then(task), tail = done.catch(() => {});
+  tails.set(path, tail);
+  tail.then(() => tails.get(path) === tail && tails.delete(path));
+  return done;
+}
 
 // ---- this tab -------------------------------------------------------------------------------
 
@@ -81,31 +92,16 @@ async function nameTab() {
   return id;
 }
 
-let tab = nameTab();
-let page = uuid();   // this load: the beacon of an older load may arrive after the first request of this load
-addEventListener('pagehide', () => leaveTab());
-addEventListener('pageshow', event => {
-  if (!event.persisted) return;
-  tab = nameTab();
-  page = uuid();
-});
+let tab, page;       // `page` is this load: the beacon of an older load may arrive after its first request
+let touched = now();
+const touch = () => { touched = now(); };
+const idleMs = () => Math.round(Math.max(Date.now() - touched.wall, performance.now() - touched.steady));
 
-let touched = Date.now();
-for (const event of ['pointerdown', 'pointermove', 'keydown', 'wheel', 'touchstart']) {
-  addEventListener(event, () => { touched = Date.now(); }, { capture: true, passive: true });
-}
-
-let extra = null;   // what DocLock.headers was set to
-const headers = async () => ({ ...await extra?.(), 'Doclock-Tab': await tab, 'Doclock-Page': page, 'Doclock-Idle-Ms': String(Date.now() - touched) });
-
-// If the timers of a visible page stopped, the computer slept or its clock was set.
-const everySecond = new Set();
-let lastTick = Date.now();
-setInterval(() => {
-  const overslept = visible() && Math.abs(Date.now() - lastTick) > 5000;
-  lastTick = Date.now();
-  for (const task of everySecond) task(overslept);
-}, 1000);
+let extra = null;       // what DocLock.headers was set to
+let lastHeaders = {};   // a page that is being closed cannot wait
+const headers = async () => lastHeaders = {
+  ...await extra?.(), 'Doclock-Tab': await tab, 'Doclock-Page': page, 'Doclock-Idle-Ms': String(idleMs()),
+};
 
 const aborted = signal => new Promise((_, fail) => signal.addEventListener('abort', () => fail(signal.reason), { once: true }));
 
@@ -120,10 +116,12 @@ async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {})
       init.headers['Content-Type'] = 'application/json';
       init.body = JSON.stringify(body);
     }
-    const response = await fetch(url, init);
+    const response = await fetch(url, init), { status, statusText: title, ok } = response;
     const text = await response.text();
     const date = Date.parse(response.headers.get('Date'));
-    return { sent, date, status: response.status, ok: response.ok, body: text ? JSON.parse(text) : {} };
+    let told = ok ? {} : { status, title, detail: 'the server cannot answer at the moment; try again later' };
+    try { told = JSON.parse(text); } catch { /* no content, or the error page of a proxy */ }
+    return { sent, date, status, ok, body: told };
   } catch {
     return { sent, status: 0, ok: false, body: {}, aborted: Boolean(signal?.aborted) };
   }
@@ -143,6 +141,7 @@ function standing({ sent, date, body }) {
     since: body.since ? new Date(Date.parse(body.since) + skew) : null,
     expiresAt: body.expires_in_ms === undefined ? null : sent.wall + body.expires_in_ms,
     mayTakeOver: Boolean(body.may_take_over),
+    problem: body.state === 'unknown' ? body.problem : null,
     frozen: freeze ? { reason: freeze.reason, until: new Date(Date.parse(freeze.until) + skew) } : null,
   };
 }
@@ -150,8 +149,13 @@ function standing({ sent, date, body }) {
 /** The parts of the URL of a lock: the lock API, the path, and the name in events and heartbeats. */
 function place(url) {
   const { pathname } = new URL(url, document.baseURI);
-  const [, base, collection, id] = pathname.match(/^(.*)\/([^/]+)\/([^/]+)\/?$/);
-  return { base, path: `${base}/${collection}/${id}`, key: `${decodeURIComponent(collection)}/${decodeURIComponent(id)}` };
+  const [, base, collection, id] = pathname.match(/^(.*)\/([^/]+)\/([^/]+)\/?$/) ?? [];
+  if (!id) throw new TypeError(`${url} is not the URL of a lock: it must end with the collection and the id.`);
+  return { base, path: `${base}/${collection}/${id}`, key: `${decoded(collection)}/${decoded(id)}` };
+}
+
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }   // not UTF-8
 }
 
 const AT_ONCE = 200;   // as many as the server allows
@@ -178,13 +182,14 @@ class List {
     this.#end = Feed.of(base).listen(({ type, key }) => {
       if (type === 'resync') this.look();
       else if (this.#keys.has(key)) this.#look([key]);
-    });
+    }, () => this.#keys);
     this.show(keys);
   }
 
   show(keys) {
     const before = this.#keys;
     this.#keys = new Set(keys);
+    Feed.of(this.#base).announce();
     this.#look(keys.filter(key => !before.has(key)));
   }
 
@@ -215,6 +220,8 @@ class List {
 
 // HTTP/1.1 allows six connections to a server: with a stream for each tab, the seventh tab would have
 // no connection. So only the tab with the Web Lock has a stream, and it passes the events on.
+const EVERY = '';   // instead of a key: every document
+
 class Feed {
   static #feeds = new Map();
 
@@ -223,59 +230,57 @@ class Feed {
     return Feed.#feeds.get(base);
   }
 
-  static {
-    addEventListener('pagehide', () => Feed.#each('leave'));   // a page in the back/forward cache has no stream
-    addEventListener('pageshow', () => Feed.#each('join'));
-    addEventListener('online', () => Feed.#each('reconnect'));
-    document.addEventListener('freeze', () => Feed.#each('leave'));
-    document.addEventListener('resume', () => Feed.#each('join'));
-    document.addEventListener('visibilitychange', () => {
-      if (!navigator.locks) Feed.#each(visible() ? 'join' : 'leave');   // own stream per page: only while visible
-    });
-    everySecond.add(overslept => Feed.#each(overslept ? 'reconnect' : 'poll'));
-  }
+  static each(what) { for (const feed of Feed.#feeds.values()) feed[what](); }
 
-  static #each(what) { for (const feed of Feed.#feeds.values()) feed[what](); }
-
-  listeners = new Set();
-  #base; #channel; #source; #place; #resign; #retry; #failures = 0;
-  #isLive = false;         // some tab has a stream
-  #polled = Date.now();
+  #listeners = new Map();     // each callback with its function that returns its keys
+  #keys = new Map();          // the keys of each page of this browser
+  #base; #channel; #source; #reported; #place; #resign; #timer; #failures = 0;
+  #isLive = false;            // some tab has a stream
+  #polled = performance.now();
 
   constructor(base) { this.#base = base; }
 
-  listen(callback) {
-    this.listeners.add(callback);
+  /** Calls back with the events of these `keys()`, and perhaps with others; of all documents without `keys`. */
+  listen(callback, keys = () => [EVERY]) {
+    this.#listeners.set(callback, keys);
     this.join();
+    this.announce();
     return () => {
-      this.listeners.delete(callback);
-      if (!this.listeners.size) this.leave();
+      this.#listeners.delete(callback);
+      if (!this.#listeners.size) this.leave();
     };
   }
 
+  /** Tells the tab with the stream which documents this page listens to. */
+  announce() { this.#post({ type: 'keys', page, keys: [...this.#listeners.values()].flatMap(keys => [...keys()]) }); }
+
+  /** Opens the stream anew, in whatever tab it is. */
+  reopen() { this.#post({ type: 'reconnect' }); }
+
   join() {
-    if (this.#channel || !this.listeners.size) return;
-    this.#channel = new BroadcastChannel('doclock:' + this.#base);
-    this.#channel.onmessage = ({ data }) => {
-      if (data.type !== 'who') this.#tell(data);
-      else if (this.#source && this.#isLive) this.#channel.postMessage({ type: 'resync', isReply: true });
-    };
+    if (this.#channel || !this.#listeners.size) return;
+    const name = 'doclock-feed:' + this.#base;
+    this.#channel = new BroadcastChannel(name);
+    this.#channel.onmessage = ({ data }) => this.#receive(data);
     this.#channel.postMessage({ type: 'who' });
+    this.announce();
     if (!navigator.locks) return this.#connect();
     this.#place = new AbortController();
-    navigator.locks.request('doclock-events:' + this.#base, { signal: this.#place.signal }, () => {
+    navigator.locks.request(name, { signal: this.#place.signal }, () => {
       this.#connect();
       return new Promise(resign => { this.#resign = resign; });
     }).catch(() => {});
   }
 
   leave() {
-    clearTimeout(this.#retry);
+    this.#channel?.postMessage({ type: 'keys', page, keys: [] });
+    clearTimeout(this.#timer);
     this.#source?.close();
     this.#place?.abort();
     this.#resign?.();
     this.#channel?.close();
-    this.#channel = this.#source = this.#place = this.#resign = null;
+    this.#channel = this.#source = this.#place = this.#resign = this.#reported = null;
+    this.#keys.clear();
     this.#isLive = false;
   }
 
@@ -283,100 +288,91 @@ class Feed {
   hint(key) { this.#channel?.postMessage({ type: 'hint', key }); }
 
   /** After a sleep of the computer, the stream may be a dead connection. */
-  reconnect() { if (this.#source) this.#connect(); }
+  reconnect() {
+    this.#failures = 0;
+    if (this.#source) this.#connect();
+  }
 
   /** Without a stream, pages poll. */
   poll() {
-    if (this.#isLive || !visible() || Date.now() - this.#polled < POLL_MS) return;
-    this.#polled = Date.now();
-    for (const listener of this.listeners) listener({ type: 'resync', isLive: false });
+    if (this.#isLive || !visible() || performance.now() - this.#polled < POLL_MS) return;
+    this.#polled = performance.now();
+    for (const listener of this.#listeners.keys()) listener({ type: 'resync', isLive: false });
   }
 
   async #connect() {
     const channel = this.#channel, id = await tab;
     if (!channel || channel !== this.#channel || extra) return;   // an EventSource sends no headers: this page polls
-    clearTimeout(this.#retry);
+    clearTimeout(this.#timer);
     this.#source?.close();
-    const source = this.#source = new EventSource(`${this.#base}/events?tab=${id}`);
-    const pass = event => {
-      this.#channel?.postMessage(event);
-      this.#tell(event);
-    };
+    this.#reported = new Set([...this.#keys.values()].flat());
+    this.#source = null;
+    if (!this.#reported.size) return;
+    const some = [...this.#reported].map(encodeURIComponent).join(',');
+    const isSome = !this.#reported.has(EVERY) && !some.includes('%2C') && some.length <= LONGEST_LIST;
+    if (!isSome) this.#reported.add(EVERY);
+    const source = this.#source = new EventSource(`${this.#base}/events?tab=${id}${isSome ? '&keys=' + some : ''}`);
     for (const type of KINDS) {
       source.addEventListener(type, ({ data }) => {
         this.#failures = 0;
-        pass({ ...JSON.parse(data), type });
+        this.#post({ ...JSON.parse(data), type });
       });
     }
     source.onerror = () => {
-      pass({ type: 'down' });
+      this.#post({ type: 'down' });
       // After a network error the browser reconnects; after a refusal it does not.
       if (source === this.#source && source.readyState === EventSource.CLOSED) {
-        this.#retry = setTimeout(() => this.#connect(), backOff(++this.#failures, 30_000));
+        this.#timer = setTimeout(() => this.#connect(), backOff(++this.#failures, 30_000));
       }
     };
   }
 
-  #tell(event) {
-    if (event.isReply && this.#isLive) return;   // a reply for a tab that has just joined
-    if (event.type === 'down') {
-      this.#isLive = false;
-      this.#polled = Date.now();
-    } else {
-      if (event.type === 'resync') event = { type: 'resync', isLive: this.#isLive = true };
-      for (const listener of this.listeners) listener(event);
+  /** To all pages of this browser, this one included. */
+  #post(event) {
+    this.#channel?.postMessage(event);
+    if (this.#channel) this.#receive(event);
+  }
+
+  #receive(event) {
+    switch (event.type) {
+      case 'who':
+        if (this.#source && this.#isLive) this.#channel.postMessage({ type: 'resync', isReply: true });
+        return this.announce();
+      case 'keys': return this.#learn(event);
+      case 'reconnect': return this.reconnect();
+      case 'down':
+        this.#isLive = false;
+        this.#polled = performance.now();
+        return;
+      case 'resync':
+        if (event.isReply && this.#isLive) return;   // a reply for a tab that has just joined
+        event = { type: 'resync', isLive: this.#isLive = true };
     }
+    for (const listener of this.#listeners.keys()) listener(event);
+  }
+
+  #learn({ page, keys }) {
+    this.#keys.set(page, keys);
+    if (!keys.length) this.#keys.delete(page);
+    const isReported = key => this.#reported.has(key) || this.#reported.has(EVERY);
+    if (!this.#reported || keys.every(isReported)) return;
+    clearTimeout(this.#timer);   // a moment later: more keys may come
+    this.#timer = setTimeout(() => this.#connect(), 50);
   }
 }
 
 // ---- the lock -------------------------------------------------------------------------------
 
-/**
- * The lock of one document, with its state and its operations. The fields show the current state;
- * each change of a field is followed by a `change` event.
- */
+/** What pages use; client.d.ts says what everything does. The objects of one page for one document share a `PageLock`. */
 export class DocLock extends EventTarget {
-  url; key; mode;
-  /** The holder, if it is not this page; the start and the latest end of the lock, in ms as in Date.now(). */
-  holder = null; since = null; expiresAt = null; mayTakeOver = false;
-  /** Why no new lock is granted at the moment: {reason, until}; null if locks are granted. */
-  frozen = null;
-  /** Why this page has lost the lock: {kind, by, reason, at}; null once it holds the lock again. */
-  lost = null;
-  /** This page waits for the lock. */
-  waiting = false;
-  /** An operation that the person asked for is under way. */
-  busy = false;
-  /** Why the server refused the last request: its RFC 9457 problem, or null. */
-  problem = null;
+  #lock; #waitIdleMs; #isClosed = false;
 
-  static #apis = new Map();
-  #api; #state = 'unknown'; #token = null; #until = null; #ttl = 0; #closed = false; #waitIdleMs;
-  #turn = 0;             // an answer is dropped if something newer has happened since its request
-  #wanted = false;       // requested, but no answer arrived: this page may hold the lock
-  #releasing = false;    // a save that releases is under way
-  #news = null;          // the latest event that may have ended the lock
-  #line = null; #poll = null; #nudge = () => {}; #lookTimer;
-
-  /**
-   * For applications without cookies: a function, perhaps asynchronous, whose headers are sent with each
-   * request, as in `DocLock.headers = () => ({ Authorization: 'Bearer ' + token })`. Set it before anything
-   * else. Such a page has no stream of events, and polls instead.
-   */
-  static set headers(headers) { extra = async () => DocLock.#last = await headers(); }
-  static #last = {};     // a page that is being closed cannot wait
-
-  /**
-   * Opens the lock of a document, `url` as in `/locks/workitem/42`, and asks for the lock unless
-   * `acquire` is false. With `wait`, waits for the lock if there is another holder.
-   */
+  static set headers(headers) { extra = headers; }
   static open(url, options) { return new DocLock(url, options); }
+  static list(base, keys, callback) { return new List(base.replace(/\/$/, ''), keys, callback); }
+  static events(base, callback) { return Feed.of(base.replace(/\/$/, '')).listen(callback); }
+  static touch() { touch(); }
 
-  /**
-   * The state of a document, from one request:
-   * {state, mode, holder, since, expiresAt, mayTakeOver, frozen}, or null.
-   * For an array of documents: an array of their states, from one request for every 200 documents.
-   */
   static async look(url) {
     if (Array.isArray(url)) {
       const found = await lookAt(url.length ? place(url[0]).base : '', url.map(it => place(it).key));
@@ -386,32 +382,20 @@ export class DocLock extends EventTarget {
     return answer.ok ? standing(answer) : null;
   }
 
-  /**
-   * Keeps a list of documents live: calls back with a Map from `collection/id` to what `look` returns,
-   * at first for all `keys`, then for those that have changed. Returns {show(keys), look(), close()}:
-   * other documents, all of them once more, and the end.
-   */
-  static list(base, keys, callback) { return new List(base.replace(/\/$/, ''), keys, callback); }
-
-  /**
-   * Calls back with {type, key, …} for each event of the locks of the API at `base`. At a `resync`,
-   * which comes every few seconds if there is no stream, check all shown documents. At any other
-   * event, check its document, because `mine` may be the view of another tab.
-   * Returns a function that ends the callbacks.
-   */
-  static events(base, callback) { return Feed.of(base.replace(/\/$/, '')).listen(callback); }
+  static reconnect() {
+    Feed.each('reopen');
+    PageLock.wake();
+  }
 
   constructor(url, options = {}) {
     super();
-    const { base, path, key } = place(url);
-    Object.assign(this, { url: path, key });
-    this.mode = options.mode ?? 'exclusive';
     this.#waitIdleMs = options.waitIdleMs ?? 600_000;
     for (const name of ['held', 'lost', 'free', 'change']) {
       const callback = options['on' + name];
       if (callback) this.addEventListener(name, ({ detail }) => callback(detail ?? this, this));
     }
-    this.#api = DocLock.#join(base, this);
+    this.#lock = PageLock.of(url, options.mode ?? 'exclusive');
+    this.#lock.viewers.add(this);
     queueMicrotask(() => {   // not before the caller knows this lock
       if (options.acquire === false) this.check();
       else if (options.wait) this.wait();
@@ -419,35 +403,110 @@ export class DocLock extends EventTarget {
     });
   }
 
-  /**
-   * `mine`: this page holds the lock. `mine_elsewhere`: another tab of the same person holds it.
-   * `held`: another person holds it. `free`: nobody holds it. `frozen`: nobody can take it at the
-   * moment; `frozen` says why, and until when. `unknown`: there is no answer yet; or
-   * this page held the lock until it expired, as after a sleep, and the server has not yet confirmed it.
-   */
-  get state() { return this.#state === 'mine' && !this.#isInTime() ? 'unknown' : this.#state; }
+  static {
+    for (const name of ['url', 'key', 'mode', 'state', 'holder', 'since', 'expiresAt', 'mayTakeOver', 'frozen', 'lost',
+      'waiting', 'busy', 'problem', 'token', 'offline']) {
+      Object.defineProperty(this.prototype, name, { get() { return this.#lock[name]; } });
+    }
+  }
 
-  /** The token of this acquisition, or null. */
-  get token() { return this.#token; }
-
-  /** The server did not answer recently. A lock that is `mine` remains so until `expiresAt`. */
-  get offline() { return this.#api.failures > 0; }
-
-  /** Asks for the lock, also after a loss. Resolves to the state, as `takeOver` does. Never rejects. */
   acquire() { return this.#ask({}); }
-
-  /** Takes the lock from another tab, or from another person if `mayTakeOver`. */
   takeOver() { return this.#ask({ take_over: true }); }
+  async #ask(body) { return this.#isClosed ? this.state : this.#lock.ask(body, this); }
+  wait() { if (!this.#isClosed) this.#lock.wait(this, this.#waitIdleMs); }
+  stopWaiting() { this.#lock.stopWaiting(); }
+  async check() { await this.#lock.check(); }
+  release() { return this.#lock.giveUp(this); }
 
-  /**
-   * Waits until this page holds the lock, `stopWaiting` is called, or the person has not touched the
-   * page for `waitIdleMs`. A hidden page does not wait: nobody would see that it holds the lock.
-   */
-  wait() {
-    if (this.waiting || this.#closed || this.#token) return;
+  close() {
+    this.#isClosed = true;
+    this.#lock.viewers.delete(this);
+    return this.release();
+  }
+
+  async fetch(url, init = {}, { releases = false } = {}) { return this.#lock.fetch(url, init, releases); }
+}
+
+/** The lock of one document, mode and page. It is released when none of its viewers needs it any more. */
+class PageLock {
+  url; key; mode; holder = null; since = null; expiresAt = null; mayTakeOver = false; frozen = null; lost = null;
+  waiting = false; token = null;
+  viewers = new Set();   // the `DocLock`s that are open
+
+  static #apis = new Map();
+  #api; #name; #state = 'unknown'; #until = null; #ttl = 0; #problem = null;
+  #keepers = new Map();  // the viewers that need the lock, each with the token that it was told of, or ''
+  #asks = 0;             // operations that the person asked for
+  #turn = 0;             // an answer is dropped if something newer has happened since its request
+  #ends = 0;             // events that may have ended the lock of this page
+  #wanted = false;       // requested, but no answer arrived: this page may hold the lock
+  #releasing = 0;        // saves under way that release the lock
+  #news = null;          // the latest event that may have ended the lock
+  #line = null; #poll = null; #nudge = () => {}; #lookTimer;
+
+  static of(url, mode) {
+    const { base, path, key } = place(url), name = `${mode} ${path}`;
+    let api = PageLock.#apis.get(base);
+    if (!api) {
+      api = { base, feed: Feed.of(base), locks: new Map(), failures: 0, offline: false, problem: null };
+      PageLock.#apis.set(base, api);
+    }
+    if (!api.locks.has(name)) api.locks.set(name, Object.assign(new PageLock(), { url: path, key, mode }));
+    const lock = api.locks.get(name), all = () => [...api.locks.values()];
+    [lock.#api, lock.#name] = [api, name];
+    api.deafen ??= api.feed.listen(event => {
+      for (const lock of all()) if (!event.key || event.key === lock.key) lock.#hear(event);
+    }, () => all().map(lock => lock.key));
+    api.feed.announce();
+    return lock;
+  }
+
+  static each(task) {
+    for (const api of PageLock.#apis.values()) for (const lock of api.locks.values()) task(lock);
+  }
+
+  static wake() {
+    PageLock.each(lock => {
+      lock.#nudge();
+      lock.#changed();
+      lock.check();
+    });
+  }
+
+  // A lock that has expired here, as after a sleep, is not known until the server has confirmed it.
+  get state() { return this.#state === 'mine' && !this.#isInTime() ? 'unknown' : this.#state; }
+  get busy() { return this.#asks > 0; }
+  get offline() { return this.#api.offline; }
+  get problem() { return this.#problem ?? this.#api.problem; }
+
+  // -- asking, waiting and giving up
+
+  /** `by`: the viewer that asks; without it, for the viewers that need the lock already. */
+  async ask(body, by) {
+    if (by) this.#keep(by);
+    this.#asks++;
+    this.#problem = null;
+    this.#poll?.abort();
+    this.#changed();
+    // The viewer may have been closed meanwhile; or the page may hold the lock, unless a beacon has released it.
+    await inOrder(this.url, () => this.#keepers.size && !(by && this.state === 'mine') && this.#post(body));
+    this.#asks--;
+    this.#nudge();
+    this.#changed();
+    this.#tellOnce(by);
+    return this.state;
+  }
+
+  wait(by, waitIdleMs) {
+    this.#keep(by);
+    if (this.token && !this.#releasing) {
+      this.#changed();
+      return this.#tellOnce(by);
+    }
+    if (this.waiting) return;
     this.waiting = true;
     this.#changed();
-    this.#standInLine(this.#line = {});
+    this.#standInLine(this.#line = {}, by, waitIdleMs);
   }
 
   stopWaiting() {
@@ -459,98 +518,52 @@ export class DocLock extends EventTarget {
     this.#changed();
   }
 
-  /** Asks the server for the current state. */
-  async check() { await (this.#token ? DocLock.#beat(this.#api) : this.#look()); }
-
-  /** Gives the lock up, and goes on reporting its holder. */
-  async release() {
-    this.stopWaiting();
-    if (!this.#token) return;
-    const body = { token: this.#token };
-    this.#end('free');
-    this.#tell('free');
-    this.#changed();
-    await request('POST', this.url + '/release', { body });
-    this.#api.feed.hint(this.key);
+  // The last viewer that needs the lock releases it, unless another viewer comes before its turn.
+  giveUp(by) {
+    this.#keepers.delete(by);
+    return inOrder(this.url, async () => {
+      if (this.#keepers.size) return;
+      this.stopWaiting();
+      if (!this.viewers.size) this.#part();
+      if (!this.token) return;
+      const body = { token: this.token };
+      this.#free();
+      await request('POST', this.url + '/release', { body });
+      this.#api.feed.hint(this.key);
+    });
   }
 
-  /** Gives the lock up, and reports nothing any more. */
-  async close() {
-    if (this.#closed) return;
-    this.#closed = true;
-    clearTimeout(this.#lookTimer);
-    DocLock.#part(this.#api, this);
-    await this.release();
+  #keep(by) { if (!this.#keepers.has(by)) this.#keepers.set(by, ''); }
+
+  // A viewer that came when this page held the lock already.
+  #tellOnce(by) {
+    if (!this.token || (this.#keepers.get(by) ?? this.token) === this.token) return;
+    this.#keepers.set(by, this.token);
+    by.dispatchEvent(new CustomEvent('held'));
   }
 
-  /**
-   * `fetch` with the proof that this page holds the lock. If the server refuses the request because
-   * of the lock, `lost` is set when this resolves. `releases`: this request also releases the lock.
-   */
-  async fetch(url, init = {}, { releases = false } = {}) {
-    const token = this.#token, all = new Headers(init.headers);
-    // Without a token the server would check only the session, which may hold the lock in another tab.
-    if (!token) throw new Error('This page does not have the lock.');
-    for (const [name, value] of Object.entries(await headers())) all.set(name, value);
-    all.set('Lock-Token', `<urn:uuid:${token}>`);
-    this.#releasing = releases;
-    let response;
-    try {
-      response = await fetch(url, { ...init, headers: all });
-    } finally {
-      this.#releasing = false;
-    }
-    if (token !== this.#token) return response;
-    if (response.ok && releases) {
-      this.#end('free');
-      this.#tell('free');
-      this.#changed();
-    } else if (response.status === 401) {
-      this.#lose('session_ended');
-    } else if ([409, 412, 423].includes(response.status)) {
-      const problem = await response.clone().json().catch(() => ({}));
-      if (problem.state === 'lost') this.#lose();
-      else await this.check();   // it may be a conflict of the application itself
-    }
-    return response;
-  }
-
-  // -- asking and waiting
-
-  async #ask(body) {
-    if (this.busy || this.#closed) return this.state;
-    this.busy = true;
-    this.problem = null;
-    this.#poll?.abort();
-    this.#changed();
-    await this.#post(body);
-    this.busy = false;
-    this.#nudge();
-    this.#changed();
-    return this.state;
-  }
-
-  async #standInLine(line) {
+  async #standInLine(line, by, waitIdleMs) {
     let waitMs = this.#state === 'unknown' ? 0 : WAIT_MS;   // 0: show the holder at once
     let failures = 0;
-    while (this.#line === line && !this.#token) {
-      if (this.busy || !visible()) {
-        await this.#pause(LOOK_MS[1]);
-        continue;
-      }
-      if (Date.now() - touched > this.#waitIdleMs) {
+    while (this.#line === line) {
+      await tails.get(this.url);
+      if (this.#line !== line) return;
+      if (this.token || idleMs() > waitIdleMs) {
         this.stopWaiting();
+        this.#tellOnce(by);
         return this.check();
       }
-      const poll = this.#poll = new AbortController(), began = Date.now();
-      const answer = await this.#post({ wait_ms: waitMs }, { signal: poll.signal, timeout: waitMs + TIMEOUT_MS });
+      const began = performance.now(), poll = this.#poll = new AbortController();
+      const ask = () => this.#post({ wait_ms: waitMs }, { signal: poll.signal, timeout: waitMs + TIMEOUT_MS });
+      // In order if it is short: whoever gives up waits for its answer, and knows what must be released.
+      const answer = await (waitMs ? ask() : inOrder(this.url, ask));
       if (this.#poll === poll) this.#poll = null;
       if (answer.aborted) continue;
       failures = isTrouble(answer) ? failures + 1 : 0;
       if (failures) await this.#pause(backOff(failures, 15_000));
       else if (!answer.ok && answer.status !== 423) return this.stopWaiting();
       // Refused without a wait: another tab of this person holds the lock, so waiting does not help.
-      else if (waitMs && Date.now() - began < 1000) await this.#pause(WAIT_MS);
+      else if (waitMs && performance.now() - began < 1000) await this.#pause(WAIT_MS);
       waitMs = WAIT_MS;
     }
   }
@@ -563,51 +576,53 @@ export class DocLock extends EventTarget {
   }
 
   async #post(body, options) {
-    const turn = this.#turn;
+    const turn = this.#turn, ends = this.#ends;
     this.#wanted = true;
     const answer = await request('POST', this.url, { body: { mode: this.mode, ...body }, ...options });
     if (answer.aborted) return answer;
-    DocLock.#noteTrouble(this.#api, answer);
-    if (answer.ok && this.#closed) {   // too late
-      request('POST', this.url + '/release', { body: { token: answer.body.token } });
-    } else if (answer.ok) {
+    PageLock.#note(this.#api, answer);
+    this.#problem = answer.ok || answer.status === 423 || !answer.status ? null : answer.body;
+    if (answer.ok) {
       this.#gain(answer);
+      if (!this.#keepers.size) this.giveUp();   // too late
     } else if (isTrouble(answer)) {
-      if (!this.#token) this.#lookIn(backOff(this.#api.failures, 15_000));
+      if (!this.token) this.#lookIn(backOff(this.#api.failures, 15_000));
     } else {
       this.#wanted = false;
-      this.problem = answer.status === 423 ? null : answer.body;
       this.#lose(answer.status === 401 ? 'session_ended' : undefined);
       if (answer.status === 423 && turn === this.#turn) this.#saw(standing(answer));
       else this.#lookIn(0);
-      this.#changed();
     }
+    this.#changed();
+    if (this.token && ends !== this.#ends) this.check();   // the event may be newer than this answer
     return answer;
   }
 
   // -- looking
 
+  check() { return this.token ? PageLock.#beat(this.#api) : this.#look(); }
+
   async #look() {
-    if (this.#closed || this.#token || this.busy || !visible()) return;
+    if (!this.viewers.size || this.busy || !visible()) return;
     const turn = ++this.#turn, answer = await request('GET', this.url);
-    DocLock.#noteTrouble(this.#api, answer);
-    if (this.#closed || this.busy || turn !== this.#turn) return;
+    PageLock.#note(this.#api, answer, true);
+    if (this.busy || turn !== this.#turn) return;
     if (answer.ok) this.#saw(standing(answer));
     else if (isTrouble(answer)) this.#lookIn(backOff(this.#api.failures, 15_000));
-    else this.problem = answer.body;
+    else this.#problem = answer.body;
     this.#changed();
   }
 
   #lookIn(ms) {
     clearTimeout(this.#lookTimer);
-    this.#lookTimer = setTimeout(() => this.#look(), ms);
+    this.#lookTimer = setTimeout(() => this.token || this.#look(), ms);
   }
 
-  #saw({ state, mode, ...facts }) {
+  #saw({ state, mode, problem, ...facts }) {
     if (state === 'mine') {
       // The lock belongs to this tab: its answer is under way or was lost, or it was granted before a reload.
       if (this.#poll) return this.#lookIn(1000);
-      if (this.#wanted && visible()) return void this.acquire();
+      if (this.#wanted && visible()) return void this.ask({});
       state = 'free';
     }
     const before = this.#state;
@@ -634,16 +649,54 @@ export class DocLock extends EventTarget {
   #gain(answer) {
     clearTimeout(this.#lookTimer);
     const { key, token, expires_in_ms } = answer.body, { since } = standing(answer);
-    Object.assign(this, { key, since, holder: null, mayTakeOver: false, frozen: null, lost: null, problem: null, waiting: false });
+    Object.assign(this, { key, token, since, holder: null, mayTakeOver: false, frozen: null, lost: null, waiting: false });
     this.#turn++;
     this.#wanted = false;
     this.#news = this.#line = null;
-    this.#token = token;
     this.#state = 'mine';
     this.#renew(answer, expires_in_ms);
-    DocLock.#schedule(this.#api);
+    PageLock.#schedule(this.#api);
+    this.#api.feed.announce();   // the server may write the id in another way
     this.#api.feed.hint(key);
+    for (const by of this.#keepers.keys()) this.#keepers.set(by, token);
     this.#tell('held');
+  }
+
+  async fetch(url, init, releases) {
+    if (!releases) return this.#send(url, init);
+    this.#releasing++;
+    try {
+      // In order: a viewer that comes before the answer acquires the lock after that.
+      return await inOrder(this.url, () => this.#send(url, init, releases));
+    } finally {
+      this.#releasing--;
+      if (this.token) this.check();   // meanwhile, no heartbeat was believed that the lock is gone
+    }
+  }
+
+  async #send(url, init, releases) {
+    const { token } = this, all = new Headers(init.headers ?? url.headers);   // `url` may be a Request
+    // Without a token the server would check only the session, which may hold the lock in another tab.
+    if (!token) throw new Error('This page does not have the lock.');
+    for (const [name, value] of Object.entries(await headers())) all.set(name, value);
+    all.set('Lock-Token', `<urn:uuid:${token}>`);
+    const response = await fetch(url, { ...init, headers: all });
+    if (token !== this.token) return response;
+    if (response.ok && releases) {
+      this.#free();
+    } else if (response.status === 401) {
+      this.#lose('session_ended');
+    } else if ([409, 412, 423].includes(response.status)) {
+      const problem = await response.clone().json().catch(() => ({}));
+      if (problem.state === 'lost') this.#lose();
+      else await this.check();   // it may be a conflict of the application itself
+    }
+    return response;
+  }
+
+  #free() {
+    this.#end('free');
+    this.#tell('free');
     this.#changed();
   }
 
@@ -651,11 +704,11 @@ export class DocLock extends EventTarget {
     this.#turn++;
     this.#wanted = false;
     this.#state = state;
-    this.#token = this.#until = this.since = this.expiresAt = null;
+    this.token = this.#until = this.since = this.expiresAt = null;
   }
 
   #lose(kind) {
-    if (!this.#token) return;
+    if (!this.token) return;
     kind ??= this.#isInTime() ? 'unknown' : 'expired';
     this.#end('unknown');
     this.lost = { kind, by: null, reason: null, at: new Date() };
@@ -674,61 +727,58 @@ export class DocLock extends EventTarget {
   }
 
   #hear(event) {
-    if (event.state === 'free' && (this.#token || this.lost) && !this.#releasing) {
+    if (event.state && event.state !== 'mine' && event.was !== 'held') this.#ends++;
+    if (event.state === 'free' && (this.token || this.lost) && !this.#releasing) {
       this.#news = { ...event, at: Date.now() };
       this.#explain();
     }
     this.check();
   }
 
-  #tell(name, detail) { if (!this.#closed) this.dispatchEvent(new CustomEvent(name, { detail })); }
+  #tell(name, detail) { for (const by of [...this.viewers]) by.dispatchEvent(new CustomEvent(name, { detail })); }
   #changed() { this.#tell('change'); }
 
-  // -- keeping: the locks of one API share the heartbeat and the feed
-
-  static #join(base, lock) {
-    let api = DocLock.#apis.get(base);
-    if (!api) {
-      api = { base, feed: Feed.of(base), locks: new Set(), timer: 0, beat: null, failures: 0, deafen: null };
-      DocLock.#apis.set(base, api);
-    }
-    api.locks.add(lock);
-    api.deafen ??= api.feed.listen(event => {
-      for (const lock of api.locks) if (!event.key || event.key === lock.key) lock.#hear(event);
-    });
-    return api;
-  }
-
-  static #part(api, lock) {
-    api.locks.delete(lock);
+  #part() {
+    const api = this.#api;
+    clearTimeout(this.#lookTimer);
+    if (api.locks.get(this.#name) === this) api.locks.delete(this.#name);   // it may have parted before
     if (api.locks.size) return;
-    api.deafen();
+    api.deafen?.();
     api.deafen = null;
   }
 
+  // -- keeping
+
   static #schedule(api) {
     clearTimeout(api.timer);
-    const ttls = [...api.locks].filter(lock => lock.#token).map(lock => lock.#ttl);
+    const ttls = [...api.locks.values()].filter(lock => lock.token).map(lock => lock.#ttl);
     if (!ttls.length) return;
     const ttl = Math.min(...ttls);
     // The server renews once in a third of the ttl: a slightly later heartbeat always renews.
     const ms = api.failures ? backOff(api.failures, clamp(ttl / 6, 500, 15_000)) : ttl / 3 + 250;
-    api.timer = setTimeout(() => DocLock.#beat(api), ms);
+    api.timer = setTimeout(() => PageLock.#beat(api), ms);
   }
 
+  // By a heartbeat that is sent after this call: one that is under way may not know what the caller has heard.
   static #beat(api) {
-    return api.beat ??= DocLock.#sendBeat(api).finally(() => {
+    if (api.beat) {
+      return api.next ??= api.beat.then(() => {
+        api.next = null;
+        return PageLock.#beat(api);
+      });
+    }
+    return api.beat = PageLock.#sendBeat(api).finally(() => {
       api.beat = null;
-      DocLock.#schedule(api);
+      PageLock.#schedule(api);
     });
   }
 
   static async #sendBeat(api) {
-    const believed = [...api.locks].filter(lock => lock.#token).map(lock => ({ lock, token: lock.#token, turn: lock.#turn }));
+    const believed = [...api.locks.values()].filter(lock => lock.token).map(lock => ({ lock, token: lock.token, turn: lock.#turn }));
     if (!believed.length) return;
     const locks = Object.fromEntries(believed.map(({ lock, token }) => [lock.key, token]));
     const answer = await request('POST', api.base + '/heartbeat', { body: { locks } });
-    DocLock.#noteTrouble(api, answer);
+    PageLock.#note(api, answer, true);
     if (!answer.ok && answer.status !== 401) return;
     const held = new Map((answer.body.held ?? []).map(one => [one.token, one]));
     for (const { lock, token, turn } of believed) {
@@ -742,50 +792,72 @@ export class DocLock extends EventTarget {
     }
   }
 
-  static #noteTrouble(api, answer) {
-    const wasOffline = api.failures > 0;
-    api.failures = isTrouble(answer) ? api.failures + 1 : 0;
-    if (wasOffline !== api.failures > 0) for (const lock of api.locks) lock.#changed();
+  // `isForAll`: its problem is not one of a single lock.
+  static #note(api, answer, isForAll = false) {
+    const { offline, problem } = api, isBad = isTrouble(answer);
+    api.failures = isBad ? api.failures + 1 : 0;
+    api.offline = answer.status === 0;
+    if (isForAll || !isBad || api.offline) api.problem = isBad && !api.offline ? answer.body : null;
+    if (offline === api.offline && problem === api.problem) return;
+    for (const lock of api.locks.values()) lock.#changed();
   }
 
   // -- the life of the page
 
-  static #each(task) {
-    for (const api of DocLock.#apis.values()) for (const lock of api.locks) task(lock);
+  hide() {
+    const body = JSON.stringify({ token: this.token, page, grace_ms: GRACE_MS });
+    if (!this.token) return;
+    if (extra) fetch(this.url + '/release', { method: 'POST', body, headers: lastHeaders, keepalive: true });
+    else navigator.sendBeacon(this.url + '/release', body);   // sends no headers
   }
 
-  static #wake() {
-    DocLock.#each(lock => {
-      lock.#nudge();
-      lock.#changed();
-      lock.check();
-    });
-  }
+  /** The page is back, but its beacon was sent. */
+  show() { this.token ? this.ask({}) : this.check(); }
 
-  static {
-    addEventListener('online', DocLock.#wake);
-    document.addEventListener('resume', DocLock.#wake);
-    document.addEventListener('visibilitychange', () => {
-      if (visible()) DocLock.#wake();
-      else DocLock.#each(lock => lock.#poll?.abort());
-    });
-    // Not earlier: a person may still be working on a hidden tab.
-    addEventListener('pagehide', () => DocLock.#each(lock => {
-      const body = JSON.stringify({ token: lock.#token, page, grace_ms: GRACE_MS });
-      if (!lock.#token) return;
-      if (extra) fetch(lock.url + '/release', { method: 'POST', body, headers: DocLock.#last, keepalive: true });
-      else navigator.sendBeacon(lock.url + '/release', body);   // sends no headers
-    }));
-    addEventListener('pageshow', event => {   // the page is back, but its beacon was sent
-      if (event.persisted) DocLock.#each(lock => lock.#token ? lock.acquire() : lock.check());
-    });
-    everySecond.add(overslept => {
-      if (overslept) DocLock.#wake();
-      DocLock.#each(lock => {
-        if (lock.#state !== 'mine' || lock.#isInTime()) return;
-        lock.#changed();
-        if (!lock.offline) lock.check();
-      });
-    });
+  tick() {
+    if (this.#state !== 'mine' || this.#isInTime()) return;
+    this.#changed();
+    if (!this.#api.failures) this.check();
   }
+}
+
+// ---- the life of the page -------------------------------------------------------------------
+
+if (globalThis.document) {   // a server that renders pages may import this file, too
+  [tab, page] = [nameTab(), uuid()];
+  for (const event of ['pointerdown', 'pointermove', 'keydown', 'input', 'wheel', 'touchstart']) {
+    addEventListener(event, touch, { capture: true, passive: true });
+  }
+  addEventListener('pagehide', () => {
+    leaveTab();
+    Feed.each('leave');   // a page in the back/forward cache has no stream
+    PageLock.each(lock => lock.hide());   // not earlier: a person may still be working on a hidden tab
+  });
+  addEventListener('pageshow', ({ persisted }) => {
+    if (persisted) [tab, page] = [nameTab(), uuid()];
+    Feed.each('join');
+    if (persisted) PageLock.each(lock => lock.show());
+  });
+  addEventListener('online', () => {
+    Feed.each('reconnect');
+    PageLock.wake();
+  });
+  document.addEventListener('freeze', () => Feed.each('leave'));
+  document.addEventListener('resume', () => {
+    Feed.each('join');
+    PageLock.wake();
+  });
+  document.addEventListener('visibilitychange', () => {
+    if (!navigator.locks) Feed.each(visible() ? 'join' : 'leave');   // own stream per page: only while visible
+    if (visible()) PageLock.wake();
+  });
+  // If the timers of a visible page stopped, the computer slept or its clock was set.
+  let lastTick = Date.now();
+  setInterval(() => {
+    const overslept = visible() && Math.abs(Date.now() - lastTick) > 5000;
+    lastTick = Date.now();
+    Feed.each(overslept ? 'reconnect' : 'poll');
+    if (overslept) PageLock.wake();
+    PageLock.each(lock => lock.tick());
+  }, 1000);
 }

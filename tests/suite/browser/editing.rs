@@ -64,6 +64,82 @@ async fn waiters_edit_in_the_order_of_their_arrival() {
 }
 
 #[actix_web::test]
+async fn the_focus_stays_where_it_is_when_the_lock_arrives() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let bob = stage.person("bob").await;
+        open_first(&bob).await;
+        bob.until_says("kicker", "waiting").await;
+        assert_eq!(bob.focused().await, "heading", "he has opened the document");
+        bob.run::<()>("document.getElementById('logout').focus()").await;
+        alice.click("close").await;
+        until_editing(&bob).await;
+        assert_eq!(bob.focused().await, "logout");
+    })
+    .await;
+}
+
+/// Tells the page that it is visible or hidden: a browser without a head shows all its tabs.
+async fn show(page: &Page, visible: bool) {
+    let state = if visible { "visible" } else { "hidden" };
+    page.run::<()>(&format!(
+        "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }}); \
+         Object.defineProperty(document, 'visibilityState', {{ value: '{state}', configurable: true }}); \
+         document.dispatchEvent(new Event('visibilitychange'))",
+        !visible
+    ))
+    .await;
+}
+
+#[actix_web::test]
+async fn a_waiter_in_a_hidden_tab_keeps_its_place_and_the_title_says_when_it_is_in() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        edit_first(&alice).await;
+        let bob = stage.person("bob").await;
+        show(&bob, false).await;
+        open_first(&bob).await;
+        bob.until_says("kicker", "waiting").await;
+        show(&bob, true).await;
+        show(&bob, false).await;
+        // Notes that disappear by themselves do so at once.
+        let hurry =
+            "const real = setTimeout; window.setTimeout = (f, ms) => real(f, ms === 6000 ? 0 : ms)";
+        bob.run::<()>(hurry).await;
+        let carol = stage.person("carol").await;
+        open_first(&carol).await;
+        carol.until_says("kicker", "waiting").await;
+
+        alice.click("close").await;
+        carol.until_says("banner-title", "bob is editing this").await;
+        bob.until("document.title.startsWith('You can edit now: ')").await;
+        assert!(bob.text("toast").await.contains("You can edit now"));
+        show(&bob, true).await;
+        bob.until("!document.hidden && !document.title.startsWith('You')").await;
+        assert!(bob.shows("toast-close").await, "he was not here to read the note");
+        bob.click("toast-close").await;
+        assert_eq!(bob.text("toast").await, "");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn an_id_that_no_url_can_name_is_a_missing_document() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let alice = stage.person("alice").await;
+        for dots in ["/#/..", "/#/."] {
+            alice.go(&stage.editor.url(dots)).await;
+            alice.reload().await;
+            alice.until_says("toast", "There is no such document").await;
+            assert!(!alice.shows("doc").await);
+        }
+        edit_first(&alice).await;
+    })
+    .await;
+}
+
+#[actix_web::test]
 async fn a_waiter_can_leave_the_queue() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let alice = stage.person("alice").await;

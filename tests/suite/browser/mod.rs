@@ -5,6 +5,7 @@ mod editing;
 mod keyboard;
 mod leaving;
 mod looks;
+mod pages;
 
 use std::cell::RefCell;
 use std::rc::Rc;

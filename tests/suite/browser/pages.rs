@@ -1,0 +1,360 @@
+//! `client.js` in pages of other applications.
+
+use std::io::ErrorKind;
+use std::process::Command;
+
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::*;
+
+/// What the pages below need: `url(n)` of a lock and `doc(n)` of a document, `until(condition)`, the `sent`
+/// requests, the URLs of the `streams`, and `answer`, which may replace or delay the answer to a request.
+const TOOLS: &str = r"
+    if (!window.sent) {
+        const [realFetch, RealSource] = [fetch, EventSource];
+        Object.assign(window, { sent: [], streams: [], answer: (request, real) => real() });
+        window.fetch = async (url, init) => {
+            const request = { url: String(url.url ?? url), headers: new Headers(init?.headers), body: init?.body };
+            sent.push(request);
+            return answer(request, () => realFetch(url, init));
+        };
+        window.EventSource = class extends RealSource {
+            constructor(url) { super(url); streams.push(decodeURIComponent(url)); }
+        };
+        const ids = (await (await realFetch('/api/workitem')).json()).map(it => it.id);
+        window.key = n => 'workitem/' + ids[n];
+        window.url = n => '/locks/' + key(n);
+        window.doc = n => '/api/' + key(n);
+        window.until = async condition => { while (!condition()) await new Promise(done => setTimeout(done, 20)); };
+        window.count = (list, part) => list.filter(it => it.includes(part)).length;
+        window.problem = (status, body) =>
+            new Response(JSON.stringify(body), { status, headers: { 'Content-Type': 'application/problem+json' } });
+    }
+    const { DocLock } = await import('/locks/client.js');
+";
+
+/// The result of an asynchronous function with this body.
+async fn script<T: DeserializeOwned>(page: &Page, body: &str) -> T {
+    let told: Value = page
+        .run_async(&format!(
+            "const done = arguments[0]; \
+             (async () => {{ {TOOLS} {body} }})().then(done, error => done('failed: ' + error))"
+        ))
+        .await;
+    serde_json::from_value(told.clone()).unwrap_or_else(|error| panic!("{error}: {told}"))
+}
+
+/// An empty page of a person who has logged in.
+async fn empty_page(stage: &Stage) -> Page {
+    let page = stage.person("alice").await;
+    page.go(&stage.editor.url("/page.css")).await;
+    page
+}
+
+#[actix_web::test]
+async fn closing_one_of_two_objects_for_a_document_releases_nothing() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const one = window.one = DocLock.open(url(0)); \
+             await until(() => one.token); \
+             let told = 0; \
+             const other = DocLock.open(url(0), { wait: true, onheld: () => told++ }); \
+             const third = DocLock.open(url(0), { acquire: false }); \
+             await until(() => told); \
+             const states = [other.state, third.state, other.token === one.token]; \
+             await other.close(); \
+             await other.close(); \
+             await third.close(); \
+             await one.check(); \
+             return [...states, told, one.state, (await DocLock.look(url(0))).state]",
+        )
+        .await;
+        assert_eq!(told, json!(["mine", "mine", true, 1, "mine", "mine"]));
+        assert_eq!(stage.lock().await["state"], "held");
+        script::<()>(&page, "await one.close()").await;
+        assert_eq!(stage.lock().await["state"], "free");
+    })
+    .await;
+}
+
+/// As React does it in its strict mode, and as a person does who goes back and forth.
+#[actix_web::test]
+async fn a_lock_that_is_opened_closed_and_opened_again_is_held() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Vec<String> = script(
+            &page,
+            "const told = [], pause = ms => new Promise(done => setTimeout(done, ms)); \
+             answer = async (request, real) => { const late = await real(); await pause(30); return late; }; \
+             for (let round = 0; round < 12; round++) { \
+                 const options = { wait: round % 2 === 1, onlost: () => told.push('lost in round ' + round) }; \
+                 const first = DocLock.open(url(round % 3), options); \
+                 await pause(5 * round); \
+                 first.close(); \
+                 if (round % 4 > 1) await pause(3); \
+                 const second = DocLock.open(url(round % 3), options); \
+                 await until(() => second.state === 'mine'); \
+                 await pause(100); \
+                 await second.check(); \
+                 if (second.state !== 'mine') told.push(second.state + ' in round ' + round); \
+                 await second.close(); \
+                 if ((await DocLock.look(url(round % 3))).state !== 'free') told.push('left in round ' + round); \
+             } \
+             return told",
+        )
+        .await;
+        assert_eq!(told, [""; 0]);
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_document_that_is_opened_during_its_last_save_is_held() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const first = DocLock.open(url(0)); \
+             await until(() => first.token); \
+             const init = { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: '{\"title\":\"t\",\"body\":\"b\"}' }; \
+             const saved = first.fetch(doc(0) + '?release=true', init, { releases: true }); \
+             const second = DocLock.open(url(0), { wait: true }); \
+             const { status } = await saved; \
+             await first.close(); \
+             await until(() => second.token); \
+             await second.check(); \
+             return [status, second.state]",
+        )
+        .await;
+        assert_eq!(told, json!([200, "mine"]));
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn each_request_names_the_tab_and_keeps_its_own_headers() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const lock = DocLock.open(url(0)); \
+             await until(() => lock.token); \
+             await lock.check(); \
+             await DocLock.look([url(0), url(1)]); \
+             const headers = { 'Content-Type': 'application/json' }; \
+             const saved = await lock.fetch(new Request(doc(0), { method: 'PUT', headers, body: '{\"title\":\"t\",\"body\":\"by a Request\"}' })); \
+             await lock.close(); \
+             const tabs = sent.map(it => it.headers.get('Doclock-Tab')); \
+             const beat = sent.find(it => it.url.endsWith('/heartbeat')); \
+             return [saved.status, sent.length >= 4, tabs.every(tab => tab && tab === tabs[0]), Object.keys(JSON.parse(beat.body).locks).length]",
+        )
+        .await;
+        assert_eq!(told, json!([200, true, true, 1]));
+        assert_eq!(stage.text().await, "by a Request");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn input_and_touch_are_activity_and_a_clock_that_is_set_back_is_not() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Vec<i64> = script(
+            &page,
+            "const real = Date.now, hour = 3_600_000; \
+             const idle = async shift => { \
+                 Date.now = () => real() + shift; \
+                 await DocLock.look(url(0)); \
+                 return Number(sent.at(-1).headers.get('Doclock-Idle-Ms')); \
+             }; \
+             const idles = [await idle(-hour), await idle(hour)]; \
+             document.body.dispatchEvent(new InputEvent('input', { bubbles: true })); \
+             idles.push(await idle(hour), await idle(2 * hour)); \
+             DocLock.touch(); \
+             idles.push(await idle(2 * hour)); \
+             Date.now = real; \
+             return idles",
+        )
+        .await;
+        let hours: Vec<_> = told.iter().map(|idle| idle.div_euclid(3_600_000)).collect();
+        assert_eq!(hours, [0, 1, 0, 1, 0], "{told:?}");
+    })
+    .await;
+}
+
+/// The next heartbeat would come after more than three minutes.
+#[actix_web::test]
+async fn a_loss_that_is_announced_before_an_older_answer_comes_is_noticed() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Vec<String> = script(
+            &page,
+            "const heard = new Set(); \
+             let isLive = false, delayed = '', letGo; \
+             DocLock.events('/locks', event => { \
+                 isLive ||= event.isLive; \
+                 if (event.type === 'acquired' && event.state !== 'mine') heard.add(event.key); \
+             }); \
+             await until(() => isLive); \
+             answer = async (request, real) => { \
+                 const answer = await real(); \
+                 if (request.url === delayed) { delayed = ''; await new Promise(go => { letGo = go; }); } \
+                 return answer; \
+             }; \
+             const takeOver = async n => { \
+                 await until(() => letGo); \
+                 const headers = { 'Doclock-Tab': '11111111-2222-4333-8444-555555555555' }; \
+                 await fetch(url(n), { method: 'POST', headers, body: JSON.stringify({ take_over: true }) }); \
+                 await until(() => heard.has(key(n))); \
+                 letGo(); \
+                 letGo = null; \
+             }; \
+             const one = DocLock.open(url(0)); \
+             await until(() => one.token); \
+             await one.check(); \
+             delayed = '/locks/heartbeat'; \
+             one.check(); \
+             await takeOver(0); \
+             await until(() => one.lost); \
+             delayed = url(1); \
+             const other = DocLock.open(url(1)); \
+             await takeOver(1); \
+             await until(() => other.lost); \
+             return [one.state, other.state]",
+        )
+        .await;
+        assert!(!told.contains(&"mine".to_owned()), "{told:?}");
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_refusal_and_a_fault_of_the_server_are_told_as_problems_and_not_as_offline() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const told = {}, lock = DocLock.open(url(0)), seen = it => [it.offline, it.problem?.code ?? null, it.problem?.status ?? null]; \
+             await until(() => lock.token); \
+             answer = () => problem(503, { status: 503, code: 'store_unavailable', detail: 'try again' }); \
+             await lock.check(); \
+             told.unavailable = seen(lock); \
+             answer = () => new Response('<h1>Bad Gateway</h1>', { status: 502 }); \
+             await lock.check(); \
+             told.proxy = [...seen(lock), Boolean(lock.problem.detail)]; \
+             answer = () => { throw new TypeError('no network'); }; \
+             await lock.check(); \
+             told.network = seen(lock); \
+             answer = (request, real) => real(); \
+             await lock.check(); \
+             told.again = [...seen(lock), lock.state]; \
+             answer = ({ body }, real) => body ? problem(429, { status: 429, code: 'too_many_locks', detail: 'close a document' }) : real(); \
+             const another = DocLock.open(url(1)); \
+             await until(() => another.problem && !another.busy); \
+             told.refused = seen(another); \
+             told.other = seen(lock); \
+             answer = (request, real) => real(); \
+             await another.acquire(); \
+             told.granted = [...seen(another), another.state]; \
+             return told",
+        )
+        .await;
+        assert_eq!(
+            told,
+            json!({
+                "unavailable": [false, "store_unavailable", 503],
+                "proxy": [false, null, 502, true],
+                "network": [true, null, null],
+                "again": [false, null, null, "mine"],
+                "refused": [false, "too_many_locks", 429],
+                "other": [false, null, null],
+                "granted": [false, null, null, "mine"],
+            })
+        );
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_malformed_url_or_key_fails_alone() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const odd = DocLock.open('/locks/workitem/%E0%A4%A', { acquire: false }); \
+             await until(() => odd.problem); \
+             await odd.close(); \
+             const states = await new Promise(done => DocLock.list('/locks', ['workitem/x', key(0)], done)); \
+             const { state, problem } = states.get('workitem/x'); \
+             let error; \
+             try { DocLock.open('/locks/workitem/..'); } catch (it) { error = it.message; } \
+             return [state, problem, states.get(key(0)).state, error.includes('is not the URL of a lock')]",
+        )
+        .await;
+        assert_eq!(told, json!(["unknown", "malformed_key", "free", true]));
+    })
+    .await;
+}
+
+/// In Node, if it is installed.
+#[test]
+fn the_module_can_be_imported_where_there_is_no_page() {
+    let client = concat!(env!("CARGO_MANIFEST_DIR"), "/src/web/assets/client.js");
+    let code = "const text = require('fs').readFileSync(process.argv[1]).toString('base64'); \
+         import('data:text/javascript;base64,' + text).then(it => console.log(Object.keys(it).join()))";
+    match Command::new("node").args(["-e", code, client]).output() {
+        Ok(output) => {
+            let shown = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "DocLock", "{shown}");
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
+    }
+}
+
+#[actix_web::test]
+async fn the_stream_of_a_browser_reports_the_documents_of_all_its_tabs_and_opens_anew_for_each() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let first = empty_page(stage).await;
+        let asked: bool = script(
+            &first,
+            "window.lock = DocLock.open(url(0)); \
+             await until(() => streams.length); \
+             return streams.at(-1).endsWith('&keys=' + key(0))",
+        )
+        .await;
+        assert!(asked, "only its own document");
+
+        let second = first.beside(&stage.editor.url("/page.css")).await;
+        script::<()>(
+            &second,
+            "window.heard = new Set(); \
+             window.lock = DocLock.open(url(1), { acquire: false, onchange: it => heard.add(it.state) }); \
+             await until(() => lock.state === 'free')",
+        )
+        .await;
+        script::<()>(
+            &first,
+            "await until(() => streams.at(-1).includes(key(0)) && streams.at(-1).includes(key(1)))",
+        )
+        .await;
+
+        let before: usize = script(&first, "return streams.length").await;
+        let streams: usize = script(&second, "DocLock.reconnect(); return streams.length").await;
+        assert_eq!(streams, 0, "the stream is in the other tab");
+        script::<()>(&first, &format!("await until(() => streams.length > {before})")).await;
+
+        let every: bool = script(
+            &second,
+            "window.events = []; \
+             DocLock.events('/locks', event => events.push(event.key)); \
+             return !streams.length",
+        )
+        .await;
+        assert!(every);
+        script::<()>(&first, "await until(() => !streams.at(-1).includes('keys='))").await;
+    })
+    .await;
+}
