@@ -36,6 +36,7 @@ mod observe;
 mod query;
 mod release;
 pub(crate) mod rhythm;
+mod seldom;
 mod session;
 mod takeover;
 mod task;
@@ -132,6 +133,7 @@ struct Inner {
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
     event_streams: watch::streams::Streams,
+    seldom: seldom::Seldom,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
     /// Makes the reaper wait until all types are registered.

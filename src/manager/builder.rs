@@ -424,6 +424,7 @@ impl LockManagerBuilder {
             paces: Default::default(),
             events: Default::default(),
             event_streams: Default::default(),
+            seldom: Default::default(),
             descriptions: self.describe.map(Descriptions::new),
             stop,
             waits,

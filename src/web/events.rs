@@ -51,6 +51,8 @@ struct Listener {
     tab: Option<TabId>,
     keys: Option<HashSet<String>>,
     visible: Visible,
+    /// An administrator.
+    sees_all: bool,
     ends: bool,
     until: Instant,
     /// For the first message.
@@ -82,6 +84,7 @@ pub(super) async fn stream(
         aid: locks.locks.aid(),
         tab,
         keys,
+        sees_all: permissions.sees_all,
         visible: Visible::new(permissions),
         ends: false,
         until: clock::now() + LIFE,
@@ -153,7 +156,9 @@ impl Listener {
         }
         if let LockEvent::Broken(_, taken) = &**event {
             data["by"] = taken.by.as_str().into();
-            data["reason"] = taken.reason.as_str().into();
+            if self.sees_all || self.aid.as_ref() == Some(&lock.aid) {
+                data["reason"] = taken.reason.as_str().into();
+            }
         }
         data
     }

@@ -35,6 +35,7 @@ use crate::{
         access::{AccessPolicy, Identify},
         memory::memory,
         problem::misconfigured,
+        same_site,
     },
 };
 
@@ -69,6 +70,7 @@ pub(super) struct Settings {
     pub(super) longest_wait: Duration,
     pub(super) idle_after: Option<Duration>,
     pub(super) streams: Limits,
+    pub(super) same_site: Rc<same_site::Rules>,
 }
 
 /// Whose request it is.
@@ -137,6 +139,7 @@ impl RequestLocks {
         }
         let locks = Self::new(manager.clone(), Rc::clone(settings), req.headers());
         req.extensions_mut().insert(locks.clone());
+        req.extensions_mut().insert(Rc::clone(&settings.same_site));
         Ok(locks)
     }
 

@@ -53,6 +53,7 @@ impl<W> Locking<W> {
             longest_wait: LONGEST_WAIT,
             idle_after: None,
             streams: Limits { total: EVENT_STREAMS, per_address: EVENT_STREAMS },
+            same_site: Rc::default(),
         };
         Self { manager: manager.clone(), inner, settings }
     }
@@ -140,6 +141,21 @@ impl<W> Locking<W> {
     /// one company's gateway.
     pub fn event_streams(mut self, in_all: usize, per_address: usize) -> Self {
         self.settings.streams = Limits { total: in_all, per_address };
+        self
+    }
+
+    /// Lets the pages of another origin change locks by the [lock API](crate::lock_api), for example a
+    /// single-page application with a host of its own. Otherwise they get 403 `cross_site`. May be called
+    /// several times.
+    ///
+    /// The browser also asks for permission by CORS, with credentials if you use cookies: add a CORS
+    /// middleware.
+    ///
+    /// # Panics
+    /// Unless the origin is written as browsers send it, such as `https://spa.example` or
+    /// `http://localhost:5173`: in lower case, and without a path.
+    pub fn trusted_origin(mut self, origin: &str) -> Self {
+        Rc::make_mut(&mut self.settings.same_site).trust(origin);
         self
     }
 
