@@ -65,7 +65,7 @@ pub enum LockError {
         key: LockKey,
         /// How many waiters are allowed.
         limit: usize,
-        /// Whether the limit is that of one session, or that of the server.
+        /// True if the limit is that of one session or person, false if it is that of the server.
         per_session: bool,
     },
 
@@ -204,9 +204,7 @@ pub enum LockError {
 
 fn too_many_waiters(limit: usize, per_session: bool) -> String {
     if per_session {
-        format!(
-            "this session already waits for {limit} locks; end one of these requests, and try again"
-        )
+        format!("you already wait for {limit} locks; end one of these requests, and try again")
     } else {
         format!(
             "{limit} requests already wait for locks on this server; try again in a few seconds"

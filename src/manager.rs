@@ -27,6 +27,7 @@ mod builder;
 mod claim;
 #[cfg(feature = "web")]
 mod confirm;
+mod counts;
 mod describe;
 mod document;
 mod freeze;

@@ -5,6 +5,7 @@ mod locking;
 use std::{
     cell::{Cell, RefCell},
     fmt,
+    net::IpAddr,
     rc::Rc,
     str::FromStr,
     time::{Duration, Instant},
@@ -96,6 +97,8 @@ struct State {
     idle: bool,
     tab: Option<TabId>,
     page: Option<PageId>,
+    /// The other end of the connection.
+    address: Option<IpAddr>,
     /// The page is preloaded: nobody has asked for it yet.
     speculative: bool,
     /// The tokens that the client sent; `None` if the header is malformed.
@@ -137,13 +140,14 @@ impl RequestLocks {
                  the whole application, remove the wrap of the scope",
             ));
         }
-        let locks = Self::new(manager.clone(), Rc::clone(settings), req.headers());
+        let locks = Self::new(manager.clone(), Rc::clone(settings), req);
         req.extensions_mut().insert(locks.clone());
         req.extensions_mut().insert(Rc::clone(&settings.same_site));
         Ok(locks)
     }
 
-    fn new(manager: LockManager, settings: Rc<Settings>, headers: &HeaderMap) -> Self {
+    fn new(manager: LockManager, settings: Rc<Settings>, req: &ServiceRequest) -> Self {
+        let headers = req.headers();
         let idle =
             (idle_for(headers).zip(settings.idle_after)).is_some_and(|(idle, limit)| idle >= limit);
         Self(Rc::new(State {
@@ -152,6 +156,7 @@ impl RequestLocks {
             idle,
             tab: named(headers, TAB),
             page: named(headers, PAGE),
+            address: req.peer_addr().map(|it| it.ip()),
             speculative: headers.contains_key(SEC_PURPOSE),
             offered: offered_tokens(headers),
             whose: RefCell::default(),
