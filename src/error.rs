@@ -57,7 +57,8 @@ pub enum LockError {
 
     /// Too many requests of this web session or of this server already wait for locks. Try again when one
     /// of these waits is over; see
-    /// [`max_waiters_per_session`](crate::LockManagerBuilder::max_waiters_per_session) and
+    /// [`max_waiters_per_session`](crate::LockManagerBuilder::max_waiters_per_session),
+    /// [`max_waiters_per_person`](crate::LockManagerBuilder::max_waiters_per_person) and
     /// [`max_waiters`](crate::LockManagerBuilder::max_waiters). (503)
     #[error("{}", too_many_waiters(*.limit, *.per_session))]
     TooManyWaiters {

@@ -86,9 +86,21 @@ impl Rules {
             Some(origin) if self.trusted.iter().any(|it| it == origin) => false,
             Some(origin) => {
                 let origin = origin.parse::<Uri>().ok();
-                let authority = origin.as_ref().and_then(Uri::authority).map(|it| it.as_str());
+                let Some((scheme, authority)) =
+                    origin.as_ref().and_then(|it| it.scheme_str().zip(it.authority()))
+                else {
+                    return true;
+                };
+                // A browser leaves it out, but some proxies add it.
+                let port = match scheme {
+                    "https" => ":443",
+                    "http" => ":80",
+                    _ => "",
+                };
                 let asked = headers.get(HOST).and_then(|host| host.to_str().ok());
-                authority.is_none() || authority != Some(host) && authority != asked
+                let is_named =
+                    |asked: &str| asked.strip_suffix(port).unwrap_or(asked) == authority.as_str();
+                !is_named(host) && !asked.is_some_and(is_named)
             }
         }
     }
@@ -135,6 +147,10 @@ mod tests {
             let told = rules.is_cross_site(&headers(given), "shop.example");
             assert_eq!(told, is_cross, "{given:?}");
         }
+        let with_port = |origin, host| rules.is_cross_site(&headers(&[("origin", origin)]), host);
+        assert!(!with_port("https://shop.example", "shop.example:443"));
+        assert!(!with_port("https://shop.example:8443", "shop.example:8443"));
+        assert!(with_port("http://shop.example", "shop.example:443"));
     }
 
     #[test]
