@@ -1,8 +1,8 @@
 //! The person that acts on locks.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
-use crate::lock::{Holder, Lock};
+use crate::lock::{Aid, Holder, Lock};
 
 /// A person as the application knows them: a name for others to see, and roles for the policies.
 ///
@@ -70,5 +70,56 @@ impl Actor {
     #[must_use]
     pub fn has_role(&self, role: &str) -> bool {
         self.roles.contains(role)
+    }
+}
+
+/// Whom a limit for each person counts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Person {
+    /// Somebody with an id, in all sessions.
+    User(String),
+    /// A session of somebody without an id.
+    Session(Aid),
+    /// All visitors from this address who have no session yet.
+    Visitors(Option<IpAddr>),
+}
+
+impl Person {
+    pub(crate) fn of(actor: Option<&Actor>, aid: Option<&Aid>, address: Option<IpAddr>) -> Self {
+        if let Some(id) = actor.and_then(Actor::id) {
+            return Self::User(id.to_owned());
+        }
+        match aid {
+            Some(aid) => Self::Session(aid.clone()),
+            None => Self::Visitors(address.map(|it| network(it.to_canonical()))),
+        }
+    }
+}
+
+/// One visitor may have all IPv6 addresses of a network.
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(it) => IpAddr::V6((it.to_bits() & (u128::MAX << 64)).into()),
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_person_counts_by_id_then_by_session_then_by_address() {
+        let (alice, bob) = (Actor::new("alice").with_id("1"), Actor::new("bob"));
+        let (aid, at) = (Aid::new(), |it: &str| Some(it.parse::<IpAddr>().unwrap()));
+        let visitor = |it| Person::of(Some(&bob), None, at(it));
+        assert_eq!(Person::of(Some(&alice), Some(&aid), at("::1")), Person::User("1".into()));
+        assert_eq!(Person::of(Some(&bob), Some(&aid), at("::1")), Person::Session(aid.clone()));
+        assert_eq!(Person::of(None, Some(&aid), at("::1")), Person::Session(aid));
+        assert_eq!(visitor("10.0.0.1"), Person::Visitors(at("10.0.0.1")));
+        assert_eq!(visitor("::ffff:10.0.0.1"), visitor("10.0.0.1"));
+        assert_ne!(visitor("10.0.0.1"), visitor("10.0.0.2"));
+        assert_eq!(visitor("2001:db8::1"), visitor("2001:db8::ffff:0:0:1"));
+        assert_ne!(visitor("2001:db8::1"), visitor("2001:db8:0:1::1"));
     }
 }

@@ -57,7 +57,8 @@ pub enum LockError {
 
     /// Too many requests of this web session or of this server already wait for locks. Try again when one
     /// of these waits is over; see
-    /// [`max_waiters_per_session`](crate::LockManagerBuilder::max_waiters_per_session) and
+    /// [`max_waiters_per_session`](crate::LockManagerBuilder::max_waiters_per_session),
+    /// [`max_waiters_per_person`](crate::LockManagerBuilder::max_waiters_per_person) and
     /// [`max_waiters`](crate::LockManagerBuilder::max_waiters). (503)
     #[error("{}", too_many_waiters(*.limit, *.per_session))]
     TooManyWaiters {
@@ -65,7 +66,7 @@ pub enum LockError {
         key: LockKey,
         /// How many waiters are allowed.
         limit: usize,
-        /// Whether the limit is that of one session, or that of the server.
+        /// True if the limit is that of one session or person, false if it is that of the server.
         per_session: bool,
     },
 
@@ -204,9 +205,7 @@ pub enum LockError {
 
 fn too_many_waiters(limit: usize, per_session: bool) -> String {
     if per_session {
-        format!(
-            "this session already waits for {limit} locks; end one of these requests, and try again"
-        )
+        format!("you already wait for {limit} locks; end one of these requests, and try again")
     } else {
         format!(
             "{limit} requests already wait for locks on this server; try again in a few seconds"

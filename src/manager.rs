@@ -27,6 +27,7 @@ mod builder;
 mod claim;
 #[cfg(feature = "web")]
 mod confirm;
+mod counts;
 mod describe;
 mod document;
 mod freeze;
@@ -36,6 +37,7 @@ mod observe;
 mod query;
 mod release;
 pub(crate) mod rhythm;
+mod seldom;
 mod session;
 mod takeover;
 mod task;
@@ -133,6 +135,7 @@ struct Inner {
     descriptions: Option<Arc<describe::Descriptions>>,
     event_streams: watch::streams::Streams,
     served: watch::ends::Served,
+    seldom: seldom::Seldom,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
     /// Makes the reaper wait until all types are registered.

@@ -6,3 +6,10 @@ pub(crate) fn cut(mut text: String, bytes: usize) -> String {
     text.truncate(end.unwrap_or(0));
     text
 }
+
+/// One line without anything that a terminal obeys: characters without a visible shape are shown by their
+/// number.
+pub(crate) fn printable(text: &str) -> String {
+    // The text has no delimiters, so quotes need no escape.
+    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+}

@@ -149,6 +149,8 @@ async fn serve<S: SessionStore + 'static>(
     })
     // A waiter who closes the tab should no longer get the lock.
     .h1_allow_half_closed(false)
+    // Nor should a page that takes nothing keep its connection.
+    .on_connect(LockManager::cut_slow_readers)
     .bind(&args.bind)?;
     for address in server.addrs() {
         println!("listening on http://{address}");

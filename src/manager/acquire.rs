@@ -37,7 +37,7 @@ impl LockManager {
     ) -> Result<TryAcquire, LockError> {
         let (mode, ttl) = (Mode::Exclusive, self.ttl());
         let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
-        let wanted = Wanted { key, aid, holder, tab: None, page: None, mode, ttl };
+        let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
         let acquired = self.acquire_by(&wanted, &TaskTracker::new(), self.until()).await?;
         Ok(match acquired {
             Acquired::Fresh(fresh) => TryAcquire::Granted(fresh.confirm()),

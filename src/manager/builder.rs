@@ -52,6 +52,8 @@ const LISTENER_RANGE: RangeInclusive<Duration> =
 
 /// More than the tabs that a person keeps open for documents with another holder.
 const WAITERS_PER_SESSION: usize = 16;
+/// A few browsers with all their tabs.
+const WAITERS_PER_PERSON: usize = 64;
 /// About as many requests as a server can keep open for waiting people; up to 80 megabytes.
 const WAITERS: usize = 4_096;
 /// A waiter takes 7 to 20 kilobytes, with its request and its share of everything else (docs/scale.md).
@@ -108,7 +110,11 @@ impl LockManagerBuilder {
             holder: Holder::new("another session"),
             reaper_interval: Some(REAPER_INTERVAL),
             max_locks_per_session: MAX_LOCKS_PER_SESSION,
-            waiters: Limits { per_session: WAITERS_PER_SESSION, all: WAITERS },
+            waiters: Limits {
+                per_session: WAITERS_PER_SESSION,
+                per_person: WAITERS_PER_PERSON,
+                all: WAITERS,
+            },
             break_policy: Arc::new(|_, _| false),
             take_over_policy: Arc::new(Actor::is_holder_of),
             admin_policy: None,
@@ -180,6 +186,16 @@ impl LockManagerBuilder {
     /// [`LockError::TooManyWaiters`]: crate::LockError::TooManyWaiters
     pub fn max_waiters_per_session(mut self, waiters: usize) -> Self {
         self.settings.waiters.per_session = waiters;
+        self
+    }
+
+    /// For how many locks one person may wait on this server at the same time, in all web sessions. Default
+    /// 64, from 1 to 1 000 000; at least [`max_waiters_per_session`](Self::max_waiters_per_session).
+    ///
+    /// A person is known by the [id](crate::Actor::with_id) that the application gives. Visitors who have
+    /// no session yet count together by the address of their connection.
+    pub fn max_waiters_per_person(mut self, waiters: usize) -> Self {
+        self.settings.waiters.per_person = waiters;
         self
     }
 
@@ -417,8 +433,9 @@ impl LockManagerBuilder {
         if let Some(interval) = self.settings.reaper_interval {
             in_range("reaper_interval", a_duration, interval, REAPER_RANGE)?;
         }
-        let Limits { per_session, all } = self.settings.waiters;
+        let Limits { per_session, per_person, all } = self.settings.waiters;
         in_range("max_waiters_per_session", a_number, per_session, WAITERS_RANGE)?;
+        in_range("max_waiters_per_person", a_number, per_person, WAITERS_RANGE)?;
         in_range("max_waiters", a_number, all, WAITERS_RANGE)?;
         let reaper_interval = self.settings.reaper_interval;
         let stop = Stop::default();
@@ -440,6 +457,7 @@ impl LockManagerBuilder {
             events: Default::default(),
             event_streams: Default::default(),
             served: Default::default(),
+            seldom: Default::default(),
             descriptions: self.describe.map(Descriptions::new),
             stop,
             waits,
@@ -538,6 +556,7 @@ mod tests {
             let cases = [
                 ("max_waiters", settings().max_waiters(value)),
                 ("max_waiters_per_session", settings().max_waiters_per_session(value)),
+                ("max_waiters_per_person", settings().max_waiters_per_person(value)),
             ];
             for (setting, builder) in cases {
                 let refused = builder.build().await.unwrap_err().to_string();

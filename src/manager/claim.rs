@@ -9,6 +9,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
 use crate::{
+    actor::Person,
     clock,
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
@@ -99,6 +100,8 @@ impl Acquired {
 pub(crate) struct Wanted {
     pub(crate) key: LockKey,
     pub(crate) aid: Aid,
+    /// Whose waiters are limited together; `None` for a job.
+    pub(crate) person: Option<Person>,
     pub(crate) holder: Holder,
     /// The tab of the session that wants the lock.
     pub(crate) tab: Option<TabId>,

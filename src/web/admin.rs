@@ -6,8 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use actix_web::{
     HttpRequest, HttpResponse,
-    http::StatusCode,
-    web::{self, Json, ServiceConfig},
+    http::{
+        StatusCode,
+        header::{self, HeaderValue},
+    },
+    web::{self, ServiceConfig},
 };
 use serde::Serialize;
 
@@ -20,9 +23,14 @@ use crate::{
     web::{
         Problem, SessionLocks,
         assets::{JAVASCRIPT, file},
-        format::{millis, rfc3339},
+        format::{Current, millis, rfc3339},
     },
 };
+
+/// The whole policy, because middleware usually adds its own only to answers without one. No page may hide
+/// this one in a frame, and lead a click of an administrator to the button that breaks a lock.
+const POLICY: HeaderValue =
+    HeaderValue::from_static("default-src 'self'; base-uri 'none'; frame-ancestors 'none'");
 
 pub(super) fn routes(config: &mut ServiceConfig) {
     config
@@ -47,7 +55,9 @@ pub(super) fn allowed(locks: &SessionLocks) -> Result<(), Problem> {
 
 async fn page(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
     allowed(&locks)?;
-    Ok(file(&req, "text/html; charset=utf-8", include_str!("assets/admin.html")))
+    let mut page = file(&req, "text/html; charset=utf-8", include_str!("assets/admin.html"));
+    page.headers_mut().insert(header::CONTENT_SECURITY_POLICY, POLICY);
+    Ok(page)
 }
 
 async fn script(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
@@ -88,7 +98,7 @@ struct LockBody {
     may_break: bool,
 }
 
-async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
+async fn all(locks: SessionLocks) -> Result<Current<AllBody>, Problem> {
     allowed(&locks)?;
     let (told, frozen) = (locks.manager().is_told_of_events(), locks.manager().freezes());
     let (all, actor) = (AllLocks::list(&locks).await?, locks.locks.actor());
@@ -96,7 +106,7 @@ async fn all(locks: SessionLocks) -> Result<Json<AllBody>, Problem> {
         let may_break = locks.manager().may_break(&actor, &lock);
         LockBody::new(lock, may_break)
     });
-    Ok(Json(AllBody { more: all.more, locks: bodies.collect(), told, frozen }))
+    Ok(Current(AllBody { more: all.more, locks: bodies.collect(), told, frozen }))
 }
 
 impl LockBody {

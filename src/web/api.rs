@@ -10,7 +10,7 @@ use std::{
 use actix_web::{
     HttpRequest, HttpResponse, Resource,
     http::{StatusCode, header::HeaderName},
-    web::{self, Bytes, Json, PayloadConfig, ServiceConfig},
+    web::{self, Bytes, PayloadConfig, ServiceConfig},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -20,11 +20,12 @@ use crate::{
     lock::{Lock, LockToken, Mode},
     manager::MAX_REASON_BYTES,
     store::{Acquisition, Released},
+    text::{cut, printable},
     web::{
         Problem, SessionLocks,
         access::{Access, Permissions},
         admin, assets, events,
-        format::{millis, rfc3339},
+        format::{Current, millis, rfc3339},
         path::path_param,
         request::{Ask, Found},
         same_site::SameSite,
@@ -35,6 +36,9 @@ use crate::{
 const MAX_BODY_BYTES: usize = 64 * 1024;
 /// The same for bodies that name many documents: 200 ids of 1 KiB, even if JSON escapes each character.
 const MAX_LIST_BYTES: usize = 512 * 1024;
+
+/// How much of a name from a client is logged.
+const LOGGED_BYTES: usize = 200;
 
 /// The longest grace period for a page that is closed. A page that needs longer should not release its
 /// lock.
@@ -157,8 +161,8 @@ impl From<&Lock> for MineBody {
     }
 }
 
-async fn own(locks: SessionLocks) -> Result<Json<Vec<MineBody>>, LockError> {
-    Ok(Json(all_of(&locks, &locks.list().await?).await?))
+async fn own(locks: SessionLocks) -> Result<Current<Vec<MineBody>>, LockError> {
+    Ok(Current(all_of(&locks, &locks.list().await?).await?))
 }
 
 /// All locks of the session. Only those who may lock a document see its token.
@@ -186,7 +190,7 @@ async fn acquire(
     locks: SessionLocks,
     req: HttpRequest,
     body: Body,
-) -> Result<HttpResponse, Problem> {
+) -> Result<(Current<MineBody>, StatusCode), Problem> {
     let key = allowed(&locks, &req, Access::Lock).await?;
     let AcquireBody { mode, wait_ms, take_over } = read(body)?;
     let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
@@ -199,8 +203,8 @@ async fn acquire(
         Err(LockError::NotFound { key: key.clone() })
     };
     let (mine, ()) = locks.acquire(&key, how, exists).await.map_err(|e| locks.problem(e))?;
-    let mut response = if mine.is_fresh { HttpResponse::Created() } else { HttpResponse::Ok() };
-    Ok(response.json(MineBody::from(&mine.lock)))
+    let status = if mine.is_fresh { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((Current(MineBody::from(&mine.lock)), status))
 }
 
 #[derive(Default, Deserialize)]
@@ -271,7 +275,7 @@ async fn heartbeat(
     _: SameSite,
     locks: SessionLocks,
     body: Body,
-) -> Result<Json<HeartbeatAnswer>, Problem> {
+) -> Result<Current<HeartbeatAnswer>, Problem> {
     let believed = (read::<HeartbeatBody>(body)?.locks.into_iter())
         .map(|(name, token)| Ok((name, parse_token(&token)?)))
         .collect::<Result<HashMap<_, _>, Problem>>()?;
@@ -293,12 +297,12 @@ async fn heartbeat(
         })
         .collect();
     if believed.is_empty() {
-        return Ok(Json(HeartbeatAnswer { held: all_of(&locks, &held).await?, lost }));
+        return Ok(Current(HeartbeatAnswer { held: all_of(&locks, &held).await?, lost }));
     }
     let is_named = |lock: &&Lock| believed.get(&lock.key.to_string()).copied() == lock.token;
     let named = held.iter().filter(is_named).inspect(|lock| locks.locks.names(lock));
     let held = named.map(MineBody::from).collect();
-    Ok(Json(HeartbeatAnswer { held, lost }))
+    Ok(Current(HeartbeatAnswer { held, lost }))
 }
 
 #[derive(Default, Deserialize)]
@@ -366,9 +370,15 @@ fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKe
     if permissions.reach(collection) {
         return Ok(permissions.manager.key(collection, id)?);
     }
-    if let Err(e @ LockError::Misconfigured(_)) = permissions.manager.key(collection, id) {
+    if !permissions.manager.is_registered(collection) {
         // A developer's mistake or a guess of a client, so this is not logged as an error.
-        log::warn!(target: "actix_doclock::web", "a client asked the lock API for a document: {e}");
+        permissions.manager.warn_seldom("collection", || {
+            let collection = cut(printable(collection), LOGGED_BYTES);
+            format!(
+                "a client asked the lock API for the collection {collection}, which is not registered: \
+                 call `locks.register::<T>().await?` for its type when the server starts"
+            )
+        });
     }
     Err(no_such_collection())
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use actix_web::{
-    HttpRequest, HttpResponse,
+    HttpResponse,
     http::{StatusCode, header},
     web::{Bytes, Query},
 };
@@ -68,18 +68,18 @@ struct Listener {
 
 pub(super) async fn stream(
     locks: SessionLocks,
-    req: HttpRequest,
     asked: Query<Asked>,
 ) -> Result<HttpResponse, Problem> {
     let permissions = locks.locks.permissions();
     permissions.check_any()?;
-    let (manager, address) = (locks.manager().clone(), req.peer_addr().map(|it| it.ip()));
-    let admitted =
-        manager.event_streams().admit(address, locks.locks.streams()).ok_or_else(|| {
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
-                .detail("this server has too many open event streams; poll instead")
-                .retry_after(TRY_AGAIN_AFTER)
-        })?;
+    let (manager, address, person) =
+        (locks.manager().clone(), locks.locks.address(), locks.locks.counts_as());
+    let admitted = manager.event_streams().admit(address, person, locks.locks.streams());
+    let admitted = admitted.ok_or_else(|| {
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
+            .detail("you or this server have too many open event streams; poll instead")
+            .retry_after(TRY_AGAIN_AFTER)
+    })?;
     let Asked { tab, keys } = asked.into_inner();
     let tab = tab.and_then(|tab| tab.parse().ok());
     let keys: Option<HashSet<_>> =
@@ -204,7 +204,9 @@ impl Listener {
         }
         if let LockEvent::Broken(_, taken) = &**event {
             data["by"] = taken.by.as_str().into();
-            data["reason"] = taken.reason.as_str().into();
+            if self.permissions.sees_all || self.aid.as_ref() == Some(&lock.aid) {
+                data["reason"] = taken.reason.as_str().into();
+            }
         }
         data
     }

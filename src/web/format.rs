@@ -1,8 +1,28 @@
-//! Times in the formats of the HTTP API.
+//! The formats of the HTTP API.
 
 use std::time::{Duration, SystemTime};
 
+use actix_web::{
+    HttpRequest, HttpResponse, Responder,
+    body::BoxBody,
+    http::header::{CACHE_CONTROL, HeaderValue},
+    web::Json,
+};
+use serde::Serialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+/// An answer about locks in JSON. It is outdated at once, and for this person only: no cache keeps it.
+pub(super) struct Current<T>(pub(super) T);
+
+impl<T: Serialize> Responder for Current<T> {
+    type Body = BoxBody;
+
+    fn respond_to(self, req: &HttpRequest) -> HttpResponse {
+        let mut answer = Json(self.0).respond_to(req).map_into_boxed_body();
+        answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        answer
+    }
+}
 
 pub(super) fn rfc3339(time: SystemTime) -> String {
     let time = OffsetDateTime::from(time);

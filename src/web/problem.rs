@@ -14,6 +14,7 @@ use crate::{
     error::{LockError, StoreErrorKind},
     key::InvalidKey,
     lock::Lock,
+    text::printable,
     web::format::{millis, rfc3339},
 };
 
@@ -269,7 +270,9 @@ fn log_fault(error: &LockError) {
             causes.push_str(&format!(": {error}"));
             cause = error.source();
         }
-        log::error!(target: "actix_doclock::web", "{error}{causes}");
+        // The id of a document may come from the URL.
+        let line = printable(&format!("{error}{causes}"));
+        log::error!(target: "actix_doclock::web", "{line}");
     }
 }
 

@@ -5,6 +5,7 @@ mod locking;
 use std::{
     cell::{Cell, RefCell},
     fmt,
+    net::IpAddr,
     rc::Rc,
     str::FromStr,
     time::{Duration, Instant},
@@ -33,6 +34,7 @@ use crate::{
         access::{AccessPolicy, Answers, Identify},
         memory::memory,
         problem::misconfigured,
+        same_site,
     },
 };
 
@@ -70,6 +72,7 @@ pub(super) struct Settings {
     pub(super) longest_wait: Duration,
     pub(super) idle_after: Option<Duration>,
     pub(super) streams: Limits,
+    pub(super) same_site: Rc<same_site::Rules>,
 }
 
 /// Whose request it is.
@@ -95,6 +98,8 @@ struct State {
     idle: bool,
     tab: Option<TabId>,
     page: Option<PageId>,
+    /// The other end of the connection.
+    address: Option<IpAddr>,
     /// The page is preloaded: nobody has asked for it yet.
     speculative: bool,
     /// The tokens that the client sent; `None` if the header is malformed.
@@ -138,12 +143,14 @@ impl RequestLocks {
                  the whole application, remove the wrap of the scope",
             ));
         }
-        let locks = Self::new(manager.clone(), Rc::clone(settings), req.headers());
+        let locks = Self::new(manager.clone(), Rc::clone(settings), req);
         req.extensions_mut().insert(locks.clone());
+        req.extensions_mut().insert(Rc::clone(&settings.same_site));
         Ok(locks)
     }
 
-    fn new(manager: LockManager, settings: Rc<Settings>, headers: &HeaderMap) -> Self {
+    fn new(manager: LockManager, settings: Rc<Settings>, req: &ServiceRequest) -> Self {
+        let headers = req.headers();
         let idle =
             (idle_for(headers).zip(settings.idle_after)).is_some_and(|(idle, limit)| idle >= limit);
         Self(Rc::new(State {
@@ -152,6 +159,7 @@ impl RequestLocks {
             idle,
             tab: named(headers, TAB),
             page: named(headers, PAGE),
+            address: req.peer_addr().map(|it| it.ip()),
             speculative: headers.contains_key(SEC_PURPOSE),
             offered: offered_tokens(headers),
             whose: RefCell::default(),

@@ -1,10 +1,23 @@
-//! The life of the HTTP server.
+//! The life of the HTTP server, and of connections whose clients take nothing.
+//!
+//! actix-web asks a body for more only when the client has taken most of what was sent before. So a stream of
+//! events cannot end itself once its client takes nothing: only the connection can be cut, from outside.
 
-use std::io;
+use std::{any::Any, future::pending, io, time::Duration};
 
-use actix_web::dev::Server;
+use actix_web::dev::{Extensions, Server};
+use tokio::time::sleep;
 
 use crate::manager::LockManager;
+
+/// How long the streams of events may take to end when the server stops. They end at once, unless their clients
+/// take nothing.
+const TO_END: Duration = Duration::from_secs(10);
+
+/// After this time a connection is cut whose client takes nothing of what was sent. Longer than a phone is
+/// without a network on its way through a tunnel.
+#[cfg(target_os = "linux")]
+const TO_TAKE: Duration = Duration::from_secs(30);
 
 impl LockManager {
     /// Runs the HTTP server until it stops, and then [shuts the manager down](Self::shutdown).
@@ -14,6 +27,9 @@ impl LockManager {
     /// actix-web receives the signal as well, and stops as usual. If you stop the server by its
     /// [`ServerHandle`](actix_web::dev::ServerHandle), call [`begin_shutdown`](Self::begin_shutdown)
     /// first.
+    ///
+    /// If a stream of events is still open 10 s after the signal, because its client takes nothing, all
+    /// connections are cut, with the requests that are under way by then.
     ///
     /// ```no_run
     /// # use actix_doclock::{LockManager, MemoryStore};
@@ -29,16 +45,57 @@ impl LockManager {
     /// # Errors
     /// The errors of the server.
     pub async fn serve(&self, server: Server) -> io::Result<()> {
-        let mut server = std::pin::pin!(server);
         let served = tokio::select! {
-            served = &mut server => served,
-            () = told_to_stop() => {
-                self.begin_shutdown();
-                server.await
-            }
+            served = server => served,
+            // Drops the server, which cuts its connections.
+            () = self.is_stopped_in_vain() => Ok(()),
         };
         self.shutdown().await;
         served
+    }
+
+    /// Resolves if streams are still open some time after the signal to stop.
+    async fn is_stopped_in_vain(&self) {
+        told_to_stop().await;
+        self.begin_shutdown();
+        sleep(TO_END).await;
+        match self.event_streams().count() {
+            0 => pending().await,
+            open => log::warn!(
+                target: "actix_doclock::web",
+                "all connections are cut, because the clients of {open} event streams take nothing",
+            ),
+        }
+    }
+
+    /// Cuts a connection if its client takes nothing for 30 s of what was sent to it. Call it for each
+    /// connection:
+    ///
+    /// ```no_run
+    /// # use actix_doclock::LockManager;
+    /// # use actix_web::{App, HttpServer};
+    /// # fn server() -> std::io::Result<()> {
+    /// let server = HttpServer::new(|| App::new())
+    ///     .on_connect(LockManager::cut_slow_readers)
+    ///     .bind("127.0.0.1:8080")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Without it, a client that reads nothing keeps its connection and its event stream for as long as it
+    /// likes, because actix-web has no time limit for writing. Behind a reverse proxy you do not need it: the
+    /// proxy reads, and has such a limit.
+    ///
+    /// It sets `TCP_USER_TIMEOUT` on Linux. It does nothing on other systems, nor where actix-web itself
+    /// decrypts TLS: then set that option on the socket for [`listen`](actix_web::HttpServer::listen), from
+    /// which all connections inherit it.
+    pub fn cut_slow_readers(connection: &dyn Any, _: &mut Extensions) {
+        #[cfg(target_os = "linux")]
+        if let Some(connection) = connection.downcast_ref::<actix_web::rt::net::TcpStream>() {
+            // Fails only if the connection is already gone.
+            let _ = socket2::SockRef::from(connection).set_tcp_user_timeout(Some(TO_TAKE));
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = connection;
     }
 }
 
@@ -52,5 +109,23 @@ async fn told_to_stop() {
             return;
         }
     }
-    std::future::pending().await
+    pending().await
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use actix_web::rt::net::TcpStream;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[actix_web::test]
+    async fn a_connection_gets_a_time_limit_for_what_is_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (connection, _) = listener.accept().await.unwrap();
+        LockManager::cut_slow_readers(&connection, &mut Extensions::new());
+        let set = socket2::SockRef::from(&connection).tcp_user_timeout().unwrap();
+        assert_eq!(set, Some(TO_TAKE));
+    }
 }

@@ -32,6 +32,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// a few thousand.
 const EVENT_STREAMS: usize = 4096;
 
+/// A few browsers; where each tab opens a stream, a few dozen tabs.
+const EVENT_STREAMS_PER_PERSON: usize = 64;
+
 /// A wrap around the application, with its settings. Made by
 /// [`locks.session(…)`](LockManager::session) or by [`locks.clients(…)`](LockManager::clients).
 #[must_use = "wrap the application in it: `App::new().wrap(…)`"]
@@ -53,7 +56,12 @@ impl<W> Locking<W> {
             wait_for_documents: Duration::ZERO,
             longest_wait: LONGEST_WAIT,
             idle_after: None,
-            streams: Limits { total: EVENT_STREAMS, per_address: EVENT_STREAMS },
+            streams: Limits {
+                total: EVENT_STREAMS,
+                per_address: EVENT_STREAMS,
+                per_person: EVENT_STREAMS_PER_PERSON,
+            },
+            same_site: Rc::default(),
         };
         Self { manager: manager.clone(), inner, settings }
     }
@@ -181,7 +189,33 @@ impl<W> Locking<W> {
     /// limit only if browsers connect to this server directly, and not below the number of people behind
     /// one company's gateway.
     pub fn event_streams(mut self, in_all: usize, per_address: usize) -> Self {
-        self.settings.streams = Limits { total: in_all, per_address };
+        self.settings.streams = Limits { total: in_all, per_address, ..self.settings.streams };
+        self
+    }
+
+    /// How many [event streams](crate::lock_api) this server keeps open for one person. Default 64. More
+    /// streams are answered as by [`event_streams`](Self::event_streams).
+    ///
+    /// A person is known by the [id](crate::Actor::with_id) that the application gives. A person without an
+    /// id counts by the session, and visitors without a session count together by their address. So raise
+    /// the limit if many visitors listen from behind one proxy.
+    pub fn event_streams_per_person(mut self, streams: usize) -> Self {
+        self.settings.streams.per_person = streams;
+        self
+    }
+
+    /// Lets the pages of another origin change locks by the [lock API](crate::lock_api), for example a
+    /// single-page application with a host of its own. Otherwise they get 403 `cross_site`. May be called
+    /// several times.
+    ///
+    /// The browser also asks for permission by CORS, with credentials if you use cookies: add a CORS
+    /// middleware.
+    ///
+    /// # Panics
+    /// Unless the origin is written as browsers send it, such as `https://spa.example` or
+    /// `http://localhost:5173`: in lower case, and without a path.
+    pub fn trusted_origin(mut self, origin: &str) -> Self {
+        Rc::make_mut(&mut self.settings.same_site).trust(origin);
         self
     }
 

@@ -1,6 +1,6 @@
 //! The example `editor`, run as a program.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
 /// A running server, which ends with the test.
@@ -13,12 +13,17 @@ pub(crate) struct Editor {
 impl Editor {
     /// On the embedded store, unless `args` say otherwise.
     pub(crate) fn start(args: &[&str]) -> Self {
+        Self::with_warnings_in(Stdio::null(), args)
+    }
+
+    pub(crate) fn with_warnings_in(log: Stdio, args: &[&str]) -> Self {
         let mut process = Command::new(super::example("editor"))
             .args(["--bind", "127.0.0.1:0"])
             .args(args)
             .env_remove("MONGODB_URI")
+            .env("RUST_LOG", "warn")
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .expect("the example runs");
         let mut line = String::new();
@@ -31,6 +36,17 @@ impl Editor {
     /// On a MongoDB database.
     pub(crate) fn on_mongodb(database: &str, uri: &str) -> Self {
         Self::start(&["--mongodb", uri, "--database", database, "--ttl-secs", "60"])
+    }
+
+    /// Stops the server as usual, and returns its warnings once it has ended. They must be piped.
+    pub(crate) fn stopped(mut self) -> String {
+        let killed = Command::new("kill").arg(self.process.id().to_string()).status();
+        assert!(killed.expect("kill runs").success());
+        let mut warnings = String::new();
+        let stderr = self.process.stderr.as_mut().expect("piped");
+        stderr.read_to_string(&mut warnings).expect("text");
+        assert!(self.process.wait().expect("a child").success());
+        warnings
     }
 
     /// The URL of a path on this server.

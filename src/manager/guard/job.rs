@@ -151,9 +151,9 @@ impl Job {
         mode: Mode,
         wait: Wait,
     ) -> Result<LockGuard, LockError> {
-        let (aid, holder) = (Aid::new(), self.holder.clone());
-        let wanted =
-            Wanted { key: key.clone(), aid, holder, tab: None, page: None, mode, ttl: self.ttl };
+        let (key, aid, holder) = (key.clone(), Aid::new(), self.holder.clone());
+        let ttl = self.ttl;
+        let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
         let (manager, scope) = (self.manager.clone(), TaskTracker::new());
         let lock = match manager.acquire_waiting(&wanted, &self.aid, wait, &scope).await? {
             Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),

@@ -34,11 +34,13 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::{
+    actor::Person,
     clock,
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
         claim::Wanted,
+        counts::Counts,
         wait::queue::deadlock::{Found, Obstacle},
     },
     random::{self, HashMap},
@@ -90,6 +92,8 @@ pub(in crate::manager) struct State {
     /// The guards of this process, with the session or job that owns each guard.
     pub(in crate::manager) held: HashMap<LockKey, Vec<Held>>,
     pub(in crate::manager) owners: Owners,
+    /// How many waiters of each person count towards the limits.
+    persons: Counts<Person>,
     /// The number of all waiters, and of those that count towards the limits.
     waiting: usize,
     counted: usize,
@@ -318,6 +322,7 @@ impl State {
             waited_for: HashMap::default(),
             held: HashMap::default(),
             owners: Owners::default(),
+            persons: Counts::default(),
             waiting: 0,
             counted: 0,
             next: 0,
@@ -370,6 +375,9 @@ impl State {
         queue.linked.remove(&number);
         self.waiting -= 1;
         self.counted -= usize::from(gone.is_counted);
+        if let Some(person) = gone.person.as_ref().filter(|_| gone.is_counted) {
+            self.persons.remove(person);
+        }
         self.owners.waits_no_more(&gone.owner, key, number, gone.is_counted);
         self.relink(&gone.owner);
         let is_empty = self.queues.get(key).is_some_and(|queue| queue.waiting.is_empty());

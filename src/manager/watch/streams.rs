@@ -1,41 +1,57 @@
 //! The number of open event streams.
 
 use std::{
-    collections::HashMap,
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// The open streams of this server, by the client's address.
+use crate::{actor::Person, manager::counts::Counts};
+
+/// The open streams of this server.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Streams(Arc<Mutex<HashMap<Option<IpAddr>, usize>>>);
+pub(crate) struct Streams(Arc<Mutex<Open>>);
+
+#[derive(Debug, Default)]
+struct Open {
+    by_address: Counts<Option<IpAddr>>,
+    by_person: Counts<Person>,
+}
 
 /// How many streams may be open.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) total: usize,
     pub(crate) per_address: usize,
+    pub(crate) per_person: usize,
 }
 
 impl Streams {
-    fn open(&self) -> MutexGuard<'_, HashMap<Option<IpAddr>, usize>> {
+    fn open(&self) -> MutexGuard<'_, Open> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many streams are open.
     pub(crate) fn count(&self) -> usize {
-        self.open().values().sum()
+        self.open().by_address.all()
     }
 
     /// Counts one more stream until it is dropped. `None` if there are too many.
-    pub(crate) fn admit(&self, to: Option<IpAddr>, limits: Limits) -> Option<Admitted> {
+    pub(crate) fn admit(
+        &self,
+        to: Option<IpAddr>,
+        person: Person,
+        limits: Limits,
+    ) -> Option<Admitted> {
         let mut open = self.open();
-        let here = open.get(&to).copied().unwrap_or(0);
-        if here >= limits.per_address || open.values().sum::<usize>() >= limits.total {
+        if open.by_address.of(&to) >= limits.per_address
+            || open.by_person.of(&person) >= limits.per_person
+            || open.by_address.all() >= limits.total
+        {
             return None;
         }
-        open.insert(to, here + 1);
-        Some(Admitted { streams: self.clone(), to })
+        open.by_address.add(to);
+        open.by_person.add(person.clone());
+        Some(Admitted { streams: self.clone(), to, person })
     }
 }
 
@@ -44,17 +60,14 @@ impl Streams {
 pub(crate) struct Admitted {
     streams: Streams,
     to: Option<IpAddr>,
+    person: Person,
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
         let mut open = self.streams.open();
-        if let Some(here) = open.get_mut(&self.to) {
-            *here -= 1;
-            if *here == 0 {
-                open.remove(&self.to);
-            }
-        }
+        open.by_address.remove(&self.to);
+        open.by_person.remove(&self.person);
     }
 }
 
@@ -64,18 +77,22 @@ mod tests {
 
     #[test]
     fn no_more_are_open_than_may_be_and_who_goes_makes_room() {
-        let (streams, limits) = (Streams::default(), Limits { total: 3, per_address: 2 });
+        let streams = Streams::default();
+        let limits = Limits { total: 4, per_address: 3, per_person: 2 };
         let [one, two] = [Some([10, 0, 0, 1].into()), Some([10, 0, 0, 2].into())];
-        let first = streams.admit(one, limits);
-        let second = streams.admit(one, limits);
+        let open = |to, user: &str| streams.admit(to, Person::User(user.to_owned()), limits);
+        let first = open(one, "alice");
+        let second = open(two, "alice");
         assert!(first.is_some() && second.is_some());
-        assert!(streams.admit(one, limits).is_none(), "two to one address");
-        let third = streams.admit(two, limits);
-        assert!(third.is_some());
-        assert!(streams.admit(two, limits).is_none(), "three in all");
-        drop(first);
-        assert!(streams.admit(two, limits).is_some());
-        drop((second, third));
-        assert!(streams.open().is_empty());
+        assert!(open(one, "alice").is_none(), "two of one person");
+        let others = [open(one, "bob"), open(one, "carol")];
+        assert!(others.iter().all(Option::is_some));
+        assert!(open(two, "dave").is_none(), "four in all");
+        drop(second);
+        assert!(open(one, "dave").is_none(), "three to one address");
+        assert!(open(two, "dave").is_some());
+        drop((first, others));
+        assert_eq!(streams.count(), 0);
+        assert!(open(two, "alice").is_some());
     }
 }

@@ -1,6 +1,6 @@
 //! Whose locks they are: the state of one document, or of many.
 
-use actix_web::{HttpRequest, ResponseError, http::StatusCode, web::Json};
+use actix_web::{HttpRequest, ResponseError, http::StatusCode};
 use serde::{Deserialize, Serialize};
 
 use super::{Body, allowed, bad_request, named, read};
@@ -10,7 +10,7 @@ use crate::{
     web::{
         Problem, SessionLocks,
         access::Access,
-        format::{millis, rfc3339},
+        format::{Current, millis, rfc3339},
         request::RequestLocks,
         same_site::SameSite,
     },
@@ -79,11 +79,11 @@ impl StateBody {
 pub(super) async fn of_one(
     locks: SessionLocks,
     req: HttpRequest,
-) -> Result<Json<StateBody>, Problem> {
+) -> Result<Current<StateBody>, Problem> {
     let key = allowed(&locks, &req, Access::Look).await?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
     let lock = locks.manager().inspect_by(&key, aid.as_ref(), until).await?;
-    Ok(Json(StateBody::of(&key, lock, &locks.locks)))
+    Ok(Current(StateBody::of(&key, lock, &locks.locks)))
 }
 
 #[derive(Default, Deserialize)]
@@ -119,7 +119,7 @@ pub(super) async fn of_many(
     _: SameSite,
     locks: SessionLocks,
     body: Body,
-) -> Result<Json<StatusAnswer>, Problem> {
+) -> Result<Current<StatusAnswer>, Problem> {
     let permissions = locks.locks.permissions();
     permissions.check_any()?;
     let StatusBody { keys } = read(body)?;
@@ -147,5 +147,5 @@ pub(super) async fn of_many(
             key: key.to_string(),
         })
     });
-    Ok(Json(StatusAnswer { locks: known.chain(unknown).collect() }))
+    Ok(Current(StatusAnswer { locks: known.chain(unknown).collect() }))
 }

@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    net::IpAddr,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -10,7 +11,7 @@ use actix_web::{HttpMessage, HttpRequest};
 use tokio::time::timeout_at;
 
 use crate::{
-    actor::Actor,
+    actor::{Actor, Person},
     clock,
     error::LockError,
     key::LockKey,
@@ -142,6 +143,16 @@ impl RequestLocks {
         self.permissions().check_all(keys).await
     }
 
+    /// Whom the limits for each person count this request for.
+    pub(in crate::web) fn counts_as(&self) -> Person {
+        let aid = self.0.aid_before.borrow();
+        Person::of(self.person().as_ref(), aid.as_ref(), self.address())
+    }
+
+    pub(in crate::web) fn address(&self) -> Option<IpAddr> {
+        self.0.address
+    }
+
     /// What this person may see and lock.
     pub(in crate::web) fn permissions(&self) -> Permissions {
         Permissions {
@@ -268,7 +279,8 @@ impl RequestLocks {
         let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
         let (holder, ttl) = (actor.holder(), manager.ttl());
         let (tab, page) = (self.0.tab, self.0.page);
-        let wanted = Wanted { key, aid, holder, tab, page, mode, ttl };
+        let person = Some(self.counts_as());
+        let wanted = Wanted { key, aid, person, holder, tab, page, mode, ttl };
         // A request of an idle page renews nothing else, so it must renew this lock.
         if !self.0.idle
             && let Some(confirmed) = manager.reenter(&wanted, how.load, self.begin()).await?

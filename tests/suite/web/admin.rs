@@ -26,6 +26,9 @@ async fn only_permitted_people_see_the_table_of_all_locks() {
         Browser::new(&app).get(uri).await.problem(403);
         assert_eq!(root.get(uri).await.status, 200, "{uri}");
     }
+    let page = root.get("/locks/admin").await;
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(policy.contains("frame-ancestors 'none'") && policy.contains("default-src 'self'"));
     let token = alice.post("/locks/note/b").await.json()["token"].clone();
     tokio::time::sleep(Duration::from_millis(5)).await;
     root.post("/locks/note/a").await.token();

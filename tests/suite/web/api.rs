@@ -5,6 +5,7 @@ use serde_json::json;
 use actix_doclock::Named;
 
 use super::*;
+use crate::rig::log::{count_logged, log_lines};
 
 #[actix_web::test]
 async fn a_lock_is_taken_confirmed_shown_and_released() {
@@ -156,6 +157,78 @@ async fn a_page_of_another_site_changes_nothing() {
     }
     assert_eq!(holder_of(&locks, "a").await, None);
     assert_eq!(alice.post("/locks/note/b").await.token(), token);
+}
+
+#[actix_web::test]
+async fn a_page_of_a_sister_host_or_another_port_changes_nothing_unless_it_is_trusted() {
+    let (locks, _) = embedded().await;
+    let app =
+        serve_with(&locks, |session| session.trusted_origin("https://spa.shop.example")).await;
+    let root = Browser::logged_in(&app, "root").await;
+    let ask = async |site: &'static str, origin: &'static str| {
+        let request = root
+            .request(Method::POST, "/locks/note/a")
+            .insert_header(("host", "shop.example"))
+            .insert_header(("sec-fetch-site", site))
+            .insert_header(("origin", origin));
+        root.send(request).await
+    };
+    for origin in ["https://wiki.shop.example", "https://shop.example:8443", "null"] {
+        assert_eq!(ask("same-site", origin).await.problem(403)["code"], "cross_site", "{origin}");
+    }
+    assert_eq!(ask("same-site", "https://spa.shop.example").await.status, 201);
+    assert_eq!(ask("same-origin", "https://shop.example").await.status, 200);
+}
+
+#[actix_web::test]
+async fn no_answer_about_locks_is_cached() {
+    let (locks, _) =
+        embedded_with(|settings| settings.admin_policy(|person| person.has_role("chief"))).await;
+    let app = serve_with_cookies(&locks).await;
+    let root = Browser::logged_in(&app, "root").await;
+    for answer in [
+        root.post("/locks/note/a").await,
+        root.post("/locks/note/a").await,
+        root.get("/locks/note/a").await,
+        root.get("/locks").await,
+        root.post("/locks/heartbeat").await,
+        root.post_json("/locks/status", json!({ "keys": ["note/a"] })).await,
+        root.get("/locks/admin.json").await,
+    ] {
+        assert!(answer.status.is_success());
+        assert_eq!(answer.header("content-type"), Some("application/json"));
+        assert_eq!(answer.header("cache-control"), Some("no-store"), "{}", answer.text());
+    }
+}
+
+#[actix_web::test]
+async fn a_visitor_writes_few_short_and_harmless_lines_into_the_log() {
+    log_lines();
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let visitor = Browser::new(&app);
+    let line = "the lock API for the collection";
+    tokio::time::pause();
+    let name = "evil\n\u{1b}[31m\u{202e}ERROR the database is gone";
+    let path = name.replace('\n', "%0A").replace('\u{1b}', "%1B").replace('\u{202e}', "%E2%80%AE");
+    visitor.get(&format!("/locks/{}/1", path.replace(' ', "%20"))).await.problem(401);
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.get(&format!("/locks/{}/1", path.replace(' ', "%20"))).await.problem(404);
+    assert_eq!(count_logged(&[line, "evil\\n\\u{1b}[31m\\u{202e}ERROR the database is gone"]), 1);
+    assert_eq!(count_logged(&[line, "evil\n"]), 0);
+    for n in 0..500 {
+        let keys: Vec<_> = (0..200).map(|i| format!("flood{n}/{i}")).collect();
+        alice.post_json("/locks/status", json!({ "keys": keys })).await.problem(404);
+    }
+    assert_eq!(count_logged(&[line, "flood"]), 0, "within ten seconds of the first line");
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let long = "flood".repeat(1_000);
+    for _ in 0..2 {
+        alice.get(&format!("/locks/{long}/1")).await.problem(404);
+    }
+    assert_eq!(count_logged(&[line, "flood"]), 1);
+    assert_eq!(count_logged(&[line, &long[..200]]), 1);
+    assert_eq!(count_logged(&[line, &long[..201]]), 0);
 }
 
 #[actix_web::test]

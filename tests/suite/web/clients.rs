@@ -6,9 +6,13 @@ use actix_web::dev::ServiceRequest;
 use super::*;
 use crate::rig::log::{log_lines, logged};
 
-/// `Authorization: alice laptop` stands for a token that was checked: the person, and the login.
+/// `Authorization: alice laptop` stands for a token that was checked: the person, and the login. A cookie
+/// and a header of the application may carry such a token, too.
 fn whose(req: &ServiceRequest) -> Option<(Aid, Actor)> {
-    let token = req.headers().get("authorization")?.to_str().ok()?;
+    let cookie = req.cookie("jwt").map(|it| it.value().to_owned());
+    let header = |name| Some(req.headers().get(name)?.to_str().ok()?.to_owned());
+    let token = header("authorization").or(header("x-api-key")).or(cookie)?;
+    let token = token.trim_start_matches("Bearer ");
     let (person, login) = token.split_once(' ')?;
     Some((Aid::of_client(person, login), Actor::new(person).with_id(person)))
 }
@@ -184,12 +188,34 @@ async fn a_reader_that_sends_its_own_token_and_wants_to_write_is_in_its_own_sess
 #[actix_web::test]
 async fn a_page_of_another_site_may_send_a_token_but_no_cookie() {
     let (locks, _) = embedded().await;
-    let app = serve_clients(&locks).await;
-    let elsewhere = |request: TestRequest| request.insert_header(("sec-fetch-site", "cross-site"));
+    let elsewhere = |request: TestRequest| {
+        request
+            .insert_header(("sec-fetch-site", "cross-site"))
+            .insert_header(("origin", "https://evil.example"))
+    };
+    let app = test::init_service(
+        App::new().wrap(locks.clients(whose).token_header("X-Api-Key")).configure(routes),
+    )
+    .await;
     let client = Browser::new(&app);
-    let request = client.request(Method::POST, "/locks/note/a");
-    let request = elsewhere(request.insert_header(("authorization", "alice laptop")));
-    assert_eq!(client.send(request).await.status, 201);
+    let sends = async |headers: &[(&'static str, &'static str)]| {
+        let request = client.request(Method::POST, "/locks/note/a");
+        let request = headers.iter().fold(request, |request, it| request.insert_header(*it));
+        client.send(elsewhere(request)).await
+    };
+    // A browser adds these to the requests of any page.
+    for added in [
+        &[("cookie", "jwt=alice laptop")][..],
+        &[("authorization", "Basic YWxpY2U6eA==")],
+        &[("authorization", "alice laptop")],
+        &[("authorization", "Bearer alice laptop"), ("cookie", "theme=dark")],
+        &[("x-api-key", "alice laptop"), ("cookie", "theme=dark")],
+    ] {
+        assert_eq!(sends(added).await.problem(403)["code"], "cross_site", "{added:?}");
+    }
+    assert!(locks.list().await.unwrap().is_empty());
+    assert_eq!(sends(&[("authorization", "Bearer alice laptop")]).await.status, 201);
+    assert_eq!(sends(&[("x-api-key", "alice laptop")]).await.status, 200);
     // The browser sends a cookie with the requests of all sites.
     let app = serve_with_cookies(&locks).await;
     let bob = Browser::logged_in(&app, "bob").await;

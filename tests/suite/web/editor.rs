@@ -1,9 +1,12 @@
 //! The example, run as a program and used over HTTP, on each store.
 
+use std::process::Stdio;
+
 use actix_web::http::header;
 use awc::Client;
 use mongodb::bson::{Bson, doc, oid::ObjectId};
 use serde_json::json;
+use tokio::{io::AsyncWriteExt, net::TcpSocket, task::spawn_blocking};
 
 use super::*;
 use crate::rig::{self, editor::Editor};
@@ -261,6 +264,33 @@ async fn it_reports_that_it_is_ready_and_that_it_is_not_while_the_database_is_aw
     assert_eq!(ask().await, (503, json!("unavailable")));
     server.resume();
     crate::rig::app::eventually("it is ready again", async || ask().await.0 == 200).await;
+}
+
+/// The server waits for its connections, and the slow page takes nothing of what it is sent: more than the
+/// buffers hold.
+#[actix_web::test]
+async fn a_page_that_takes_nothing_is_cut_when_the_server_is_stopped() {
+    let editor = Editor::with_warnings_in(Stdio::piped(), &[]);
+    // Six times as long in an event.
+    let name = format!("b{}b", "\u{1}".repeat(198));
+    let alice = Person::logged_in(&editor, &name).await;
+    let lock = alice.first_document().await.replace("/api", "/locks");
+    let cookie = alice.cookie.borrow().as_ref().unwrap().stripped().to_string();
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    let address = editor.url("").trim_start_matches("http://").to_owned();
+    let mut page = socket.connect(address.parse().unwrap()).await.unwrap();
+    let asks = format!("GET /locks/events HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\n\r\n");
+    page.write_all(asks.as_bytes()).await.unwrap();
+    let open = async || alice.get("/health").await.1["event_streams"] == 1;
+    crate::rig::app::eventually("the stream is open", open).await;
+    for _ in 0..1_500 {
+        assert_eq!(alice.post(&lock).await.0, 201);
+        assert_eq!(alice.send(Method::DELETE, &lock, None).await.0, 204);
+    }
+    let warnings = spawn_blocking(move || editor.stopped()).await.unwrap();
+    assert!(warnings.contains("the clients of 1 event streams take nothing"), "{warnings}");
+    drop(page);
 }
 
 #[cfg(feature = "metrics")]

@@ -76,10 +76,13 @@ where
 
 #[actix_web::test]
 async fn each_page_is_told_whether_the_lock_is_its_own() {
-    let (locks, _) = embedded().await;
+    let (locks, _) =
+        embedded_with(|settings| settings.admin_policy(|person| person.has_role("chief"))).await;
     let app = serve_with_cookies(&locks).await;
     let (alice, root) =
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "root").await);
+    let (bob, phone) =
+        (Browser::logged_in(&app, "bob").await, Browser::logged_in(&app, "alice").await);
     let mut here = alice.listen(&format!("?tab={ONE}")).await;
     let request = alice.request(Method::POST, "/locks/note/a").insert_header(("doclock-tab", ONE));
     let token = alice.send(request).await.token();
@@ -98,16 +101,23 @@ async fn each_page_is_told_whether_the_lock_is_its_own() {
     let query = format!("?tab={TWO}");
     let request = Browser::copy(&alice);
     let (mut there, mut roots) = (open(&request, &query).await, open(&root, "").await);
+    let (mut bobs, mut phones) = (open(&bob, "").await, open(&phone, "").await);
     let why = json!({ "reason": "gone \"home\"\n\nat noon" });
     assert_eq!(root.post_json("/locks/note/a/break", why.clone()).await.status, 204);
-    for (stream, was) in [(&mut here, "mine"), (&mut there, "mine_elsewhere"), (&mut roots, "held")]
-    {
+    // The reason is for the session that has lost the lock, and for administrators.
+    for (stream, was, reason) in [
+        (&mut here, "mine", Some(&why["reason"])),
+        (&mut there, "mine_elsewhere", Some(&why["reason"])),
+        (&mut roots, "held", Some(&why["reason"])),
+        (&mut bobs, "held", None),
+        (&mut phones, "held", None),
+    ] {
         let (event, data) = stream.event().await;
         assert_eq!(
             (event.as_str(), &data["state"], &data["was"]),
             ("broken", &"free".into(), &was.into())
         );
-        assert_eq!((&data["by"], &data["reason"]), (&"root".into(), &why["reason"]));
+        assert_eq!((&data["by"], data.get("reason")), (&"root".into(), reason));
         assert_eq!(data["holder"]["label"], "alice");
     }
 }
@@ -189,6 +199,40 @@ async fn the_number_of_streams_is_limited_and_a_closed_stream_makes_room() {
 }
 
 #[actix_web::test]
+async fn one_person_has_a_limit_of_streams_and_shuts_nobody_out() {
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, |session| session.event_streams_per_person(2)).await;
+    let (desk, laptop, bob) = (
+        Browser::logged_in(&app, "alice").await,
+        Browser::logged_in(&app, "alice").await,
+        Browser::logged_in(&app, "bob").await,
+    );
+    let (_one, _two) = (desk.listen("").await, open(&laptop, "").await);
+    for alice in [&desk, &laptop] {
+        let one_more = alice.request(Method::GET, "/locks/events").to_request();
+        assert_eq!(app.call(one_more).await.unwrap().status(), 503);
+    }
+    let _his = open(&bob, "").await;
+}
+
+/// Where anybody may look.
+#[actix_web::test]
+async fn visitors_from_one_address_share_a_limit_of_streams() {
+    let (locks, _) = embedded().await;
+    let anybody = async |_, _, _| true;
+    let app =
+        serve_with(&locks, |session| session.access_policy(anybody).event_streams_per_person(2))
+            .await;
+    let from = |host: u8| {
+        let visitor = Browser::new(&app).request(Method::GET, "/locks/events");
+        visitor.peer_addr(([10, 0, 0, host], 1).into()).to_request()
+    };
+    let _both = (app.call(from(1)).await.unwrap(), app.call(from(1)).await.unwrap());
+    assert_eq!(app.call(from(1)).await.unwrap().status(), 503);
+    assert_eq!(app.call(from(2)).await.unwrap().status(), 200);
+}
+
+#[actix_web::test]
 async fn a_stream_without_events_shows_that_it_is_alive() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
@@ -216,7 +260,7 @@ async fn a_stream_ends_with_its_session() {
 #[actix_web::test]
 async fn streams_end_at_once_when_the_server_is_stopped() {
     let (locks, _) = embedded().await;
-    let app = serve_with_cookies(&locks).await;
+    let app = serve_with(&locks, |session| session.event_streams_per_person(100)).await;
     let browser = Browser::logged_in(&app, "alice").await;
     let mut streams = vec![browser.listen("").await];
     for _ in 1..100 {

@@ -349,6 +349,41 @@ async fn a_session_with_too_many_waiters_is_refused_and_others_still_wait() {
     assert_eq!(locks.health().waiting, 0);
 }
 
+#[actix_web::test]
+async fn the_waiters_of_a_person_are_limited_over_all_sessions() {
+    let (locks, _) =
+        embedded_with(|settings| settings.max_waiters_per_session(1).max_waiters_per_person(2))
+            .await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = [
+        Browser::logged_in(&app, "alice").await,
+        Browser::logged_in(&app, "alice").await,
+        Browser::logged_in(&app, "alice").await,
+    ];
+    let bob = Browser::logged_in(&app, "bob").await;
+    let held = hold(&locks, "a").await;
+    let wait = async |browser: &Browser<'_, _>| {
+        let granted = browser.post_json("/locks/note/a", long()).await;
+        assert_eq!(granted.status, 201, "{}", granted.text());
+        browser.delete("/locks/note/a").await;
+    };
+    let one_too_many = async {
+        eventually("they wait", async || locks.health().waiting == 3).await;
+        let refused = in_time(alice[2].post_json("/locks/note/a", long())).await;
+        assert_eq!(refused.problem(503)["code"], "too_many_waiters");
+        drop(held);
+    };
+    in_time(async { tokio::join!(wait(&alice[0]), wait(&alice[1]), wait(&bob), one_too_many) })
+        .await;
+    // Whoever has left makes room.
+    let held = hold(&locks, "a").await;
+    let again = async {
+        eventually("they wait", async || locks.health().waiting == 2).await;
+        drop(held);
+    };
+    in_time(async { tokio::join!(wait(&alice[2]), wait(&alice[0]), again) }).await;
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 struct Ticket {
     #[serde(rename = "_id")]

@@ -1,6 +1,6 @@
 //! Limits on the number of waiters.
 //!
-//! The number of waiters is limited per session and in total. The first waiter of a queue counts once the
+//! The number of waiters is limited per session, per person and in total. The first waiter of a queue counts once the
 //! store has refused it, or once another waiter joins behind it: before that, it is an ordinary attempt.
 
 use crate::{
@@ -12,6 +12,8 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub(in crate::manager) struct Limits {
     pub(in crate::manager) per_session: usize,
+    /// In all its sessions. At least that of one session.
+    pub(in crate::manager) per_person: usize,
     pub(in crate::manager) all: usize,
 }
 
@@ -19,16 +21,21 @@ pub(in crate::manager) struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::manager) struct TooMany {
     pub(in crate::manager) limit: usize,
+    /// Or per person.
     pub(in crate::manager) per_session: bool,
 }
 
 impl State {
-    /// Jobs have no limit per session: each guard of a job has a session of its own.
+    /// Jobs have no limit but the total: each guard of a job has a session of its own.
     pub(super) fn has_room_for(&self, waiter: &Waiter) -> Result<(), TooMany> {
-        let Limits { per_session, all } = self.limits;
+        let Limits { per_session, per_person, all } = self.limits;
         let is_session = waiter.aid == waiter.owner;
         if is_session && self.owners.counted(&waiter.owner) >= per_session {
             return Err(TooMany { limit: per_session, per_session: true });
+        }
+        let per_person = per_person.max(per_session);
+        if waiter.person.as_ref().is_some_and(|it| self.persons.of(it) >= per_person) {
+            return Err(TooMany { limit: per_person, per_session: true });
         }
         if self.counted >= all {
             return Err(TooMany { limit: all, per_session: false });
@@ -53,6 +60,9 @@ impl State {
         if let Some(waiter) = waiter.filter(|waiter| !waiter.is_counted) {
             waiter.is_counted = true;
             self.owners.counts(&waiter.owner);
+            if let Some(person) = &waiter.person {
+                self.persons.add(person.clone());
+            }
             self.counted += 1;
         }
     }

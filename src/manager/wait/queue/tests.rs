@@ -8,7 +8,7 @@ fn key(id: &str) -> LockKey {
 }
 
 fn unlimited() -> Queues {
-    Queues::new(Limits { per_session: usize::MAX, all: usize::MAX })
+    Queues::new(Limits { per_session: usize::MAX, per_person: usize::MAX, all: usize::MAX })
 }
 
 fn joins(queues: &Queues, key: &LockKey, owner: &Aid) -> Place {
@@ -23,6 +23,7 @@ fn try_join(queues: &Queues, key: &LockKey, owner: &Aid, mode: Mode) -> Result<P
     let wanted = Wanted {
         key: key.clone(),
         aid: Aid::new(),
+        person: None,
         holder: Holder::new("alice"),
         tab: None,
         page: None,
@@ -621,7 +622,7 @@ fn what_a_newcomer_costs() {
 /// The store may take its time to refuse the first waiter.
 #[test]
 fn a_newcomer_does_not_take_the_room_of_the_waiter_that_came_first() {
-    let queues = Queues::new(Limits { per_session: usize::MAX, all: 2 });
+    let queues = Queues::new(Limits { per_session: usize::MAX, per_person: usize::MAX, all: 2 });
     let a = key("a");
     let first = joins(&queues, &a, &Aid::new());
     let _second = joins(&queues, &a, &Aid::new());

@@ -19,6 +19,7 @@ use tokio::sync::{Notify, oneshot::Sender};
 use tokio_util::task::TaskTracker;
 
 use crate::{
+    actor::Person,
     lock::{Aid, Mode},
     manager::{
         claim::{Acquired, Wanted},
@@ -35,6 +36,8 @@ pub(in crate::manager) struct Waiter {
     pub(in crate::manager) owner: Aid,
     /// The session that asks the store. A guard has a session of its own.
     pub(super) aid: Aid,
+    /// Whose waiters are limited together.
+    pub(super) person: Option<Person>,
     pub(in crate::manager) mode: Mode,
     /// It counts towards the limits: another waiter is ahead of it, or the store has refused it. Before
     /// that, it costs no more than a caller that does not want to wait.
@@ -89,6 +92,7 @@ impl Waiter {
         Self {
             owner: owner.clone(),
             aid: wanted.aid.clone(),
+            person: wanted.person.clone(),
             mode: wanted.mode,
             is_counted: false,
             phase: Phase::Waiting,
