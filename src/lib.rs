@@ -60,7 +60,7 @@ pub mod extract {
 /// The types of the wraps.
 #[cfg(feature = "web")]
 pub mod wrap {
-    pub use crate::web::{Clients, Locking, LockingClients, LockingMiddleware};
+    pub use crate::web::{Clients, IntoServer, Locking, LockingClients, LockingMiddleware};
 }
 
 /// The answers of [`LockManager::health`] and [`LockManager::check_health`].

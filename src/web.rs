@@ -25,6 +25,7 @@ pub use api::lock_api;
 pub use clients::{Clients, LockingClients};
 pub use extract::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc, Share, SharedDoc};
 pub use problem::Problem;
+pub use serve::IntoServer;
 pub use session::LockingSession;
 pub use session_locks::SessionLocks;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]

@@ -147,14 +147,12 @@ async fn serve<S: SessionStore + 'static>(
             .service(web::scope("/locks").configure(lock_api))
             .default_service(web::to(routes::not_found))
     })
-    // A waiter who closes the tab should no longer get the lock.
-    .h1_allow_half_closed(false)
-    // Nor should a page that takes nothing keep its connection.
+    // A page that takes nothing should not keep its connection.
     .on_connect(LockManager::cut_slow_readers)
     .bind(&args.bind)?;
     for address in server.addrs() {
         println!("listening on http://{address}");
     }
-    manager.serve(server.run()).await?;
+    manager.serve(server).await?;
     Ok(())
 }

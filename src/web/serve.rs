@@ -3,9 +3,15 @@
 //! actix-web asks a body for more only when the client has taken most of what was sent before. So a stream of
 //! events cannot end itself once its client takes nothing: only the connection can be cut, from outside.
 
-use std::{any::Any, future::pending, io, time::Duration};
+use std::{any::Any, fmt, future::pending, io, time::Duration};
 
-use actix_web::dev::{Extensions, Server};
+use actix_http::{Request, Response};
+use actix_service::IntoServiceFactory;
+use actix_web::{
+    Error, HttpServer,
+    body::MessageBody,
+    dev::{AppConfig, Extensions, Server, Service, ServiceFactory},
+};
 use tokio::time::sleep;
 
 use crate::manager::LockManager;
@@ -19,6 +25,37 @@ const TO_END: Duration = Duration::from_secs(10);
 #[cfg(target_os = "linux")]
 const TO_TAKE: Duration = Duration::from_secs(30);
 
+/// What [`LockManager::serve`] runs: an [`HttpServer`] that is bound to its addresses, or a [`Server`] that is already
+/// made from one.
+pub trait IntoServer {
+    /// The server, with the settings that locks need.
+    fn into_server(self) -> Server;
+}
+
+impl IntoServer for Server {
+    fn into_server(self) -> Server {
+        self
+    }
+}
+
+impl<F, I, S, B> IntoServer for HttpServer<F, I, S, B>
+where
+    F: Fn() -> I + Send + Clone + 'static,
+    I: IntoServiceFactory<S, Request>,
+    S: ServiceFactory<Request, Config = AppConfig> + 'static,
+    S::Error: Into<Error> + 'static,
+    S::InitError: fmt::Debug,
+    S::Response: Into<Response<B>> + 'static,
+    <S::Service as Service<Request>>::Future: 'static,
+    S::Service: 'static,
+    B: MessageBody + 'static,
+{
+    /// With `h1_allow_half_closed(false)`: a client that hangs up while it waits should no longer get the lock.
+    fn into_server(self) -> Server {
+        self.h1_allow_half_closed(false).run()
+    }
+}
+
 impl LockManager {
     /// Runs the HTTP server until it stops, and then [shuts the manager down](Self::shutdown).
     ///
@@ -27,6 +64,10 @@ impl LockManager {
     /// actix-web receives the signal as well, and stops as usual. If you stop the server by its
     /// [`ServerHandle`](actix_web::dev::ServerHandle), call [`begin_shutdown`](Self::begin_shutdown)
     /// first.
+    ///
+    /// It also sets [`h1_allow_half_closed(false)`](HttpServer::h1_allow_half_closed) on an [`HttpServer`]: a client
+    /// that closes its connection while it waits for a lock leaves the queue. Set it yourself on a server that you
+    /// `run` yourself.
     ///
     /// If a stream of events is still open 10 s after the signal, because its client takes nothing, all
     /// connections are cut, with the requests that are under way by then.
@@ -37,16 +78,16 @@ impl LockManager {
     /// # #[actix_web::main]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let locks = LockManager::builder(MemoryStore::new()).build().await?;
-    /// let server = HttpServer::new(|| App::new()).bind("127.0.0.1:8080")?.run();
+    /// let server = HttpServer::new(|| App::new()).bind("127.0.0.1:8080")?;
     /// locks.serve(server).await?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     /// The errors of the server.
-    pub async fn serve(&self, server: Server) -> io::Result<()> {
+    pub async fn serve(&self, server: impl IntoServer) -> io::Result<()> {
         let served = tokio::select! {
-            served = server => served,
+            served = server.into_server() => served,
             // Drops the server, which cuts its connections.
             () = self.is_stopped_in_vain() => Ok(()),
         };

@@ -167,7 +167,8 @@ impl<W> Locking<W> {
     ///
     /// The connection stays open meanwhile, so stay below the time-outs of proxies and browsers. A client
     /// that gives up loses its place in the queue, once the server notices. The server notices it over
-    /// HTTP/1 only with [`h1_allow_half_closed(false)`](actix_web::HttpServer::h1_allow_half_closed), and
+    /// HTTP/1 only with [`h1_allow_half_closed(false)`](actix_web::HttpServer::h1_allow_half_closed), which
+    /// [`serve`](LockManager::serve) sets, and
     /// over HTTP/2 not at all. Otherwise the request goes on, and if the lock is granted to it, the
     /// session holds the lock.
     pub fn wait_for_documents(mut self, time: Duration) -> Self {

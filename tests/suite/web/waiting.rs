@@ -152,9 +152,9 @@ async fn a_client_that_disconnects_while_it_waits_leaves_neither_place_nor_lock(
         let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
         App::new().wrap(manager.session(session)).configure(routes)
     });
-    let server = server.workers(1).h1_allow_half_closed(false).listen(listener).unwrap().run();
-    let handle = server.handle();
-    actix_web::rt::spawn(server);
+    let server = server.workers(1).listen(listener).unwrap();
+    let serves = locks.clone();
+    let serves = actix_web::rt::spawn(async move { serves.serve(server).await });
     let held = hold(&locks, "a").await;
     let mut client = TcpStream::connect(address).await.unwrap();
     let body = long().to_string();
@@ -175,7 +175,7 @@ async fn a_client_that_disconnects_while_it_waits_leaves_neither_place_nor_lock(
         locks.inspect(&key("a")).await.unwrap().is_none(),
         "no lock is left for a client that has gone"
     );
-    handle.stop(false).await;
+    serves.abort();
 }
 
 #[actix_web::test]
