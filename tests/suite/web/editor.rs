@@ -6,7 +6,11 @@ use actix_web::http::header;
 use awc::Client;
 use mongodb::bson::{Bson, doc, oid::ObjectId};
 use serde_json::json;
-use tokio::{io::AsyncWriteExt, net::TcpSocket, task::spawn_blocking};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpSocket,
+    task::spawn_blocking,
+};
 
 use super::*;
 use crate::rig::{self, editor::Editor};
@@ -276,18 +280,27 @@ async fn a_page_that_takes_nothing_is_cut_when_the_server_is_stopped() {
     let alice = Person::logged_in(&editor, &name).await;
     let lock = alice.first_document().await.replace("/api", "/locks");
     let cookie = alice.cookie.borrow().as_ref().unwrap().stripped().to_string();
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4_096).unwrap();
     let address = editor.url("").trim_start_matches("http://").to_owned();
-    let mut page = socket.connect(address.parse().unwrap()).await.unwrap();
     let asks = format!("GET /locks/events HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\n\r\n");
-    page.write_all(asks.as_bytes()).await.unwrap();
-    let open = async || alice.get("/health").await.1["event_streams"] == 1;
-    crate::rig::app::eventually("the stream is open", open).await;
-    for _ in 0..1_500 {
+    let listens = async |buffer: u32| {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(buffer).unwrap();
+        let mut page = socket.connect(address.parse().unwrap()).await.unwrap();
+        page.write_all(asks.as_bytes()).await.unwrap();
+        page
+    };
+    let (page, mut reader) = (listens(4_096).await, listens(1 << 20).await);
+    let open = async || alice.get("/health").await.1["event_streams"] == 2;
+    crate::rig::app::eventually("the streams are open", open).await;
+    // The other stream shows how much was sent, until it is more than the system keeps.
+    let (mut told, mut some) = (0, vec![0; 1 << 16]);
+    while told < 8 << 20 {
         assert_eq!(alice.post(&lock).await.0, 201);
+        told += reader.read(&mut some).await.unwrap();
         assert_eq!(alice.send(Method::DELETE, &lock, None).await.0, 204);
+        told += reader.read(&mut some).await.unwrap();
     }
+    drop(reader);
     let warnings = spawn_blocking(move || editor.stopped()).await.unwrap();
     assert!(warnings.contains("the clients of 1 event streams take nothing"), "{warnings}");
     drop(page);

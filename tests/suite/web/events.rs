@@ -220,9 +220,10 @@ async fn one_person_has_a_limit_of_streams_and_shuts_nobody_out() {
 async fn visitors_from_one_address_share_a_limit_of_streams() {
     let (locks, _) = embedded().await;
     let anybody = async |_, _, _| true;
-    let app =
-        serve_with(&locks, |session| session.access_policy(anybody).event_streams_per_person(2))
-            .await;
+    let app = serve_with(&locks, |session| {
+        session.access_policy(anybody).admit_visitors().event_streams_per_person(2)
+    })
+    .await;
     let from = |host: u8| {
         let visitor = Browser::new(&app).request(Method::GET, "/locks/events");
         visitor.peer_addr(([10, 0, 0, host], 1).into()).to_request()

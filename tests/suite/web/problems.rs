@@ -97,8 +97,10 @@ async fn malformed_and_hostile_requests_get_a_problem_and_leave_no_lock() {
         let request = alice.request(Method::POST, "/locks/heartbeat").set_payload(body);
         alice.send(request).await.problem(400);
     }
-    for route in ["/locks/note/a", "/locks/note/a/release", "/locks/heartbeat"] {
-        let request = alice.request(Method::POST, route).set_payload(vec![b' '; 65 * 1024]);
+    for (route, kib) in
+        [("/locks/note/a", 65), ("/locks/note/a/release", 65), ("/locks/heartbeat", 513)]
+    {
+        let request = alice.request(Method::POST, route).set_payload(vec![b' '; kib * 1024]);
         alice.send(request).await.problem(413);
     }
     assert_eq!(holder_of(&locks, "a").await, None);
