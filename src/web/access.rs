@@ -35,11 +35,11 @@ pub enum Access {
 }
 
 pub(super) type Identify = Rc<dyn Fn(&Session) -> Option<Actor>>;
-type Answer = LocalBoxFuture<'static, Vec<bool>>;
+type Allows = dyn Fn(Option<Actor>, Vec<LockKey>, Access) -> LocalBoxFuture<'static, Vec<bool>>;
 
 /// The policy of the application, for many documents at once.
 #[derive(Clone)]
-pub(super) struct AccessPolicy(Rc<dyn Fn(Option<Actor>, Vec<LockKey>, Access) -> Answer>);
+pub(super) struct AccessPolicy(Rc<Allows>);
 
 /// How many documents of one call a policy for single documents is asked for at the same time, and how many calls
 /// the streams of events of one worker have under way.
