@@ -42,8 +42,11 @@ use crate::{
 /// `Result<LockedDoc<T>, LockError>`, the handler is called anyway, for example to show a read-only page:
 ///
 /// [`LockError::Held`] 423, [`LockError::StaleToken`] 412, [`LockError::NotFound`] 404,
-/// [`LockError::InvalidKey`] and [`LockError::MalformedToken`] 400, [`LockError::SessionEnded`] 401, [`LockError::Store`] 503,
-/// [`LockError::Document`] and [`LockError::Misconfigured`] 500.
+/// [`LockError::InvalidKey`] and [`LockError::MalformedToken`] 400, [`LockError::SessionEnded`] and
+/// [`LockError::LoginRequired`] 401, [`LockError::Store`] 503, [`LockError::Document`] and [`LockError::Misconfigured`] 500.
+///
+/// If there is an [access policy](crate::LockingSession::access_policy), it is asked before the store. Its "no" is
+/// [`LockError::NotFound`].
 ///
 /// If the client sends a `Lock-Token`, the lock is only confirmed, and it must have that token. A request
 /// for several documents sends all their tokens, separated by commas.

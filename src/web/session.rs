@@ -68,6 +68,10 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     /// Default: no person; the manager's [`holder_label`](crate::LockManagerBuilder::holder_label) is
     /// shown.
     ///
+    /// When a request changes the person of its session, or is the first with a person, the session gets a new aid,
+    /// and the locks of the old one are released. People are distinguished by their [id](Actor::with_id), or else by
+    /// their label.
+    ///
     /// With this setting, the [lock API](crate::lock_api) is for identified people only, unless there is an
     /// [access policy](Self::access_policy).
     pub fn identify(mut self, identify: impl Fn(&Session) -> Option<Actor> + 'static) -> Self {

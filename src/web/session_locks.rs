@@ -58,7 +58,7 @@ impl SessionLocks {
     /// the document exists, and ignores a `Lock-Token` of the client.
     ///
     /// # Errors
-    /// Those of [`LockedDoc`](crate::LockedDoc), without [`LockError::NotFound`].
+    /// Those of [`LockedDoc`](crate::LockedDoc); [`LockError::NotFound`] only from the access policy.
     ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
@@ -112,7 +112,7 @@ impl SessionLocks {
     /// in reverse order. See [`Job::acquire_all`](crate::Job::acquire_all) for the duties of the caller.
     ///
     /// # Errors
-    /// Those of [`LockedDoc`](crate::LockedDoc), without [`LockError::NotFound`].
+    /// Those of [`LockedDoc`](crate::LockedDoc); [`LockError::NotFound`] only from the access policy.
     ///
     /// # Cancel safety
     /// If the future is dropped, the freshly taken locks are given back if the answer of the request is
