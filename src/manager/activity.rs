@@ -12,7 +12,7 @@ use crate::{clock, key::LockKey, lock::Aid, store::Named};
 /// How many locks of a session are remembered as known to it.
 const KNOWN: usize = 32;
 /// How many tabs of a session are remembered. A tab that is forgotten is renewed a little too often.
-const TABS: usize = 32;
+const TABS: usize = 128;
 
 /// The next renewal of each session that was active here recently.
 ///

@@ -198,8 +198,14 @@ impl Permissions {
 /// The answers of the policy that all streams of events of a worker share. A person has one call for each set of
 /// documents, however many streams and events there are.
 pub(super) struct Answers {
-    known: RefCell<HashMap<Option<Actor>, HashMap<LockKey, Known>>>,
+    of: RefCell<HashMap<Option<Actor>, OfPerson>>,
     turns: Rc<Semaphore>,
+}
+
+struct OfPerson {
+    known: HashMap<LockKey, Known>,
+    /// One call at a time: a policy that hangs for one person leaves the turns to the others.
+    turn: Rc<Semaphore>,
 }
 
 /// The visible ones of its documents; `None` if the policy has failed.
@@ -215,7 +221,7 @@ struct Known {
 impl Answers {
     pub(super) fn new() -> Rc<Self> {
         let turns = Rc::new(Semaphore::new(AT_ONCE));
-        Rc::new(Self { known: RefCell::default(), turns })
+        Rc::new(Self { of: RefCell::default(), turns })
     }
 
     /// Of these documents, those that the person may look at.
@@ -240,12 +246,13 @@ impl Answers {
         person: &Option<Actor>,
         keys: HashSet<LockKey>,
     ) -> Vec<(LockKey, Call)> {
-        let mut all = self.known.borrow_mut();
+        let mut all = self.of.borrow_mut();
         if !all.contains_key(person) {
             // A person who is new here pays for those who have gone.
-            all.retain(|_, known| known.values().any(Known::is_fresh));
+            all.retain(|_, of| of.known.values().any(Known::is_fresh));
         }
-        let known = all.entry(person.clone()).or_default();
+        let new = || OfPerson { known: HashMap::new(), turn: Rc::new(Semaphore::new(1)) };
+        let OfPerson { known, turn } = all.entry(person.clone()).or_insert_with(new);
         if known.len() + keys.len() > REMEMBERED {
             known.retain(|_, it| it.is_fresh());
         }
@@ -255,7 +262,7 @@ impl Answers {
         let is_fresh = |key: &LockKey| known.get(key).is_some_and(Known::is_fresh);
         let unknown: Vec<_> = keys.iter().filter(|key| !is_fresh(key)).cloned().collect();
         if !unknown.is_empty() {
-            let call = self.call(policy.clone(), person.clone(), unknown.clone());
+            let call = self.call(policy.clone(), person.clone(), unknown.clone(), Rc::clone(turn));
             let new = Known { call, at: clock::now() };
             known.extend(unknown.into_iter().map(|key| (key, new.clone())));
         }
@@ -267,9 +274,16 @@ impl Answers {
     }
 
     /// In a task of its own, because the streams that wait for it may end. `None` if the policy fails.
-    fn call(&self, policy: AccessPolicy, person: Option<Actor>, keys: Vec<LockKey>) -> Call {
+    fn call(
+        &self,
+        policy: AccessPolicy,
+        person: Option<Actor>,
+        keys: Vec<LockKey>,
+        turn: Rc<Semaphore>,
+    ) -> Call {
         let turns = Rc::clone(&self.turns);
         let call = actix_web::rt::spawn(async move {
+            let _own = turn.acquire().await;
             let _turn = turns.acquire().await;
             let answers = policy.ask(person, &keys, Access::Look).await.ok()?;
             let visible = keys.into_iter().zip(answers).filter_map(|(key, may)| may.then_some(key));
@@ -281,6 +295,7 @@ impl Answers {
 
 impl Known {
     fn is_fresh(&self) -> bool {
-        clock::since(self.at) < REMEMBER
+        let has_failed = matches!(self.call.peek(), Some(None));
+        !has_failed && clock::since(self.at) < REMEMBER
     }
 }

@@ -201,7 +201,10 @@ impl RequestLocks {
     /// What distinguishes the person of this session from others.
     fn who(&self) -> Option<String> {
         let person = self.person()?;
-        Some(person.id().unwrap_or(&person.label).to_owned())
+        Some(match person.id() {
+            Some(id) => format!("id {id}"),
+            None => format!("label {}", person.label),
+        })
     }
 
     /// The tab that this request names, or else the acquisitions.
@@ -245,13 +248,16 @@ impl RequestLocks {
             now = None;
         }
         let vanished = before.is_some() && now != before;
+        // A lock that a handler has taken after a login belongs to the new aid already.
+        let has_new_aid = *self.0.aid.borrow() != before;
         if vanished {
             self.0.ending.replace(before);
             // If a handler turns the session into another one (`clear`, then a login), the new session
             // gets a new aid.
-            self.0.aid.take();
+            self.0.aid.borrow_mut().take_if(|_| !has_new_aid);
         }
-        let keeps_locks = !vanished && self.keeps(status) && !self.0.fresh.borrow().is_empty();
+        let keeps_locks =
+            (!vanished || has_new_aid) && self.keeps(status) && !self.0.fresh.borrow().is_empty();
         // Uses the save of a login: if the aid is there before the first lock, two simultaneous first
         // requests cannot lose it.
         let is_saved_anyway =
@@ -278,8 +284,10 @@ impl RequestLocks {
     pub(super) async fn session_saved(&self, response: &mut HttpResponse<impl Sized>) {
         let ending = self.0.ending.take();
         if let Some(aid) = ending {
-            self.0.held.take();
-            self.0.fresh.take();
+            let mut fresh = self.0.fresh.take();
+            fresh.retain(|fresh| fresh.lock().aid != aid);
+            self.0.held.replace(fresh.iter().map(Provisional::token).collect());
+            self.0.fresh.replace(fresh);
             if let Err(e) = self.0.manager.end_session(&aid).await {
                 log::error!(
                     target: "actix_doclock::session",
@@ -348,6 +356,12 @@ impl RequestLocks {
         let mut aid = self.0.aid.borrow_mut();
         if aid.is_none() && self.is_client() {
             return Err(LockError::LoginRequired);
+        }
+        // The aid of the person before the login ends with this request.
+        let is_before = *aid == *self.0.aid_before.borrow();
+        let is_session = matches!(*self.0.whose.borrow(), Whose::Session(_));
+        if is_session && is_before && *self.0.person_before.borrow() != self.who() {
+            *aid = None;
         }
         Ok(aid.get_or_insert_with(Aid::new).clone())
     }

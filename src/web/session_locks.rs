@@ -73,7 +73,8 @@ impl SessionLocks {
     /// Inserts a new document, whose lock this session holds from the first moment: nobody sees the
     /// document unlocked. `id` is its `_id`.
     ///
-    /// The lock is taken first, so somebody who guesses the id waits, or is refused.
+    /// The lock is taken first, so somebody who guesses the id waits, or is refused. The access policy is not asked,
+    /// because there is no document yet: check an id that the client has chosen.
     ///
     /// # Errors
     /// [`LockError::Rejected`] 422 if there is a document with this id, if its `_id` is another one, or if
@@ -90,8 +91,13 @@ impl SessionLocks {
         document: T,
     ) -> Result<LockedDoc<T>, LockError> {
         let key = LockKey::of::<T>(id)?;
-        let (mine, ()) =
-            self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await?;
+        let acquired =
+            self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await;
+        if let Err(LockError::Held(_)) = &acquired {
+            // There is such a document. Not everybody may learn who edits it.
+            self.locks.may_lock(slice::from_ref(&key)).await?;
+        }
+        let (mine, ()) = acquired?;
         let until = self.locks.begin();
         match self.manager().create(&mine.acquisition(), &document, until).await {
             Ok(original) => Ok(LockedDoc::new(mine, (document, original), self.locks.clone())),

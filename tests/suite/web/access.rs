@@ -307,3 +307,14 @@ async fn the_streams_of_a_person_share_the_answers_of_the_policy_and_a_slow_one_
     let asked = asked.borrow();
     assert_eq!(asked.iter().map(|(_, keys)| keys).sum::<usize>(), 2 * 51, "{asked:?}");
 }
+
+#[actix_web::test]
+async fn a_document_cannot_be_created_to_learn_who_edits_it() {
+    let (locks, _) = embedded().await;
+    let (app, _) = two_tenants(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    alice.post("/note/a").await.token();
+    bob.post("/create/a").await.problem(404);
+    assert!(bob.post("/create/bobs").await.status.is_success());
+}

@@ -147,6 +147,24 @@ fn routes(config: &mut web::ServiceConfig) {
         note.release().await?;
         Ok(HttpResponse::NoContent())
     }
+    async fn login_and_edit(
+        session: Session,
+        locks: SessionLocks,
+        path: web::Path<(String, String)>,
+    ) -> Result<impl Responder, LockError> {
+        session.renew();
+        session.insert("name", &path.0).unwrap();
+        locks.lock::<Note>(path.1.clone()).await?;
+        Ok(HttpResponse::NoContent())
+    }
+    async fn create(
+        locks: SessionLocks,
+        id: web::Path<String>,
+    ) -> Result<impl Responder, LockError> {
+        let note = Note { id: id.clone(), text: "created".to_owned() };
+        let _created = locks.create::<Note>(id.into_inner(), note).await?;
+        Ok(HttpResponse::Created())
+    }
     async fn take_both(locks: SessionLocks) -> Result<impl Responder, LockError> {
         // A handler may treat a refusal as an answer.
         match locks.lock_all(["b", "a", "b"].map(key), Wait::no()).await {
@@ -199,6 +217,8 @@ fn routes(config: &mut web::ServiceConfig) {
         .route("/purge", session(Session::purge))
         .route("/clear", session(Session::clear))
         .route("/forget", session(|session| drop(session.remove("doclock.aid"))))
+        .route("/login/{name}/edit/{id}", web::post().to(login_and_edit))
+        .route("/create/{id}", web::post().to(create))
         .route("/nobody", session(|session| drop(session.remove("name"))))
         .route("/theme", session(|session| session.insert("theme", "dark").unwrap()))
         .route("/plain", web::get().to(HttpResponse::Ok))

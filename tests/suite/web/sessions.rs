@@ -506,3 +506,18 @@ async fn the_aid_follows_the_person() {
     assert_eq!(browser.post("/nobody").await.status, 204);
     assert!(locks.list().await.unwrap().is_empty());
 }
+
+#[actix_web::test]
+async fn a_lock_that_is_taken_right_after_the_login_belongs_to_the_new_person() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let browser = Browser::new(&app);
+    browser.post("/note/a").await.token();
+    for (name, id) in [("alice", "b"), ("bob", "a")] {
+        let answer = browser.post(&format!("/login/{name}/edit/{id}")).await;
+        assert_eq!(answer.status, 204);
+        let held: Vec<_> = locks.list().await.unwrap().iter().map(|it| it.key.clone()).collect();
+        assert_eq!(held, [key(id)]);
+        assert_eq!(browser.put(&format!("/note/{id}"), name).await.status, 200);
+    }
+}
