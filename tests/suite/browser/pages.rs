@@ -251,7 +251,7 @@ async fn a_refusal_and_a_fault_of_the_server_are_told_as_problems_and_not_as_off
              answer = (request, real) => real(); \
              await lock.check(); \
              told.again = [...seen(lock), lock.state]; \
-             answer = ({ body }, real) => body ? problem(429, { status: 429, code: 'too_many_locks', detail: 'close a document' }) : real(); \
+             answer = (it, real) => it.body && it.url.includes(url(1)) ? problem(429, { status: 429, code: 'too_many_locks', detail: 'close a document' }) : real(); \
              const another = DocLock.open(url(1)); \
              await until(() => another.problem && !another.busy); \
              told.refused = seen(another); \
