@@ -6,8 +6,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::error::BoxError;
 
+mod aliases;
 mod changes;
 mod merge;
+mod paths;
 
 #[cfg(feature = "_mongo")]
 pub(super) use changes::Encoded;

@@ -43,7 +43,8 @@ impl FromRequest for SameSite {
             Ok(Self)
         } else {
             Err(Problem::new(StatusCode::FORBIDDEN, "cross_site")
-                .detail("requests from pages of other sites may not change locks"))
+                .detail("only pages of this site may change locks: name others with `trusted_origin`, and \
+                     let a reverse proxy forward the header `Host`"))
         })
     }
 }

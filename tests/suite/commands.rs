@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use actix_doclock::store::{Query, Rules, Saved, Store};
-use actix_doclock::{Aid, Lock, LockKey, Lockable, MongoStore, Released, TryAcquire};
+use actix_doclock::{Aid, Lock, LockKey, Lockable, MongoStore, Released, TryAcquire, Wait};
 use futures_util::future::{join, join_all};
 use mongodb::bson::{RawDocumentBuf, doc};
 use mongodb::{Collection, Database};
@@ -179,6 +179,33 @@ async fn acquires_and_releases_at_the_same_time_travel_together() {
                 if lock.token == gone.token { Released::AlreadyGone } else { Released::Released };
             assert_eq!(released, expected, "{lock:?}");
             assert!(app.locks.inspect(&lock.key).await.unwrap().is_none());
+        }
+    }
+}
+
+/// As the heartbeats of a crowd: each read tells each session its own locks, and nobody else's.
+#[tokio::test]
+async fn sessions_that_ask_for_their_locks_at_the_same_time_share_the_reads() {
+    for (app, commands, _) in [on_replica_set().await, on_standalone().await] {
+        let mut aids: Vec<_> = (0..98).map(|_| Aid::new()).collect();
+        for (n, aid) in aids.iter().enumerate() {
+            app.granted(&key(&format!("{n}")), aid).await;
+        }
+        let read = async || app.locks.acquire_shared(&key("read by two"), Wait::no()).await;
+        let readers = [read().await.unwrap(), read().await.unwrap()];
+        aids.extend(readers.iter().map(|reader| reader.lock().aid.clone()));
+        aids.push(Aid::new());
+        commands.take();
+        let began = Instant::now();
+        let lists = join_all(aids.iter().map(|aid| app.locks.list_of(aid))).await;
+        let sent = commands.take();
+        // On a slow machine there are more of them, but no more than three in each 25 ms.
+        let most = 10 + began.elapsed().as_millis() as usize / 8;
+        assert!(sent.len() <= most, "{} reads", sent.len());
+        for (n, (list, aid)) in lists.into_iter().zip(&aids).enumerate() {
+            let list = list.unwrap();
+            assert!(list.iter().all(|lock| lock.aid == *aid), "{list:?}");
+            assert_eq!(list.len(), usize::from(n < 100), "{list:?}");
         }
     }
 }

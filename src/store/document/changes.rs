@@ -1,14 +1,18 @@
 //! The changes of a document between load and save, and the proof that they can be read again.
 
-use std::{collections::HashMap, slice};
+use std::slice;
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     Format, StoredDocument,
+    aliases::without_aliases,
     merge::{Merge, Path, Value, Versions, are_alike, are_same},
+    paths::{at, differ, with},
 };
 use crate::error::BoxError;
+#[cfg(feature = "_mongo")]
+use crate::store::mongo::codec::Bson;
 
 /// How many fields are left out one by one to see whether the type reads them, and how many bytes are read for
 /// that. So a large document with many unknown fields does not hold up its server.
@@ -46,7 +50,7 @@ impl Original {
         match self.loaded.format {
             Format::Json => whole::<serde_json::Value>(&self.loaded, &after, &reread::<T>)?,
             #[cfg(feature = "_mongo")]
-            Format::Bson => whole::<mongodb::bson::Bson>(&self.loaded, &after, &reread::<T>)?,
+            Format::Bson => whole::<Bson>(&self.loaded, &after, &reread::<T>)?,
         }
         Ok(after)
     }
@@ -66,7 +70,7 @@ impl Original {
         let result = match self.loaded.format {
             Format::Json => planned::<serde_json::Value>(self, &after, &reread::<T>)?,
             #[cfg(feature = "_mongo")]
-            Format::Bson => planned::<mongodb::bson::Bson>(self, &after, &reread::<T>)?,
+            Format::Bson => planned::<Bson>(self, &after, &reread::<T>)?,
         };
         Ok(Changes { original: self.clone(), after, result, reread: reread::<T> })
     }
@@ -117,7 +121,7 @@ impl Changes {
         let path = match now.format {
             Format::Json => self.merged::<serde_json::Value>(now),
             #[cfg(feature = "_mongo")]
-            Format::Bson => self.merged::<mongodb::bson::Bson>(now),
+            Format::Bson => self.merged::<Bson>(now),
         };
         path.map_err(|path| path.join("."))
     }
@@ -129,7 +133,7 @@ impl Changes {
         let (after, now) = (decoded(&self.after)?, decoded(now)?);
         let changed = |loaded, now| {
             let mut differences = Vec::new();
-            differ(loaded, now, V::is_same, &mut Path::new(), &mut differences);
+            differ(loaded, now, V::is_same, PROBES, &mut Path::new(), &mut differences);
             differences.into_iter().next().unwrap_or_default()
         };
         if let Planned::Merged(result) | Planned::Corrected(result) = &self.result
@@ -192,9 +196,9 @@ fn reread<T: Serialize + DeserializeOwned>(
     StoredDocument::encode(document.format, &document.decode::<T>()?)
 }
 
-type Reread<'a> = &'a dyn Fn(&StoredDocument) -> Result<StoredDocument, BoxError>;
+pub(super) type Reread<'a> = &'a dyn Fn(&StoredDocument) -> Result<StoredDocument, BoxError>;
 
-fn read<V: Encoded>(value: &V, reread: Reread<'_>) -> Result<V, BoxError> {
+pub(super) fn read<V: Encoded>(value: &V, reread: Reread<'_>) -> Result<V, BoxError> {
     V::decoded(&reread(&value.encoded()?)?)
 }
 
@@ -260,78 +264,6 @@ fn whole<V: Encoded>(
         .try_for_each(|name| is_read(&stored, &read_back, slice::from_ref(name), reread))
 }
 
-/// Old and new names of members, by the path of their document.
-type Renames = HashMap<Path, Vec<(String, String)>>;
-
-/// The loaded document with the names that the type writes, for the members that have `grown`: a value that the
-/// type reads under a name that it does not write, an alias, moves to the new name as it is stored. `None` if there
-/// are no aliases.
-fn without_aliases<V: Encoded>(
-    loaded: &V,
-    before: &V,
-    grown: &[Path],
-    mut probes: usize,
-    reread: Reread<'_>,
-) -> Option<V> {
-    let reads_as_before = |value: &V| read(value, reread).is_ok_and(|it| it.is_alike(before));
-    // All elements of an array have the same aliases.
-    let mut known = HashMap::<Path, Option<String>>::new();
-    let mut renames = Renames::new();
-    for path in grown {
-        let (name, document) = path.split_last()?;
-        let (stored, written) = (at(loaded, document)?, at(before, document)?);
-        let value = written.member(name)?;
-        let mut find = || {
-            let others = stored.members().into_iter().flatten();
-            let mut others: Vec<_> = others
-                .filter(|(other, it)| {
-                    written.member(other).is_none() && it.is_leaf() == value.is_leaf()
-                })
-                .collect();
-            // The likely ones first.
-            others.sort_by_key(|(_, it)| !it.is_same(value));
-            others.truncate(probes);
-            let alias = others.iter().find(|(other, _)| {
-                probes -= 1;
-                let gone = [document, slice::from_ref(*other)].concat();
-                let names = vec![((*other).clone(), name.clone())];
-                let renamed = Renames::from([(document.to_vec(), names)]);
-                !reads_as_before(&with(loaded, &gone, None))
-                    && reads_as_before(&renamed_by(&renamed, loaded, &mut Path::new()))
-            });
-            alias.map(|(other, _)| (*other).clone())
-        };
-        let is_position = |step: &str| step.bytes().all(|it| it.is_ascii_digit());
-        let kind = path.iter().filter(|step| !is_position(step)).cloned().collect();
-        if let Some(alias) = known.entry(kind).or_insert_with(&mut find) {
-            renames.entry(document.to_vec()).or_default().push((alias.clone(), name.clone()));
-        }
-    }
-    let renamed = renamed_by(&renames, loaded, &mut Path::new());
-    (!renames.is_empty() && reads_as_before(&renamed)).then_some(renamed)
-}
-
-fn renamed_by<V: Value>(renames: &Renames, value: &V, path: &mut Path) -> V {
-    let mut within = |step: String, value: &V| {
-        path.push(step);
-        let renamed = renamed_by(renames, value, path);
-        path.pop();
-        renamed
-    };
-    if let Some(elements) = value.elements() {
-        let elements = elements.iter().enumerate();
-        return V::array(elements.map(|(at, it)| within(at.to_string(), it)).collect());
-    }
-    let Some(members) = value.members() else { return value.clone() };
-    let members: Vec<_> = members.map(|(name, it)| (name, within(name.clone(), it))).collect();
-    let names = renames.get(path);
-    let renamed = |name: &String| {
-        let new = names.into_iter().flatten().find(|(old, _)| old == name);
-        new.map_or(name, |(_, new)| new).clone()
-    };
-    V::document(members.into_iter().map(|(name, value)| (renamed(name), value)))
-}
-
 /// The merged document, corrected where the type reads another value from it than `after` has: a field without
 /// members gets the value of `after`, or goes. Fields that the type does not know stay.
 fn corrected<V: Value>(merged: Option<&V>, read: Option<&V>, after: Option<&V>) -> Option<V> {
@@ -364,7 +296,7 @@ fn gives_back<V: Encoded>(
 ) -> Result<(), BoxError> {
     let read_back = read(stored, reread)?;
     let mut differences = Vec::new();
-    differ(&read_back, after, V::is_alike, &mut Path::new(), &mut differences);
+    differ(&read_back, after, V::is_alike, PROBES, &mut Path::new(), &mut differences);
     for (n, path) in differences.into_iter().enumerate() {
         let wanted = at(after, &path);
         if n >= probes || wanted.is_none() || !are_same(at(stored, &path), wanted) {
@@ -411,61 +343,4 @@ fn has_all<V: Value>(before: Option<&V>, after: Option<&V>, read: Option<&V>) ->
     };
     let mut names = old.chain(new).map(|(name, _)| name);
     names.all(|name| has_all(before.member(name), after.member(name), read.member(name)))
-}
-
-/// The paths at which two documents differ, at most one more than [`PROBES`].
-fn differ<V: Value>(
-    a: &V,
-    b: &V,
-    is_same: fn(&V, &V) -> bool,
-    path: &mut Path,
-    found: &mut Vec<Path>,
-) {
-    if found.len() > PROBES || is_same(a, b) {
-        return;
-    }
-    let (Some(mine), Some(theirs)) = (a.members(), b.members()) else {
-        found.push(path.clone());
-        return;
-    };
-    let theirs = theirs.map(|(name, _)| name).filter(|name| a.member(name).is_none());
-    for name in mine.map(|(name, _)| name).chain(theirs) {
-        path.push(name.clone());
-        match (a.member(name), b.member(name)) {
-            (Some(a), Some(b)) => differ(a, b, is_same, path, found),
-            _ => found.push(path.clone()),
-        }
-        path.pop();
-    }
-}
-
-fn at<'a, V: Value>(value: &'a V, path: &[String]) -> Option<&'a V> {
-    path.iter().try_fold(value, |value, name| match value.elements() {
-        Some(elements) => elements.get(name.parse::<usize>().ok()?),
-        None => value.member(name),
-    })
-}
-
-/// The same value with another member at this path, or without it.
-fn with<V: Value>(value: &V, path: &[String], new: Option<V>) -> V {
-    let [name, within @ ..] = path else { return new.unwrap_or_else(|| value.clone()) };
-    if let Some(elements) = value.elements() {
-        let changed = |(at, it): (usize, &V)| match at.to_string() == *name {
-            true => with(it, within, new.clone()),
-            false => it.clone(),
-        };
-        return V::array(elements.iter().enumerate().map(changed).collect());
-    }
-    let Some(members) = value.members() else { return value.clone() };
-    let new = match value.member(name) {
-        Some(old) if !within.is_empty() => Some(with(old, within, new)),
-        _ => new,
-    };
-    let is_new = value.member(name).is_none();
-    let others = members.filter_map(|(other, value)| match other == name {
-        true => Some((other.clone(), new.clone()?)),
-        false => Some((other.clone(), value.clone())),
-    });
-    let added = new.clone().filter(|_| is_new).map(|new| (name.clone(), new));
-    V::document(others.chain(added).collect::<Vec<_>>().into_iter())
 }

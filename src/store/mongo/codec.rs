@@ -1,6 +1,7 @@
 //! Rust values as BSON, for both bson 2 and bson 3.
 
-use mongodb::bson::{Binary, Bson, Document, oid::ObjectId, spec::BinarySubtype};
+pub(in crate::store) use mongodb::bson::Bson;
+use mongodb::bson::{Binary, Document, oid::ObjectId, spec::BinarySubtype};
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 

@@ -19,7 +19,7 @@ use std::{
 
 use tokio::{
     sync::oneshot::{self, Receiver, Sender},
-    time::{timeout, timeout_at},
+    time::{sleep_until, timeout, timeout_at},
 };
 
 /// How many jobs one command carries, if it carries several.
@@ -44,6 +44,8 @@ pub(super) struct Group<J, R> {
     at_most: usize,
     /// How many jobs one command carries.
     at_once: usize,
+    /// The time between two commands that are not full.
+    pace: Duration,
     state: Mutex<State<J, R>>,
 }
 
@@ -57,6 +59,8 @@ struct State<J, R> {
     /// What a command usually takes. A stall counts as [`PATIENCE`].
     usual: Duration,
     waiting: VecDeque<Member<J, R>>,
+    /// When the next command is sent at the earliest.
+    next_at: Instant,
     /// The number of the next member.
     next: u64,
 }
@@ -144,14 +148,19 @@ impl<J, R> State<J, R> {
 
 impl<J, R> Group<J, R> {
     pub(super) fn new(at_most: usize) -> Arc<Self> {
-        Self::of(at_most, AT_ONCE)
+        Self::of(at_most, AT_ONCE, Duration::ZERO)
     }
 
-    fn of(at_most: usize, at_once: usize) -> Arc<Self> {
+    /// A group whose jobs can wait for a moment, so that more of them gather.
+    pub(super) fn paced(at_most: usize, pace: Duration) -> Arc<Self> {
+        Self::of(at_most, AT_ONCE, pace)
+    }
+
+    fn of(at_most: usize, at_once: usize, pace: Duration) -> Arc<Self> {
         let (under_way, late, next) = (0, 0, 0);
-        let (usual, waiting) = (Duration::ZERO, VecDeque::new());
-        let state = Mutex::new(State { under_way, late, usual, waiting, next });
-        Arc::new(Self { at_most, at_once, state })
+        let (usual, waiting, next_at) = (Duration::ZERO, VecDeque::new(), Instant::now());
+        let state = Mutex::new(State { under_way, late, usual, waiting, next_at, next });
+        Arc::new(Self { at_most, at_once, pace, state })
     }
 
     fn state(&self) -> MutexGuard<'_, State<J, R>> {
@@ -192,6 +201,7 @@ impl<J, R> Group<J, R> {
             Told::Outcome(outcome) => return Ok(outcome),
             Told::Lead(job, turn) => (job, turn),
         };
+        self.gather().await;
         let (mut jobs, mut others) = (vec![job], Vec::new());
         {
             let mut state = self.state();
@@ -223,6 +233,20 @@ impl<J, R> Group<J, R> {
             let _ = told.send(Told::Outcome(outcome));
         }
         own.ok_or(Failed::Unknown)
+    }
+
+    /// Waits until the next command may be sent, unless a full one waits already.
+    async fn gather(&self) {
+        let at = {
+            let (mut state, now) = (self.state(), Instant::now());
+            let is_full = state.waiting.len() + 1 >= self.at_once;
+            let at = if is_full { now } else { state.next_at.max(now) };
+            state.next_at = at + self.pace;
+            at
+        };
+        if at > Instant::now() {
+            sleep_until(at.into()).await;
+        }
     }
 
     /// Waits for an outcome or a turn.
@@ -275,7 +299,7 @@ impl<J, R> Group<J, R> {
 impl Gate {
     /// Lets so many commands through at once.
     pub(super) fn for_at_most(commands: usize) -> Arc<Self> {
-        Self::of(commands, 1)
+        Self::of(commands, 1, Duration::ZERO)
     }
 
     /// Waits for the turn of a command, at most until `send_by`.
@@ -455,6 +479,24 @@ mod tests {
         let told: Vec<_> = (0..WAITING).map(told).collect();
         assert!(told.iter().all(Result::is_ok));
         assert!(doubling.group.join(1, later()).is_err());
+    }
+
+    #[tokio::test]
+    async fn jobs_of_a_paced_group_wait_for_its_pace_or_for_a_full_command() {
+        let group = Group::paced(UNDER_WAY, Duration::from_secs(3600));
+        let doubling =
+            Arc::new(Doubling { group, gate: Semaphore::new(1_000), sizes: Mutex::default() });
+        assert_eq!(doubling.submit(1, later()).await, Ok(2), "the first one waits for nothing");
+        let all: Vec<_> = (0..100).map(|job| doubling.start(job)).collect();
+        doubling.waiting(all.len() - UNDER_WAY).await;
+        assert_eq!(doubling.sizes(), [1]);
+        // The next caller finds a full command.
+        all[0].abort();
+        let done = || all.iter().filter(|it| it.is_finished()).count();
+        while done() <= AT_ONCE {
+            yield_now().await;
+        }
+        assert_eq!(doubling.sizes(), [1, AT_ONCE]);
     }
 
     /// Otherwise nothing would ever correct the expectation.

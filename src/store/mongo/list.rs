@@ -6,6 +6,7 @@ use futures_util::future::join;
 use mongodb::{
     Collection,
     bson::{Bson, Document, doc},
+    error::Error,
 };
 
 use crate::{
@@ -16,9 +17,19 @@ use crate::{
         Query,
         mongo::{
             MongoStore, Prepared, codec, error::store_error, lanes, pipeline, record::Fetched,
+            together::failed,
         },
     },
 };
+
+/// The locks of one read concern and of the other.
+#[derive(Debug)]
+pub(super) struct Both {
+    /// Majority-committed.
+    locks: Vec<Lock>,
+    /// Those that only the primary has.
+    uncommitted: Vec<Lock>,
+}
 
 /// The locks of a session in a collection.
 pub(super) struct OfSession {
@@ -41,11 +52,13 @@ impl Prepared {
             free.remove(&found.key);
             locks.extend(found.lock());
         })
-        .await?;
+        .await
+        .map_err(|e| self.not_listed(e))?;
         let mut is_unknown = false;
         if !free.is_empty() {
             let (live, id) = (self.live_on(&free), doc! { "_id": 1 });
-            self.each_of(&self.locks, live, id, 1, |_, _| is_unknown = true).await?;
+            let on_primary = self.each_of(&self.locks, live, id, 1, |_, _| is_unknown = true);
+            on_primary.await.map_err(|e| self.not_listed(e))?;
         }
         if is_unknown { Err(self.unknown_yet()) } else { Ok(locks) }
     }
@@ -80,15 +93,23 @@ impl MongoStore {
             Query::Each { keys, aid } => at.each(&keys[..limit.min(keys.len())], aid).await,
             Query::On(keys) => {
                 let live = at.live_on(&keys.iter().collect::<Vec<_>>());
-                at.certain(|records| at.listed(records, live.clone(), limit)).await
+                at.certain(at.both(|records| at.listed(records, live.clone(), limit)).await)
+            }
+            Query::Of([aid]) => {
+                let (sessions, aid) = (&at.groups.sessions, aid.clone());
+                let read = sessions.submit(aid, lanes::send_by(), |aids| at.of_each(aids));
+                let mut locks = at.certain(read.await.unwrap_or_else(failed))?;
+                locks.truncate(limit);
+                Ok(locks)
             }
             Query::Of(aids) => {
-                let mut locks = at.certain(|records| at.of(records, aids)).await?;
+                let mut locks = at.certain(at.both(|records| at.of(records, aids)).await)?;
                 locks.truncate(limit);
                 Ok(locks)
             }
             Query::All => {
-                at.listed(&at.leases, pipeline::and_live(Document::new(), ttl), limit).await
+                let live = pipeline::and_live(Document::new(), ttl);
+                at.listed(&at.leases, live, limit).await.map_err(|e| at.not_listed(e))
             }
         }
     }
@@ -108,7 +129,8 @@ impl MongoStore {
             of_session.may_read |= matches!(record.get("readers"), Some(Bson::Array(_)));
             of_session.held.extend(found.live_locks());
         })
-        .await?;
+        .await
+        .map_err(|e| at.not_listed(e))?;
         // Beyond the limit it is not known whether the session reads.
         of_session.may_read |= seen >= limit;
         Ok(of_session)
@@ -116,24 +138,45 @@ impl MongoStore {
 }
 
 impl Prepared {
-    /// Majority-committed locks. A lock that only the primary has is an error.
-    async fn certain<'a, F>(
-        &'a self,
-        list: impl Fn(&'a Collection<Document>) -> F,
-    ) -> Result<Vec<Lock>, StoreError>
+    /// Majority-committed locks, if the primary has no others.
+    fn certain(&self, read: Result<Both, Error>) -> Result<Vec<Lock>, StoreError> {
+        let Both { locks, uncommitted } = read.map_err(|e| self.not_listed(e))?;
+        if uncommitted.is_empty() { Ok(locks) } else { Err(self.unknown_yet()) }
+    }
+
+    fn not_listed(&self, e: Error) -> StoreError {
+        store_error(format!("listing locks in {}", self.documents.name()), e)
+    }
+
+    async fn both<'a, F>(&'a self, list: impl Fn(&'a Collection<Document>) -> F) -> Result<Both, Error>
     where
-        F: Future<Output = Result<Vec<Lock>, StoreError>>,
+        F: Future<Output = Result<Vec<Lock>, Error>>,
     {
         let (locks, newest) = join(list(&self.leases), list(&self.locks)).await;
-        let (locks, newest) = (locks?, newest?);
+        let (locks, mut uncommitted) = (locks?, newest?);
         let tokens: HashSet<_> = locks.iter().map(|lock| lock.token).collect();
-        let is_known = |lock: &Lock| tokens.contains(&lock.token);
-        // A lock that ended between the two reads is in the second list only if that was read first.
-        if newest.iter().all(is_known) || list(&self.locks).await?.iter().all(is_known) {
-            Ok(locks)
-        } else {
-            Err(self.unknown_yet())
+        let is_unknown = |lock: &Lock| !tokens.contains(&lock.token);
+        uncommitted.retain(is_unknown);
+        if !uncommitted.is_empty() {
+            // A lock that ended between the two reads is in the second list only if that was read first.
+            uncommitted = list(&self.locks).await?;
+            uncommitted.retain(is_unknown);
         }
+        Ok(Both { locks, uncommitted })
+    }
+
+    /// The locks of each of these sessions.
+    async fn of_each(&self, aids: Vec<Aid>) -> Vec<Result<Both, Error>> {
+        let distinct: Vec<_> = aids.iter().cloned().collect::<HashSet<_>>().into_iter().collect();
+        let read = self.both(|records| self.of(records, &distinct)).await;
+        let own = |aid: &Aid, locks: &[Lock]| {
+            locks.iter().filter(|lock| lock.aid == *aid).cloned().collect()
+        };
+        let of = |aid| {
+            let Both { locks, uncommitted } = read.as_ref().map_err(Clone::clone)?;
+            Ok(Both { locks: own(aid, locks), uncommitted: own(aid, uncommitted) })
+        };
+        aids.iter().map(of).collect()
     }
 
     async fn listed(
@@ -141,7 +184,7 @@ impl Prepared {
         records: &Collection<Document>,
         live: Document,
         limit: usize,
-    ) -> Result<Vec<Lock>, StoreError> {
+    ) -> Result<Vec<Lock>, Error> {
         let mut locks = Vec::new();
         self.each_of(records, live, pipeline::list_fields(), limit, |_, found| {
             locks.extend(found.locks());
@@ -156,7 +199,7 @@ impl Prepared {
         &self,
         records: &Collection<Document>,
         aids: &[Aid],
-    ) -> Result<Vec<Lock>, StoreError> {
+    ) -> Result<Vec<Lock>, Error> {
         let (of_sessions, fields) = (pipeline::of_sessions(aids), pipeline::fields_for(aids));
         let (aids, mut locks) = (aids.iter().collect::<HashSet<_>>(), Vec::new());
         self.each_of(records, of_sessions, fields, usize::MAX, |_, found| {
@@ -173,19 +216,17 @@ impl Prepared {
         fields: Document,
         limit: usize,
         mut take: impl FnMut(&Document, Fetched<'_>),
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), Error> {
         let collection = self.documents.name();
-        let failed = |e| store_error(format!("listing locks in {collection}"), e);
         let asked = Instant::now();
         let mut cursor = records
             .find(filter)
             .projection(fields)
             .limit(i64::try_from(limit).unwrap_or(0))
             .max_time(lanes::read_limit())
-            .await
-            .map_err(failed)?;
-        while cursor.advance().await.map_err(failed)? {
-            let record = cursor.deserialize_current().map_err(failed)?;
+            .await?;
+        while cursor.advance().await? {
+            let record = cursor.deserialize_current()?;
             // A foreign program may lock documents whose ids this crate cannot represent. It cannot
             // lock them either.
             let id = record.get("_id").and_then(codec::lock_id);

@@ -1,5 +1,5 @@
 //! The commands that travel in groups: taking a free document, releasing an exclusive lock, giving one back that
-//! nobody wants, and looking at a lock that is known to be held.
+//! nobody wants, looking at a lock that is known to be held, and looking at the locks of a session.
 //!
 //! Each kind has commands of its own, so that claims never keep locks from being given back.
 
@@ -12,11 +12,13 @@ use mongodb::{
 
 use crate::{
     key::LockId,
+    lock::Aid,
     store::mongo::{
         Prepared, codec,
         error::{DUPLICATE_KEY, MAX_TIME_EXPIRED, Unacknowledged, code, not_sent, ran_out_of_time},
         group::{Failed, Group},
         lanes,
+        list::Both,
         pipeline::{self, Grantee},
         record::whole_record,
         write::{Write, acknowledged, indexes, refusals, run},
@@ -27,6 +29,9 @@ use crate::{
 /// quarter more locks than one on one node, and half as many more on three: while one command waits for its
 /// majority, the server works on the other.
 const UNDER_WAY: usize = 2;
+/// How long after a read of the locks of sessions the next one is sent, if fewer than a full command wait. So the
+/// heartbeats of thousands of people share their reads: 400 a second, ten at a time. A lone one does not wait.
+const SESSIONS_PACE: Duration = Duration::from_millis(25);
 /// The shortest time limit of a command that releases several locks, and the limit as a multiple of the usual time: a
 /// record that is stuck holds up the others for so long, once.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
@@ -39,6 +44,7 @@ pub(super) struct Groups {
     releases: Arc<Group<Release, Result<bool>>>,
     retractions: Arc<Group<Release, Result<bool>>>,
     looks: Arc<Group<LockId, Result<Option<Document>>>>,
+    pub(super) sessions: Arc<Group<Aid, Result<Both>>>,
 }
 
 impl Default for Groups {
@@ -48,6 +54,7 @@ impl Default for Groups {
             releases: Group::new(UNDER_WAY),
             retractions: Group::new(UNDER_WAY),
             looks: Group::new(UNDER_WAY),
+            sessions: Group::paced(UNDER_WAY, SESSIONS_PACE),
         }
     }
 }
@@ -285,7 +292,7 @@ fn release_limit(usual: Duration) -> Duration {
     (usual * LIMIT_TO_USUAL).clamp(SHORTEST_LIMIT, lanes::group_limit())
 }
 
-fn failed<T>(why: Failed) -> Result<T> {
+pub(super) fn failed<T>(why: Failed) -> Result<T> {
     Err(match why {
         Failed::NotSent => not_sent(),
         Failed::Unknown => {

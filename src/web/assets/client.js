@@ -16,6 +16,7 @@ const TIMEOUT_MS = 10_000;
 const WAIT_MS = 25_000;          // one request that waits; proxies close connections that are idle for longer
 const GRACE_MS = 4_000;          // for a reload; a waiter should get the lock within six seconds of a closed tab
 const POLL_MS = 4_000;           // while there is no stream
+const TOUCH_MS = 5_000;          // between two notes to the other tabs that the person is active
 const LOOK_MS = [5_000, 30_000]; // renewals by other sessions are not announced
 const LONGEST_LIST = 4_000;      // of keys in a URL, in characters; servers and proxies accept 8 KiB
 const KINDS = ['acquired', 'released', 'expired', 'broken', 'session_ended', 'resync'];
@@ -93,8 +94,17 @@ async function nameTab() {
 }
 
 let tab, page;       // `page` is this load: the beacon of an older load may arrive after its first request
-let touched = now();
-const touch = () => { touched = now(); };
+let touched = now(), told = -Infinity, otherTabs = null;
+function touch() {
+  touched = now();
+  if (touched.steady - told < TOUCH_MS) return;
+  told = touched.steady;
+  otherTabs?.postMessage('touched');   // the person may work in one tab and need the lock of another
+}
+function meetOtherTabs() {
+  otherTabs = new BroadcastChannel('doclock-touch');
+  otherTabs.onmessage = () => { touched = now(); };
+}
 const idleMs = () => Math.round(Math.max(Date.now() - touched.wall, performance.now() - touched.steady));
 
 let extra = null;       // what DocLock.headers was set to
@@ -414,7 +424,7 @@ export class DocLock extends EventTarget {
   takeOver() { return this.#ask({ take_over: true }); }
   async #ask(body) { return this.#isClosed ? this.state : this.#lock.ask(body, this); }
   wait() { if (!this.#isClosed) this.#lock.wait(this, this.#waitIdleMs); }
-  stopWaiting() { this.#lock.stopWaiting(); }
+  stopWaiting() { this.#lock.stopWaiting(this); }
   async check() { await this.#lock.check(); }
   release() { return this.#lock.giveUp(this); }
 
@@ -509,8 +519,9 @@ class PageLock {
     this.#standInLine(this.#line = {}, by, waitIdleMs);
   }
 
-  stopWaiting() {
+  stopWaiting(by) {
     if (!this.waiting) return;
+    this.#keepers.delete(by);
     this.waiting = false;
     this.#line = null;
     this.#poll?.abort();
@@ -525,12 +536,21 @@ class PageLock {
       if (this.#keepers.size) return;
       this.stopWaiting();
       if (!this.viewers.size) this.#part();
-      if (!this.token) return;
-      const body = { token: this.token };
-      this.#free();
-      await request('POST', this.url + '/release', { body });
-      this.#api.feed.hint(this.key);
+      const { token } = this, isAnswerMissing = this.#wanted;
+      this.#wanted = false;
+      if (token) this.#free();
+      if (token || isAnswerMissing) await this.#release(token ? { token } : {});
     });
+  }
+
+  // Until the server has heard it: otherwise the lock would live as long as its tab.
+  async #release(body, failures = 0) {
+    const isNeeded = [...this.#api.locks.values()].some(it => it.url === this.url && it.#keepers.size);
+    if (isNeeded) return;   // and released by its new keeper
+    const answer = await request('POST', this.url + '/release', { body });
+    this.#api.feed.hint(this.key);
+    const again = () => inOrder(this.url, () => this.#release(body, failures + 1));
+    if (isTrouble(answer)) setTimeout(again, backOff(failures, 30_000));
   }
 
   #keep(by) { if (!this.#keepers.has(by)) this.#keepers.set(by, ''); }
@@ -825,16 +845,22 @@ class PageLock {
 
 if (globalThis.document) {   // a server that renders pages may import this file, too
   [tab, page] = [nameTab(), uuid()];
+  meetOtherTabs();
   for (const event of ['pointerdown', 'pointermove', 'keydown', 'input', 'wheel', 'touchstart']) {
     addEventListener(event, touch, { capture: true, passive: true });
   }
   addEventListener('pagehide', () => {
     leaveTab();
+    otherTabs.close();
+    otherTabs = null;
     Feed.each('leave');   // a page in the back/forward cache has no stream
     PageLock.each(lock => lock.hide());   // not earlier: a person may still be working on a hidden tab
   });
   addEventListener('pageshow', ({ persisted }) => {
-    if (persisted) [tab, page] = [nameTab(), uuid()];
+    if (persisted) {
+      [tab, page] = [nameTab(), uuid()];
+      meetOtherTabs();
+    }
     Feed.each('join');
     if (persisted) PageLock.each(lock => lock.show());
   });
