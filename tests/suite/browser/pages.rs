@@ -134,6 +134,64 @@ async fn a_document_that_is_opened_during_its_last_save_is_held() {
     .await;
 }
 
+/// Otherwise the lock would live as long as its tab.
+#[actix_web::test]
+async fn a_lock_that_nobody_needs_is_released_whatever_answers_are_lost() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let left: Vec<String> = script(
+            &page,
+            "const isRelease = it => it.url.endsWith('/release'), left = []; \
+             let failures = 0; \
+             const lost = () => { failures++; throw new TypeError('no network'); }; \
+             const free = async n => { while ((await DocLock.look(url(n))).state !== 'free') await new Promise(done => setTimeout(done, 50)); }; \
+             const one = DocLock.open(url(0)); \
+             await until(() => one.token); \
+             answer = (it, real) => !isRelease(it) ? real() : failures < 1 ? lost() : failures++ < 2 ? problem(503, { status: 503 }) : real(); \
+             await one.close(); \
+             await free(0); \
+             if (failures < 2) left.push('no release has failed'); \
+             answer = async (it, real) => { const late = await real(); return it.url === url(1) && it.body ? lost() : late; }; \
+             const other = DocLock.open(url(1)); \
+             await until(() => sent.some(it => it.url === url(1) && it.body)); \
+             await until(() => !other.busy); \
+             if (other.token) left.push('the answer was not lost'); \
+             await other.close(); \
+             await free(1); \
+             return left",
+        )
+        .await;
+        assert_eq!(left, [""; 0]);
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn a_release_that_comes_late_does_not_release_the_next_lock_of_the_page() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const releases = () => count(sent.map(it => it.url), '/release'); \
+             const one = DocLock.open(url(0)); \
+             await until(() => one.token); \
+             answer = (it, real) => { if (it.url.endsWith('/release')) throw new TypeError('no network'); return real(); }; \
+             await one.close(); \
+             const next = DocLock.open(url(0)); \
+             await until(() => next.token); \
+             answer = (it, real) => real(); \
+             await new Promise(done => setTimeout(done, 2_000)); \
+             await next.check(); \
+             const told = [releases(), next.state]; \
+             await next.close(); \
+             return [...told, (await DocLock.look(url(0))).state]",
+        )
+        .await;
+        assert_eq!(told, json!([1, "mine", "free"]));
+    })
+    .await;
+}
+
 #[actix_web::test]
 async fn each_request_names_the_tab_and_keeps_its_own_headers() {
     embedded(&["--ttl-secs", "60"], async |stage| {
@@ -181,6 +239,31 @@ async fn input_and_touch_are_activity_and_a_clock_that_is_set_back_is_not() {
         .await;
         let hours: Vec<_> = told.iter().map(|idle| idle.div_euclid(3_600_000)).collect();
         assert_eq!(hours, [0, 1, 0, 1, 0], "{told:?}");
+    })
+    .await;
+}
+
+/// Otherwise a person who works in one tab would lose the lock of another.
+#[actix_web::test]
+async fn a_person_who_is_active_in_one_tab_is_active_in_all() {
+    embedded(&["--ttl-secs", "60"], async |stage| {
+        let first = empty_page(stage).await;
+        let idle =
+            "await DocLock.look(url(0)); return Number(sent.at(-1).headers.get('Doclock-Idle-Ms'))";
+        script::<()>(
+            &first,
+            "window.heard = false; \
+             new BroadcastChannel('doclock-touch').onmessage = () => { heard = true; }; \
+             Date.now = (real => () => real() + 3_600_000)(Date.now)",
+        )
+        .await;
+        let before: i64 = script(&first, idle).await;
+        let second = first.beside(&stage.editor.url("/page.css")).await;
+        script::<()>(&second, "DocLock.touch()").await;
+        script::<()>(&first, "await until(() => heard)").await;
+        let after: i64 = script(&first, idle).await;
+        assert!(before >= 3_600_000, "{before}");
+        assert!(after < 3_600_000, "{after}");
     })
     .await;
 }
