@@ -13,6 +13,9 @@ use crate::{clock, key::LockKey, lock::Aid, store::Named};
 const KNOWN: usize = 32;
 /// How many tabs of a session are remembered. A tab that is forgotten is renewed a little too often.
 const TABS: usize = 128;
+/// For how long a session is known to have asked for a missing document.
+#[cfg(feature = "web")]
+const REMEMBER_MISSED: Duration = Duration::from_secs(60);
 
 /// The next renewal of each session that was active here recently.
 ///
@@ -45,12 +48,14 @@ struct Session {
     granted: usize,
     /// The locks of which a second request was told here, the latest first.
     known: VecDeque<LockKey>,
+    /// When it asked for a missing document.
+    missed: Option<Instant>,
 }
 
 impl Session {
     fn new(due: Instant, unknown_tabs_due: Instant) -> Self {
         let (tabs, known) = (VecDeque::new(), VecDeque::new());
-        Self { due, tabs, unknown_tabs_due, counted: 0, granted: 0, known }
+        Self { due, tabs, unknown_tabs_due, counted: 0, granted: 0, known, missed: None }
     }
 
     fn is_due(&self, named: &[Named], now: Instant) -> bool {
@@ -150,6 +155,20 @@ impl Activity {
     #[cfg(feature = "web")]
     pub(super) fn was_told(&self, aid: &Aid, key: &LockKey) -> bool {
         self.sessions().of.get(aid).is_some_and(|session| session.known.contains(key))
+    }
+
+    /// The session has asked for a missing document. Ignored for a session that was not active here.
+    #[cfg(feature = "web")]
+    pub(super) fn missed(&self, aid: &Aid) {
+        if let Some(session) = self.sessions().of.get_mut(aid) {
+            session.missed = Some(clock::now());
+        }
+    }
+
+    #[cfg(feature = "web")]
+    pub(super) fn has_missed(&self, aid: &Aid) -> bool {
+        let missed = self.sessions().of.get(aid).and_then(|session| session.missed);
+        missed.is_some_and(|at| clock::since(at) < REMEMBER_MISSED)
     }
 
     /// The lock is gone, or may be changing.

@@ -80,6 +80,22 @@ impl LockManager {
     pub(crate) fn told(&self, lock: &Lock) {
         self.inner.activity.told(&lock.aid, &lock.key);
     }
+
+    /// The session has asked for a missing document, and had the lock of it for a moment.
+    pub(crate) fn missed(&self, aid: &Aid) {
+        self.inner.activity.missed(aid);
+    }
+
+    /// Whether the document may exist. The store is asked if the session has missed a document within the last
+    /// minute: so one person who asks for missing documents again and again announces no locks to everybody.
+    pub(crate) async fn may_exist(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<bool, LockError> {
+        Ok(!self.inner.activity.has_missed(aid) || self.exists(key, until).await?)
+    }
 }
 
 fn changes_nothing(wanted: &Wanted, it: &Confirmed) -> bool {

@@ -55,7 +55,7 @@ pub struct Active {
 }
 
 /// A name for a lock that a tab has taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Named {
     /// All locks of this tab.
     Tab(TabId),

@@ -195,7 +195,8 @@ async fn acquire(
     let AcquireBody { mode, wait_ms, take_over } = read(body)?;
     let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
     let wait = locks.wait_at_most(Duration::from_millis(wait_ms));
-    let how = Ask { mode, offered: locks.offered()?, wait, take_over, load: false };
+    let how =
+        Ask { mode, offered: locks.offered()?, wait, take_over, of_document: true, load: false };
     let exists = async |found: Found, until| {
         if !found.is_fresh || locks.manager().exists(&key, until).await? {
             return Ok(());
@@ -233,7 +234,7 @@ async fn release(
     let page = page.and_then(|page| page.parse().ok()).or(locks.locks.page());
     let grace = Duration::from_millis(grace_ms).min(LONGEST_GRACE);
     if tokens.is_empty() {
-        locks.release_key(&key).await?;
+        locks.locks.release_key(&key).await?;
     }
     let until = locks.locks.begin();
     if let Some(aid) = locks.locks.aid() {

@@ -319,7 +319,7 @@ async fn acquire<T: Lockable, How>(
     locks.may_lock(slice::from_ref(&key)).await?;
     let load = async |found: Found, until| loaded::<T>(&locks, &key, found.document, until).await;
     let (offered, wait) = (locks.offered()?, locks.wait());
-    let how = Ask { mode, offered, wait, take_over: false, load: true };
+    let how = Ask { mode, offered, wait, take_over: false, of_document: true, load: true };
     let (mine, document) = locks.acquire(&key, how, load).await?;
     Ok(Guarded::new(mine, document, locks))
 }

@@ -12,7 +12,7 @@ use crate::{
     clock,
     error::LockError,
     key::{LockKey, Lockable},
-    lock::{Lock, Mode},
+    lock::Lock,
     manager::{LockManager, Wait},
     store::Released,
     web::{
@@ -163,7 +163,7 @@ impl SessionLocks {
     /// # Errors
     /// [`LockError::Store`].
     pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<Released, LockError> {
-        self.release_key(&LockKey::of::<T>(id)?).await
+        self.locks.release_key(&LockKey::of::<T>(id)?).await
     }
 
     /// Releases all locks of the session, and returns the keys of the released locks. The session goes
@@ -182,17 +182,6 @@ impl SessionLocks {
     #[must_use]
     pub fn manager(&self) -> &LockManager {
         self.locks.manager()
-    }
-
-    pub(super) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
-        let until = self.locks.begin();
-        match self.locks.confirm(key, Mode::Shared, &[], false, until).await {
-            Ok((mine, _)) => self.locks.release(&mine, until).await,
-            Err(LockError::Lost { .. } | LockError::SessionEnded { .. }) => {
-                Ok(Released::AlreadyGone)
-            }
-            Err(e) => Err(e),
-        }
     }
 }
 

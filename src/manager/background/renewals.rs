@@ -125,15 +125,18 @@ impl LockManager {
         let until = clock::now() + self.ttl() / 3;
         let collections = self.registered_names();
         let mut waiting = HashMap::<Aid, Waiting>::default();
-        let mut names = HashMap::<Aid, Vec<Named>>::default();
+        let mut names = HashMap::<Aid, HashSet<Named>>::default();
         for Asked { aid, named, done } in due {
             let new = || Waiting { collections: collections.len(), told: Vec::new() };
             waiting.entry(aid.clone()).or_insert_with(new).told.push(done);
-            let names = names.entry(aid).or_default();
-            names.extend(named.into_iter().take(MOST_NAMES - names.len()));
+            names.entry(aid).or_default().extend(named);
         }
-        let active: Vec<_> =
-            names.into_iter().map(|(aid, named)| Active { aid, named: Some(named) }).collect();
+        let active = |(aid, named): (Aid, HashSet<Named>)| {
+            // Of so many tabs, all locks of the session are renewed: rather too many than too few.
+            let named = (named.len() <= MOST_NAMES).then(|| named.into_iter().collect());
+            Active { aid, named }
+        };
+        let active: Vec<_> = names.into_iter().map(active).collect();
         let mut pieces = self.renew_in_pieces(collections, &active, self.ttl(), until);
         let (mut failed, mut outcome) = (HashSet::new(), Ok(()));
         while let Some(Piece { aids, renewed, .. }) = pieces.recv().await {

@@ -64,6 +64,8 @@ pub(in crate::web) struct Ask<'a> {
     pub(in crate::web) wait: Wait,
     /// Takes the lock from another tab, or from another session if the policy allows it.
     pub(in crate::web) take_over: bool,
+    /// Whether the lock is of no use without its document.
+    pub(in crate::web) of_document: bool,
     /// Whether to read the document together with the lock, where one read suffices.
     pub(in crate::web) load: bool,
 }
@@ -78,7 +80,14 @@ pub(in crate::web) struct Found {
 impl Ask<'_> {
     /// Asks for the exclusive lock, without a token of the client.
     pub(in crate::web) fn exclusive(wait: Wait) -> Self {
-        Self { mode: Mode::Exclusive, offered: &[], wait, take_over: false, load: false }
+        Self {
+            mode: Mode::Exclusive,
+            offered: &[],
+            wait,
+            take_over: false,
+            of_document: false,
+            load: false,
+        }
     }
 }
 
@@ -230,6 +239,10 @@ impl RequestLocks {
             return self.keep_if_found(mine, None, worked, until).await;
         }
         let mut aid = self.aid_for_lock()?;
+        if how.of_document && !self.manager().may_exist(key, &aid, self.begin()).await? {
+            self.release_key(key).await?;
+            return Err(LockError::NotFound { key: key.clone() });
+        }
         loop {
             let (mine, fresh, document) = self.take(key, how, &aid).await?;
             let until = self.begin();
@@ -366,6 +379,18 @@ impl RequestLocks {
         self.manager().may_take_over(&self.actor(), lock)
     }
 
+    /// Releases the lock of this tab, whatever its token.
+    pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
+        let until = self.begin();
+        match self.confirm(key, Mode::Shared, &[], false, until).await {
+            Ok((mine, _)) => self.release(&mine, until).await,
+            Err(LockError::Lost { .. } | LockError::SessionEnded { .. }) => {
+                Ok(Released::AlreadyGone)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
     async fn keep_if_found<T>(
         &self,
         mine: Mine,
@@ -381,6 +406,7 @@ impl RequestLocks {
             }
             Err(e) => {
                 if let LockError::NotFound { .. } = e {
+                    self.manager().missed(&mine.lock.aid);
                     // A lock on a missing document is of no use, not even one from an earlier request.
                     self.release(&mine, until).await?;
                     if let Some(fresh) = fresh {

@@ -5,7 +5,10 @@ use std::{cell::RefCell, rc::Rc};
 use actix_doclock::{Access, Aid, Holder};
 use serde_json::json;
 
-use super::{events::open, *};
+use super::{
+    events::{Stream, open},
+    *,
+};
 use crate::rig::app::eventually;
 
 /// Two tenants in one application: the documents of each begin with its first letter. The `asked` are the
@@ -306,6 +309,63 @@ async fn the_streams_of_a_person_share_the_answers_of_the_policy_and_a_slow_one_
     assert!(told.iter().all(|keys| *keys == told[0]) && told.len() == 40);
     let asked = asked.borrow();
     assert_eq!(asked.iter().map(|(_, keys)| keys).sum::<usize>(), 2 * 51, "{asked:?}");
+}
+
+/// A failed answer is not remembered, and a person for whom the policy hangs keeps nobody else waiting.
+#[actix_web::test]
+async fn a_policy_that_fails_for_one_person_is_asked_again_and_serves_the_others_meanwhile() {
+    let (locks, _) = embedded().await;
+    let calls = Rc::new(RefCell::new(Vec::new()));
+    let asked = Rc::clone(&calls);
+    let fails = Rc::new(RefCell::new(true));
+    let failing = Rc::clone(&fails);
+    let app = serve_with(&locks, move |session| {
+        session.access_policy_for_many(
+            async move |person: Option<Actor>, keys: Vec<LockKey>, access| {
+                let label = person.unwrap().label;
+                if access == Access::Look {
+                    asked.borrow_mut().push(label.clone());
+                    assert!(label != "carol" || !*failing.borrow(), "on purpose");
+                    if label == "alice" {
+                        std::future::pending::<()>().await;
+                    }
+                }
+                vec![true; keys.len()]
+            },
+        )
+    })
+    .await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let carol = Browser::logged_in(&app, "carol").await;
+    let mut hears = bob.listen("").await;
+    let mut fails_at = open(&carol, "").await;
+    let mut hang = Vec::new();
+    for n in 0..40 {
+        hang.push(open(&alice, &format!("?keys=note/{n}")).await);
+    }
+    let hanging = futures_util::future::join_all(hang.iter_mut().map(Stream::next));
+    let others = async {
+        let aids: Vec<_> = (0..40).map(|_| Aid::new()).collect();
+        for (n, aid) in aids.iter().enumerate() {
+            let (key, holder) = (key(&n.to_string()), Holder::new("worker"));
+            drop(locks.lock_for_session(&key, aid, &holder).await.unwrap());
+        }
+        for _ in 0..40 {
+            assert_eq!(hears.event().await.0, "acquired");
+        }
+        assert!(fails_at.next().await.is_none(), "the stream ends");
+        *fails.borrow_mut() = false;
+        let mut again = open(&carol, "").await;
+        locks.release_all(&aids[0]).await.unwrap();
+        assert_eq!(again.event().await.1["key"], "note/0");
+        // One at a time, and each takes five seconds.
+        calls.borrow().iter().filter(|label| **label == "alice").count()
+    };
+    tokio::select! {
+        _ = hanging => panic!("no stream of hers ends before the policy has failed"),
+        asked = others => assert!(asked <= 8, "{asked}"),
+    }
 }
 
 #[actix_web::test]

@@ -67,6 +67,37 @@ async fn a_request_sends_no_more_commands_than_necessary() {
     assert_eq!(ended[4..], ["update"], "after the answer: it may be announced");
 }
 
+/// Otherwise everybody would hear of a lock for each of its requests.
+#[actix_web::test]
+async fn a_session_that_asks_for_missing_documents_again_locks_none_of_them() {
+    let server = rig::mongod::shared_replica_set().await;
+    let (database, commands) = rig::counted_database(server.uri()).await;
+    let notes = database.collection::<Note>(Note::COLLECTION);
+    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+    let locks = locks.build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let writes = async |path: &str| {
+        commands.take();
+        alice.post(path).await.problem(404);
+        locks.shutdown().await;
+        let is_write = |it: &String| ["findAndModify", "update", "delete"].contains(&&**it);
+        commands.take().into_iter().filter(is_write).count()
+    };
+    assert_eq!(writes("/note/1").await, 2, "the lock, and its release");
+    for path in ["/note/2", "/locks/note/3", "/note/1"] {
+        assert_eq!(writes(path).await, 0, "{path}");
+    }
+    let note = Note { id: "a".to_owned(), text: "old".to_owned() };
+    notes.insert_one(&note).await.unwrap();
+    alice.post("/note/a").await.token();
+    // Nor does a lock stay on a document that is deleted meanwhile.
+    notes.delete_one(mongodb::bson::doc! { "_id": "a" }).await.unwrap();
+    alice.post("/note/a").await.problem(404);
+    assert!(locks.list().await.unwrap().is_empty());
+}
+
 /// The requests of a session renew its leases in the background, once in a third of the ttl.
 #[actix_web::test]
 async fn a_reentry_writes_only_if_its_lease_is_about_to_expire() {

@@ -97,6 +97,28 @@ async fn without_a_title_a_refusal_names_the_document_by_its_key() {
 }
 
 #[actix_web::test]
+async fn each_person_sees_the_titles_that_are_meant_for_that_person() {
+    let describe = async |person: Option<Actor>, keys: Vec<LockKey>| {
+        let label = person.map_or("nobody".to_owned(), |person| person.label);
+        titled(&keys, &format!("for {label}:"))
+    };
+    let settings = |builder: LockManagerBuilder| {
+        let builder = builder.admin_policy(|actor| actor.has_role("chief"));
+        builder.describe_for(describe).without_reaper()
+    };
+    let (locks, _) = embedded_with(settings).await;
+    let app = serve_with_cookies(&locks).await;
+    Browser::logged_in(&app, "alice").await.post("/note/a").await.token();
+    for label in ["bob", "carol", "bob"] {
+        let refused = Browser::logged_in(&app, label).await.post("/note/a").await.problem(423);
+        assert_eq!(refused["document"]["title"], format!("for {label}: a"), "{refused}");
+    }
+    let all = Browser::logged_in(&app, "root").await.get("/locks/admin.json").await.json();
+    assert_eq!(all["locks"][0]["title"], "for root: a", "{all}");
+    assert_eq!(title(&locks, "a").await.unwrap(), "for nobody: a");
+}
+
+#[actix_web::test]
 async fn the_table_of_all_locks_has_titles_and_links_to_pages_only() {
     log_lines();
     let locks = described(async |keys| {
