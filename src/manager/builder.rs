@@ -398,9 +398,9 @@ impl LockManagerBuilder {
         self
     }
 
-    /// As [`describe`](Self::describe), for the person who is to see the titles: who is refused a lock, or the
-    /// administrator. `None` if the application does not know that person, and for the audit log. Leave out what the
-    /// person may not see. Answers are kept for each person.
+    /// As [`describe`](Self::describe), but the function also gets the person who will read the titles: one who
+    /// was refused a lock, or an administrator. It gets `None` for an unknown person, and for the audit log. Leave
+    /// out the titles that the person may not read. Answers are kept for each person.
     pub fn describe_for<F>(
         mut self,
         describe: impl Fn(Option<Actor>, Vec<LockKey>) -> F + Send + Sync + 'static,
