@@ -178,6 +178,15 @@ pub enum LockError {
     #[error("it is not known whether this was written; look at the document before you try again")]
     OutcomeUnknown(#[source] StoreError),
 
+    /// The application's part of a [transaction](crate::MongoStore::transaction) was not done in time, although
+    /// the database answers. Nothing was written, and a repetition does not help. Do less in it, or raise the
+    /// [deadline](crate::LockManagerBuilder::deadline) and the ttl. (500)
+    #[error("this was not done within {limit:?}, so nothing was written; do less at once")]
+    TooSlow {
+        /// How long a guarded write may take.
+        limit: Duration,
+    },
+
     /// The database does not accept this version of the document: a unique index already contains its
     /// value, or a validation rule forbids it. Nothing was written, and the lock has not changed. (422)
     #[error("the database does not accept this version of {key}")]

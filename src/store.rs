@@ -49,7 +49,7 @@ pub use memory::OnRecord;
 #[cfg(all(feature = "mongo-session", feature = "_mongo"))]
 pub use mongo::sessions::StoredSession;
 #[cfg(feature = "_mongo")]
-pub use mongo::{Finding, MongoStore, Severity, TransactionError};
+pub use mongo::{Finding, MongoStore, Severity, TransactionError, WorkError};
 pub use rules::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};

@@ -68,7 +68,7 @@ mod watch;
 mod write;
 
 pub use doctor::{Finding, Severity};
-pub use transaction::TransactionError;
+pub use transaction::{TransactionError, WorkError};
 
 /// The collection of ended sessions: one record each, kept for a day.
 const ENDED: &str = "doclock.ended";

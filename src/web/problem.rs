@@ -201,6 +201,7 @@ impl From<&LockError> for Problem {
             LockError::ShutDown => busy("shutting_down").retry_after(STORE_MAY_BE_BACK_AFTER),
             // No `Retry-After`: a repetition may write twice.
             LockError::OutcomeUnknown(_) => busy("outcome_unknown"),
+            LockError::TooSlow { .. } => problem(StatusCode::INTERNAL_SERVER_ERROR, "too_slow"),
             LockError::Store(e) if e.kind() == StoreErrorKind::Overloaded => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded")
                     .detail("too much is asked at the moment, so nothing was done; try again")
@@ -240,6 +241,24 @@ impl ResponseError for LockError {
     fn error_response(&self) -> HttpResponse {
         log_fault(self);
         Problem::from(self).error_response()
+    }
+}
+
+/// The answer of the application's own error is the application's.
+#[cfg(feature = "_mongo")]
+impl<E: ResponseError> ResponseError for crate::store::TransactionError<E> {
+    fn status_code(&self) -> StatusCode {
+        match self {
+            Self::Lock(error) => error.status_code(),
+            Self::Work(error) => error.status_code(),
+        }
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        match self {
+            Self::Lock(error) => error.error_response(),
+            Self::Work(error) => error.error_response(),
+        }
     }
 }
 

@@ -77,7 +77,7 @@ async fn a_transaction_during_a_failover_is_written_once_or_not_at_all() {
                 let push = doc! { "$push": { "tags": tag } };
                 scene.items.update_one(doc! { "_id": "a" }, push).session(session).await?;
                 has_worked.notify_one();
-                Ok(())
+                Ok::<_, mongodb::error::Error>(())
             });
             let fails_at_the_commit = async {
                 has_worked.notified().await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use actix_doclock::{
     Aid, LockError, LockGuard, LockKey, Lockable, MongoStore, StoreErrorKind, Wait,
-    store::{HeldLock, TransactionError},
+    store::{HeldLock, TransactionError, WorkError},
 };
 use mongodb::bson::{Document, doc};
 use mongodb::{ClientSession, Collection, Database, error::Error};
@@ -170,7 +170,7 @@ async fn a_transaction_whose_lock_is_taken_over_meanwhile_writes_nothing() {
     let entries = entries(&database);
     let late = app
         .store
-        .transaction(&[guard.held()], async |session| {
+        .transaction(&[guard.held()], async |session| -> Result<_, Error> {
             entries.insert_one(doc! {}).session(session).await?;
             if record(&database, &key("a")).await.is_some_and(|it| it.get_str("by").is_err()) {
                 take_away(&database, &key("a")).await;
@@ -209,7 +209,7 @@ async fn an_error_of_the_work_aborts_the_transaction_and_keeps_the_lock() {
     let entries = entries(&database);
     let failed = app
         .store
-        .transaction(&[guard.held()], async |session| {
+        .transaction(&[guard.held()], async |session| -> Result<_, Error> {
             entries.insert_one(doc! {}).session(session).await?;
             Err::<(), _>(Error::custom("out of stock"))
         })
@@ -230,7 +230,7 @@ async fn a_transaction_is_repeated_after_a_conflict() {
     let this = || doc! { "_id": "a" };
     let booked = app
         .store
-        .transaction(&[guard.held()], async |session| {
+        .transaction(&[guard.held()], async |session| -> Result<_, Error> {
             // Another program writes in between.
             if calls.fetch_add(1, Relaxed) == 0 {
                 items.update_one(this(), add(" theirs")).await?;
@@ -274,9 +274,51 @@ async fn a_transaction_that_takes_too_long_writes_nothing() {
     let entries = entries(&database);
     let late = app
         .store
-        .transaction(&[guard.held()], async |session| {
+        .transaction(&[guard.held()], async |session| -> Result<_, Error> {
             entries.insert_one(doc! {}).session(session).await?;
             sleep(Duration::from_secs(600)).await;
+            Ok(())
+        })
+        .await;
+    assert!(is_too_slow(&late), "{late:?}");
+    assert_eq!(count(&database).await, 0);
+}
+
+fn is_too_slow<T>(outcome: &Result<T, TransactionError>) -> bool {
+    matches!(outcome, Err(TransactionError::Lock(LockError::TooSlow { .. })))
+}
+
+#[tokio::test]
+async fn a_transaction_that_lets_a_renewal_come_in_between_each_time_is_too_slow() {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let settings = |settings| with_deadline(Duration::from_secs(5))(settings).ttl(RENEWED * 3);
+    const RENEWED: Duration = Duration::from_secs(1);
+    let app = App::with(&database, settings).await;
+    let guard = guard(&app, &key("a")).await;
+    let (entries, aid) = (entries(&database), guard.lock().aid.clone());
+    let late = app
+        .store
+        .transaction(&[guard.held()], async |session| -> Result<_, Error> {
+            entries.insert_one(doc! {}).session(session).await?;
+            sleep(RENEWED).await;
+            app.locks.renew(&aid).await.unwrap();
+            Ok(())
+        })
+        .await;
+    assert!(is_too_slow(&late), "{late:?}");
+    assert_eq!(count(&database).await, 0);
+}
+
+#[tokio::test]
+async fn a_transaction_in_an_outage_is_not_called_slow() {
+    let Faulty { proxy, app, database, .. } = Faulty::with_deadline(Duration::from_secs(3)).await;
+    let guard = guard(&app, &key("a")).await;
+    let entries = entries(app.store.database());
+    let late = app
+        .store
+        .transaction(&[guard.held()], async |session| -> Result<_, Error> {
+            proxy.blackhole();
+            entries.insert_one(doc! {}).session(session).await?;
             Ok(())
         })
         .await;
@@ -286,7 +328,66 @@ async fn a_transaction_that_takes_too_long_writes_nothing() {
         }
         other => panic!("{other:?}"),
     }
+    proxy.heal();
     assert_eq!(count(&database).await, 0);
+}
+
+/// Of an application.
+#[derive(Debug)]
+enum BookingError {
+    Full,
+    Database(Error),
+}
+
+impl From<Error> for BookingError {
+    fn from(error: Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+impl WorkError for BookingError {
+    fn of_command(&self) -> Option<&Error> {
+        match self {
+            Self::Database(error) => Some(error),
+            Self::Full => None,
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_application_gets_its_own_error_back_and_is_repeated_only_where_that_may_help() {
+    let (app, database) = app().await;
+    put(&database, "a", "old").await;
+    let guard = guard(&app, &key("a")).await;
+    let (entries, calls) = (entries(&database), AtomicUsize::new(0));
+    let (items, this) = (database.collection::<Document>("workitem"), || doc! { "_id": "a" });
+    let set = |title: &str| doc! { "$set": { "title": title } };
+    let full = app
+        .store
+        .transaction(&[guard.held()], async |session| {
+            // Another program writes in between.
+            if calls.fetch_add(1, Relaxed) == 0 {
+                entries.find_one(doc! {}).session(&mut *session).await?;
+                items.update_one(this(), set("theirs")).await?;
+            }
+            items.update_one(this(), set("ours")).session(session).await?;
+            Err::<(), _>(BookingError::Full)
+        })
+        .await;
+    assert!(matches!(full, Err(TransactionError::Work(BookingError::Full))), "{full:?}");
+    assert_eq!((calls.load(Relaxed), title(&database, "a").await), (2, "theirs".to_owned()));
+
+    let twice = app
+        .store
+        .transaction(&[guard.held()], async |session| -> Result<(), BookingError> {
+            calls.fetch_add(1, Relaxed);
+            entries.insert_one(doc! { "_id": 1 }).session(&mut *session).await?;
+            entries.insert_one(doc! { "_id": 1 }).session(session).await?;
+            Ok(())
+        })
+        .await;
+    assert!(matches!(twice, Err(TransactionError::Work(BookingError::Database(_)))), "{twice:?}");
+    assert_eq!((calls.load(Relaxed), count(&database).await), (3, 0));
 }
 
 #[tokio::test]
@@ -296,7 +397,7 @@ async fn a_dropped_transaction_writes_nothing_and_blocks_nobody() {
     let guard = guard(&app, &key("a")).await;
     let (held, has_written) = ([guard.held()], Notify::new());
     let items = database.collection::<Document>("workitem");
-    let endless = app.store.transaction(&held, async |session| {
+    let endless = app.store.transaction(&held, async |session| -> Result<_, Error> {
         let set = doc! { "$set": { "title": "dropped" } };
         items.update_one(doc! { "_id": "a" }, set).session(session).await?;
         has_written.notify_one();
@@ -378,7 +479,7 @@ async fn work_that_panics_writes_nothing_and_keeps_the_lock() {
             entries.insert_one(doc! {}).session(session).await?;
             panic!("on purpose")
         };
-        store.transaction::<()>(&held, work).await
+        store.transaction::<(), Error>(&held, work).await
     });
     assert!(panics.await.unwrap_err().is_panic());
     assert_eq!(count(&database).await, 0);

@@ -9,10 +9,10 @@ use std::{
 use mongodb::{
     ClientSession,
     bson::doc,
-    error::{Error, Result, TRANSIENT_TRANSACTION_ERROR},
+    error::{Error, TRANSIENT_TRANSACTION_ERROR},
     options::{ReturnDocument, UpdateModifications},
 };
-use tokio::time::{sleep, timeout_at};
+use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::{
     error::{LockError, StoreError, StoreErrorKind},
@@ -31,16 +31,19 @@ use crate::{
 
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
+/// How long a server that answers may take, once a transaction is late.
+const PROBE: Duration = Duration::from_millis(250);
+
 /// Why [`MongoStore::transaction`] has written nothing, or does not know it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TransactionError {
+pub enum TransactionError<E = Error> {
     /// A lock is lost, the database does not answer, or the outcome is not known.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The application's own part has failed. Nothing was written.
+    /// The error of the application's own part. Nothing was written.
     #[error("the application's part of the transaction has failed: {0}")]
-    Work(#[source] Error),
+    Work(E),
 }
 
 impl From<TransactionError> for LockError {
@@ -54,13 +57,49 @@ impl From<TransactionError> for LockError {
     }
 }
 
-/// What one attempt has come to.
-enum Attempt<R> {
+/// The error of an application's part of a [transaction](MongoStore::transaction).
+///
+/// ```
+/// use actix_doclock::store::WorkError;
+///
+/// #[derive(Debug, thiserror::Error)]
+/// enum BookingError {
+///     #[error("the flight is full")]
+///     Full,
+///     #[error(transparent)]
+///     Database(#[from] mongodb::error::Error),
+/// }
+///
+/// impl WorkError for BookingError {
+///     fn of_command(&self) -> Option<&mongodb::error::Error> {
+///         match self {
+///             Self::Database(error) => Some(error),
+///             Self::Full => None,
+///         }
+///     }
+/// }
+/// ```
+pub trait WorkError {
+    /// The error of a command of the transaction, if that is the cause. The transaction is repeated if the server
+    /// says that this may help.
+    fn of_command(&self) -> Option<&Error>;
+}
+
+impl WorkError for Error {
+    fn of_command(&self) -> Option<&Error> {
+        Some(self)
+    }
+}
+
+/// The outcome of one attempt.
+enum Attempt<R, E> {
     Worked(R),
     /// The application's part has failed, so nothing was written.
-    WorkFailed(Error),
+    WorkFailed(E),
     /// Another step has failed, so nothing was written.
     Failed(Error),
+    /// The application's part was not done in time, so nothing was written.
+    TooSlow,
     Refused(LockError),
 }
 
@@ -70,12 +109,13 @@ impl MongoStore {
     ///
     /// `work` may be called several times, as the server demands after a conflict or a failover, so it
     /// must have no effect outside the transaction. It passes the session to each of its commands, which
-    /// must use the [client of this store](Self::database). Its own error aborts the transaction. All of it
+    /// must use the [client of this store](Self::database). Its own error aborts the transaction: an error of
+    /// the driver, or a type of yours that implements [`WorkError`]. All of it
     /// must be done within the manager's [deadline](crate::LockManagerBuilder::deadline), and well within a
     /// third of the ttl: a renewal of a lock in the meantime makes the transaction start again. `work` must
     /// return each error of a command, because the server has then aborted the transaction, and must not
     /// commit. In a task that is spawned, write `async move`, and let `work` own what it uses: the compiler
-    /// demands that.
+    /// demands that. If the compiler does not know the error, name it: `async |session| -> Result<_, MyError> { … }`.
     ///
     /// ```no_run
     /// # use actix_doclock::{LockError, LockGuard, MongoStore};
@@ -98,17 +138,18 @@ impl MongoStore {
     /// # Errors
     /// [`TransactionError::Lock`] with [`LockError::Lost`] if a lock is not live, with
     /// [`LockError::Misconfigured`] if there is no lock, a lock is shared, or the server is standalone,
-    /// and with [`LockError::Store`]: in all these cases nothing was written. With
+    /// with [`LockError::TooSlow`] if the server answers, but `work` takes too long, and with
+    /// [`LockError::Store`]: in all these cases nothing was written. With
     /// [`LockError::OutcomeUnknown`], all may be written, or nothing: look before you repeat it.
     /// [`TransactionError::Work`] is the error of `work`.
     ///
     /// # Cancel safety
     /// If the future is dropped before the commit, nothing is written. The commit itself goes on.
-    pub async fn transaction<R>(
+    pub async fn transaction<R, E: WorkError>(
         &self,
         held: &[HeldLock],
-        mut work: impl AsyncFnMut(&mut ClientSession) -> Result<R>,
-    ) -> std::result::Result<R, TransactionError> {
+        mut work: impl AsyncFnMut(&mut ClientSession) -> Result<R, E>,
+    ) -> Result<R, TransactionError<E>> {
         let soonest = guarding(held)?;
         let until = Instant::now() + soonest.deadline;
         if !in_time(until, self.has_transactions()).await? {
@@ -121,18 +162,31 @@ impl MongoStore {
         let mut pause = FIRST_PAUSE;
         let done = with_deadline(until, async {
             loop {
-                let (error, is_works) = match self.attempt(held, soonest, until, &mut work).await {
+                let began = Instant::now();
+                let attempt = self.attempt(held, soonest, until, &mut work).await;
+                let (error, of_command) = match attempt {
                     Attempt::Worked(value) => return Ok(value),
                     Attempt::Refused(error) => return Err(error.into()),
-                    Attempt::WorkFailed(error) => (error, true),
-                    Attempt::Failed(error) => (error, false),
+                    Attempt::TooSlow => return Err(self.too_slow(soonest).await.into()),
+                    Attempt::WorkFailed(error) => {
+                        let of_command = error.of_command().cloned();
+                        (TransactionError::Work(error), of_command)
+                    }
+                    Attempt::Failed(error) => {
+                        let source = save_error("running a transaction", error.clone());
+                        (LockError::Store(source).into(), Some(error))
+                    }
                 };
-                let is_transient = error.contains_label(TRANSIENT_TRANSACTION_ERROR);
-                if is_works && !is_transient {
-                    return Err(TransactionError::Work(error));
+                let is_transient =
+                    of_command.is_some_and(|it| it.contains_label(TRANSIENT_TRANSACTION_ERROR));
+                if !is_transient {
+                    return Err(error);
                 }
-                if !is_transient || Instant::now() + pause >= until {
-                    return Err(LockError::Store(save_error("running a transaction", error)).into());
+                if Instant::now() + pause >= until {
+                    // Each attempt takes so long that a renewal of the lock comes in between.
+                    let is_slow = began.elapsed() >= self.renewal_interval(soonest)?;
+                    let error = if is_slow { self.too_slow(soonest).await.into() } else { error };
+                    return Err(error);
                 }
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -162,7 +216,7 @@ impl MongoStore {
         &self,
         session: &mut ClientSession,
         held: &[HeldLock],
-    ) -> std::result::Result<(), TransactionError> {
+    ) -> Result<(), TransactionError> {
         guarding(held)?;
         for one in held {
             // 1 → live, and changed by this transaction; 0 → expired, released, broken or taken over. A
@@ -210,7 +264,7 @@ impl MongoStore {
         &self,
         held: &HeldLock,
         update: impl Into<UpdateModifications>,
-    ) -> std::result::Result<T, LockError> {
+    ) -> Result<T, LockError> {
         let (key, update) = (&held.acquisition.key, update.into());
         if key.collection() != T::COLLECTION {
             let name = type_name::<T>();
@@ -276,13 +330,13 @@ impl MongoStore {
     ///
     /// Only `work` runs in the caller's task. Everything else goes on when the caller is gone, so that no
     /// transaction stays open.
-    async fn attempt<R>(
+    async fn attempt<R, E>(
         &self,
         held: &[HeldLock],
         soonest: &HeldLock,
         until: Instant,
-        work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R>,
-    ) -> Attempt<R> {
+        work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R, E>,
+    ) -> Attempt<R, E> {
         let client = self.inner.database.client().clone();
         let begun = soonest.spawn(with_deadline(until, async move { begin(&client).await }));
         let mut session = match timeout_at(until.into(), begun).await {
@@ -291,7 +345,7 @@ impl MongoStore {
             Ok(Err(_)) | Err(_) => return Attempt::Failed(too_late()),
         };
         let worked = timeout_at(until.into(), self.look_work_touch(&mut session, held, work)).await;
-        let value = match worked.unwrap_or_else(|_| Attempt::Failed(too_late())) {
+        let value = match worked.unwrap_or(Attempt::TooSlow) {
             Attempt::Worked(value) => value,
             other => {
                 let aborted = soonest.spawn(async move { drop(session.abort_transaction().await) });
@@ -315,12 +369,12 @@ impl MongoStore {
         }
     }
 
-    async fn look_work_touch<R>(
+    async fn look_work_touch<R, E>(
         &self,
         session: &mut ClientSession,
         held: &[HeldLock],
-        work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R>,
-    ) -> Attempt<R> {
+        work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R, E>,
+    ) -> Attempt<R, E> {
         let failed = |error| match error {
             TransactionError::Lock(error) => Attempt::Refused(error),
             TransactionError::Work(error) => Attempt::Failed(error),
@@ -341,11 +395,27 @@ impl MongoStore {
         }
     }
 
+    /// The error of a transaction that is late: of the application, if the server answers.
+    async fn too_slow(&self, soonest: &HeldLock) -> LockError {
+        let probed = self.inner.database.run_command(doc! { "ping": 1 });
+        match timeout(PROBE, probed).await {
+            Ok(Ok(_)) => LockError::TooSlow { limit: soonest.deadline },
+            Ok(Err(error)) => LockError::Store(save_error("running a transaction", error)),
+            Err(_) => LockError::Store(save_error("running a transaction", too_late())),
+        }
+    }
+
+    /// How long an active session leaves a lock without a renewal.
+    fn renewal_interval(&self, held: &HeldLock) -> Result<Duration, LockError> {
+        let at = self.prepared(held.acquisition.key.collection()).map_err(LockError::Store)?;
+        Ok(at.rules.ttl / 3)
+    }
+
     async fn is_live_in(
         &self,
         session: &mut ClientSession,
         held: &HeldLock,
-    ) -> std::result::Result<bool, TransactionError> {
+    ) -> Result<bool, TransactionError> {
         let at = self.prepared(held.acquisition.key.collection()).map_err(LockError::Store)?;
         let found = at
             .locks
@@ -371,7 +441,7 @@ impl Drop for InDoubt<'_> {
 ///
 /// # Errors
 /// If they guard nothing.
-fn guarding(held: &[HeldLock]) -> std::result::Result<&HeldLock, LockError> {
+fn guarding(held: &[HeldLock]) -> Result<&HeldLock, LockError> {
     if let Some(shared) = held.iter().find(|held| held.acquisition.mode == Mode::Shared) {
         let key = &shared.acquisition.key;
         return Err(misconfigured(format!(
@@ -400,8 +470,8 @@ fn refused(key: &LockKey, error: TransactionError) -> LockError {
 
 async fn in_time<T>(
     until: Instant,
-    asked: impl Future<Output = std::result::Result<T, StoreError>>,
-) -> std::result::Result<T, LockError> {
+    asked: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, LockError> {
     match timeout_at(until.into(), asked).await {
         Ok(answer) => answer.map_err(LockError::Store),
         Err(_) => Err(LockError::Store(save_error("asking the server for its kind", too_late()))),
