@@ -37,6 +37,8 @@ use crate::rig::{self, app::eventually, mongod};
 
 /// So long that no lock expires unless a test ages it.
 const TTL: Duration = Duration::from_secs(600);
+/// Longer than `eventually` waits.
+const LONGEST_WAIT: Duration = Duration::from_secs(120);
 const SOON: Duration = Duration::from_secs(60);
 const ONE: &str = "11111111-1111-4111-8111-111111111111";
 const TWO: &str = "22222222-2222-4222-8222-222222222222";
@@ -191,7 +193,8 @@ impl Server {
                 let session = manager
                     .session(session.cookie_secure(false).build())
                     .identify(person)
-                    .wait_for_documents(settings.wait);
+                    .wait_for_documents(settings.wait)
+                    .longest_wait(LONGEST_WAIT);
                 let asks = asks.clone();
                 let session = if first {
                     session.access_policy_for_many(async move |person, keys, access| {
@@ -576,12 +579,12 @@ async fn the_lock_of_a_crashed_tab_ends_while_another_tab_is_busy_on_both_server
 
 #[actix_web::test]
 async fn a_client_that_hangs_up_while_it_waits_gets_no_lock_and_the_next_person_does() {
-    let settings = Settings { wait: Duration::from_secs(30), ..USUAL };
+    let settings = Settings { wait: LONGEST_WAIT, ..USUAL };
     let (database, [a, b]) = two_servers(settings, &["north-1"]).await;
     let ann = Visitor::logged_in(&a, "ann@north").await;
     let bea = Visitor::logged_in(&a, "bea@north").await;
     let cid = Visitor::logged_in(&b, "cid@north").await;
-    let (lock, wait) = ("/locks/workitem/north-1", json!({ "wait_ms": 30_000 }));
+    let (lock, wait) = ("/locks/workitem/north-1", json!({ "wait_ms": 120_000 }));
     for (path, body) in [(lock, wait.to_string()), ("/workitem/north-1", String::new())] {
         ann.post(&b, lock).await.is(201);
         let cookie = bea.cookie.borrow().as_ref().unwrap().stripped().to_string();
@@ -767,6 +770,7 @@ async fn one_person_has_64_streams_of_a_server_and_shuts_nobody_out() {
         open.push(login.listen(&a).await);
     }
     for login in &logins {
+        assert_eq!(login.asks_for_stream(&a).await.status(), 503);
         let refused = login.request(&a, Method::GET, "/locks/events");
         let refused = login.send(refused, Value::Null).await;
         refused.is_problem(503, "too_many_streams");
@@ -797,7 +801,7 @@ async fn the_waiters_of_one_person_in_many_logins_leave_places_for_others_on_eac
     };
     let (_, [a, b]) = two_servers(settings, &["north-1", "north-2"]).await;
     let cid = Visitor::logged_in(&a, "cid@north").await;
-    let long = json!({ "wait_ms": 30_000 });
+    let long = json!({ "wait_ms": 50_000 });
     for server in [&a, &b] {
         for id in ["north-1", "north-2"] {
             cid.post(server, &format!("/locks/workitem/{id}")).await.is(201);
