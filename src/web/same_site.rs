@@ -42,10 +42,9 @@ impl FromRequest for SameSite {
         ready(if rules.has_own_token(headers) || !rules.is_cross_site(headers, host.host()) {
             Ok(Self)
         } else {
-            Err(Problem::new(StatusCode::FORBIDDEN, "cross_site").detail(
-                "only pages of this site may change locks: name others with `trusted_origin`, and \
-                     let a reverse proxy forward the header `Host`",
-            ))
+            Err(Problem::new(StatusCode::FORBIDDEN, "cross_site")
+                .detail("only pages of this site may change locks: name others with `trusted_origin`, and \
+                     let a reverse proxy forward the header `Host`"))
         })
     }
 }

@@ -148,10 +148,7 @@ impl Prepared {
         store_error(format!("listing locks in {}", self.documents.name()), e)
     }
 
-    async fn both<'a, F>(
-        &'a self,
-        list: impl Fn(&'a Collection<Document>) -> F,
-    ) -> Result<Both, Error>
+    async fn both<'a, F>(&'a self, list: impl Fn(&'a Collection<Document>) -> F) -> Result<Both, Error>
     where
         F: Future<Output = Result<Vec<Lock>, Error>>,
     {
@@ -198,7 +195,11 @@ impl Prepared {
 
     /// The live locks of these sessions. The application leaves out the expired ones: for the server, the
     /// expressions would cost more than the read.
-    async fn of(&self, records: &Collection<Document>, aids: &[Aid]) -> Result<Vec<Lock>, Error> {
+    async fn of(
+        &self,
+        records: &Collection<Document>,
+        aids: &[Aid],
+    ) -> Result<Vec<Lock>, Error> {
         let (of_sessions, fields) = (pipeline::of_sessions(aids), pipeline::fields_for(aids));
         let (aids, mut locks) = (aids.iter().collect::<HashSet<_>>(), Vec::new());
         self.each_of(records, of_sessions, fields, usize::MAX, |_, found| {
