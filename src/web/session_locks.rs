@@ -73,8 +73,9 @@ impl SessionLocks {
     /// Inserts a new document, whose lock this session holds from the first moment: nobody sees the
     /// document unlocked. `id` is its `_id`.
     ///
-    /// The lock is taken first, so somebody who guesses the id waits, or is refused. The access policy is not asked,
-    /// because there is no document yet: check an id that the client has chosen.
+    /// The lock is taken first, so somebody who guesses the id waits, or is refused. The access policy is asked only
+    /// if there is such a document, or if its lock is held: its "no" is [`LockError::NotFound`], and nothing is locked.
+    /// Check an id that the client has chosen.
     ///
     /// # Errors
     /// [`LockError::Rejected`] 422 if there is a document with this id, if its `_id` is another one, or if
@@ -91,10 +92,14 @@ impl SessionLocks {
         document: T,
     ) -> Result<LockedDoc<T>, LockError> {
         let key = LockKey::of::<T>(id)?;
+        // Not everybody may lock a document that is there already, even for a moment.
+        if self.locks.has_policy() && self.manager().exists(&key, self.locks.begin()).await? {
+            self.locks.may_lock(slice::from_ref(&key)).await?;
+        }
         let acquired =
             self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await;
         if let Err(LockError::Held(_)) = &acquired {
-            // There is such a document. Not everybody may learn who edits it.
+            // Nor learn who is creating it.
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
         let (mine, ()) = acquired?;

@@ -69,8 +69,8 @@ impl<W> Locking<W> {
     /// Decides for each document who may look at its lock, and who may lock it. Asked before the store: by the
     /// [lock API](crate::lock_api), the status of many documents and the events, and by the extractors
     /// ([`LockedDoc`](crate::LockedDoc), [`SharedDoc`](crate::SharedDoc), [`HeldDoc`](crate::HeldDoc)) and by
-    /// [`SessionLocks::lock`](crate::SessionLocks::lock) and [`lock_all`](crate::SessionLocks::lock_all). Not asked
-    /// by [`create`](crate::SessionLocks::create), whose document does not exist yet, nor by releases. Default: if
+    /// [`SessionLocks::lock`](crate::SessionLocks::lock) and [`lock_all`](crate::SessionLocks::lock_all).
+    /// [`create`](crate::SessionLocks::create) asks it only if there is such a document; releases never ask. Default: if
     /// people are [identified](crate::LockingSession::identify), only identified people may use the lock API;
     /// otherwise everybody may. The extractors then serve every session.
     ///

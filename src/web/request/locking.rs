@@ -146,10 +146,12 @@ impl RequestLocks {
     /// # Errors
     /// Those of the policy: the answer for a missing document, or 401.
     pub(in crate::web) async fn may_lock(&self, keys: &[LockKey]) -> Result<(), LockError> {
-        if self.0.settings.extractors_do_not_ask {
-            return Ok(());
-        }
-        self.permissions().check_all(keys).await
+        if self.has_policy() { self.permissions().check_all(keys).await } else { Ok(()) }
+    }
+
+    /// True if a policy decides what the routes of the application may lock.
+    pub(in crate::web) fn has_policy(&self) -> bool {
+        self.0.settings.access.is_some() && !self.0.settings.extractors_do_not_ask
     }
 
     /// Whom the limits for each person count this request for.

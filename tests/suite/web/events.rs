@@ -19,6 +19,10 @@ pub(super) struct Stream {
 }
 
 impl Stream {
+    pub(super) fn new(body: BoxBody) -> Self {
+        Self { body, text: String::new() }
+    }
+
     /// The next message with its data; `None` at the end of the stream.
     pub(super) async fn next(&mut self) -> Option<(String, Value)> {
         loop {
@@ -65,7 +69,7 @@ where
         assert_eq!(header("content-type"), "text/event-stream");
         assert_eq!(header("cache-control"), "no-store");
         assert_eq!(header("content-encoding"), "identity");
-        let mut stream = Stream { body, text: String::new() };
+        let mut stream = Stream::new(body);
         for _ in 0..2 {
             let (event, data) = stream.next().await.unwrap();
             assert_eq!((event.as_str(), data), ("resync", json!({ "told": true })));
@@ -129,7 +133,7 @@ where
 {
     let request = browser.request(Method::GET, &format!("/locks/events{query}"));
     let response = browser.app.call(request.to_request()).await.unwrap_or_else(|e| panic!("{e}"));
-    let mut stream = Stream { body: response.into_body(), text: String::new() };
+    let mut stream = Stream::new(response.into_body());
     assert_eq!(stream.next().await.unwrap().0, "resync");
     stream
 }

@@ -25,6 +25,7 @@ mod shared;
 mod tabs;
 mod take_over;
 mod titles;
+mod two_tenants;
 mod waiting;
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};

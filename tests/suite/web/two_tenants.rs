@@ -1,0 +1,840 @@
+//! Two servers on one database, people of two tenants, and clients that only speak HTTP.
+
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+use actix_doclock::{Access, Aid, Holder, MongoStore};
+use actix_web::{
+    HttpServer,
+    body::{BodyStream, BoxBody},
+    rt,
+};
+use awc::{Client, ClientRequest, ClientResponse};
+use futures_util::future::join_all;
+use mongodb::{
+    Collection, Database,
+    bson::{Document, doc},
+};
+use serde_json::json;
+use tokio::{
+    io::AsyncWriteExt,
+    net::TcpStream,
+    sync::oneshot,
+    time::{interval, sleep, timeout},
+};
+
+use super::{events::Stream, *};
+use crate::rig::{self, app::eventually, mongod};
+
+/// So long that no lock expires unless a test ages it.
+const TTL: Duration = Duration::from_secs(600);
+/// Longer than `eventually` waits.
+const LONGEST_WAIT: Duration = Duration::from_secs(120);
+const SOON: Duration = Duration::from_secs(60);
+const ONE: &str = "11111111-1111-4111-8111-111111111111";
+const TWO: &str = "22222222-2222-4222-8222-222222222222";
+
+#[derive(Debug, Serialize, Deserialize)]
+struct WorkItem {
+    #[serde(rename = "_id")]
+    id: String,
+    tenant: String,
+    title: String,
+}
+
+impl Lockable for WorkItem {
+    type Id = String;
+    const COLLECTION: &'static str = "workitem";
+}
+
+fn item(id: &str) -> WorkItem {
+    let tenant = id.split('-').next().unwrap().to_owned();
+    WorkItem { id: id.to_owned(), tenant, title: "old".to_owned() }
+}
+
+fn key(id: &str) -> LockKey {
+    LockKey::of::<WorkItem>(id.to_owned()).unwrap()
+}
+
+fn lock_records(database: &Database) -> Collection<Document> {
+    database.collection("workitem.lock")
+}
+
+async fn record(database: &Database, id: &str) -> Document {
+    lock_records(database).find_one(doc! { "_id": id }).await.unwrap().expect("it is locked")
+}
+
+/// How the access policy finds the tenant of a document.
+#[derive(Clone, Copy)]
+enum Tenant {
+    Stored,
+    /// In the id, so that missing documents have one, too. It takes 20 ms.
+    Named,
+}
+
+#[derive(Clone)]
+struct Policy {
+    tenant: Tenant,
+    items: Collection<WorkItem>,
+    /// The number of calls to look, and of documents in them.
+    calls: Arc<AtomicUsize>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Policy {
+    async fn allows(&self, person: Option<Actor>, keys: Vec<LockKey>, access: Access) -> Vec<bool> {
+        if access == Access::Look {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            self.asked.fetch_add(keys.len(), Ordering::Relaxed);
+        }
+        let person = person.expect("visitors are not admitted");
+        let (_, own) = person.id().unwrap().split_once('@').unwrap();
+        let ids: Vec<_> = keys.iter().map(|key| key.id().to_string()).collect();
+        match self.tenant {
+            Tenant::Stored => {
+                let own = doc! { "_id": { "$in": &ids }, "tenant": own };
+                let own = self.items.distinct("_id", own).await.unwrap_or_default();
+                ids.iter().map(|id| own.iter().any(|own| own.as_str() == Some(id))).collect()
+            }
+            Tenant::Named => {
+                sleep(Duration::from_millis(20)).await;
+                ids.iter().map(|id| item(id).tenant == own).collect()
+            }
+        }
+    }
+}
+
+/// In the session, a person is `name@tenant`.
+fn person(session: &Session) -> Option<Actor> {
+    let name = session.get::<String>("name").ok()??;
+    let (label, _) = name.split_once('@')?;
+    Some(Actor::new(label).with_id(&name))
+}
+
+async fn edit(item: LockedDoc<WorkItem>) -> impl Responder {
+    web::Json(item.into_inner())
+}
+
+async fn save(mut item: HeldDoc<WorkItem>, title: String) -> Result<impl Responder, LockError> {
+    item.title = title;
+    item.save().await?;
+    Ok(HttpResponse::NoContent())
+}
+
+async fn read(item: SharedDoc<WorkItem>) -> impl Responder {
+    web::Json(item.into_inner())
+}
+
+async fn create(locks: SessionLocks, id: web::Path<String>) -> Result<impl Responder, LockError> {
+    let created = locks.create::<WorkItem>(id.clone(), item(&id)).await?;
+    created.release().await?;
+    Ok(HttpResponse::Created())
+}
+
+async fn login(session: Session, name: web::Path<String>) -> impl Responder {
+    session.renew();
+    session.insert("name", name.into_inner()).unwrap();
+    HttpResponse::NoContent()
+}
+
+async fn logout(session: Session) -> impl Responder {
+    session.purge();
+    HttpResponse::NoContent()
+}
+
+#[derive(Clone, Copy)]
+struct Settings {
+    manager: fn(LockManagerBuilder) -> LockManagerBuilder,
+    tenant: Tenant,
+    /// How long extractors wait.
+    wait: Duration,
+}
+
+const USUAL: Settings = Settings { manager: |it| it, tenant: Tenant::Stored, wait: Duration::ZERO };
+
+/// A server of the application, on a runtime of its own, as a process would have.
+struct Server {
+    address: SocketAddr,
+    locks: LockManager,
+    policy: Policy,
+    _stops_when_dropped: oneshot::Sender<()>,
+}
+
+impl Server {
+    /// The `first` server asks its policy for many documents at once, the others for each.
+    async fn start(database: &Database, settings: Settings, first: bool) -> Self {
+        let (uri, name) = (mongod::shared_replica_set().await, database.name().to_owned());
+        let (tells, is_told) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel();
+        let run = move || async move {
+            let database = rig::client(uri.uri()).await.database(&name);
+            let builder = LockManager::builder(MongoStore::new(&database)).ttl(TTL);
+            let locks = (settings.manager)(builder).build().await.unwrap();
+            locks.register::<WorkItem>().await.unwrap();
+            let policy = Policy {
+                tenant: settings.tenant,
+                items: database.collection(WorkItem::COLLECTION),
+                calls: Arc::default(),
+                asked: Arc::default(),
+            };
+            let (manager, asks) = (locks.clone(), policy.clone());
+            let server = HttpServer::new(move || {
+                let session =
+                    SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+                let session = manager
+                    .session(session.cookie_secure(false).build())
+                    .identify(person)
+                    .wait_for_documents(settings.wait)
+                    .longest_wait(LONGEST_WAIT);
+                let asks = asks.clone();
+                let session = if first {
+                    session.access_policy_for_many(async move |person, keys, access| {
+                        asks.allows(person, keys, access).await
+                    })
+                } else {
+                    session.access_policy(async move |person, key, access| {
+                        asks.allows(person, vec![key], access).await == [true]
+                    })
+                };
+                App::new()
+                    .wrap(session)
+                    .route("/login/{name}", web::post().to(login))
+                    .route("/logout", web::post().to(logout))
+                    .route("/plain", web::get().to(HttpResponse::NoContent))
+                    .route("/create/{id}", web::post().to(create))
+                    .route("/workitem/{id}/read", web::post().to(read))
+                    .service(web::resource("/workitem/{id}").post(edit).put(save))
+                    .service(web::scope("/locks").configure(lock_api))
+            });
+            let server = server.workers(2).bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            // From now on the server watches, and all streams hear everything.
+            let mut watches = locks.events();
+            for _ in 0..2 {
+                assert_eq!(watches.next().await.unwrap().name(), "resync");
+            }
+            drop(tells.send((server.addrs()[0], locks.clone(), policy)));
+            tokio::select! {
+                served = locks.serve(server) => served.unwrap(),
+                _ = stopped => locks.shutdown().await,
+            }
+        };
+        thread::spawn(move || rt::System::new().block_on(run()));
+        let (address, locks, policy) = is_told.await.expect("the server starts");
+        Self { address, locks, policy, _stops_when_dropped: stop }
+    }
+
+    async fn waiting(&self, callers: usize) {
+        let what = format!("{callers} wait");
+        eventually(&what, async || self.locks.health().waiting == callers).await;
+    }
+}
+
+/// Two servers on a new database with these documents.
+async fn two_servers(settings: Settings, ids: &[&str]) -> (Database, [Server; 2]) {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let items = database.collection::<WorkItem>(WorkItem::COLLECTION);
+    items.insert_many(ids.iter().map(|id| item(id))).await.unwrap();
+    let first = Server::start(&database, settings, true).await;
+    let second = Server::start(&database, settings, false).await;
+    (database, [first, second])
+}
+
+/// A browser with its cookies. The load balancer sends each request to some server.
+#[derive(Default, Clone)]
+struct Visitor {
+    cookie: RefCell<Option<Cookie<'static>>>,
+}
+
+/// All that a client sees of an answer, without its date. (`connection` tells whether the body of the request had
+/// arrived.)
+#[derive(Debug, PartialEq)]
+struct Seen {
+    status: u16,
+    headers: BTreeMap<String, String>,
+    body: String,
+}
+
+impl Seen {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    #[track_caller]
+    fn is(&self, status: u16) -> &Self {
+        assert_eq!(self.status, status, "{self:?}");
+        self
+    }
+
+    #[track_caller]
+    fn is_problem(&self, status: u16, code: &str) {
+        assert_eq!(self.is(status).json()["code"], code);
+    }
+
+    fn token(&self) -> &str {
+        &self.headers["lock-token"]
+    }
+}
+
+impl Visitor {
+    async fn logged_in(server: &Server, name: &str) -> Self {
+        let visitor = Self::default();
+        visitor.post(server, &format!("/login/{name}")).await.is(204);
+        visitor
+    }
+
+    fn request(&self, server: &Server, method: Method, path: &str) -> ClientRequest {
+        // A client of its own for each request: no connection is reused while the server closes it.
+        let client = Client::builder().disable_timeout().finish();
+        let request = client.request(method, format!("http://{}{path}", server.address));
+        match &*self.cookie.borrow() {
+            Some(cookie) => request.cookie(cookie.clone()),
+            None => request,
+        }
+    }
+
+    async fn send(&self, request: ClientRequest, body: Value) -> Seen {
+        let answer = if body.is_null() { request.send() } else { request.send_json(&body) };
+        let mut answer = timeout(SOON, answer).await.expect("the server answers").unwrap();
+        for cookie in answer.cookies().unwrap().iter() {
+            self.cookie.replace((!cookie.value().is_empty()).then(|| cookie.clone()));
+        }
+        let headers =
+            answer.headers().iter().filter(|(name, _)| *name != "date" && *name != "connection");
+        let text =
+            |value: &actix_web::http::header::HeaderValue| value.to_str().unwrap().to_owned();
+        let headers = headers.map(|(name, value)| (name.to_string(), text(value))).collect();
+        let body = String::from_utf8(answer.body().await.unwrap().to_vec()).unwrap();
+        Seen { status: answer.status().as_u16(), headers, body }
+    }
+
+    async fn post(&self, server: &Server, path: &str) -> Seen {
+        self.send(self.request(server, Method::POST, path), Value::Null).await
+    }
+
+    async fn post_json(&self, server: &Server, path: &str, body: Value) -> Seen {
+        self.send(self.request(server, Method::POST, path), body).await
+    }
+
+    async fn delete(&self, server: &Server, path: &str) -> Seen {
+        self.send(self.request(server, Method::DELETE, path), Value::Null).await
+    }
+
+    async fn in_tab(&self, server: &Server, tab: &str, path: &str, body: Value) -> Seen {
+        let request = self.request(server, Method::POST, path);
+        self.send(request.insert_header(("doclock-tab", tab)), body).await
+    }
+
+    async fn asks_for_stream(&self, server: &Server) -> ClientResponse<impl Unpin + Body> {
+        self.request(server, Method::GET, "/locks/events").send().await.unwrap()
+    }
+
+    async fn listen(&self, server: &Server) -> Stream {
+        let response = self.asks_for_stream(server).await;
+        assert_eq!(response.status(), 200);
+        let mut stream = Stream::new(BoxBody::new(BodyStream::new(response)));
+        assert_eq!(stream.next().await.unwrap().0, "resync");
+        stream
+    }
+}
+
+/// A body of an answer.
+trait Body:
+    futures_util::Stream<Item = Result<web::Bytes, awc::error::PayloadError>> + 'static
+{
+}
+
+impl<T> Body for T where
+    T: futures_util::Stream<Item = Result<web::Bytes, awc::error::PayloadError>> + 'static
+{
+}
+
+/// Whoever is not of the tenant must not learn from any answer whether there is such a document.
+#[actix_web::test]
+async fn a_document_of_another_tenant_is_missing_whichever_way_it_is_asked_for() {
+    let (database, [a, b]) = two_servers(USUAL, &["north-1", "north-2", "south-1"]).await;
+    let ann = Visitor::logged_in(&a, "ann@north").await;
+    let bob = Visitor::logged_in(&a, "bob@south").await;
+    let mut hers = ann.listen(&b).await;
+    let mut changes = lock_records(&database).watch().await.unwrap();
+    let token = "ae3e0c9f-b50e-4374-a4f9-a9e7ee409a62";
+    let ask = async |server: &Server, id: &str| {
+        let (document, lock) = (format!("/workitem/{id}"), format!("/locks/workitem/{id}"));
+        let name = format!("workitem/{id}");
+        let mut answers = Vec::new();
+        for (method, path, body, status) in [
+            (Method::POST, document.clone(), Value::Null, 404),
+            (Method::PUT, document.clone(), json!("new"), 404),
+            (Method::POST, format!("{document}/read"), Value::Null, 404),
+            (Method::GET, lock.clone(), Value::Null, 404),
+            (Method::POST, lock.clone(), Value::Null, 404),
+            (Method::POST, lock.clone(), json!({ "mode": "shared" }), 404),
+            (Method::POST, lock.clone(), json!({ "take_over": true }), 404),
+            (Method::POST, lock.clone(), json!({ "wait_ms": 30_000 }), 404),
+            (Method::POST, format!("{lock}/break"), json!({ "reason": "why" }), 404),
+            (Method::POST, format!("{lock}/release"), json!({ "token": token }), 204),
+            (Method::DELETE, lock.clone(), Value::Null, 204),
+            (Method::POST, "/locks/status".to_owned(), json!({ "keys": [&name] }), 200),
+            (Method::POST, "/locks/heartbeat".to_owned(), json!({ "locks": { name: token } }), 200),
+        ] {
+            for header in [None, Some(token)] {
+                let mut request = bob.request(server, method.clone(), &path);
+                if let Some(token) = header {
+                    request = request.insert_header(("lock-token", token));
+                }
+                let answer = bob.send(request, body.clone()).await;
+                assert_eq!(answer.status, status, "{method} {path} {body}: {answer:?}");
+                answers.push(answer);
+            }
+        }
+        answers
+    };
+    let learns_nothing = async || {
+        for server in [&a, &b] {
+            let absent = ask(server, "north-9").await;
+            for (there, absent) in ask(server, "north-1").await.into_iter().zip(absent) {
+                let body = there.body.replace("north-1", "north-9");
+                assert_eq!(Seen { body, ..there }, absent);
+            }
+        }
+    };
+
+    learns_nothing().await;
+    ann.post(&a, "/workitem/north-1").await.is(200);
+    let (event, data) = hers.event().await;
+    assert_eq!((event.as_str(), &data["id"]), ("acquired", &"north-1".into()));
+    let held = record(&database, "north-1").await;
+    learns_nothing().await;
+    ann.post(&b, "/workitem/north-2").await.is(200);
+    let (event, data) = hers.event().await;
+    assert_eq!((event.as_str(), &data["id"]), ("acquired", &"north-2".into()));
+
+    let without_ts = |mut record: Document| {
+        record.remove("ts");
+        record
+    };
+    let still_held = record(&database, "north-1").await;
+    assert_eq!(without_ts(still_held), without_ts(held), "at most her own renewal");
+    let mut written = Vec::new();
+    while !written.contains(&"north-2".to_owned()) {
+        let change = timeout(SOON, changes.next_if_any()).await.expect("it goes on").unwrap();
+        let Some(change) = change else { continue };
+        if change.operation_type != mongodb::change_stream::event::OperationType::Update {
+            written.push(change.document_key.unwrap().get_str("_id").unwrap().to_owned());
+        }
+    }
+    assert_eq!(written, ["north-1", "north-2"]);
+}
+
+#[actix_web::test]
+async fn a_creation_under_the_id_of_another_tenants_document_locks_and_tells_nothing() {
+    let (database, [a, b]) = two_servers(USUAL, &["north-1", "north-2"]).await;
+    let ann = Visitor::logged_in(&a, "ann@north").await;
+    let bob = Visitor::logged_in(&a, "bob@south").await;
+    let mut hers = ann.listen(&b).await;
+    let mut changes = lock_records(&database).watch().await.unwrap();
+    let is_refused = async || {
+        for server in [&a, &b] {
+            let absent = bob.post(server, "/workitem/north-9").await;
+            let refused = bob.post(server, "/create/north-1").await;
+            refused.is(404);
+            let body = refused.body.replace("north-1", "north-9");
+            assert_eq!(Seen { body, ..refused }, absent);
+        }
+    };
+    is_refused().await;
+    ann.post(&a, "/workitem/north-1").await.is(200);
+    is_refused().await;
+    ann.post(&a, "/workitem/north-2").await.is(200);
+    for id in ["north-1", "north-2"] {
+        let (event, data) = hers.event().await;
+        assert_eq!((event.as_str(), &data["id"]), ("acquired", &id.into()));
+        let written = timeout(SOON, async {
+            loop {
+                if let Some(change) = changes.next_if_any().await.unwrap() {
+                    return change.document_key.unwrap();
+                }
+            }
+        });
+        assert_eq!(written.await.unwrap(), doc! { "_id": id });
+    }
+    // A document that ann is just creating.
+    let (aid, holder) = (Aid::new(), Holder::new("ann"));
+    drop(a.locks.lock_for_session(&key("north-3"), &aid, &holder).await.unwrap());
+    bob.post(&b, "/create/north-3").await.is_problem(404, "not_found");
+    bob.post(&a, "/create/south-1").await.is(201);
+}
+
+#[actix_web::test]
+async fn strangers_who_ask_all_the_time_keep_the_owner_out_of_nothing() {
+    let (_, [a, b]) = two_servers(USUAL, &["north-1"]).await;
+    let ann = Visitor::logged_in(&a, "ann@north").await;
+    let bob = Visitor::logged_in(&a, "bob@south").await;
+    let (opened, asked) = (Cell::new(0), Cell::new(0));
+    let ways = ["/workitem/north-1", "/workitem/north-1/read", "/locks/workitem/north-1"];
+    let loops = ways.iter().chain(["/create/north-1"].iter()).map(async |path| {
+        let bob = bob.clone();
+        while opened.get() < 50 {
+            for server in [&a, &b] {
+                bob.post(server, path).await.is(404);
+                asked.set(asked.get() + 1);
+            }
+        }
+    });
+    let opens = async {
+        while opened.get() < 50 {
+            for server in [&a, &b] {
+                ann.post(server, "/workitem/north-1").await.is(200);
+                ann.delete(server, "/locks/workitem/north-1").await.is(204);
+                opened.set(opened.get() + 1);
+            }
+        }
+    };
+    tokio::join!(join_all(loops), opens);
+    assert!(asked.get() >= 8, "they asked meanwhile");
+}
+
+#[actix_web::test]
+async fn a_lock_of_a_tab_lives_on_requests_that_name_it_and_on_no_others_on_each_server() {
+    let (database, servers) = two_servers(USUAL, &["north-1", "north-2"]).await;
+    let [a, b] = &servers;
+    for (home, away) in [(a, b), (b, a)] {
+        for names in ["tab", "token", "token in another tab", "heartbeat", "heartbeat elsewhere"] {
+            let ann = Visitor::logged_in(home, "ann@north").await;
+            let taken = ann.in_tab(home, ONE, "/locks/workitem/north-1", json!({})).await;
+            let others = ann.in_tab(home, TWO, "/locks/workitem/north-2", json!({})).await;
+            let beat = |id: &str, taken: &Seen| json!({ "locks": { (format!("workitem/{id}")): taken.json()["token"] } });
+            for id in ["north-1", "north-2"] {
+                rig::age(&database, &key(id), TTL / 2).await;
+            }
+            let ts = async |id| *record(&database, id).await.get_datetime("ts").unwrap();
+            let (before, others_before) = (ts("north-1").await, ts("north-2").await);
+            for server in [away, home] {
+                ann.send(ann.request(server, Method::GET, "/plain"), Value::Null).await.is(204);
+                ann.in_tab(server, TWO, "/locks/workitem/north-1", json!({})).await.is(423);
+                ann.post_json(server, "/locks/heartbeat", json!({})).await.is(200);
+                ann.in_tab(server, TWO, "/locks/heartbeat", beat("north-2", &others)).await.is(200);
+            }
+            // The renewals of the other server have been carried out, in the order of the requests.
+            let renewed = async || ts("north-2").await > others_before;
+            eventually("the other tab has renewed its own lock", renewed).await;
+            assert_eq!(ts("north-1").await, before, "{names}");
+
+            let get = ann.request(away, Method::GET, "/plain");
+            let post = ann.request(away, Method::POST, "/locks/heartbeat");
+            let (request, body) = match names {
+                "tab" => (get.insert_header(("doclock-tab", ONE)), Value::Null),
+                "token" => (get.insert_header(("lock-token", taken.token())), Value::Null),
+                "token in another tab" => {
+                    let put = ann.request(away, Method::PUT, "/workitem/north-1");
+                    let put = put.insert_header(("lock-token", taken.token()));
+                    (put.insert_header(("doclock-tab", TWO)), json!("new"))
+                }
+                "heartbeat" => (post, beat("north-1", &taken)),
+                _ => (post.insert_header(("doclock-tab", TWO)), beat("north-1", &taken)),
+            };
+            let answer = ann.send(request, body).await;
+            assert!(answer.status < 300, "{names}: {answer:?}");
+            eventually(names, async || ts("north-1").await > before).await;
+            ann.post(home, "/logout").await.is(204);
+        }
+    }
+}
+
+/// With a short ttl, which passes by itself.
+#[actix_web::test]
+async fn the_lock_of_a_crashed_tab_ends_while_another_tab_is_busy_on_both_servers() {
+    let settings = Settings { manager: |builder| builder.ttl(Duration::from_secs(2)), ..USUAL };
+    let (_, [a, b]) = two_servers(settings, &["north-1", "north-2"]).await;
+    let ann = Visitor::logged_in(&a, "ann@north").await;
+    let cid = Visitor::logged_in(&b, "cid@north").await;
+    ann.in_tab(&a, ONE, "/locks/workitem/north-1", json!({})).await.is(201);
+    ann.in_tab(&b, TWO, "/locks/workitem/north-2", json!({})).await.is(201);
+    let is_over = Cell::new(false);
+    let busy = async {
+        while !is_over.get() {
+            for server in [&a, &b] {
+                ann.in_tab(server, TWO, "/locks/heartbeat", json!({})).await.is(200);
+                ann.send(ann.request(server, Method::GET, "/plain"), Value::Null).await.is(204);
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let waits = async {
+        let wait = json!({ "wait_ms": 30_000 });
+        let answer = cid.post_json(&b, "/locks/workitem/north-1", wait).await;
+        is_over.set(true);
+        answer.is(201);
+    };
+    tokio::join!(busy, waits);
+}
+
+#[actix_web::test]
+async fn a_client_that_hangs_up_while_it_waits_gets_no_lock_and_the_next_person_does() {
+    let settings = Settings { wait: LONGEST_WAIT, ..USUAL };
+    let (database, [a, b]) = two_servers(settings, &["north-1"]).await;
+    let ann = Visitor::logged_in(&a, "ann@north").await;
+    let bea = Visitor::logged_in(&a, "bea@north").await;
+    let cid = Visitor::logged_in(&b, "cid@north").await;
+    let (lock, wait) = ("/locks/workitem/north-1", json!({ "wait_ms": 120_000 }));
+    for (path, body) in [(lock, wait.to_string()), ("/workitem/north-1", String::new())] {
+        ann.post(&b, lock).await.is(201);
+        let cookie = bea.cookie.borrow().as_ref().unwrap().stripped().to_string();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: {}\r\ncookie: {cookie}\r\ncontent-length: {}\r\n\r\n{body}",
+            a.address,
+            body.len(),
+        );
+        let mut client = TcpStream::connect(a.address).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
+        a.waiting(1).await;
+        drop(client);
+        a.waiting(0).await;
+        let release = async {
+            b.waiting(1).await;
+            ann.delete(&a, lock).await.is(204);
+        };
+        let (next, ()) = tokio::join!(cid.post_json(&b, lock, wait.clone()), release);
+        next.is(201);
+        let holder = record(&database, "north-1").await;
+        assert_eq!(holder.get_document("holder").unwrap().get_str("label"), Ok("cid"));
+        cid.delete(&a, lock).await.is(204);
+        assert!(a.locks.list().await.unwrap().is_empty());
+    }
+}
+
+#[actix_web::test]
+async fn a_stream_ends_with_its_person_on_the_other_server_and_the_next_one_hears_nothing_of_it() {
+    let (_, [a, b]) = two_servers(USUAL, &["north-1", "north-2", "south-1"]).await;
+    let cid = Visitor::logged_in(&a, "cid@north").await;
+    let dan = Visitor::logged_in(&a, "dan@south").await;
+    for end in ["logout", "revocation", "other person"] {
+        let ann = Visitor::logged_in(&a, "ann@north").await;
+        ann.post(&a, "/locks/workitem/north-2").await.is(201);
+        let aid = a.locks.list().await.unwrap().pop().unwrap().aid;
+        ann.delete(&a, "/locks/workitem/north-2").await.is(204);
+        // From here on she holds no lock.
+        let mut old = ann.listen(&b).await;
+        match end {
+            "logout" => drop(ann.post(&a, "/logout").await.is(204)),
+            "revocation" => drop(a.locks.end_session(&aid).await.unwrap()),
+            _ => {}
+        }
+        ann.post(&a, "/login/bob@south").await.is(204);
+        let ends = async {
+            while let Some((event, data)) = old.next().await {
+                assert!(data["id"].is_null() || data["id"] == "north-2", "{end}: {event} {data}");
+            }
+        };
+        timeout(SOON, ends).await.expect("it ends");
+        let mut new = ann.listen(&b).await;
+        cid.post(&a, "/workitem/north-1").await.is(200);
+        dan.post(&a, "/workitem/south-1").await.is(200);
+        let (event, data) = new.event().await;
+        assert_eq!((event.as_str(), &data["id"]), ("acquired", &"south-1".into()), "{end}");
+        cid.delete(&a, "/locks/workitem/north-1").await.is(204);
+        dan.delete(&a, "/locks/workitem/south-1").await.is(204);
+        let (event, data) = new.event().await;
+        assert_eq!((event.as_str(), &data["id"]), ("released", &"south-1".into()), "{end}");
+    }
+}
+
+/// 30 people of two tenants have ten streams each.
+#[actix_web::test]
+async fn with_a_slow_policy_every_stream_hears_every_opening_and_few_calls_serve_all() {
+    const PEOPLE: usize = 30;
+    const STREAMS: usize = 10;
+    const OPENINGS: usize = 40;
+    let ids: Vec<_> = (0..OPENINGS)
+        .map(|i| format!("{}-{i}", if i % 2 == 0 { "north" } else { "south" }))
+        .collect();
+    let settings = Settings { tenant: Tenant::Named, ..USUAL };
+    let ids: Vec<_> = ids.iter().map(String::as_str).collect();
+    let (_, servers) = two_servers(settings, &ids).await;
+    let [a, b] = &servers;
+    let ann = Visitor::logged_in(a, "ann@north").await;
+    let bob = Visitor::logged_in(a, "bob@south").await;
+    let eve = Visitor::logged_in(a, "eve@south").await;
+    let mut listeners = Vec::new();
+    for i in 0..PEOPLE {
+        let tenant = if i % 2 == 0 { "north" } else { "south" };
+        let person = Visitor::logged_in(a, &format!("p{i}@{tenant}")).await;
+        for server in servers.iter().cycle().take(STREAMS) {
+            let mut stream = person.listen(server).await;
+            let own: BTreeSet<_> =
+                ids.iter().filter(|id| id.starts_with(tenant)).map(|id| (*id).to_owned()).collect();
+            listeners.push(rt::spawn(async move {
+                let (mut heard, mut others) = (BTreeMap::new(), 0);
+                while heard.len() < own.len() {
+                    let (event, data) = stream.event().await;
+                    let id = data["id"].as_str().unwrap_or_default();
+                    if event == "acquired" && own.contains(id) {
+                        heard.insert(id.to_owned(), Instant::now());
+                    } else {
+                        assert!(id.starts_with(tenant), "{event} {data}");
+                        others += 1;
+                    }
+                }
+                (heard, others)
+            }));
+        }
+    }
+    let is_over = Cell::new(false);
+    let posts = async {
+        let mut posted = 0;
+        while !is_over.get() {
+            for server in [a, b] {
+                for path in ["/workitem", "/locks/workitem"] {
+                    eve.post(server, &format!("{path}/south-missing-{posted}")).await.is(404);
+                    posted += 1;
+                }
+            }
+        }
+        posted
+    };
+    let opens = async {
+        let mut begun = BTreeMap::new();
+        let mut tenth = interval(Duration::from_millis(100));
+        for (i, id) in ids.iter().enumerate() {
+            tenth.tick().await;
+            let (person, server) =
+                (if i % 2 == 0 { &ann } else { &bob }, if i % 4 < 2 { a } else { b });
+            begun.insert((*id).to_owned(), Instant::now());
+            person.post(server, &format!("/workitem/{id}")).await.is(200);
+        }
+        let heard = timeout(SOON, join_all(listeners)).await.expect("every stream hears all");
+        is_over.set(true);
+        (begun, heard)
+    };
+    let (posted, (begun, heard)) = tokio::join!(posts, opens);
+    let (mut delays, mut others) = (Vec::new(), 0);
+    for listener in heard {
+        let (heard, more) = listener.unwrap();
+        delays.extend(heard.iter().map(|(id, at)| at.duration_since(begun[id])));
+        others += more;
+    }
+    delays.sort_unstable();
+    assert_eq!(delays.len(), PEOPLE * STREAMS * OPENINGS / 2);
+    let count = |of: fn(&Policy) -> &AtomicUsize| -> usize {
+        servers.iter().map(|server| of(&server.policy).load(Ordering::Relaxed)).sum()
+    };
+    let (calls, asked) = (count(|it| &it.calls), count(|it| &it.asked));
+    println!(
+        "{} events, from the request of the opening to the page: median {:?}, longest {:?}; {posted} \
+         posts to missing documents, {others} events of them; {calls} calls of the policy for {asked} \
+         documents",
+        delays.len(),
+        delays[delays.len() / 2],
+        delays[delays.len() - 1],
+    );
+    assert!(delays[delays.len() - 1] < Duration::from_secs(30));
+    // Each of the two workers of a server asks once for a person and a document.
+    assert!(asked <= 2 * 2 * PEOPLE * (OPENINGS + posted), "{asked}");
+}
+
+/// Otherwise whoever asks for documents that are not there makes work for all who listen.
+#[actix_web::test]
+#[ignore = "does not hold yet: a lock is taken, and announced, before its document is found missing"]
+async fn a_lock_on_a_missing_document_is_announced_to_nobody() {
+    let settings = Settings { tenant: Tenant::Named, ..USUAL };
+    let (_, [a, b]) = two_servers(settings, &["south-1"]).await;
+    let eve = Visitor::logged_in(&a, "eve@south").await;
+    let mut heard = eve.listen(&b).await;
+    for i in 0..20 {
+        for path in ["/workitem", "/locks/workitem"] {
+            eve.post(&a, &format!("{path}/south-missing-{i}")).await.is(404);
+        }
+    }
+    eve.post(&a, "/workitem/south-1").await.is(200);
+    assert_eq!(heard.event().await.1["id"], "south-1");
+}
+
+#[actix_web::test]
+async fn one_person_has_64_streams_of_a_server_and_shuts_nobody_out() {
+    let (_, [a, b]) = two_servers(USUAL, &["south-1"]).await;
+    let mut logins = Vec::new();
+    for _ in 0..4 {
+        logins.push(Visitor::logged_in(&b, "ann@north").await);
+    }
+    let mut open = Vec::new();
+    for login in logins.iter().cycle().take(64) {
+        open.push(login.listen(&a).await);
+    }
+    for login in &logins {
+        assert_eq!(login.asks_for_stream(&a).await.status(), 503);
+        let refused = login.request(&a, Method::GET, "/locks/events");
+        let refused = login.send(refused, Value::Null).await;
+        refused.is_problem(503, "too_many_streams");
+        assert!(refused.headers.contains_key("retry-after"));
+    }
+    for server in [&a, &b] {
+        let bob = Visitor::logged_in(server, "bob@south").await;
+        let mut his = bob.listen(server).await;
+        bob.post(&b, "/workitem/south-1").await.is(200);
+        assert_eq!(his.event().await.1["id"], "south-1");
+        bob.delete(&b, "/locks/workitem/south-1").await.is(204);
+    }
+    // A stream that is closed makes room.
+    open.pop();
+    let again = async || logins[0].asks_for_stream(&a).await.status() == 200;
+    eventually("there is room again", again).await;
+}
+
+/// Without the limit for each person, the places would be taken.
+#[actix_web::test]
+async fn the_waiters_of_one_person_in_many_logins_leave_places_for_others_on_each_server() {
+    const LOGINS: usize = 12;
+    let settings = Settings {
+        manager: |builder| {
+            builder.max_waiters_per_session(2).max_waiters_per_person(4).max_waiters(6)
+        },
+        ..USUAL
+    };
+    let (_, [a, b]) = two_servers(settings, &["north-1", "north-2"]).await;
+    let cid = Visitor::logged_in(&a, "cid@north").await;
+    let long = json!({ "wait_ms": 50_000 });
+    for server in [&a, &b] {
+        for id in ["north-1", "north-2"] {
+            cid.post(server, &format!("/locks/workitem/{id}")).await.is(201);
+        }
+        let mut logins = Vec::new();
+        for _ in 0..LOGINS {
+            logins.push(Visitor::logged_in(&b, "ann@north").await);
+        }
+        let refused = Cell::new(0);
+        let greedy = join_all(logins.iter().enumerate().map(async |(i, login)| {
+            let path = format!("/locks/workitem/north-{}", 1 + i % 2);
+            let answer = login.post_json(server, &path, long.clone()).await;
+            if answer.status == 503 {
+                answer.is_problem(503, "too_many_waiters");
+                refused.set(refused.get() + 1);
+            } else {
+                assert_eq!(answer.status, 201);
+                login.delete(server, &path).await.is(204);
+            }
+        }));
+        let dan = async {
+            eventually("she is refused", async || refused.get() == LOGINS - 4).await;
+            let dan = Visitor::logged_in(server, "dan@north").await;
+            let frees = async {
+                server.waiting(5).await;
+                for id in ["north-1", "north-2"] {
+                    cid.delete(server, &format!("/locks/workitem/{id}")).await.is(204);
+                }
+            };
+            let waits = dan.post_json(server, "/locks/workitem/north-1", long.clone());
+            let (answer, ()) = tokio::join!(waits, frees);
+            answer.is(201);
+            dan.delete(server, "/locks/workitem/north-1").await.is(204);
+        };
+        tokio::join!(greedy, dan);
+    }
+}
