@@ -135,8 +135,8 @@ pub enum LockError {
         key: LockKey,
     },
 
-    /// The header `Lock-Token` of the client is not a token. (400)
-    #[error("the header Lock-Token must look like <urn:uuid:…>, as the server sent it")]
+    /// The header `Lock-Token` of the client is not a token, or there are more than 100 of them. (400)
+    #[error("the header Lock-Token must look like <urn:uuid:…>, as the server sent it, at most 100 times")]
     MalformedToken,
 
     /// There is no such document. A lock on it was released. (404)

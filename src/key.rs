@@ -80,7 +80,7 @@ impl Lockable for Named {
 /// The `_id` of a document, with its BSON type.
 ///
 /// Ids are equal if MongoDB treats them as equal: the numbers `5` of both widths name one document, the
-/// string `"5"` names another.
+/// string `"5"` names another. `Bson::from(&id)` is the value to query by, in an access policy for example.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum LockId {

@@ -7,6 +7,11 @@ pub(crate) fn cut(mut text: String, bytes: usize) -> String {
     text
 }
 
+/// A name as a line of the log contains it: the beginning says enough, and clients choose names.
+pub(crate) fn short(name: &str) -> String {
+    cut(name.to_owned(), 200)
+}
+
 /// One line without anything that a terminal obeys: characters without a visible shape are shown by their
 /// number.
 pub(crate) fn printable(text: &str) -> String {

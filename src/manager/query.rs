@@ -124,11 +124,7 @@ impl LockManager {
         // A session limits its own locks; the list of all locks is for a page.
         let limit = if aid.is_some() { usize::MAX } else { LISTED };
         let lists = self.in_each_collection(|collection| {
-            let args = (collection, aid.cloned(), limit);
-            self.run("list", until, args, |store, (collection, aid, limit)| {
-                let of = aid.as_ref().map_or(Query::All, |aid| Query::Of(slice::from_ref(aid)));
-                store.locks(collection, of, *limit)
-            })
+            self.list_at_most(limit, collection.to_owned(), aid.cloned(), until)
         });
         let asked = clock::now();
         let locks: Vec<_> = lists.await?.into_iter().flatten().collect();
@@ -136,6 +132,32 @@ impl LockManager {
             self.inner.saw_all_of(aid, &locks, asked);
         }
         Ok(locks)
+    }
+
+    /// The live locks of one session in one collection.
+    #[cfg(feature = "web")]
+    pub(crate) async fn list_in(
+        &self,
+        collection: &str,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Vec<Lock>, LockError> {
+        self.list_at_most(usize::MAX, collection.to_owned(), Some(aid.clone()), until).await
+    }
+
+    async fn list_at_most(
+        &self,
+        limit: usize,
+        collection: String,
+        aid: Option<Aid>,
+        until: Instant,
+    ) -> Result<Vec<Lock>, LockError> {
+        let args = (collection, aid, limit);
+        let list = self.run("list", until, args, |store, (collection, aid, limit)| {
+            let of = aid.as_ref().map_or(Query::All, |aid| Query::Of(slice::from_ref(aid)));
+            store.locks(collection, of, *limit)
+        });
+        list.await
     }
 
     /// All live locks on these documents of a collection, by one read.

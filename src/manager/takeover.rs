@@ -20,7 +20,7 @@ use crate::{
     random,
     store::{Acquisition, HandedOver, Released, Removal, Taken},
     taken::{LockTaken, Settled, Taking},
-    text::cut,
+    text::{cut, short},
 };
 
 /// After the deadline of a break or takeover, the time to record its outcome. Then another server assumes
@@ -264,6 +264,6 @@ fn audit(LockTaken { key, how, from, by, reason, .. }: &LockTaken, called: Optio
     log::info!(
         target: "actix_doclock::audit",
         "the lock on {key:?}{title} was {how} by {:?}; reason: {reason:?}; it was held by {:?}",
-        by.label, from.as_ref().map(|holder| &holder.label),
+        short(&by.label), from.as_ref().map(|holder| short(&holder.label)),
     );
 }

@@ -20,7 +20,7 @@ use crate::{
     lock::{Lock, LockToken, Mode},
     manager::MAX_REASON_BYTES,
     store::{Acquisition, Released},
-    text::{cut, printable},
+    text::{printable, short},
     web::{
         Problem, SessionLocks,
         access::{Access, Permissions},
@@ -36,9 +36,6 @@ use crate::{
 const MAX_BODY_BYTES: usize = 64 * 1024;
 /// The same for bodies that name many documents: 200 ids of 1 KiB, even if JSON escapes each character.
 const MAX_LIST_BYTES: usize = 512 * 1024;
-
-/// How much of a name from a client is logged.
-const LOGGED_BYTES: usize = 200;
 
 /// The longest grace period for a page that is closed. A page that needs longer should not release its
 /// lock.
@@ -198,6 +195,9 @@ async fn acquire(
     let how =
         Ask { mode, offered: locks.offered()?, wait, take_over, of_document: true, load: false };
     let exists = async |found: Found, until| {
+        if found.has_waited {
+            locks.permissions().check(&key, Access::Lock).await?;
+        }
         if !found.is_fresh || locks.manager().exists(&key, until).await? {
             return Ok(());
         }
@@ -374,7 +374,7 @@ fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKe
     if !permissions.manager.is_registered(collection) {
         // A developer's mistake or a guess of a client, so this is not logged as an error.
         permissions.manager.warn_seldom("collection", || {
-            let collection = cut(printable(collection), LOGGED_BYTES);
+            let collection = short(&printable(collection));
             format!(
                 "a client asked the lock API for the collection {collection}, which is not registered: \
                  call `locks.register::<T>().await?` for its type when the server starts"

@@ -24,6 +24,7 @@ use crate::{
     manager::watch::{ends::EndOf, events::LockEvents, streams::Admitted},
     web::{
         Problem, SessionLocks,
+        api::bad_request,
         access::Permissions,
         format::{millis, rfc3339},
     },
@@ -68,10 +69,11 @@ struct Listener {
 
 pub(super) async fn stream(
     locks: SessionLocks,
-    asked: Query<Asked>,
+    asked: Result<Query<Asked>, actix_web::Error>,
 ) -> Result<HttpResponse, Problem> {
     let permissions = locks.locks.permissions();
     permissions.check_any()?;
+    let Asked { tab, keys } = asked.map_err(bad_request)?.into_inner();
     let (manager, address, person) =
         (locks.manager().clone(), locks.locks.address(), locks.locks.counts_as());
     let admitted = manager.event_streams().admit(address, person, locks.locks.streams());
@@ -80,7 +82,6 @@ pub(super) async fn stream(
             .detail("you or this server have too many open event streams; poll instead")
             .retry_after(TRY_AGAIN_AFTER)
     })?;
-    let Asked { tab, keys } = asked.into_inner();
     let tab = tab.and_then(|tab| tab.parse().ok());
     let keys: Option<HashSet<_>> =
         keys.map(|keys| keys.split(',').map(ToOwned::to_owned).collect());

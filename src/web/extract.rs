@@ -317,7 +317,12 @@ async fn acquire<T: Lockable, How>(
     let locks = RequestLocks::of(&req)?;
     let key = key_of::<T>(&req, &locks)?;
     locks.may_lock(slice::from_ref(&key)).await?;
-    let load = async |found: Found, until| loaded::<T>(&locks, &key, found.document, until).await;
+    let load = async |found: Found, until| {
+        if found.has_waited {
+            locks.may_lock(slice::from_ref(&key)).await?;
+        }
+        loaded::<T>(&locks, &key, found.document, until).await
+    };
     let (offered, wait) = (locks.offered()?, locks.wait());
     let how = Ask { mode, offered, wait, take_over: false, of_document: true, load: true };
     let (mine, document) = locks.acquire(&key, how, load).await?;

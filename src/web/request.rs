@@ -44,6 +44,9 @@ pub(super) const AID: &str = "doclock.aid";
 /// Announces a granted lock in an answer, and identifies the same acquisition in a request.
 const LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
 
+/// How many tokens one request may send: each may be a command.
+const MOST_TOKENS: usize = 100;
+
 /// The time since the person last touched the page that sends this request, in milliseconds.
 const IDLE_MS: HeaderName = HeaderName::from_static("doclock-idle-ms");
 
@@ -203,7 +206,8 @@ impl RequestLocks {
         let person = self.person()?;
         Some(match person.id() {
             Some(id) => format!("id {id}"),
-            None => format!("label {}", person.label),
+            // The roles may tell the tenant.
+            None => format!("{person:?}"),
         })
     }
 
@@ -421,5 +425,5 @@ fn offered_tokens(headers: &HeaderMap) -> Option<Vec<LockToken>> {
             tokens.push(token.trim().parse().ok()?);
         }
     }
-    Some(tokens)
+    (tokens.len() <= MOST_TOKENS).then_some(tokens)
 }

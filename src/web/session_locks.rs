@@ -75,7 +75,7 @@ impl SessionLocks {
     ///
     /// The lock is taken first, so somebody who guesses the id waits, or is refused. The access policy is asked only
     /// if there is such a document, or if its lock is held: its "no" is [`LockError::NotFound`], and nothing is locked.
-    /// Check an id that the client has chosen.
+    /// A client that chooses the id learns whether it is in use: where that is a secret, let the server choose it.
     ///
     /// # Errors
     /// [`LockError::Rejected`] 422 if there is a document with this id, if its `_id` is another one, or if

@@ -35,7 +35,7 @@ fn cells(lock: &Lock) -> [Cow<'_, str>; COLUMNS.len()] {
         lock.key.id().to_string().into(),
         lock.description.as_ref().map_or("", |it| &it.title).into(),
         if lock.mode == Mode::Shared { "shared" } else { "exclusive" }.into(),
-        lock.holder.as_ref().map_or("", |holder| &holder.label).into(),
+        lock.holder.as_ref().map_or("".into(), |it| it.label.replace(char::is_control, " ").into()),
         rfc3339(lock.since).into(),
         lock.expires_in().as_secs().to_string().into(),
     ]
@@ -59,14 +59,19 @@ fn line<'a>(text: &mut String, cells: impl IntoIterator<Item = Cow<'a, str>>) {
 /// A spreadsheet would take a cell that begins like this for a formula. Some end a cell at a semicolon or a
 /// tab, even within quotes.
 fn without_formulas(cell: Cow<'_, str>) -> Cow<'_, str> {
-    const FORMULA: [char; 7] = ['=', '+', '-', '@', '\t', '\r', '\n'];
+    const FORMULA: [char; 11] = ['=', '+', '-', '@', '＝', '＋', '－', '＠', '\t', '\r', '\n'];
     let ends_cell = |c| matches!(c, ';' | '\t');
-    if !cell.split(ends_cell).any(|part| part.starts_with(FORMULA)) {
+    // A spreadsheet may drop characters without a shape.
+    let is_invisible = |c: char| c.is_whitespace() || c.escape_debug().len() > 1;
+    let is_formula = |part: &str| {
+        part.starts_with(FORMULA) || part.trim_start_matches(is_invisible).starts_with(FORMULA)
+    };
+    if !cell.split(ends_cell).any(is_formula) {
         return cell;
     }
     let mut safe = String::new();
     for part in cell.split_inclusive(ends_cell) {
-        safe.extend(part.starts_with(FORMULA).then_some('\''));
+        safe.extend(is_formula(part).then_some('\''));
         safe.push_str(part);
     }
     safe.into()
@@ -95,6 +100,8 @@ mod tests {
             ("\r=1", "\"'\r=1\""),
             ("\n=1", "\"'\n=1\""),
             ("1=1", "1=1"),
+            ("＝1", "'＝1"),
+            ("\u{200b}\u{feff}=1", "'\u{200b}\u{feff}=1"),
         ] {
             let mut text = String::new();
             line(&mut text, [cell.into(), "end".into()]);

@@ -33,6 +33,9 @@ use crate::{
 /// which cannot forget. The application has accepted the session, so it gets a new aid and may lock.
 const LOGOUT_IS_NEWS_FOR: Duration = Duration::from_secs(60);
 
+/// After a wait of this length the access policy is asked again.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// A lock of this session. Our own locks always have a token.
 pub(in crate::web) struct Mine {
     pub(in crate::web) lock: Lock,
@@ -73,6 +76,8 @@ pub(in crate::web) struct Ask<'a> {
 /// The state of a lock that a request has taken or confirmed.
 pub(in crate::web) struct Found {
     pub(in crate::web) is_fresh: bool,
+    /// It was granted after a wait, during which the person may have lost the permission.
+    pub(in crate::web) has_waited: bool,
     /// The document, if it was read together with the lock.
     pub(in crate::web) document: Option<StoredDocument>,
 }
@@ -237,7 +242,8 @@ impl RequestLocks {
                 LockError::Lost { key, .. } => LockError::StaleToken { key },
                 other => other,
             })?;
-            let worked = work(Found { is_fresh: false, document }, until).await;
+            let found = Found { is_fresh: false, has_waited: false, document };
+            let worked = work(found, until).await;
             return self.keep_if_found(mine, None, worked, until).await;
         }
         let mut aid = self.aid_for_lock()?;
@@ -245,9 +251,11 @@ impl RequestLocks {
             self.release_key(key).await?;
             return Err(LockError::NotFound { key: key.clone() });
         }
+        let began = clock::now();
         loop {
             let (mine, fresh, document) = self.take(key, how, &aid).await?;
             let until = self.begin();
+            let has_waited = mine.is_fresh && clock::since(began) > ASK_AGAIN_AFTER;
             // A session that ends at this moment either releases this lock, or has already left its
             // tombstone. A lock from an earlier request was released by that end.
             let alive = async {
@@ -260,7 +268,7 @@ impl RequestLocks {
                     Ok(())
                 }
             };
-            let found = Found { is_fresh: mine.is_fresh, document };
+            let found = Found { is_fresh: mine.is_fresh, has_waited, document };
             let (alive, room, worked) = tokio::join!(alive, room, work(found, until));
             match alive.and(room) {
                 Ok(()) => return self.keep_if_found(mine, fresh, worked, until).await,
@@ -381,15 +389,18 @@ impl RequestLocks {
         self.manager().may_take_over(&self.actor(), lock)
     }
 
-    /// Releases the lock of this tab, whatever its token.
+    /// Releases the lock of this tab, whatever its token. Reads the locks of this session only, so that the time
+    /// tells nothing about the locks of others.
     pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
+        let Some(aid) = self.aid() else { return Ok(Released::AlreadyGone) };
         let until = self.begin();
-        match self.confirm(key, Mode::Shared, &[], false, until).await {
-            Ok((mine, _)) => self.release(&mine, until).await,
-            Err(LockError::Lost { .. } | LockError::SessionEnded { .. }) => {
-                Ok(Released::AlreadyGone)
+        let own = self.manager().list_in(key.collection(), &aid, until).await?;
+        match own.into_iter().find(|lock| lock.key == *key) {
+            None => Ok(Released::AlreadyGone),
+            Some(lock) if self.is_of_another_tab(&lock) => {
+                Err(LockError::StaleToken { key: key.clone() })
             }
-            Err(e) => Err(e),
+            Some(lock) => self.release(&Mine::new(lock)?, until).await,
         }
     }
 
@@ -500,11 +511,12 @@ impl RequestLocks {
                 } else {
                     "let it send the cookies back, or use `locks.clients(…)`"
                 };
-                log::warn!(
-                    target: "actix_doclock::web",
-                    "a client sent the `Lock-Token` of {key:?} in a request of another session, so that its \
-                     lock is of no use to it: {advice}",
-                );
+                self.manager().warn_seldom("session", || {
+                    format!(
+                        "a client sent the `Lock-Token` of {key:?} in a request of another session, so that \
+                         its lock is of no use to it: {advice}"
+                    )
+                });
                 Err(LockError::WrongSession { lock: Box::new(lock), asked: false })
             }
             other => {

@@ -311,6 +311,54 @@ async fn the_streams_of_a_person_share_the_answers_of_the_policy_and_a_slow_one_
     assert_eq!(asked.iter().map(|(_, keys)| keys).sum::<usize>(), 2 * 51, "{asked:?}");
 }
 
+#[actix_web::test]
+async fn a_permission_that_is_withdrawn_during_a_wait_lets_nobody_in() {
+    let (locks, _) = embedded().await;
+    let may = Rc::new(RefCell::new(true));
+    let allows = Rc::clone(&may);
+    let app = serve_with(&locks, move |session| {
+        session
+            .wait_for_documents(Duration::from_secs(60))
+            .access_policy(async move |_: Option<Actor>, _: LockKey, _| *allows.borrow())
+    })
+    .await;
+    let bob = Browser::logged_in(&app, "bob").await;
+    for extracts in [false, true] {
+        *may.borrow_mut() = true;
+        let held = locks.acquire(&key("a"), Wait::no()).await.unwrap();
+        let waits = async {
+            if extracts {
+                return bob.post("/note/a").await;
+            }
+            bob.post_json("/locks/note/a", json!({ "wait_ms": 60_000 })).await
+        };
+        let withdraw = async {
+            tokio::time::sleep(Duration::from_millis(1_200)).await;
+            *may.borrow_mut() = false;
+            held.release().await.unwrap();
+        };
+        let (refused, ()) = tokio::join!(waits, withdraw);
+        refused.problem(404);
+        assert!(locks.list().await.unwrap().is_empty());
+    }
+}
+
+/// An application that gives no ids may tell people of two tenants apart by their roles.
+#[actix_web::test]
+async fn people_of_one_name_and_different_roles_are_different_people() {
+    let (locks, _) = embedded().await;
+    let tenant = |session: &Session| {
+        let tenant = session.get::<String>("name").ok()??;
+        Some(Actor::new("alice").with_role(tenant))
+    };
+    let app = serve_with(&locks, |session| session.identify(tenant)).await;
+    let browser = Browser::logged_in(&app, "north").await;
+    browser.post("/note/a").await.token();
+    browser.post("/login/south").await;
+    assert!(locks.list().await.unwrap().is_empty());
+    assert_eq!(browser.get("/locks").await.json(), json!([]));
+}
+
 /// A failed answer is not remembered, and a person for whom the policy hangs keeps nobody else waiting.
 #[actix_web::test]
 async fn a_policy_that_fails_for_one_person_is_asked_again_and_serves_the_others_meanwhile() {

@@ -274,7 +274,22 @@ async fn the_status_of_too_many_or_misnamed_documents_is_refused() {
     let many = |n: usize| (0..n).map(|n| format!("note/{n}")).collect::<Vec<_>>();
     assert_eq!(ask(many(200)).await.json()["locks"].as_array().unwrap().len(), 200);
     ask(many(201)).await.problem(400);
-    ask(vec!["elsewhere/a".to_owned()]).await.problem(404);
+    let unknown = ask(vec!["elsewhere/a".to_owned()]).await.json();
+    assert_eq!(unknown["locks"][0]["problem"], "no_such_collection");
+}
+
+#[actix_web::test]
+async fn a_request_has_at_most_a_hundred_tokens() {
+    let (locks, _) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let token = alice.post("/note/a").await.token();
+    for (tokens, status) in [(101, 400), (100, 204)] {
+        let all = vec![token.clone(); tokens].join(", ");
+        let answer = alice.with_token(Method::POST, "/locks/note/a/release", &all).await;
+        assert_eq!(answer.status, status);
+    }
+    alice.get("/locks/events?keys=note/a&keys=note/b").await.problem(400);
 }
 
 #[actix_web::test]

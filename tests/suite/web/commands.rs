@@ -67,6 +67,25 @@ async fn a_request_sends_no_more_commands_than_necessary() {
     assert_eq!(ended[4..], ["update"], "after the answer: it may be announced");
 }
 
+/// Otherwise the time of the answer would tell whether others edit the document.
+#[actix_web::test]
+async fn a_release_without_a_token_costs_the_same_whatever_others_hold() {
+    let server = rig::mongod::shared_replica_set().await;
+    let (database, commands) = rig::counted_database(server.uri()).await;
+    let locks = LockManager::builder(MongoStore::new(&database)).without_reaper();
+    let locks = locks.build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let held = locks.acquire(&key("held"), Wait::no()).await.unwrap();
+    for id in ["held", "free"] {
+        commands.take();
+        assert_eq!(alice.delete(&format!("/locks/note/{id}")).await.status, 204);
+        assert_eq!(commands.take(), ["find", "find"], "{id}");
+    }
+    held.release().await.unwrap();
+}
+
 /// Otherwise everybody would hear of a lock for each of its requests.
 #[actix_web::test]
 async fn a_session_that_asks_for_missing_documents_again_locks_none_of_them() {
