@@ -136,7 +136,9 @@ pub enum LockError {
     },
 
     /// The header `Lock-Token` of the client is not a token, or there are more than 100 of them. (400)
-    #[error("the header Lock-Token must look like <urn:uuid:…>, as the server sent it, at most 100 times")]
+    #[error(
+        "the header Lock-Token must look like <urn:uuid:…>, as the server sent it, at most 100 times"
+    )]
     MalformedToken,
 
     /// There is no such document. A lock on it was released. (404)

@@ -24,7 +24,6 @@ use crate::{
     manager::watch::{ends::EndOf, events::LockEvents, streams::Admitted},
     web::{
         Problem, SessionLocks,
-        api::bad_request,
         access::Permissions,
         format::{millis, rfc3339},
     },
@@ -73,7 +72,8 @@ pub(super) async fn stream(
 ) -> Result<HttpResponse, Problem> {
     let permissions = locks.locks.permissions();
     permissions.check_any()?;
-    let Asked { tab, keys } = asked.map_err(bad_request)?.into_inner();
+    let malformed = |e| Problem::new(StatusCode::BAD_REQUEST, "bad_request").detail(e);
+    let Asked { tab, keys } = asked.map_err(malformed)?.into_inner();
     let (manager, address, person) =
         (locks.manager().clone(), locks.locks.address(), locks.locks.counts_as());
     let admitted = manager.event_streams().admit(address, person, locks.locks.streams());
