@@ -131,8 +131,7 @@ pub(super) async fn of_many(
         match key.split_once('/').map(|(collection, id)| named(&permissions, collection, id)) {
             Some(Ok(key)) => known.push(key),
             Some(Err(problem)) if problem.status_code() == StatusCode::NOT_FOUND => {
-                let problem = "no_such_collection";
-                unknown.push(Row::Unknown { key, state: "unknown", problem });
+                return Err(problem);
             }
             _ => unknown.push(Row::Unknown { key, state: "unknown", problem: "malformed_key" }),
         }

@@ -35,7 +35,7 @@ async fn a_request_that_is_dropped_at_any_await_point_leaves_no_lock() {
     let app = serve_with_cookies(&locks).await;
     let alice = Browser::logged_in(&app, "alice").await;
 
-    for uri in ["/note/a", "/note/missing", "/locks/note/a", "/note/a/form", "/note/a/both"] {
+    for uri in ["/note/a", "/locks/note/a", "/note/a/form", "/note/a/both", "/note/missing"] {
         let mut dropped = 0;
         for polls in 0.. {
             let request = alice.request(Method::POST, uri).to_request();
