@@ -5,7 +5,10 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{key::LockKey, lock::Aid};
+use crate::{
+    key::LockKey,
+    lock::{Aid, Holder},
+};
 
 /// How many locks the announcement of a session's end contains at most.
 pub const MAX_NAMED_LOCKS: usize = 1000;
@@ -54,6 +57,9 @@ pub struct SessionEnded {
     pub event: Uuid,
     /// The session.
     pub aid: Aid,
+    /// Whose it was: the name and the id with which it took one of its locks. `None` if it ended without a lock. It
+    /// was a [job](Aid::is_job), or the session of a person.
+    pub holder: Option<Holder>,
     /// Why it ended.
     pub reason: EndReason,
     /// Whether the session is over. An idle session (its locks have expired, and nothing more is known)

@@ -22,12 +22,27 @@ pub const MAX_LABEL_BYTES: usize = 4096;
 #[serde(transparent)]
 pub struct Aid(String);
 
+/// The beginning of the aid of a job.
+const JOB: &str = "job:";
+
 impl Aid {
     /// A new random aid.
     #[expect(clippy::new_without_default, reason = "two calls never give the same value")]
     #[must_use]
     pub fn new() -> Self {
         Self(random::uuid().to_string())
+    }
+
+    /// A new random aid of a job.
+    pub(crate) fn of_job() -> Self {
+        Self(format!("{JOB}{}", random::uuid()))
+    }
+
+    /// Whether this is a job, and not the session of a person or client. Jobs of versions before 0.2 look like
+    /// sessions.
+    #[must_use]
+    pub fn is_job(&self) -> bool {
+        self.0.starts_with(JOB)
     }
 
     /// The aid as it is stored.

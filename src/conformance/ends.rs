@@ -76,6 +76,35 @@ cases! {
         assert_eq!(announce_all(store).await, []);
     }
 
+    async fn the_end_of_a_session_tells_whose_it_was<S: Subject>(subject: &S) {
+        let store = subject.store();
+        let holder = Holder::new("Alice $x").of_user("id.1");
+        let mode = Mode::Shared;
+        let [idle, reads, over, later] = [Aid::new(), Aid::new(), Aid::new(), Aid::new()];
+        for (aid, id, mode) in
+            [(&idle, "a", Mode::Exclusive), (&reads, "b", mode), (&over, "c", mode), (&later, "d", mode)]
+        {
+            let claim = Claim { holder: holder.clone(), mode, ..claim(aid) };
+            let answer = store.try_acquire(&key(id), &claim).await.unwrap();
+            assert!(matches!(answer, TryAcquire::Granted(_)), "{answer:?}");
+        }
+        for id in ["a", "b", "d"] {
+            subject.age(&key(id), TTL).await;
+        }
+        assert_eq!(sweep(store, 100).await.sessions, 3);
+        end(store, &over, EndReason::LoggedOut).await;
+        // An idle session that is logged out before anybody was told.
+        end(store, &later, EndReason::LoggedOut).await;
+        let without = Aid::new();
+        end(store, &without, EndReason::LoggedOut).await;
+        let ended = announce_all(store).await;
+        assert_eq!(ended.len(), 5, "{ended:?}");
+        for end in ended {
+            let whose = (end.aid != without).then(|| holder.clone());
+            assert_eq!(end.holder, whose, "{end:?}");
+        }
+    }
+
     async fn a_session_with_a_live_lock_is_not_idle<S: Subject>(subject: &S) {
         let (store, alice) = (subject.store(), Aid::new());
         granted(store, &key("a"), &alice).await;

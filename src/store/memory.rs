@@ -11,6 +11,7 @@ use uuid::Uuid;
 #[cfg(feature = "test-util")]
 pub use self::simulated::OnRecord;
 use self::{
+    ends::Names,
     record::{Grant, Record},
     state::State,
 };
@@ -367,8 +368,9 @@ impl Store for MemoryStore {
     ) -> Result<Vec<LockKey>, StoreError> {
         let mut state = self.state();
         let now = state.now();
-        let released = state.remove_all(collections, aid, now);
-        Ok(state.ends.for_good(aid, reason, released, now))
+        let holder = state.holder_of(collections, aid);
+        let locks = state.remove_all(collections, aid, now);
+        Ok(state.ends.for_good(aid, reason, Names { locks, holder }, now))
     }
 
     async fn sweep(

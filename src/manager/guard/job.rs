@@ -151,7 +151,7 @@ impl Job {
         mode: Mode,
         wait: Wait,
     ) -> Result<LockGuard, LockError> {
-        let (key, aid, holder) = (key.clone(), Aid::new(), self.holder.clone());
+        let (key, aid, holder) = (key.clone(), Aid::of_job(), self.holder.clone());
         let ttl = self.ttl;
         let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
         let (manager, scope) = (self.manager.clone(), TaskTracker::new());
@@ -169,7 +169,12 @@ impl LockManager {
     /// A job that takes locks under this name, which others see as the holder.
     #[must_use]
     pub fn job(&self, label: impl Into<String>) -> Job {
-        Job { manager: self.clone(), aid: Aid::new(), holder: Holder::new(label), ttl: self.ttl() }
+        Job {
+            manager: self.clone(),
+            aid: Aid::of_job(),
+            holder: Holder::new(label),
+            ttl: self.ttl(),
+        }
     }
 
     /// Takes the exclusive lock on `key`, waiting as long as `wait` says, for a [`Job`] of its own.

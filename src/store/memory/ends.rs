@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::{
     ended::{EndReason, MAX_NAMED_LOCKS, SessionEnded},
     key::LockKey,
-    lock::Aid,
+    lock::{Aid, Holder},
     random::{self, HashMap},
     store::LastEnd,
 };
@@ -19,9 +19,16 @@ const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 pub(super) struct Ends {
     of: HashMap<Aid, End>,
     /// Expired locks of sessions that still had others, and until when they count.
-    noted: HashMap<Aid, (Vec<LockKey>, Duration)>,
+    noted: HashMap<Aid, (Names, Duration)>,
     /// The size at which old ends are searched for, so that the search costs nothing on average.
     sweep_at: usize,
+}
+
+/// The locks of a session, and whose it was.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Names {
+    pub(super) locks: Vec<LockKey>,
+    pub(super) holder: Option<Holder>,
 }
 
 /// All times are on the store's clock, except `shown`.
@@ -32,7 +39,7 @@ struct End {
     reason: EndReason,
     for_good: bool,
     event: Uuid,
-    locks: Vec<LockKey>,
+    names: Names,
     announced: bool,
     /// How many workers took it in order to announce it, and which worker has it until when.
     taken: u32,
@@ -47,7 +54,7 @@ impl End {
             reason,
             for_good,
             event: random::uuid(),
-            locks: Vec::new(),
+            names: Names::default(),
             announced: false,
             taken: 0,
             lease: None,
@@ -58,9 +65,10 @@ impl End {
         self.lease.is_some_and(|(_, until)| until > now)
     }
 
-    fn add(&mut self, locks: Vec<LockKey>) {
-        self.locks.extend(locks);
-        self.locks.truncate(MAX_NAMED_LOCKS);
+    fn add(&mut self, Names { locks, holder }: Names) {
+        self.names.locks.extend(locks);
+        self.names.locks.truncate(MAX_NAMED_LOCKS);
+        self.names.holder = self.names.holder.take().or(holder);
     }
 }
 
@@ -69,7 +77,7 @@ impl Ends {
         &mut self,
         aid: &Aid,
         reason: EndReason,
-        locks: Vec<LockKey>,
+        names: Names,
         now: Duration,
     ) -> Vec<LockKey> {
         self.forget_old(now);
@@ -79,17 +87,21 @@ impl Ends {
                 // Locks that the session took after its end. They join the announcement if it is still
                 // to come.
                 if !end.announced {
-                    end.add(locks.clone());
+                    end.add(names.clone());
                 }
-                (end, locks)
+                (end, names.locks)
             }
             earlier => {
                 let mut end = End::new(reason, true, now);
                 // Locks that the session lost while it was idle, if that was not announced yet.
-                end.add(earlier.filter(|end| !end.announced).map_or(Vec::new(), |end| end.locks));
+                end.add(
+                    earlier
+                        .filter(|end| !end.announced)
+                        .map_or_else(Names::default, |end| end.names),
+                );
                 end.add(self.take_noted(aid, now));
-                end.add(locks);
-                let named = end.locks.clone();
+                end.add(names);
+                let named = end.names.locks.clone();
                 (end, named)
             }
         };
@@ -103,31 +115,32 @@ impl Ends {
     }
 
     /// Remembers for `ttl` that these locks expired while their session had others.
-    pub(super) fn note(&mut self, aid: &Aid, locks: Vec<LockKey>, ttl: Duration, now: Duration) {
+    pub(super) fn note(&mut self, aid: &Aid, names: Names, ttl: Duration, now: Duration) {
         let mut noted = self.take_noted(aid, now);
-        noted.extend(locks);
+        noted.locks.extend(names.locks);
+        noted.holder = noted.holder.or(names.holder);
         self.noted.retain(|_, (_, until)| *until > now);
         self.noted.insert(aid.clone(), (noted, now + ttl));
     }
 
-    fn take_noted(&mut self, aid: &Aid, now: Duration) -> Vec<LockKey> {
+    fn take_noted(&mut self, aid: &Aid, now: Duration) -> Names {
         let noted = self.noted.remove(aid).filter(|(_, until)| *until > now);
-        noted.map_or(Vec::new(), |(locks, _)| locks)
+        noted.map_or_else(Names::default, |(names, _)| names)
     }
 
-    pub(super) fn fell_silent(&mut self, aid: &Aid, locks: Vec<LockKey>, now: Duration) {
+    pub(super) fn fell_silent(&mut self, aid: &Aid, names: Names, now: Duration) {
         self.forget_old(now);
         let noted = self.take_noted(aid, now);
         match self.of.get_mut(aid) {
             Some(end) if end.for_good => {}
             Some(end) if !end.announced => {
                 end.add(noted);
-                end.add(locks);
+                end.add(names);
             }
             _ => {
                 let mut end = End::new(EndReason::Expired, false, now);
                 end.add(noted);
-                end.add(locks);
+                end.add(names);
                 self.of.insert(aid.clone(), end);
             }
         }
@@ -163,7 +176,8 @@ impl Ends {
                     aid: aid.clone(),
                     reason: end.reason,
                     for_good: end.for_good,
-                    locks: end.locks.clone(),
+                    locks: end.names.locks.clone(),
+                    holder: end.names.holder.clone(),
                     at: end.shown,
                     repeated: end.taken > 1,
                 }
@@ -178,7 +192,7 @@ impl Ends {
                 && end.lease.is_some_and(|(by, _)| by == worker)
             {
                 end.announced = true;
-                end.locks = Vec::new();
+                end.names = Names::default();
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     clock,
     freeze::Freeze,
     key::LockKey,
-    lock::{Aid, Lock},
+    lock::{Aid, Holder, Lock},
     store::{
         Change, Released, Rules,
         memory::{
@@ -148,6 +148,13 @@ impl State {
             self.remove_if(key, |grant| grant.aid == *aid);
         }
         of_session.into_iter().filter(|(_, live)| *live).map(|(key, _)| key).collect()
+    }
+
+    /// Whose session this is, if it has a lock.
+    pub(super) fn holder_of(&self, collections: &[&str], aid: &Aid) -> Option<Holder> {
+        let ours = self.locks.iter().filter(|(key, _)| collections.contains(&key.collection()));
+        let grants = ours.flat_map(|(_, record)| &record.grants);
+        grants.filter(|grant| grant.aid == *aid).map(|grant| grant.holder.clone()).next()
     }
 
     /// Removes the grants on the document for which `goes` holds.

@@ -10,7 +10,7 @@ use crate::{
     lock::Aid,
     store::{
         Swept,
-        memory::{record::Grant, state::State},
+        memory::{ends::Names, record::Grant, state::State},
     },
 };
 
@@ -48,11 +48,13 @@ impl State {
             let by_silence: Vec<_> =
                 grants.into_iter().filter(|(_, grant)| !grant.has_reached_max_hold()).collect();
             let Some(ttl) = by_silence.iter().map(|(_, grant)| grant.ttl).max() else { continue };
-            let keys = by_silence.into_iter().map(|(key, _)| key).collect();
+            let holder = by_silence.first().map(|(_, grant)| grant.holder.clone());
+            let names =
+                Names { locks: by_silence.into_iter().map(|(key, _)| key).collect(), holder };
             if awake.contains(&aid) {
-                self.ends.note(&aid, keys, ttl, now);
+                self.ends.note(&aid, names, ttl, now);
             } else {
-                self.ends.fell_silent(&aid, keys, now);
+                self.ends.fell_silent(&aid, names, now);
                 sessions += 1;
             }
         }

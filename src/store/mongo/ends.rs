@@ -19,7 +19,7 @@ use crate::{
     ended::EndReason,
     error::{StoreError, StoreErrorKind},
     key::LockKey,
-    lock::Aid,
+    lock::{Aid, Holder},
     store::{
         LastEnd,
         mongo::{
@@ -60,14 +60,14 @@ impl MongoStore {
         let failed = |e| store_error("ending a session", e);
         // Without an answer soon, the tombstone comes first, and the names later.
         let soon = Instant::now() + lanes::group_limit();
-        let (keys, _) =
+        let (keys, holder, _) =
             with_deadline(soon, self.held_by(aid, collections)).await.unwrap_or_default();
         // findAndModify, an upsert, returns: a new end; or an idle end that became permanent; or an end that
         // an earlier attempt of this worker began, with the names that it stored; or the end of another
         // worker, which only gets more names.
         let mut end = pipeline::end_for_good(reason, Uuid::new_v4(), worker);
         if !keys.is_empty() {
-            end.extend(pipeline::name(&keys));
+            end.extend(pipeline::name(&keys, holder.as_ref()));
         }
         let begun = (self.inner.ended)
             .find_one_and_update(by_aid(aid), end)
@@ -77,9 +77,9 @@ impl MongoStore {
             .await;
         let begun = begun.map_err(|e| retry_duplicate_key(failed(e)))?;
         // A lock that was taken before the tombstone was there belonged to the session.
-        let (mut released, may_read) = self.held_by(aid, collections).await?;
+        let (mut released, holder, may_read) = self.held_by(aid, collections).await?;
         if released.iter().any(|key| !keys.contains(key)) {
-            self.store_names(aid, &released).await?;
+            self.store_names(aid, &released, holder.as_ref()).await?;
         }
         self.remove_in(collections, &Grants::Of(slice::from_ref(aid)), may_read).await?;
         let mine = begun.filter(|end| end.get_str("by").is_ok_and(|by| by == worker.to_string()));
@@ -134,27 +134,34 @@ impl MongoStore {
 
     /// Removes all locks of a session that has ended.
     async fn release_ended(&self, aid: &Aid, collections: &[&str]) -> Result<(), StoreError> {
-        let (keys, may_read) = self.held_by(aid, collections).await?;
+        let (keys, holder, may_read) = self.held_by(aid, collections).await?;
         if !keys.is_empty() {
-            self.store_names(aid, &keys).await?;
+            self.store_names(aid, &keys, holder.as_ref()).await?;
         }
         self.remove_in(collections, &Grants::Of(slice::from_ref(aid)), may_read).await
     }
 
-    /// The documents that the session has locked, and whether it may be among the readers of any.
+    /// The documents that the session has locked, whose it is, and whether it may be among the readers of any.
     async fn held_by(
         &self,
         aid: &Aid,
         collections: &[&str],
-    ) -> Result<(Vec<LockKey>, bool), StoreError> {
+    ) -> Result<(Vec<LockKey>, Option<Holder>, bool), StoreError> {
         let held = try_join_all(collections.iter().map(|c| self.of_session(c, aid, NAMES_AT_ONCE)));
         let held = held.await?;
         let may_read = held.iter().any(|it| it.may_read);
-        Ok((held.into_iter().flat_map(|it| it.held).map(|lock| lock.key).collect(), may_read))
+        let mut locks = held.into_iter().flat_map(|it| it.held).peekable();
+        let holder = locks.peek().and_then(|lock| lock.holder.clone());
+        Ok((locks.map(|lock| lock.key).collect(), holder, may_read))
     }
 
-    async fn store_names(&self, aid: &Aid, keys: &[LockKey]) -> Result<(), StoreError> {
-        let named = self.write_ended(by_aid(aid), pipeline::name(keys), false).await;
+    async fn store_names(
+        &self,
+        aid: &Aid,
+        keys: &[LockKey],
+        holder: Option<&Holder>,
+    ) -> Result<(), StoreError> {
+        let named = self.write_ended(by_aid(aid), pipeline::name(keys, holder), false).await;
         named.map(drop).map_err(|e| store_error("ending a session", e))
     }
 

@@ -154,7 +154,8 @@ fn token_of(grant: &Document) -> Option<LockToken> {
     grant.get_str("token").ok().and_then(|token| token.parse().ok())
 }
 
-fn holder_of(grant: &Document) -> Option<Holder> {
+/// The `holder` of a grant or of an end.
+pub(super) fn holder_of(grant: &Document) -> Option<Holder> {
     let holder = grant.get_document("holder").ok()?;
     let named = Holder::new(holder.get_str("label").ok()?);
     Some(match holder.get_str("user") {

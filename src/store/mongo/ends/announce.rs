@@ -15,7 +15,7 @@ use crate::{
         ends::{names_of, pipeline},
         error::store_error,
         lanes,
-        record::presentable,
+        record::{holder_of, presentable},
     },
 };
 
@@ -104,6 +104,7 @@ fn to_ended(record: &Record) -> Option<SessionEnded> {
     Some(SessionEnded {
         event: record.get_str("event").ok()?.parse().ok()?,
         aid: Aid::from(record.get_str("_id").ok()?.to_owned()),
+        holder: holder_of(record),
         reason: EndReason::from_stored(record.get_str("reason").unwrap_or_default()),
         for_good: !record.get_bool("silent").unwrap_or(false),
         locks: names_of(record),

@@ -186,8 +186,13 @@ pub(super) fn run_out_of(aids: &[Aid], ttl: Duration) -> Document {
 /// The leases of those locks.
 pub(super) fn run_out_fields(aids: &[Aid]) -> Document {
     let readers = readers_that(is_run_out_of(aids));
-    let readers = doc! { "$map": { "input": readers, "as": "r", "in": Grant::Reader.lease() } };
-    let leases = doc! { "$cond": [is_shared(), readers, [Grant::Exclusive.lease()]] };
+    let of = |grant: Grant| {
+        let mut lease = grant.lease();
+        lease.insert("holder", grant.field("holder"));
+        lease
+    };
+    let readers = doc! { "$map": { "input": readers, "as": "r", "in": of(Grant::Reader) } };
+    let leases = doc! { "$cond": [is_shared(), readers, [of(Grant::Exclusive)]] };
     doc! { "leases": leases, "shared": is_shared() }
 }
 

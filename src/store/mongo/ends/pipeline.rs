@@ -9,6 +9,7 @@
 //!   step:   "release" | "announce",    // the next step; absent when all steps are done
 //!   by: "<worker>", lease: <Date>,     // the worker that has it, and until when it is reserved
 //!   locks:  [ { c: "<collection>", id: <_id> } ],
+//!   holder: { label, user },           // of one of these locks
 //!   leases: [ "<lease>" ],             // of the expired locks that an idle end named; see `former.rs`
 //!   noted:  <Date: until when the names count although no step is left>,
 //!   taken:  <how often it was taken to be announced>,
@@ -24,6 +25,7 @@ use uuid::Uuid;
 use crate::{
     ended::{EndReason, MAX_NAMED_LOCKS},
     key::LockKey,
+    lock::Holder,
     store::mongo::{codec, pipeline::millis},
 };
 
@@ -37,6 +39,7 @@ const RELEASE_LEASE: Duration = Duration::from_secs(10);
 pub(super) fn end_for_good(reason: EndReason, event: Uuid, worker: Uuid) -> Vec<Document> {
     let mut end = begin(reason, event, worker);
     end.insert("locks", doc! { "$cond": [{ "$or": [has_step(), is_noted()] }, locks(), []] });
+    end.insert("holder", doc! { "$cond": [has_step(), "$holder", "$$REMOVE"] });
     vec![doc! { "$replaceWith": { "$switch": {
         "branches": [
             {
@@ -91,18 +94,36 @@ fn go_on(worker: Uuid) -> Document {
     doc! { "$mergeObjects": ["$$ROOT", mine] }
 }
 
-/// Stores the names of the locks that are about to be released.
-pub(super) fn name(keys: &[LockKey]) -> Vec<Document> {
-    vec![doc! { "$set": { "locks": with_names(locks(), keys) } }]
+/// Stores the names of the locks that are about to be released, and whose they are.
+pub(super) fn name(keys: &[LockKey], holder: Option<&Holder>) -> Vec<Document> {
+    vec![doc! { "$set": { "locks": with_names(locks(), keys), "holder": or_known(holder) } }]
 }
 
 /// The same for expired locks, with their leases.
-pub(super) fn name_expired(keys: &[LockKey], leases: &[String]) -> Vec<Document> {
+pub(super) fn name_expired(
+    keys: &[LockKey],
+    leases: &[String],
+    holder: Option<&Holder>,
+) -> Vec<Document> {
     let known = doc! { "$cond": [{ "$isArray": "$leases" }, "$leases", []] };
     let some = &leases[..leases.len().min(MAX_NAMED_LOCKS)];
     let all = doc! { "$setUnion": [known, { "$literal": some }] };
     let leases = doc! { "$slice": [all, MAX_NAMED_LOCKS as i64] };
-    vec![doc! { "$set": { "locks": with_names(locks(), keys), "leases": leases } }]
+    let locks = with_names(locks(), keys);
+    vec![doc! { "$set": { "locks": locks, "leases": leases, "holder": or_known(holder) } }]
+}
+
+fn or_known(holder: Option<&Holder>) -> Document {
+    let holder = holder.map_or_else(
+        || Bson::from("$$REMOVE"),
+        |Holder { label, user }| {
+            let user = user
+                .as_ref()
+                .map_or(Bson::from("$$REMOVE"), |user| doc! { "$literal": user }.into());
+            doc! { "label": { "$literal": label }, "user": user }.into()
+        },
+    );
+    doc! { "$ifNull": ["$holder", holder] }
 }
 
 /// Remembers for the ttl that these locks expired while their session had others. If the session turns
@@ -163,7 +184,7 @@ pub(super) fn take(worker: Uuid, lease: Duration) -> Vec<Document> {
 
 /// Marks all steps as done.
 pub(super) fn announced() -> Vec<Document> {
-    vec![doc! { "$unset": ["step", "by", "lease", "locks", "noted", "taken"] }]
+    vec![doc! { "$unset": ["step", "by", "lease", "locks", "holder", "noted", "taken"] }]
 }
 
 /// The ends that wait for this step, except those reserved for other workers.

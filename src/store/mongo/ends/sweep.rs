@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{
     error::StoreError,
     key::LockKey,
-    lock::Aid,
+    lock::{Aid, Holder},
     store::{
         Swept,
         mongo::{
@@ -19,6 +19,7 @@ use crate::{
             ends::{NAMES_AT_ONCE, aid_of, former, overdue, pipeline},
             error::store_error,
             lanes,
+            record::holder_of,
             removal::Grants,
             write::{Write, write},
         },
@@ -79,6 +80,7 @@ impl Overdue {
 struct Names {
     keys: Vec<LockKey>,
     leases: Vec<String>,
+    holder: Option<Holder>,
 }
 
 /// An end that this worker has claimed.
@@ -251,6 +253,7 @@ impl MongoStore {
                 for lease in leases.iter().filter_map(Bson::as_document) {
                     let names = found.entry(aid_of(lease, "aid")).or_default();
                     names.keys.extend(key.clone());
+                    names.holder = names.holder.take().or_else(|| holder_of(lease));
                     names.leases.extend(lease.get_str("lease").map(str::to_owned));
                 }
                 shared |= record.get_bool("shared").unwrap_or(false);
@@ -323,7 +326,7 @@ impl MongoStore {
         let named = names.iter().filter(|(_, names)| !names.keys.is_empty()).map(|(aid, names)| {
             doc! {
                 "q": { "_id": { "$eq": aid.as_str() }, "by": worker.to_string() },
-                "u": pipeline::name_expired(&names.keys, &names.leases),
+                "u": pipeline::name_expired(&names.keys, &names.leases, names.holder.as_ref()),
             }
         });
         self.update_ended(named.collect()).await?;
