@@ -226,6 +226,7 @@ async fn release(
 ) -> Result<HttpResponse, Problem> {
     // Whoever may no longer lock the document may still release it.
     let key = key(&locks.locks.permissions(), &req)?;
+    locks.locks.check_client()?;
     let mut tokens = locks.locks.offered()?.to_vec();
     let ReleaseBody { token, page, grace_ms } = read(body)?;
     if let Some(token) = token {
@@ -280,6 +281,7 @@ async fn heartbeat(
     let believed = (read::<HeartbeatBody>(body)?.locks.into_iter())
         .map(|(name, token)| Ok((name, parse_token(&token)?)))
         .collect::<Result<HashMap<_, _>, Problem>>()?;
+    locks.locks.check_client()?;
     // `locks.session(…)` has started a renewal of the session's locks, if one was due.
     let until = locks.locks.begin();
     locks.locks.renewed(until).await;

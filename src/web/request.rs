@@ -357,10 +357,8 @@ impl RequestLocks {
     /// # Errors
     /// If the application does not know the client of this request.
     fn aid_for_lock(&self) -> Result<Aid, LockError> {
+        self.check_client()?;
         let mut aid = self.0.aid.borrow_mut();
-        if aid.is_none() && self.is_client() {
-            return Err(LockError::LoginRequired);
-        }
         // The aid of the person before the login ends with this request.
         let is_before = *aid == *self.0.aid_before.borrow();
         let is_session = matches!(*self.0.whose.borrow(), Whose::Session(_));
@@ -368,6 +366,15 @@ impl RequestLocks {
             *aid = None;
         }
         Ok(aid.get_or_insert_with(Aid::new).clone())
+    }
+
+    /// # Errors
+    /// 401 if a client has no valid login, or no longer: what it holds is not known, and so not lost.
+    pub(super) fn check_client(&self) -> Result<(), LockError> {
+        if self.is_client() && self.0.aid.borrow().is_none() {
+            return Err(LockError::LoginRequired);
+        }
+        Ok(())
     }
 
     /// Whether the aid belongs to the client's token, and not to a session.

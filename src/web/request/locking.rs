@@ -465,6 +465,7 @@ impl RequestLocks {
         load: bool,
         until: Instant,
     ) -> Result<(Mine, Option<StoredDocument>), LockError> {
+        self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {
             Some(aid) => self.manager().confirm(key, aid, load, until).await?,

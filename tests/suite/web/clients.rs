@@ -104,7 +104,7 @@ async fn a_logout_releases_the_locks_of_one_token_and_ends_it() {
 }
 
 #[actix_web::test]
-async fn a_request_of_nobody_locks_nothing() {
+async fn a_request_without_a_valid_login_is_told_to_log_in_and_not_that_a_lock_is_lost() {
     let (locks, _) = embedded().await;
     let app = serve_clients(&locks).await;
     let visitor = Browser::new(&app);
@@ -113,10 +113,12 @@ async fn a_request_of_nobody_locks_nothing() {
         visitor.post("/locks/note/a").await,
         visitor.get("/locks/note/a").await,
         visitor.post("/note/a/read").await,
+        visitor.put("/note/a", "new").await,
+        visitor.delete("/locks/note/a").await,
+        visitor.post("/locks/heartbeat").await,
     ] {
         assert_eq!(refused.problem(401)["code"], "login_required");
     }
-    assert_eq!(visitor.put("/note/a", "new").await.status, 409, "nothing is held");
     assert!(locks.list().await.unwrap().is_empty());
     assert_eq!(visitor.get("/plain").await.status, 200);
 }
