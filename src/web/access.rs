@@ -149,13 +149,21 @@ impl Permissions {
 
     /// The same for routes of the application, if it has a policy.
     pub(super) async fn check_all(&self, keys: &[LockKey]) -> Result<(), LockError> {
-        let Some(policy) = &self.policy else { return Ok(()) };
-        self.check_any()?;
-        let answers = policy.ask(self.person.clone(), keys, Access::Lock).await?;
-        match keys.iter().zip(answers).find(|(_, may)| !may) {
-            Some((key, _)) => Err(self.refusal(key)),
+        match self.check_each(keys).await?.into_iter().flatten().next() {
+            Some(refusal) => Err(refusal),
             None => Ok(()),
         }
+    }
+
+    /// The same for each of them: its refusal, or none.
+    pub(super) async fn check_each(
+        &self,
+        keys: &[LockKey],
+    ) -> Result<Vec<Option<LockError>>, LockError> {
+        let Some(policy) = &self.policy else { return Ok(keys.iter().map(|_| None).collect()) };
+        self.check_any()?;
+        let answers = policy.ask(self.person.clone(), keys, Access::Lock).await?;
+        Ok(keys.iter().zip(answers).map(|(key, may)| (!may).then(|| self.refusal(key))).collect())
     }
 
     /// # Errors

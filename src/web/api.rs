@@ -1,5 +1,6 @@
 //! The lock API, for pages that lock documents without loading them.
 
+mod each;
 mod status;
 
 use std::{
@@ -27,7 +28,7 @@ use crate::{
         admin, assets, events,
         format::{Current, millis, rfc3339},
         path::path_param,
-        request::{Ask, Found},
+        request::{Ask, Found, Mine, RequestLocks},
         same_site::SameSite,
     },
 };
@@ -56,6 +57,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// |---|---|
 /// | `POST /{collection}/{id}` | 201 taken, 200 held already; the lock |
 /// | `GET /{collection}/{id}` | 200 `{"state": "free" \| "mine" \| "mine_elsewhere" \| "held", …}` |
+/// | `POST /` | 200 `{"held": […], "refused": […]}`: of at most 100 documents, those that are free are locked |
 /// | `POST /status` | 200 `{"locks": […]}`, the states of at most 200 documents |
 /// | `DELETE /{collection}/{id}`, `POST /{collection}/{id}/release` | 204, also if the lock was gone |
 /// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews the locks of the session |
@@ -110,8 +112,8 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 pub fn lock_api(config: &mut ServiceConfig) {
     config
         .app_data(PayloadConfig::new(MAX_BODY_BYTES))
-        .route("", web::get().to(own))
-        .route("/", web::get().to(own))
+        .service(naming_many("").get(own).post(each::acquire))
+        .service(naming_many("/").get(own).post(each::acquire))
         .service(naming_many("/heartbeat").post(heartbeat))
         .service(naming_many("/status").post(status::of_many))
         .route("/events", web::get().to(events::stream))
@@ -192,20 +194,25 @@ async fn acquire(
     let AcquireBody { mode, wait_ms, take_over } = read(body)?;
     let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
     let wait = locks.wait_at_most(Duration::from_millis(wait_ms));
-    let how =
-        Ask { mode, offered: locks.offered()?, wait, take_over, of_document: true, load: false };
+    let how = Ask { mode, offered: locks.offered()?, take_over, ..Ask::exclusive(wait) };
+    let mine = take(locks, &key, how).await.map_err(|e| locks.problem(e))?;
+    let status = if mine.is_fresh { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((Current(MineBody::from(&mine.lock)), status))
+}
+
+/// Takes or confirms the lock of a document that exists, for a person who may lock it.
+async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine, LockError> {
     let exists = async |found: Found, until| {
         if found.has_waited {
-            locks.permissions().check(&key, Access::Lock).await?;
+            locks.permissions().check(key, Access::Lock).await?;
         }
-        if !found.is_fresh || locks.manager().exists(&key, until).await? {
+        if !found.is_fresh || locks.manager().exists(key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })
     };
-    let (mine, ()) = locks.acquire(&key, how, exists).await.map_err(|e| locks.problem(e))?;
-    let status = if mine.is_fresh { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((Current(MineBody::from(&mine.lock)), status))
+    let (mine, ()) = locks.acquire(key, Ask { of_document: true, ..how }, exists).await?;
+    Ok(mine)
 }
 
 #[derive(Default, Deserialize)]

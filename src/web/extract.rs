@@ -261,6 +261,10 @@ impl<T: Lockable, How> Guarded<T, How> {
         self.document
     }
 
+    pub(super) fn mine(&self) -> &Mine {
+        &self.mine
+    }
+
     pub(super) fn new(mine: Mine, document: (T, Original), locks: RequestLocks) -> Self {
         let (document, original) = document;
         Self { document, original, mine, locks, how: PhantomData }
@@ -317,16 +321,25 @@ async fn acquire<T: Lockable, How>(
     let locks = RequestLocks::of(&req)?;
     let key = key_of::<T>(&req, &locks)?;
     locks.may_lock(slice::from_ref(&key)).await?;
+    let (offered, wait) = (locks.offered()?, locks.wait());
+    open(&locks, &key, Ask { mode, offered, ..Ask::exclusive(wait) }).await
+}
+
+/// Locks and loads a document that this person may lock.
+pub(super) async fn open<T: Lockable, How>(
+    locks: &RequestLocks,
+    key: &LockKey,
+    how: Ask<'_>,
+) -> Result<Guarded<T, How>, LockError> {
     let load = async |found: Found, until| {
         if found.has_waited {
-            locks.may_lock(slice::from_ref(&key)).await?;
+            locks.may_lock(slice::from_ref(key)).await?;
         }
-        loaded::<T>(&locks, &key, found.document, until).await
+        loaded::<T>(locks, key, found.document, until).await
     };
-    let (offered, wait) = (locks.offered()?, locks.wait());
-    let how = Ask { mode, offered, wait, take_over: false, of_document: true, load: true };
-    let (mine, document) = locks.acquire(&key, how, load).await?;
-    Ok(Guarded::new(mine, document, locks))
+    let how = Ask { of_document: true, load: true, ..how };
+    let (mine, document) = locks.acquire(key, how, load).await?;
+    Ok(Guarded::new(mine, document, locks.clone()))
 }
 
 /// The document, which may have been read together with its lock.

@@ -72,6 +72,10 @@ impl Problem {
         self.body.get(name)
     }
 
+    pub(super) fn into_body(self) -> Value {
+        Value::Object(self.body)
+    }
+
     /// Adds a member.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {

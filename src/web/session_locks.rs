@@ -7,6 +7,7 @@ use std::{
 };
 
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
+use futures_util::{StreamExt, stream};
 
 use crate::{
     clock,
@@ -16,10 +17,13 @@ use crate::{
     manager::{LockManager, Wait},
     store::Released,
     web::{
-        extract::LockedDoc,
+        extract::{LockedDoc, open},
         request::{Ask, Mine, RequestLocks},
     },
 };
+
+/// How many documents are locked at the same time.
+const AT_ONCE: usize = 64;
 
 /// The locks of this session, and operations on them. The extractor itself takes no lock.
 ///
@@ -133,24 +137,119 @@ impl SessionLocks {
         keys: impl IntoIterator<Item = LockKey>,
         wait: Wait,
     ) -> Result<Vec<Lock>, LockError> {
-        let began = clock::now();
-        let keys: BTreeSet<LockKey> = keys.into_iter().collect();
-        self.locks.may_lock(&keys.iter().cloned().collect::<Vec<_>>()).await?;
-        let mut all: Vec<Mine> = Vec::new();
-        for key in keys {
-            let wait = wait.since(began);
+        let take = async |key: LockKey, wait| {
             let taken = self.locks.acquire(&key, Ask::exclusive(wait), async |_, _| Ok(()));
-            match taken.await {
-                Ok((mine, ())) => all.push(mine),
+            Ok(taken.await?.0)
+        };
+        let all = self.all_or_none(keys.into_iter().collect(), wait, take, |mine| mine).await?;
+        Ok(all.into_iter().map(|mine| mine.lock).collect())
+    }
+
+    /// Takes or confirms the lock on the document `id`, and loads the document: [`LockedDoc`](crate::LockedDoc) for
+    /// an id from anywhere, such as the body of the request. Ignores a `Lock-Token` of the client.
+    ///
+    /// # Errors
+    /// Those of [`LockedDoc`](crate::LockedDoc).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a fresh grant is given back.
+    pub async fn open<T: Lockable>(&self, id: T::Id) -> Result<LockedDoc<T>, LockError> {
+        let key = LockKey::of::<T>(id)?;
+        self.locks.may_lock(slice::from_ref(&key)).await?;
+        open(&self.locks, &key, Ask::exclusive(Wait::no())).await
+    }
+
+    /// [`open`](Self::open) for all of these documents, or for none, as [`lock_all`](Self::lock_all) does it. For
+    /// documents of several types, lock all of them first, and then open each.
+    ///
+    /// # Errors
+    /// Those of [`LockedDoc`](crate::LockedDoc).
+    ///
+    /// # Cancel safety
+    /// As `lock_all`.
+    pub async fn open_all<T: Lockable>(
+        &self,
+        ids: impl IntoIterator<Item = T::Id>,
+        wait: Wait,
+    ) -> Result<Vec<LockedDoc<T>>, LockError> {
+        let keys: Result<_, _> = ids.into_iter().map(LockKey::of::<T>).collect();
+        let take = async |key: LockKey, wait| open(&self.locks, &key, Ask::exclusive(wait)).await;
+        self.all_or_none(keys?, wait, take, LockedDoc::mine).await
+    }
+
+    /// Takes or confirms the exclusive locks on those of these documents that are free, for a bulk edit; the session
+    /// is not in its own way, whichever tab holds a lock. Each document has its own outcome, in the order of the keys:
+    /// a refusal names the holder. Duplicate keys count once.
+    ///
+    /// # Errors
+    /// If the access policy fails. The outcomes have those of [`LockedDoc`](crate::LockedDoc).
+    ///
+    /// # Cancel safety
+    /// As [`lock_all`](Self::lock_all).
+    pub async fn lock_each(
+        &self,
+        keys: impl IntoIterator<Item = LockKey>,
+    ) -> Result<Vec<(LockKey, Result<Lock, LockError>)>, LockError> {
+        let how = Ask { any_tab: true, ..Ask::exclusive(Wait::no()) };
+        let take = async |key: LockKey| {
+            Ok(self.locks.acquire(&key, how, async |_, _| Ok(())).await?.0.lock)
+        };
+        self.each(keys.into_iter().collect(), take).await
+    }
+
+    /// [`open`](Self::open) for those of these documents that are free, as [`lock_each`](Self::lock_each) does it.
+    ///
+    /// # Errors
+    /// As `lock_each`, and if an id is invalid.
+    ///
+    /// # Cancel safety
+    /// As `lock_all`.
+    pub async fn open_each<T: Lockable>(
+        &self,
+        ids: impl IntoIterator<Item = T::Id>,
+    ) -> Result<Vec<(LockKey, Result<LockedDoc<T>, LockError>)>, LockError> {
+        let how = Ask { any_tab: true, ..Ask::exclusive(Wait::no()) };
+        let keys: Result<_, _> = ids.into_iter().map(LockKey::of::<T>).collect();
+        self.each(keys?, async |key: LockKey| open(&self.locks, &key, how).await).await
+    }
+
+    async fn all_or_none<X>(
+        &self,
+        keys: BTreeSet<LockKey>,
+        wait: Wait,
+        take: impl AsyncFn(LockKey, Wait) -> Result<X, LockError>,
+        mine: impl Fn(&X) -> &Mine,
+    ) -> Result<Vec<X>, LockError> {
+        let began = clock::now();
+        self.locks.may_lock(&keys.iter().cloned().collect::<Vec<_>>()).await?;
+        let mut all = Vec::new();
+        for key in keys {
+            match take(key, wait.since(began)).await {
+                Ok(taken) => all.push(taken),
                 Err(e) => {
-                    for mine in all.iter().rev().filter(|mine| mine.is_fresh) {
+                    for mine in all.iter().rev().map(mine).filter(|mine| mine.is_fresh) {
                         self.locks.release(mine, self.locks.begin()).await?;
                     }
                     return Err(e);
                 }
             }
         }
-        Ok(all.into_iter().map(|mine| mine.lock).collect())
+        Ok(all)
+    }
+
+    async fn each<X>(
+        &self,
+        keys: BTreeSet<LockKey>,
+        take: impl AsyncFn(LockKey) -> Result<X, LockError>,
+    ) -> Result<Vec<(LockKey, Result<X, LockError>)>, LockError> {
+        let keys: Vec<_> = keys.into_iter().collect();
+        let refused = self.locks.may_lock_each(&keys).await?;
+        let one = async |(key, refused): (LockKey, Option<LockError>)| match refused {
+            Some(e) => (key, Err(e)),
+            None => (key.clone(), take(key).await),
+        };
+        // At the same time, so that the claims travel together.
+        Ok(stream::iter(keys.into_iter().zip(refused)).map(one).buffered(AT_ONCE).collect().await)
     }
 
     /// The current document, to read. Needs no lock, and takes none.

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, future::Future, time::Duration};
 
+use futures_util::{StreamExt, stream};
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -15,6 +16,9 @@ use crate::{
         guard::{LockGuard, LockGuards},
     },
 };
+
+/// How many locks are taken at the same time.
+const AT_ONCE: usize = 64;
 
 /// Takes locks outside a web session: a job, a worker, a command. Made by [`LockManager::job`].
 ///
@@ -112,6 +116,29 @@ impl Job {
             guards.push(self.acquire(&key, wait.since(began)).await?);
         }
         Ok(guards)
+    }
+
+    /// Takes the exclusive locks on those of these documents that are free, without waiting, for a bulk edit. The
+    /// others are returned with their refusals, which name the holders. Duplicate keys count once.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the locks already taken are given back.
+    pub async fn acquire_each(
+        &self,
+        keys: impl IntoIterator<Item = LockKey>,
+    ) -> (LockGuards, Vec<(LockKey, LockError)>) {
+        let keys: BTreeSet<LockKey> = keys.into_iter().collect();
+        let take = async |key: LockKey| (self.acquire(&key, Wait::no()).await, key);
+        // At the same time, so that the claims travel together.
+        let taken: Vec<_> = stream::iter(keys).map(take).buffered(AT_ONCE).collect().await;
+        let (mut guards, mut refused) = (LockGuards::default(), Vec::new());
+        for (taken, key) in taken {
+            match taken {
+                Ok(guard) => guards.push(guard),
+                Err(e) => refused.push((key, e)),
+            }
+        }
+        (guards, refused)
     }
 
     /// Runs `work` while holding the exclusive lock on `key`, and drops `work` half-way if the lock is

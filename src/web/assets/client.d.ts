@@ -174,7 +174,11 @@ export class DocLock extends EventTarget {
   /**
    * `fetch` with the proof that this page holds the lock. If the server refuses the request because
    * of the lock, `lost` is set when this resolves. Rejects if this page does not hold the lock.
-   * `releases`: this request also releases the lock.
+   * `locks`: other locks of this page that the request needs. `releases`: this request also releases them all.
    */
-  fetch(url: RequestInfo | URL, init?: RequestInit, options?: { releases?: boolean }): Promise<Response>;
+  fetch(
+    url: RequestInfo | URL,
+    init?: RequestInit,
+    options?: { releases?: boolean, locks?: DocLock[] },
+  ): Promise<Response>;
 }

@@ -118,6 +118,7 @@ const aborted = signal => new Promise((_, fail) => signal.addEventListener('abor
 // Never rejects: a missing answer is `status: 0`.
 async function request(method, url, { body, signal, timeout = TIMEOUT_MS } = {}) {
   const init = { method, cache: 'no-store', signal: AbortSignal.timeout(timeout) };
+  if (!extra) init.credentials = 'include';   // cookies, also to another origin
   if (signal) init.signal = AbortSignal.any([signal, init.signal]);
   const sent = now();
   try {
@@ -156,10 +157,15 @@ function standing({ sent, date, body }) {
   };
 }
 
+/** The path, after the origin if that is another one: the lock API may have an origin of its own. */
+function absolute(url) {
+  const { origin, pathname } = new URL(url, document.baseURI);
+  return (origin === location.origin ? '' : origin) + pathname;
+}
+
 /** The parts of the URL of a lock: the lock API, the path, and the name in events and heartbeats. */
 function place(url) {
-  const { pathname } = new URL(url, document.baseURI);
-  const [, base, collection, id] = pathname.match(/^(.*)\/([^/]+)\/([^/]+)\/?$/) ?? [];
+  const [, base, collection, id] = absolute(url).match(/^(.*)\/([^/]+)\/([^/]+)\/?$/) ?? [];
   if (!id) throw new TypeError(`${url} is not the URL of a lock: it must end with the collection and the id.`);
   return { base, path: `${base}/${collection}/${id}`, key: `${decoded(collection)}/${decoded(id)}` };
 }
@@ -321,7 +327,8 @@ class Feed {
     const some = [...this.#reported].map(encodeURIComponent).join(',');
     const isSome = !this.#reported.has(EVERY) && !some.includes('%2C') && some.length <= LONGEST_LIST;
     if (!isSome) this.#reported.add(EVERY);
-    const source = this.#source = new EventSource(`${this.#base}/events?tab=${id}${isSome ? '&keys=' + some : ''}`);
+    const source = this.#source = new EventSource(
+      `${this.#base}/events?tab=${id}${isSome ? '&keys=' + some : ''}`, { withCredentials: true });
     for (const type of KINDS) {
       source.addEventListener(type, ({ data }) => {
         this.#failures = 0;
@@ -379,8 +386,8 @@ export class DocLock extends EventTarget {
 
   static set headers(headers) { extra = headers; }
   static open(url, options) { return new DocLock(url, options); }
-  static list(base, keys, callback) { return new List(base.replace(/\/$/, ''), keys, callback); }
-  static events(base, callback) { return Feed.of(base.replace(/\/$/, '')).listen(callback); }
+  static list(base, keys, callback) { return new List(absolute(base).replace(/\/$/, ''), keys, callback); }
+  static events(base, callback) { return Feed.of(absolute(base).replace(/\/$/, '')).listen(callback); }
   static touch() { touch(); }
 
   static async look(url) {
@@ -434,7 +441,10 @@ export class DocLock extends EventTarget {
     return this.release();
   }
 
-  async fetch(url, init = {}, { releases = false } = {}) { return this.#lock.fetch(url, init, releases); }
+  /** `locks`: other `DocLock`s that this request needs as well. */
+  async fetch(url, init = {}, { releases = false, locks = [] } = {}) {
+    return this.#lock.fetch(url, init, releases, locks.map(it => it.#lock));
+  }
 }
 
 /** The lock of one document, mode and page. It is released when none of its viewers needs it any more. */
@@ -682,28 +692,33 @@ class PageLock {
     this.#tell('held');
   }
 
-  async fetch(url, init, releases) {
-    if (!releases) return this.#send(url, init);
-    this.#releasing++;
+  async fetch(url, init, releases, others) {
+    const locks = [...new Set([this, ...others])];
+    if (!releases) return this.#send(url, init, locks);
+    for (const lock of locks) lock.#releasing++;
     try {
       // In order: a viewer that comes before the answer acquires the lock after that.
-      return await inOrder(this.url, () => this.#send(url, init, releases));
+      const send = () => this.#send(url, init, locks, releases);
+      const paths = [...new Set(locks.map(lock => lock.url))].sort();   // so that two requests never wait for each other
+      return await paths.reduce((send, path) => () => inOrder(path, send), send)();
     } finally {
-      this.#releasing--;
-      if (this.token) this.check();   // meanwhile, no heartbeat was believed that the lock is gone
+      for (const lock of locks) lock.#releasing--;
+      if (locks.some(lock => lock.token)) this.check();   // meanwhile, no heartbeat was believed that a lock is gone
     }
   }
 
-  async #send(url, init, releases) {
-    const { token } = this, all = new Headers(init.headers ?? url.headers);   // `url` may be a Request
+  async #send(url, init, locks, releases) {
+    const tokens = locks.map(lock => lock.token), all = new Headers(init.headers ?? url.headers);   // or a Request
     // Without a token the server would check only the session, which may hold the lock in another tab.
-    if (!token) throw new Error('This page does not have the lock.');
+    if (!tokens.every(token => token)) throw new Error('This page does not have the lock.');
     for (const [name, value] of Object.entries(await headers())) all.set(name, value);
-    all.set('Lock-Token', `<urn:uuid:${token}>`);
+    all.set('Lock-Token', tokens.map(token => `<urn:uuid:${token}>`).join(', '));
     const response = await fetch(url, { ...init, headers: all });
-    if (token !== this.token) return response;
+    if (locks.some((lock, n) => lock.token !== tokens[n])) return response;
     if (response.ok && releases) {
-      this.#free();
+      for (const lock of locks) lock.#free();
+    } else if (locks.length > 1 && [401, 409, 412, 423].includes(response.status)) {
+      await this.check();   // tells which of them is lost
     } else if (response.status === 401) {
       this.#lose('session_ended');
     } else if ([409, 412, 423].includes(response.status)) {

@@ -67,6 +67,8 @@ pub(in crate::web) struct Ask<'a> {
     pub(in crate::web) wait: Wait,
     /// Takes the lock from another tab, or from another session if the policy allows it.
     pub(in crate::web) take_over: bool,
+    /// Also confirms the lock of another tab of the session, which keeps it.
+    pub(in crate::web) any_tab: bool,
     /// Whether the lock is of no use without its document.
     pub(in crate::web) of_document: bool,
     /// Whether to read the document together with the lock, where one read suffices.
@@ -90,6 +92,7 @@ impl Ask<'_> {
             offered: &[],
             wait,
             take_over: false,
+            any_tab: false,
             of_document: false,
             load: false,
         }
@@ -157,6 +160,17 @@ impl RequestLocks {
     /// True if a policy decides what the routes of the application may lock.
     pub(in crate::web) fn has_policy(&self) -> bool {
         self.0.settings.access.is_some() && !self.0.settings.extractors_do_not_ask
+    }
+
+    /// The same for each of them: its refusal, or none.
+    pub(in crate::web) async fn may_lock_each(
+        &self,
+        keys: &[LockKey],
+    ) -> Result<Vec<Option<LockError>>, LockError> {
+        if self.0.settings.extractors_do_not_ask {
+            return Ok(keys.iter().map(|_| None).collect());
+        }
+        self.permissions().check_each(keys).await
     }
 
     /// Whom the limits for each person count this request for.
@@ -327,7 +341,7 @@ impl RequestLocks {
                     continue;
                 }
                 Acquired::AlreadyMine(lock) => {
-                    if !self.is_of_another_tab(&lock) {
+                    if how.any_tab || !self.is_of_another_tab(&lock) {
                         manager.told(&lock);
                         return Ok((Mine::new(lock)?, None, None));
                     }

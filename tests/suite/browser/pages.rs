@@ -193,6 +193,33 @@ async fn a_release_that_comes_late_does_not_release_the_next_lock_of_the_page() 
 }
 
 #[actix_web::test]
+async fn a_request_that_needs_two_locks_names_both_and_loses_only_the_one_that_is_gone() {
+    embedded(&["--ttl-secs", "600"], async |stage| {
+        let page = empty_page(stage).await;
+        let told: Value = script(
+            &page,
+            "const [one, two] = [0, 1].map(n => DocLock.open(url(n))); \
+             await until(() => one.token && two.token); \
+             const init = { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: '{\"title\":\"t\",\"body\":\"b\"}' }; \
+             const save = n => one.fetch(doc(n), init, { locks: [two, one] }); \
+             const tokens = () => sent.at(-1).headers.get('Lock-Token').split(', ').length; \
+             const statuses = [(await save(0)).status, (await save(1)).status, tokens()]; \
+             await fetch(url(1) + '/release', { method: 'POST', body: JSON.stringify({ token: two.token }) }); \
+             statuses.push((await save(1)).status); \
+             await until(() => two.lost); \
+             const states = [one.state, Boolean(one.lost)]; \
+             await two.acquire(); \
+             const both = await Promise.all([one.fetch(doc(0), init, { locks: [two], releases: true }), \
+                 two.fetch(doc(1), init, { locks: [one], releases: true }).catch(e => e.message)]); \
+             return [...statuses, ...states, both[0].status, one.token, two.token]",
+        )
+        .await;
+        assert_eq!(told, json!([200, 200, 2, 409, "mine", false, 200, null, null]));
+    })
+    .await;
+}
+
+#[actix_web::test]
 async fn each_request_names_the_tab_and_keeps_its_own_headers() {
     embedded(&["--ttl-secs", "60"], async |stage| {
         let page = empty_page(stage).await;

@@ -9,8 +9,6 @@ use tokio::time::timeout;
 use super::*;
 
 const SOON: Duration = Duration::from_secs(60);
-const ONE: &str = "11111111-1111-4111-8111-111111111111";
-const TWO: &str = "22222222-2222-4222-8222-222222222222";
 
 /// An open stream of events.
 pub(super) struct Stream {

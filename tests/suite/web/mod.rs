@@ -21,6 +21,7 @@ mod renewals;
 #[cfg(feature = "mongo-session")]
 mod session_store;
 mod sessions;
+mod several;
 mod shared;
 mod tabs;
 mod take_over;
@@ -63,6 +64,10 @@ impl Lockable for Note {
     type Id = String;
     const COLLECTION: &'static str = "note";
 }
+
+/// Two tabs of a browser.
+const ONE: &str = "11111111-1111-4111-8111-111111111111";
+const TWO: &str = "22222222-2222-4222-8222-222222222222";
 
 #[derive(Deserialize)]
 struct Form {

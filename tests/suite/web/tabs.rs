@@ -4,10 +4,6 @@ use serde_json::json;
 
 use super::*;
 
-/// The ids of two tabs.
-const ONE: &str = "11111111-1111-4111-8111-111111111111";
-const TWO: &str = "22222222-2222-4222-8222-222222222222";
-
 /// Two loads of a page.
 const BEFORE: &str = "aaaaaaaa-1111-4111-8111-111111111111";
 const AFTER: &str = "bbbbbbbb-1111-4111-8111-111111111111";

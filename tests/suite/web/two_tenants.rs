@@ -40,8 +40,6 @@ const TTL: Duration = Duration::from_secs(600);
 /// Longer than `eventually` waits.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 const SOON: Duration = Duration::from_secs(60);
-const ONE: &str = "11111111-1111-4111-8111-111111111111";
-const TWO: &str = "22222222-2222-4222-8222-222222222222";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct WorkItem {

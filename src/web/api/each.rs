@@ -1,0 +1,83 @@
+//! Many locks with one request: of some documents, those that are free.
+
+use std::collections::BTreeSet;
+
+use futures_util::{StreamExt, stream};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Body, MineBody, bad_request, named, read, take};
+use crate::{
+    error::LockError,
+    key::LockKey,
+    lock::Mode,
+    manager::Wait,
+    web::{
+        Problem, SessionLocks, access::Access, format::Current, request::Ask, same_site::SameSite,
+    },
+};
+
+/// How many documents one request may ask for.
+const MAX_KEYS: usize = 100;
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct EachBody {
+    /// The documents, each as `"collection/id"`.
+    keys: Vec<String>,
+    mode: Option<Mode>,
+}
+
+#[derive(Serialize)]
+pub(super) struct EachAnswer {
+    held: Vec<MineBody>,
+    /// A problem for each of the others, with its `key`.
+    refused: Vec<Value>,
+}
+
+pub(super) async fn acquire(
+    _: SameSite,
+    locks: SessionLocks,
+    body: Body,
+) -> Result<Current<EachAnswer>, Problem> {
+    let permissions = locks.locks.permissions();
+    permissions.check_any()?;
+    let EachBody { keys, mode } = read(body)?;
+    if keys.len() > MAX_KEYS {
+        return Err(bad_request(format_args!("ask for at most {MAX_KEYS} keys at once")));
+    }
+    let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
+    let (mut wanted, mut refused) = (BTreeSet::new(), Vec::new());
+    for name in keys {
+        let Some((collection, id)) = name.split_once('/') else {
+            let problem = bad_request("a key looks like `collection/id`");
+            refused.push(problem.with("key", name).into_body());
+            continue;
+        };
+        match named(&permissions, collection, id) {
+            Ok(key) => drop(wanted.insert(key)),
+            Err(problem) => refused.push(problem.with("key", name).into_body()),
+        }
+    }
+    let wanted: Vec<LockKey> = wanted.into_iter().collect();
+    let allowed = permissions.allowed(wanted.clone(), Access::Lock).await?;
+    let how = Ask { mode, any_tab: true, ..Ask::exclusive(Wait::no()) };
+    let take = async |key: LockKey| {
+        if !allowed.contains(&key) {
+            return Err((key.clone(), LockError::NotFound { key }));
+        }
+        take(locks, &key, how).await.map_err(|e| (key, e))
+    };
+    // At the same time, so that the claims travel together.
+    let taken: Vec<_> = stream::iter(wanted).map(take).buffered(MAX_KEYS).collect().await;
+    let mut held = Vec::new();
+    for one in taken {
+        match one {
+            Ok(mine) => held.push(MineBody::from(&mine.lock)),
+            Err((key, e)) => {
+                refused.push(locks.problem(e).with("key", key.to_string()).into_body())
+            }
+        }
+    }
+    Ok(Current(EachAnswer { held, refused }))
+}
