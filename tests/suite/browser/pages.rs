@@ -3,7 +3,11 @@
 use std::io::ErrorKind;
 use std::process::Command;
 
-use serde::de::DeserializeOwned;
+use actix_cors::Cors;
+use actix_doclock::{Actor, HeldDoc, LockManager, Lockable, MemoryStore};
+use actix_session::{Session, SessionMiddleware, storage::CookieSessionStore};
+use actix_web::{App, HttpResponse, HttpServer, Responder, cookie::Key, web};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
 
 use super::*;
@@ -405,6 +409,109 @@ async fn a_malformed_url_or_key_fails_alone() {
         )
         .await;
         assert_eq!(told, json!(["unknown", "malformed_key", "free", true]));
+    })
+    .await;
+}
+
+/// An API on another port, with CORS, as the guide shows it.
+async fn api_for(page_origin: &str) -> String {
+    let store = MemoryStore::new();
+    store.put("a".to_owned(), &Note { id: "a".to_owned() }).unwrap();
+    let locks = LockManager::builder(store).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    async fn login(session: Session) -> impl Responder {
+        session.insert("name", "alice").unwrap();
+        HttpResponse::NoContent()
+    }
+    async fn save(note: HeldDoc<Note>) -> impl Responder {
+        HttpResponse::Ok().body(note.id.clone())
+    }
+    let origin = page_origin.to_owned();
+    let server = HttpServer::new(move || {
+        let session =
+            SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
+        // Cookies do not tell ports apart.
+        let session = session.cookie_name("api".to_owned()).cookie_secure(false).build();
+        let session = locks
+            .session(session)
+            .identify(|it: &Session| Some(Actor::new(it.get::<String>("name").ok()??)));
+        let cors = Cors::default()
+            .allowed_origin(&origin)
+            .allow_any_method()
+            .allowed_headers([
+                "content-type",
+                "lock-token",
+                "doclock-tab",
+                "doclock-page",
+                "doclock-idle-ms",
+            ])
+            .expose_headers(["lock-token", "date"])
+            .supports_credentials()
+            .max_age(3600);
+        App::new()
+            .wrap(session.trusted_origin(&origin))
+            .wrap(cors)
+            .route("/login", web::post().to(login))
+            .route("/note/{id}", web::put().to(save))
+            .service(web::scope("/locks").configure(actix_doclock::lock_api))
+    });
+    let server = server.workers(1).bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("http://{}", server.addrs()[0]);
+    actix_web::rt::spawn(server.run());
+    url
+}
+
+/// The origin of an empty page.
+fn empty_origin() -> String {
+    let page =
+        || App::new().route("/", web::get().to(async || web::Html::new("<title>SPA</title>")));
+    let server = HttpServer::new(page).workers(1).bind(("127.0.0.1", 0)).unwrap();
+    let origin = format!("http://{}", server.addrs()[0]);
+    actix_web::rt::spawn(server.run());
+    origin
+}
+
+#[derive(Serialize, Deserialize)]
+struct Note {
+    #[serde(rename = "_id")]
+    id: String,
+}
+
+impl Lockable for Note {
+    type Id = String;
+    const COLLECTION: &'static str = "note";
+}
+
+#[actix_web::test]
+async fn the_lock_api_may_have_another_origin_than_the_page() {
+    embedded(&[], async |stage| {
+        let origin = empty_origin();
+        let api = api_for(&origin).await;
+        let page = stage.visitor().await;
+        page.go(&origin).await;
+        let script = format!(
+            "const api = '{api}', {{ DocLock }} = await import(api + '/locks/client.js'); \
+                 await fetch(api + '/login', {{ method: 'POST', credentials: 'include' }}); \
+                 const heard = []; \
+                 DocLock.events(api + '/locks/', it => heard.push(it.type + ' ' + it.key + ' ' + it.isLive)); \
+                 await until(() => heard.some(it => it.includes('true'))); \
+                 const lock = DocLock.open(api + '/locks/note/a'); \
+                 await until(() => lock.token); \
+                 await until(() => heard.some(it => it.startsWith('acquired note/a'))); \
+                 const saved = await lock.fetch(api + '/note/a', {{ method: 'PUT', credentials: 'include' }}); \
+                 await lock.check(); \
+                 const states = [saved.status, lock.state, lock.key]; \
+                 await lock.close(); \
+                 return [...states, (await DocLock.look(api + '/locks/note/a')).state]"
+        );
+        let told: Value = page
+            .run_async(&format!(
+                "const done = arguments[0], \
+                 until = async condition => {{ while (!condition()) await new Promise(done => setTimeout(done, 20)); }}; \
+                 (async () => {{ {script} }})().then(done, error => done('failed: ' + error))"
+            ))
+            .await;
+        assert_eq!(told, json!([200, "mine", "note/a", "free"]));
     })
     .await;
 }
