@@ -464,8 +464,10 @@ async fn api_for(page_origin: &str) -> String {
 /// The origin of an empty page.
 fn empty_origin() -> String {
     // Its icon is a data URL, so that the browser asks for no other.
-    let html = "<title>SPA</title><link rel=icon href=data:,>";
-    let page = move || App::new().route("/", web::get().to(async move || web::Html::new(html)));
+    async fn html() -> impl Responder {
+        web::Html::new("<title>SPA</title><link rel=icon href=data:,>")
+    }
+    let page = || App::new().route("/", web::get().to(html));
     let server = HttpServer::new(page).workers(1).bind(("127.0.0.1", 0)).unwrap();
     let origin = format!("http://{}", server.addrs()[0]);
     actix_web::rt::spawn(server.run());
