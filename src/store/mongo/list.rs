@@ -16,20 +16,14 @@ use crate::{
     store::{
         Query,
         mongo::{
-            MongoStore, Prepared, codec, error::store_error, lanes, pipeline, record::Fetched,
-            together::failed,
+            MongoStore, Prepared, codec,
+            error::store_error,
+            lanes, pipeline,
+            record::Fetched,
+            together::{Both, failed},
         },
     },
 };
-
-/// The locks of one read concern and of the other.
-#[derive(Debug)]
-pub(super) struct Both {
-    /// Majority-committed.
-    locks: Vec<Lock>,
-    /// Those that only the primary has.
-    uncommitted: Vec<Lock>,
-}
 
 /// The locks of a session in a collection.
 pub(super) struct OfSession {

@@ -12,13 +12,12 @@ use mongodb::{
 
 use crate::{
     key::LockId,
-    lock::Aid,
+    lock::{Aid, Lock},
     store::mongo::{
         Prepared, codec,
         error::{DUPLICATE_KEY, MAX_TIME_EXPIRED, Unacknowledged, code, not_sent, ran_out_of_time},
         group::{Failed, Group},
         lanes,
-        list::Both,
         pipeline::{self, Grantee},
         record::whole_record,
         write::{Write, acknowledged, indexes, refusals, run},
@@ -57,6 +56,15 @@ impl Default for Groups {
             sessions: Group::paced(UNDER_WAY, SESSIONS_PACE),
         }
     }
+}
+
+/// The locks of sessions.
+#[derive(Debug)]
+pub(super) struct Both {
+    /// Majority-committed.
+    pub(super) locks: Vec<Lock>,
+    /// Those that only the primary has.
+    pub(super) uncommitted: Vec<Lock>,
 }
 
 /// The claim of a document that is expected to be free.
