@@ -40,6 +40,12 @@ async fn call(
         "lock_all" => {
             drop(locks.lock_all([key(&format!("{id} other")), key(&id)], Wait::no()).await?);
         }
+        "lock_each" => {
+            drop(locks.lock_each([key(&format!("{id} other")), key(&id)]).await?);
+        }
+        "open" => drop(locks.open::<Paper>(id).await?),
+        "open_all" => drop(locks.open_all::<Paper>([id], Wait::no()).await?),
+        "open_each" => drop(locks.open_each::<Paper>([id]).await?),
         "load" => drop(locks.load::<Paper>(id).await?),
         "release" => drop(locks.release::<Paper>(id).await?),
         _ => drop(locks.release_all().await?),
@@ -107,6 +113,10 @@ pub(super) fn cases() -> Vec<Case> {
         "web/session_locks.rs::lock" => Free, false, "/call/lock";
         "web/session_locks.rs::create" => Free, false, "/call/create";
         "web/session_locks.rs::lock_all" => Free, false, "/call/lock_all";
+        "web/session_locks.rs::lock_each" => Free, false, "/call/lock_each";
+        "web/session_locks.rs::open" => Free, false, "/call/open";
+        "web/session_locks.rs::open_all" => Free, false, "/call/open_all";
+        "web/session_locks.rs::open_each" => Free, false, "/call/open_each";
         "web/session_locks.rs::load" => Free, false, "/call/load";
         "web/session_locks.rs::release" => SomebodysOrFree, true, "/call/release";
         "web/session_locks.rs::release_all" => SomebodysOrFree, true, "/call/release_all";

@@ -143,6 +143,9 @@ fn jobs() -> Vec<Case> {
         "manager/guard/job.rs::acquire_all" => Free, 1, |s| { let job = s.locks.job("it"); } {
             job.acquire_all([s.other.clone(), s.key.clone()], Wait::no()).await
         }
+        "manager/guard/job.rs::acquire_each" => Free, 1, |s| { let job = s.locks.job("it"); } {
+            job.acquire_each([s.other.clone(), s.key.clone()]).await
+        }
         "manager/guard/job.rs::with_lock" => Free, 2, |s| { let job = s.locks.job("it"); } {
             job.with_lock(&s.key, Wait::no(), tokio::task::yield_now()).await
         }
