@@ -388,6 +388,7 @@ macro_rules! store_conformance {
             the_last_end_of_a_session_is_known,
             a_watch_of_everything_reports_grants_and_takeovers_with_their_sessions,
             a_prepared_store_takes_writes_and_lacks_no_index,
+            a_pattern_finds_the_collections_that_it_covers_and_no_others,
             a_freeze_is_on_until_it_is_thawed,
             a_second_freeze_replaces_the_first_and_one_that_has_passed_changes_nothing,
             freezes_at_the_same_moment_are_both_kept,

@@ -25,6 +25,7 @@ mod erased;
 mod memory;
 #[cfg(feature = "_mongo")]
 pub(crate) mod mongo;
+mod pattern;
 mod rules;
 mod status;
 mod watch;
@@ -50,6 +51,7 @@ pub use memory::OnRecord;
 pub use mongo::sessions::StoredSession;
 #[cfg(feature = "_mongo")]
 pub use mongo::{Finding, MongoStore, Severity, TransactionError, WorkError};
+pub use pattern::Pattern;
 pub use rules::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};
@@ -424,6 +426,18 @@ pub trait Store: Send + Sync + 'static {
 
     /// The freezes that are on. The manager obeys them; the store grants locks as ever.
     fn freezes(&self) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
+    /// The names of existing collections that the pattern covers, at most `limit` of them. Every collection of
+    /// which a document or a lock was stored exists.
+    ///
+    /// For collections whose names are known at run time only. By default there are none.
+    fn collections(
+        &self,
+        _like: &Pattern,
+        _limit: usize,
+    ) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send {
         async { Ok(Vec::new()) }
     }
 

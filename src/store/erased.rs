@@ -15,9 +15,9 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
-        Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released,
-        Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket,
-        TryAcquire, Waiters, Watch,
+        Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Pattern, Query,
+        Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
+        Ticket, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -81,5 +81,6 @@ erase! {
     ) -> Vec<LockTaken>;
     fn set_freeze(scope: &'a Scope, freeze: Option<(&'a str, SystemTime)>) -> Vec<Freeze>;
     fn freezes() -> Vec<Freeze>;
+    fn collections(like: &'a Pattern, limit: usize) -> Vec<String>;
     fn watch(collection: &'a str) -> Option<Watch>;
 }

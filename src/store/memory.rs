@@ -1,6 +1,7 @@
 //! The embedded store: all data in this process, none on disk.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
@@ -23,8 +24,8 @@ use crate::{
     key::{LockKey, Lockable},
     lock::{Aid, Lock, Mode, PageId},
     store::{
-        Acquisition, Active, Change, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query,
-        Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
+        Acquisition, Active, Change, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Pattern,
+        Query, Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
         Ticket, Topology, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
@@ -436,6 +437,14 @@ impl Store for MemoryStore {
         let state = self.state();
         let now = state.now();
         Ok(aids.iter().map(|aid| state.ends.last(aid, now)).collect())
+    }
+
+    async fn collections(&self, like: &Pattern, limit: usize) -> Result<Vec<String>, StoreError> {
+        let state = self.state();
+        let of_documents = state.documents.keys().map(|key| key.collection().to_owned());
+        let of_locks = state.rules.keys().map(|name| format!("{name}.lock"));
+        let all: BTreeSet<_> = of_documents.chain(of_locks).collect();
+        Ok(all.into_iter().filter(|name| like.matches(name)).take(limit).collect())
     }
 
     async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {

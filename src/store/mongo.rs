@@ -28,9 +28,9 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
-        Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Query, Released,
-        Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept, Ticket,
-        TryAcquire, Waiters, Watch,
+        Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Pattern, Query,
+        Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
+        Ticket, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -356,6 +356,10 @@ impl Store for MongoStore {
 
     async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>, StoreError> {
         self.last_ends_of(aids).await
+    }
+
+    async fn collections(&self, like: &Pattern, limit: usize) -> Result<Vec<String>, StoreError> {
+        self.existing(like, limit).await
     }
 
     async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {

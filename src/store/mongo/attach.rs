@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use mongodb::bson::Document;
+use mongodb::bson::{Bson, Document, doc};
 
 use crate::{
     error::StoreError,
     key::LockKey,
     store::{
-        Rules,
+        Pattern, Rules,
         mongo::{MongoStore, error::store_error, indexes, majority},
     },
 };
@@ -22,17 +22,37 @@ impl MongoStore {
     /// # Errors
     /// If the database is not reached.
     pub async fn lock_collections(&self) -> Result<Vec<String>, StoreError> {
-        // With this option a user who may not list all collections gets those that it may read.
-        let names = self.database().list_collection_names().authorized_collections(true).await;
-        let names = names.map_err(|e| store_error("looking for lock collections", e))?;
-        let mut collections: Vec<_> = names
-            .iter()
-            .filter_map(|name| name.strip_suffix(".lock"))
-            .filter(|name| LockKey::new(*name, 0).is_ok())
-            .map(ToOwned::to_owned)
-            .collect();
+        let mut collections = self.existing_like(doc! { "$regex": r"\.lock$" }).await?;
+        collections.iter_mut().for_each(|name| name.truncate(name.len() - ".lock".len()));
+        collections.retain(|name| LockKey::new(&**name, 0).is_ok());
         collections.sort();
         Ok(collections)
+    }
+
+    /// The collections that this pattern covers, sorted.
+    pub(super) async fn existing(
+        &self,
+        like: &Pattern,
+        limit: usize,
+    ) -> Result<Vec<String>, StoreError> {
+        let condition: Bson = match like.parts() {
+            (name, None) => name.into(),
+            (before, Some(after)) => {
+                doc! { "$regex": format!("^{}.+{}$", literally(before), literally(after)) }.into()
+            }
+        };
+        let mut names = self.existing_like(condition).await?;
+        names.retain(|name| like.matches(name));
+        names.sort();
+        names.truncate(limit);
+        Ok(names)
+    }
+
+    async fn existing_like(&self, name: impl Into<Bson>) -> Result<Vec<String>, StoreError> {
+        // With this option a user who may not list all collections gets those that it may read.
+        let names = self.database().list_collection_names().authorized_collections(true);
+        let names = names.filter(doc! { "name": name.into() }).await;
+        names.map_err(|e| store_error("looking for collections", e))
     }
 
     /// Opens an existing lock collection as it is, and changes nothing about it. Returns `None` if
@@ -63,4 +83,16 @@ impl MongoStore {
         self.now_has(collection, locks, rules);
         Ok(Some(rules))
     }
+}
+
+/// The text as a part of a regular expression that stands for itself.
+fn literally(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_ascii() && !c.is_ascii_alphanumeric() {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
 }
