@@ -80,7 +80,7 @@ pub mod limits {
         ended::MAX_NAMED_LOCKS,
         key::MAX_ID_BYTES,
         lock::MAX_LABEL_BYTES,
-        manager::MAX_REASON_BYTES,
+        manager::{MAX_COLLECTIONS, MAX_REASON_BYTES},
         store::{DEFAULT_TTL, MAX_READERS, TTL_RANGE},
     };
 }

@@ -1,9 +1,8 @@
 //! The manager: decides who gets a lock, for how long, and what happens if the store does not answer.
 
 use std::{
-    collections::BTreeMap,
     fmt,
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,19 +11,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock,
-    error::LockError,
-    key::{InvalidKey, LockId, LockKey, Lockable},
+    key::LockKey,
     lock::{Aid, Holder, Lock},
-    store::{Acquisition, DynStore, Rules},
+    store::{Acquisition, DynStore},
 };
 
 mod acquire;
 mod activity;
-#[cfg(feature = "_mongo")]
-mod attach;
 mod background;
 mod builder;
 mod claim;
+mod collections;
 #[cfg(feature = "web")]
 mod confirm;
 mod counts;
@@ -52,6 +49,7 @@ pub use builder::{BuildError, LockManagerBuilder};
 pub use claim::Wait;
 #[cfg(feature = "web")]
 pub(crate) use claim::{Acquired, Provisional, Wanted};
+pub use collections::MAX_COLLECTIONS;
 #[cfg(feature = "web")]
 pub(crate) use document::decode;
 pub use guard::{LockGuard, LockGuards, job::Job};
@@ -113,7 +111,7 @@ pub struct LockManager {
 
 struct Inner {
     store: Arc<dyn DynStore>,
-    collections: RwLock<BTreeMap<&'static str, Registered>>,
+    collections: collections::Collections,
     settings: builder::Settings,
     runner: task::Runner,
     activity: activity::Activity,
@@ -197,86 +195,10 @@ impl Drop for Stop {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Registered {
-    parse_id: fn(&str) -> Option<LockId>,
-    fair: bool,
-    over_http: bool,
-}
-
 impl LockManager {
     /// Starts a manager over this store. See [`LockManagerBuilder`] for the settings.
     pub fn builder(store: impl crate::store::Store) -> LockManagerBuilder {
         LockManagerBuilder::new(Arc::new(store))
-    }
-
-    /// Makes the documents of `T` lockable: creates the lock collection and its indexes.
-    ///
-    /// Call it once for each type when the server starts. Idempotent. A longer ttl raises the TTL index;
-    /// a shorter ttl never lowers it, because servers with the longer ttl may hold locks.
-    ///
-    /// # Errors
-    /// [`LockError::Store`] if the store is not reached, if the database user lacks a privilege (the
-    /// message names it), or if `T::Id` may be a string and the collation of the collection treats
-    /// different strings as equal. [`LockError::InvalidKey`] for an impossible collection name.
-    pub async fn register<T: Lockable>(&self) -> Result<(), LockError> {
-        LockKey::new(T::COLLECTION, 0)?;
-        // Building an index may take longer than the deadline of a request.
-        let until = clock::now() + self.deadline().max(Duration::from_secs(60));
-        let text_ids = LockId::may_be_text::<T::Id>();
-        let rules = Rules { ttl: self.ttl(), fenced: T::FENCED, fair: T::FAIR, text_ids };
-        self.run("register", until, (T::COLLECTION, rules), |store, (collection, rules)| {
-            store.prepare(collection, rules)
-        })
-        .await?;
-        // Before this server grants the first lock in the collection.
-        self.ask_for_freezes(until).await?;
-        let parse_id = |text: &str| text.parse::<T::Id>().ok().map(Into::into);
-        let registered = Registered { parse_id, fair: T::FAIR, over_http: T::OVER_HTTP };
-        let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
-        all.insert(T::COLLECTION, registered);
-        drop(all);
-        self.inner.register.notify_one();
-        self.follow_all();
-        Ok(())
-    }
-
-    fn registered(&self, collection: &str) -> Result<(&'static str, Registered), LockError> {
-        let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
-        all.get_key_value(collection).map(|(name, registered)| (*name, *registered)).ok_or_else(
-            || {
-                LockError::Misconfigured(format!(
-                    "the collection `{collection}` is not registered: call \
-                     `locks.register::<T>().await?` for its type when the server starts"
-                ))
-            },
-        )
-    }
-
-    fn registered_names(&self) -> Vec<&'static str> {
-        let all = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
-        all.keys().copied().collect()
-    }
-
-    pub(crate) fn is_over_http(&self, collection: &str) -> bool {
-        self.registered(collection).is_ok_and(|(_, registered)| registered.over_http)
-    }
-
-    pub(crate) fn is_registered(&self, collection: &str) -> bool {
-        self.registered(collection).is_ok()
-    }
-
-    /// Names a document by the id in a URL. The collection must be registered.
-    ///
-    /// # Errors
-    /// [`LockError::InvalidKey`] if `id` is not of the collection's id type;
-    /// [`LockError::Misconfigured`] if the collection is not registered.
-    pub fn key(&self, collection: &str, id: &str) -> Result<LockKey, LockError> {
-        let (name, registered) = self.registered(collection)?;
-        match (registered.parse_id)(id) {
-            Some(id) => Ok(LockKey::new(name, id)?),
-            None => Err(InvalidKey::NotOfType { collection: name }.into()),
-        }
     }
 
     /// How long a lock outlives the last activity of its session.

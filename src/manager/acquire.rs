@@ -53,7 +53,7 @@ impl LockManager {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired, LockError> {
-        self.registered(wanted.key.collection())?;
+        self.ready(&wanted.key, until).await?;
         let claim = wanted.claim(self.inner.settings.max_hold, None);
         let answer = self.claim(&wanted.key, claim, None, scope, until).await?;
         observe::answered(self, wanted, &answer);

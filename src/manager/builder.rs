@@ -19,7 +19,7 @@ use crate::{
             listener::{self, Listener, Listeners},
             reaper,
         },
-        claim,
+        claim, collections,
         describe::{Describe, Descriptions},
         freeze,
         task::Runner,
@@ -470,6 +470,7 @@ impl LockManagerBuilder {
         });
         let manager = LockManager { inner };
         manager.supervise("freezes", |_| {}, freeze::follow);
+        manager.supervise("collections", |_| {}, collections::follow);
         if let Some(interval) = reaper_interval {
             let run = move |inner| reaper::run(inner, interval);
             manager.inner.sweeps.by(manager.supervise("reaper", |_| {}, run));

@@ -35,7 +35,7 @@ impl LockManager {
         load: bool,
         until: Instant,
     ) -> Result<Option<Confirmed>, LockError> {
-        self.registered(key.collection())?;
+        self.ready(key, until).await?;
         let asked = clock::now();
         let args = (key.clone(), aid.clone(), load);
         let confirmed = self

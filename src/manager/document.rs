@@ -26,7 +26,8 @@ impl LockManager {
             }
         }));
         let deadline = self.inner.settings.deadline;
-        HeldLock { acquisition, deadline, runtime, tasks, forget }
+        let declared = self.declared(acquisition.key.collection());
+        HeldLock { acquisition, declared, deadline, runtime, tasks, forget }
     }
 
     /// A write under this lock may be under way from now on, even after its caller was told that the outcome
@@ -37,6 +38,7 @@ impl LockManager {
     }
 
     pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool, LockError> {
+        self.ready(key, until).await?;
         self.run("exists", until, key.clone(), |store, key| store.exists(key)).await
     }
 
@@ -51,6 +53,7 @@ impl LockManager {
         key: &LockKey,
         until: Instant,
     ) -> Result<StoredDocument, LockError> {
+        self.ready(key, until).await?;
         let loaded = self.run("load", until, key.clone(), |store, key| store.load(key)).await?;
         loaded.ok_or_else(|| LockError::NotFound { key: key.clone() })
     }

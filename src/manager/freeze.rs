@@ -118,7 +118,7 @@ impl LockManager {
         reason: &str,
         until: SystemTime,
     ) -> Result<(), LockError> {
-        let scope = self.scope(scope)?;
+        let scope = self.scope(scope).await?;
         let (reason, until) = (cut(reason.to_owned(), MAX_REASON_BYTES), until.min(end_of_9999()));
         let asked = clock::now();
         let args = (scope.clone(), reason.clone(), until);
@@ -149,7 +149,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn thaw(&self, scope: impl Into<Scope>) -> Result<bool, LockError> {
-        let scope = self.scope(scope)?;
+        let scope = self.scope(scope).await?;
         let before = self.run("freezes", self.until(), (), |store, ()| store.freezes()).await?;
         let asked = clock::now();
         let left = self
@@ -175,10 +175,10 @@ impl LockManager {
         self.inner.freezes.on(collection)
     }
 
-    fn scope(&self, scope: impl Into<Scope>) -> Result<Scope, LockError> {
+    async fn scope(&self, scope: impl Into<Scope>) -> Result<Scope, LockError> {
         let scope = scope.into();
         if let Scope::Collection(name) = &scope {
-            self.registered(name)?;
+            self.ready(&LockKey::new(&**name, 0)?, self.until()).await?;
         }
         Ok(scope)
     }

@@ -293,7 +293,7 @@ fn into_span(outcome: &'static str) {
 /// Limits the label values to the registered collections, whatever collection a key names.
 #[cfg(feature = "metrics")]
 fn label(manager: &LockManager, key: &LockKey) -> &'static str {
-    manager.registered(key.collection()).map_or("other", |(collection, _)| collection)
+    manager.registered_name(key.collection()).unwrap_or("other")
 }
 
 #[cfg(feature = "metrics")]

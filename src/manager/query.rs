@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     slice,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures_util::future::try_join_all;
@@ -19,6 +19,9 @@ use crate::{
 
 /// How many documents of a collection are listed in the locks of all users.
 pub(crate) const LISTED: usize = 1_000;
+
+/// How old the knowledge of collections may be for a list.
+const LISTS: Duration = Duration::from_secs(10);
 
 impl LockManager {
     /// The live lock on this document, if there is one. Only for display: it may change at any moment.
@@ -50,9 +53,11 @@ impl LockManager {
             by_collection.entry(key.collection()).or_default().insert(key);
         }
         let asked = by_collection.into_iter().map(async |(collection, keys)| {
-            let (collection, _) = self.registered(collection)?;
+            for key in keys.iter().take(1) {
+                self.ready(key, until).await?;
+            }
             let keys: Vec<_> = keys.into_iter().cloned().collect();
-            let args = (collection, keys, aid.cloned());
+            let args = (collection.to_owned(), keys, aid.cloned());
             self.run("inspect", until, args, |store, (collection, keys, aid)| {
                 store.locks(collection, Query::Each { keys, aid: aid.as_ref() }, keys.len())
             })
@@ -97,7 +102,7 @@ impl LockManager {
         aid: Option<&Aid>,
         until: Instant,
     ) -> Result<Option<Lock>, LockError> {
-        self.registered(key.collection())?;
+        self.ready(key, until).await?;
         let asked = clock::now();
         let args = (key.clone(), aid.cloned());
         let lock = self.run("inspect", until, args, |store, (key, aid)| {
@@ -123,6 +128,7 @@ impl LockManager {
     ) -> Result<Vec<Lock>, LockError> {
         // A session limits its own locks; the list of all locks is for a page.
         let limit = if aid.is_some() { usize::MAX } else { LISTED };
+        self.all_collections(LISTS, until).await;
         let lists = self.in_each_collection(|collection| {
             self.list_at_most(limit, collection.to_owned(), aid.cloned(), until)
         });
@@ -167,8 +173,10 @@ impl LockManager {
         keys: Vec<LockKey>,
         until: Instant,
     ) -> Result<Vec<Lock>, LockError> {
-        let (collection, _) = self.registered(collection)?;
-        self.run("locks_on", until, (collection, keys), |store, (collection, keys)| {
+        for key in keys.iter().take(1) {
+            self.ready(key, until).await?;
+        }
+        self.run("locks_on", until, (collection.to_owned(), keys), |store, (collection, keys)| {
             store.locks(collection, Query::On(keys), keys.len())
         })
         .await

@@ -115,8 +115,9 @@ impl LockManager {
         let worker = random::uuid();
         let (asked, until) = (clock::now(), self.until());
         let (answer, ended) = oneshot::channel();
-        let (manager, aid_of, names) = (self.clone(), aid.clone(), self.registered_names());
+        let (manager, aid_of) = (self.clone(), aid.clone());
         let end = async move {
+            let names = manager.all_collections(Duration::ZERO, until).await;
             let store = &manager.inner.store;
             let ended = task::retry(until, task::FOREGROUND, || {
                 store.end_session(&aid_of, reason, &names, worker)
@@ -173,6 +174,7 @@ impl LockManager {
     pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
         let until = self.until();
         let asked = clock::now();
+        self.all_collections(Duration::ZERO, until).await;
         let released = self.in_each_collection(|collection| {
             let args = (collection, aid.clone());
             self.run("release_all", until, args, |store, (collection, aid)| {

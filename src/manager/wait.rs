@@ -20,7 +20,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Mode},
     manager::{
-        LockManager, Registered,
+        LockManager,
         claim::{Acquired, Patience, Wait, Wanted},
         observe, task,
         wait::{
@@ -127,7 +127,8 @@ impl LockManager {
         scope: &TaskTracker,
     ) -> Result<Acquired, LockError> {
         let key = &wanted.key;
-        let (collection, Registered { fair, .. }) = self.registered(key.collection())?;
+        let (collection, registered) = self.ready(key, self.until()).await?;
+        let fair = registered.rules.fair;
         let give_up = match wait.0 {
             Patience::No => return self.acquire_by(wanted, scope, self.until()).await,
             // A time that is too long for the clock counts as no limit.

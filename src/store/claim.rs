@@ -181,6 +181,8 @@ impl Acquisition {
 #[derive(Debug, Clone)]
 pub struct HeldLock {
     pub(crate) acquisition: Acquisition,
+    /// [`Lockable::COLLECTION`](crate::Lockable::COLLECTION) of the type of the document.
+    pub(crate) declared: Option<&'static str>,
     /// How long a guarded write may take.
     pub(crate) deadline: Duration,
     /// A worker of a web server drops its tasks when it ends, so a commit runs on the manager's runtime.

@@ -293,6 +293,8 @@ async fn heartbeat(
     let until = locks.locks.begin();
     locks.locks.renewed(until).await;
     let until = locks.locks.begin();
+    let named = believed.keys().filter_map(|name| Some(name.split_once('/')?.0));
+    locks.manager().learn(named, until).await;
     let held = match locks.locks.aid() {
         Some(aid) => locks.manager().list_by(Some(&aid), until).await?,
         None => Vec::new(),

@@ -383,14 +383,6 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
 }
 
 fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKey, LockError> {
-    if !locks.manager().is_registered(T::COLLECTION) {
-        return Err(misconfigured(format!(
-            "the collection `{}` is not registered: call `locks.register::<{}>().await?` when the \
-             server starts",
-            T::COLLECTION,
-            type_name::<T>(),
-        )));
-    }
     let param = path_param(req, T::PATH_PARAM).ok_or_else(|| {
         misconfigured(format!(
             "the route `{}` has no parameter `{{{}}}` for the id of `{}`: name a parameter \
@@ -401,5 +393,13 @@ fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKe
         ))
     })?;
     let not_an_id = |_| InvalidKey::NotOfType { collection: T::COLLECTION };
-    Ok(LockKey::of::<T>(param.parse().map_err(not_an_id)?)?)
+    let key = locks.key_of::<T>(req, param.parse().map_err(not_an_id)?)?;
+    if locks.manager().is_registered(key.collection()) {
+        return Ok(key);
+    }
+    Err(misconfigured(format!(
+        "the collection `{}` is not registered: call `locks.register::<{}>().await?` when the server starts",
+        key.collection(),
+        type_name::<T>(),
+    )))
 }

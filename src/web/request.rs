@@ -13,7 +13,7 @@ use std::{
 
 use actix_session::{Session, SessionStatus};
 use actix_web::{
-    HttpMessage, HttpResponse,
+    HttpMessage, HttpRequest, HttpResponse,
     dev::ServiceRequest,
     http::{
         StatusCode,
@@ -27,6 +27,7 @@ pub(super) use self::locking::{Ask, Found, Mine};
 use crate::{
     actor::Actor,
     error::LockError,
+    key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, PageId, TabId},
     manager::{LockManager, Provisional, watch::streams::Limits},
     store::Named,
@@ -59,10 +60,14 @@ const PAGE: HeaderName = HeaderName::from_static("doclock-page");
 /// A browser preloads a page that the person may never look at.
 const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
 
+/// Names the collection of a type for a request.
+type CollectionNames = dyn Fn(&HttpRequest, &'static str) -> Option<String>;
+
 /// What the application has set at `locks.session(…)`.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) identify: Option<Identify>,
+    pub(super) collection_names: Option<Rc<CollectionNames>>,
     pub(super) access: Option<AccessPolicy>,
     pub(super) answers: Rc<Answers>,
     pub(super) admits_visitors: bool,
@@ -177,6 +182,24 @@ impl RequestLocks {
             renewal: RefCell::default(),
             cookies: Cell::default(),
         }))
+    }
+
+    /// The document of this type that the request means.
+    ///
+    /// # Errors
+    /// [`LockError::NotFound`] if the application names no collection.
+    pub(super) fn key_of<T: Lockable>(
+        &self,
+        request: &HttpRequest,
+        id: T::Id,
+    ) -> Result<LockKey, LockError> {
+        let Some(names) = &self.0.settings.collection_names else {
+            return Ok(LockKey::of::<T>(id)?);
+        };
+        match names(request, T::COLLECTION) {
+            Some(name) => Ok(LockKey::new(name, id)?),
+            None => Err(LockError::NotFound { key: LockKey::of::<T>(id)? }),
+        }
     }
 
     pub(super) fn session_loaded(&self, session: Session) {

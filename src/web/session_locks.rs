@@ -43,9 +43,19 @@ const AT_ONCE: usize = 64;
 #[derive(Debug)]
 pub struct SessionLocks {
     pub(super) locks: RequestLocks,
+    request: HttpRequest,
 }
 
 impl SessionLocks {
+    /// Names the document `id` of the type `T`, in the collection that this request means
+    /// ([`collection_names`](crate::wrap::Locking::collection_names)).
+    ///
+    /// # Errors
+    /// [`LockError::NotFound`] if it means none; [`LockError::InvalidKey`].
+    pub fn key_of<T: Lockable>(&self, id: T::Id) -> Result<LockKey, LockError> {
+        self.locks.key_of::<T>(&self.request, id)
+    }
+
     /// The live locks of this session.
     ///
     /// # Errors
@@ -67,7 +77,7 @@ impl SessionLocks {
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
     pub async fn lock<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
-        let key = LockKey::of::<T>(id)?;
+        let key = self.key_of::<T>(id)?;
         self.locks.may_lock(slice::from_ref(&key)).await?;
         let (mine, ()) =
             self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await?;
@@ -95,7 +105,7 @@ impl SessionLocks {
         id: T::Id,
         document: T,
     ) -> Result<LockedDoc<T>, LockError> {
-        let key = LockKey::of::<T>(id)?;
+        let key = self.key_of::<T>(id)?;
         // Not everybody may lock a document that is there already, even for a moment.
         if self.locks.has_policy() && self.manager().exists(&key, self.locks.begin()).await? {
             self.locks.may_lock(slice::from_ref(&key)).await?;
@@ -154,7 +164,7 @@ impl SessionLocks {
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
     pub async fn open<T: Lockable>(&self, id: T::Id) -> Result<LockedDoc<T>, LockError> {
-        let key = LockKey::of::<T>(id)?;
+        let key = self.key_of::<T>(id)?;
         self.locks.may_lock(slice::from_ref(&key)).await?;
         open(&self.locks, &key, Ask::exclusive(Wait::no())).await
     }
@@ -172,7 +182,7 @@ impl SessionLocks {
         ids: impl IntoIterator<Item = T::Id>,
         wait: Wait,
     ) -> Result<Vec<LockedDoc<T>>, LockError> {
-        let keys: Result<_, _> = ids.into_iter().map(LockKey::of::<T>).collect();
+        let keys: Result<_, _> = ids.into_iter().map(|id| self.key_of::<T>(id)).collect();
         let take = async |key: LockKey, wait| open(&self.locks, &key, Ask::exclusive(wait)).await;
         self.all_or_none(keys?, wait, take, LockedDoc::mine).await
     }
@@ -209,7 +219,7 @@ impl SessionLocks {
         ids: impl IntoIterator<Item = T::Id>,
     ) -> Result<Vec<(LockKey, Result<LockedDoc<T>, LockError>)>, LockError> {
         let how = Ask { any_tab: true, ..Ask::exclusive(Wait::no()) };
-        let keys: Result<_, _> = ids.into_iter().map(LockKey::of::<T>).collect();
+        let keys: Result<_, _> = ids.into_iter().map(|id| self.key_of::<T>(id)).collect();
         self.each(keys?, async |key: LockKey| open(&self.locks, &key, how).await).await
     }
 
@@ -257,7 +267,7 @@ impl SessionLocks {
     /// # Errors
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T, LockError> {
-        let key = LockKey::of::<T>(id)?;
+        let key = self.key_of::<T>(id)?;
         let document = self.manager().load(&key, self.locks.begin()).await?;
         document.decode().map_err(|source| LockError::Document { key, source })
     }
@@ -267,7 +277,7 @@ impl SessionLocks {
     /// # Errors
     /// [`LockError::Store`].
     pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<Released, LockError> {
-        self.locks.release_key(&LockKey::of::<T>(id)?).await
+        self.locks.release_key(&self.key_of::<T>(id)?).await
     }
 
     /// Releases all locks of the session, and returns the keys of the released locks. The session goes
@@ -294,6 +304,6 @@ impl FromRequest for SessionLocks {
     type Future = Ready<Result<Self, LockError>>;
 
     fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
-        ready(RequestLocks::of(req).map(|locks| Self { locks }))
+        ready(RequestLocks::of(req).map(|locks| Self { locks, request: req.clone() }))
     }
 }

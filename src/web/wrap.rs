@@ -3,7 +3,7 @@
 use std::{fmt, future::Future, pin::Pin, rc::Rc, time::Duration};
 
 use actix_web::{
-    Error,
+    Error, HttpRequest,
     dev::{Service, ServiceRequest, ServiceResponse, forward_ready},
 };
 
@@ -48,6 +48,7 @@ impl<W> Locking<W> {
     pub(super) fn new(manager: &LockManager, inner: W) -> Self {
         let settings = Settings {
             identify: None,
+            collection_names: None,
             access: None,
             answers: Answers::new(),
             admits_visitors: false,
@@ -132,6 +133,34 @@ impl<W> Locking<W> {
         allows: impl AsyncFn(Option<Actor>, Vec<LockKey>, Access) -> Vec<bool> + 'static,
     ) -> Self {
         self.settings.access = Some(AccessPolicy::of_many(allows));
+        self
+    }
+
+    /// Names the collection of a type for each request, where it is known at run time only: that of a tenant, for
+    /// example. Gets the request and [`Lockable::COLLECTION`](crate::Lockable::COLLECTION). With `None`, the request is
+    /// answered as if there were no such document. Default: the collection of the type.
+    ///
+    /// For the extractors and for [`SessionLocks`](crate::SessionLocks). The collections have to be registered,
+    /// [by name](LockManager::register_in) or [by a pattern](LockManager::register_matching).
+    ///
+    /// The [lock API](crate::lock_api) takes collections by their own names, so a client may name those of another
+    /// tenant: refuse that in the [access policy](Self::access_policy).
+    ///
+    /// ```no_run
+    /// # use actix_doclock::LockManager;
+    /// # use actix_session::{SessionMiddleware, storage::SessionStore};
+    /// # fn wrap<S: SessionStore + 'static>(locks: LockManager, session: SessionMiddleware<S>) {
+    /// let wrap = locks.session(session).collection_names(|request, name| {
+    ///     let tenant = request.headers().get("x-tenant")?.to_str().ok()?; // set by the proxy
+    ///     Some(format!("{tenant}_{name}"))
+    /// });
+    /// # }
+    /// ```
+    pub fn collection_names(
+        mut self,
+        name: impl Fn(&HttpRequest, &'static str) -> Option<String> + 'static,
+    ) -> Self {
+        self.settings.collection_names = Some(Rc::new(name));
         self
     }
 

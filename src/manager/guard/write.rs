@@ -1,7 +1,5 @@
 //! Guarded writes of jobs.
 
-use std::any::type_name;
-
 use crate::{
     error::LockError,
     key::Lockable,
@@ -15,7 +13,7 @@ impl LockGuard {
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     /// [`LockError::Misconfigured`] if the lock is not on a document of type `T`.
     pub async fn load<T: Lockable>(&self) -> Result<T, LockError> {
-        self.is_on::<T>()?;
+        self.manager.is_of::<T>(self.key())?;
         let key = self.key();
         let document = self.manager.load(key, self.manager.until()).await?;
         document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
@@ -46,7 +44,7 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T, LockError> {
-        self.is_on::<T>()?;
+        self.manager.is_of::<T>(self.key())?;
         let loaded = self.manager.load(self.key(), self.manager.until()).await?;
         let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
@@ -60,7 +58,7 @@ impl LockGuard {
     /// [`LockError::Rejected`] if there is such a document already. Otherwise as
     /// [`update`](Self::update), which is also as cancel safe.
     pub async fn create<T: Lockable>(&self, document: &T) -> Result<(), LockError> {
-        self.is_on::<T>()?;
+        self.manager.is_of::<T>(self.key())?;
         self.manager.create(&self.held, document, self.manager.until()).await.map(drop)
     }
 
@@ -83,16 +81,5 @@ impl LockGuard {
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
         self.manager.held(self.held.clone())
-    }
-
-    fn is_on<T: Lockable>(&self) -> Result<(), LockError> {
-        if self.key().collection() == T::COLLECTION {
-            return Ok(());
-        }
-        let (key, name, collection) = (self.key(), type_name::<T>(), T::COLLECTION);
-        Err(LockError::Misconfigured(format!(
-            "the guard holds {key:?}, but `{name}` is in the collection `{collection}`: acquire the \
-             lock with `LockKey::of::<{name}>(id)`"
-        )))
     }
 }

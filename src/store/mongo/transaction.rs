@@ -266,7 +266,7 @@ impl MongoStore {
         update: impl Into<UpdateModifications>,
     ) -> Result<T, LockError> {
         let (key, update) = (&held.acquisition.key, update.into());
-        if key.collection() != T::COLLECTION {
+        if held.declared != Some(T::COLLECTION) {
             let name = type_name::<T>();
             return Err(misconfigured(format!("{key:?} is locked, and `{name}` is not its type")));
         }

@@ -78,7 +78,13 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn manager() -> Vec<Case> {
     table! {
-        "manager.rs::register" => Hers, 0, |s| { s.hers().await; } { s.locks.register::<Paper>().await }
+        "manager/collections.rs::register" => Hers, 0, |s| { s.hers().await; } { s.locks.register::<Paper>().await }
+        "manager/collections.rs::register_in" => Hers, 0, |s| { s.hers().await; } {
+            s.locks.register_in::<Paper>("another_paper").await
+        }
+        "manager/collections.rs::register_matching" => Hers, 0, |s| { s.hers().await; } {
+            s.locks.register_matching::<Paper>("*_paper").await
+        }
         "manager/acquire.rs::lock_for_session" => Free, 0, |s| {} {
             s.locks.lock_for_session(&s.key, &s.alice, &Holder::new("alice")).await
         }

@@ -5,6 +5,7 @@ mod admin;
 mod api;
 mod cancellation;
 mod clients;
+mod collections;
 mod commands;
 mod documents;
 mod editor;

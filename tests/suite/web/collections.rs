@@ -1,0 +1,213 @@
+//! Collections whose names are known at run time only: one for each tenant.
+
+use actix_doclock::{Aid, Holder, MongoStore, Released, freeze::Scope, limits::MAX_COLLECTIONS};
+use actix_session::SessionExt as _;
+use mongodb::{
+    Database,
+    bson::{Document, doc},
+};
+use serde_json::json;
+
+use super::*;
+use crate::rig::{self, app::eventually, mongod};
+
+/// A database in which these tenants have the note `a`.
+async fn database_of(tenants: &[&str]) -> Database {
+    let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
+    for tenant in tenants {
+        let notes = database.collection(&format!("{tenant}_note"));
+        notes.insert_one(doc! { "_id": "a", "text": "old", "tenant": tenant }).await.unwrap();
+    }
+    database
+}
+
+async fn manager_on(database: &Database) -> LockManager {
+    let store = MongoStore::new(database);
+    let locks = LockManager::builder(store).ttl(Duration::from_secs(600)).build().await.unwrap();
+    locks.register_matching::<Note>("*_note").await.unwrap();
+    locks
+}
+
+/// A person is `name@tenant`, and may see the documents of the own tenant.
+async fn serve_tenants(
+    locks: &LockManager,
+) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
+    serve_with(locks, |session| {
+        session
+            .collection_names(|request, name| {
+                let person = request.get_session().get::<String>("name").ok()??;
+                let (_, tenant) = person.split_once('@')?;
+                Some(format!("{tenant}_{name}"))
+            })
+            .access_policy(async |person: Option<Actor>, key: LockKey, _| {
+                let person = person.and_then(|it| it.id().map(ToOwned::to_owned));
+                let tenant = person.and_then(|it| Some(it.split_once('@')?.1.to_owned()));
+                tenant.is_some_and(|tenant| key.collection() == format!("{tenant}_note"))
+            })
+    })
+    .await
+}
+
+async fn texts(database: &Database, tenants: [&str; 2]) -> [String; 2] {
+    let mut texts = tenants.map(|_| String::new());
+    for (text, tenant) in texts.iter_mut().zip(tenants) {
+        let notes = database.collection::<Document>(&format!("{tenant}_note"));
+        let note = notes.find_one(doc! { "_id": "a" }).await.unwrap().unwrap();
+        *text = note.get_str("text").unwrap().to_owned();
+    }
+    texts
+}
+
+#[actix_web::test]
+async fn each_tenant_edits_the_document_of_its_own_collection() {
+    let database = database_of(&["acme", "globex"]).await;
+    let locks = manager_on(&database).await;
+    let app = serve_tenants(&locks).await;
+    let (alice, bob) = (
+        Browser::logged_in(&app, "alice@acme").await,
+        Browser::logged_in(&app, "bob@globex").await,
+    );
+    for person in [&alice, &bob] {
+        assert_eq!(person.post("/note/a").await.status, StatusCode::OK);
+    }
+    assert_eq!(alice.put("/note/a", "of acme").await.status, StatusCode::OK);
+    assert_eq!(texts(&database, ["acme", "globex"]).await, ["of acme", "old"]);
+    let record = database.collection::<Document>("acme_note.lock").find_one(doc! {}).await.unwrap();
+    assert!(record.is_some_and(|record| record.get_str("_id").is_ok_and(|id| id == "a")));
+
+    let carol = Browser::logged_in(&app, "carol@acme").await;
+    carol.post("/note/a").await.problem(423);
+    assert_eq!(carol.post("/locks/acme_note/a").await.problem(423)["code"], "locked");
+    assert_eq!(carol.post("/locks/globex_note/a").await.problem(404)["code"], "not_found");
+    assert_eq!(alice.get("/locks/acme_note/a").await.json()["state"], "mine");
+
+    let nobody = Browser::logged_in(&app, "nobody").await;
+    nobody.post("/note/a").await.problem(404);
+    locks.shutdown().await;
+}
+
+#[actix_web::test]
+async fn asking_for_a_lock_creates_no_collection() {
+    let database = database_of(&["acme"]).await;
+    let locks = manager_on(&database).await;
+    let app = serve_tenants(&locks).await;
+    let mallory = Browser::logged_in(&app, "mallory@made_up").await;
+    for path in ["/note/a", "/locks/made_up_note/a"] {
+        mallory.post(path).await.problem(404);
+    }
+    mallory.get("/locks/made_up_note/a").await.problem(404);
+    let names = database.list_collection_names().await.unwrap();
+    assert!(names.iter().all(|name| !name.starts_with("made_up")), "{names:?}");
+    locks.shutdown().await;
+}
+
+/// The other server has not used the collection, which exists since a moment.
+#[actix_web::test]
+async fn a_logout_releases_the_locks_in_collections_that_only_another_server_knows() {
+    let database = database_of(&["acme"]).await;
+    let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+    let (app, second) = (serve_tenants(&one).await, serve_tenants(&other).await);
+    let alice = Browser::logged_in(&app, "alice@acme").await;
+    let token = alice.post("/note/a").await.token();
+    let believed = json!({ "locks": { "acme_note/a": token } });
+    let heartbeat = alice.at(&second).post_json("/locks/heartbeat", believed).await.json();
+    assert_eq!(heartbeat["lost"], json!([]), "{heartbeat}");
+    assert_eq!(heartbeat["held"][0]["collection"], "acme_note");
+    alice.at(&second).post("/purge").await;
+    let records = database.collection::<Document>("acme_note.lock");
+    assert_eq!(records.count_documents(doc! {}).await.unwrap(), 0);
+    for locks in [&one, &other] {
+        locks.shutdown().await;
+    }
+}
+
+/// The same for servers to which no request of the session has named the collection.
+#[tokio::test]
+async fn the_end_of_a_session_reaches_collections_that_only_another_server_knows() {
+    for all in [false, true] {
+        let database = database_of(&["acme"]).await;
+        let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+        let (key, aid) = (LockKey::new("acme_note", "a").unwrap(), Aid::new());
+        let granted = one.lock_for_session(&key, &aid, &Holder::new("Alice")).await;
+        granted.unwrap().into_result().unwrap();
+        let ended = match all {
+            true => other.release_all(&aid).await.unwrap(),
+            false => other.end_session(&aid).await.unwrap(),
+        };
+        assert_eq!(ended, std::slice::from_ref(&key));
+        assert!(one.inspect(&key).await.unwrap().is_none());
+        for locks in [one, other] {
+            locks.shutdown().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_restarted_server_knows_the_collections_with_locks() {
+    let database = database_of(&["acme", "globex"]).await;
+    let one = manager_on(&database).await;
+    let (key, aid) = (LockKey::new("acme_note", "a").unwrap(), Aid::new());
+    let granted = one.lock_for_session(&key, &aid, &Holder::new("Alice")).await;
+    let granted = granted.unwrap().into_result().unwrap();
+    one.shutdown().await;
+    let restarted = manager_on(&database).await;
+    assert_eq!(restarted.health().collections, ["acme_note"], "not those that were never used");
+    assert_eq!(restarted.list_of(&aid).await.unwrap().len(), 1);
+    assert_eq!(restarted.release(&granted).await.unwrap(), Released::Released);
+    restarted.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_freeze_of_a_tenants_collection_is_obeyed_by_servers_that_did_not_know_it() {
+    let database = database_of(&["acme"]).await;
+    let (one, other) = (manager_on(&database).await, manager_on(&database).await);
+    let in_an_hour = std::time::SystemTime::now() + Duration::from_secs(3_600);
+    let scope = Scope::Collection("acme_note".to_owned());
+    one.freeze(scope, "migration", in_an_hour).await.unwrap();
+    let key = LockKey::new("acme_note", "a").unwrap();
+    eventually("the other server obeys", async || {
+        let holder = Holder::new("Bob");
+        let refused = other.lock_for_session(&key, &Aid::new(), &holder).await;
+        matches!(refused, Err(LockError::Frozen { .. }))
+    })
+    .await;
+    for locks in [one, other] {
+        locks.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn jobs_write_in_a_collection_that_is_registered_by_name() {
+    let database = database_of(&["acme"]).await;
+    let store = MongoStore::new(&database);
+    let locks = LockManager::builder(store.clone()).build().await.unwrap();
+    locks.register_in::<Note>("acme_note").await.unwrap();
+    let key = locks.key("acme_note", "a").unwrap();
+    let guard = locks.acquire(&key, Wait::no()).await.unwrap();
+    let note = guard.update(|note: &mut Note| note.text = "by the guard".to_owned()).await.unwrap();
+    assert_eq!(note.text, "by the guard");
+    let set = doc! { "$set": { "text": "by the store" } };
+    let note: Note = store.update(&guard.held(), set).await.unwrap();
+    assert_eq!(note.text, "by the store");
+    let unknown = locks.key("globex_note", "a").unwrap_err();
+    assert!(matches!(unknown, LockError::Misconfigured(_)), "{unknown}");
+    guard.release().await.unwrap();
+    locks.shutdown().await;
+}
+
+#[tokio::test]
+async fn collections_by_pattern_are_bounded() {
+    let store = MemoryStore::new();
+    let locks = LockManager::builder(store.clone()).build().await.unwrap();
+    for n in 0..MAX_COLLECTIONS {
+        locks.register_in::<Note>(&format!("t{n}_note")).await.unwrap();
+    }
+    let other = LockManager::builder(store).build().await.unwrap();
+    for n in 0..MAX_COLLECTIONS {
+        other.register_in::<Note>(&format!("u{n}_note")).await.unwrap();
+    }
+    let refused = other.register_matching::<Note>("t*_note").await.unwrap_err();
+    assert!(matches!(refused, LockError::Misconfigured(_)), "{refused}");
+    assert_eq!(other.health().collections.len(), MAX_COLLECTIONS);
+    other.register_in::<Note>("by_name").await.unwrap();
+}
