@@ -77,7 +77,7 @@ async fn each_tenant_edits_the_document_of_its_own_collection() {
 
     let carol = Browser::logged_in(&app, "carol@acme").await;
     carol.post("/note/a").await.problem(423);
-    assert_eq!(carol.post("/locks/acme_note/a").await.problem(423)["code"], "locked");
+    assert_eq!(carol.post("/locks/acme_note/a").await.problem(423)["code"], "held");
     assert_eq!(carol.post("/locks/globex_note/a").await.problem(404)["code"], "not_found");
     assert_eq!(alice.get("/locks/acme_note/a").await.json()["state"], "mine");
 
