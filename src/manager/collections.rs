@@ -17,8 +17,9 @@ use crate::{
     store::{Pattern, Rules},
 };
 
-/// How many collections a manager knows by pattern, those of `register` included. Each costs the reaper a query in each sweep, and a connection while
-/// somebody waits in it or listens to its events.
+/// How many collections a manager knows, if some of them are known [by pattern](LockManager::register_matching): it takes
+/// no more by pattern then. Each costs about 1 MB of memory, and a change stream while somebody waits in it or listens
+/// to events.
 pub const MAX_COLLECTIONS: usize = 100;
 
 /// How often a manager looks for the collections that other servers have prepared.
@@ -124,9 +125,10 @@ impl LockManager {
     /// Makes the documents of `T` lockable in every collection that the pattern covers: one `*` stands for one or more
     /// characters, as in `*_invoice`.
     ///
-    /// A collection is prepared on its first use, if it exists: nobody can create collections by asking for locks. Its
-    /// first lock so takes some commands more. All servers learn of it within a minute, or when a request names it. A session
-    /// that ends on a server releases its locks in all collections, whether or not that server has used them.
+    /// A collection is prepared on its first use, if it exists: nobody can create collections by asking for locks. So the
+    /// first lock in it takes some commands more, and the database user needs the rights to create indexes, unless
+    /// `doclock init` has prepared it. All servers learn of it within a minute, or when a request names it. A session that
+    /// ends on one server releases its locks in all collections, whether or not that server has used them.
     ///
     /// A manager takes no collection by pattern if it knows 100 collections already. For more tenants, keep the tenants in one collection, or use a
     /// manager for each database.

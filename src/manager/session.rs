@@ -117,12 +117,18 @@ impl LockManager {
         let (answer, ended) = oneshot::channel();
         let (manager, aid_of) = (self.clone(), aid.clone());
         let end = async move {
-            let names = manager.all_collections(Duration::ZERO, until).await;
-            let store = &manager.inner.store;
-            let ended = task::retry(until, task::FOREGROUND, || {
-                store.end_session(&aid_of, reason, &names, worker)
-            });
-            let ended = ended.await;
+            let end_in = async |names: &[&str]| {
+                let store = &manager.inner.store;
+                let end = || store.end_session(&aid_of, reason, names, worker);
+                task::retry(until, task::FOREGROUND, end).await
+            };
+            let names = manager.registered_names();
+            let mut ended = end_in(&names).await;
+            // After the tombstone: whoever takes a lock in a collection that is new by then, meets the tombstone.
+            let all = manager.all_collections(Duration::ZERO, until).await;
+            if ended.is_ok() && all != names {
+                ended = end_in(&all).await;
+            }
             let is_ended = ended.is_ok();
             let _ = answer.send(ended);
             if is_ended {

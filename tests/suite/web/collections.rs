@@ -211,3 +211,32 @@ async fn collections_by_pattern_are_bounded() {
     assert_eq!(other.health().collections.len(), MAX_COLLECTIONS);
     other.register_in::<Note>("by_name").await.unwrap();
 }
+
+#[actix_web::test]
+async fn a_manager_for_each_tenant_serves_the_requests_for_its_host() {
+    let ((acme, of_acme), (globex, of_globex)) = (embedded().await, embedded().await);
+    let app = [("acme", &acme), ("globex", &globex)].into_iter().fold(
+        App::new(),
+        |app, (tenant, locks)| {
+            let key = Key::from(&[tenant.len() as u8; 64]);
+            let session = SessionMiddleware::builder(CookieSessionStore::default(), key);
+            let session = locks.session(session.cookie_secure(false).build()).identify(person);
+            let host = actix_web::guard::Host(format!("{tenant}.example"));
+            app.service(web::scope("").guard(host).wrap(session).configure(routes))
+        },
+    );
+    let app = test::init_service(app).await;
+    let of = |tenant: &str| format!("{tenant}.example");
+    for tenant in ["acme", "globex"] {
+        let alice = Browser::new(&app);
+        let ask = async |method, uri: &str| {
+            let request = alice.request(method, uri).insert_header(("host", of(tenant)));
+            alice.send(request.set_json(json!({ "text": tenant }))).await
+        };
+        assert_eq!(ask(Method::POST, "/login/alice").await.status, StatusCode::NO_CONTENT);
+        assert_eq!(ask(Method::POST, "/note/a").await.status, StatusCode::OK, "{tenant}");
+        assert_eq!(ask(Method::PUT, "/note/a").await.status, StatusCode::OK, "{tenant}");
+    }
+    assert_eq!([text_of(&of_acme, "a"), text_of(&of_globex, "a")], ["acme", "globex"]);
+    assert_eq!([acme.list().await.unwrap().len(), globex.list().await.unwrap().len()], [1, 1]);
+}
