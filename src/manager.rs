@@ -145,6 +145,8 @@ struct Inner {
     /// The results of the reaper's sweeps.
     sweeps: background::sweeps::Sweeps,
     panics: background::supervisor::Panics,
+    /// The losses that the metrics have counted.
+    losses: observe::Losses,
 }
 
 impl Inner {

@@ -59,13 +59,17 @@ cases! {
 
     async fn an_idle_session_is_swept_and_announced_with_its_locks<S: Subject>(subject: &S) {
         let (store, alice, bob) = (subject.store(), Aid::new(), Aid::new());
+        let mut tokens = Vec::new();
         for id in ["a", "b"] {
-            granted(store, &key(id), &alice).await;
+            tokens.push((key(id), granted(store, &key(id), &alice).await));
             subject.age(&key(id), TTL).await;
         }
         let of_bob = granted(store, &key("of bob"), &bob).await;
         let swept = sweep(store, 100).await;
         assert_eq!((swept.sessions, swept.announcements), (1, true), "{swept:?}");
+        let mut expired = swept.expired;
+        expired.sort_by(|(a, _), (b, _)| a.cmp(b));
+        assert_eq!(expired, tokens);
         assert_eq!(token_on(store, &key("of bob")).await, Some(of_bob));
         let ended = announce_all(store).await;
         assert_eq!(ended.len(), 1, "{ended:?}");

@@ -455,6 +455,7 @@ impl LockManagerBuilder {
             renewals: Default::default(),
             paces: Default::default(),
             events: Default::default(),
+            losses: Default::default(),
             event_streams: Default::default(),
             served: Default::default(),
             seldom: Default::default(),

@@ -9,7 +9,7 @@ use crate::{
     clock,
     error::LockError,
     key::LockKey,
-    lock::{Aid, Lock, Mode},
+    lock::{Aid, Lock, LockToken, Mode},
     manager::{
         LockManager,
         claim::{Acquired, Wanted},
@@ -79,6 +79,11 @@ impl LockManager {
     /// Another request than the one that took this lock was told of it, and the record says so.
     pub(crate) fn told(&self, lock: &Lock) {
         self.inner.activity.told(&lock.aid, &lock.key);
+    }
+
+    /// The client of this session has shown that it believed in this acquisition, which is gone.
+    pub(crate) fn missed_lock(&self, key: &LockKey, token: LockToken, noticed: &'static str) {
+        observe::lost(self, key, Some(token), "unknown", noticed);
     }
 
     /// The session has asked for a missing document, and had the lock of it for a moment.

@@ -135,6 +135,7 @@ impl LockManager {
         }
         if let Ok(Saved::Lost) = saved {
             self.inner.gone(held);
+            observe::lost(self, &held.key, Some(held.token), "unknown", "save");
         }
         let saved = match saved {
             Ok(Saved::Saved) => Ok(()),

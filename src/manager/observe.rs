@@ -11,6 +11,11 @@
 pub mod metrics;
 
 use std::time::Instant;
+#[cfg(feature = "metrics")]
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::{Mutex, PoisonError},
+};
 
 #[cfg(feature = "metrics")]
 use ::metrics::{counter, gauge, histogram};
@@ -23,7 +28,7 @@ use crate::{
     ended::EndReason,
     error::{LockError, StoreError},
     key::LockKey,
-    lock::Mode,
+    lock::{LockToken, Mode},
     manager::{
         LockManager,
         claim::{Acquired, Wait, Wanted},
@@ -75,13 +80,8 @@ impl Timer {
         };
         into_span(outcome);
         #[cfg(feature = "metrics")]
-        {
-            histogram!(SAVE_SECONDS, "collection" => self.collection, "outcome" => outcome)
-                .record(clock::since(self.began));
-            if outcome == "lost" {
-                counter!(LOST, "collection" => self.collection, "noticed" => "save").increment(1);
-            }
-        }
+        histogram!(SAVE_SECONDS, "collection" => self.collection, "outcome" => outcome)
+            .record(clock::since(self.began));
     }
 }
 
@@ -194,10 +194,52 @@ pub(super) fn broken(manager: &LockManager, key: &LockKey, broken: Option<Releas
     counter!(BREAKS, "collection" => label(manager, key), "outcome" => outcome).increment(1);
 }
 
-/// A guard has lost its lock, as its renewal has shown.
-pub(super) fn lost(manager: &LockManager, key: &LockKey) {
+/// How many lost acquisitions are remembered as counted.
+#[cfg(feature = "metrics")]
+const COUNTED: usize = 10_000;
+
+/// The losses that this server has counted: a lock that was broken here counts once, although its holder
+/// notices the loss later.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
     #[cfg(feature = "metrics")]
-    counter!(LOST, "collection" => label(manager, key), "noticed" => "renewal").increment(1);
+    counted: Mutex<(HashSet<LockToken>, VecDeque<LockToken>)>,
+}
+
+#[cfg(feature = "metrics")]
+impl Losses {
+    /// True if this acquisition was not counted before.
+    fn is_new(&self, token: LockToken) -> bool {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let (all, oldest_first) = &mut *counted;
+        let is_new = all.insert(token);
+        if is_new {
+            oldest_first.push_back(token);
+            if oldest_first.len() > COUNTED
+                && let Some(oldest) = oldest_first.pop_front()
+            {
+                all.remove(&oldest);
+            }
+        }
+        is_new
+    }
+}
+
+/// A holder has lost its lock. `noticed` by whom. The first who notices it on this server counts it; so the
+/// reason is `unknown` only where no one here knew it before.
+pub(super) fn lost(
+    manager: &LockManager,
+    key: &LockKey,
+    token: Option<LockToken>,
+    reason: &'static str,
+    noticed: &'static str,
+) {
+    #[cfg(feature = "metrics")]
+    if token.is_none_or(|token| manager.inner.losses.is_new(token)) {
+        let collection = label(manager, key);
+        counter!(LOST, "collection" => collection, "reason" => reason, "noticed" => noticed)
+            .increment(1);
+    }
 }
 
 pub(super) fn confirmed(is_confirmed: bool) {
@@ -216,14 +258,18 @@ pub(super) fn session_ended(reason: EndReason) {
     ended(reason, 1);
 }
 
-pub(super) fn swept(began: Instant, swept: &Result<Swept, LockError>) {
+pub(super) fn swept(manager: &LockManager, began: Instant, swept: &Result<Swept, LockError>) {
     let outcome = ok_or_error(swept);
     into_span(outcome);
     #[cfg(feature = "metrics")]
     {
         histogram!(SWEEP_SECONDS, "outcome" => outcome).record(clock::since(began));
-        if let Ok(Swept { sessions: 1.., .. }) = swept {
-            ended(EndReason::Expired, swept.as_ref().map_or(0, |swept| swept.sessions as u64));
+        let Ok(swept) = swept else { return };
+        if swept.sessions > 0 {
+            ended(EndReason::Expired, swept.sessions as u64);
+        }
+        for (key, token) in &swept.expired {
+            lost(manager, key, Some(*token), "expired", "reaper");
         }
     }
 }

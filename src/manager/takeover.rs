@@ -112,6 +112,11 @@ impl LockManager {
             if let Some(token) = taking.token {
                 self.inner.events.was_taken(token, mark(taking));
             }
+            let reason = match taking.how {
+                Taking::Broken => "broken",
+                Taking::TakenOver => "taken_over",
+            };
+            observe::lost(self, &taking.key, taking.token, reason, "break");
             self.audit(taking);
         }
         self.settle(taking.event, if is_taken { Settled::Taken } else { Settled::NotTaken });

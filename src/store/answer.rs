@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::{
     ended::EndReason,
     error::LockError,
-    lock::{Aid, Lock, PageId},
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, PageId},
     store::StoredDocument,
 };
 
@@ -121,7 +122,7 @@ pub enum Saved {
 }
 
 /// The answer to [`sweep`](crate::store::Store::sweep).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Swept {
     /// How many sessions were found to be idle.
     pub sessions: usize,
@@ -131,4 +132,7 @@ pub struct Swept {
     pub announcements: bool,
     /// How long until the first live lock can expire. `None` if there is no lock.
     pub next: Option<Duration>,
+    /// The expired locks that this sweep removed or reported, for the metrics. Two sweeps at the same moment may
+    /// both name a lock whose session is not idle.
+    pub expired: Vec<(LockKey, LockToken)>,
 }

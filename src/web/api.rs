@@ -295,16 +295,20 @@ async fn heartbeat(
     let until = locks.locks.begin();
     let named = believed.keys().filter_map(|name| Some(name.split_once('/')?.0));
     locks.manager().learn(named, until).await;
-    let held = match locks.locks.aid() {
-        Some(aid) => locks.manager().list_by(Some(&aid), until).await?,
+    let aid = locks.locks.aid();
+    let held = match &aid {
+        Some(aid) => locks.manager().list_by(Some(aid), until).await?,
         None => Vec::new(),
     };
     let tokens: HashMap<String, Option<LockToken>> =
         held.iter().map(|lock| (lock.key.to_string(), lock.token)).collect();
     let is_held = |name: &String, token: &LockToken| tokens.get(name) == Some(&Some(*token));
     let lost = (believed.iter().filter(|(name, token)| !is_held(name, token)))
-        .map(|(name, _)| {
+        .map(|(name, token)| {
             let (collection, id) = name.split_once('/').unwrap_or_default();
+            if let (Some(_), Ok(key)) = (&aid, locks.manager().key(collection, id)) {
+                locks.manager().missed_lock(&key, *token, "heartbeat");
+            }
             LostBody { key: name.clone(), collection: collection.into(), id: id.into() }
         })
         .collect();

@@ -58,7 +58,7 @@ impl LockManager {
         });
         let swept = swept.await;
         self.inner.sweeps.saw(&swept);
-        observe::swept(began, &swept);
+        observe::swept(self, began, &swept);
         let swept = swept?;
         if swept.sessions > 0 {
             log::debug!(

@@ -171,7 +171,7 @@ impl LockManager {
                 None if !self.keep_no_more(held) => {}
                 None => {
                     self.inner.gone(held);
-                    observe::lost(self, &held.key);
+                    observe::lost(self, &held.key, Some(held.token), "unknown", "renewal");
                     log::warn!(
                         target: "actix_doclock::manager",
                         "the lock on {:?} was lost: it expired, or somebody broke it", held.key,

@@ -21,7 +21,7 @@
 //! | [`HAND_OVERS`] | `collection` |
 //! | [`RELEASES`] | `collection`, `outcome` = released, already_gone, error |
 //! | [`BREAKS`] | `collection`, `outcome` = broken, already_gone, refused |
-//! | [`LOST`] | `collection`, `noticed` = renewal, save |
+//! | [`LOST`] | `collection`, `reason` = broken, taken_over, expired, unknown, `noticed` = break, reaper, save, renewal, heartbeat, request |
 //! | [`RENEWALS`] | `of` = session, guards, `outcome` = ok, error |
 //! | [`SESSIONS_ENDED`] | `reason` = logged_out, expired, revoked |
 //! | [`STORE_ERRORS`] | `verb`, `kind` = unavailable, outcome_unknown, denied, rejected, other |
@@ -70,8 +70,8 @@ names! {
     counter Count RELEASES = "doclock_releases_total";
     /// Locks broken by another person, and attempts at it.
     counter Count BREAKS = "doclock_breaks_total";
-    /// Locks that were gone while they were still in use: noticed by a guard at its renewal, otherwise by
-    /// a save.
+    /// Locks that their holders lost: broken, taken over or expired. Each loss counts once on a server, by whoever
+    /// notices it there first.
     counter Count LOST = "doclock_lost_total";
     /// Renewals of the locks of one session, and of all guards with one ttl.
     counter Count RENEWALS = "doclock_renewals_total";

@@ -39,9 +39,10 @@ impl State {
             }
         }
         let more = run_out_of.len() > limit;
-        let mut sessions = 0;
+        let (mut sessions, mut expired) = (0, Vec::new());
         for (aid, grants) in run_out_of.into_iter().take(limit) {
             for (key, grant) in &grants {
+                expired.push((key.clone(), grant.token));
                 self.remove_if(key, |it| it.is_acquisition(&aid, grant.token));
             }
             self.former.retain(|(_, former)| former.aid != aid);
@@ -63,6 +64,7 @@ impl State {
             more,
             announcements: self.ends.some_to_announce(now) || self.takings.some_to_tell(now),
             next,
+            expired,
         }
     }
 

@@ -536,11 +536,15 @@ impl RequestLocks {
             }
             other => {
                 let Some(aid) = aid else { return Err(lost(None)) };
-                Err(match self.session_is_alive(&aid, until).await {
+                let lost = match self.session_is_alive(&aid, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
-                    Err(e) => e,
+                    Err(e) => return Err(e),
                     Ok(()) => lost(other.map(Box::new)),
-                })
+                };
+                if let Some(token) = offered.first() {
+                    self.manager().missed_lock(key, *token, "request");
+                }
+                Err(lost)
             }
         }
     }

@@ -10,9 +10,9 @@ use actix_doclock::{
 };
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
-use crate::rig::app::{App, WorkItem, eventually, key, with_deadline};
-use crate::rig::fresh_database;
-use crate::rig::mongod::Mongod;
+use crate::rig::app::{self, App, WorkItem, eventually, key, with_deadline};
+use crate::rig::mongod::{self, Mongod};
+use crate::rig::{age, fresh_database};
 
 /// The metrics recorded by this thread, and so by a single-threaded test.
 pub(crate) struct Recorded {
@@ -251,10 +251,58 @@ async fn renewals_and_lost_guards_are_counted() {
     other.break_lock(&key("a"), &Actor::new("root")).await.unwrap().unwrap();
     guard.lost().await;
     eventually("its loss is noticed", async || {
-        seen.of(names::LOST, "collection=workitem,noticed=renewal") == 1.0
+        seen.of(names::LOST, "collection=workitem,reason=unknown,noticed=renewal") == 1.0
     })
     .await;
     assert_eq!(seen.of(names::GUARDS, "collection=workitem"), 0.0);
+}
+
+#[tokio::test]
+async fn each_lost_lock_is_counted_once_on_a_server_with_its_reason() {
+    let mut seen = Recorded::start();
+    let database = fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let breaks = |settings: LockManagerBuilder| settings.break_policy(|_, _| true);
+    let [one, two] = [App::with(&database, breaks).await, App::with(&database, breaks).await];
+    let label = |reason: &str, noticed: &str| {
+        format!("collection=workitem,reason={reason},noticed={noticed}")
+    };
+    app::put(&database, "a", "old").await;
+
+    // A break on the first server, and a save that the same server refuses, are one loss.
+    let lock = one.granted(&key("a"), &Aid::new()).await;
+    let guard = one.locks.acquire(&key("saved"), Wait::no()).await.unwrap();
+    app::put(&database, "saved", "old").await;
+    one.break_lock(&key("a")).await.unwrap();
+    one.break_lock(&key("saved")).await.unwrap();
+    let rename = |item: &mut WorkItem| item.title = "new".to_owned();
+    assert!(matches!(guard.update(rename).await, Err(LockError::Lost { .. })));
+    seen.assert_only(names::LOST, &[(&label("broken", "break"), 2.0)]);
+
+    // The second server does not know the reason.
+    let guard = two.locks.acquire(&key("saved"), Wait::no()).await.unwrap();
+    one.break_lock(&key("saved")).await.unwrap();
+    for _ in 0..2 {
+        assert!(matches!(guard.update(rename).await, Err(LockError::Lost { .. })));
+    }
+    let (broken, unknown) = (label("broken", "break"), label("unknown", "save"));
+    seen.assert_only(names::LOST, &[(&broken, 3.0), (&unknown, 1.0)]);
+
+    // Two locks of an idle session, one of a session that still works elsewhere, one that another session took
+    // over after its expiry, and one reader.
+    let (idle, works, left) = (Aid::new(), Aid::new(), Aid::new());
+    for (aid, id) in [(&idle, "b"), (&idle, "c"), (&works, "d"), (&left, "e")] {
+        one.granted(&key(id), aid).await;
+        age(&database, &key(id), app::TTL).await;
+    }
+    one.granted(&key("f"), &works).await;
+    two.granted(&key("e"), &Aid::new()).await;
+    let reader = one.locks.acquire_shared(&key("g"), Wait::no()).await.unwrap();
+    age(&database, &key("g"), app::TTL).await;
+    one.locks.sweep().await.unwrap();
+    two.locks.sweep().await.unwrap();
+    let expired = label("expired", "reaper");
+    seen.assert_only(names::LOST, &[(&broken, 3.0), (&unknown, 1.0), (&expired, 5.0)]);
+    drop((lock, reader));
 }
 
 #[tokio::test]

@@ -34,5 +34,23 @@ async fn saves_are_timed_by_outcome_and_lost_locks_are_counted() {
         names::SAVE_SECONDS,
         &[("collection=note,outcome=saved", 1.0), ("collection=note,outcome=lost", 1.0)],
     );
-    seen.assert_only(names::LOST, &[("collection=note,noticed=save", 1.0)]);
+    // The save that was refused because of the break is the same loss.
+    seen.assert_only(names::LOST, &[("collection=note,reason=broken,noticed=break", 1.0)]);
+
+    // Another server breaks the lock, and two heartbeats on this one miss it.
+    let token = alice.post("/note/b").await.token();
+    let other = LockManager::builder(store).without_reaper().break_policy(|_, _| true);
+    let other = other.build().await.unwrap();
+    other.register::<Note>().await.unwrap();
+    other.break_lock(&key("b"), &Actor::new("root")).await.unwrap().unwrap();
+    let believed = serde_json::json!({ "locks": { "note/b": token } });
+    for _ in 0..2 {
+        let answer = alice.post_json("/locks/heartbeat", believed.clone()).await;
+        assert_eq!(answer.json()["lost"][0]["key"], "note/b");
+    }
+    let lost = "collection=note,reason=unknown,noticed=heartbeat";
+    seen.assert_only(
+        names::LOST,
+        &[("collection=note,reason=broken,noticed=break", 2.0), (lost, 1.0)],
+    );
 }

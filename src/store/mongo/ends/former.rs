@@ -73,6 +73,7 @@ pub(super) fn traces(ended: &str, collections: &[&str], limit: i64) -> Vec<Docum
         doc! { "$project": {
             "_id": "$id", "trace": "$_id", "collection": "$c", "gone": {
                 "aid": "$aid",
+                "token": { "$arrayElemAt": [{ "$split": ["$lease", "/"] }, 0] },
                 "shared": { "$literal": false },
                 "by_silence": { "$not": [{ "$in": ["$lease", named] }] },
             },

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{
     error::StoreError,
     key::LockKey,
-    lock::{Aid, Holder},
+    lock::{Aid, Holder, LockToken},
     store::{
         Swept,
         mongo::{
@@ -55,6 +55,10 @@ impl RunOut {
     fn key(&self) -> Option<LockKey> {
         LockKey::new(self.collection.as_str(), codec::lock_id(&self.id)?).ok()
     }
+
+    fn lock(&self) -> Option<(LockKey, LockToken)> {
+        Some((self.key()?, self.token.parse().ok()?))
+    }
 }
 
 impl Overdue {
@@ -80,6 +84,7 @@ impl Overdue {
 struct Names {
     keys: Vec<LockKey>,
     leases: Vec<String>,
+    locks: Vec<(LockKey, LockToken)>,
     holder: Option<Holder>,
 }
 
@@ -107,6 +112,7 @@ impl MongoStore {
             more: false,
             announcements: found.announcements,
             next: found.next,
+            expired: Vec::new(),
         };
         for collection in &found.left_over {
             let tidied = self.prepared(collection)?.tidy_up().await;
@@ -122,6 +128,7 @@ impl MongoStore {
                 !awake.contains(aid) && of.iter().any(|record| record.by_silence)
             });
         self.remove_quietly(&quiet).await?;
+        swept.expired.extend(quiet.iter().flat_map(|(_, of)| of).filter_map(RunOut::lock));
         let aids = silent.iter().map(|(aid, _)| aid.clone());
         let claimed =
             self.claim(found.unfinished.into_iter().chain(aids).collect(), worker).await?;
@@ -254,7 +261,9 @@ impl MongoStore {
                     let names = found.entry(aid_of(lease, "aid")).or_default();
                     names.keys.extend(key.clone());
                     names.holder = names.holder.take().or_else(|| holder_of(lease));
-                    names.leases.extend(lease.get_str("lease").map(str::to_owned));
+                    let Ok(lease) = lease.get_str("lease") else { continue };
+                    names.leases.push(lease.to_owned());
+                    names.locks.extend(key.clone().zip(token_of(lease)));
                 }
                 shared |= record.get_bool("shared").unwrap_or(false);
                 records += 1;
@@ -337,8 +346,9 @@ impl MongoStore {
             self.claimed(&aids, worker).await?.into_iter().partition(|end| end.for_good);
         let aids: Vec<_> = silent.iter().map(|end| end.aid.clone()).collect();
         let is_mine = |aid: &Aid| aids.contains(aid) || for_good.iter().any(|end| end.aid == *aid);
-        let mine = taken_over.iter().filter(|(aid, _)| is_mine(aid));
-        self.looked_at(mine.map(|(_, record)| *record)).await?;
+        let mine = || taken_over.iter().filter(|(aid, _)| is_mine(aid)).map(|(_, record)| *record);
+        self.looked_at(mine()).await?;
+        swept.expired.extend(mine().filter_map(RunOut::lock));
         self.remove_in(collections, &Grants::RunOutOf(&aids), shared).await?;
         for end in &for_good {
             self.release_ended(&end.aid, collections).await?;
@@ -349,6 +359,8 @@ impl MongoStore {
         // The others were found idle earlier, and only waited for their announcement.
         let anew = |end: &&&Claimed| end.for_good || names.contains_key(&end.aid);
         swept.sessions = ended.iter().filter(anew).count();
+        let found = silent.iter().filter_map(|end| names.get(&end.aid));
+        swept.expired.extend(found.flat_map(|names| names.locks.iter().cloned()));
         swept.announcements |= !ended.is_empty();
         Ok(())
     }
@@ -375,4 +387,9 @@ impl MongoStore {
         }
         Ok(())
     }
+}
+
+/// The token in a [lease](crate::store::mongo::pipeline::Grant::lease).
+fn token_of(lease: &str) -> Option<LockToken> {
+    lease.split_once('/')?.0.parse().ok()
 }
