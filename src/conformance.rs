@@ -393,6 +393,8 @@ macro_rules! store_conformance {
             a_second_freeze_replaces_the_first_and_one_that_has_passed_changes_nothing,
             freezes_at_the_same_moment_are_both_kept,
             a_freeze_ends_by_itself,
+            a_freeze_lasts_for_its_duration_by_the_clock_of_the_store,
+            each_server_is_noted_once_with_the_freeze_that_it_obeys,
             a_taken_lock_is_told_once_with_everything_about_it,
             a_lock_that_was_not_taken_is_not_told,
             the_note_of_a_dead_server_is_told_if_the_lock_is_gone,

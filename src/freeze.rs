@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde::{Serialize, Serializer};
+use uuid::Uuid;
 
 use crate::{
     clock,
@@ -64,6 +65,17 @@ pub struct Freeze {
     /// When it ends by itself, by the store's clock.
     #[serde(skip)]
     pub until: SystemTime,
+    /// Who has frozen it: the label of the [`Actor`](crate::Actor). `None` for a freeze of an earlier version.
+    #[serde(skip)]
+    pub by: Option<String>,
+    /// Which freeze it is. `None` for a freeze of an earlier version.
+    #[serde(skip)]
+    pub id: Option<Uuid>,
+    /// How many servers have noted that they obey it, [at most](MAX_NOTED) 256 of them. A server does so
+    /// when it has read the freeze, usually within a second. Servers of earlier versions obey without a note, or
+    /// know no freezes.
+    #[serde(skip)]
+    pub obeyed_by: usize,
     #[serde(rename = "ends_in_ms", serialize_with = "remaining")]
     ends_at: Instant,
 }
@@ -72,7 +84,8 @@ impl Freeze {
     /// A freeze that a store has read: it ends at `until`, which was `ends_in` ahead of the store's clock.
     #[must_use]
     pub fn new(scope: Scope, reason: String, until: SystemTime, ends_in: Duration) -> Self {
-        Self { scope, reason, until, ends_at: clock::now() + ends_in.min(LONGEST) }
+        let ends_at = clock::now() + ends_in.min(LONGEST);
+        Self { scope, reason, until, by: None, id: None, obeyed_by: 0, ends_at }
     }
 
     /// The remaining time; zero if the freeze has ended.
@@ -82,10 +95,48 @@ impl Freeze {
     }
 }
 
+/// How many servers a freeze notes at most.
+pub const MAX_NOTED: usize = 256;
+
+/// When a freeze ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// At this time, by the store's clock.
+    At(SystemTime),
+    /// After this time, counted by the store's clock.
+    In(Duration),
+}
+
+impl From<SystemTime> for End {
+    fn from(at: SystemTime) -> Self {
+        Self::At(at)
+    }
+}
+
+impl From<Duration> for End {
+    fn from(lasts: Duration) -> Self {
+        Self::In(lasts)
+    }
+}
+
+/// A freeze that is to begin, for [`Store::set_freeze`](crate::store::Store::set_freeze).
+#[derive(Debug, Clone)]
+pub struct NewFreeze {
+    /// Identifies it.
+    pub id: Uuid,
+    /// Why, for people.
+    pub reason: String,
+    /// Who has frozen it.
+    pub by: String,
+    /// When it ends.
+    pub end: End,
+}
+
 /// The same freeze, whenever it was read.
 impl PartialEq for Freeze {
     fn eq(&self, other: &Self) -> bool {
-        (&self.scope, &self.reason, self.until) == (&other.scope, &other.reason, other.until)
+        (&self.scope, &self.reason, self.until, self.id)
+            == (&other.scope, &other.reason, other.until, other.id)
     }
 }
 

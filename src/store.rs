@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     slice,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use uuid::Uuid;
@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{
     ended::{EndReason, SessionEnded},
     error::{StoreError, StoreErrorKind},
-    freeze::{Freeze, Scope},
+    freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, PageId},
     taken::LockTaken,
@@ -412,14 +412,14 @@ pub trait Store: Send + Sync + 'static {
         async { Ok(Vec::new()) }
     }
 
-    /// Freezes this scope until this time, or ends its freeze, in one step. Returns the freezes that are then
-    /// on. A time that has passed by the store's clock changes nothing.
+    /// Freezes this scope, or ends its freeze, in one step. Returns the freezes that are then on. An end that
+    /// has passed by the store's clock changes nothing.
     ///
     /// By default the store cannot do this.
     fn set_freeze(
         &self,
         _scope: &Scope,
-        _freeze: Option<(&str, SystemTime)>,
+        _freeze: Option<&NewFreeze>,
     ) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
         async { Err(StoreError::new(StoreErrorKind::Other, "this store cannot keep a freeze")) }
     }
@@ -439,6 +439,18 @@ pub trait Store: Send + Sync + 'static {
         _limit: usize,
     ) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send {
         async { Ok(Vec::new()) }
+    }
+
+    /// Notes that a server has read this freeze and obeys it: once for each server, at most
+    /// [`MAX_NOTED`](crate::freeze::MAX_NOTED) servers. Nothing happens if the freeze has ended.
+    ///
+    /// By default nothing is noted.
+    fn obey_freeze(
+        &self,
+        _id: Uuid,
+        _server: Uuid,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        async { Ok(()) }
     }
 
     /// Reports locks that are acquired, freed or taken from now on; no renewals. `None`, the default,

@@ -1,16 +1,18 @@
 //! Freezes. A store that cannot keep them passes.
 
 use super::*;
-use crate::freeze::{Freeze, Scope};
+use crate::freeze::{End, Freeze, MAX_NOTED, NewFreeze, Scope};
 
 /// `None` if the store cannot keep freezes.
 async fn freeze(
     store: &impl Store,
     scope: &Scope,
     why: &str,
-    until: SystemTime,
+    end: impl Into<End>,
 ) -> Option<Vec<Freeze>> {
-    match store.set_freeze(scope, Some((why, until))).await {
+    let (reason, by, end) = (why.to_owned(), "$root".to_owned(), end.into());
+    let new = NewFreeze { id: Uuid::new_v4(), reason, by, end };
+    match store.set_freeze(scope, Some(&new)).await {
         Ok(freezes) => Some(freezes),
         Err(e) if e.kind() == StoreErrorKind::Other => None,
         Err(e) => panic!("{e}"),
@@ -35,6 +37,8 @@ cases! {
         assert_eq!(store.freezes().await.unwrap(), []);
         let Some(on) = freeze(store, &page, "$why, \"why\"", in_an_hour()).await else { return };
         assert_eq!(named(&on), [(page.clone(), "$why, \"why\"")]);
+        assert_eq!((on[0].by.as_deref(), on[0].obeyed_by), (Some("$root"), 0));
+        assert!(on[0].id.is_some());
         assert!(on[0].ends_in() > 3_500 * SECOND && on[0].ends_in() <= 3_600 * SECOND, "{on:?}");
         assert_eq!(store.freezes().await.unwrap(), on);
         assert_eq!(store.set_freeze(&Scope::All, None).await.unwrap(), on, "another scope");
@@ -74,5 +78,42 @@ cases! {
             tokio::time::sleep(SECOND / 20).await;
         }
         assert!(SystemTime::now() + SECOND / 10 >= soon, "not before its end");
+    }
+
+    async fn a_freeze_lasts_for_its_duration_by_the_clock_of_the_store<S: Subject>(subject: &S) {
+        let store = subject.store();
+        let Some(on) = freeze(store, &Scope::All, "why", 3_600 * SECOND).await else { return };
+        assert!(on[0].ends_in() > 3_500 * SECOND && on[0].ends_in() <= 3_600 * SECOND, "{on:?}");
+        let off = SystemTime::now().duration_since(on[0].until).unwrap_or_default();
+        assert!(off < 60 * SECOND, "{on:?}");
+        let after = freeze(store, &Scope::All, "nothing", Duration::ZERO).await.unwrap();
+        assert_eq!(named(&after), [(Scope::All, "why")]);
+    }
+
+    async fn each_server_is_noted_once_with_the_freeze_that_it_obeys<S: Subject>(subject: &S) {
+        let (store, page) = (subject.store(), Scope::from(COLLECTION));
+        let Some(on) = freeze(store, &Scope::All, "all", in_an_hour()).await else { return };
+        let all = on[0].id.unwrap();
+        let on = freeze(store, &page, "one", in_an_hour()).await.unwrap();
+        let one = on.iter().find_map(|freeze| freeze.id.filter(|id| *id != all)).unwrap();
+        let noted = async || {
+            let on = store.freezes().await.unwrap();
+            let of = |id| on.iter().find(|freeze| freeze.id == Some(id)).map(|it| it.obeyed_by);
+            (of(all), of(one))
+        };
+        let servers = [Uuid::new_v4(), Uuid::new_v4()];
+        for (id, server) in [(all, 0), (all, 0), (all, 1), (one, 0), (Uuid::new_v4(), 0)] {
+            store.obey_freeze(id, servers[server]).await.unwrap();
+        }
+        if noted().await == (Some(0), Some(0)) {
+            return; // The store notes nothing.
+        }
+        assert_eq!(noted().await, (Some(2), Some(1)));
+        let again = freeze(store, &page, "again", in_an_hour()).await.unwrap();
+        assert_eq!(again.iter().map(|freeze| freeze.obeyed_by).sum::<usize>(), 2, "{again:?}");
+        for _ in 0..MAX_NOTED {
+            store.obey_freeze(all, Uuid::new_v4()).await.unwrap();
+        }
+        assert_eq!(noted().await.0, Some(MAX_NOTED));
     }
 }

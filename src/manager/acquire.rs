@@ -74,9 +74,12 @@ impl LockManager {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired, LockError> {
-        self.refuse_if_frozen(key, &claim, until).await?;
-        let permit = self.claim_permit()?;
         let timer = observe::Timer::start(self, key, claim.mode);
+        if let Err(refused) = self.refuse_if_frozen(key, &claim, until).await {
+            timer.refused(&refused);
+            return Err(refused);
+        }
+        let permit = self.claim_permit()?;
         let (manager, own_scope, key) = (self.clone(), scope.clone(), key.clone());
         let acquire = async move {
             let (mut claim, mut attempts) = (claim, task::Attempts::new(until, task::FOREGROUND));

@@ -49,6 +49,8 @@ pub(super) struct Registered {
     parse_id: fn(&str) -> Option<LockId>,
     pub(super) rules: Rules,
     over_http: bool,
+    /// The type is not known here: this program only looks at the locks.
+    attached: bool,
 }
 
 impl Registered {
@@ -59,6 +61,7 @@ impl Registered {
             parse_id: |text| text.parse::<T::Id>().ok().map(Into::into),
             rules: Rules { ttl, fenced: T::FENCED, fair: T::FAIR, text_ids },
             over_http: T::OVER_HTTP,
+            attached: false,
         }
     }
 }
@@ -288,6 +291,17 @@ impl LockManager {
         self.inner.collections.known(|known| known.by_name.keys().copied().collect())
     }
 
+    /// True if anything is registered or attached.
+    pub(super) fn has_collections(&self) -> bool {
+        let known = &self.inner.collections;
+        known.known(|known| !known.by_name.is_empty() || !known.patterns.is_empty())
+    }
+
+    /// True if a collection is registered, rather than attached.
+    pub(super) fn grants_locks(&self) -> bool {
+        self.inner.collections.known(|known| known.by_name.values().any(|it| !it.attached))
+    }
+
     /// The name of this collection, if this server has prepared it.
     pub(super) fn registered_name(&self, collection: &str) -> Option<&'static str> {
         self.inner.collections.get(collection).map(|(name, _)| name)
@@ -348,6 +362,7 @@ impl LockManager {
             parse_id: |text| Some(text.into()),
             rules: Rules::new(self.ttl()),
             over_http: true,
+            attached: true,
         };
         self.inner.collections.change(|known| {
             known.by_name.entry(collection).or_insert(foreign);

@@ -7,16 +7,19 @@ use std::{
 };
 
 use tokio::{sync::watch, time::sleep};
+use uuid::Uuid;
 
 use crate::{
+    actor::Actor,
     clock,
     error::LockError,
     event::LockEvent,
-    freeze::{Freeze, Scope},
+    freeze::{End, Freeze, NewFreeze, Scope},
     key::LockKey,
     manager::{Inner, LockManager, MAX_REASON_BYTES, rhythm::Rhythm},
+    random,
     store::Claim,
-    text::cut,
+    text::{cut, short},
 };
 
 /// How often each server asks for freezes.
@@ -29,6 +32,8 @@ const OLD: Duration = Duration::from_secs(2);
 pub(super) struct Freezes {
     known: watch::Sender<Vec<Freeze>>,
     newest: Mutex<Newest>,
+    /// By this value a freeze notes that this server obeys it.
+    server: Uuid,
 }
 
 /// The newest answer.
@@ -44,7 +49,7 @@ impl Freezes {
     pub(super) fn new() -> Self {
         let now = clock::now();
         let newest = Mutex::new(Newest { asked: now, since: now });
-        Self { known: watch::Sender::default(), newest }
+        Self { known: watch::Sender::default(), newest, server: random::uuid() }
     }
 
     /// The freeze of this collection that ends last.
@@ -66,6 +71,7 @@ impl Freezes {
         *newest = Newest { asked, since };
         self.known.send_if_modified(|known| {
             let has_changed = *known != now;
+            log_changes(known, &now);
             *known = now;
             has_changed
         })
@@ -90,56 +96,63 @@ impl Freezes {
 }
 
 impl LockManager {
-    /// Freezes a collection, or all of them: until this time no new locks are granted. Instead of a lock,
+    /// Freezes a collection, or all of them: until then no new locks are granted. Instead of a lock,
     /// callers get [`LockError::Frozen`] with the reason, and waiters get it at once. Held locks stay:
     /// their holders may save, and release them. So the documents are at rest when the last of these locks
     /// is gone, which [`list`](Self::list) shows.
     ///
     /// All servers of the cluster obey within two seconds. The freeze survives their restarts, and ends by
-    /// itself at `until`, by the store's clock. A second freeze of the same scope replaces the first. The
-    /// `reason` is cut to [`MAX_REASON_BYTES`].
+    /// itself, by the store's clock: at a time, or after a duration. A second freeze of the same scope replaces the
+    /// first. The `reason` is cut to [`MAX_REASON_BYTES`]. `by` is recorded with the freeze, and stands in the
+    /// log. [`Freeze::obeyed_by`] tells how many servers have noted that they obey.
     ///
     /// ```
-    /// # use std::time::{Duration, SystemTime};
-    /// # use actix_doclock::{LockError, LockManager, freeze::Scope};
+    /// # use std::time::Duration;
+    /// # use actix_doclock::{Actor, LockError, LockManager};
     /// # async fn migrate(locks: &LockManager) -> Result<(), LockError> {
-    /// let in_an_hour = SystemTime::now() + Duration::from_secs(60 * 60);
-    /// locks.freeze("workitem", "The numbers of all work items are changed.", in_an_hour).await?;
+    /// let (why, an_hour) = ("The numbers of all work items are changed.", Duration::from_secs(60 * 60));
+    /// locks.freeze("workitem", why, an_hour, &Actor::new("migration 12")).await?;
     /// // … wait for the held locks, or break them; migrate …
     /// locks.thaw("workitem").await?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// [`LockError::PastFreeze`] if `until` has passed; nothing changes then. Otherwise see [`LockManager`].
+    /// [`LockError::PastFreeze`] if the end has passed; nothing changes then. [`LockError::Misconfigured`] if the
+    /// collection is not registered, or for all collections if none is. Otherwise see [`LockManager`].
     pub async fn freeze(
         &self,
         scope: impl Into<Scope>,
         reason: &str,
-        until: SystemTime,
+        until: impl Into<End>,
+        by: &Actor,
     ) -> Result<(), LockError> {
         let scope = self.scope(scope).await?;
-        let (reason, until) = (cut(reason.to_owned(), MAX_REASON_BYTES), until.min(end_of_9999()));
+        if !self.has_collections() {
+            let message = "a freeze of all collections without any that is registered";
+            return Err(LockError::Misconfigured(message.to_owned()));
+        }
+        let end = match until.into() {
+            End::At(until) => End::At(until.min(end_of_9999())),
+            End::In(lasts) => End::In(lasts.min(LONGEST)),
+        };
+        let reason = cut(reason.to_owned(), MAX_REASON_BYTES);
+        let new = NewFreeze { id: random::uuid(), reason, by: short(&by.label), end };
         let asked = clock::now();
-        let args = (scope.clone(), reason.clone(), until);
-        let known = self.run("freeze", self.until(), args, |store, (scope, reason, until)| {
-            store.set_freeze(scope, Some((reason, *until)))
+        let args = (scope.clone(), new.clone());
+        let known = self.run("freeze", self.until(), args, |store, (scope, new)| {
+            store.set_freeze(scope, Some(new))
         });
         let known = known.await?;
-        // Stores keep milliseconds.
-        let is_this = |freeze: &Freeze| {
-            let is_until =
-                |it: SystemTime| it.duration_since(UNIX_EPOCH).map(|it| it.as_millis()).ok();
-            freeze.scope == scope
-                && freeze.reason == reason
-                && is_until(freeze.until) == is_until(until)
-        };
-        let is_on = known.iter().any(is_this);
+        let is_on = known.iter().any(|freeze| freeze.id == Some(new.id));
         self.saw_freezes(known, asked, clock::now());
         if !is_on {
             return Err(LockError::PastFreeze);
         }
-        log::info!(target: "actix_doclock::audit", "{scope} is frozen; reason: {reason:?}");
+        log::info!(
+            target: "actix_doclock::audit",
+            "{scope} is frozen by {:?}; reason: {:?}", new.by, new.reason,
+        );
         Ok(())
     }
 
@@ -191,6 +204,24 @@ impl LockManager {
         Ok(())
     }
 
+    /// Notes with each freeze that this server obeys it now. `noted` are the freezes that have that note.
+    async fn note_obedience(&self, noted: &mut Vec<Uuid>) -> Result<(), LockError> {
+        let known: Vec<_> = self.freezes().iter().filter_map(|freeze| freeze.id).collect();
+        noted.retain(|id| known.contains(id));
+        for id in known {
+            // A program that only looks at locks is no server.
+            if !noted.contains(&id) && self.grants_locks() {
+                let args = (id, self.inner.freezes.server);
+                let note = self.run("obey_freeze", self.until(), args, |store, (id, server)| {
+                    store.obey_freeze(*id, *server)
+                });
+                note.await?;
+                noted.push(id);
+            }
+        }
+        Ok(())
+    }
+
     fn saw_freezes(&self, now: Vec<Freeze>, asked: Instant, since: Instant) {
         if self.inner.freezes.saw(now, asked, since) {
             // Pages look again, and learn of the freeze.
@@ -228,6 +259,27 @@ impl LockManager {
     }
 }
 
+/// A freeze for longer has no end that anybody will see.
+const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
+
+/// Each server's log says when it begins to obey a freeze, and when it ends to do so.
+fn log_changes(before: &[Freeze], now: &[Freeze]) {
+    for freeze in now.iter().filter(|freeze| !before.contains(freeze)) {
+        let Freeze { scope, reason, by, .. } = freeze;
+        log::info!(
+            target: "actix_doclock::manager",
+            "{scope} is frozen for {} s from now, by {:?}: this server grants no new locks; reason: {:?}",
+            freeze.ends_in().as_secs(), by.as_deref().unwrap_or("unknown"), short(reason),
+        );
+    }
+    for freeze in before.iter().filter(|freeze| !now.iter().any(|it| it.scope == freeze.scope)) {
+        log::info!(
+            target: "actix_doclock::manager",
+            "{} is not frozen any more: this server grants locks again", freeze.scope,
+        );
+    }
+}
+
 /// The last date that stores can show.
 fn end_of_9999() -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(253_402_300_799)
@@ -240,6 +292,7 @@ fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
 /// Asks for freezes until the manager is gone or shut down.
 pub(super) async fn follow(manager: Weak<Inner>) {
     let mut rhythm = Rhythm::new("asking for freezes", POLL);
+    let mut noted = Vec::new();
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };
         let stop = manager.inner.stop.token();
@@ -247,10 +300,14 @@ pub(super) async fn follow(manager: Weak<Inner>) {
         let pause = if manager.registered_names().is_empty() {
             POLL
         } else {
+            let ask = async {
+                manager.ask_for_freezes(manager.until()).await?;
+                manager.note_obedience(&mut noted).await
+            };
             let asked = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                asked = manager.ask_for_freezes(manager.until()) => asked,
+                asked = ask => asked,
             };
             match asked {
                 Ok(()) => rhythm.after_success(Some(POLL)),

@@ -59,7 +59,15 @@ impl Timer {
     }
 
     pub(super) fn acquired<E>(self, acquired: &Result<Acquired, E>) {
-        let outcome = acquired.as_ref().map_or("error", outcome);
+        self.ended(acquired.as_ref().map_or("error", outcome));
+    }
+
+    /// An acquire that was refused before the store was asked for the lock.
+    pub(super) fn refused(self, error: &LockError) {
+        self.ended(if matches!(error, LockError::Frozen { .. }) { "frozen" } else { "error" });
+    }
+
+    fn ended(self, outcome: &'static str) {
         into_span(outcome);
         #[cfg(feature = "metrics")]
         histogram!(
@@ -114,6 +122,7 @@ impl Waiting {
             Err(LockError::WouldDeadlock { .. }) => "would_deadlock",
             Err(LockError::ShutDown) => "shutting_down",
             Err(LockError::TooManyWaiters { .. }) => "too_many_waiters",
+            Err(LockError::Frozen { .. }) => "frozen",
             Err(_) => "error",
         };
         into_span(outcome);

@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use uuid::Uuid;
@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{
     ended::{EndReason, SessionEnded},
     error::StoreError,
-    freeze::{Freeze, Scope},
+    freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
@@ -79,8 +79,9 @@ erase! {
         lease: Duration,
         limit: usize
     ) -> Vec<LockTaken>;
-    fn set_freeze(scope: &'a Scope, freeze: Option<(&'a str, SystemTime)>) -> Vec<Freeze>;
+    fn set_freeze(scope: &'a Scope, freeze: Option<&'a NewFreeze>) -> Vec<Freeze>;
     fn freezes() -> Vec<Freeze>;
     fn collections(like: &'a Pattern, limit: usize) -> Vec<String>;
+    fn obey_freeze(id: Uuid, server: Uuid) -> ();
     fn watch(collection: &'a str) -> Option<Watch>;
 }

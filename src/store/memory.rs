@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -20,7 +20,7 @@ use crate::{
     clock,
     ended::{EndReason, SessionEnded},
     error::{BoxError, StoreError, StoreErrorKind},
-    freeze::{Freeze, Scope},
+    freeze::{Freeze, NewFreeze, Scope},
     key::{LockKey, Lockable},
     lock::{Aid, Lock, Mode, PageId},
     store::{
@@ -265,7 +265,7 @@ impl Store for MemoryStore {
     async fn set_freeze(
         &self,
         scope: &Scope,
-        freeze: Option<(&str, SystemTime)>,
+        freeze: Option<&NewFreeze>,
     ) -> Result<Vec<Freeze>, StoreError> {
         let mut state = self.state();
         state.set_freeze(scope, freeze);
@@ -274,6 +274,11 @@ impl Store for MemoryStore {
 
     async fn freezes(&self) -> Result<Vec<Freeze>, StoreError> {
         Ok(self.state().freezes())
+    }
+
+    async fn obey_freeze(&self, id: Uuid, server: Uuid) -> Result<(), StoreError> {
+        self.state().obey_freeze(id, server);
+        Ok(())
     }
 
     async fn expire_in(

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, PoisonError, RwLock},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use mongodb::{
@@ -24,7 +24,7 @@ use self::{
 use crate::{
     ended::{EndReason, SessionEnded},
     error::{StoreError, StoreErrorKind},
-    freeze::{Freeze, Scope},
+    freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
@@ -323,13 +323,17 @@ impl Store for MongoStore {
     async fn set_freeze(
         &self,
         scope: &Scope,
-        freeze: Option<(&str, SystemTime)>,
+        freeze: Option<&NewFreeze>,
     ) -> Result<Vec<Freeze>, StoreError> {
         self.write_freeze(scope, freeze).await
     }
 
     async fn freezes(&self) -> Result<Vec<Freeze>, StoreError> {
         self.read_freezes().await
+    }
+
+    async fn obey_freeze(&self, id: Uuid, server: Uuid) -> Result<(), StoreError> {
+        self.note_obedience(id, server).await
     }
 
     async fn take_announcements(

@@ -484,9 +484,10 @@ async fn an_operator_freezes_and_thaws() {
     let refuses = async || {
         matches!(app.try_acquire(&key("a"), &Aid::new()).await, Err(LockError::Frozen { .. }))
     };
-    let frozen = ["freeze", "workitem", "--reason", "new numbers\u{1b}[31m", "--for", "2h"];
-    let out = cli.run(&frozen).await.ok();
+    let reason = ["--reason", "new numbers\u{1b}[31m", "--for", "2h", "--actor", "Root"];
+    let out = cli.run(&[&["freeze", "workitem"], &reason[..]].concat()).await.ok();
     assert!(out.contains("the collection `workitem` is frozen until 20"), "{out}");
+    assert!(out.contains("Z by Root: new numbers") && out.contains("noted it: "), "{out}");
     assert!(out.contains("new numbers") && !out.contains('\u{1b}'), "{out}");
     eventually("the server obeys", refuses).await;
     let out = cli.run(&["list"]).await.ok();
@@ -498,6 +499,12 @@ async fn an_operator_freezes_and_thaws() {
         (&all["reason"], &all["until"]),
         (&json!("all"), &json!("2999-12-24T18:00:00.000Z"))
     );
+    assert!(all["by"].is_string(), "the user of the system: {all}");
+    eventually("the server has noted both", async || {
+        let list = cli.json(&["list"]).await;
+        list["frozen"].as_array().unwrap().iter().all(|freeze| freeze["obeyed_by"] == 1)
+    })
+    .await;
     assert_eq!(cli.json(&["list"]).await["frozen"].as_array().unwrap().len(), 2);
 
     let out = cli.run(&["thaw", "workitem"]).await.ok();
@@ -525,6 +532,10 @@ async fn a_freeze_without_a_collection_an_end_or_a_future_is_wrong_use() {
             "would have ended",
         ),
         (&["freeze", "workitem", "--reason", &"x".repeat(501), "--for", "1h"], "500 bytes"),
+        (
+            &["freeze", "--all", "--reason", "x", "--for", "1h", "--database", "shpo"],
+            "nothing to freeze",
+        ),
         (&["thaw"], "COLLECTION"),
     ] {
         let ran = cli.run(args).await;

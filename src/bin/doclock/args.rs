@@ -54,7 +54,8 @@ pub(crate) enum Command {
     /// Grants no new locks for a while, for a migration or an editorial deadline
     ///
     /// Held locks stay, and their holders may save. All servers of the application obey within two
-    /// seconds.
+    /// seconds; the command waits for three, and says how many have noted it. Servers of versions without
+    /// that note are not counted.
     Freeze(Freeze),
     /// Ends a freeze before its time
     Thaw(Frozen),
@@ -121,7 +122,10 @@ pub(crate) struct Freeze {
     /// The reason; people see it who cannot edit meanwhile
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
-    /// How long, for example `2h`
+    /// Who freezes; recorded with the freeze, and written to the log
+    #[arg(long, env = "USER", hide_env_values = true, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) actor: String,
+    /// How long, for example `2h`, by the database's clock
     #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration, required_unless_present = "until")]
     pub(crate) lasts: Option<Duration>,
     /// When the freeze ends, for example `2026-12-24T18:00:00Z`

@@ -1,46 +1,70 @@
 //! Freezes collections, and thaws them.
 
-use std::time::SystemTime;
+use std::time::Duration;
 
 use actix_doclock::{
-    LockError, LockManager, MongoStore,
-    freeze::{Freeze as Known, Scope},
+    Actor, LockError, LockManager, MongoStore,
+    freeze::{End, Freeze as Known, Scope},
     limits::MAX_REASON_BYTES,
+    store::Store,
 };
 use serde_json::{Value, json};
 
 use crate::{
-    Failure, Outcome,
+    Failure, Outcome, answer,
     args::{Freeze, Frozen},
     locks, manager,
     output::{self, printable},
 };
+
+/// Each server asks for freezes once a second.
+const OBEYED_WITHIN: Duration = Duration::from_secs(3);
 
 pub(crate) async fn freeze(
     store: &MongoStore,
     args: &Freeze,
     json: bool,
 ) -> Result<Outcome, Failure> {
-    let end = args.lasts.and_then(|lasts| SystemTime::now().checked_add(lasts)).or(args.until);
-    let Some(until) = end else { return Err(Failure::Usage("that is too long".to_owned())) };
+    let end = args.lasts.map(End::In).or(args.until.map(End::At));
+    let Some(until) = end else { return Err(Failure::Usage("give --for or --until".to_owned())) };
     if args.reason.len() > MAX_REASON_BYTES {
         let message = format!("a reason has at most {MAX_REASON_BYTES} bytes");
         return Err(Failure::Usage(message));
     }
     let (locks, scope) = scope(store, &args.what).await?;
-    match locks.freeze(scope.clone(), &args.reason, until).await {
+    if scope == Scope::All {
+        attach_all(store, &locks).await?;
+    }
+    match locks.freeze(scope.clone(), &args.reason, until, &Actor::new(&args.actor)).await {
         Err(e @ LockError::PastFreeze) => return Err(Failure::Usage(e.to_string())),
         frozen => frozen?,
     }
-    let on = locks.freezes();
+    tokio::time::sleep(OBEYED_WITHIN).await;
+    let on = answer(store.freezes()).await?;
     for this in on.iter().filter(|freeze| freeze.scope == scope) {
         if json {
             output::print_json(&as_json(this))?;
         } else {
-            output::print(&format!("{}; all servers obey within two seconds", line(this)))?;
+            output::print(&format!("{} after {} s", line(this), OBEYED_WITHIN.as_secs()))?;
         }
     }
     Ok(Outcome::Done)
+}
+
+/// All collections that have locks. There must be one: a typo in the name of the database is no freeze.
+async fn attach_all(store: &MongoStore, locks: &LockManager) -> Result<(), Failure> {
+    let all = answer(store.lock_collections()).await?;
+    if all.is_empty() {
+        return Err(Failure::Usage(format!(
+            "there is no lock collection in the database `{}`: nothing to freeze",
+            store.database().name(),
+        )));
+    }
+    for collection in all {
+        locks::attach(store, &collection).await?;
+        locks.attach(collection.leak());
+    }
+    Ok(())
 }
 
 pub(crate) async fn thaw(
@@ -73,7 +97,9 @@ async fn scope(store: &MongoStore, args: &Frozen) -> Result<(LockManager, Scope)
 
 pub(crate) fn line(freeze: &Known) -> String {
     let until = humantime::format_rfc3339_seconds(freeze.until);
-    format!("{} is frozen until {until}: {}", freeze.scope, printable(&freeze.reason))
+    let by = freeze.by.as_ref().map(|by| format!(" by {}", printable(by))).unwrap_or_default();
+    let (scope, reason, servers) = (&freeze.scope, printable(&freeze.reason), freeze.obeyed_by);
+    format!("{scope} is frozen until {until}{by}: {reason}; servers that have noted it: {servers}")
 }
 
 pub(crate) fn as_json(freeze: &Known) -> Value {
@@ -85,5 +111,7 @@ pub(crate) fn as_json(freeze: &Known) -> Value {
         "collection": collection,
         "reason": freeze.reason,
         "until": humantime::format_rfc3339_millis(freeze.until).to_string(),
+        "by": freeze.by,
+        "obeyed_by": freeze.obeyed_by,
     })
 }

@@ -13,8 +13,8 @@
 //!
 //! | metric | labels |
 //! |---|---|
-//! | [`ACQUIRE_SECONDS`] | `collection`, `mode` = exclusive, shared, `outcome` = granted, already_mine, held, error |
-//! | [`WAIT_SECONDS`] | `collection`, `mode`, `outcome` = granted, already_mine, held, would_deadlock, too_many_waiters, shutting_down, error, dropped |
+//! | [`ACQUIRE_SECONDS`] | `collection`, `mode` = exclusive, shared, `outcome` = granted, already_mine, held, frozen, error |
+//! | [`WAIT_SECONDS`] | `collection`, `mode`, `outcome` = granted, already_mine, held, frozen, would_deadlock, too_many_waiters, shutting_down, error, dropped |
 //! | [`SAVE_SECONDS`] | `collection`, `outcome` = saved, lost, not_found, rejected, error |
 //! | [`SWEEP_SECONDS`] | `outcome` = ok, error |
 //! | [`REFUSALS`] | `collection`, `mode` |

@@ -1,31 +1,55 @@
 //! Freezes, on the clock of the embedded store.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, SystemTime},
+};
+
+use uuid::Uuid;
 
 use crate::{
-    freeze::{Freeze, Scope},
+    freeze::{End, Freeze, MAX_NOTED, NewFreeze, Scope},
     store::memory::state::State,
 };
 
 impl State {
     pub(super) fn freezes(&mut self) -> Vec<Freeze> {
         let now = self.now();
-        self.freezes.retain(|(_, end)| *end > now);
-        let freezes = self.freezes.iter().map(|(Freeze { scope, reason, until, .. }, end)| {
-            Freeze::new(scope.clone(), reason.clone(), *until, *end - now)
+        self.freezes.retain(|(_, end, _)| *end > now);
+        let freezes = self.freezes.iter().map(|(it, end, servers)| {
+            let (scope, reason) = (it.scope.clone(), it.reason.clone());
+            let mut freeze = Freeze::new(scope, reason, it.until, *end - now);
+            (freeze.by, freeze.id) = (it.by.clone(), it.id);
+            freeze.obeyed_by = servers.len();
+            freeze
         });
         freezes.collect()
     }
 
-    pub(super) fn set_freeze(&mut self, scope: &Scope, freeze: Option<(&str, SystemTime)>) {
-        let Some((reason, until)) = freeze else {
-            return self.freezes.retain(|(freeze, _)| freeze.scope != *scope);
+    pub(super) fn set_freeze(&mut self, scope: &Scope, freeze: Option<&NewFreeze>) {
+        let Some(new) = freeze else {
+            return self.freezes.retain(|(freeze, ..)| freeze.scope != *scope);
         };
-        let ends_in = until.duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
+        let now = SystemTime::now();
+        let (until, ends_in) = match new.end {
+            End::At(until) => (until, until.duration_since(now).unwrap_or(Duration::ZERO)),
+            End::In(lasts) => (now + lasts, lasts),
+        };
         if !ends_in.is_zero() {
-            self.freezes.retain(|(freeze, _)| freeze.scope != *scope);
-            let freeze = Freeze::new(scope.clone(), reason.to_owned(), until, ends_in);
-            self.freezes.push((freeze, self.now().saturating_add(ends_in)));
+            self.freezes.retain(|(freeze, ..)| freeze.scope != *scope);
+            let mut freeze = Freeze::new(scope.clone(), new.reason.clone(), until, ends_in);
+            (freeze.by, freeze.id) = (Some(new.by.clone()), Some(new.id));
+            let end = self.now().saturating_add(ends_in);
+            self.freezes.push((freeze, end, BTreeSet::new()));
+        }
+    }
+
+    pub(super) fn obey_freeze(&mut self, id: Uuid, server: Uuid) {
+        let this = self.freezes.iter_mut().find(|(freeze, ..)| freeze.id == Some(id));
+        if let Some((_, _, servers)) = this
+            && servers.len() < MAX_NOTED
+        {
+            servers.insert(server);
         }
     }
 }

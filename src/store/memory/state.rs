@@ -1,11 +1,12 @@
 //! The content of the embedded store, behind one mutex.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::{Duration, Instant},
 };
 
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::{
     clock,
@@ -39,8 +40,8 @@ pub(super) struct State {
     pub(super) former: Vec<(LockKey, Grant)>,
     pub(super) changes: Changes,
     pub(super) documents: BTreeMap<LockKey, Value>,
-    /// With their ends on the store's clock.
-    pub(super) freezes: Vec<(Freeze, Duration)>,
+    /// With their ends on the store's clock, and with the servers that obey them.
+    pub(super) freezes: Vec<(Freeze, Duration, BTreeSet<Uuid>)>,
     pub(super) takings: Takings,
 }
 

@@ -1,6 +1,6 @@
 //! Freezes: one record for all of them, so that each server reads them by its `_id`.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use mongodb::{
     Collection,
@@ -8,14 +8,16 @@ use mongodb::{
     error::Result,
     options::ReturnDocument,
 };
+use uuid::Uuid;
 
 use crate::{
     error::StoreError,
-    freeze::{Freeze, Scope},
+    freeze::{End, Freeze, MAX_NOTED, NewFreeze, Scope},
     store::mongo::{
         MongoStore, codec,
         error::{retry_duplicate_key, store_error},
         lanes, majority,
+        pipeline::millis,
         record::presentable,
     },
 };
@@ -32,7 +34,7 @@ impl MongoStore {
     pub(super) async fn write_freeze(
         &self,
         scope: &Scope,
-        freeze: Option<(&str, SystemTime)>,
+        freeze: Option<&NewFreeze>,
     ) -> std::result::Result<Vec<Freeze>, StoreError> {
         let written = self
             .frozen()
@@ -56,12 +58,35 @@ impl MongoStore {
         Ok(freezes(found.map_err(|e| store_error("asking for freezes", e))?))
     }
 
+    /// findAndModify returns: the record → this server is noted, or there are too many; nothing → it was noted
+    /// before, or the freeze has ended.
+    pub(super) async fn note_obedience(
+        &self,
+        id: Uuid,
+        server: Uuid,
+    ) -> std::result::Result<(), StoreError> {
+        let (id, server) = (id.to_string(), server.to_string());
+        let full = format!("this.obeyed.{}", MAX_NOTED - 1);
+        let unnoted = doc! { "$elemMatch": { "id": &id, "obeyed": { "$ne": &server } } };
+        let noted = self
+            .frozen()
+            .find_one_and_update(
+                doc! { "_id": ID, "of": unnoted },
+                doc! { "$addToSet": { "of.$[this].obeyed": server } },
+            )
+            .array_filters(vec![doc! { "this.id": id, full: { "$exists": false } }])
+            .projection(doc! { "_id": 1 })
+            .max_time(lanes::write_limit())
+            .await;
+        noted.map(drop).map_err(|e| store_error("noting that a freeze is obeyed", e))
+    }
+
     fn frozen(&self) -> Collection<Record> {
         majority(self.database(), FROZEN)
     }
 }
 
-fn change(scope: &Scope, freeze: Option<(&str, SystemTime)>) -> Vec<Record> {
+fn change(scope: &Scope, freeze: Option<&NewFreeze>) -> Vec<Record> {
     let collection = doc! { "$literal": name(scope) };
     let is_on = doc! { "$gt": ["$$this.until", "$$NOW"] };
     let is_other = doc! { "$ne": ["$$this.collection", &collection] };
@@ -69,10 +94,19 @@ fn change(scope: &Scope, freeze: Option<(&str, SystemTime)>) -> Vec<Record> {
     let others = doc! { "$filter": { "input": all(), "cond": others } };
     let of = match freeze {
         None => others,
-        Some((reason, until)) => {
-            let until = DateTime::from_system_time(until);
-            let reason = doc! { "$literal": reason };
-            let this = doc! { "collection": collection, "reason": reason, "since": "$$NOW", "until": until };
+        Some(NewFreeze { id, reason, by, end }) => {
+            let until = match end {
+                End::At(until) => Bson::from(DateTime::from_system_time(*until)),
+                End::In(lasts) => doc! { "$add": ["$$NOW", millis(*lasts)] }.into(),
+            };
+            let this = doc! {
+                "collection": collection,
+                "id": id.to_string(),
+                "reason": { "$literal": reason },
+                "by": { "$literal": by },
+                "since": "$$NOW",
+                "until": &until,
+            };
             let with_this = doc! { "$concatArrays": [others, [this]] };
             doc! { "$cond": [{ "$gt": [until, "$$NOW"] }, with_this, all()] }
         }
@@ -107,7 +141,11 @@ fn freezes(record: Option<Record>) -> Vec<Freeze> {
         let left = freeze.get("left").and_then(codec::number)?;
         let left = Duration::from_millis(left.max(0.0) as u64);
         let reason = freeze.get_str("reason").unwrap_or_default().to_owned();
-        Some(Freeze::new(scope, reason, until, left))
+        let mut read = Freeze::new(scope, reason, until, left);
+        read.by = freeze.get_str("by").ok().map(str::to_owned);
+        read.id = freeze.get_str("id").ok().and_then(|id| id.parse().ok());
+        read.obeyed_by = freeze.get_array("obeyed").map_or(0, Vec::len);
+        Some(read)
     })
     .collect()
 }

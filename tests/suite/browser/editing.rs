@@ -1,9 +1,14 @@
 //! Two people and one document.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use actix_doclock::{MongoStore, freeze::Scope, store::Store};
+use actix_doclock::{
+    MongoStore,
+    freeze::{End, NewFreeze, Scope},
+    store::Store,
+};
 use mongodb::bson::{Document, doc};
+use uuid::Uuid;
 
 use super::*;
 
@@ -350,8 +355,10 @@ async fn a_freeze_is_explained_and_a_waiting_page_edits_after_the_thaw() {
         let store = MongoStore::new(database);
         let alice = stage.person("alice").await;
         edit_first(&alice).await;
-        let until = SystemTime::now() + Duration::from_secs(60 * 60);
-        store.set_freeze(&Scope::All, Some(("New numbers <b>", until))).await.unwrap();
+        let (reason, by) = ("New numbers <b>".to_owned(), "root".to_owned());
+        let end = End::In(Duration::from_secs(60 * 60));
+        let freeze = NewFreeze { id: Uuid::new_v4(), reason, by, end };
+        store.set_freeze(&Scope::All, Some(&freeze)).await.unwrap();
         let bob = stage.person("bob").await;
         open_first(&bob).await;
         alice.write("body", "by alice").await;

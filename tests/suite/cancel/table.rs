@@ -5,7 +5,7 @@
 
 use std::{future::Future, pin::Pin, rc::Rc, time::SystemTime};
 
-use actix_doclock::{Holder, LockManager, Lockable, MemoryStore, Named, Wait};
+use actix_doclock::{Actor, Holder, LockManager, Lockable, MemoryStore, Named, Wait};
 
 use super::{
     requests,
@@ -116,7 +116,7 @@ fn manager() -> Vec<Case> {
         }
         // A freeze of the lock's own collection would be in the way of the next case.
         "manager/freeze.rs::freeze" => Hers, 0, |s| { s.hers().await; } {
-            s.locks.freeze(Named::COLLECTION, "", SystemTime::now() + TTL).await
+            s.locks.freeze(Named::COLLECTION, "", SystemTime::now() + TTL, &Actor::new("root")).await
         }
         "manager/freeze.rs::thaw" => Hers, 0, |s| { s.hers().await; } {
             s.locks.thaw(Named::COLLECTION).await

@@ -354,6 +354,20 @@ async fn an_outage_is_counted_by_verb_and_kind_and_as_an_outcome() {
 }
 
 #[tokio::test]
+async fn a_refusal_by_a_freeze_is_an_outcome_of_its_own() {
+    let mut seen = Recorded::start();
+    let database = fresh_database(mongod::shared_replica_set().await.uri()).await;
+    let locks = App::on(&database).await.locks;
+    let (root, hour) = (Actor::new("root"), Duration::from_secs(3_600));
+    locks.freeze("workitem", "migration", hour, &root).await.unwrap();
+    let refused = locks.acquire(&key("a"), Wait::for_at_most(hour)).await;
+    assert!(matches!(refused, Err(LockError::Frozen { .. })), "{refused:?}");
+    let labels = "collection=workitem,mode=exclusive,outcome=frozen";
+    seen.assert_only(names::ACQUIRE_SECONDS, &[(labels, 1.0)]);
+    seen.assert_only(names::WAIT_SECONDS, &[(labels, 1.0)]);
+}
+
+#[tokio::test]
 async fn unregistered_collections_are_counted_as_other() {
     let mut seen = Recorded::start();
     let (locks, _) = embedded().await;

@@ -163,7 +163,7 @@ async fn a_freeze_of_a_tenants_collection_is_obeyed_by_servers_that_did_not_know
     let (one, other) = (manager_on(&database).await, manager_on(&database).await);
     let in_an_hour = std::time::SystemTime::now() + Duration::from_secs(3_600);
     let scope = Scope::Collection("acme_note".to_owned());
-    one.freeze(scope, "migration", in_an_hour).await.unwrap();
+    one.freeze(scope, "migration", in_an_hour, &Actor::new("root")).await.unwrap();
     let key = LockKey::new("acme_note", "a").unwrap();
     eventually("the other server obeys", async || {
         let holder = Holder::new("Bob");

@@ -7,6 +7,10 @@ use serde_json::json;
 
 use super::*;
 
+fn admin() -> Actor {
+    Actor::new("root")
+}
+
 fn in_an_hour() -> SystemTime {
     SystemTime::now() + Duration::from_secs(60 * 60)
 }
@@ -18,7 +22,7 @@ async fn a_frozen_document_is_refused_with_the_reason_and_a_holder_may_save_and_
     let (alice, bob) =
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
     alice.post("/note/a").await.token();
-    locks.freeze("note", "New numbers until noon", in_an_hour()).await.unwrap();
+    locks.freeze("note", "New numbers until noon", in_an_hour(), &admin()).await.unwrap();
 
     for refused in [
         bob.post("/note/b").await,
@@ -53,7 +57,7 @@ async fn the_status_of_a_document_says_that_it_is_frozen() {
         (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
     alice.post("/note/a").await.token();
     assert!(bob.get("/locks/note/b").await.json().get("frozen").is_none());
-    locks.freeze(Scope::All, "migration", in_an_hour()).await.unwrap();
+    locks.freeze(Scope::All, "migration", in_an_hour(), &admin()).await.unwrap();
     let (free, held) =
         (bob.get("/locks/note/b").await.json(), bob.get("/locks/note/a").await.json());
     assert_eq!((&free["state"], &held["state"]), (&json!("free"), &json!("held")));
@@ -76,7 +80,7 @@ async fn nobody_takes_a_lock_over_during_a_freeze_but_a_person_moves_it_to_anoth
         alice.request(Method::POST, "/locks/note/a").insert_header(("doclock-tab", tab.to_owned()))
     };
     alice.send(in_tab("11111111-1111-4111-8111-111111111111")).await.token();
-    locks.freeze("note", "migration", in_an_hour()).await.unwrap();
+    locks.freeze("note", "migration", in_an_hour(), &admin()).await.unwrap();
     let moves = in_tab("22222222-2222-4222-8222-222222222222").set_json(take_over.clone());
     alice.send(moves).await.token();
     let refused = bob.post_json("/locks/note/a", take_over).await;
@@ -92,7 +96,7 @@ async fn pages_are_told_to_look_again_when_a_freeze_begins_and_ends() {
     let mut stream = alice.listen("").await;
     for is_frozen in [true, false] {
         if is_frozen {
-            locks.freeze("note", "migration", in_an_hour()).await.unwrap();
+            locks.freeze("note", "migration", in_an_hour(), &admin()).await.unwrap();
         } else {
             locks.thaw("note").await.unwrap();
         }
@@ -106,7 +110,7 @@ async fn administrators_see_what_is_frozen() {
         embedded_with(|settings| settings.admin_policy(|actor| actor.has_role("chief"))).await;
     let app = serve_with_cookies(&locks).await;
     let root = Browser::logged_in(&app, "root").await;
-    locks.freeze("note", "migration", in_an_hour()).await.unwrap();
+    locks.freeze("note", "migration", in_an_hour(), &admin()).await.unwrap();
     let frozen = root.get("/locks/admin.json").await.json()["frozen"].clone();
     assert_eq!(
         (&frozen[0]["collection"], &frozen[0]["reason"]),
