@@ -239,6 +239,15 @@ fn label_of(lock: &Lock) -> &str {
 /// The source of a [`StoreError`].
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
+impl LockError {
+    /// True if the database was not reached, or did not say what became of the operation.
+    #[cfg(feature = "web")]
+    pub(crate) fn is_outage(&self) -> bool {
+        let (Self::Store(error) | Self::OutcomeUnknown(error)) = self else { return false };
+        matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::OutcomeUnknown)
+    }
+}
+
 /// The error of a store that cannot give an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]

@@ -287,6 +287,28 @@ impl fmt::Display for LockKey {
     }
 }
 
+impl LockKey {
+    /// The key for the log, in a form that `doclock show` takes: strings in quotes, as in JSON.
+    pub(crate) fn shown(&self) -> String {
+        let LockId::String(id) = &self.id else { return self.to_string() };
+        let mut quoted = String::from('"');
+        for c in id.chars() {
+            // What a terminal would obey, or not show, is shown by its number.
+            let is_plain = c.escape_debug().len() == 1;
+            if is_plain || matches!(c, '\'') {
+                quoted.push(c);
+            } else if matches!(c, '"' | '\\') {
+                quoted.extend(['\\', c]);
+            } else {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    quoted += &format!("\\u{unit:04x}");
+                }
+            }
+        }
+        format!("{}/{quoted}\"", self.collection)
+    }
+}
+
 impl fmt::Debug for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{:?}", self.collection, self.id)

@@ -9,7 +9,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{clock, description::Description, key::LockKey, random, text::cut};
+use crate::{
+    clock,
+    description::Description,
+    key::LockKey,
+    random,
+    text::{cut, short},
+};
 
 /// The longest label of a [`Holder`], in bytes. A longer one is cut.
 pub const MAX_LABEL_BYTES: usize = 4096;
@@ -215,6 +221,15 @@ impl Holder {
     pub fn of_user(mut self, id: impl Into<String>) -> Self {
         self.user = Some(cut(id.into(), MAX_LABEL_BYTES));
         self
+    }
+
+    /// The person for the log: the label, and the id if there is one.
+    pub(crate) fn shown(&self) -> String {
+        let label = short(&self.label);
+        match &self.user {
+            Some(id) => format!("{label:?} (id {:?})", short(id)),
+            None => format!("{label:?}"),
+        }
     }
 }
 

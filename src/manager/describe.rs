@@ -119,8 +119,9 @@ impl Descriptions {
                 calls.push((key.clone(), call.clone()));
             }
             let (this, person, keys) = (Arc::clone(self), person.clone(), keys.to_vec());
+            let asks = manager.clone();
             manager.inner.runner.spawn_untracked(async move {
-                let answer = this.ask(person.clone(), keys.clone()).await;
+                let answer = this.ask(person.clone(), keys.clone(), asks).await;
                 let _ = told.send(Some(this.learn(&person, &keys, answer)));
             });
         }
@@ -128,7 +129,7 @@ impl Descriptions {
     }
 
     /// Asks the application, if it is this call's turn in time.
-    async fn ask(&self, person: Option<Actor>, keys: Vec<LockKey>) -> Answer {
+    async fn ask(&self, person: Option<Actor>, keys: Vec<LockKey>, manager: LockManager) -> Answer {
         let turn = Arc::clone(&self.turns).acquire_owned();
         let Ok(Ok(turn)) = timeout_at((clock::now() + LIMIT).into(), turn).await else {
             return Answer::NoTurn;
@@ -139,7 +140,11 @@ impl Descriptions {
         let call = self.call(person, keys, turn);
         match call.await {
             Ok(titles) => Answer::Titles(titles),
-            Err(why) => Answer::Failure(why),
+            Err(why) => {
+                // It usually needs the same database, so its failure says nothing about the function.
+                let answers = manager.ask_for_freezes(clock::now() + LIMIT).await;
+                Answer::Failure { why, outage: answers.is_err() }
+            }
         }
     }
 
@@ -176,11 +181,16 @@ impl Descriptions {
         let mut answered = match answer {
             Answer::Titles(answered) => answered,
             Answer::NoTurn => return titles,
-            Answer::Failure(why) => {
+            Answer::Failure { why, outage } => {
                 let is_news = !state.is_paused();
                 state.failed = Some(clock::now());
                 drop(state);
-                if let (true, Some(first)) = (is_news, keys.first()) {
+                if outage {
+                    log::debug!(
+                        target: "actix_doclock::manager",
+                        "`describe` {why}, while the database does not answer",
+                    );
+                } else if let (true, Some(first)) = (is_news, keys.first()) {
                     log::warn!(
                         target: "actix_doclock::manager",
                         "`describe` {why}; it was asked for {} documents, the first is {first:?}; no document \
@@ -215,7 +225,11 @@ type Calls = Vec<(LockKey, Call)>;
 
 enum Answer {
     Titles(Titles),
-    Failure(String),
+    Failure {
+        why: String,
+        /// The store of the locks does not answer at the moment.
+        outage: bool,
+    },
     /// Other calls take too long. The application was not asked.
     NoTurn,
 }

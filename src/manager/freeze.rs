@@ -151,7 +151,7 @@ impl LockManager {
         }
         log::info!(
             target: "actix_doclock::audit",
-            "{scope} is frozen by {:?}; reason: {:?}", new.by, new.reason,
+            "{scope} is frozen by {}; reason: {:?}", by.holder().shown(), new.reason,
         );
         Ok(())
     }

@@ -2,9 +2,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
+
+#[cfg(feature = "web")]
+use tokio::time::sleep;
 
 use crate::{clock, manager::LockManager};
 
@@ -13,16 +16,75 @@ const EVERY: Duration = Duration::from_secs(10);
 
 /// When a line of each kind was logged last. The code has few kinds.
 #[derive(Debug, Default)]
-pub(super) struct Seldom(Mutex<HashMap<&'static str, Instant>>);
+pub(super) struct Seldom {
+    logged: Mutex<HashMap<&'static str, Instant>>,
+    failed: Arc<Mutex<Failed>>,
+}
+
+/// The requests that have failed since the last line about them, because the database is down.
+#[derive(Debug, Default)]
+struct Failed {
+    /// A task writes the next line.
+    is_counted: bool,
+    requests: u64,
+    latest: String,
+}
+
+impl Seldom {
+    fn failed(failed: &Mutex<Failed>) -> MutexGuard<'_, Failed> {
+        failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl LockManager {
     /// Logs a warning, unless one of this kind was logged within the last 10 s.
     pub(crate) fn warn_seldom(&self, kind: &'static str, line: impl FnOnce() -> String) {
-        let mut logged = self.inner.seldom.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.inner.seldom.logged.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.get(kind).is_none_or(|at| clock::since(*at) >= EVERY) {
             logged.insert(kind, clock::now());
             drop(logged);
             log::warn!(target: "actix_doclock::web", "{}", line());
         }
+    }
+    /// A request has failed because the database is down. Logs the first one at once, and then one line in 10 s
+    /// with their number, until none fails any more.
+    #[cfg(feature = "web")]
+    pub(crate) fn request_failed(&self, line: String) {
+        let all = Arc::clone(&self.inner.seldom.failed);
+        let mut failed = Seldom::failed(&all);
+        if failed.is_counted {
+            failed.requests += 1;
+            failed.latest = line;
+            return;
+        }
+        failed.is_counted = true;
+        drop(failed);
+        log::error!(target: "actix_doclock::web", "{line}");
+        let stop = self.inner.stop.token();
+        self.inner.runner.spawn_untracked(async move {
+            loop {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => {}
+                    () = sleep(EVERY) => {}
+                }
+                let mut failed = Seldom::failed(&all);
+                let (requests, latest) = (failed.requests, std::mem::take(&mut failed.latest));
+                failed.requests = 0;
+                failed.is_counted = requests > 0 && !stop.is_cancelled();
+                let goes_on = failed.is_counted;
+                drop(failed);
+                if requests > 0 {
+                    log::error!(
+                        target: "actix_doclock::web",
+                        "{requests} more requests have failed within {EVERY:?}, because the database cannot be \
+                         reached; the latest: {latest}",
+                    );
+                }
+                if !goes_on {
+                    return;
+                }
+            }
+        });
     }
 }

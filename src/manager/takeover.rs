@@ -11,7 +11,7 @@ use crate::{
     description::Description,
     error::{LockError, StoreError},
     key::LockKey,
-    lock::{Lock, Mode},
+    lock::{Holder, Lock, Mode},
     manager::{
         LockManager,
         claim::{Provisional, Wanted},
@@ -20,7 +20,7 @@ use crate::{
     random,
     store::{Acquisition, HandedOver, Released, Removal, Taken},
     taken::{LockTaken, Settled, Taking},
-    text::{cut, short},
+    text::cut,
 };
 
 /// After the deadline of a break or takeover, the time to record its outcome. Then another server assumes
@@ -221,7 +221,7 @@ impl LockManager {
         Ok(fresh)
     }
 
-    /// Nobody waits for the title of the document: then a task writes the line.
+    /// If a title is needed, the line is written in the background.
     fn audit(&self, taking: &LockTaken) {
         if !self.describes() {
             return audit(taking, None);
@@ -268,7 +268,7 @@ fn audit(LockTaken { key, how, from, by, reason, .. }: &LockTaken, called: Optio
     };
     log::info!(
         target: "actix_doclock::audit",
-        "the lock on {key:?}{title} was {how} by {:?}; reason: {reason:?}; it was held by {:?}",
-        short(&by.label), from.as_ref().map(|holder| short(&holder.label)),
+        "the lock on {}{title} was {how} by {}; reason: {reason:?}; it was held by {}",
+        key.shown(), by.shown(), from.as_ref().map_or("another program".to_owned(), Holder::shown),
     );
 }

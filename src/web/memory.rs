@@ -4,7 +4,9 @@
 
 use std::{cell::RefCell, collections::HashMap, future::Future, time::Duration};
 
-use crate::error::StoreError;
+use actix_web::http::{Method, Uri};
+
+use crate::{error::StoreError, key::LockKey, manager::LockManager};
 
 tokio::task_local! {
     static MEMORY: RefCell<Memory>;
@@ -27,10 +29,34 @@ pub(super) struct Memory {
     pub(super) has_ended: bool,
     /// Why the session middleware has failed.
     pub(super) failed: Option<StoreError>,
+    /// What the log says of the request if it fails.
+    pub(super) request: Option<Served>,
 }
 
-pub(super) fn with_memory<F: Future>(request: F) -> impl Future<Output = F::Output> {
-    MEMORY.scope(RefCell::default(), request)
+/// A request, as the log names it.
+pub(super) struct Served {
+    pub(super) manager: LockManager,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
+    /// The document that it asked for last.
+    pub(super) document: Option<LockKey>,
+}
+
+/// This request is about that document.
+pub(super) fn is_about(key: &LockKey) {
+    memory(|it| {
+        if let Some(request) = &mut it.request {
+            request.document = Some(key.clone());
+        }
+    });
+}
+
+pub(super) fn with_memory<F: Future>(
+    served: Served,
+    request: F,
+) -> impl Future<Output = F::Output> {
+    let memory = Memory { request: Some(served), ..Memory::default() };
+    MEMORY.scope(RefCell::new(memory), request)
 }
 
 /// `None` outside of `locks.session(…)`.

@@ -14,8 +14,11 @@ use crate::{
     error::{LockError, StoreErrorKind},
     key::InvalidKey,
     lock::Lock,
-    text::printable,
-    web::format::{millis, rfc3339},
+    text::{printable, short},
+    web::{
+        format::{millis, rfc3339},
+        memory::{Served, memory},
+    },
 };
 
 /// When to ask again for a lock that another session holds. The lock may become free at any moment before
@@ -276,8 +279,9 @@ impl ResponseError for InvalidKey {
     }
 }
 
-/// The client is told nothing about a fault of the server, so the fault is logged.
-fn log_fault(error: &LockError) {
+/// The client is told nothing about a fault of the server, so the fault is logged, with its request. Those of
+/// an outage of the database share lines.
+pub(super) fn log_fault(error: &LockError) {
     // A wrong configuration was logged when it was found. The others are not faults, and clients can
     // cause any number of them.
     let is_overloaded =
@@ -295,8 +299,20 @@ fn log_fault(error: &LockError) {
         }
         // The id of a document may come from the URL.
         let line = printable(&format!("{error}{causes}"));
-        log::error!(target: "actix_doclock::web", "{line}");
+        let failed = memory(|it| it.request.as_ref().map(|it| (it.manager.clone(), named(it))));
+        match failed.flatten() {
+            Some((manager, request)) if error.is_outage() => {
+                manager.request_failed(format!("{request}: {line}"));
+            }
+            Some((_, request)) => log::error!(target: "actix_doclock::web", "{request}: {line}"),
+            None => log::error!(target: "actix_doclock::web", "{line}"),
+        }
     }
+}
+
+fn named(Served { method, uri, document, .. }: &Served) -> String {
+    let document = document.as_ref().map(|key| format!(" for {}", key.shown())).unwrap_or_default();
+    format!("{method} {}{document} has failed", printable(&short(uri.path())))
 }
 
 /// Logs the advice for the developer. The client does not see it, and a handler that takes an `Option`

@@ -15,7 +15,8 @@ use crate::{
     manager::{LockManager, watch::streams::Limits},
     web::{
         access::{Access, AccessPolicy, Answers},
-        memory::{memory, with_memory},
+        memory::{Served, memory, with_memory},
+        problem::{Problem, log_fault},
         request::{RequestLocks, Settings},
     },
 };
@@ -297,8 +298,14 @@ where
         if let Some(whose) = &self.whose {
             locks.client_came(whose(&req));
         }
+        let served = Served {
+            manager: self.manager.clone(),
+            method: req.method().clone(),
+            uri: req.uri().clone(),
+            document: None,
+        };
         let call = self.service.call(req);
-        Box::pin(with_memory(async move {
+        Box::pin(with_memory(served, async move {
             match call.await {
                 Ok(mut response) => {
                     if memory(|it| it.has_ended) == Some(true) {
@@ -311,7 +318,9 @@ where
                     locks.session_not_saved().await;
                     // actix-session turns an outage of our database into an empty 500.
                     let outage = memory(|it| it.failed.take()).flatten();
-                    Err(outage.map_or(error, |outage| LockError::Store(outage).into()))
+                    let Some(outage) = outage.map(LockError::Store) else { return Err(error) };
+                    log_fault(&outage);
+                    Err(Problem::from(&outage).into())
                 }
             }
         }))

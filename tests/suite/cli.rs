@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
 use actix_doclock::{
-    Aid, Holder, LockError, LockKey, Lockable, MongoStore, TryAcquire,
+    Actor, Aid, Holder, LockError, LockId, LockKey, Lockable, MongoStore, TryAcquire,
     store::{Rules, Saved, Store},
 };
 use mongodb::Database;
@@ -14,6 +14,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::rig::app::{App, NO_DEADLINE, TTL, WorkItem, eventually, key, lock_records, record};
+use crate::rig::log::log_lines;
 use crate::rig::{self, fresh_name, mongod};
 
 mod doctor;
@@ -475,6 +476,49 @@ async fn watch_reports_events_as_they_happen() {
     child.kill().unwrap();
     child.wait().unwrap();
     reading.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_audit_line_names_people_by_their_ids_and_a_document_so_that_show_finds_it() {
+    log_lines();
+    let (cli, database) = Cli::fresh().await;
+    let app = App::with(&database, |settings| settings.break_policy(|_, _| true)).await;
+    let root = Actor::new("Root").with_id("root@example.org");
+    let alice = Holder::new("Alice").of_user("alice@example.org");
+    let reason = format!("in {}", database.name());
+    let ids = [
+        LockId::ObjectId([0x5a; 12]),
+        uuid::Uuid::from_u128(7).into(),
+        5_i64.into(),
+        "5".into(),
+        "5a5a5a5a5a5a5a5a5a5a5a5a".into(),
+        "a \"b\" \\ c'd/\u{202e}\n\u{1f512}ä".into(),
+    ];
+    let lock = async |key: &LockKey| match app
+        .locks
+        .lock_for_session(key, &Aid::new(), &alice)
+        .await
+        .unwrap()
+    {
+        TryAcquire::Granted(lock) => lock,
+        other => panic!("not newly granted: {other:?}"),
+    };
+    for (n, id) in ids.into_iter().enumerate() {
+        let key = LockKey::new("workitem", id).unwrap();
+        let broken = lock(&key).await;
+        app.locks.break_seen(&broken, &root, &format!("{reason}, {n}")).await.unwrap();
+        let lines = log_lines().lock().unwrap().clone();
+        let line = lines.iter().find(|line| line.contains(&format!("{reason}, {n}\""))).unwrap();
+        assert!(line.contains("was broken by \"Root\" (id \"root@example.org\")"), "{line}");
+        assert!(line.ends_with("held by \"Alice\" (id \"alice@example.org\")"), "{line}");
+        let shown = line.split_once("the lock on ").unwrap().1.split_once(" was broken").unwrap().0;
+        assert!(!shown.contains(|c: char| c.is_control() || c == '\u{202e}'), "{shown}");
+        let now = lock(&key).await;
+        let found = cli.json(&["show", shown]).await;
+        let [found] = &found["locks"].as_array().unwrap()[..] else { panic!("{shown}: {found}") };
+        assert_eq!(found["token"], json!(now.token), "{shown}");
+        app.locks.release(&now).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -22,6 +22,7 @@ use crate::{
     store::{Acquisition, Confirmed, Released, StoredDocument},
     web::{
         access::Permissions,
+        memory::is_about,
         problem::{Problem, misconfigured},
         request::{RequestLocks, Whose},
     },
@@ -214,6 +215,7 @@ impl RequestLocks {
     where
         F: Future<Output = Result<T, LockError>>,
     {
+        is_about(key);
         match self.acquire_or_refuse(key, how, work).await {
             Ok(acquired) => Ok(acquired),
             Err(error) => Err(self.described(error).await),
@@ -479,6 +481,7 @@ impl RequestLocks {
         load: bool,
         until: Instant,
     ) -> Result<(Mine, Option<StoredDocument>), LockError> {
+        is_about(key);
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {

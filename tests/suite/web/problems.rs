@@ -12,7 +12,12 @@ use actix_doclock::{
 use uuid::Uuid;
 
 use super::*;
-use crate::rig::log::{log_lines, logged};
+use crate::rig::{
+    app::eventually,
+    fresh_database,
+    log::{count_logged, log_lines, logged},
+    mongod::Mongod,
+};
 
 #[actix_web::test]
 async fn without_the_wrap_the_log_says_which_line_to_add() {
@@ -297,4 +302,71 @@ async fn a_second_session_middleware_is_explained_and_ends_no_session() {
     there.post("/scope/note/a").await.problem(500);
     assert!(logged("the request passes `locks.session(…)` or `locks.clients(…)` twice"));
     assert_eq!(holder_of(&locks, "a").await.as_deref(), Some("alice"));
+}
+
+/// A server on a database that can be paused.
+async fn pausable(
+    settings: impl FnOnce(LockManagerBuilder) -> LockManagerBuilder,
+) -> (Mongod, LockManager) {
+    let server = Mongod::start_replica_set().await;
+    let database = fresh_database(&server.uri()).await;
+    let builder = LockManager::builder(actix_doclock::MongoStore::new(&database)).without_reaper();
+    let locks = settings(builder).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    (server, locks)
+}
+
+#[actix_web::test]
+async fn requests_that_fail_in_an_outage_share_lines_with_method_path_and_document() {
+    log_lines();
+    let (server, locks) = pausable(|it| it.deadline(Duration::from_millis(300))).await;
+    let app = serve_with_cookies(&locks).await;
+    let people: Vec<_> = futures_util::future::join_all(
+        (0..20).map(|n| Browser::logged_in(&app, ["alice", "bob"][n % 2])),
+    )
+    .await;
+    server.pause();
+    people[0].post("/note/outage?secret=1").await.problem(503);
+    let first = r#"ERROR POST /note/outage for note/"outage" has failed: "#;
+    assert_eq!(count_logged(&[first]), 1);
+    assert!(!logged("secret=1"));
+    for person in &people[1..] {
+        person.post("/note/outage").await.problem(503);
+    }
+    assert!(count_logged(&[first]) == 1, "the others wait for their line");
+    eventually("they are counted", async || {
+        let lines = log_lines().lock().unwrap();
+        let more = lines.iter().filter(|line| line.contains("for note/\"outage\""));
+        let counted = more.filter_map(|line| {
+            let (count, _) =
+                line.strip_prefix("ERROR ")?.split_once(" more requests have failed")?;
+            count.parse::<usize>().ok()
+        });
+        counted.sum::<usize>() == 19
+    })
+    .await;
+    server.resume();
+}
+
+#[actix_web::test]
+async fn describe_is_not_blamed_for_an_outage_of_the_database() {
+    log_lines();
+    let failing = |why: &'static str| {
+        move |it: LockManagerBuilder| {
+            let it = it.deadline(Duration::from_millis(300));
+            it.describe(move |_| async move { Err(why.into()) })
+        }
+    };
+    let (server, locks) = pausable(failing("no connection for titles")).await;
+    server.pause();
+    assert!(locks.descriptions(&[key("a")]).await.is_empty());
+    let told = ["`describe` failed: no connection for titles"];
+    eventually("a line for developers", async || count_logged(&["DEBUG", told[0]]) == 1).await;
+    assert_eq!(count_logged(&["WARN", told[0]]), 0);
+    server.resume();
+
+    let (_server, locks) = pausable(failing("a fault of the function")).await;
+    assert!(locks.descriptions(&[key("a")]).await.is_empty());
+    let told = ["WARN", "`describe` failed: a fault of the function"];
+    eventually("the function is blamed", async || count_logged(&told) == 1).await;
 }

@@ -57,7 +57,7 @@ async fn the_policy_decides_who_else_may_take_over_and_the_log_names_who_did() {
     assert_eq!(root.post("/locks/note/a").await.problem(423)["may_take_over"], true);
     assert_eq!(root.post_json("/locks/note/a", take_over()).await.status, 201);
     assert!(logged(
-        r#"was taken over by "root"; reason: ""; it was held by Some("Vic\u{202e}tim")"#
+        r#"was taken over by "root" (id "root"); reason: ""; it was held by "Vic\u{202e}tim" (id "Vic\u{202e}tim")"#
     ));
     let user = victim.get("/locks/note/a").await.text();
     assert!(!user.contains("user"), "a user id is shown: {user}");
@@ -103,7 +103,7 @@ async fn a_break_names_the_lock_that_was_shown_and_a_reason() {
     alice.post_json("/locks/note/a/break", why.clone()).await.problem(403);
     assert_eq!(root.post_json("/locks/note/a/break", why).await.status, 204);
     assert!(logged(
-        r#"was broken by "root"; reason: "on holiday\nsince May"; it was held by Some("alice")"#
+        r#"was broken by "root" (id "root"); reason: "on holiday\nsince May"; it was held by "alice" (id "alice")"#
     ));
     assert_eq!(holder_of(&locks, "a").await, None);
 }

@@ -207,7 +207,7 @@ async fn the_audit_log_names_documents_by_their_titles_and_no_break_waits_for_th
     assert!(before.elapsed() < Duration::from_millis(300) && !logged("Audited"));
     // The line is not lost if the server stops now.
     locks.shutdown().await;
-    let line = r#"the lock on note/String("a") ("Audited \"\u{202e}X\" a") was broken by "root"; reason: "why\n"; it was held by Some("alice")"#;
+    let line = r#"the lock on note/"a" ("Audited \"\u{202e}X\" a") was broken by "root"; reason: "why\n"; it was held by "alice""#;
     assert!(logged(line));
 
     let app = serve_with_cookies(&locks).await;
@@ -216,7 +216,7 @@ async fn the_audit_log_names_documents_by_their_titles_and_no_break_waits_for_th
     bob.post("/locks/note/b").await.token();
     root.post_json("/locks/note/b", json!({ "take_over": true })).await.token();
     locks.shutdown().await;
-    assert!(logged(r#"("Audited \"\u{202e}X\" b") was taken over by "root""#));
+    assert!(logged(r#"("Audited \"\u{202e}X\" b") was taken over by "root" (id "root")"#));
     assert_eq!(began.load(SeqCst), 2);
 }
 
