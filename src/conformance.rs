@@ -216,6 +216,7 @@ mod freeze;
 mod hand_over;
 mod locks;
 mod pages;
+mod server;
 mod shared;
 mod shorthand;
 mod status;
@@ -229,6 +230,7 @@ pub use freeze::*;
 pub use hand_over::*;
 pub use locks::*;
 pub use pages::*;
+pub use server::*;
 pub use shared::*;
 pub use shorthand::Shorthand;
 
@@ -251,6 +253,7 @@ pub fn cases() -> Vec<&'static str> {
         status::CASES,
         freeze::CASES,
         taken::CASES,
+        server::CASES,
     ]
     .concat()
 }
@@ -398,6 +401,7 @@ macro_rules! store_conformance {
             a_taken_lock_is_told_once_with_everything_about_it,
             a_lock_that_was_not_taken_is_not_told,
             the_note_of_a_dead_server_is_told_if_the_lock_is_gone,
+            a_server_is_noted_until_its_note_is_removed,
         );
     };
     (@each $subject:ty: $($case:ident,)*) => {

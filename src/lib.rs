@@ -20,6 +20,7 @@ mod key;
 mod lock;
 mod manager;
 mod random;
+pub mod server;
 pub mod store;
 mod taken;
 mod text;

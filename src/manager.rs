@@ -27,6 +27,7 @@ mod confirm;
 mod counts;
 mod describe;
 mod document;
+mod fleet;
 mod freeze;
 mod guard;
 mod health;
@@ -128,6 +129,7 @@ struct Inner {
     /// Ends all waits. It is also cancelled when `stop` is.
     waits: CancellationToken,
     freezes: freeze::Freezes,
+    servers: fleet::Servers,
     events: watch::events::Events,
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
@@ -237,7 +239,8 @@ impl LockManager {
     pub async fn shutdown(&self) {
         self.begin_shutdown();
         self.inner.stop.0.cancel();
-        self.inner.runner.drain(self.deadline() * 2).await;
+        let drained = self.inner.runner.drain(self.deadline() * 2);
+        tokio::join!(self.forget_server(), drained);
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
     freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, PageId},
+    server::{Fleet, ServerNote},
     taken::LockTaken,
 };
 
@@ -451,6 +452,18 @@ pub trait Store: Send + Sync + 'static {
         _server: Uuid,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         async { Ok(()) }
+    }
+
+    /// Notes this server, or removes its note, in one step. Returns all notes that count then. A note counts for 3
+    /// minutes, by the store's clock; a second note of the same server replaces the first.
+    ///
+    /// By default nothing is noted: the only server is the caller.
+    fn note_server(
+        &self,
+        _id: Uuid,
+        note: Option<&ServerNote>,
+    ) -> impl Future<Output = Result<Fleet, StoreError>> + Send {
+        async move { Ok(Fleet::new(Topology::Embedded, note.cloned().into_iter().collect())) }
     }
 
     /// Reports locks that are acquired, freed or taken from now on; no renewals. `None`, the default,

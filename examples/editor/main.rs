@@ -111,6 +111,7 @@ async fn serve<S: SessionStore + 'static>(
     sessions: impl Fn() -> S + Clone + Send + 'static,
 ) -> Result<(), BoxError> {
     let key = documents.session_key().await?;
+    locks.note_session_key(&key);
     let login = cookie::time::Duration::seconds(args.login_secs.into());
     let admins = web::Data::new(Admins(args.admin));
     let manager = locks.clone();

@@ -21,7 +21,7 @@ use crate::{
         },
         claim, collections,
         describe::{Describe, Descriptions},
-        freeze,
+        fleet, freeze,
         task::Runner,
         wait::{
             ASK_AT_ONCE,
@@ -463,6 +463,7 @@ impl LockManagerBuilder {
             stop,
             waits,
             freezes: freeze::Freezes::new(),
+            servers: fleet::Servers::new(),
             register: Default::default(),
             granted: Default::default(),
             announce: Default::default(),
@@ -475,6 +476,7 @@ impl LockManagerBuilder {
         if let Some(interval) = reaper_interval {
             let run = move |inner| reaper::run(inner, interval);
             manager.inner.sweeps.by(manager.supervise("reaper", |_| {}, run));
+            manager.supervise("note of this server", |_| {}, fleet::follow);
         }
         let (Listeners { ended, taken }, limit) = (self.listeners, self.listener_timeout);
         if let Some(listener) = ended {

@@ -122,7 +122,9 @@ impl LockManager {
     /// As `register`.
     pub async fn register_in<T: Lockable>(&self, collection: &str) -> Result<(), LockError> {
         let until = clock::now() + self.deadline().max(PREPARE);
-        self.prepare(collection, Registered::of::<T>(self.ttl()), until).await.map(drop)
+        self.prepare(collection, Registered::of::<T>(self.ttl()), until).await?;
+        self.inner.servers.registered(collection, T::FENCED, T::FAIR);
+        Ok(())
     }
 
     /// Makes the documents of `T` lockable in every collection that the pattern covers: one `*` stands for one or more
@@ -140,11 +142,13 @@ impl LockManager {
     /// [`LockError::InvalidKey`] if no collection can have such a name. Otherwise as [`register`](Self::register),
     /// for those collections that have locks already.
     pub async fn register_matching<T: Lockable>(&self, pattern: &str) -> Result<(), LockError> {
+        let written = pattern;
         let (pattern, registered) = (pattern.parse()?, Registered::of::<T>(self.ttl()));
         self.inner.collections.change(|known| {
             known.patterns.retain(|(other, _)| *other != pattern);
             known.patterns.push((pattern, registered));
         });
+        self.inner.servers.registered(written, T::FENCED, T::FAIR);
         self.inner.register.notify_one();
         self.look_for_collections(Duration::ZERO, clock::now() + self.deadline().max(PREPARE)).await
     }

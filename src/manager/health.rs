@@ -13,6 +13,7 @@ use crate::{
             supervisor::TaskPanics,
             sweeps::{ReaperHealth, ReaperState},
         },
+        fleet::STANDALONE,
         wait::is_outage,
         watch::changes::Wakeup,
     },
@@ -43,6 +44,12 @@ pub struct Health {
     pub panics: BTreeMap<&'static str, TaskPanics>,
     /// The freezes that are on.
     pub frozen: Vec<Freeze>,
+    /// How many servers have [noted themselves](crate::server::ServerNote), this one included. 0 until a second
+    /// after the last registration, and for a manager without a reaper, which does not note itself.
+    pub servers: usize,
+    /// How other servers differ from this one.
+    #[serde(skip)]
+    disagreements: Vec<String>,
     /// [`shutdown`](LockManager::shutdown) was called.
     pub stopping: bool,
 }
@@ -55,10 +62,11 @@ pub struct Health {
 ///   "status": "degraded",
 ///   "problems": ["workitem.lock has no index on aid: restart a server, or create it"],
 ///   "store": { "reachable": true, "took_ms": 2, "error": null, "topology": "replica_set",
-///     "writable": true, "majority_lag_ms": 0, "missing_indexes": { "workitem.lock": ["aid"] } },
+///     "writable": true, "majority_lag_ms": 0, "missing_indexes": { "workitem.lock": ["aid"] },
+///     "missing_privileges": {} },
 ///   "collections": ["workitem"], "wakeups": { "workitem": "told" }, "waiting": 3, "guards": 1,
 ///   "event_streams": 12,
-///   "panics": {}, "frozen": [],
+///   "panics": {}, "frozen": [], "servers": 3,
 ///   "reaper": { "state": "running", "last_sweep_ms": 412, "overdue": false, "failures": 0, "last_error": null },
 ///   "stopping": false
 /// }
@@ -146,15 +154,38 @@ fn blocking(store: &StoreHealth, server: &Health) -> Vec<String> {
     if let Some(error) = &store.error {
         problems.push(format!("the store gives no answer: {error}"));
     }
-    if store.status.as_ref().is_some_and(|status| !status.writable) {
+    let status = store.status.as_ref();
+    let unauthorized = status.into_iter().flat_map(unauthorized).filter(|it| it.is_blocking);
+    problems.extend(unauthorized.map(|it| it.problem));
+    if status.is_some_and(|status| !status.writable) {
         problems.push("the store takes no writes: there is no primary".to_owned());
     }
     problems
 }
 
+struct Unauthorized {
+    is_blocking: bool,
+    problem: String,
+}
+
+/// What the database user may not do. Without the three on the locks, nothing can be locked.
+fn unauthorized(status: &StoreStatus) -> impl Iterator<Item = Unauthorized> {
+    status.missing_privileges.iter().map(|(collection, actions)| {
+        let is_vital = |action: &String| ["find", "insert", "update"].contains(&&**action);
+        let is_blocking = collection.ends_with(".lock") && actions.iter().any(is_vital);
+        let actions = actions.join(", ");
+        let problem = format!(
+            "unauthorized: the database user misses {actions} on {collection}; `doclock doctor` says what to grant"
+        );
+        Unauthorized { is_blocking, problem }
+    })
+}
+
 fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(status) = &store.status {
+        let unauthorized = unauthorized(status).filter(|it| !it.is_blocking);
+        problems.extend(unauthorized.map(|it| it.problem));
         for (collection, indexes) in &status.missing_indexes {
             let indexes = indexes.join(", ");
             problems.push(format!(
@@ -167,6 +198,9 @@ fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Strin
                  secondaries"
             ));
         }
+        if status.topology == Topology::Standalone {
+            problems.push(STANDALONE.to_owned());
+        }
         if matches!(status.topology, Topology::ReplicaSet | Topology::Sharded) {
             let polling = server.wakeups.iter().filter(|(_, wakeup)| **wakeup == Wakeup::Polling);
             problems.extend(polling.map(|(collection, _)| {
@@ -174,6 +208,7 @@ fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Strin
             }));
         }
     }
+    problems.extend(server.disagreements.iter().cloned());
     let ReaperHealth { state, failures, last_error, overdue, .. } = &server.reaper;
     if *state == ReaperState::Stopped && !server.stopping {
         problems.push("the reaper has ended: the runtime of the manager is gone".to_owned());
@@ -203,6 +238,8 @@ impl LockManager {
             reaper: self.inner.sweeps.health(self.inner.settings.reaper_interval, self.deadline()),
             panics: self.inner.panics.all(),
             frozen: self.freezes(),
+            servers: self.inner.servers.count(),
+            disagreements: self.inner.servers.problems(),
             stopping: self.inner.stop.token().is_cancelled(),
         }
     }
@@ -222,7 +259,7 @@ impl LockManager {
     ///
     /// It asks the store as a request would: with repetitions, until the
     /// [deadline](crate::LockManagerBuilder::deadline). So allow the probe a little more time than that.
-    /// On MongoDB this takes one command, and one for each registered collection, all at the same time.
+    /// On MongoDB this takes two commands, and one for each registered collection, all at the same time.
     /// It never fails: an outage is part of the answer. The answer contains no secrets, but a client that
     /// may ask without a limit can keep the database busy.
     ///
@@ -267,6 +304,8 @@ mod tests {
             reaper,
             panics: BTreeMap::new(),
             frozen: Vec::new(),
+            servers: 1,
+            disagreements: Vec::new(),
             stopping: false,
         };
         breaks(&mut status, &mut server);
@@ -292,6 +331,17 @@ mod tests {
                 let missing = ["aid", "due"].map(str::to_owned).into();
                 status.missing_indexes.insert("page.lock".to_owned(), missing);
             }),
+            (
+                Unavailable,
+                "unauthorized: the database user misses update on page.lock",
+                |status, _| {
+                    let missing = vec!["update".to_owned()];
+                    status.missing_privileges.insert("page.lock".to_owned(), missing);
+                },
+            ),
+            (Degraded, "unauthorized: the database user misses find on page;", |status, _| {
+                status.missing_privileges.insert("page".to_owned(), vec!["find".to_owned()]);
+            }),
             (Ok, "", |status, _| status.majority_lag = Some(DEADLINE)),
             (Degraded, "is 6s old", |status, _| {
                 status.majority_lag = Some(Duration::from_secs(6));
@@ -302,7 +352,8 @@ mod tests {
             (Degraded, "the change stream of page is lost", |_, server| {
                 server.wakeups.insert("page", Wakeup::Polling);
             }),
-            (Ok, "", |status, server| {
+            (Degraded, "differs", |_, server| server.disagreements.push("it differs".to_owned())),
+            (Degraded, "is a standalone server", |status, server| {
                 status.topology = Topology::Standalone;
                 server.wakeups.insert("page", Wakeup::Polling);
             }),

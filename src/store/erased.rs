@@ -14,6 +14,7 @@ use crate::{
     freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, PageId},
+    server::{Fleet, ServerNote},
     store::{
         Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Pattern, Query,
         Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
@@ -83,5 +84,6 @@ erase! {
     fn freezes() -> Vec<Freeze>;
     fn collections(like: &'a Pattern, limit: usize) -> Vec<String>;
     fn obey_freeze(id: Uuid, server: Uuid) -> ();
+    fn note_server(id: Uuid, note: Option<&'a ServerNote>) -> Fleet;
     fn watch(collection: &'a str) -> Option<Watch>;
 }

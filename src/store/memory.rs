@@ -23,6 +23,7 @@ use crate::{
     freeze::{Freeze, NewFreeze, Scope},
     key::{LockKey, Lockable},
     lock::{Aid, Lock, Mode, PageId},
+    server::{Fleet, ServerNote},
     store::{
         Acquisition, Active, Change, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Pattern,
         Query, Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
@@ -279,6 +280,10 @@ impl Store for MemoryStore {
     async fn obey_freeze(&self, id: Uuid, server: Uuid) -> Result<(), StoreError> {
         self.state().obey_freeze(id, server);
         Ok(())
+    }
+
+    async fn note_server(&self, id: Uuid, note: Option<&ServerNote>) -> Result<Fleet, StoreError> {
+        Ok(Fleet::new(Topology::Embedded, self.state().note_server(id, note)))
     }
 
     async fn expire_in(

@@ -27,10 +27,11 @@ use crate::{
     freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, PageId},
+    server::{Fleet, ServerNote},
     store::{
         Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Pattern, Query,
         Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
-        Ticket, TryAcquire, Waiters, Watch,
+        Ticket, Topology, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };
@@ -58,6 +59,7 @@ mod removal;
 mod renew;
 mod save;
 mod seen;
+mod server;
 #[cfg(feature = "mongo-session")]
 pub(crate) mod sessions;
 mod status;
@@ -72,6 +74,8 @@ pub use transaction::{TransactionError, WorkError};
 
 /// The collection of ended sessions: one record each, kept for a day.
 const ENDED: &str = "doclock.ended";
+/// The collection of web sessions, unless the application names another one.
+pub(crate) const SESSIONS: &str = "doclock.session";
 const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How often a claim is repeated because yet another expired lock is in its way.
@@ -99,9 +103,11 @@ struct Inner {
     ended: Collection<Record>,
     /// The ways of the writes of all collections.
     lanes: lanes::Shared,
-    /// Whether the server has transactions; asked only once.
-    transactions: OnceCell<bool>,
+    /// Asked only once.
+    topology: OnceCell<Topology>,
     collections: RwLock<HashMap<String, Prepared>>,
+    /// The collection of web sessions, if there is one.
+    sessions: RwLock<Option<String>>,
 }
 
 impl MongoStore {
@@ -116,8 +122,9 @@ impl MongoStore {
                 ended: majority(database, ENDED),
                 database: database.clone(),
                 lanes: lanes::Shared::new(),
-                transactions: OnceCell::new(),
+                topology: OnceCell::new(),
                 collections: RwLock::default(),
+                sessions: RwLock::default(),
             }),
         }
     }
@@ -128,15 +135,18 @@ impl MongoStore {
         &self.inner.database
     }
 
-    async fn has_transactions(&self) -> Result<bool, StoreError> {
+    /// The kind of deployment, asked only once.
+    async fn topology(&self) -> Result<Topology, StoreError> {
         let ask = async {
             let hello = self.inner.database.run_command(doc! { "hello": 1 }).await;
             let hello = hello.map_err(|e| store_error("asking the server for its kind", e))?;
-            // A member of a replica set names its set; a mongos says `isdbgrid`.
-            Ok(hello.contains_key("setName")
-                || hello.get_str("msg").is_ok_and(|it| it == "isdbgrid"))
+            Ok(status::topology(&hello))
         };
-        self.inner.transactions.get_or_try_init(|| ask).await.copied()
+        self.inner.topology.get_or_try_init(|| ask).await.copied()
+    }
+
+    async fn has_transactions(&self) -> Result<bool, StoreError> {
+        Ok(self.topology().await? != Topology::Standalone)
     }
 
     fn now_has(&self, collection: &str, locks: Collection<Record>, rules: Rules) {
@@ -334,6 +344,10 @@ impl Store for MongoStore {
 
     async fn obey_freeze(&self, id: Uuid, server: Uuid) -> Result<(), StoreError> {
         self.note_obedience(id, server).await
+    }
+
+    async fn note_server(&self, id: Uuid, note: Option<&ServerNote>) -> Result<Fleet, StoreError> {
+        self.write_note(id, note).await
     }
 
     async fn take_announcements(

@@ -20,13 +20,17 @@ pub struct StoreStatus {
     /// The indexes that [`prepare`](crate::store::Store::prepare) creates but that are missing now, by the
     /// name of the lock collection, such as `workitem.lock`.
     pub missing_indexes: BTreeMap<String, Vec<String>>,
+    /// What the database user may not do although it must, by the name of the collection. The privileges to create
+    /// indexes are not included: another user may have created them.
+    pub missing_privileges: BTreeMap<String, Vec<String>>,
 }
 
 impl StoreStatus {
     /// A status in which nothing is missing.
     #[must_use]
     pub fn new(topology: Topology, writable: bool) -> Self {
-        Self { topology, writable, majority_lag: None, missing_indexes: BTreeMap::new() }
+        let (missing_indexes, missing_privileges) = Default::default();
+        Self { topology, writable, majority_lag: None, missing_indexes, missing_privileges }
     }
 }
 

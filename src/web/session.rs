@@ -7,8 +7,10 @@ use actix_session::{Session, SessionExt, SessionMiddleware, storage::SessionStor
 use actix_web::{
     Error, HttpMessage,
     body::MessageBody,
+    cookie::Key,
     dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
 };
+use sha2::{Digest, Sha256};
 
 use crate::{
     actor::Actor,
@@ -44,6 +46,18 @@ impl LockManager {
     /// For clients without cookies see [`clients`](Self::clients).
     pub fn session<K: SessionStore>(&self, session: SessionMiddleware<K>) -> LockingSession<K> {
         Locking::new(self, session)
+    }
+
+    /// Notes a fingerprint of the session key, so that servers with different keys
+    /// [find out](crate::server::ServerNote): otherwise people are logged out at random. Call it once, in `main`,
+    /// with the key of the [`SessionMiddleware`].
+    ///
+    /// The fingerprint is 32 bits of a SHA-256 digest, and tells nothing about a random key.
+    pub fn note_session_key(&self, key: &Key) {
+        let digest =
+            Sha256::new().chain_update("actix-doclock session key").chain_update(key.master());
+        let digest = digest.finalize();
+        self.note_key(digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect());
     }
 }
 

@@ -86,6 +86,7 @@ fn watched_database(
         if let CommandEvent::Started(started) = event
             && !is_housekeeping(&started.command_name)
             && !started.command.get_str("find").is_ok_and(|it| it == "doclock.frozen")
+            && !started.command.get_str("findAndModify").is_ok_and(|it| it == "doclock.server")
         {
             sends(started);
         }

@@ -144,11 +144,17 @@ pub(crate) struct Frozen {
     pub(crate) all: bool,
 }
 
+/// The usual collection of web sessions.
+const SESSIONS: &str = "doclock.session";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Init {
     /// The collections of the documents; the locks of `workitem` are kept in `workitem.lock`
-    #[arg(required = true, value_name = "COLLECTION")]
+    #[arg(required_unless_present = "sessions", value_name = "COLLECTION")]
     pub(crate) collections: Vec<String>,
+    /// Also creates the collection of web sessions, for `MongoSessionStore`. Its name, if it has another one
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = SESSIONS, value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) sessions: Option<String>,
     /// How long a lock outlives the last activity of its session, from 1s to 30days
     #[arg(long, default_value = "150s", value_parser = ttl)]
     pub(crate) ttl: Duration,
@@ -161,6 +167,9 @@ pub(crate) struct Init {
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) of: Collections,
+    /// The collection of web sessions must be there. Without this option `doclock.session` is examined, if there is one
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = SESSIONS, value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) sessions: Option<String>,
     /// The ttl that the application is configured with. Default: the ttl is not checked
     #[arg(long, value_parser = ttl)]
     pub(crate) ttl: Option<Duration>,

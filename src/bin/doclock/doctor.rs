@@ -19,6 +19,9 @@ pub(crate) async fn doctor(
     json: bool,
 ) -> Result<Outcome, Failure> {
     let collections = locks::collections(store, &args.of).await?;
+    if let Some(sessions) = &args.sessions {
+        store.attach_sessions(sessions);
+    }
     let findings = answer(store.diagnose(&collections, args.ttl)).await?;
     let is_wrong = |finding: &&Finding| finding.severity > Severity::Info;
     let wrong = findings.iter().filter(is_wrong).count();

@@ -34,11 +34,18 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<
         let ttl = answer(store.attach(collection)).await?.map_or(args.ttl, |rules| rules.ttl);
         made.push((collection, ttl));
     }
+    if let Some(sessions) = &args.sessions {
+        answer_within(INDEX_WITHIN, store.prepare_sessions(sessions)).await?;
+    }
     if json {
         let made = made.iter().map(|(collection, ttl)| {
             json!({ "collection": collection, "expire_after_seconds": ttl.as_secs() })
         });
-        output::print_json(&json!({ "collections": made.collect::<Vec<_>>() }))?;
+        let mut made = json!({ "collections": made.collect::<Vec<_>>() });
+        if let Some(sessions) = &args.sessions {
+            made["sessions"] = json!(sessions);
+        }
+        output::print_json(&made)?;
         return Ok(Outcome::Done);
     }
     for (collection, ttl) in made {
@@ -55,6 +62,10 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<
         };
         let collection = output::printable(collection);
         output::print(&format!("{collection}.lock is ready; {expires}"))?;
+    }
+    if let Some(sessions) = &args.sessions {
+        let sessions = output::printable(sessions);
+        output::print(&format!("{sessions} is ready; sessions go a day after their end"))?;
     }
     Ok(Outcome::Done)
 }

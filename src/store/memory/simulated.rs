@@ -132,6 +132,7 @@ impl State {
             documents,
             freezes,
             takings,
+            servers: Vec::new(),
         };
         MemoryStore { state: Arc::new(state.into()) }
     }

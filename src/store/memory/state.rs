@@ -13,6 +13,7 @@ use crate::{
     freeze::Freeze,
     key::LockKey,
     lock::{Aid, Holder, Lock},
+    server::ServerNote,
     store::{
         Change, Released, Rules,
         memory::{
@@ -27,6 +28,8 @@ use crate::{
 
 /// How many replaced expired grants are kept for the sweep.
 const MAX_FORMER: usize = 10_000;
+const MAX_SERVERS: usize = 200;
+const NOTE_COUNTS_FOR: Duration = Duration::from_secs(3 * 60);
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -43,6 +46,8 @@ pub(super) struct State {
     /// With their ends on the store's clock, and with the servers that obey them.
     pub(super) freezes: Vec<(Freeze, Duration, BTreeSet<Uuid>)>,
     pub(super) takings: Takings,
+    /// With the times at which they cease to count.
+    pub(super) servers: Vec<(ServerNote, Duration)>,
 }
 
 impl Default for State {
@@ -58,6 +63,7 @@ impl Default for State {
             documents: BTreeMap::new(),
             freezes: Vec::new(),
             takings: Takings::default(),
+            servers: Vec::new(),
         }
     }
 }
@@ -78,6 +84,14 @@ impl State {
 
     pub(super) fn is_fair(&self, collection: &str) -> bool {
         self.rules.get(collection).is_some_and(|rules| rules.fair)
+    }
+
+    pub(super) fn note_server(&mut self, id: Uuid, note: Option<&ServerNote>) -> Vec<ServerNote> {
+        let now = self.now();
+        self.servers.retain(|(server, until)| *until > now && server.id != id);
+        self.servers.truncate(MAX_SERVERS - 1);
+        self.servers.extend(note.map(|note| (note.clone(), now.saturating_add(NOTE_COUNTS_FOR))));
+        self.servers.iter().map(|(server, _)| server.clone()).collect()
     }
 
     /// Keeps expired grants that another session has just replaced.

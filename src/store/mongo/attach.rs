@@ -1,6 +1,6 @@
 //! Opens lock collections as they are, for programs that do not know the types of the documents.
 
-use std::time::Duration;
+use std::{sync::PoisonError, time::Duration};
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -82,6 +82,29 @@ impl MongoStore {
         rules.fair = true;
         self.now_has(collection, locks, rules);
         Ok(Some(rules))
+    }
+
+    /// Creates a collection of web sessions with its indexes, as the session store of this crate does
+    /// when it is built. Idempotent. `doclock.session` is its usual name.
+    ///
+    /// # Errors
+    /// If the database is not reached, or its user lacks a privilege; the message names it.
+    pub async fn prepare_sessions(&self, collection: &str) -> Result<(), StoreError> {
+        let records = majority::<Document>(self.database(), collection);
+        indexes::of_sessions(self.database(), &records).await?;
+        self.attach_sessions(collection);
+        Ok(())
+    }
+
+    /// Makes [`diagnose`](Self::diagnose) examine this collection of web sessions. Otherwise it examines
+    /// `doclock.session`, if there is one.
+    pub fn attach_sessions(&self, collection: &str) {
+        let mut sessions = self.inner.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        *sessions = Some(collection.to_owned());
+    }
+
+    pub(super) fn sessions(&self) -> Option<String> {
+        self.inner.sessions.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

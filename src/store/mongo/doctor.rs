@@ -3,6 +3,7 @@
 use std::{cmp::Reverse, time::Duration};
 
 use mongodb::{
+    Namespace,
     bson::{Document, doc},
     error::Result as MongoResult,
 };
@@ -10,7 +11,7 @@ use mongodb::{
 use crate::{
     error::StoreError,
     store::mongo::{
-        ENDED, MongoStore,
+        ENDED, MongoStore, SESSIONS,
         error::{code, is_denied, store_error},
         indexes, majority,
     },
@@ -18,12 +19,15 @@ use crate::{
 
 mod clock;
 mod finding;
+mod fleet;
 mod index;
 mod privilege;
 mod sharding;
 mod topology;
 
 pub use finding::{Finding, Severity};
+pub(super) use privilege::{User, is_schema};
+pub(super) use topology::Kind;
 
 /// The default ttl of a lock.
 const USUAL_TTL: Duration = Duration::from_secs(150);
@@ -31,7 +35,7 @@ const USUAL_TTL: Duration = Duration::from_secs(150);
 impl MongoStore {
     /// Looks for dangers to the locks of these collections: the kind of deployment, the write concern
     /// of the URI, missing indexes, a TTL index that differs from `ttl` or from the locks that are
-    /// held, servers whose clocks differ, missing privileges of the database user, and the sharding of
+    /// held, the collection of web sessions if there is one, servers that disagree, servers whose clocks differ, missing privileges of the database user, and the sharding of
     /// the lock collections. The worst finding comes first; an empty list means that nothing is wrong.
     ///
     /// It only reads, so an application may log the findings when it starts:
@@ -70,18 +74,23 @@ impl MongoStore {
         let mut findings = topology::findings(&hello, server);
         findings.extend(topology::write_concern(server, database.write_concern()));
 
-        let status = doc! { "connectionStatus": 1, "showPrivileges": true };
-        // The strict Stable API lacks this command. Missing privileges then show where they are needed.
-        let status = unless_strict(database.run_command(status).await)?;
-        let user = privilege::User::of(&status.unwrap_or_default());
+        let user = User::ask(database).await?;
         let ended = database.collection::<Document>(ENDED);
         let existing = allowed(indexes::list(database, ended.name()).await)?;
         if existing.is_none() && user.is_unknown() {
             findings.push(privilege::not_authenticated(database.name()));
             return Ok(findings);
         }
+        let servers = allowed(self.read_notes().await)?.unwrap_or_default();
+        findings.extend(fleet::findings(database.name(), &servers));
         let collections: Vec<_> = collections.iter().map(AsRef::as_ref).collect();
-        findings.extend(user.findings(database.name(), &collections, server));
+        let sessions = self.existing_sessions().await?;
+        let named = sessions.as_ref().map(|(name, _)| &**name);
+        findings.extend(user.findings(database.name(), &collections, named, server));
+        if let Some((name, existing)) = &sessions {
+            let namespace = Namespace::new(database.name(), name);
+            findings.extend(existing.iter().flat_map(|it| index::of_sessions(&namespace, it)));
+        }
         findings.extend(clock::findings(database, &hello, server, ttl.unwrap_or(USUAL_TTL)).await?);
         if collections.is_empty() {
             findings.push(index::no_collections(database.name()));
@@ -106,10 +115,21 @@ impl MongoStore {
     }
 }
 
+impl MongoStore {
+    /// The collection of web sessions and its indexes, if the user may see them; `None` if there seem to be none.
+    async fn existing_sessions(&self) -> MongoResult<Option<(String, Option<Vec<Document>>)>> {
+        let known = self.sessions();
+        let name = known.clone().unwrap_or_else(|| SESSIONS.to_owned());
+        let existing = allowed(indexes::list(&self.inner.database, &name).await)?;
+        let is_there = known.is_some() || existing.as_ref().is_some_and(|it| !it.is_empty());
+        Ok(is_there.then_some((name, existing)))
+    }
+}
+
 const API_STRICT: i32 = 323;
 
 /// `None` if the connection uses the strict Stable API, which does not know the command.
-fn unless_strict<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
+pub(super) fn unless_strict<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(e) if code(&e) == Some(API_STRICT) => Ok(None),
@@ -118,7 +138,7 @@ fn unless_strict<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
 }
 
 /// `None` if the database user may not do this. The check of the privileges reports that anyway.
-fn allowed<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
+pub(super) fn allowed<T>(result: MongoResult<T>) -> MongoResult<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(e) if is_denied(&e) => Ok(None),

@@ -23,7 +23,10 @@ const TRANSIENT: &[i32] = &[
 ];
 
 /// Not authorised, and authentication failed.
-const DENIED: &[i32] = &[13, 18];
+const DENIED: &[i32] = &[13, AUTHENTICATION_FAILED];
+const AUTHENTICATION_FAILED: i32 = 18;
+/// Atlas gives many errors this code.
+const ATLAS_ERROR: i32 = 8000;
 
 pub(super) const DUPLICATE_KEY: i32 = 11000;
 pub(super) const MAX_TIME_EXPIRED: i32 = 50;
@@ -89,20 +92,75 @@ pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
             new("MongoDB did not finish in time: it is busy, or a transaction blocks the record")
                 .because(error)
         }
-        StoreErrorKind::Unavailable => {
-            new("MongoDB cannot be reached, or its answer was lost").because(error)
-        }
+        StoreErrorKind::Unavailable => new(unreachable(&error)).because(error),
         StoreErrorKind::Overloaded => {
             new("nothing was sent, because more is asked than MongoDB can do; try again later")
         }
         // The server quotes the whole command, which must not get into the log.
-        StoreErrorKind::Denied => {
-            new("the database user is not allowed to do this").because(match code(&error) {
-                Some(code) => format!("server code {code}"),
-                None => error.to_string(),
-            })
-        }
+        StoreErrorKind::Denied => new(&denied(&error)).because(match code(&error) {
+            Some(code) => format!("server code {code}"),
+            None => error.to_string(),
+        }),
         _ => new("MongoDB refused").because(error),
+    }
+}
+
+/// Why no server was reached.
+fn unreachable(error: &Error) -> &'static str {
+    let ErrorKind::ServerSelection { message, .. } = error.kind.as_ref() else {
+        return "MongoDB cannot be reached, or its answer was lost";
+    };
+    if message.contains("ReplicaSetNoPrimary") {
+        "the replica set has no primary at the moment; if that lasts, look at `rs.status()`"
+    } else if message.contains("refused") {
+        "no MongoDB server runs there: the connection is refused; start mongod, or correct the host and the port in \
+         the URI"
+    } else {
+        "no MongoDB server answers; check the network, and the hosts in the URI"
+    }
+}
+
+/// What the server does not permit.
+fn denied(error: &Error) -> String {
+    let is_wrong_password = matches!(error.kind.as_ref(), ErrorKind::Authentication { .. })
+        || code(error) == Some(AUTHENTICATION_FAILED);
+    if is_wrong_password {
+        return "MongoDB does not accept the user or the password; correct them in the URI, and `authSource`, the \
+                database that keeps the user"
+            .to_owned();
+    }
+    let said = said(error);
+    if said.contains("requires authentication") {
+        return "MongoDB asks for a user and a password; write them into the URI".to_owned();
+    }
+    let grant = "`doclock doctor` says what to grant";
+    match refused_command(said) {
+        Some((command, collection)) => {
+            format!(
+                "the database user is not allowed to do this: `{command}` on `{collection}`; {grant}"
+            )
+        }
+        None => format!("the database user is not allowed to do this; {grant}"),
+    }
+}
+
+/// The command and its collection, of `not authorized on shop to execute command { find: "workitem.lock", …`. The
+/// rest of the text may contain what people have typed.
+fn refused_command(said: &str) -> Option<(&str, &str)> {
+    let (_, command) = said.split_once("to execute command { ")?;
+    let (name, rest) = command.split_once(": \"")?;
+    let (collection, _) = rest.split_once('"')?;
+    let is_name = |text: &str| text.chars().all(|it| it.is_alphanumeric() || "._-".contains(it));
+    (is_name(name) && is_name(collection)).then_some((name, collection))
+}
+
+/// The message of the server.
+fn said(error: &Error) -> &str {
+    match error.kind.as_ref() {
+        ErrorKind::Command(e) => &e.message,
+        ErrorKind::Write(WriteFailure::WriteError(e)) => &e.message,
+        ErrorKind::Custom(_) => ours::<Refused>(error).map_or("", |refused| &refused.message),
+        _ => "",
     }
 }
 
@@ -134,6 +192,9 @@ fn kind(error: &Error) -> StoreErrorKind {
         _ => match code(error) {
             Some(code) if TRANSIENT.contains(&code) => StoreErrorKind::Unavailable,
             Some(code) if DENIED.contains(&code) => StoreErrorKind::Denied,
+            Some(ATLAS_ERROR) if ["auth", "not allowed"].iter().any(|it| said(error).contains(it)) => {
+                StoreErrorKind::Denied
+            }
             // An error of our own: too late to continue.
             None if matches!(error.kind.as_ref(), ErrorKind::Custom(_)) => {
                 StoreErrorKind::Unavailable

@@ -48,19 +48,22 @@ const fn partial(field: &'static str) -> Plain {
 pub(super) const OF_LOCKS: &[Plain] = &[full("aid"), partial("readers.aid"), partial("due")];
 /// Partial, because few records have unfinished steps.
 pub(super) const OF_ENDED: &[Plain] = &[partial("step")];
-#[cfg(feature = "mongo-session")]
-const OF_SESSIONS: &[Plain] = &[partial("due"), partial("by"), partial("aid"), partial("user")];
+pub(super) const OF_SESSIONS: &[Plain] =
+    &[partial("due"), partial("by"), partial("aid"), partial("user")];
+/// How long the note of an ended web session stays, and a session that no sweep has handled.
+pub(super) const REMEMBER_SESSIONS: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The names of the missing indexes: of the expected ones, and of the TTL index on `ts`.
+/// The names of the missing indexes: of the expected ones, and of the TTL index on the date.
 pub(super) async fn missing(
     database: &Database,
     collection: &str,
+    date: &'static str,
     expected: &[Plain],
 ) -> Result<Vec<String>, Error> {
     let existing = list(database, collection).await?;
     let is_on_field = |field: &'static str| move |index: &&Document| is_on(index, field);
-    let expires = existing.iter().filter(is_on_field("ts")).any(|index| expiry(index).is_some());
-    let mut missing = if expires { vec![] } else { vec!["ts (TTL)".to_owned()] };
+    let expires = existing.iter().filter(is_on_field(date)).any(|index| expiry(index).is_some());
+    let mut missing = if expires { vec![] } else { vec![format!("{date} (TTL)")] };
     let absent = expected.iter().filter(|it| !existing.iter().any(|index| is_on(index, it.field)));
     missing.extend(absent.map(|it| it.field.to_owned()));
     Ok(missing)
@@ -83,15 +86,13 @@ pub(super) async fn of_locks(
 }
 
 /// The same for the collection of web sessions.
-#[cfg(feature = "mongo-session")]
 pub(super) async fn of_sessions(
     database: &Database,
     sessions: &Collection<Document>,
-    remember: Duration,
 ) -> Result<(), StoreError> {
-    let mut ensured = ensure_of_sessions(database, sessions, remember).await;
+    let mut ensured = ensure_of_sessions(database, sessions).await;
     if met_another_server(&ensured) {
-        ensured = ensure_of_sessions(database, sessions, remember).await;
+        ensured = ensure_of_sessions(database, sessions).await;
     }
     explained(database, sessions, ensured)
 }
@@ -152,14 +153,12 @@ async fn ensure_of_ended(database: &Database, ended: &Collection<Document>) -> R
     ensure(ended, OF_ENDED, &existing).await
 }
 
-#[cfg(feature = "mongo-session")]
 async fn ensure_of_sessions(
     database: &Database,
     sessions: &Collection<Document>,
-    remember: Duration,
 ) -> Result<(), Error> {
     let existing = list(database, sessions.name()).await?;
-    let seconds = whole_seconds(remember);
+    let seconds = whole_seconds(REMEMBER_SESSIONS);
     ensure_ttl(database, sessions, "expires", seconds, Expiry::Set, &existing).await?;
     ensure(sessions, OF_SESSIONS, &existing).await
 }

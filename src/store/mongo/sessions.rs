@@ -16,7 +16,7 @@ use crate::{
     ended::EndReason,
     error::StoreError,
     lock::Aid,
-    store::mongo::{MongoStore, error::store_error, indexes, majority, record::presentable},
+    store::mongo::{MongoStore, error::store_error, majority, record::presentable},
 };
 
 mod change;
@@ -25,8 +25,6 @@ mod pipeline;
 use change::Fact;
 pub(crate) use change::{Change, text_of};
 
-/// How long the note of an ended session stays, and a session that no sweep has handled.
-const REMEMBER: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long other sweeps leave a session alone that one sweep has taken.
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -81,7 +79,7 @@ impl Sessions {
         absolute: Option<Duration>,
     ) -> Result<Self, StoreError> {
         let records = majority(store.database(), collection);
-        indexes::of_sessions(store.database(), &records, REMEMBER).await?;
+        store.prepare_sessions(collection).await?;
         Ok(Self { records, absolute })
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::{try_join, try_join_all};
 use mongodb::{
     bson::{DateTime, Document, doc},
     options::{ReadPreference, SelectionCriteria},
@@ -12,7 +12,7 @@ use crate::{
     error::StoreError,
     store::{
         StoreStatus, Topology,
-        mongo::{ENDED, MongoStore, error::store_error, indexes},
+        mongo::{ENDED, MongoStore, doctor, error::store_error, indexes},
     },
 };
 
@@ -30,31 +30,56 @@ impl MongoStore {
             .map_err(|e| store_error("asking the server for its status", e))?;
         let mut status = said(&hello);
         if status.writable {
-            let locks = collections.iter().map(|name| (format!("{name}.lock"), indexes::OF_LOCKS));
-            let all = locks.chain([(ENDED.to_owned(), indexes::OF_ENDED)]);
-            let missing = all.map(async |(collection, expected)| {
-                let missing = indexes::missing(database, &collection, expected).await;
-                let missing = missing
+            let of_locks = |name| (format!("{name}.lock"), "ts", indexes::OF_LOCKS);
+            let locks = collections.iter().map(of_locks);
+            let ended = (ENDED.to_owned(), "ts", indexes::OF_ENDED);
+            let sessions = self.sessions().map(|name| (name, "expires", indexes::OF_SESSIONS));
+            let all = locks.chain([ended]).chain(sessions);
+            let missing = all.map(async |(collection, date, expected)| {
+                let missing = indexes::missing(database, &collection, date, expected).await;
+                let missing = doctor::allowed(missing)
                     .map_err(|e| store_error(format!("looking at the indexes of {collection}"), e));
                 Ok::<_, StoreError>((collection, missing?))
             });
-            let missing = try_join_all(missing).await?.into_iter();
+            let missing = try_join_all(missing);
+            let user = async {
+                let user = doctor::User::ask(database).await;
+                user.map_err(|e| store_error("looking at the privileges of the database user", e))
+            };
+            let (missing, user) = try_join(missing, user).await?;
+            let has_evidence = missing.iter().any(|(_, missing)| missing.is_none());
+            let sessions = self.sessions();
+            if user.lists_privileges() || has_evidence {
+                let kind = doctor::Kind::of(&hello);
+                let lacks = user.lacks(database.name(), collections, sessions.as_deref(), kind);
+                let lacks = lacks.map(|(collection, mut actions)| {
+                    actions.retain(|action| !doctor::is_schema(action));
+                    (collection, actions.into_iter().map(str::to_owned).collect::<Vec<_>>())
+                });
+                status.missing_privileges = lacks.filter(|(_, lacks)| !lacks.is_empty()).collect();
+            }
+            let missing = missing.into_iter().filter_map(|(name, missing)| Some((name, missing?)));
             status.missing_indexes = missing.filter(|(_, missing)| !missing.is_empty()).collect();
         }
         Ok(status)
     }
 }
 
-fn said(hello: &Document) -> StoreStatus {
-    let topology = if hello.contains_key("setName") {
+/// The kind of deployment, from a server's answer to `hello`. A member of a replica set names its set; a mongos says
+/// `isdbgrid`.
+pub(super) fn topology(hello: &Document) -> Topology {
+    if hello.contains_key("setName") {
         Topology::ReplicaSet
     } else if hello.get_str("msg").is_ok_and(|it| it == "isdbgrid") {
         Topology::Sharded
     } else {
         Topology::Standalone
-    };
+    }
+}
+
+fn said(hello: &Document) -> StoreStatus {
     let writable = hello.get_bool("isWritablePrimary").unwrap_or(false);
-    StoreStatus { majority_lag: majority_lag(hello), ..StoreStatus::new(topology, writable) }
+    StoreStatus { majority_lag: majority_lag(hello), ..StoreStatus::new(topology(hello), writable) }
 }
 
 /// From the dates of the primary alone, in whole seconds. The primary writes at least every 10 s.

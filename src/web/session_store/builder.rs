@@ -5,11 +5,13 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     error::StoreError,
     manager::LockManager,
-    store::{MongoStore, mongo::sessions::Sessions},
+    store::{
+        MongoStore,
+        mongo::{SESSIONS, sessions::Sessions},
+    },
     web::session_store::{Inner, MongoSessionStore, sweep},
 };
 
-const COLLECTION: &str = "doclock.session";
 /// Where actix-identity stores the user's id.
 const USER: &str = "actix_identity.user_id";
 
@@ -74,7 +76,7 @@ impl MongoSessionStore {
         MongoSessionStoreBuilder {
             store: store.clone(),
             locks: locks.clone(),
-            collection: COLLECTION.to_owned(),
+            collection: SESSIONS.to_owned(),
             user_key: USER.to_owned(),
             absolute_timeout: None,
         }

@@ -46,6 +46,7 @@ pub(super) const EXEMPT: &[(&str, &str)] = &[
     ("store/mongo/doctor.rs::diagnose", "reads"),
     ("store/mongo/attach.rs::lock_collections", "reads"),
     ("store/mongo/attach.rs::attach", "reads"),
+    ("store/mongo/attach.rs::prepare_sessions", "without a lock"),
     ("store/mongo/titles.rs::titles", "reads"),
     ("manager/describe.rs::descriptions", "without a lock; the call goes on"),
     ("store/mongo/transaction.rs::transaction", "needs a real server: see `transactions`"),

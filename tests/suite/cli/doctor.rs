@@ -76,6 +76,29 @@ async fn a_missing_index_is_found() {
 }
 
 #[tokio::test]
+async fn the_collection_of_web_sessions_is_examined_if_there_is_one_or_if_it_is_named() {
+    let (cli, database) = Cli::fresh().await;
+    App::on(&database).await;
+    assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+    for (option, name) in [("--sessions", "doclock.session"), ("--sessions=logins", "logins")] {
+        let finding = fault(&cli, &[option]).await;
+        says(&finding, "missing_collection", "about", &format!("{}.{name}", cli.database));
+        says(&finding, "missing_collection", "advice", "doclock init --sessions");
+        let told = cli.run(&["init", option]).await.ok();
+        assert!(told.contains(&format!("{name} is ready")), "{told}");
+        assert_eq!(faults(&cli, &[option]).await.1, [Value::Null; 0]);
+    }
+    let sessions = database.collection::<mongodb::bson::Document>("doclock.session");
+    for index in ["expires", "due", "by", "aid", "user"] {
+        sessions.drop_index(format!("{index}_1")).await.unwrap();
+        let finding = fault(&cli, &[]).await;
+        says(&finding, "missing_index", "problem", &format!("`{index}`"));
+        cli.run(&["init", "workitem", "--sessions"]).await.ok();
+    }
+    assert_eq!(faults(&cli, &["--sessions"]).await.1, [Value::Null; 0]);
+}
+
+#[tokio::test]
 async fn a_wrong_ttl_is_found() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;
@@ -203,7 +226,8 @@ async fn a_missing_privilege_is_found() {
     };
     let records = ["insert", "remove", "listIndexes", "createIndex", "collMod"];
     let least = ["workitem.lock", "doclock.ended"].map(|collection| on(collection, &records));
-    let others = [on("workitem", &[]), on("doclock.frozen", &["insert"])];
+    let others =
+        [on("workitem", &[]), on("doclock.frozen", &["insert"]), on("doclock.server", &["insert"])];
     let least = [least.as_slice(), &others].concat();
     let role = doc! { "createRole": "doclock", "privileges": least, "roles": [] };
     admin.database("admin").run_command(role).await.unwrap();

@@ -1,8 +1,10 @@
 //! The tools of operators on call: health, metrics, spans, and log lines.
 
 mod documents;
+mod fleet;
 mod health;
 #[cfg(feature = "metrics")]
 pub(crate) mod metrics;
+mod rights;
 #[cfg(feature = "tracing")]
 mod spans;

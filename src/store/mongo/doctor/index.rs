@@ -10,8 +10,8 @@ use crate::store::{
         REMEMBER_ENDED,
         doctor::finding::{Finding, Severity, database_in_shell, in_shell, quoted},
         indexes::{
-            self, LONGEST_INDEX, OF_ENDED, OF_LOCKS, Plain, expiry, is_of_fenced, is_on,
-            whole_seconds,
+            self, LONGEST_INDEX, OF_ENDED, OF_LOCKS, OF_SESSIONS, Plain, expiry, is_of_fenced,
+            is_on, whole_seconds,
         },
     },
 };
@@ -61,6 +61,45 @@ pub(super) fn of_ended(ended: &Namespace, existing: &[Document]) -> Vec<Finding>
     findings
 }
 
+pub(super) fn of_sessions(sessions: &Namespace, existing: &[Document]) -> Vec<Finding> {
+    if existing.is_empty() {
+        return vec![no_such_sessions(sessions)];
+    }
+    let mut findings: Vec<_> = missing(sessions, existing, OF_SESSIONS)
+        .into_iter()
+        .map(|finding| Finding { advice: MAKE_SESSIONS.to_owned(), ..finding })
+        .collect();
+    if !existing.iter().any(|index| is_on(index, "expires") && expiry(index).is_some()) {
+        let shell = in_shell(sessions);
+        let seconds = whole_seconds(indexes::REMEMBER_SESSIONS);
+        let finding = Finding::new(
+            Severity::Error,
+            "missing_index",
+            sessions,
+            "the TTL index on `expires` is missing: once no application server is there to remove them, sessions \
+             stay forever",
+            MAKE_SESSIONS,
+        );
+        findings.push(finding.with_command(format!(
+            "{shell}.createIndex({{expires: 1}}, {{expireAfterSeconds: {seconds}}})"
+        )));
+    }
+    findings
+}
+
+const MAKE_SESSIONS: &str = "restart the application, which creates it when it builds its session store, or run \
+     `doclock init --sessions`";
+
+fn no_such_sessions(sessions: &Namespace) -> Finding {
+    Finding::new(
+        Severity::Error,
+        "missing_collection",
+        sessions,
+        "there is no such collection of web sessions: no application with this database has built its session store",
+        MAKE_SESSIONS,
+    )
+}
+
 fn no_such_collection(namespace: &Namespace) -> Finding {
     Finding::new(
         Severity::Error,
@@ -78,6 +117,7 @@ fn missing(namespace: &Namespace, existing: &[Document], wanted: &[Plain]) -> Ve
         let serves = match *field {
             "due" => "each search for idle sessions",
             "step" => "each search for sessions whose end is half done",
+            "by" | "user" => "each revocation of sessions",
             _ => "each renewal and each logout",
         };
         Finding::new(

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use mongodb::{
-    Namespace,
-    bson::{Bson, Document},
+    Database, Namespace,
+    bson::{Bson, Document, doc},
+    error::Result as MongoResult,
 };
 
 use crate::{
@@ -14,14 +15,18 @@ use crate::{
         doctor::{
             finding::{Finding, Severity, database_in_shell, quoted},
             topology::Kind,
+            unless_strict,
         },
         freeze::FROZEN,
+        server::SERVERS,
     },
 };
 
 /// Needed on the crate's own collections.
 const RECORDS: &[&str] =
     &["find", "insert", "update", "remove", "listIndexes", CREATE_INDEX, COLL_MOD];
+/// Needed on web sessions.
+const WEB_SESSIONS: &[&str] = &["find", "insert", "update", "listIndexes", CREATE_INDEX, COLL_MOD];
 const CREATE_INDEX: &str = "createIndex";
 const COLL_MOD: &str = "collMod";
 /// Needed on locks, if the deployment has change streams.
@@ -31,7 +36,7 @@ const DOCUMENTS: &[&str] = &["find", "update"];
 
 /// The authenticated user, from the answer to `connectionStatus`.
 #[derive(Debug)]
-pub(super) struct User {
+pub(in crate::store::mongo) struct User {
     /// The name of the user, and the database that keeps it. `None` if nobody is authenticated.
     name: Option<(String, String)>,
     privileges: Vec<Document>,
@@ -55,16 +60,34 @@ impl User {
         self.name.is_none()
     }
 
-    /// One finding for each collection on which the user lacks a privilege.
-    pub(super) fn findings(
+    /// Asks who is authenticated. The strict Stable API lacks this command. Missing privileges then show where they
+    /// are needed.
+    pub(in crate::store::mongo) async fn ask(database: &Database) -> MongoResult<Self> {
+        let status = doc! { "connectionStatus": 1, "showPrivileges": true };
+        let status = unless_strict(database.run_command(status).await)?;
+        Ok(Self::of(&status.unwrap_or_default()))
+    }
+
+    /// False for a server that does not list them, and for a user without any.
+    pub(in crate::store::mongo) fn lists_privileges(&self) -> bool {
+        !self.privileges.is_empty()
+    }
+
+    /// The missing actions, by collection.
+    pub(in crate::store::mongo) fn lacks(
         &self,
         database: &str,
         collections: &[&str],
+        sessions: Option<&str>,
         kind: Kind,
-    ) -> Vec<Finding> {
-        let Some(user) = &self.name else { return Vec::new() };
-        let freezes = vec!["find", "insert", "update"];
-        let mut needs = vec![(ENDED.to_owned(), RECORDS.to_vec()), (FROZEN.to_owned(), freezes)];
+    ) -> impl Iterator<Item = (String, Vec<&'static str>)> {
+        let one_record = vec!["find", "insert", "update"];
+        let mut needs = vec![
+            (ENDED.to_owned(), RECORDS.to_vec()),
+            (FROZEN.to_owned(), one_record.clone()),
+            (SERVERS.to_owned(), one_record),
+        ];
+        needs.extend(sessions.map(|name| (name.to_owned(), WEB_SESSIONS.to_vec())));
         for collection in collections {
             let mut locks = RECORDS.to_vec();
             if kind != Kind::Standalone {
@@ -75,13 +98,29 @@ impl User {
                 needs.push(((*collection).to_owned(), DOCUMENTS.to_vec()));
             }
         }
-        let lacking = needs.into_iter().filter_map(|(collection, mut needed)| {
+        if self.name.is_none() {
+            needs.clear();
+        }
+        needs.into_iter().filter_map(|(collection, mut needed)| {
             let has = self.actions(database, &collection);
             needed.retain(|action| !has.contains(action));
-            let namespace = Namespace::new(database, collection);
-            (!needed.is_empty()).then(|| lacking(user, &namespace, &needed))
-        });
-        lacking.collect()
+            (!needed.is_empty()).then_some((collection, needed))
+        })
+    }
+
+    /// One finding for each collection on which the user lacks a privilege.
+    pub(super) fn findings(
+        &self,
+        database: &str,
+        collections: &[&str],
+        sessions: Option<&str>,
+        kind: Kind,
+    ) -> Vec<Finding> {
+        let Some(user) = &self.name else { return Vec::new() };
+        let lacks = self.lacks(database, collections, sessions, kind);
+        lacks
+            .map(|(collection, lacks)| lacking(user, &Namespace::new(database, collection), &lacks))
+            .collect()
     }
 
     fn actions(&self, database: &str, collection: &str) -> BTreeSet<&str> {
@@ -95,6 +134,11 @@ impl User {
             .filter_map(Bson::as_str)
             .collect()
     }
+}
+
+/// A server that finds the indexes as they should be does not change them, and needs no such privilege.
+pub(in crate::store::mongo) fn is_schema(action: &str) -> bool {
+    [CREATE_INDEX, COLL_MOD].contains(&action)
 }
 
 /// An empty name in a resource stands for all names except those of the system.
@@ -118,9 +162,7 @@ pub(super) fn not_authenticated(database: &str) -> Finding {
 
 /// The built-in roles of MongoDB cover whole databases, so they grant more than the missing actions.
 fn lacking((user, home): &(String, String), namespace: &Namespace, lacks: &[&str]) -> Finding {
-    // A server that finds the indexes as they should be does not change them.
-    let is_schema = |action: &&str| [CREATE_INDEX, COLL_MOD].contains(action);
-    let (severity, comes_of_it) = if lacks.iter().all(is_schema) {
+    let (severity, comes_of_it) = if lacks.iter().all(|action| is_schema(action)) {
         (
             Severity::Warning,
             "a first start of the application, or one with another ttl, fails, unless another user \
@@ -128,6 +170,8 @@ fn lacking((user, home): &(String, String), namespace: &Namespace, lacks: &[&str
         )
     } else if lacks.iter().all(|action| is_schema(action) || *action == WATCH) {
         (Severity::Warning, "waiters and watching pages have to poll")
+    } else if namespace.coll == SERVERS {
+        (Severity::Warning, "servers that disagree do not notice it")
     } else {
         (Severity::Error, "commands that need it are refused")
     };
@@ -165,7 +209,6 @@ fn lacking((user, home): &(String, String), namespace: &Namespace, lacks: &[&str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mongodb::bson::doc;
 
     const ALL: &[&str] = &[
         "find",
@@ -190,7 +233,7 @@ mod tests {
     }
 
     fn lacking(privileges: Vec<Document>, kind: Kind) -> Vec<Finding> {
-        user(privileges).findings("shop", &["item"], kind)
+        user(privileges).findings("shop", &["item"], None, kind)
     }
 
     #[test]
@@ -204,18 +247,20 @@ mod tests {
                 on("", "item.lock", &ALL[4..]),
                 on("shop", "doclock.ended", ALL),
                 on("shop", "doclock.frozen", &["find", "insert", "update"]),
+                on("shop", "doclock.server", &["find", "insert", "update"]),
                 on("shop", "item", &["find", "update"]),
                 doc! { "resource": { "cluster": true }, "actions": ["hostInfo"] },
             ],
         ] {
             assert_eq!(lacking(sufficient, Kind::ReplicaSet), []);
         }
-        let own = ["doclock.ended", "doclock.frozen"].map(|it| on("shop", it, ALL));
+        let own =
+            ["doclock.ended", "doclock.frozen", "doclock.server"].map(|it| on("shop", it, ALL));
         let elsewhere = [vec![on("shop2", "", ALL)], own.to_vec()].concat();
         let about: Vec<_> =
             lacking(elsewhere, Kind::ReplicaSet).into_iter().map(|it| it.about).collect();
         assert_eq!(about, ["shop.item.lock", "shop.item"]);
-        assert_eq!(User::of(&doc! {}).findings("shop", &["item"], Kind::ReplicaSet), []);
+        assert_eq!(User::of(&doc! {}).findings("shop", &["item"], None, Kind::ReplicaSet), []);
     }
 
     #[test]
@@ -226,6 +271,7 @@ mod tests {
                 on("shop", "item.lock", &some),
                 on("shop", "doclock.ended", ALL),
                 on("shop", "doclock.frozen", ALL),
+                on("shop", "doclock.server", ALL),
                 on("", "item", ALL),
             ]
         };
@@ -247,10 +293,10 @@ mod tests {
 
     #[test]
     fn locks_without_a_document_need_nothing_on_documents() {
-        let records =
-            ["doclock.ended", "doclock.frozen", "doclock.named.lock"].map(|it| on("shop", it, ALL));
+        let records = ["doclock.ended", "doclock.frozen", "doclock.server", "doclock.named.lock"]
+            .map(|it| on("shop", it, ALL));
         assert_eq!(
-            user(records.to_vec()).findings("shop", &["doclock.named"], Kind::ReplicaSet),
+            user(records.to_vec()).findings("shop", &["doclock.named"], None, Kind::ReplicaSet),
             []
         );
     }

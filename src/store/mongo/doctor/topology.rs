@@ -11,7 +11,7 @@ use crate::store::mongo::doctor::finding::{Finding, Severity};
 const OLDEST_WIRE_VERSION: i32 = 9;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::store::mongo) enum Kind {
     Standalone,
     ReplicaSet,
     Sharded,
@@ -19,7 +19,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// The kind of deployment, from a server's answer to `hello`.
-    pub(super) fn of(hello: &Document) -> Self {
+    pub(in crate::store::mongo) fn of(hello: &Document) -> Self {
         if hello.get_str("msg").is_ok_and(|it| it == "isdbgrid") {
             Self::Sharded
         } else if hello.contains_key("setName") {

@@ -1,0 +1,222 @@
+//! This server notes itself in the store, and compares itself with the other servers.
+
+use std::{
+    collections::BTreeMap,
+    env, fs, process,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::Notify, time::sleep};
+use uuid::Uuid;
+
+use crate::{
+    clock,
+    error::LockError,
+    manager::{Inner, LockManager, rhythm::Rhythm},
+    random,
+    server::{Flags, Fleet, ServerNote},
+    store::Topology,
+    text::cut,
+};
+
+/// How often the note is refreshed.
+const EVERY: Duration = Duration::from_secs(60);
+/// The first note waits this long for further registrations.
+const SETTLED: Duration = Duration::from_secs(1);
+/// How many differences are named.
+const NAMED: usize = 8;
+const NAME_BYTES: usize = 200;
+
+/// What this server notes of itself, and what it knows of the others.
+#[derive(Debug)]
+pub(super) struct Servers {
+    id: Uuid,
+    state: Mutex<State>,
+    changed: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct State {
+    collections: BTreeMap<String, Flags>,
+    key: Option<String>,
+    /// The last change of the two.
+    since: Instant,
+    /// How many servers there are, once this one has noted itself.
+    count: Option<usize>,
+    /// In words: how others differ, or why this server cannot note itself.
+    problems: Vec<String>,
+}
+
+impl Servers {
+    pub(super) fn new() -> Self {
+        let state = State {
+            collections: BTreeMap::new(),
+            key: None,
+            since: clock::now(),
+            count: None,
+            problems: Vec::new(),
+        };
+        Self { id: random::uuid(), state: Mutex::new(state), changed: Arc::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn registered(&self, collection: &str, fenced: bool, fair: bool) {
+        let mut state = self.state();
+        state.collections.insert(collection.to_owned(), Flags::new(fenced, fair));
+        state.since = clock::now();
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// How many servers have noted themselves, this one included; 0 if this one has not.
+    pub(super) fn count(&self) -> usize {
+        self.state().count.unwrap_or(0)
+    }
+
+    pub(super) fn problems(&self) -> Vec<String> {
+        self.state().problems.clone()
+    }
+
+    fn note(&self, ttl: Duration) -> ServerNote {
+        let state = self.state();
+        ServerNote {
+            id: self.id,
+            name: name(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            ttl,
+            collections: state.collections.clone(),
+            key: state.key.clone(),
+        }
+    }
+}
+
+/// Containers set the name of the machine; elsewhere the system has it.
+fn name() -> String {
+    let machine = env::var("HOSTNAME").or_else(|_| fs::read_to_string("/etc/hostname"));
+    let process = process::id();
+    match machine.as_deref().map(str::trim) {
+        Ok(machine) if !machine.is_empty() => {
+            let printable = machine.chars().filter(|it| !it.is_control()).collect();
+            format!("{}, process {process}", cut(printable, NAME_BYTES))
+        }
+        _ => format!("process {process}"),
+    }
+}
+
+impl LockManager {
+    #[cfg(feature = "web")]
+    pub(crate) fn note_key(&self, fingerprint: String) {
+        let mut state = self.inner.servers.state();
+        (state.key, state.since) = (Some(fingerprint), clock::now());
+        drop(state);
+        self.inner.servers.changed.notify_one();
+    }
+
+    async fn note_server(&self) -> Result<(), LockError> {
+        let servers = &self.inner.servers;
+        let note = servers.note(self.ttl());
+        let args = (servers.id, note.clone());
+        let noted = self.run("note_server", self.until(), args, |store, (id, note)| {
+            store.note_server(*id, Some(note))
+        });
+        let Fleet { topology, servers: all } = noted.await?;
+        let differs = |other: &ServerNote| {
+            Some(format!("{other} differs from this one: {}", note.difference(other)?))
+        };
+        let problems: Vec<_> = all.iter().filter_map(differs).take(NAMED).collect();
+        let mut state = servers.state();
+        let is_first = state.count.replace(all.len()).is_none();
+        let was = std::mem::replace(&mut state.problems, problems.clone());
+        drop(state);
+        if is_first {
+            tell_start(&note, topology);
+        }
+        for problem in problems.iter().filter(|problem| !was.contains(problem)) {
+            log::warn!(target: "actix_doclock::manager", "{problem}");
+        }
+        if problems.is_empty() && !was.is_empty() {
+            log::info!(target: "actix_doclock::manager", "all servers agree again");
+        }
+        Ok(())
+    }
+
+    /// The others should not see this server any more.
+    pub(super) async fn forget_server(&self) {
+        let servers = &self.inner.servers;
+        if servers.state().count.take().is_none() {
+            return;
+        }
+        let forgotten = self
+            .run("note_server", self.until(), servers.id, |store, id| store.note_server(*id, None));
+        if let Err(e) = forgotten.await {
+            log::debug!(target: "actix_doclock::manager", "the note of this server stays for a while: {e}");
+        }
+    }
+}
+
+fn tell_start(note: &ServerNote, topology: Topology) {
+    let collections = note.collections.iter().map(|(name, flags)| match flags {
+        Flags { fenced: false, fair: false } => name.clone(),
+        flags => format!("{name} ({flags})"),
+    });
+    let collections = collections.collect::<Vec<_>>().join(", ");
+    log::info!(
+        target: "actix_doclock::manager",
+        "actix-doclock {} locks documents: {topology}, ttl {:?}, collections: {collections}",
+        note.version, note.ttl,
+    );
+    if topology == Topology::Standalone {
+        log::warn!(target: "actix_doclock::manager", "{STANDALONE}");
+    }
+}
+
+/// Why a standalone server is not for production.
+pub(super) const STANDALONE: &str = "the database is a standalone server, without transactions and change streams: \
+    a save checks its lock and then writes, with a gap between the two, and waiters poll; use a replica set, of \
+    which one member is enough";
+
+/// Notes this server until the manager is gone or shut down.
+pub(super) async fn follow(manager: Weak<Inner>) {
+    let mut rhythm = Rhythm::new("noting this server for the others", EVERY);
+    loop {
+        let Some(inner) = manager.upgrade() else { return };
+        let manager = LockManager { inner };
+        let (stop, changed) =
+            (manager.inner.stop.token(), Arc::clone(&manager.inner.servers.changed));
+        let settled = {
+            let state = manager.inner.servers.state();
+            let is_known = !state.collections.is_empty();
+            is_known.then(|| SETTLED.saturating_sub(clock::since(state.since)))
+        };
+        let pause = match settled {
+            None => None,
+            Some(Duration::ZERO) => {
+                let noted = tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    noted = manager.note_server() => noted,
+                };
+                Some(match noted {
+                    Ok(()) => rhythm.after_success(Some(EVERY)),
+                    Err(e) => {
+                        manager.inner.servers.state().problems =
+                            vec![format!("this server cannot note itself for the others: {e}")];
+                        rhythm.after_failure(&e)
+                    }
+                })
+            }
+            settled => settled,
+        };
+        drop(manager);
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = changed.notified() => {}
+            () = sleep(pause.unwrap_or(EVERY)) => {}
+        }
+    }
+}

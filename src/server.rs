@@ -1,0 +1,146 @@
+//! What the servers of an application note of themselves, so that servers that disagree are found.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::store::{Topology, millis};
+
+/// A server of the application, as it has noted itself in the store. It does so a second after its last
+/// registration and once a minute; the note is removed when the server is shut down, or 3 minutes after its last
+/// refresh. Servers of versions without such notes are not seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ServerNote {
+    /// Random, new with each start.
+    pub id: Uuid,
+    /// The machine and the process.
+    pub name: String,
+    /// The version of this crate.
+    pub version: String,
+    /// The ttl of its locks.
+    #[serde(rename = "ttl_ms", serialize_with = "millis")]
+    pub ttl: Duration,
+    /// The collections that it has registered.
+    pub collections: BTreeMap<String, Flags>,
+    /// The [fingerprint](crate::LockManager::note_session_key) of its session key, if the application gives one.
+    pub key: Option<String>,
+}
+
+/// How a server has registered a collection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Flags {
+    /// `FENCED` of the type.
+    pub fenced: bool,
+    /// `FAIR` of the type.
+    pub fair: bool,
+}
+
+/// The answer of a store to the note of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fleet {
+    /// The kind of deployment.
+    pub topology: Topology,
+    /// The notes of all servers, that of the asker included.
+    pub servers: Vec<ServerNote>,
+}
+
+impl Fleet {
+    pub(crate) fn new(topology: Topology, servers: Vec<ServerNote>) -> Self {
+        Self { topology, servers }
+    }
+}
+
+impl Flags {
+    pub(crate) fn new(fenced: bool, fair: bool) -> Self {
+        Self { fenced, fair }
+    }
+}
+
+impl ServerNote {
+    /// How the other server differs from this one, in words; `None` if the two agree.
+    pub(crate) fn difference(&self, other: &Self) -> Option<String> {
+        let mut differences = Vec::new();
+        if self.version != other.version {
+            differences.push(format!("version {} instead of {}", other.version, self.version));
+        }
+        if self.ttl != other.ttl {
+            differences.push(format!("a ttl of {:?} instead of {:?}", other.ttl, self.ttl));
+        }
+        if let (Some(ours), Some(theirs)) = (&self.key, &other.key)
+            && ours != theirs
+        {
+            differences.push("another session key".to_owned());
+        }
+        let all = self.collections.keys().chain(other.collections.keys());
+        let mut all: Vec<_> = all.collect();
+        all.sort();
+        all.dedup();
+        for collection in all {
+            match (self.collections.get(collection), other.collections.get(collection)) {
+                (Some(_), None) => differences.push(format!("no type for `{collection}`")),
+                (None, Some(_)) => differences.push(format!("a type for `{collection}`")),
+                (Some(ours), Some(theirs)) if ours != theirs => {
+                    differences.push(format!("`{collection}` {theirs} instead of {ours}"));
+                }
+                _ => {}
+            }
+        }
+        (!differences.is_empty()).then(|| differences.join(", "))
+    }
+}
+
+impl fmt::Display for ServerNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "server {} (version {}, ttl {:?})", self.name, self.version, self.ttl)
+    }
+}
+
+impl fmt::Display for Flags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.fenced, self.fair) {
+            (false, false) => "neither FENCED nor FAIR",
+            (true, false) => "FENCED",
+            (false, true) => "FAIR",
+            (true, true) => "FENCED and FAIR",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_differences_are_named() {
+        let of = |names: &[&str]| {
+            names.iter().map(|name| ((*name).to_owned(), Flags::new(false, false))).collect()
+        };
+        let one = ServerNote {
+            id: Uuid::nil(),
+            name: "a".to_owned(),
+            version: "1.0.0".to_owned(),
+            ttl: Duration::from_secs(60),
+            collections: of(&["page", "user"]),
+            key: Some("k".to_owned()),
+        };
+        assert_eq!(one.difference(&ServerNote { key: None, ..one.clone() }), None);
+        let mut other = ServerNote {
+            version: "1.1.0".to_owned(),
+            ttl: Duration::from_secs(90),
+            collections: of(&["page", "news"]),
+            key: Some("other".to_owned()),
+            ..one.clone()
+        };
+        other.collections.insert("page".to_owned(), Flags::new(true, false));
+        let difference = one.difference(&other).unwrap();
+        assert_eq!(
+            difference,
+            "version 1.1.0 instead of 1.0.0, a ttl of 90s instead of 60s, another session key, a type for \
+             `news`, `page` FENCED instead of neither FENCED nor FAIR, no type for `user`"
+        );
+    }
+}
