@@ -303,6 +303,7 @@ macro_rules! store_conformance {
             an_end_is_final_and_unique_whatever_its_reason,
             a_session_without_locks_is_announced_too_when_it_ends,
             an_idle_session_is_swept_and_announced_with_its_locks,
+            sessions_are_overdue_while_their_expired_locks_are_there,
             the_end_of_a_session_tells_whose_it_was,
             a_session_with_a_live_lock_is_not_idle,
             a_lock_that_expired_a_little_earlier_than_the_rest_is_named_too,

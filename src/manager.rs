@@ -147,6 +147,7 @@ struct Inner {
     /// The results of the reaper's sweeps.
     sweeps: background::sweeps::Sweeps,
     panics: background::supervisor::Panics,
+    unannounced: background::unannounced::Unannounced,
     /// The losses that the metrics have counted.
     losses: observe::Losses,
 }

@@ -220,6 +220,16 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Swept, StoreError>> + Send;
 
+    /// The sessions with expired locks that a [sweep](Self::sweep) would end, at most `limit` of them: those whose
+    /// locks are still on record. A lock that expired at its `max_hold` does not count.
+    fn overdue(
+        &self,
+        _collections: &[&str],
+        _limit: usize,
+    ) -> impl Future<Output = Result<Vec<Aid>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
     /// The live locks that the query asks for, on at most `limit` documents of the collection. Each reader
     /// has an entry of its own.
     ///

@@ -80,6 +80,27 @@ cases! {
         assert_eq!(announce_all(store).await, []);
     }
 
+    async fn sessions_are_overdue_while_their_expired_locks_are_there<S: Subject>(subject: &S) {
+        let store = subject.store();
+        let [idle, live, capped] = [Aid::new(), Aid::new(), Aid::new()];
+        for (aid, id) in [(&idle, "a"), (&idle, "b"), (&live, "c")] {
+            granted(store, &key(id), aid).await;
+        }
+        let max_hold = Some(TTL / 2);
+        let claim = Claim { max_hold, ..claim(&capped) };
+        assert!(matches!(store.try_acquire(&key("d"), &claim).await, Ok(TryAcquire::Granted(_))));
+        for id in ["a", "b", "d"] {
+            subject.age(&key(id), TTL).await;
+        }
+        let overdue = store.overdue(&[COLLECTION], 100).await.unwrap();
+        if overdue.is_empty() {
+            return; // The store cannot tell.
+        }
+        assert_eq!(overdue, std::slice::from_ref(&idle));
+        sweep(store, 100).await;
+        assert_eq!(store.overdue(&[COLLECTION], 100).await.unwrap(), []);
+    }
+
     async fn the_end_of_a_session_tells_whose_it_was<S: Subject>(subject: &S) {
         let store = subject.store();
         let holder = Holder::new("Alice $x").of_user("id.1");

@@ -6,3 +6,4 @@ pub(super) mod reaper;
 pub(super) mod renewals;
 pub(super) mod supervisor;
 pub(super) mod sweeps;
+pub(super) mod unannounced;

@@ -456,6 +456,7 @@ impl LockManagerBuilder {
             paces: Default::default(),
             events: Default::default(),
             losses: Default::default(),
+            unannounced: Default::default(),
             event_streams: Default::default(),
             served: Default::default(),
             seldom: Default::default(),

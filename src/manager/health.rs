@@ -67,7 +67,8 @@ pub struct Health {
 ///   "collections": ["workitem"], "wakeups": { "workitem": "told" }, "waiting": 3, "guards": 1,
 ///   "event_streams": 12,
 ///   "panics": {}, "frozen": [], "servers": 3,
-///   "reaper": { "state": "running", "last_sweep_ms": 412, "overdue": false, "failures": 0, "last_error": null },
+///   "reaper": { "state": "running", "last_sweep_ms": 412, "overdue": false, "failures": 0, "last_error": null,
+///     "unannounced": 0, "unannounced_ago_ms": null },
 ///   "stopping": false
 /// }
 /// ```
@@ -218,6 +219,12 @@ fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Strin
     } else if *overdue {
         problems.push("the reaper does not get through: the runtime is busy".to_owned());
     }
+    if server.reaper.unannounced_ago.is_some_and(|ago| ago < PANIC_IS_NEWS_FOR) {
+        problems.push(format!(
+            "{} idle sessions were not announced: their locks were removed before the reaper came to them",
+            server.reaper.unannounced
+        ));
+    }
     let recent = server.panics.iter().filter(|(_, panics)| panics.last < PANIC_IS_NEWS_FOR);
     problems.extend(recent.map(|(task, TaskPanics { count, message, .. })| {
         format!("the background task `{task}` has panicked {count} times and was started again: {message}")
@@ -235,7 +242,11 @@ impl LockManager {
             waiting: self.inner.queues.waiting(),
             guards: self.inner.kept.len(),
             event_streams: self.inner.event_streams.count(),
-            reaper: self.inner.sweeps.health(self.inner.settings.reaper_interval, self.deadline()),
+            reaper: self.inner.sweeps.health(
+                self.inner.settings.reaper_interval,
+                self.deadline(),
+                self.inner.unannounced.so_far(),
+            ),
             panics: self.inner.panics.all(),
             frozen: self.freezes(),
             servers: self.inner.servers.count(),
@@ -294,6 +305,8 @@ mod tests {
             overdue: false,
             failures: 0,
             last_error: None,
+            unannounced: 0,
+            unannounced_ago: None,
         };
         let mut server = Health {
             collections: vec!["page"],
@@ -348,6 +361,10 @@ mod tests {
             }),
             (Ok, "", |_, server| {
                 server.wakeups.insert("page", Wakeup::Opening);
+            }),
+            (Degraded, "3 idle sessions were not announced", |_, server| {
+                server.reaper.unannounced = 3;
+                server.reaper.unannounced_ago = Some(Duration::from_secs(599));
             }),
             (Degraded, "the change stream of page is lost", |_, server| {
                 server.wakeups.insert("page", Wakeup::Polling);

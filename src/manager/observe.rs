@@ -283,6 +283,14 @@ pub(super) fn swept(manager: &LockManager, began: Instant, swept: &Result<Swept,
     }
 }
 
+/// Idle sessions whose locks were gone before the reaper came to them.
+pub(super) fn unannounced(sessions: u64) {
+    #[cfg(feature = "metrics")]
+    counter!(UNANNOUNCED).increment(sessions);
+    #[cfg(not(feature = "metrics"))]
+    let _ = sessions;
+}
+
 pub(super) fn failed(verb: &'static str, error: &StoreError) {
     into_span("error");
     #[cfg(feature = "metrics")]

@@ -59,6 +59,7 @@ erase! {
         worker: Uuid
     ) -> Vec<LockKey>;
     fn last_ends(aids: &'a [Aid]) -> Vec<Option<LastEnd>>;
+    fn overdue(collections: &'a [&'a str], limit: usize) -> Vec<Aid>;
     fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
     fn locks(collection: &'a str, query: Query<'a>, limit: usize) -> Vec<Lock>;
     fn load(key: &'a LockKey) -> Option<StoredDocument>;

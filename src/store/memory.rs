@@ -384,6 +384,10 @@ impl Store for MemoryStore {
         Ok(state.ends.for_good(aid, reason, Names { locks, holder }, now))
     }
 
+    async fn overdue(&self, names: &[&str], limit: usize) -> Result<Vec<Aid>, StoreError> {
+        Ok(self.state().overdue(names, limit))
+    }
+
     async fn sweep(
         &self,
         collections: &[&str],

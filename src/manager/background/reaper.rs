@@ -52,7 +52,7 @@ impl LockManager {
         if collections.is_empty() {
             return Ok(Swept::default());
         }
-        let (args, began) = ((collections, random::uuid()), clock::now());
+        let (args, began) = ((collections.clone(), random::uuid()), clock::now());
         let swept = self.run("sweep", self.until(), args, |store, (collections, worker)| {
             store.sweep(collections, *worker, AT_ONCE)
         });
@@ -64,6 +64,12 @@ impl LockManager {
             log::debug!(
                 target: "actix_doclock::background",
                 "{} idle sessions have ended", swept.sessions,
+            );
+        }
+        if let Err(e) = self.watch_the_overdue(&collections, &swept).await {
+            log::debug!(
+                target: "actix_doclock::background",
+                "sessions that are not announced may not be noticed: {e}",
             );
         }
         if swept.announcements {

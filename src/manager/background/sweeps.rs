@@ -26,6 +26,17 @@ pub struct ReaperHealth {
     pub failures: u32,
     /// The error of the last failure since the last success.
     pub last_error: Option<String>,
+    /// The idle sessions since the start of this server of which no listener hears: their locks vanished, probably by
+    /// MongoDB's TTL monitor, after the reaper had met more expired locks than it can end at once, and before it
+    /// came to them.
+    ///
+    /// Sessions whose locks vanish before any reaper has seen them expired are not noticed: for example while no
+    /// server runs. A session that came back meanwhile and released its locks may count although nothing is missing.
+    /// Each server with a reaper counts for itself, so a sum may count a session several times.
+    pub unannounced: u64,
+    /// The time since they were noticed. `None` if there are none.
+    #[serde(rename = "unannounced_ago_ms", serialize_with = "millis_if_any")]
+    pub unannounced_ago: Option<Duration>,
 }
 
 /// Whether the reaper runs.
@@ -84,6 +95,7 @@ impl Sweeps {
         &self,
         interval: Option<Duration>,
         deadline: Duration,
+        (unannounced, latest): (u64, Option<Instant>),
     ) -> ReaperHealth {
         let state = match (interval, self.reaper.get()) {
             (None, _) => ReaperState::Off,
@@ -100,6 +112,8 @@ impl Sweeps {
             overdue: state == ReaperState::Running && last_sweep.is_some_and(|ago| ago > late),
             failures: past.failures,
             last_error: past.error.clone(),
+            unannounced,
+            unannounced_ago: latest.map(clock::since),
         }
     }
 }
@@ -111,7 +125,7 @@ mod tests {
     #[tokio::test]
     async fn a_reaper_is_overdue_when_it_could_have_swept_long_ago() {
         let (sweeps, interval) = (Sweeps::default(), Some(Duration::from_secs(1)));
-        let overdue = || sweeps.health(interval, Duration::from_secs(5)).overdue;
+        let overdue = || sweeps.health(interval, Duration::from_secs(5), (0, None)).overdue;
         sweeps.by(tokio::spawn(std::future::pending::<()>()).abort_handle());
         assert!(!overdue(), "it has not begun");
         sweeps.saw(&Ok(()));
@@ -124,6 +138,6 @@ mod tests {
         assert!(overdue());
         sweeps.saw::<()>(&Err(LockError::ShutDown));
         assert!(overdue(), "a failure is no sweep");
-        assert_eq!(sweeps.health(None, Duration::ZERO).state, ReaperState::Off);
+        assert_eq!(sweeps.health(None, Duration::ZERO, (0, None)).state, ReaperState::Off);
     }
 }

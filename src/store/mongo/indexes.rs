@@ -119,17 +119,32 @@ async fn ensure_of_locks(
         // An expired record still holds its fence, which must not be forgotten.
         LONGEST_INDEX
     } else {
-        rules.ttl
+        rules.expiry()
     };
     let was_fenced = !rules.fenced && existing.iter().filter_map(expiry).any(is_of_fenced);
     // The expiry is lowered only here, where it was not a ttl. Otherwise a server with an old, shorter
     // ttl that restarts would make the TTL monitor remove the live locks of all other servers.
     let change = if was_fenced { Expiry::Set } else { Expiry::Raise };
-    ensure_ttl(database, locks, "ts", whole_seconds(wanted), change, &existing).await?;
+    let raised = ensure_ttl(database, locks, "ts", whole_seconds(wanted), change, &existing).await;
+    match raised {
+        // An index of an earlier version, which nobody may change. It is good enough without the margin.
+        Err(e) if is_denied(&e) && !rules.fenced && has_ttl(&existing, rules.ttl) => log::warn!(
+            target: "actix_doclock::store",
+            "MongoDB may remove expired locks of {} before their sessions are announced, because its TTL index \
+             has no margin, and may not be changed: run `doclock init`, or give the user the action collMod",
+            locks.namespace(),
+        ),
+        raised => raised?,
+    }
     if was_fenced {
         forget_fences(locks).await?;
     }
     ensure(locks, OF_LOCKS, &existing).await
+}
+
+fn has_ttl(existing: &[Document], ttl: Duration) -> bool {
+    let on_ts = existing.iter().find(|index| is_on(index, "ts"));
+    on_ts.and_then(expiry).is_some_and(|seconds| seconds >= whole_seconds(ttl) as f64)
 }
 
 /// Whether the collection was fenced when its TTL index got this expiry.

@@ -103,12 +103,12 @@ async fn a_wrong_ttl_is_found() {
     let (cli, database) = Cli::fresh().await;
     let app = App::on(&database).await;
     let finding = fault(&cli, &["--ttl", "150s"]).await;
-    says(&finding, "wrong_ttl", "problem", &format!("after {TTL_SECS} s"));
+    says(&finding, "wrong_ttl", "problem", &format!("after {} s", TTL_SECS + 60));
     assert_eq!(finding["severity"], "warning");
-    says(&finding, "wrong_ttl", "command", "expireAfterSeconds: 150");
+    says(&finding, "wrong_ttl", "command", "expireAfterSeconds: 210");
     let finding = fault(&cli, &["--ttl", "1h"]).await;
     assert_eq!(finding["severity"], "error");
-    says(&finding, "wrong_ttl", "command", "expireAfterSeconds: 3600");
+    says(&finding, "wrong_ttl", "command", "expireAfterSeconds: 3660");
 
     // An index that would remove locks while they are held is found without a given ttl.
     held_by(&app, &key("a"), "Alice").await;
@@ -117,7 +117,7 @@ async fn a_wrong_ttl_is_found() {
     database.run_command(change).await.unwrap();
     let finding = fault(&cli, &[]).await;
     says(&finding, "wrong_ttl", "problem", "locks are lost while they are held");
-    says(&finding, "wrong_ttl", "command", &format!("expireAfterSeconds: {TTL_SECS}"));
+    says(&finding, "wrong_ttl", "command", &format!("expireAfterSeconds: {}", TTL_SECS + 60));
     is_told(&cli, &finding).await;
 }
 

@@ -3,7 +3,7 @@
 
 mod interleaved;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write, stdin};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -26,7 +26,7 @@ use crate::rig::app::{
     App, NO_DEADLINE, TTL, WorkItem, age_all, count, eventually, key, lock_records, record,
 };
 use crate::rig::faulty::Faulty;
-use crate::rig::mongod::{self, Mongod};
+use crate::rig::mongod::{self, Mongod, Unusual};
 use crate::rig::proxy::Proxy;
 use crate::rig::{age, client, fresh_database, fresh_name};
 
@@ -919,4 +919,57 @@ async fn a_trace_written_after_the_sweep_is_not_announced_again() {
     assert_eq!(traces.count_documents(unseen).await.unwrap(), 0);
     nothing_is_left_to_announce(&database).await;
     assert_eq!(heard.of(&alice).len(), 1);
+}
+
+/// Locks that expired a moment ago, each of a session of its own.
+async fn expired_at_once(app: &App, database: &Database, many: usize) {
+    app.granted(&key("first"), &Aid::new()).await;
+    let first = record(database, &key("first")).await.unwrap();
+    let others = (1..many).map(|n| {
+        let mut other = first.clone();
+        other.insert("_id", n.to_string());
+        other.insert("aid", Aid::new().as_str());
+        other.insert("token", uuid::Uuid::new_v4().to_string());
+        other
+    });
+    lock_records(database).insert_many(others).await.unwrap();
+    age_all(database, app.locks.ttl()).await;
+}
+
+/// MongoDB removes expired locks too, and nobody hears of their sessions then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_that_expire_together_are_all_announced_although_the_ttl_monitor_runs() {
+    const MANY: usize = 20_000;
+    let eager = Unusual { eager_ttl_monitor: true, ..Unusual::default() };
+    let server = Mongod::start_replica_set_that_is(eager).await;
+    let database = fresh_database(&server.uri()).await;
+    let app = App::on(&database).await;
+    expired_at_once(&app, &database, MANY).await;
+    let (heard, began) = (Heard::default(), Instant::now());
+    let reaping = App::with(&database, heard.reaping()).await;
+    eventually("the locks are gone", async || count(&database).await == 0).await;
+    println!("{MANY} sessions are ended {:?} after the start of the reaper", began.elapsed());
+    heard.until("all are announced", MANY).await;
+    println!("and announced after {:?}", began.elapsed());
+    let aids: BTreeSet<_> = heard.all().into_iter().map(|ended| ended.aid).collect();
+    assert_eq!(aids.len(), MANY);
+    assert_eq!(reaping.locks.health().reaper.unannounced, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_whose_locks_vanish_before_the_reaper_comes_are_counted() {
+    const MANY: usize = 5_000;
+    let database = replica_set().await;
+    expired_at_once(&App::on(&database).await, &database, MANY).await;
+    let heard = Heard::default();
+    let app = App::with(&database, heard.reaping()).await;
+    // The reaper has begun. Now somebody else, like the TTL monitor, is quicker.
+    heard.until("the first are announced", 1).await;
+    lock_records(&database).delete_many(doc! {}).await.unwrap();
+    let unannounced = || app.locks.health().reaper.unannounced as usize;
+    eventually("the others are counted", async || heard.all().len() + unannounced() == MANY).await;
+    println!("{} of {MANY} were not announced", unannounced());
+    assert!(unannounced() > 0);
+    let report = app.locks.check_health().await;
+    assert!(report.problems.concat().contains("idle sessions were not announced"), "{report:?}");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mongodb::{Namespace, bson::Document};
 
 use crate::store::{
-    DEFAULT_TTL,
+    DEFAULT_TTL, Rules,
     mongo::{
         REMEMBER_ENDED,
         doctor::finding::{Finding, Severity, database_in_shell, in_shell, quoted},
@@ -41,7 +41,11 @@ pub(super) fn of_locks(
     findings.extend(sparse(locks, existing, OF_LOCKS));
     let expires = existing.iter().filter(|index| is_on(index, "ts")).find_map(expiry);
     match expires {
-        None => findings.push(no_ttl_index(locks, existing, ttl.max(held))),
+        None => findings.push(no_ttl_index(
+            locks,
+            existing,
+            with_margin(ttl.max(held).unwrap_or(DEFAULT_TTL)),
+        )),
         // A fenced collection, whose records must stay.
         Some(seconds) if is_of_fenced(seconds) => {}
         Some(seconds) => findings.extend(wrong_ttl(locks, seconds, ttl, held)),
@@ -56,7 +60,7 @@ pub(super) fn of_ended(ended: &Namespace, existing: &[Document]) -> Vec<Finding>
     let mut findings = missing(ended, existing, OF_ENDED);
     findings.extend(sparse(ended, existing, OF_ENDED));
     if !existing.iter().any(|index| is_on(index, "ts") && expiry(index).is_some()) {
-        findings.push(no_ttl_index(ended, existing, Some(REMEMBER_ENDED)));
+        findings.push(no_ttl_index(ended, existing, whole_seconds(REMEMBER_ENDED)));
     }
     findings
 }
@@ -172,8 +176,7 @@ const REGISTER: &str =
     "restart the application, which creates it when it registers its types, or run `doclock init`";
 
 /// The field may have an ordinary index, which the command then turns into a TTL index.
-fn no_ttl_index(namespace: &Namespace, existing: &[Document], ttl: Option<Duration>) -> Finding {
-    let seconds = whole_seconds(ttl.unwrap_or(DEFAULT_TTL));
+fn no_ttl_index(namespace: &Namespace, existing: &[Document], seconds: u64) -> Finding {
     let command = if existing.iter().any(|index| is_on(index, "ts")) {
         change_expiry(namespace, seconds)
     } else {
@@ -197,7 +200,8 @@ fn wrong_ttl(
     held: Option<Duration>,
 ) -> Option<Finding> {
     // While locks with a longer ttl are held, the index must not be shorter than that.
-    let wanted = whole_seconds(ttl.max(held)?);
+    let longest = ttl.max(held)?;
+    let (wanted, full) = (whole_seconds(longest), with_margin(longest));
     let (severity, problem, advice) = if expires < wanted as f64 {
         let whose = if ttl < held { "a lock that is held has" } else { "the ttl should be" };
         let problem = format!(
@@ -207,10 +211,17 @@ fn wrong_ttl(
         let advice = "restart the application with the ttl that it should have, which raises it, or run \
                       `doclock init` with it";
         (Severity::Error, problem, advice)
-    } else if ttl.is_some() && expires > wanted as f64 {
+    } else if expires < full as f64 {
         let problem = format!(
-            "the TTL index removes orphaned locks after {expires} s, but the ttl should be \
-             {wanted} s: for a program that locks without this crate, documents stay locked for longer"
+            "the TTL index removes locks {expires} s after they were last renewed, which leaves no margin over \
+             the ttl of {wanted} s: when many sessions become idle at once, some may not be announced"
+        );
+        let advice = "restart the application with the privilege collMod, which raises it, or run `doclock init`";
+        (Severity::Info, problem, advice)
+    } else if ttl.is_some() && expires > full as f64 {
+        let problem = format!(
+            "the TTL index removes orphaned locks after {expires} s, but with the ttl \
+             {wanted} s it should be {full} s: for a program that locks without this crate, documents stay locked for longer"
         );
         let advice = "no server and no command lowers it; once no server and no lock with a longer ttl is \
                       left, lower it yourself";
@@ -219,7 +230,11 @@ fn wrong_ttl(
         return None;
     };
     let finding = Finding::new(severity, "wrong_ttl", locks, problem, advice);
-    Some(finding.with_command(change_expiry(locks, wanted.min(LONGEST_INDEX.as_secs()))))
+    Some(finding.with_command(change_expiry(locks, full.min(LONGEST_INDEX.as_secs()))))
+}
+
+fn with_margin(ttl: Duration) -> u64 {
+    whole_seconds(Rules::new(ttl).expiry())
 }
 
 fn change_expiry(namespace: &Namespace, seconds: u64) -> String {
@@ -271,7 +286,7 @@ mod tests {
                 "due",
                 r#"createIndex({"due": 1}, {partialFilterExpression: {"due": {$exists: true}}})"#,
             ),
-            ("ts", "createIndex({ts: 1}, {expireAfterSeconds: 150})"),
+            ("ts", "createIndex({ts: 1}, {expireAfterSeconds: 210})"),
         ] {
             let mut existing = complete(150.0);
             existing.retain(|index| !is_on(index, missing));
@@ -282,7 +297,7 @@ mod tests {
             let command = format!(r#"db.getSiblingDB("shop").getCollection("it's.lock").{made}"#);
             assert_eq!(finding.command.as_ref(), Some(&command));
         }
-        assert_eq!(of_locks(&locks(), &complete(150.0), Some(TTL), Some(TTL)), []);
+        assert_eq!(of_locks(&locks(), &complete(210.0), Some(TTL), Some(TTL)), []);
     }
 
     #[test]
@@ -305,15 +320,19 @@ mod tests {
 
     #[test]
     fn the_ttl_index_follows_the_ttl_or_the_longest_that_is_held() {
-        use Severity::{Error, Warning};
+        use Severity::{Error, Info, Warning};
         let severity = |seconds, ttl, held| found(seconds, ttl, held).map(|(severity, _)| severity);
         // The intended ttl is not given.
         assert_eq!(severity(30.0, None, None), None);
         assert_eq!(severity(30.0, Some(150), None), Some(Error));
         assert_eq!(severity(300.0, Some(150), None), Some(Warning));
-        assert_eq!(severity(150.0, Some(150), None), None);
+        assert_eq!(severity(210.0, Some(150), None), None);
+        // An index of an earlier version, without the margin.
+        assert_eq!(severity(150.0, Some(150), None), Some(Info));
+        assert_eq!(severity(209.0, Some(150), None), Some(Info));
+        assert_eq!(severity(150.0, None, Some(150)), Some(Info));
         // A rolling change to a shorter ttl, before and after the restart of the last server.
-        assert_eq!(severity(300.0, Some(150), Some(300)), None);
+        assert_eq!(severity(360.0, Some(150), Some(300)), None);
         assert_eq!(severity(150.0, Some(150), Some(300)), Some(Error));
         assert_eq!(severity(150.0, None, Some(300)), Some(Error));
         assert_eq!(severity(300.0, None, Some(150)), None);
@@ -321,6 +340,6 @@ mod tests {
         assert_eq!(severity(f64::from(i32::MAX), Some(150), Some(150)), None);
 
         let (_, command) = found(30.0, Some(150), Some(300)).unwrap();
-        assert!(command.contains("expireAfterSeconds: 300"), "{command}");
+        assert!(command.contains("expireAfterSeconds: 360"), "{command}");
     }
 }

@@ -50,6 +50,16 @@ pub(super) fn overdue(
     stages
 }
 
+/// The sessions with expired locks, in two queries.
+pub(super) fn sessions(collection: &str, ttl: Duration, limit: i64) -> [Vec<Document>; 2] {
+    [overdue_by_ts, overdue_by_due].map(|query| {
+        let mut stages = query(collection, ttl, limit);
+        stages.push(doc! { "$match": { "gone.by_silence": true } });
+        stages.push(doc! { "$group": { "_id": "$gone.aid" } });
+        stages
+    })
+}
+
 /// Expired exclusive locks that have the ttl of the collection.
 fn overdue_by_ts(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
     let run_out = doc! { "$and": [

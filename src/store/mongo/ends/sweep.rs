@@ -140,6 +140,29 @@ impl MongoStore {
         Ok(swept)
     }
 
+    // aggregate in each collection returns: the sessions whose expired locks are still on record.
+    pub(in crate::store::mongo) async fn sessions_overdue(
+        &self,
+        collections: &[&str],
+        limit: usize,
+    ) -> Result<Vec<Aid>, StoreError> {
+        let failed = |e| store_error("looking for sessions that are overdue", e);
+        let most = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut aids = BTreeSet::new();
+        for collection in collections {
+            let at = self.prepared(collection)?;
+            for part in overdue::sessions(collection, at.rules.ttl, most) {
+                let rows = at.locks.aggregate(part).max_time(lanes::read_limit());
+                let mut cursor = rows.await.map_err(failed)?;
+                while cursor.advance().await.map_err(failed)? {
+                    let row: Record = cursor.deserialize_current().map_err(failed)?;
+                    aids.insert(aid_of(&row, "_id"));
+                }
+            }
+        }
+        Ok(aids.into_iter().take(limit).collect())
+    }
+
     /// Removes expired locks of sessions that are not idle. Only these locks: others may expire
     /// meanwhile.
     async fn remove_quietly(&self, quiet: &[(Aid, Vec<RunOut>)]) -> Result<(), StoreError> {

@@ -1,0 +1,126 @@
+//! Counts the idle sessions of which nobody is told, because their locks vanished before the reaper came to
+//! them: MongoDB's TTL monitor removes expired records by itself.
+
+use std::{
+    collections::HashSet,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    clock,
+    error::LockError,
+    lock::Aid,
+    manager::{LockManager, observe},
+    store::{Query, Swept},
+};
+
+/// How many overdue sessions are remembered.
+const MOST: usize = 50_000;
+/// How many of them are asked for together.
+const AT_ONCE: usize = 1_000;
+
+/// An end is recorded before its locks are gone, so it may be older than the list.
+const BEFORE: Duration = Duration::from_secs(60);
+
+/// The sessions that were overdue when the reaper met more than it can end at once.
+#[derive(Debug, Default)]
+pub(in crate::manager) struct Unannounced(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    overdue: Vec<Aid>,
+    since: Option<Instant>,
+    count: u64,
+    latest: Option<Instant>,
+}
+
+impl Unannounced {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many there were, and when the latest were noticed.
+    pub(in crate::manager) fn so_far(&self) -> (u64, Option<Instant>) {
+        let state = self.state();
+        (state.count, state.latest)
+    }
+}
+
+impl LockManager {
+    /// After each sweep. In normal operation this costs nothing: only a sweep that reaches its limit has a
+    /// list made of all that is overdue, and once the sweeps have caught up, the list is gone through.
+    pub(in crate::manager) async fn watch_the_overdue(
+        &self,
+        collections: &[&'static str],
+        swept: &Swept,
+    ) -> Result<(), LockError> {
+        let unannounced = &self.inner.unannounced;
+        let is_watching = !unannounced.state().overdue.is_empty();
+        if swept.more && !is_watching {
+            let since = clock::now();
+            let overdue = self.overdue(collections).await?;
+            let mut state = unannounced.state();
+            (state.overdue, state.since) = (overdue, Some(since));
+        } else if !swept.more && is_watching {
+            let (overdue, since) = {
+                let state = unannounced.state();
+                (state.overdue.clone(), state.since.map_or(Duration::MAX, clock::since))
+            };
+            let missed = self.missed_of(collections, overdue, since).await?;
+            let mut state = unannounced.state();
+            state.overdue.clear();
+            if missed > 0 {
+                state.count += missed;
+                state.latest = Some(clock::now());
+                drop(state);
+                observe::unannounced(missed);
+                log::warn!(
+                    target: "actix_doclock::background",
+                    "{missed} idle sessions are not announced: their locks were removed, probably by MongoDB's TTL \
+                     monitor, before the reaper came to them; see `doclock doctor`, and whether a reaper runs",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    async fn overdue(&self, collections: &[&'static str]) -> Result<Vec<Aid>, LockError> {
+        let args = collections.to_vec();
+        self.run("overdue", self.until(), args, |store, all| store.overdue(all, MOST)).await
+    }
+
+    /// How many of these sessions have neither an end nor a lock, expired or not.
+    async fn missed_of(
+        &self,
+        collections: &[&'static str],
+        aids: Vec<Aid>,
+        since: Duration,
+    ) -> Result<u64, LockError> {
+        // Another server may still have some of them to end.
+        let still: HashSet<Aid> = self.overdue(collections).await?.into_iter().collect();
+        let mut missed = 0;
+        for aids in aids.chunks(AT_ONCE) {
+            let aids = aids.to_vec();
+            let ends = self
+                .run("last_ends", self.until(), aids.clone(), |store, aids| store.last_ends(aids));
+            let ends = ends.await?;
+            let without = aids.into_iter().zip(ends).filter(|(_, end)| {
+                // An older end was that of an earlier idle time.
+                end.is_none_or(|end| end.ago > since.saturating_add(BEFORE))
+            });
+            let without: Vec<_> =
+                without.map(|(aid, _)| aid).filter(|aid| !still.contains(aid)).collect();
+            let mut came_back = HashSet::new();
+            for &collection in collections.iter().filter(|_| !without.is_empty()) {
+                let args = (collection, without.clone());
+                let live = self.run("list", self.until(), args, |store, (collection, aids)| {
+                    store.locks(collection, Query::Of(aids), MOST)
+                });
+                came_back.extend(live.await?.into_iter().map(|lock| lock.aid));
+            }
+            missed += without.iter().filter(|aid| !came_back.contains(aid)).count() as u64;
+        }
+        Ok(missed)
+    }
+}
