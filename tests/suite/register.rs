@@ -210,6 +210,33 @@ async fn servers_that_register_at_the_same_moment_all_succeed() {
     }
 }
 
+/// Two versions, with other ttls, that start for the first time on a database of a third one. Each drops and creates
+/// indexes that the others are creating.
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_that_start_at_the_same_moment_end_with_the_same_indexes() {
+    let uri = mongod::shared_replica_set().await;
+    for round in 0..5 {
+        let name = fresh_name();
+        let database = rig::client(uri.uri()).await.database(&name);
+        for field in ["due", "readers.aid"] {
+            let sparse = mongodb::options::IndexOptions::builder().sparse(true).build();
+            let index = IndexModel::builder().keys(doc! { field: 1 }).options(sparse).build();
+            lock_records(&database).create_index(index).await.unwrap();
+        }
+        let servers = (0..12).map(|n| {
+            let (uri, name) = (uri.uri().to_owned(), name.clone());
+            tokio::spawn(async move {
+                let database = rig::client(&uri).await.database(&name);
+                with_ttl(&database, Duration::from_secs(60 + n)).await;
+            })
+        });
+        for server in servers.collect::<Vec<_>>() {
+            server.await.unwrap_or_else(|e| panic!("round {round}: {e}"));
+        }
+        assert_eq!(indexes(&database).await, expected(71), "round {round}");
+    }
+}
+
 /// A mongod with authentication, and a new database on it.
 struct Guarded {
     server: Mongod,

@@ -21,8 +21,11 @@ use crate::{
     },
 };
 
-/// Codes for an existing index with other options: another server was quicker.
-const INDEX_CONFLICT: [i32; 2] = [85, 86];
+/// Codes for an existing index with other options, and for one that was dropped while it was built: another server was
+/// quicker.
+const INDEX_CONFLICT: [i32; 3] = [85, 86, 276];
+/// How often a server begins again because of such a code.
+const ATTEMPTS: usize = 10;
 const NAMESPACE_NOT_FOUND: i32 = 26;
 const INDEX_NOT_FOUND: i32 = 27;
 
@@ -78,10 +81,7 @@ pub(super) async fn of_locks(
     locks: &Collection<Document>,
     rules: &Rules,
 ) -> Result<(), StoreError> {
-    let mut ensured = ensure_of_locks(database, locks, rules).await;
-    if met_another_server(&ensured) {
-        ensured = ensure_of_locks(database, locks, rules).await;
-    }
+    let ensured = beside_other_servers(|| ensure_of_locks(database, locks, rules)).await;
     explained(database, locks, ensured)
 }
 
@@ -90,10 +90,7 @@ pub(super) async fn of_sessions(
     database: &Database,
     sessions: &Collection<Document>,
 ) -> Result<(), StoreError> {
-    let mut ensured = ensure_of_sessions(database, sessions).await;
-    if met_another_server(&ensured) {
-        ensured = ensure_of_sessions(database, sessions).await;
-    }
+    let ensured = beside_other_servers(|| ensure_of_sessions(database, sessions)).await;
     explained(database, sessions, ensured)
 }
 
@@ -102,10 +99,7 @@ pub(super) async fn of_ended(
     database: &Database,
     ended: &Collection<Document>,
 ) -> Result<(), StoreError> {
-    let mut ensured = ensure_of_ended(database, ended).await;
-    if met_another_server(&ensured) {
-        ensured = ensure_of_ended(database, ended).await;
-    }
+    let ensured = beside_other_servers(|| ensure_of_ended(database, ended)).await;
     explained(database, ended, ensured)
 }
 
@@ -210,9 +204,20 @@ pub(super) fn is_sparse(index: &Document) -> bool {
     index.get_bool("sparse").unwrap_or(false)
 }
 
-/// Another server started at the same moment, and found the same index missing.
-fn met_another_server(ensured: &Result<(), Error>) -> bool {
-    ensured.as_ref().is_err_and(|e| code(e).is_some_and(|code| INDEX_CONFLICT.contains(&code)))
+/// Begins again whenever another server, of another version perhaps, has created or replaced an index in the meantime. It
+/// may be first with each of them.
+async fn beside_other_servers<F>(ensure: impl Fn() -> F) -> Result<(), Error>
+where
+    F: Future<Output = Result<(), Error>>,
+{
+    let met = |e: &Error| code(e).is_some_and(|code| INDEX_CONFLICT.contains(&code));
+    for _ in 0..ATTEMPTS {
+        match ensure().await {
+            Err(e) if met(&e) => {}
+            ensured => return ensured,
+        }
+    }
+    ensure().await
 }
 
 fn explained(
@@ -265,12 +270,14 @@ async fn ensure_ttl(
                 expiry => expiry != Some(seconds as f64),
             };
             if is_wrong(expiry(index)) {
-                let before = change_expiry(database, collection, field, seconds as f64).await?;
-                // Another server raised the expiry further at the same moment.
-                if let Some(higher) =
-                    before.filter(|it| may == Expiry::Raise && *it > seconds as f64)
+                let mut wanted = seconds as f64;
+                // Other servers may have raised the expiry further at the same moment: whoever overwrites a higher
+                // one writes it again, so the highest one is the last.
+                while let Some(higher) = change_expiry(database, collection, field, wanted).await?
+                    && may == Expiry::Raise
+                    && higher > wanted
                 {
-                    change_expiry(database, collection, field, higher).await?;
+                    wanted = higher;
                 }
             }
         }
