@@ -126,6 +126,8 @@ struct Inner {
     kept: guard::keeper::Kept,
     renewals: background::renewals::Renewals,
     paces: background::pieces::Paces,
+    /// Only for health: a stop has begun. It is also cancelled when `stop` is.
+    stop_begins: CancellationToken,
     /// Ends all waits. It is also cancelled when `stop` is.
     waits: CancellationToken,
     freezes: freeze::Freezes,
@@ -221,6 +223,11 @@ impl LockManager {
     /// The deadline of an operation that begins now.
     pub(crate) fn until(&self) -> Instant {
         clock::now() + self.deadline()
+    }
+
+    #[cfg(feature = "web")]
+    pub(crate) fn drain_delay(&self) -> Duration {
+        self.inner.settings.drain_delay
     }
 
     pub(crate) fn holder(&self) -> &Holder {

@@ -2,10 +2,8 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use uuid::Uuid;
-
-use crate::store::{Topology, millis};
 
 /// A server of the application, as it has noted itself in the store. It does so a second after its last
 /// registration and once a minute; the note is removed when the server is shut down, or 3 minutes after its last
@@ -36,22 +34,6 @@ pub struct Flags {
     pub fenced: bool,
     /// `FAIR` of the type.
     pub fair: bool,
-}
-
-/// The answer of a store to the note of a server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Fleet {
-    /// The kind of deployment.
-    pub topology: Topology,
-    /// The notes of all servers, that of the asker included.
-    pub servers: Vec<ServerNote>,
-}
-
-impl Fleet {
-    pub(crate) fn new(topology: Topology, servers: Vec<ServerNote>) -> Self {
-        Self { topology, servers }
-    }
 }
 
 impl Flags {
@@ -91,6 +73,10 @@ impl ServerNote {
         }
         (!differences.is_empty()).then(|| differences.join(", "))
     }
+}
+
+fn millis<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).serialize(to)
 }
 
 impl fmt::Display for ServerNote {

@@ -14,7 +14,7 @@ use crate::{
     freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, PageId},
-    server::{Fleet, ServerNote},
+    server::ServerNote,
     taken::LockTaken,
 };
 
@@ -54,7 +54,7 @@ pub use mongo::sessions::StoredSession;
 pub use mongo::{Finding, MongoStore, Severity, TransactionError, WorkError};
 pub use pattern::Pattern;
 pub use rules::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
-pub use status::{StoreStatus, Topology};
+pub use status::{Fleet, StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};
 pub use watch::{Change, Watch};
 

@@ -45,6 +45,9 @@ struct Args {
     /// How long a lock outlives the last sign of life of its session.
     #[arg(long, default_value_t = 150, value_name = "N")]
     ttl_secs: u64,
+    /// How long it goes on to serve requests after SIGTERM, while /health already says that it stops.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    drain_secs: u64,
     /// How long a login lasts, on MongoDB. (A cookie cannot be revoked.)
     #[arg(long, default_value_t = 12 * 60 * 60, value_name = "N")]
     login_secs: u32,
@@ -78,6 +81,7 @@ async fn main() -> Result<(), BoxError> {
     };
     let locks = locks
         .ttl(Duration::from_secs(args.ttl_secs))
+        .drain_delay(Duration::from_secs(args.drain_secs))
         .holder_label("somebody who is not logged in")
         .break_policy(|person, _| person.has_role(ADMIN))
         .take_over_policy(|person, lock| person.has_role(ADMIN) || person.is_holder_of(lock))

@@ -35,6 +35,7 @@ use crate::{
 /// Long enough for an ordinary election of a primary with tuned settings, short enough for a person who
 /// waits for a page.
 const DEADLINE: Duration = Duration::from_secs(5);
+const DRAIN_RANGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(10 * 60);
 const DEADLINE_RANGE: RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(120);
 
@@ -74,6 +75,7 @@ pub(super) struct Settings {
     pub(super) ttl: Duration,
     pub(super) max_hold: Option<Duration>,
     pub(super) deadline: Duration,
+    pub(super) drain_delay: Duration,
     pub(super) holder: Holder,
     pub(super) reaper_interval: Option<Duration>,
     pub(super) max_locks_per_session: usize,
@@ -107,6 +109,7 @@ impl LockManagerBuilder {
             ttl: DEFAULT_TTL,
             max_hold: None,
             deadline: DEADLINE,
+            drain_delay: Duration::ZERO,
             holder: Holder::new("another session"),
             reaper_interval: Some(REAPER_INTERVAL),
             max_locks_per_session: MAX_LOCKS_PER_SESSION,
@@ -306,6 +309,19 @@ impl LockManagerBuilder {
         self
     }
 
+    /// How long [`serve`](LockManager::serve) goes on to serve requests after `SIGTERM`, while
+    /// [health](LockManager::check_health) already says `stopping` and is not ready: so that the load balancer sends
+    /// no more requests when the server closes its port. Default 0: the server closes it at once. Up to 10 minutes.
+    ///
+    /// Longer than the interval of the readiness probe times the failures that it tolerates, and a good deal shorter
+    /// than the time until the process is killed. Only for an `HttpServer`; a server that is already
+    /// running handles its signals itself. `SIGINT` stops without delay.
+    #[cfg(feature = "web")]
+    pub fn drain_delay(mut self, delay: Duration) -> Self {
+        self.settings.drain_delay = delay;
+        self
+    }
+
     /// The holder that is shown if a lock's session gives no name. Default "another session".
     pub fn holder_label(mut self, label: impl Into<String>) -> Self {
         self.settings.holder = Holder::new(label);
@@ -424,6 +440,7 @@ impl LockManagerBuilder {
         let (a_duration, a_number) = ("a duration", "a number");
         in_range("ttl", a_duration, self.settings.ttl, TTL_RANGE)?;
         in_range("deadline", a_duration, self.settings.deadline, DEADLINE_RANGE)?;
+        in_range("drain_delay", a_duration, self.settings.drain_delay, DRAIN_RANGE)?;
         in_range("listener_timeout", a_duration, self.listener_timeout, LISTENER_RANGE)?;
         let most = self.settings.max_locks_per_session;
         in_range("max_locks_per_session", a_number, most, LOCKS_RANGE)?;
@@ -439,7 +456,7 @@ impl LockManagerBuilder {
         in_range("max_waiters", a_number, all, WAITERS_RANGE)?;
         let reaper_interval = self.settings.reaper_interval;
         let stop = Stop::default();
-        let waits = stop.token().child_token();
+        let (waits, stop_begins) = (stop.token().child_token(), stop.token().child_token());
         let inner = Arc::new(Inner {
             store: self.store,
             collections: Default::default(),
@@ -463,6 +480,7 @@ impl LockManagerBuilder {
             descriptions: self.describe.map(Descriptions::new),
             stop,
             waits,
+            stop_begins,
             freezes: freeze::Freezes::new(),
             servers: fleet::Servers::new(),
             register: Default::default(),

@@ -15,8 +15,8 @@ use crate::{
     error::LockError,
     manager::{Inner, LockManager, rhythm::Rhythm},
     random,
-    server::{Flags, Fleet, ServerNote},
-    store::Topology,
+    server::{Flags, ServerNote},
+    store::{Fleet, Topology},
     text::cut,
 };
 

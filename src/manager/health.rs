@@ -50,7 +50,8 @@ pub struct Health {
     /// How other servers differ from this one.
     #[serde(skip)]
     disagreements: Vec<String>,
-    /// [`shutdown`](LockManager::shutdown) was called.
+    /// This server is being stopped: [`serve`](LockManager::serve) was told so,
+    /// [`begin_shutdown`](LockManager::begin_shutdown) or [`shutdown`](LockManager::shutdown) was called.
     pub stopping: bool,
 }
 
@@ -95,10 +96,10 @@ pub enum HealthStatus {
     /// There are no problems.
     Ok,
     /// Requests are answered, but something needs attention in working hours: an index is missing, sweeps
-    /// of the reaper are overdue, waiters have to poll, or the majority lags behind.
+    /// of the reaper are overdue, or waiters have to poll.
     Degraded,
     /// Requests for locks are answered with 503: the store does not answer in time, refuses requests or
-    /// takes no writes, or this server is being stopped.
+    /// takes no writes, its majority lags behind by more than the deadline, or this server is being stopped.
     Unavailable,
 }
 
@@ -134,8 +135,8 @@ impl HealthReport {
     }
 
     fn new(store: StoreHealth, server: Health, deadline: Duration) -> Self {
-        let blocking = blocking(&store, &server);
-        let others = others(&store, &server, deadline);
+        let blocking = blocking(&store, &server, deadline);
+        let others = others(&store, &server);
         let status = match (blocking.is_empty(), others.is_empty()) {
             (false, _) => HealthStatus::Unavailable,
             (true, false) => HealthStatus::Degraded,
@@ -147,7 +148,7 @@ impl HealthReport {
 }
 
 /// The problems that prevent requests from being answered.
-fn blocking(store: &StoreHealth, server: &Health) -> Vec<String> {
+fn blocking(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<String> {
     let mut problems = Vec::new();
     if server.stopping {
         problems.push("this server is being stopped".to_owned());
@@ -160,6 +161,13 @@ fn blocking(store: &StoreHealth, server: &Health) -> Vec<String> {
     problems.extend(unauthorized.map(|it| it.problem));
     if status.is_some_and(|status| !status.writable) {
         problems.push("the store takes no writes: there is no primary".to_owned());
+    }
+    let lag = status.and_then(|status| status.majority_lag).filter(|lag| *lag > deadline);
+    if let Some(lag) = lag {
+        problems.push(format!(
+            "the majority is stalled: its newest write is {lag:?} behind the primary's, and every grant and save \
+             waits for a majority; check the secondaries"
+        ));
     }
     problems
 }
@@ -182,7 +190,7 @@ fn unauthorized(status: &StoreStatus) -> impl Iterator<Item = Unauthorized> {
     })
 }
 
-fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<String> {
+fn others(store: &StoreHealth, server: &Health) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(status) = &store.status {
         let unauthorized = unauthorized(status).filter(|it| !it.is_blocking);
@@ -191,12 +199,6 @@ fn others(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Strin
             let indexes = indexes.join(", ");
             problems.push(format!(
                 "{collection} has no index on {indexes}: restart a server, or create it"
-            ));
-        }
-        if let Some(lag) = status.majority_lag.filter(|lag| *lag > deadline) {
-            problems.push(format!(
-                "the majority-committed state is {lag:?} old: every grant waits for a majority; check the \
-                 secondaries"
             ));
         }
         if status.topology == Topology::Standalone {
@@ -251,7 +253,7 @@ impl LockManager {
             frozen: self.freezes(),
             servers: self.inner.servers.count(),
             disagreements: self.inner.servers.problems(),
-            stopping: self.inner.stop.token().is_cancelled(),
+            stopping: self.inner.stop_begins.is_cancelled(),
         }
     }
 
@@ -356,7 +358,7 @@ mod tests {
                 status.missing_privileges.insert("page".to_owned(), vec!["find".to_owned()]);
             }),
             (Ok, "", |status, _| status.majority_lag = Some(DEADLINE)),
-            (Degraded, "is 6s old", |status, _| {
+            (Unavailable, "is 6s behind", |status, _| {
                 status.majority_lag = Some(Duration::from_secs(6));
             }),
             (Ok, "", |_, server| {

@@ -14,10 +14,10 @@ use crate::{
     freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, PageId},
-    server::{Fleet, ServerNote},
+    server::ServerNote,
     store::{
-        Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Pattern, Query,
-        Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
+        Acquisition, Active, Claim, Confirmed, Edit, Fleet, Format, HandedOver, LastEnd, Pattern,
+        Query, Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
         Ticket, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},

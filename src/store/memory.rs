@@ -23,11 +23,11 @@ use crate::{
     freeze::{Freeze, NewFreeze, Scope},
     key::{LockKey, Lockable},
     lock::{Aid, Lock, Mode, PageId},
-    server::{Fleet, ServerNote},
+    server::ServerNote,
     store::{
-        Acquisition, Active, Change, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Pattern,
-        Query, Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
-        Ticket, Topology, TryAcquire, Waiters, Watch,
+        Acquisition, Active, Change, Claim, Confirmed, Edit, Fleet, Format, HandedOver, LastEnd,
+        Pattern, Query, Released, Removal, Renewed, Rules, Saved, Store, StoreStatus,
+        StoredDocument, Swept, Ticket, Topology, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
 };

@@ -10,7 +10,10 @@ use mongodb::{
     Collection, Database,
     bson::{Document as Record, doc},
 };
-use tokio::sync::OnceCell;
+use tokio::{
+    sync::{OnceCell, Semaphore, SemaphorePermit},
+    time::timeout_at,
+};
 use uuid::Uuid;
 
 use self::{
@@ -27,10 +30,10 @@ use crate::{
     freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
     lock::{Aid, Lock, PageId},
-    server::{Fleet, ServerNote},
+    server::ServerNote,
     store::{
-        Acquisition, Active, Claim, Confirmed, Edit, Format, HandedOver, LastEnd, Pattern, Query,
-        Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
+        Acquisition, Active, Claim, Confirmed, Edit, Fleet, Format, HandedOver, LastEnd, Pattern,
+        Query, Released, Removal, Renewed, Rules, Saved, Store, StoreStatus, StoredDocument, Swept,
         Ticket, Topology, TryAcquire, Waiters, Watch,
     },
     taken::{LockTaken, Settled},
@@ -78,6 +81,11 @@ const ENDED: &str = "doclock.ended";
 pub(crate) const SESSIONS: &str = "doclock.session";
 const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How many guarded saves and transactions are under way at once, so that they never take all connections: while no
+/// majority follows the primary, each waits until its deadline. Together with the writes on
+/// [single records](lanes::Shared) they are fewer than [`connect::POOL`].
+const SAVES: usize = 32;
+
 /// How often a claim is repeated because yet another expired lock is in its way.
 const TAKEOVERS: usize = 5;
 
@@ -103,6 +111,7 @@ struct Inner {
     ended: Collection<Record>,
     /// The ways of the writes of all collections.
     lanes: lanes::Shared,
+    saves: Semaphore,
     /// Asked only once.
     topology: OnceCell<Topology>,
     collections: RwLock<HashMap<String, Prepared>>,
@@ -122,6 +131,7 @@ impl MongoStore {
                 ended: majority(database, ENDED),
                 database: database.clone(),
                 lanes: lanes::Shared::new(),
+                saves: Semaphore::new(SAVES),
                 topology: OnceCell::new(),
                 collections: RwLock::default(),
                 sessions: RwLock::default(),
@@ -147,6 +157,14 @@ impl MongoStore {
 
     async fn has_transactions(&self) -> Result<bool, StoreError> {
         Ok(self.topology().await? != Topology::Standalone)
+    }
+
+    /// Waits for the turn of a save, until this time.
+    async fn save_turn(&self, until: Instant) -> mongodb::error::Result<SemaphorePermit<'_>> {
+        match timeout_at(until.into(), self.inner.saves.acquire()).await {
+            Ok(Ok(turn)) => Ok(turn),
+            _ => Err(error::not_sent()),
+        }
     }
 
     fn now_has(&self, collection: &str, locks: Collection<Record>, rules: Rules) {
@@ -446,11 +464,13 @@ impl Store for MongoStore {
             edit,
             until,
         };
+        let doing = || format!("saving {key:?}");
+        let _turn = self.save_turn(until).await.map_err(|e| store_error(doing(), e))?;
         let saved = if self.has_transactions().await? {
             save.in_transaction(self.inner.database.client()).await
         } else {
             save.without_transaction().await
         };
-        saved.map_err(|e| save::save_error(format!("saving {key:?}"), e))
+        saved.map_err(|e| save::save_error(doing(), e))
     }
 }

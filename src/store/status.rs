@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::{Serialize, Serializer};
 
+use crate::server::ServerNote;
+
 /// The answer to [`Store::status`](crate::store::Store::status), for the people and programs that monitor a
 /// server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -31,6 +33,24 @@ impl StoreStatus {
     pub fn new(topology: Topology, writable: bool) -> Self {
         let (missing_indexes, missing_privileges) = Default::default();
         Self { topology, writable, majority_lag: None, missing_indexes, missing_privileges }
+    }
+}
+
+/// The answer to [`Store::note_server`](crate::store::Store::note_server).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fleet {
+    /// The kind of deployment.
+    pub topology: Topology,
+    /// The notes of all servers, that of the asker included.
+    pub servers: Vec<ServerNote>,
+}
+
+impl Fleet {
+    /// The servers on a deployment of this kind.
+    #[must_use]
+    pub fn new(topology: Topology, servers: Vec<ServerNote>) -> Self {
+        Self { topology, servers }
     }
 }
 

@@ -10,7 +10,7 @@ use actix_service::IntoServiceFactory;
 use actix_web::{
     Error, HttpServer,
     body::MessageBody,
-    dev::{AppConfig, Extensions, Server, Service, ServiceFactory},
+    dev::{AppConfig, Extensions, Server, ServerHandle, Service, ServiceFactory},
 };
 use tokio::time::sleep;
 
@@ -30,6 +30,15 @@ const TO_TAKE: Duration = Duration::from_secs(30);
 pub trait IntoServer {
     /// The server, with the settings that locks need.
     fn into_server(self) -> Server;
+
+    /// The same server without its own handling of signals, and whether that was possible.
+    #[doc(hidden)]
+    fn without_signals(self) -> (Self, bool)
+    where
+        Self: Sized,
+    {
+        (self, false)
+    }
 }
 
 impl IntoServer for Server {
@@ -54,6 +63,10 @@ where
     fn into_server(self) -> Server {
         self.h1_allow_half_closed(false).run()
     }
+
+    fn without_signals(self) -> (Self, bool) {
+        (self.disable_signals(), true)
+    }
 }
 
 impl LockManager {
@@ -64,6 +77,9 @@ impl LockManager {
     /// actix-web receives the signal as well, and stops as usual. If you stop the server by its
     /// [`ServerHandle`](actix_web::dev::ServerHandle), call [`begin_shutdown`](Self::begin_shutdown)
     /// first.
+    ///
+    /// With a [drain delay](crate::LockManagerBuilder::drain_delay), an [`HttpServer`] first goes on to serve
+    /// requests for that time, while health says `stopping`.
     ///
     /// It also sets [`h1_allow_half_closed(false)`](HttpServer::h1_allow_half_closed) on an [`HttpServer`]: a client
     /// that closes its connection while it waits for a lock leaves the queue. Set it yourself on a server that you
@@ -86,18 +102,33 @@ impl LockManager {
     /// # Errors
     /// The errors of the server.
     pub async fn serve(&self, server: impl IntoServer) -> io::Result<()> {
+        let drain = self.drain_delay();
+        let (server, has_our_signals) =
+            if drain.is_zero() { (server, false) } else { server.without_signals() };
+        let server = server.into_server();
+        let handle = has_our_signals.then(|| server.handle());
         let served = tokio::select! {
-            served = server.into_server() => served,
+            served = server => served,
             // Drops the server, which cuts its connections.
-            () = self.is_stopped_in_vain() => Ok(()),
+            () = self.is_stopped_in_vain(handle, drain) => Ok(()),
         };
         self.shutdown().await;
         served
     }
 
     /// Resolves if streams are still open some time after the signal to stop.
-    async fn is_stopped_in_vain(&self) {
-        told_to_stop().await;
+    async fn is_stopped_in_vain(&self, server: Option<ServerHandle>, drain: Duration) {
+        told_to_stop(server.as_ref()).await;
+        if let Some(server) = server {
+            self.begin_drain();
+            log::info!(
+                target: "actix_doclock::web",
+                "told to stop: health says so for {drain:?}, and requests are still served",
+            );
+            sleep(drain).await;
+            // The command is sent by the call. The server ends elsewhere.
+            drop(server.stop(true));
+        }
         self.begin_shutdown();
         sleep(TO_END).await;
         match self.event_streams().count() {
@@ -141,10 +172,27 @@ impl LockManager {
 }
 
 /// Never resolves if the system has no such signal, or if this process cannot listen for it.
-async fn told_to_stop() {
+///
+/// With a handle, `SIGINT` and `SIGQUIT` stop the server at once, as actix-web does.
+async fn told_to_stop(server: Option<&ServerHandle>) {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
+        if let Some(server) = server
+            && let (Ok(mut terminate), Ok(mut interrupt), Ok(mut quit)) = (
+                signal(SignalKind::terminate()),
+                signal(SignalKind::interrupt()),
+                signal(SignalKind::quit()),
+            )
+        {
+            tokio::select! {
+                _ = terminate.recv() => return,
+                _ = interrupt.recv() => {}
+                _ = quit.recv() => {}
+            }
+            drop(server.stop(false));
+            return pending().await;
+        }
         if let Ok(mut terminate) = signal(SignalKind::terminate()) {
             terminate.recv().await;
             return;

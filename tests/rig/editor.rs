@@ -40,13 +40,18 @@ impl Editor {
 
     /// Stops the server as usual, and returns its warnings once it has ended. They must be piped.
     pub(crate) fn stopped(mut self) -> String {
-        let killed = Command::new("kill").arg(self.process.id().to_string()).status();
-        assert!(killed.expect("kill runs").success());
+        self.terminate();
         let mut warnings = String::new();
         let stderr = self.process.stderr.as_mut().expect("piped");
         stderr.read_to_string(&mut warnings).expect("text");
         assert!(self.process.wait().expect("a child").success());
         warnings
+    }
+
+    /// Tells the server to stop as usual.
+    pub(crate) fn terminate(&self) {
+        let killed = Command::new("kill").arg(self.process.id().to_string()).status();
+        assert!(killed.expect("kill runs").success());
     }
 
     /// The URL of a path on this server.

@@ -178,8 +178,14 @@ impl LockManager {
     /// Call it before a graceful stop of the HTTP server, which waits for requests to end;
     /// [`serve`](Self::serve) does so. [`shutdown`](Self::shutdown) comes afterwards.
     pub fn begin_shutdown(&self) {
+        self.begin_drain();
         self.inner.events.close();
         self.inner.waits.cancel();
+    }
+
+    /// Health says from now on that this server is being stopped. Everything goes on.
+    pub(crate) fn begin_drain(&self) {
+        self.inner.stop_begins.cancel();
     }
 
     /// Counts the streams of events over HTTP.

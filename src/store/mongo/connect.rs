@@ -1,8 +1,12 @@
 //! Connects to MongoDB by a URI.
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    time::{Duration, Instant},
+};
 
 use mongodb::{Client, error::ErrorKind, options::ClientOptions};
+use tokio::time::sleep;
 
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -13,16 +17,32 @@ use crate::{
 /// request can be retried and fails with an error of ours, not with a time-out of the driver.
 const SERVER_SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections to each member, opened as needed. More than all writes that are under way at once: at most 96 on single
+/// records, and a few for many records. So reads find a connection, also while no majority acknowledges a write.
+pub(super) const POOL: u32 = 128;
+
+/// How long to wait for an election, which takes 12 s by default.
+const ELECTION: Duration = Duration::from_secs(30);
+/// The pause between two attempts. A server selection takes time itself.
+const BETWEEN: Duration = Duration::from_millis(500);
+
+/// True if members of the set answer, but none of them is the primary. A set that was never initiated, or has another
+/// name, has no members.
+fn is_electing(error: &StoreError) -> bool {
+    let source = format!("{:?}", error.source());
+    source.contains("ReplicaSetNoPrimary") && source.contains("RsSecondary")
+}
 
 impl MongoStore {
-    /// Connects, and checks that a server answers.
+    /// Connects, and checks that a server answers. If the replica set elects its primary at the moment, waits for the
+    /// primary for at most 30 s, with a line in the log for each attempt.
     ///
     /// Call it in `main`, not in the application factory: the driver lives on the runtime on which it
     /// was created. If the URI sets no time-outs, server selection gives up after 3 s and connecting
-    /// after 2 s.
+    /// after 2 s. If it sets no `maxPoolSize`, that is 128.
     ///
     /// # Errors
-    /// If the URI is malformed, or no primary answers within the server selection time-out.
+    /// If the URI is malformed, or no server answers within the server selection time-out, or no primary in time.
     pub async fn connect(uri: &str, database: &str) -> Result<Self, StoreError> {
         if uri.starts_with("mongodb+srv:") && !cfg!(feature = "dns-resolver") {
             return Err(StoreError::new(
@@ -45,10 +65,21 @@ impl MongoStore {
         let mut options = ClientOptions::parse(uri).await.map_err(malformed)?;
         options.server_selection_timeout.get_or_insert(SERVER_SELECTION_TIMEOUT);
         options.connect_timeout.get_or_insert(CONNECT_TIMEOUT);
+        options.max_pool_size.get_or_insert(POOL);
         options.app_name.get_or_insert_with(|| "actix-doclock".to_owned());
         let client = Client::with_options(options).map_err(malformed)?;
         let store = Self::new(&client.database(database));
-        match store.has_transactions().await {
+        let until = Instant::now() + ELECTION;
+        let mut answered = store.has_transactions().await;
+        while answered.as_ref().is_err_and(is_electing) && Instant::now() < until {
+            log::warn!(
+                target: "actix_doclock::store",
+                "the replica set has no primary at the moment; waiting for its election",
+            );
+            sleep(BETWEEN).await;
+            answered = store.has_transactions().await;
+        }
+        match answered {
             Err(e) if format!("{:?}", e.source()).contains("ReplicaSetNoPrimary") => {
                 Err(StoreError::new(
                     e.kind(),

@@ -13,7 +13,7 @@ use crate::{
     store::mongo::{
         ENDED, MongoStore, SESSIONS,
         error::{code, is_denied, store_error},
-        indexes, majority,
+        indexes,
     },
 };
 
@@ -21,11 +21,13 @@ mod clock;
 mod finding;
 mod fleet;
 mod index;
+mod majority;
 mod privilege;
 mod sharding;
 mod topology;
 
 pub use finding::{Finding, Severity};
+pub(super) use majority::majority_lag;
 pub(super) use privilege::{User, is_schema};
 pub(super) use topology::Kind;
 
@@ -74,6 +76,7 @@ impl MongoStore {
         let mut findings = topology::findings(&hello, server);
         findings.extend(topology::write_concern(server, database.write_concern()));
 
+        findings.extend(majority::stalled(database, &hello, server).await);
         let user = User::ask(database).await?;
         let ended = database.collection::<Document>(ENDED);
         let existing = allowed(indexes::list(database, ended.name()).await)?;
@@ -99,7 +102,7 @@ impl MongoStore {
         let ended = ended.namespace();
         findings.extend(existing.iter().flat_map(|existing| index::of_ended(&ended, existing)));
         for collection in collections {
-            let locks = majority::<Document>(database, &format!("{collection}.lock"));
+            let locks = super::majority::<Document>(database, &format!("{collection}.lock"));
             if let Some(existing) = allowed(indexes::list(database, locks.name()).await)? {
                 let foreign_ttl = ttl.unwrap_or(USUAL_TTL);
                 let held = indexes::longest_live(&locks, foreign_ttl).await;

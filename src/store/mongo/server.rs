@@ -11,7 +11,8 @@ use uuid::Uuid;
 
 use crate::{
     error::StoreError,
-    server::{Flags, Fleet, ServerNote},
+    server::{Flags, ServerNote},
+    store::Fleet,
     store::mongo::{
         MongoStore, codec,
         error::{retry_duplicate_key, store_error},

@@ -1,10 +1,8 @@
 //! The current state of the servers.
 
-use std::time::Duration;
-
 use futures_util::future::{try_join, try_join_all};
 use mongodb::{
-    bson::{DateTime, Document, doc},
+    bson::{Document, doc},
     options::{ReadPreference, SelectionCriteria},
 };
 
@@ -12,7 +10,12 @@ use crate::{
     error::StoreError,
     store::{
         StoreStatus, Topology,
-        mongo::{ENDED, MongoStore, doctor, error::store_error, indexes},
+        mongo::{
+            ENDED, MongoStore,
+            doctor::{self, majority_lag},
+            error::store_error,
+            indexes,
+        },
     },
 };
 
@@ -82,16 +85,12 @@ fn said(hello: &Document) -> StoreStatus {
     StoreStatus { majority_lag: majority_lag(hello), ..StoreStatus::new(topology(hello), writable) }
 }
 
-/// From the dates of the primary alone, in whole seconds. The primary writes at least every 10 s.
-fn majority_lag(hello: &Document) -> Option<Duration> {
-    let writes = hello.get_document("lastWrite").ok()?;
-    let millis = |name| writes.get_datetime(name).ok().copied().map(DateTime::timestamp_millis);
-    let behind = millis("lastWriteDate")?.saturating_sub(millis("majorityWriteDate")?);
-    Some(Duration::from_millis(behind.try_into().unwrap_or(0)))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use mongodb::bson::DateTime;
+
     use super::*;
 
     fn at(seconds: i64) -> DateTime {

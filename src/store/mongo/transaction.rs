@@ -337,6 +337,11 @@ impl MongoStore {
         until: Instant,
         work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R, E>,
     ) -> Attempt<R, E> {
+        // Its commands end by that time, and so does the wait for them below.
+        let _turn = match self.save_turn(until).await {
+            Ok(turn) => turn,
+            Err(error) => return Attempt::Failed(error),
+        };
         let client = self.inner.database.client().clone();
         let begun = soonest.spawn(with_deadline(until, async move { begin(&client).await }));
         let mut session = match timeout_at(until.into(), begun).await {

@@ -220,12 +220,13 @@ fn wrong_ttl(
         (Severity::Info, problem, advice)
     } else if ttl.is_some() && expires > full as f64 {
         let problem = format!(
-            "the TTL index removes orphaned locks after {expires} s, but with the ttl \
-             {wanted} s it should be {full} s: for a program that locks without this crate, documents stay locked for longer"
+            "the TTL index removes orphaned locks after {expires} s, and with the ttl {wanted} s it should be {full} s: \
+             this is usual after the ttl was lowered, and matters only to programs that lock without this crate, \
+             for which documents stay locked for longer"
         );
-        let advice = "no server and no command lowers it; once no server and no lock with a longer ttl is \
-                      left, lower it yourself";
-        (Severity::Warning, problem, advice)
+        let advice = "nothing; or, once no server and no lock with a longer ttl is left, lower it yourself: no \
+                      server and no command does";
+        (Severity::Info, problem, advice)
     } else {
         return None;
     };

@@ -41,8 +41,8 @@ pub(super) fn findings(hello: &Document, kind: Kind) -> Vec<Finding> {
                 server,
                 "it is a standalone server: without transactions, a guarded save checks the lock \
                  just before it writes the document, and does not notice a lock that is lost between \
-                 the two; without change streams, waiters have to poll, and pages hear only of changes \
-                 that their own server makes",
+                 the two; without change streams, waiters have to poll, and pages hear of the changes of \
+                 other servers late, and not of short locks",
                 "make it a replica set, of which one member is enough: start mongod with `--replSet \
                  rs0`, initiate the set once, and write `replicaSet=rs0` into the URI",
             )
