@@ -151,6 +151,7 @@ struct Inner {
     panics: background::supervisor::Panics,
     unannounced: background::unannounced::Unannounced,
     /// The losses that the metrics have counted.
+    #[cfg(feature = "metrics")]
     losses: observe::Losses,
 }
 

@@ -472,6 +472,7 @@ impl LockManagerBuilder {
             renewals: Default::default(),
             paces: Default::default(),
             events: Default::default(),
+            #[cfg(feature = "metrics")]
             losses: Default::default(),
             unannounced: Default::default(),
             event_streams: Default::default(),

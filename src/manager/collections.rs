@@ -307,6 +307,7 @@ impl LockManager {
     }
 
     /// The name of this collection, if this server has prepared it.
+    #[cfg(feature = "metrics")]
     pub(super) fn registered_name(&self, collection: &str) -> Option<&'static str> {
         self.inner.collections.get(collection).map(|(name, _)| name)
     }

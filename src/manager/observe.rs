@@ -209,9 +209,9 @@ const COUNTED: usize = 10_000;
 
 /// The losses that this server has counted: a lock that was broken here counts once, although its holder
 /// notices the loss later.
+#[cfg(feature = "metrics")]
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    #[cfg(feature = "metrics")]
     counted: Mutex<(HashSet<LockToken>, VecDeque<LockToken>)>,
 }
 

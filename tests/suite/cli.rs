@@ -544,6 +544,12 @@ async fn an_operator_freezes_and_thaws() {
         (&json!("all"), &json!("2999-12-24T18:00:00.000Z"))
     );
     assert!(all["by"].is_string(), "the user of the system: {all}");
+    let again = ["freeze", "--all", "--reason", "all", "--until", "2999-12-24T18:00:00Z"];
+    eventually("the command counts the server", async || {
+        let all = cli.json(&again).await;
+        all["servers"] == 1 && all["obeyed_by"] == 1
+    })
+    .await;
     eventually("the server has noted both", async || {
         let list = cli.json(&["list"]).await;
         list["frozen"].as_array().unwrap().iter().all(|freeze| freeze["obeyed_by"] == 1)

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use actix_doclock::{
-    Actor, LockError, LockManager, MongoStore,
+    Actor, LockError, LockManager, MongoStore, StoreErrorKind,
     freeze::{End, Freeze as Known, Scope},
     limits::MAX_REASON_BYTES,
     store::Store,
 };
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::{
     Failure, Outcome, answer,
@@ -41,14 +42,26 @@ pub(crate) async fn freeze(
     }
     tokio::time::sleep(OBEYED_WITHIN).await;
     let on = answer(store.freezes()).await?;
+    let servers = servers(store).await?;
     for this in on.iter().filter(|freeze| freeze.scope == scope) {
         if json {
-            output::print_json(&as_json(this))?;
+            let mut value = as_json(this);
+            value["servers"] = json!(servers);
+            output::print_json(&value)?;
         } else {
-            output::print(&format!("{} after {} s", line(this), OBEYED_WITHIN.as_secs()))?;
+            let of = servers.map(|all| format!(" of {all}")).unwrap_or_default();
+            output::print(&format!("{}{of} after {} s", line(this), OBEYED_WITHIN.as_secs()))?;
         }
     }
     Ok(Outcome::Done)
+}
+
+/// How many servers have noted themselves, if this user may ask.
+async fn servers(store: &MongoStore) -> Result<Option<usize>, Failure> {
+    match answer(store.note_server(Uuid::new_v4(), None)).await {
+        Err(Failure::Store(e)) if e.kind() == StoreErrorKind::Denied => Ok(None),
+        fleet => Ok(Some(fleet?.servers.len())),
+    }
 }
 
 /// All collections that have locks. There must be one: a typo in the name of the database is no freeze.
