@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use actix_doclock::{
     Actor, Aid, Holder, LockError, LockId, LockKey, Lockable, MongoStore, TryAcquire,
@@ -524,7 +525,9 @@ async fn an_audit_line_names_people_by_their_ids_and_a_document_so_that_show_fin
 #[tokio::test]
 async fn an_operator_freezes_and_thaws() {
     let (cli, database) = Cli::fresh().await;
-    let app = App::on(&database).await;
+    // A server with a reaper, which notes itself.
+    let often = Duration::from_millis(100);
+    let app = App::with(&database, |settings| settings.reaper_interval(often)).await;
     let refuses = async || {
         matches!(app.try_acquire(&key("a"), &Aid::new()).await, Err(LockError::Frozen { .. }))
     };
