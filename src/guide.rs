@@ -12,6 +12,7 @@
 //! | [saving] | what a save writes, and when it is refused |
 //! | [stored] | the record of a lock, field by field |
 //! | [production], [operations], [cli] | a checklist; health, metrics, log lines; the command `doclock` |
+//! | [upgrading], [policies] | from one version to the next; what counts as breaking, what was tested |
 //! | [troubleshooting], [faq] | symptoms and questions |
 //! | [existing_application] | into an existing application: `$set`, JWT, errors in its own style |
 //! | [from_a_hand_written_protocol] | migrating from your own locks |
@@ -46,6 +47,7 @@ pages! {
     life_of_a_lock: "life-of-a-lock.md",
     model: "model.md",
     operations: "operations.md",
+    policies: "policies.md",
     production: "production.md",
     saving: "saving.md",
     session_ends: "session-ends.md",
@@ -55,5 +57,6 @@ pages! {
     tests: "tests.md",
     troubleshooting: "troubleshooting.md",
     ttl: "ttl.md",
+    upgrading: "upgrading.md",
     waiting: "waiting.md",
 }

@@ -1,0 +1,77 @@
+//! Each link of the README and of the pages beside it leads to a file and a heading that exist. Links to other hosts are
+//! not followed.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+fn pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut pages = Vec::new();
+    for directory in [root.to_owned(), root.join("docs")] {
+        let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        pages.extend(files.filter(|path| path.extension().is_some_and(|it| it == "md")));
+    }
+    pages
+}
+
+/// The links and the anchors of a page.
+fn read(page: &Path) -> (BTreeSet<String>, BTreeSet<String>) {
+    let (mut links, mut anchors, mut heading) = (BTreeSet::new(), BTreeSet::new(), None);
+    let text = fs::read_to_string(page).unwrap();
+    let undefined = &mut |link: pulldown_cmark::BrokenLink<'_>| {
+        let is_page = link.reference.starts_with("page:");
+        is_page.then(|| (format!("undefined {}", link.reference).into(), "".into()))
+    };
+    let options = Options::ENABLE_TABLES | Options::ENABLE_TASKLISTS;
+    for event in Parser::new_with_broken_link_callback(&text, options, Some(undefined)) {
+        match event {
+            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                links.insert(dest_url.into_string());
+            }
+            Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
+            Event::End(TagEnd::Heading(_)) => anchors.extend(heading.take().map(|it| anchor(&it))),
+            Event::Text(text) | Event::Code(text) => {
+                heading.iter_mut().for_each(|heading| heading.push_str(&text));
+            }
+            _ => {}
+        }
+    }
+    (links, anchors)
+}
+
+/// The anchor of a heading, as code hosts and rustdoc make it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.to_lowercase();
+    let kept = kept.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+#[test]
+fn each_link_leads_somewhere() {
+    let mut torn = Vec::new();
+    for page in pages() {
+        for link in read(&page).0 {
+            let (file, fragment) = link.split_once('#').unwrap_or((&link, ""));
+            if file.contains("://") || file.starts_with("mailto:") || file.starts_with("crate::") {
+                continue;
+            }
+            let target = match file {
+                "" => page.clone(),
+                file => page.parent().unwrap().join(file),
+            };
+            let leads = target.exists()
+                && (fragment.is_empty()
+                    || target.extension().is_none_or(|it| it != "md")
+                    || read(&target).1.contains(fragment));
+            if !leads {
+                torn.push(format!("{}: {link}", page.file_name().unwrap().to_string_lossy()));
+            }
+        }
+    }
+    assert!(torn.is_empty(), "{}", torn.join("\n"));
+}
