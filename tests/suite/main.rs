@@ -28,6 +28,8 @@ mod operations;
 mod outage;
 mod overload;
 mod properties;
+#[cfg(all(feature = "web", not(feature = "bson-3")))]
+mod records;
 mod register;
 mod rules;
 mod saving;
