@@ -370,3 +370,26 @@ async fn describe_is_not_blamed_for_an_outage_of_the_database() {
     let told = ["WARN", "`describe` failed: a fault of the function"];
     eventually("the function is blamed", async || count_logged(&told) == 1).await;
 }
+
+/// With cookies the session needs no database. With `MongoSessionStore` it does.
+#[actix_web::test]
+async fn a_page_that_needs_no_lock_is_served_while_there_is_no_primary() {
+    let server = crate::rig::mongod::Mongod::start_replica_set().await;
+    let database = crate::rig::fresh_database(&server.uri()).await;
+    let waits_long = std::time::Duration::from_secs(120);
+    let store = actix_doclock::MongoStore::new(&database);
+    let locks = LockManager::builder(store).deadline(waits_long).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    assert!(alice.post("/create/7").await.status.is_success());
+    server.admin(mongodb::bson::doc! { "replSetStepDown": 120, "force": true }).await;
+    let soon = std::time::Duration::from_secs(30);
+    for _ in 0..3 {
+        let page =
+            tokio::time::timeout(soon, alice.get("/plain")).await.expect("it waits for nothing");
+        assert_eq!(page.status, StatusCode::OK);
+        let theme = tokio::time::timeout(soon, alice.post("/theme")).await.expect("nor does this");
+        assert!(theme.status.is_success());
+    }
+}
