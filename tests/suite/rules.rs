@@ -171,7 +171,8 @@ async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock>
     if app.store.session_ended(aid).await.unwrap().is_none() {
         return Some(lock);
     }
-    app.store.release(key, aid, claim.token, Mode::Exclusive).await.unwrap();
+    // An earlier attempt may have been granted.
+    app.store.release(key, aid, lock.token.unwrap(), Mode::Exclusive).await.unwrap();
     None
 }
 
