@@ -80,7 +80,7 @@ names! {
     counter Count SESSIONS_ENDED = "doclock_sessions_ended_total";
     /// Idle sessions of which no listener hears, because their locks vanished before the reaper came to them. Noticed
     /// only for sessions that the reaper of this server has seen overdue; see
-    /// [`ReaperHealth::unannounced`](crate::ReaperHealth).
+    /// [`ReaperHealth::unannounced`](crate::health::ReaperHealth).
     counter Count UNANNOUNCED = "doclock_unannounced_total";
     /// Operations that ended with an error of the store, after all attempts.
     counter Count STORE_ERRORS = "doclock_store_errors_total";
