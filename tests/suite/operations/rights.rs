@@ -3,9 +3,9 @@
 use std::error::Error;
 
 use actix_doclock::{Aid, LockError, MongoStore, StoreErrorKind, health::HealthStatus};
-use mongodb::bson::{Document, doc};
+use mongodb::bson::doc;
 
-use crate::rig::app::{App, WorkItem, eventually, key, with_deadline};
+use crate::rig::app::{App, eventually, key, with_deadline};
 use crate::rig::mongod::Mongod;
 use crate::rig::{client, fresh_name};
 
@@ -128,7 +128,7 @@ async fn a_server_without_the_right_to_create_has_a_session_store_once_another_u
     let found = codes().await;
     assert!(found.len() == 1 && found[0].1.contains("lacks createIndex, collMod"), "{found:?}");
 
-    let records = root.collection::<Document>("doclock.session");
+    let records = root.collection::<mongodb::bson::Document>("doclock.session");
     for (index, name) in [("expires_1", "expires (TTL)"), ("user_1", "user")] {
         records.drop_index(index).await.unwrap();
         assert!(
@@ -138,5 +138,5 @@ async fn a_server_without_the_right_to_create_has_a_session_store_once_another_u
         admin.store.prepare_sessions("doclock.session").await.unwrap();
         assert_eq!(problems().await, [""; 0]);
     }
-    app.locks.register::<WorkItem>().await.unwrap();
+    app.locks.register::<crate::rig::app::WorkItem>().await.unwrap();
 }

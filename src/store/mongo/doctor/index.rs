@@ -321,12 +321,12 @@ mod tests {
 
     #[test]
     fn the_ttl_index_follows_the_ttl_or_the_longest_that_is_held() {
-        use Severity::{Error, Info, Warning};
+        use Severity::{Error, Info};
         let severity = |seconds, ttl, held| found(seconds, ttl, held).map(|(severity, _)| severity);
         // The intended ttl is not given.
         assert_eq!(severity(30.0, None, None), None);
         assert_eq!(severity(30.0, Some(150), None), Some(Error));
-        assert_eq!(severity(300.0, Some(150), None), Some(Warning));
+        assert_eq!(severity(300.0, Some(150), None), Some(Info), "after the ttl was lowered");
         assert_eq!(severity(210.0, Some(150), None), None);
         // An index of an earlier version, without the margin.
         assert_eq!(severity(150.0, Some(150), None), Some(Info));
