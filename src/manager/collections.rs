@@ -130,7 +130,8 @@ impl LockManager {
     /// Makes the documents of `T` lockable in every collection that the pattern covers: one `*` stands for one or more
     /// characters, as in `*_invoice`.
     ///
-    /// A collection is prepared on its first use, if it exists: nobody can create collections by asking for locks. So the
+    /// A collection is prepared on its first use, if it exists: nobody can create collections by asking for locks, only
+    /// by [`SessionLocks::create`](crate::SessionLocks::create). So the
     /// first lock in it takes some commands more, and the database user needs the rights to create indexes, unless
     /// `doclock init` has prepared it. All servers learn of it within a minute, or when a request names it. A session that
     /// ends on one server releases its locks in all collections, whether or not that server has used them.
@@ -212,6 +213,24 @@ impl LockManager {
             return Err(LockError::NotFound { key: key.clone() });
         }
         Ok((self.prepare_by_pattern(name, registered, until).await?, registered))
+    }
+
+    /// The same for a new document, which may be the first one of its collection.
+    #[cfg(feature = "web")]
+    pub(crate) async fn ready_to_create(
+        &self,
+        key: &LockKey,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let (all, name) = (&self.inner.collections, key.collection());
+        if all.get(name).is_none() {
+            let registered = self.registered(name)?;
+            let _turn = self.turn_to_prepare(until).await?;
+            if all.get(name).is_none() {
+                self.prepare_by_pattern(name, registered, until).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn turn_to_prepare(

@@ -191,7 +191,13 @@ impl LockManager {
     async fn scope(&self, scope: impl Into<Scope>) -> Result<Scope, LockError> {
         let scope = scope.into();
         if let Scope::Collection(name) = &scope {
-            self.ready(&LockKey::new(&**name, 0)?, self.until()).await?;
+            let ready = self.ready(&LockKey::new(&**name, 0)?, self.until()).await;
+            ready.map_err(|e| match e {
+                LockError::NotFound { .. } => LockError::Misconfigured(format!(
+                    "there is no collection `{name}`: name one as it is stored, or freeze all"
+                )),
+                other => other,
+            })?;
         }
         Ok(scope)
     }

@@ -228,6 +228,13 @@ impl<T: Lockable, How> Guarded<T, How> {
         self.locks.release(&self.mine, self.locks.begin()).await
     }
 
+    /// True if this request has taken the lock, false if the session held it before. A handler that releases what it
+    /// needed for a moment should leave the lock of an open form alone: it releases fresh locks only.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.mine.is_fresh
+    }
+
     /// The token of this acquisition, as the client gets it in `Lock-Token`.
     #[must_use]
     pub fn token(&self) -> LockToken {

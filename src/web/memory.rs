@@ -29,6 +29,8 @@ pub(super) struct Memory {
     pub(super) has_ended: bool,
     /// Why the session middleware has failed.
     pub(super) failed: Option<StoreError>,
+    /// The log says already why the application is not set up correctly.
+    pub(super) is_told: bool,
     /// What the log says of the request if it fails.
     pub(super) request: Option<Served>,
 }

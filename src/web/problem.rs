@@ -282,14 +282,15 @@ impl ResponseError for InvalidKey {
 /// The client is told nothing about a fault of the server, so the fault is logged, with its request. Those of
 /// an outage of the database share lines.
 pub(super) fn log_fault(error: &LockError) {
-    // A wrong configuration was logged when it was found. The others are not faults, and clients can
-    // cause any number of them.
+    // A wrong configuration that this module found was logged at once. The others are not faults, and clients can cause
+    // any number of them.
+    let is_told =
+        matches!(error, LockError::Misconfigured(_)) && memory(|it| it.is_told) != Some(false);
     let is_overloaded =
         matches!(error, LockError::Store(e) if e.kind() == StoreErrorKind::Overloaded);
-    let is_known = matches!(
-        error,
-        LockError::Misconfigured(_) | LockError::ShutDown | LockError::TooManyWaiters { .. }
-    ) || is_overloaded;
+    let is_known = matches!(error, LockError::ShutDown | LockError::TooManyWaiters { .. })
+        || is_overloaded
+        || is_told;
     if error.status_code().is_server_error() && !is_known {
         let mut causes = String::new();
         let mut cause = std::error::Error::source(error);
@@ -320,5 +321,6 @@ fn named(Served { method, uri, document, .. }: &Served) -> String {
 pub(super) fn misconfigured(what_to_do: impl Into<String>) -> LockError {
     let what_to_do = what_to_do.into();
     log::error!(target: "actix_doclock::web", "{what_to_do}");
+    memory(|it| it.is_told = true);
     LockError::Misconfigured(what_to_do)
 }

@@ -106,6 +106,7 @@ impl SessionLocks {
         document: T,
     ) -> Result<LockedDoc<T>, LockError> {
         let key = self.key_of::<T>(id)?;
+        self.manager().ready_to_create(&key, self.locks.begin()).await?;
         // Not everybody may lock a document that is there already, even for a moment.
         if self.locks.has_policy() && self.manager().exists(&key, self.locks.begin()).await? {
             self.locks.may_lock(slice::from_ref(&key)).await?;
@@ -275,7 +276,7 @@ impl SessionLocks {
     /// Releases the session's lock on this document, if it holds one.
     ///
     /// # Errors
-    /// [`LockError::Store`].
+    /// [`LockError::StaleToken`] 412 if another tab of the session holds it; [`LockError::Store`].
     pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<Released, LockError> {
         self.locks.release_key(&self.key_of::<T>(id)?).await
     }

@@ -35,9 +35,11 @@ impl MongoStore {
         if status.writable {
             let of_locks = |name| (format!("{name}.lock"), "ts", indexes::OF_LOCKS);
             let locks = collections.iter().map(of_locks);
+            // Prepared with the first collection.
             let ended = (ENDED.to_owned(), "ts", indexes::OF_ENDED);
+            let ended = Some(ended).filter(|_| !collections.is_empty());
             let sessions = self.sessions().map(|name| (name, "expires", indexes::OF_SESSIONS));
-            let all = locks.chain([ended]).chain(sessions);
+            let all = locks.chain(ended).chain(sessions);
             let missing = all.map(async |(collection, date, expected)| {
                 let missing = indexes::missing(database, &collection, date, expected).await;
                 let missing = doctor::allowed(missing)

@@ -262,6 +262,16 @@ impl RequestLocks {
             let worked = work(found, until).await;
             return self.keep_if_found(mine, None, worked, until).await;
         }
+        // Not acquired again: then the record would say that another request was told of the lock, and the end of this
+        // request would not give it back.
+        if self.has_taken(key, how.mode) {
+            let until = self.begin();
+            let (mut mine, document) = self.confirm(key, how.mode, &[], how.load, until).await?;
+            mine.is_fresh = true;
+            let found = Found { is_fresh: true, has_waited: false, document };
+            let worked = work(found, until).await;
+            return self.keep_if_found(mine, None, worked, until).await;
+        }
         let mut aid = self.aid_for_lock()?;
         if how.of_document && !self.manager().may_exist(key, &aid, self.begin()).await? {
             self.release_key(key).await?;
@@ -306,6 +316,12 @@ impl RequestLocks {
         }
     }
 
+    /// True if this request has taken such a lock on this document.
+    fn has_taken(&self, key: &LockKey, mode: Mode) -> bool {
+        let fresh = self.0.fresh.borrow();
+        fresh.iter().map(Provisional::lock).any(|lock| lock.key == *key && lock.mode.covers(mode))
+    }
+
     /// One command, if there is no wait. Returns the lock, and two optional values: the handle that gives a
     /// fresh lock back, and the document, if one read returned both.
     async fn take(
@@ -330,9 +346,11 @@ impl RequestLocks {
         loop {
             self.begin();
             let wait = if has_waited { Wait::no() } else { how.wait.since(began) };
-            let acquired = manager.acquire_waiting(&wanted, &wanted.aid, wait, &self.0.scope).await;
+            let acquired =
+                manager.acquire_waiting(&wanted, &wanted.aid, wait, &self.0.scope).await?;
+            // Not after an error: the answer need not wait for what is given back.
             let until = self.begin();
-            let from = match acquired? {
+            let from = match acquired {
                 Acquired::Fresh(fresh) => {
                     let (lock, token) = (fresh.lock().clone(), fresh.token());
                     return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));

@@ -96,8 +96,21 @@ async fn asking_for_a_lock_creates_no_collection() {
         mallory.post(path).await.problem(404);
     }
     mallory.get("/locks/made_up_note/a").await.problem(404);
+    assert!(locks.check_health().await.problems.iter().all(|it| !it.contains("index")));
     let names = database.list_collection_names().await.unwrap();
     assert!(names.iter().all(|name| !name.starts_with("made_up")), "{names:?}");
+    locks.shutdown().await;
+}
+
+#[actix_web::test]
+async fn the_first_document_of_a_new_tenant_is_created() {
+    let database = database_of(&[]).await;
+    let locks = manager_on(&database).await;
+    let app = serve_tenants(&locks).await;
+    let alice = Browser::logged_in(&app, "alice@initech").await;
+    assert_eq!(alice.post("/create/a").await.status, StatusCode::CREATED);
+    assert_eq!(alice.put("/note/a", "first").await.status, StatusCode::OK);
+    assert_eq!(texts(&database, ["initech"; 2]).await, ["first", "first"]);
     locks.shutdown().await;
 }
 

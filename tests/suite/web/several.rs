@@ -177,3 +177,29 @@ async fn a_job_takes_of_many_locks_those_that_are_free() {
     let free = locks.lock_for_session(&key("a"), &aid, &actix_doclock::Holder::new("x")).await;
     assert!(matches!(free, Ok(TryAcquire::Granted(_))));
 }
+
+/// Opening a document twice in one request is no second request that was told of its lock.
+#[actix_web::test]
+async fn a_request_that_fails_gives_back_what_it_has_locked_and_opened() {
+    async fn lock_open_and_fail(locks: SessionLocks) -> Result<HttpResponse, LockError> {
+        locks.lock_all([key("a"), key("b")], Wait::no()).await?;
+        let first = locks.open::<Note>("a".to_owned()).await?;
+        let again = locks.open::<Note>("a".to_owned()).await?;
+        assert_eq!(first.is_fresh(), again.is_fresh());
+        drop(locks.open::<Note>("b".to_owned()).await?);
+        Ok(HttpResponse::Conflict().finish())
+    }
+    let (locks, _) = embedded().await;
+    let session = SessionMiddleware::new(CookieSessionStore::default(), Key::from(&[7; 64]));
+    let app =
+        App::new().wrap(locks.session(session)).route("/fail", web::post().to(lock_open_and_fail));
+    let app = test::init_service(app.configure(routes)).await;
+    let alice = Browser::new(&app);
+    assert_eq!(alice.post("/fail").await.status, StatusCode::CONFLICT);
+    assert!(locks.list().await.unwrap().is_empty(), "{:?}", locks.list().await);
+    // What the session held before stays.
+    alice.post("/note/a").await;
+    assert_eq!(alice.post("/fail").await.status, StatusCode::CONFLICT);
+    let left = locks.list().await.unwrap();
+    assert_eq!(left.iter().map(|lock| lock.key.clone()).collect::<Vec<_>>(), [key("a")]);
+}
