@@ -1,6 +1,14 @@
 //! A handler that is dropped half-way leaves nothing behind.
 
-use std::{future::Future, pin::pin, task::Context};
+use std::{
+    future::{Future, pending},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::Context,
+};
 
 use actix_doclock::MongoStore;
 use futures_util::{FutureExt, task::noop_waker_ref};
@@ -71,6 +79,27 @@ async fn a_handler_that_is_dropped_with_its_connection_leaves_no_fresh_lock() {
     assert!(!drop_after(app.call(request), 50).await);
     locks.shutdown().await;
     assert_eq!(alice.post("/note/a").await.token(), token, "what it had before stays");
+}
+
+/// What may have been granted is given back afterwards.
+#[actix_web::test]
+async fn a_store_that_does_not_answer_is_an_answer_within_one_deadline() {
+    let (_, store) = embedded().await;
+    let hangs = Arc::new(AtomicBool::new(false));
+    let does_hang = Arc::clone(&hangs);
+    let pause =
+        move || if does_hang.load(Relaxed) { pending().boxed() } else { yield_now().boxed() };
+    let locks = LockManager::builder(Paused::new(store, pause)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    tokio::time::pause();
+    hangs.store(true, Relaxed);
+    for uri in ["/note/a", "/locks/note/a", "/note/b/both"] {
+        let asked = tokio::time::Instant::now();
+        alice.post(uri).await.problem(503);
+        assert!(asked.elapsed() < locks.deadline() * 3 / 2, "{uri}: {:?}", asked.elapsed());
+    }
 }
 
 #[actix_web::test]
