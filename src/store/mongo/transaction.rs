@@ -36,7 +36,6 @@ const PROBE: Duration = Duration::from_millis(250);
 
 /// Why [`MongoStore::transaction`] has written nothing, or does not know it.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum TransactionError<E = Error> {
     /// A lock is lost, the database does not answer, or the outcome is not known.
     #[error(transparent)]
