@@ -91,7 +91,8 @@ async fn main() -> Result<(), BoxError> {
         })
         .on_session_end(async |ended: SessionEnded| {
             let keys: Vec<_> = ended.locks.iter().map(ToString::to_string).collect();
-            log::info!("a session has ended ({:?}); free again: {keys:?}", ended.reason);
+            let SessionEnded { event, reason, .. } = ended; // a repeated call has the same event
+            log::info!("a session has ended ({reason:?}); free again: {keys:?}; event {event}");
             Ok(())
         })
         .build()
