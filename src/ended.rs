@@ -27,8 +27,8 @@ pub enum EndReason {
     Revoked,
 }
 
-#[cfg(feature = "_mongo")]
 impl EndReason {
+    #[cfg(feature = "_mongo")]
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::LoggedOut => "logged_out",
@@ -39,7 +39,7 @@ impl EndReason {
 
     /// An unknown reason counts as a logout, because records of the first version of this crate contain
     /// no reason.
-    pub(crate) fn from_stored(reason: &str) -> Self {
+    pub(crate) fn from_name(reason: &str) -> Self {
         use serde::de::value::{Error, StrDeserializer};
 
         Self::deserialize(StrDeserializer::<Error>::new(reason)).unwrap_or(Self::LoggedOut)
@@ -51,7 +51,6 @@ impl EndReason {
 /// For the listener of
 /// [`on_session_end`](crate::LockManagerBuilder::on_session_end).
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct SessionEnded {
     /// Identifies this end. A repeated announcement has the same value.
     pub event: Uuid,

@@ -1,6 +1,6 @@
 //! The events of locks, for subscribers.
 
-use crate::{lock::Lock, store::Taken};
+use crate::{lock::Lock, store::TakenBy};
 
 /// An event of a lock, from [`LockManager::events`](crate::LockManager::events).
 ///
@@ -16,7 +16,7 @@ pub enum LockEvent {
     /// The session was idle, and the lock has expired.
     Expired(Lock),
     /// The lock was broken or taken over by another person.
-    Broken(Lock, Taken),
+    Broken(Lock, TakenBy),
     /// The session was ended, and the lock with it.
     SessionEnded(Lock),
     /// Any lock may have changed: read everything again. This is the first event of all, and follows each

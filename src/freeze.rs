@@ -119,7 +119,7 @@ impl From<Duration> for End {
     }
 }
 
-/// A freeze that is to begin, for [`Store::set_freeze`](crate::store::Store::set_freeze).
+/// A freeze that is to begin, for [`Servers::set_freeze`](crate::store::Servers::set_freeze).
 #[derive(Debug, Clone)]
 pub struct NewFreeze {
     /// Identifies it.

@@ -2,24 +2,30 @@
 //!
 //! | page | answers |
 //! |---|---|
-//! | [life_of_a_lock] | the states of a lock, the record in each, waiting and handover |
-//! | [waiting] | waiting, jobs, readers and writers, fences, several locks |
-//! | [session_ends] | how the application is told of ended sessions |
+//! | [http] | headers, the lock API, every answer and its code, events, `client.js`, the admin page |
+//! | [saving] | what a save writes, and when it is refused; other writes under a lock |
+//! | [waiting] | waiting and its order, jobs, readers and writers, deadlocks, fences |
+//! | [sessions] | session stores; how the application is told of ended sessions and taken locks; cookies |
 //! | [ttl] | how long a lock should outlive the last sign of life |
-//! | [sessions_and_proxies] | cookies, Redis or `MongoSessionStore`; reverse proxies |
-//! | [http], [answers] | the lock API, its events, `client.js`; every answer and its code |
 //! | [configuration] | settings and features |
-//! | [saving] | what a save writes, and when it is refused |
-//! | [stored] | the record of a lock, field by field |
-//! | [production], [operations], [cli] | a checklist; health, metrics, log lines; the command `doclock` |
-//! | [upgrading], [policies] | from one version to the next; what counts as breaking, what was tested |
-//! | [troubleshooting], [faq] | symptoms and questions |
-//! | [existing_application] | into an existing application: `$set`, JWT, errors in its own style |
+//! | [life_of_a_lock] | the states of a lock, the commands, the stored record field by field |
+//! | [guarantees] | the guarantees in full, and their limits |
+//! | [a_store_of_your_own] | the contract of stores, and its suite |
+//! | [existing_application] | into an existing application: tenants, `$set`, JWT, errors in its own style |
 //! | [from_a_hand_written_protocol] | migrating from your own locks |
-//! | [guarantees], [tests] | the guarantees in full, and the tests that guard them |
-//! | [faults], [model], [simulation] | how the guarantees were tested |
-//! | [benchmarks] | the cost of a lock |
-//! | [scale] | how many people can edit, and what to do then |
+//! | [production], [proxies], [operations], [cli] | a checklist; several servers and reverse proxies; health, metrics, log lines; the command `doclock` |
+//! | [upgrading], [policies] | from one version to the next; what counts as breaking, what was tested |
+//! | [troubleshooting] | symptoms and questions |
+//!
+//! # Evidence
+//!
+//! The folder `docs/evidence` of the repository shows why you may believe the guide. Its pages are not part of the
+//! package:
+//!
+//! - `tests.md`: the tests of each guarantee, and the seeded bugs that they find
+//! - `faults.md`, `model.md`, `simulation.md`, `upgrading.md`: how the guarantees were tested
+//! - `benchmarks.md`, `scale.md`: the cost of a lock, and how many people can edit
+//! - `other-projects.md`: faults of other locks, and what prevents them here
 
 macro_rules! pages {
     ($($page:ident: $file:literal,)*) => {
@@ -33,28 +39,20 @@ macro_rules! pages {
 }
 
 pages! {
-    answers: "answers.md",
-    benchmarks: "benchmarks.md",
-    scale: "scale.md",
+    a_store_of_your_own: "a-store-of-your-own.md",
     cli: "cli.md",
     configuration: "configuration.md",
     existing_application: "existing-application.md",
-    faq: "faq.md",
-    faults: "faults.md",
     from_a_hand_written_protocol: "from-a-hand-written-protocol.md",
     guarantees: "guarantees.md",
     http: "http.md",
     life_of_a_lock: "life-of-a-lock.md",
-    model: "model.md",
     operations: "operations.md",
     policies: "policies.md",
     production: "production.md",
+    proxies: "proxies.md",
     saving: "saving.md",
-    session_ends: "session-ends.md",
-    sessions_and_proxies: "sessions-and-proxies.md",
-    simulation: "simulation.md",
-    stored: "stored.md",
-    tests: "tests.md",
+    sessions: "sessions.md",
     troubleshooting: "troubleshooting.md",
     ttl: "ttl.md",
     upgrading: "upgrading.md",

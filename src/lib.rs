@@ -7,8 +7,6 @@
 
 mod actor;
 mod clock;
-#[cfg(feature = "test-util")]
-pub mod conformance;
 mod description;
 mod ended;
 mod error;
@@ -20,12 +18,12 @@ mod key;
 mod lock;
 mod manager;
 mod random;
-pub mod server;
+mod server;
 pub mod store;
-mod taken;
+mod takeover;
 mod text;
 #[cfg(feature = "web")]
-mod web;
+pub mod web;
 
 pub use actor::Actor;
 pub use description::Description;
@@ -33,7 +31,7 @@ pub use ended::{EndReason, SessionEnded};
 pub use error::{BoxError, LockError, StoreError, StoreErrorKind};
 pub use event::LockEvent;
 pub use key::{InvalidKey, LockId, LockKey, Lockable, Named};
-pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, PageId, TabId};
+pub use lock::{Aid, FencingToken, Holder, Lock, LockToken, Mode, TabId};
 #[cfg(feature = "metrics")]
 pub use manager::metrics;
 pub use manager::{
@@ -44,25 +42,10 @@ pub use manager::{
 pub use store::MongoStore;
 #[doc(inline)]
 pub use store::{MemoryStore, Released, TryAcquire};
-pub use taken::{LockTaken, Taking};
+pub use takeover::Takeover;
 #[cfg(feature = "web")]
-pub use web::{
-    Access, HeldDoc, LockedDoc, LockingSession, Problem, SessionLocks, SharedDoc, lock_api,
-};
-#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
-pub use web::{MongoSessionStore, MongoSessionStoreBuilder};
-
-/// What `LockedDoc`, `HeldDoc` and `SharedDoc` have in common.
-#[cfg(feature = "web")]
-pub mod extract {
-    pub use crate::web::{Acquire, Confirm, Guarded, Share};
-}
-
-/// The types of the wraps.
-#[cfg(feature = "web")]
-pub mod wrap {
-    pub use crate::web::{Clients, IntoServer, Locking, LockingClients, LockingMiddleware};
-}
+#[doc(inline)]
+pub use web::{HeldDoc, LockedDoc, SessionLocks, SharedDoc, lock_api};
 
 /// The answers of [`LockManager::health`] and [`LockManager::check_health`].
 ///

@@ -6,41 +6,46 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock,
-    key::LockKey,
-    lock::{Aid, Holder, Lock},
-    store::{Acquisition, DynStore},
+    lock::Holder,
+    manager::{
+        calls::Calls, collections::Collections, freezes::Freezes, granting::Granting, reads::Reads,
+        saves::Saves, seen::Seen, seldom::Seldom, sessions::Sessions,
+    },
 };
 
-mod acquire;
+mod acquiring;
 mod activity;
+mod announce;
 mod background;
 mod builder;
+mod calls;
 mod claim;
 mod collections;
-#[cfg(feature = "web")]
-mod confirm;
 mod counts;
 mod describe;
-mod document;
+mod facade;
 mod fleet;
 mod freeze;
+mod freezes;
+mod granting;
 mod guard;
 mod health;
 mod observe;
-mod query;
+mod reads;
 mod release;
 pub(crate) mod rhythm;
+mod saves;
+mod seen;
 mod seldom;
-mod session;
+mod sessions;
 mod takeover;
-mod task;
 mod wait;
 pub(crate) mod watch;
+mod watched;
 
 pub use background::{
     supervisor::TaskPanics,
@@ -49,16 +54,18 @@ pub use background::{
 pub use builder::{BuildError, LockManagerBuilder};
 pub use claim::Wait;
 #[cfg(feature = "web")]
-pub(crate) use claim::{Acquired, Provisional, Wanted};
-pub use collections::MAX_COLLECTIONS;
+pub(crate) use claim::Wanted;
 #[cfg(feature = "web")]
-pub(crate) use document::decode;
+pub(crate) use claim::{Acquired, Provisional};
+pub use collections::MAX_COLLECTIONS;
 pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
 #[cfg(feature = "metrics")]
 pub use observe::metrics;
 #[cfg(feature = "web")]
-pub(crate) use query::LISTED;
+pub(crate) use reads::LISTED;
+#[cfg(feature = "web")]
+pub(crate) use reads::decode;
 pub use takeover::MAX_REASON_BYTES;
 #[cfg(feature = "web")]
 pub(crate) use takeover::can_be_taken_over;
@@ -111,80 +118,34 @@ pub struct LockManager {
 }
 
 struct Inner {
-    store: Arc<dyn DynStore>,
-    collections: collections::Collections,
+    calls: Arc<Calls>,
+    collections: Arc<Collections>,
+    freezes: Arc<Freezes>,
+    seen: Arc<Seen>,
+    reads: Reads,
+    granting: Arc<Granting>,
+    saves: Saves,
+    sessions: Sessions,
     settings: builder::Settings,
-    runner: task::Runner,
-    activity: activity::Activity,
-    watched: guard::lost::Watched,
-    queues: wait::queue::Queues,
-    /// For the waiters that ask the store.
-    asking: Arc<Semaphore>,
-    /// For the claims, and for what is given back because nobody knows whether it was granted.
-    claims: Arc<Semaphore>,
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
-    renewals: background::renewals::Renewals,
-    paces: background::pieces::Paces,
     /// Only for health: a stop has begun. It is also cancelled when `stop` is.
     stop_begins: CancellationToken,
-    /// Ends all waits. It is also cancelled when `stop` is.
-    waits: CancellationToken,
-    freezes: freeze::Freezes,
-    servers: fleet::Servers,
-    events: watch::events::Events,
+    servers: Arc<fleet::Servers>,
+    events: Arc<watch::events::Events>,
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
     event_streams: watch::streams::Streams,
-    served: watch::ends::Served,
-    seldom: seldom::Seldom,
+    served: Arc<watch::ends::Served>,
+    seldom: Arc<Seldom>,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
-    /// Makes the reaper wait until all types are registered.
-    register: Arc<Notify>,
-    /// Makes the reaper sweep soon: a grant may be a takeover from an idle session.
-    granted: Arc<Notify>,
     /// Wakes the listeners.
-    announce: background::listener::Announce,
+    announce: Arc<announce::Announce>,
     /// The results of the reaper's sweeps.
     sweeps: background::sweeps::Sweeps,
     panics: background::supervisor::Panics,
     unannounced: background::unannounced::Unannounced,
-    /// The losses that the metrics have counted.
-    #[cfg(feature = "metrics")]
-    losses: observe::Losses,
-}
-
-impl Inner {
-    /// An answer to a question asked at that moment: this is the live lock on its document.
-    fn saw(&self, lock: &Lock, asked: Instant) {
-        self.watched.saw(lock, asked);
-        self.activity.saw(&lock.aid, lock.expires_in(), self.settings.ttl / 3);
-    }
-
-    /// An answer to a question asked at that moment: the session holds these locks and no others.
-    fn saw_all_of(&self, aid: &Aid, locks: &[Lock], asked: Instant) {
-        self.watched.saw_all_of(aid, locks, asked);
-        if let Some(left) = locks.iter().map(Lock::expires_in).min() {
-            self.activity.saw(aid, left, self.settings.ttl / 3);
-        }
-    }
-
-    /// This acquisition has ended, for whatever reason.
-    fn gone(&self, lock: &Acquisition) {
-        self.activity.gone(&lock.aid, &lock.key);
-        self.watched.ended(lock);
-        self.queues.ended(lock);
-    }
-
-    /// The session held these documents, and holds nothing now.
-    fn gone_all_of(&self, aid: &Aid, keys: &[LockKey], asked: Instant) {
-        self.watched.saw_all_of(aid, &[], asked);
-        for key in keys {
-            self.activity.gone(aid, key);
-            self.queues.freed(key);
-        }
-    }
 }
 
 /// Cancels its token when it is dropped.
@@ -248,26 +209,49 @@ impl LockManager {
     pub async fn shutdown(&self) {
         self.begin_shutdown();
         self.inner.stop.0.cancel();
-        let drained = self.inner.runner.drain(self.deadline() * 2);
-        tokio::join!(self.forget_server(), drained);
+        let drained = self.inner.calls.runner.drain(self.deadline() * 2);
+        tokio::join!(self.inner.servers.forget(), drained);
     }
 }
 
-/// For the session store.
-#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
+/// The parts, for the layer above.
 impl LockManager {
-    pub(crate) fn reaper_interval(&self) -> Option<Duration> {
-        self.inner.settings.reaper_interval
+    pub(crate) fn collections(&self) -> &Collections {
+        &self.inner.collections
     }
 
-    /// Whether any type is registered.
-    pub(crate) fn has_types(&self) -> bool {
-        !self.registered_names().is_empty()
+    pub(crate) fn reads(&self) -> &Reads {
+        &self.inner.reads
     }
 
-    /// Cancelled when the manager is shut down or dropped.
-    pub(crate) fn stop(&self) -> CancellationToken {
-        self.inner.stop.token()
+    pub(crate) fn granting(&self) -> &Arc<Granting> {
+        &self.inner.granting
+    }
+
+    pub(crate) fn saves(&self) -> &Saves {
+        &self.inner.saves
+    }
+
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.inner.sessions
+    }
+
+    pub(crate) fn known_freezes(&self) -> &Freezes {
+        &self.inner.freezes
+    }
+
+    pub(crate) fn servers(&self) -> &fleet::Servers {
+        &self.inner.servers
+    }
+
+    /// A request has failed because the database is down.
+    #[cfg(feature = "web")]
+    pub(crate) fn request_failed(&self, line: String) {
+        self.inner.seldom.request_failed(line, &self.inner.calls.runner, self.inner.stop.token());
+    }
+
+    pub(crate) fn seldom(&self) -> &Seldom {
+        &self.inner.seldom
     }
 }
 

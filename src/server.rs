@@ -9,7 +9,6 @@ use uuid::Uuid;
 /// registration and once a minute; the note is removed when the server is shut down, or 3 minutes after its last
 /// refresh. Servers of versions without such notes are not seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct ServerNote {
     /// Random, new with each start.
     pub id: Uuid,
@@ -28,7 +27,6 @@ pub struct ServerNote {
 
 /// How a server has registered a collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Flags {
     /// `FENCED` of the type.
     pub fenced: bool,
@@ -37,14 +35,17 @@ pub struct Flags {
 }
 
 impl Flags {
-    pub(crate) fn new(fenced: bool, fair: bool) -> Self {
+    /// The flags of a type.
+    #[must_use]
+    pub fn new(fenced: bool, fair: bool) -> Self {
         Self { fenced, fair }
     }
 }
 
 impl ServerNote {
     /// How the other server differs from this one, in words; `None` if the two agree.
-    pub(crate) fn difference(&self, other: &Self) -> Option<String> {
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Option<String> {
         let mut differences = Vec::new();
         if self.version != other.version {
             differences.push(format!("version {} instead of {}", other.version, self.version));

@@ -1,4 +1,14 @@
-//! The contract between the manager and the place where locks and documents live.
+//! The contract between the manager and the place where locks and documents live: four traits.
+//!
+//! | trait | what a store does with it | without it |
+//! |---|---|---|
+//! | [`Locks`] | grants, renews and releases locks | – |
+//! | [`Documents`] | loads documents, and saves them under their locks | no extractors: locks only |
+//! | [`Sessions`] | remembers the ends of sessions, and keeps the news for listeners | a session that ends releases its locks, and nobody is told |
+//! | [`Servers`] | freezes, and what the servers tell each other | no freezes |
+//!
+//! Only five verbs are required: those of [`Locks`] without a body. Every other verb has a default, which does
+//! without the ability or refuses. A store says [what it can do](Locks::can), and the conformance suite checks that.
 
 use std::{
     future::Future,
@@ -9,59 +19,65 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
-    ended::{EndReason, SessionEnded},
+    ended::EndReason,
     error::{StoreError, StoreErrorKind},
     freeze::{Freeze, NewFreeze, Scope},
     key::LockKey,
-    lock::{Aid, Lock, PageId},
-    server::ServerNote,
-    taken::LockTaken,
+    lock::{Aid, Lock},
+    takeover::Takeover,
 };
 
 mod answer;
 mod claim;
-mod deadline;
 mod document;
 mod erased;
+mod fair;
 mod memory;
 #[cfg(feature = "_mongo")]
 pub(crate) mod mongo;
+mod outbox;
 mod pattern;
 mod rules;
 mod status;
 mod watch;
 
-pub use crate::taken::Settled;
 pub use answer::{Confirmed, HandedOver, LastEnd, Released, Renewed, Saved, Swept, TryAcquire};
-#[cfg(feature = "_mongo")]
-pub(crate) use claim::Forget;
-#[cfg(feature = "_mongo")]
-pub use claim::HeldLock;
-pub use claim::{
-    Acquisition, Active, Claim, Named, Place, Query, Removal, Taken, Ticket, Turn, Waiters,
-};
-pub(crate) use deadline::with_deadline;
+pub use claim::{Acquisition, Active, Claim, Named, Query, Removal, TakenBy};
 pub use document::{Changes, Edit, Format, Original, StoredDocument};
 #[cfg(feature = "_mongo")]
 use document::{Encoded, Value};
 pub(crate) use erased::{Answer, DynStore};
+pub use fair::{Place, Ticket, Turn, Waiters};
 pub use memory::MemoryStore;
-#[cfg(feature = "test-util")]
+#[cfg(feature = "_simulation")]
 pub use memory::OnRecord;
-#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
-pub use mongo::sessions::StoredSession;
 #[cfg(feature = "_mongo")]
-pub use mongo::{Finding, MongoStore, Severity, TransactionError, WorkError};
+pub(crate) use mongo::Forget;
+#[cfg(feature = "_mongo")]
+pub use mongo::{
+    HeldLock, Index, MongoStore, Needs, Survey, Surveyed, TransactionError, WorkError,
+};
+pub use outbox::{News, NewsId, Outbox, Settled};
 pub use pattern::Pattern;
 pub use rules::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{Fleet, StoreStatus, Topology};
 pub(crate) use status::{millis, millis_if_any};
 pub use watch::{Change, Watch};
 
-/// A place that keeps locks in the same database as the documents they guard.
+#[cfg(feature = "_simulation")]
+pub use crate::random::seed_randomness;
+
+pub use crate::{
+    lock::PageId,
+    server::{Flags, ServerNote},
+    takeover::TakeoverKind,
+};
+
+/// Keeps locks, documents, sessions and servers: what a [`LockManager`](crate::LockManager) needs. Implemented for
+/// every type that has the four traits, each of which may be empty but [`Locks`].
 ///
 /// [`MemoryStore`] is the reference: every store must behave as it does. Test a store of your own with
-/// the suite of the feature `test-util` ([`conformance`](crate::conformance)).
+/// the suite of the crate `doclock-conformance`.
 ///
 /// # The contract
 /// 1. **One verb is one atomic step**, and the store's own clock decides it. Two verbs at the same
@@ -70,33 +86,93 @@ pub use watch::{Change, Watch};
 ///    treats an expired record as absent, even for the session that wrote it, whether or not the record
 ///    has been removed.
 /// 3. **Contention is an answer; an outage is an error.** `Err` means only that the store does not know
-///    the answer. [`Unavailable`](crate::StoreErrorKind::Unavailable) means that the verb may have been
+///    the answer. [`Unavailable`](StoreErrorKind::Unavailable) means that the verb may have been
 ///    carried out. The manager then calls it again with the same arguments, except that a repeated
 ///    claim carries the token of its [next attempt](crate::LockToken::next_attempt).
-///    [`Overloaded`](crate::StoreErrorKind::Overloaded) means that it was not and will not be carried out.
-/// 4. **Every verb is idempotent.** The token of [`try_acquire`](Store::try_acquire) is chosen before
+///    [`Overloaded`](StoreErrorKind::Overloaded) means that it was not and will not be carried out.
+/// 4. **Every verb is idempotent.** The token of [`try_acquire`](Locks::try_acquire) is chosen before
 ///    the first call. A repeated call therefore recognises the grant to an earlier attempt of the [same
 ///    claim](crate::LockToken::is_of_same_claim), and answers [`Granted`](TryAcquire::Granted) again. The only
-///    exception is [`save`](Store::save), if the lock is lost between two calls. When the outcome of a
-///    save is in doubt, the answer is [`OutcomeUnknown`](crate::StoreErrorKind::OutcomeUnknown), and
+///    exception is [`save`](Documents::save), if the lock is lost between two calls. When the outcome of a
+///    save is in doubt, the answer is [`OutcomeUnknown`](StoreErrorKind::OutcomeUnknown), and
 ///    the save is not repeated.
-/// 5. **A removal names the acquisition.** A late or repeated [`remove_lock`](Store::remove_lock) never removes
+/// 5. **A removal names the acquisition.** A late or repeated [`remove_lock`](Locks::remove_lock) never removes
 ///    a newer lock, not even a newer lock of the same session.
 /// 6. **The answer of a verb is durable**: no crash or failover that the store is built to survive
 ///    takes it back.
 /// 7. **Futures run to completion.** The manager never drops one half-way, so a store need not be
 ///    cancel safe.
-/// 8. **Locking does not touch the document.** Only [`save`](Store::save) changes it.
-///
-/// Two verbs take more than one step: [`end_session`](Store::end_session) and [`sweep`](Store::sweep).
-/// Either may stop after any step; the same call by any worker then continues it:
-///
-/// - The end of a session is recorded *before* its locks are removed. A caller acquires its lock first
-///   and asks for the [`last_ends`](Store::last_ends) second. Whichever comes first, the end or the
-///   lock, no lock of an ended session remains.
-/// - One worker claims an end, and stores the names of the locks with it *before* it removes them. The
-///   end is therefore announced with all its locks: once, or at least once if the worker dies.
-pub trait Store: Send + Sync + 'static {
+/// 8. **Locking does not touch the document.** Only [`save`](Documents::save) changes it.
+/// 9. **The [deadline](Deadline)** of a verb is the moment at which its caller stops waiting for this and all
+///    repeated attempts. A store passes it on to its server, so that no work is done that nobody waits for. It
+///    decides nothing else, except for a [save](Documents::save).
+pub trait Store: Locks + Documents + Sessions + Servers {}
+
+impl<S: Locks + Documents + Sessions + Servers> Store for S {}
+
+/// When the caller of a verb stops waiting for the answer, with all repeated attempts. A caller with a deadline repeats
+/// an attempt that has failed; a caller without one does not.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadline {
+    asked_and_at: Option<(Instant, Instant)>,
+}
+
+impl Deadline {
+    /// The caller waits for the one attempt, however long it takes.
+    pub const NONE: Self = Self { asked_and_at: None };
+
+    /// The caller begins to wait now, and stops at this moment.
+    #[must_use]
+    pub fn at(moment: Instant) -> Self {
+        Self { asked_and_at: Some((Instant::now(), moment)) }
+    }
+
+    /// The moment, if there is one.
+    #[must_use]
+    pub fn moment(self) -> Option<Instant> {
+        self.asked_and_at.map(|(_, at)| at)
+    }
+
+    /// How long the caller has waited so far.
+    #[must_use]
+    pub fn waited(self) -> Duration {
+        self.asked_and_at.map_or(Duration::ZERO, |(asked, _)| asked.elapsed())
+    }
+}
+
+/// The four traits and the deadline, to call the verbs of a store: `use actix_doclock::store::verbs::*;`.
+pub mod verbs {
+    pub use super::{Deadline, Documents, Locks, Servers, Sessions};
+}
+
+/// What a store can do beyond the required verbs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Ability {
+    /// Releases a lock and grants it to a waiter in one step: [`Locks::hand_over`].
+    HandOver,
+    /// Collections that are [fair](Rules::fair): [`Locks::set_place`].
+    Fair,
+    /// Collections that are [fenced](Rules::fenced): each grant has a higher token.
+    Fenced,
+    /// The locks of closed pages expire early: [`Locks::expire_in`].
+    Pages,
+    /// Confirms a lock by one read: [`Locks::confirm`].
+    Confirm,
+    /// Reports changes: [`Locks::watch`].
+    Watch,
+    /// Knows which collections exist: [`Locks::collections`].
+    Collections,
+    /// [`Documents`].
+    Documents,
+    /// [`Sessions`].
+    Sessions,
+    /// [`Servers`].
+    Servers,
+}
+
+/// Locks: who holds them, and for how long.
+pub trait Locks: Send + Sync + 'static {
     /// Makes the collection ready: its lock collection, indexes, and the ttl for foreign records.
     ///
     /// Called once for each collection when an application server starts, before any other verb
@@ -106,6 +182,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         collection: &str,
         rules: &Rules,
+        until: Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Takes the lock, renews it if the session already holds it, or names the holder.
@@ -138,6 +215,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         key: &LockKey,
         claim: &Claim,
+        until: Deadline,
     ) -> impl Future<Output = Result<TryAcquire, StoreError>> + Send;
 
     /// Renews the leases of these sessions, for at least `ttl`, and returns the number of documents: every live lock
@@ -156,134 +234,64 @@ pub trait Store: Send + Sync + 'static {
         collection: &str,
         active: &[Active],
         ttl: Duration,
+        until: Deadline,
     ) -> impl Future<Output = Result<Renewed, StoreError>> + Send;
 
     /// Removes one lock, if the condition of the [removal](Removal) holds, and nothing else.
     fn remove_lock(
         &self,
         removal: Removal<'_>,
+        until: Deadline,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send;
-
-    /// Releases this acquisition of an exclusive lock and grants the claim in the same step.
-    ///
-    /// A lock that is [taken over](Claim::taken) must be live. An expired lock is acquired instead,
-    /// which leaves its former holder to the [sweep](Self::sweep).
-    ///
-    /// If the claim has a [turn](Claim::turn) and a waiter of another server is ahead of it, only
-    /// releases the lock. A claim that takes the lock over has no turn. A claim of the same session
-    /// continues the lock: `since` stays.
-    fn hand_over(
-        &self,
-        from: &Acquisition,
-        claim: &Claim,
-    ) -> impl Future<Output = Result<HandedOver, StoreError>> + Send;
-
-    /// Ends the session permanently: remembers the end for a day, removes all its locks in these
-    /// collections, and stores an announcement, which [`allow_announcement`](Self::allow_announcement)
-    /// releases. Returns the locks that the session held, and the locks
-    /// that it lost while it was idle, if that loss was not announced yet.
-    ///
-    /// Only the first call ends the session; its time and reason stay. Later calls remove the locks
-    /// that they still find. `worker` identifies this call, and stays the same when the call is
-    /// repeated.
-    fn end_session(
-        &self,
-        aid: &Aid,
-        reason: EndReason,
-        collections: &[&str],
-        worker: Uuid,
-    ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send;
-
-    /// How each of these sessions last ended or became idle, if the store still remembers it. A permanent end stays
-    /// the last one.
-    fn last_ends(
-        &self,
-        aids: &[Aid],
-    ) -> impl Future<Output = Result<Vec<Option<LastEnd>>, StoreError>> + Send;
-
-    /// Removes expired locks, oldest first, of about `limit` sessions.
-    ///
-    /// A session without a live lock in these collections has become idle. The sweep stores an
-    /// announcement of it, with the reason [`Expired`](EndReason::Expired) and the names of the locks.
-    /// An idle session has not ended permanently: it may come back and lock again, and become idle
-    /// again. A lock that expired at its `max_hold` does not make its session idle. The same goes for a
-    /// lock that a foreign program wrote, which the sweep leaves where it is.
-    ///
-    /// If another session has taken over an expired lock, the former holder is treated as if the lock
-    /// were still there.
-    ///
-    /// Also completes the work that another worker left half done.
-    fn sweep(
-        &self,
-        collections: &[&str],
-        worker: Uuid,
-        limit: usize,
-    ) -> impl Future<Output = Result<Swept, StoreError>> + Send;
-
-    /// The sessions with expired locks that a [sweep](Self::sweep) would end, at most `limit` of them: those whose
-    /// locks are still on record. A lock that expired at its `max_hold` does not count.
-    fn overdue(
-        &self,
-        _collections: &[&str],
-        _limit: usize,
-    ) -> impl Future<Output = Result<Vec<Aid>, StoreError>> + Send {
-        async { Ok(Vec::new()) }
-    }
 
     /// The live locks that the query asks for, on at most `limit` documents of the collection. Each reader
     /// has an entry of its own.
     ///
     /// Reads only majority-committed state. If a failover could still undo a lock or its renewal, the
     /// lock is neither live nor gone: the answer is
-    /// [`Unavailable`](crate::StoreErrorKind::Unavailable), except to [`Query::All`], which leaves such
+    /// [`Unavailable`](StoreErrorKind::Unavailable), except to [`Query::All`], which leaves such
     /// a lock out.
     fn locks(
         &self,
         collection: &str,
         query: Query<'_>,
         limit: usize,
+        until: Deadline,
     ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
-
-    /// The document as it is now.
-    fn load(
-        &self,
-        key: &LockKey,
-    ) -> impl Future<Output = Result<Option<StoredDocument>, StoreError>> + Send;
-
-    /// Edits, creates or deletes the document if this acquisition of its exclusive lock is live, and renews
-    /// the lock. An edit without changes only renews the lock.
-    ///
-    /// [`Changes`] are [applied](Changes::apply) to the document as it is stored in the same atomic step: no
-    /// change of another program is lost between the two.
-    ///
-    /// After `until` the caller has been told that the outcome is unknown, and may have saved something
-    /// newer. A save that is delayed on its way therefore gives up by then. If a newer save can
-    /// overtake it even later, as between the last check and the commit, the older save must fail.
-    fn save(
-        &self,
-        held: &Acquisition,
-        edit: &Edit,
-        until: Instant,
-    ) -> impl Future<Output = Result<Saved, StoreError>> + Send;
-
-    /// The state of the store at this moment, with the missing indexes of these collections, which must
-    /// be prepared. Changes nothing. If the store takes no writes, that is an answer; `Err` means that
-    /// no server answers.
-    fn status(
-        &self,
-        collections: &[&str],
-    ) -> impl Future<Output = Result<StoreStatus, StoreError>> + Send;
 
     // What follows is optional.
 
-    /// How this store wants documents encoded: as JSON by default.
-    fn format(&self) -> Format {
-        Format::Json
+    /// True if the store has this ability. By default it has none.
+    fn can(&self, _ability: Ability) -> bool {
+        false
     }
 
-    /// Whether the document exists. By default the store loads it.
-    fn exists(&self, key: &LockKey) -> impl Future<Output = Result<bool, StoreError>> + Send {
-        async { Ok(self.load(key).await?.is_some()) }
+    /// Releases this acquisition of an exclusive lock and grants the claim in the same step.
+    ///
+    /// A lock that is [taken over](Claim::taken) must be live. An expired lock is acquired instead,
+    /// which leaves its former holder to the [sweep](Sessions::sweep).
+    ///
+    /// If the claim has a [turn](Claim::turn) and a waiter of another server is ahead of it, only
+    /// releases the lock. A claim that takes the lock over has no turn. A claim of the same session
+    /// continues the lock: `since` stays.
+    ///
+    /// By default the lock is only released, and the waiter has to ask for it. Nobody can take a lock over then: the
+    /// answer to a claim that does is [`AlreadyGone`](HandedOver::AlreadyGone).
+    fn hand_over(
+        &self,
+        from: &Acquisition,
+        claim: &Claim,
+        until: Deadline,
+    ) -> impl Future<Output = Result<HandedOver, StoreError>> + Send {
+        async move {
+            if claim.taken.is_some() {
+                return Ok(HandedOver::AlreadyGone);
+            }
+            Ok(match self.remove_lock(Removal::Release(from), until).await? {
+                Released::Released => HandedOver::Released,
+                Released::AlreadyGone => HandedOver::AlreadyGone,
+            })
+        }
     }
 
     /// The live lock of this session on the document, and, if `load`, the document, by one read of durable
@@ -296,6 +304,7 @@ pub trait Store: Send + Sync + 'static {
         _key: &LockKey,
         _aid: &Aid,
         _load: bool,
+        _until: Deadline,
     ) -> impl Future<Output = Result<Option<Confirmed>, StoreError>> + Send {
         async { Ok(None) }
     }
@@ -306,32 +315,16 @@ pub trait Store: Send + Sync + 'static {
         &self,
         collection: &str,
         aid: &Aid,
+        until: Deadline,
     ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send {
-        async {
-            let held = self.locks(collection, Query::Of(slice::from_ref(aid)), usize::MAX).await?;
+        async move {
+            let of = Query::Of(slice::from_ref(aid));
+            let held = self.locks(collection, of, usize::MAX, until).await?;
             for acquisition in held.iter().filter_map(Acquisition::of) {
-                self.remove_lock(Removal::Release(&acquisition)).await?;
+                self.remove_lock(Removal::Release(&acquisition), until).await?;
             }
             Ok(held.into_iter().map(|lock| lock.key).collect())
         }
-    }
-
-    /// Sets the place of a server in the queue of a [fair](Rules::fair) collection, or removes it. If the
-    /// [last](Place::last) of the waiters has no ticket, draws one for all waiters that have none, and
-    /// returns it. A new ticket is higher than all tickets in the queue. A repetition draws another one.
-    /// A queue has room for [`MAX_READERS`] servers; another server gets neither a place nor a ticket.
-    ///
-    /// One server calls this for one document only after its claims and its earlier calls were answered:
-    /// the latest command says who waits.
-    ///
-    /// By default there are no queues; [`prepare`](Self::prepare) then refuses [fair](Rules::fair)
-    /// collections.
-    fn set_place(
-        &self,
-        _key: &LockKey,
-        _waiters: &Waiters,
-    ) -> impl Future<Output = Result<Option<Ticket>, StoreError>> + Send {
-        async { Ok(None) }
     }
 
     /// Makes this acquisition of an exclusive lock expire after `grace`, however often it is renewed,
@@ -346,134 +339,27 @@ pub trait Store: Send + Sync + 'static {
         _held: &Acquisition,
         _page: Option<PageId>,
         _grace: Duration,
+        _until: Deadline,
     ) -> impl Future<Output = Result<Released, StoreError>> + Send {
         async { Ok(Released::AlreadyGone) }
     }
 
-    /// The session was ended by this worker, and its end may be announced from now on. Called once
-    /// [`end_session`](Self::end_session) has answered, so that a logout need not wait for this step. If it is
-    /// never called, a [sweep](Self::sweep) takes the step.
+    /// Sets the place of a server in the queue of a [fair](Rules::fair) collection, or removes it. If the
+    /// [last](Place::last) of the waiters has no ticket, draws one for all waiters that have none, and
+    /// returns it. A new ticket is higher than all tickets in the queue. A repetition draws another one.
+    /// A queue has room for [`MAX_READERS`] servers; another server gets neither a place nor a ticket.
     ///
-    /// A store whose ends need no such step does nothing, which is the default.
-    fn allow_announcement(
-        &self,
-        _aid: &Aid,
-        _worker: Uuid,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        async { Ok(()) }
-    }
-
-    /// Returns at most `limit` ends that are not announced yet. For the time of `lease` no other worker
-    /// gets them; after that they count as [repeated](SessionEnded::repeated).
+    /// One server calls this for one document only after its claims and its earlier calls were answered:
+    /// the latest command says who waits.
     ///
-    /// By default nothing is announced: the listener is never called.
-    fn take_announcements(
+    /// By default there are no queues. The manager does not register fair types then.
+    fn set_place(
         &self,
-        _worker: Uuid,
-        _lease: Duration,
-        _limit: usize,
-    ) -> impl Future<Output = Result<Vec<SessionEnded>, StoreError>> + Send {
-        async { Ok(Vec::new()) }
-    }
-
-    /// Marks these ends as announced, if they still belong to this worker.
-    fn announced(
-        &self,
-        _worker: Uuid,
-        _ended: &[SessionEnded],
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        async { Ok(()) }
-    }
-
-    /// Notes that this lock is about to be taken from its holder, and reserves the note for the caller, with
-    /// the event as its worker, for the time of `lease`. [`LockTaken::at`] is set by the store.
-    ///
-    /// By default nothing is noted: the listener is never called.
-    fn begin_taking(
-        &self,
-        _taking: &LockTaken,
-        _lease: Duration,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        async { Ok(()) }
-    }
-
-    /// Settles a note, if it still belongs to this worker.
-    fn settle_taking(
-        &self,
-        _event: Uuid,
-        _worker: Uuid,
-        _settled: Settled,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        async { Ok(()) }
-    }
-
-    /// Returns at most `limit` notes that are to be told. For the time of `lease` no other worker gets them;
-    /// after that they count as [repeated](LockTaken::repeated).
-    ///
-    /// If nobody has settled a note within its lease, the server that wrote it has died. The note is dropped
-    /// if the lock is still live, and otherwise told. Only for notes of these collections, which must be
-    /// prepared: others are left to other servers.
-    fn takings(
-        &self,
-        _collections: &[&str],
-        _worker: Uuid,
-        _lease: Duration,
-        _limit: usize,
-    ) -> impl Future<Output = Result<Vec<LockTaken>, StoreError>> + Send {
-        async { Ok(Vec::new()) }
-    }
-
-    /// Freezes this scope, or ends its freeze, in one step. Returns the freezes that are then on. An end that
-    /// has passed by the store's clock changes nothing.
-    ///
-    /// By default the store cannot do this.
-    fn set_freeze(
-        &self,
-        _scope: &Scope,
-        _freeze: Option<&NewFreeze>,
-    ) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
-        async { Err(StoreError::new(StoreErrorKind::Other, "this store cannot keep a freeze")) }
-    }
-
-    /// The freezes that are on. The manager obeys them; the store grants locks as ever.
-    fn freezes(&self) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
-        async { Ok(Vec::new()) }
-    }
-
-    /// The names of existing collections that the pattern covers, at most `limit` of them. Every collection of
-    /// which a document or a lock was stored exists.
-    ///
-    /// For collections whose names are known at run time only. By default there are none.
-    fn collections(
-        &self,
-        _like: &Pattern,
-        _limit: usize,
-    ) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send {
-        async { Ok(Vec::new()) }
-    }
-
-    /// Notes that a server has read this freeze and obeys it: once for each server, at most
-    /// [`MAX_NOTED`](crate::freeze::MAX_NOTED) servers. Nothing happens if the freeze has ended.
-    ///
-    /// By default nothing is noted.
-    fn obey_freeze(
-        &self,
-        _id: Uuid,
-        _server: Uuid,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        async { Ok(()) }
-    }
-
-    /// Notes this server, or removes its note, in one step. Returns all notes that count then. A note counts for 3
-    /// minutes, by the store's clock; a second note of the same server replaces the first.
-    ///
-    /// By default nothing is noted: the only server is the caller.
-    fn note_server(
-        &self,
-        _id: Uuid,
-        note: Option<&ServerNote>,
-    ) -> impl Future<Output = Result<Fleet, StoreError>> + Send {
-        async move { Ok(Fleet::new(Topology::Embedded, note.cloned().into_iter().collect())) }
+        _key: &LockKey,
+        _waiters: &Waiters,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Option<Ticket>, StoreError>> + Send {
+        async { Ok(None) }
     }
 
     /// Reports locks that are acquired, freed or taken from now on; no renewals. `None`, the default,
@@ -485,7 +371,252 @@ pub trait Store: Send + Sync + 'static {
     fn watch(
         &self,
         _collection: &str,
+        _until: Deadline,
     ) -> impl Future<Output = Result<Option<Watch>, StoreError>> + Send {
         async { Ok(None) }
     }
+
+    /// The names of existing collections that the pattern covers, at most `limit` of them. Every collection of
+    /// which a document or a lock was stored exists.
+    ///
+    /// For collections whose names are known at run time only. By default there are none.
+    fn collections(
+        &self,
+        _like: &Pattern,
+        _limit: usize,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
+    /// The state of the store at this moment, with the missing indexes of these collections, which must
+    /// be prepared. Changes nothing. If the store takes no writes, that is an answer; `Err` means that
+    /// no server answers. By default an embedded store in which nothing is missing.
+    fn status(
+        &self,
+        _collections: &[&str],
+        _until: Deadline,
+    ) -> impl Future<Output = Result<StoreStatus, StoreError>> + Send {
+        async { Ok(StoreStatus::new(Topology::Embedded, true)) }
+    }
+}
+
+/// The documents that the locks guard. By default a store keeps none, and refuses to load and to save.
+pub trait Documents: Send + Sync + 'static {
+    /// How this store wants documents encoded: as JSON by default.
+    fn format(&self) -> Format {
+        Format::Json
+    }
+
+    /// The document as it is now.
+    fn load(
+        &self,
+        _key: &LockKey,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Option<StoredDocument>, StoreError>> + Send {
+        async { Err(cannot("keeps no documents")) }
+    }
+
+    /// True if the document exists. By default the store loads it.
+    fn exists(
+        &self,
+        key: &LockKey,
+        until: Deadline,
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send {
+        async move { Ok(self.load(key, until).await?.is_some()) }
+    }
+
+    /// Edits, creates or deletes the document if this acquisition of its exclusive lock is live, and renews
+    /// the lock. An edit without changes only renews the lock.
+    ///
+    /// [`Changes`] are [applied](Changes::apply) to the document as it is stored in the same atomic step: no
+    /// change of another program is lost between the two.
+    ///
+    /// After the deadline the caller has been told that the outcome is unknown, and may have saved something
+    /// newer. A save that is delayed on its way therefore gives up by then. If a newer save can
+    /// overtake it even later, as between the last check and the commit, the older save must fail.
+    fn save(
+        &self,
+        _held: &Acquisition,
+        _edit: &Edit,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Saved, StoreError>> + Send {
+        async { Err(cannot("keeps no documents")) }
+    }
+}
+
+/// The ends of sessions, and the outbox: the news that listeners are to be told.
+///
+/// Two verbs take more than one step: [`end_session`](Self::end_session) and [`sweep`](Self::sweep).
+/// Either may stop after any step; the same call by any worker then continues it:
+///
+/// - The end of a session is recorded *before* its locks are removed. A caller acquires its lock first
+///   and asks for the [`last_ends`](Self::last_ends) second. Whichever comes first, the end or the
+///   lock, no lock of an ended session remains.
+/// - One worker claims an end, and stores the names of the locks with it *before* it removes them. The
+///   end is therefore announced with all its locks: once, or at least once if the worker dies.
+///
+/// The outbox has three verbs. [`put_news`](Self::put_news) is for takeovers; ends are put into it by the two verbs above.
+/// [`take_news`](Self::take_news) reserves news for one worker, and [`settle_news`](Self::settle_news) says what became of them.
+///
+/// By default a store remembers no ends: a session that ends releases its locks, a claim that is under way at that
+/// moment may leave a lock behind until it expires, and nobody is told.
+pub trait Sessions: Locks {
+    /// Ends the session permanently: remembers the end for a day, removes all its locks in these
+    /// collections, and puts the end into the outbox, where it waits to be [settled](Self::settle_news) as
+    /// [ready](Settled::Ready). Returns the locks that the session held, and the locks
+    /// that it lost while it was idle, if that loss was not announced yet.
+    ///
+    /// Only the first call ends the session; its time and reason stay. Later calls remove the locks
+    /// that they still find. `worker` identifies this call, and stays the same when the call is
+    /// repeated.
+    fn end_session(
+        &self,
+        aid: &Aid,
+        _reason: EndReason,
+        collections: &[&str],
+        _worker: Uuid,
+        until: Deadline,
+    ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send {
+        async move {
+            let mut keys = Vec::new();
+            for collection in collections {
+                keys.extend(self.release_all(collection, aid, until).await?);
+            }
+            Ok(keys)
+        }
+    }
+
+    /// How each of these sessions last ended or became idle, if the store still remembers it. A permanent end stays
+    /// the last one.
+    fn last_ends(
+        &self,
+        aids: &[Aid],
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Vec<Option<LastEnd>>, StoreError>> + Send {
+        async { Ok(vec![None; aids.len()]) }
+    }
+
+    /// Removes expired locks, oldest first, of about `limit` sessions.
+    ///
+    /// A session without a live lock in these collections has become idle. The sweep puts that into the outbox,
+    /// with the reason [`Expired`](EndReason::Expired) and the names of the locks.
+    /// An idle session has not ended permanently: it may come back and lock again, and become idle
+    /// again. A lock that expired at its `max_hold` does not make its session idle. The same goes for a
+    /// lock that a foreign program wrote, which the sweep leaves where it is.
+    ///
+    /// If another session has taken over an expired lock, the former holder is treated as if the lock
+    /// were still there.
+    ///
+    /// Also completes the work that another worker left half done, and makes its ends ready.
+    fn sweep(
+        &self,
+        _collections: &[&str],
+        _worker: Uuid,
+        _limit: usize,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Swept, StoreError>> + Send {
+        async { Ok(Swept::default()) }
+    }
+
+    /// The sessions with expired locks that a [sweep](Self::sweep) would end, at most `limit` of them: those whose
+    /// locks are still on record. A lock that expired at its `max_hold` does not count.
+    fn overdue(
+        &self,
+        _collections: &[&str],
+        _limit: usize,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Vec<Aid>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
+    /// Puts a takeover that is about to happen into the outbox, and reserves it for the caller, with the event as
+    /// its worker, for the time of `lease`. The store sets [`Takeover::at`].
+    fn put_news(
+        &self,
+        _takeover: &Takeover,
+        _lease: Duration,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Takes at most `limit` news that are ready and not told yet. For the time of `lease` no other worker gets them;
+    /// after that they count as [repeated](crate::SessionEnded::repeated).
+    ///
+    /// If nobody has settled a takeover within the lease of its `put_news`, the server that put it has died. The takeover
+    /// is dropped if the lock is still live, and otherwise told.
+    fn take_news(
+        &self,
+        _what: Outbox<'_>,
+        _worker: Uuid,
+        _lease: Duration,
+        _limit: usize,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Vec<News>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
+    /// Says what became of these news, as far as they still belong to this worker.
+    ///
+    /// The caller of [`end_session`](Self::end_session) settles the end as ready once that has answered, so that a
+    /// logout need not wait for this step. If nobody does, a [sweep](Self::sweep) takes the step.
+    fn settle_news(
+        &self,
+        _news: &[NewsId],
+        _worker: Uuid,
+        _settled: Settled,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        async { Ok(()) }
+    }
+}
+
+/// What the servers of an application tell each other: freezes, and notes of themselves. By default a store cannot
+/// keep a freeze, and the only server is the caller.
+pub trait Servers: Send + Sync + 'static {
+    /// Freezes this scope, or ends its freeze, in one step. Returns the freezes that are then on. An end that
+    /// has passed by the store's clock changes nothing.
+    fn set_freeze(
+        &self,
+        _scope: &Scope,
+        _freeze: Option<&NewFreeze>,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
+        async { Err(cannot("cannot keep a freeze")) }
+    }
+
+    /// The freezes that are on. The manager obeys them; the store grants locks as ever.
+    fn freezes(
+        &self,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
+    }
+
+    /// Notes that a server has read this freeze and obeys it: once for each server, at most
+    /// [`MAX_NOTED`](crate::freeze::MAX_NOTED) servers. Nothing happens if the freeze has ended.
+    fn obey_freeze(
+        &self,
+        _id: Uuid,
+        _server: Uuid,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Notes this server, or removes its note, in one step. Returns all notes that count then. A note counts for 3
+    /// minutes, by the store's clock; a second note of the same server replaces the first.
+    fn note_server(
+        &self,
+        _id: Uuid,
+        note: Option<&ServerNote>,
+        _until: Deadline,
+    ) -> impl Future<Output = Result<Fleet, StoreError>> + Send {
+        async move { Ok(Fleet::new(Topology::Embedded, note.cloned().into_iter().collect())) }
+    }
+}
+
+fn cannot(what: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Other, format!("this store {what}"))
 }

@@ -1,4 +1,4 @@
-//! The crate in an actix-web application. Only this module uses HTTP.
+//! The crate in an actix-web application: the wraps, the extractors, the lock API. Only this module uses HTTP.
 
 mod access;
 mod admin;
@@ -16,8 +16,6 @@ mod same_site;
 mod serve;
 mod session;
 mod session_locks;
-#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
-mod session_store;
 mod wrap;
 
 pub use access::Access;
@@ -26,8 +24,6 @@ pub use clients::{Clients, LockingClients};
 pub use extract::{Acquire, Confirm, Guarded, HeldDoc, LockedDoc, Share, SharedDoc};
 pub use problem::Problem;
 pub use serve::IntoServer;
-pub use session::LockingSession;
+pub use session::{InSession, LockingSession};
 pub use session_locks::SessionLocks;
-#[cfg(all(feature = "mongo-session", feature = "_mongo"))]
-pub use session_store::{MongoSessionStore, MongoSessionStoreBuilder};
 pub use wrap::{Locking, LockingMiddleware};

@@ -7,10 +7,12 @@
 //! ```
 
 mod about;
+mod child;
 mod count;
 mod floors;
 mod load;
 mod measures;
+mod meter;
 mod ours;
 mod page;
 mod peers;
@@ -39,6 +41,10 @@ async fn main() -> ExitCode {
     let only = arguments.iter().position(|argument| argument == "--only");
     let only = only.and_then(|at| arguments.get(at + 1)).map(String::as_str);
 
+    if arguments.first().is_some_and(|first| first == child::FLAG) {
+        measures::child(&arguments[1..]).await;
+        return ExitCode::SUCCESS;
+    }
     if has("--spin") {
         scale::spin();
         return ExitCode::SUCCESS;
@@ -51,9 +57,9 @@ async fn main() -> ExitCode {
     let is_whole = only.is_none() && !has("--quick");
     // The results of a part, or of a hasty run, are not for others to read.
     let (raw, docs) = if is_whole {
-        (target.join("results.json"), repository.join("docs"))
+        (target.join("results.json"), repository.join("docs/evidence"))
     } else {
-        (target.join("results-in-part.json"), target.join("docs"))
+        (target.join("results-in-part.json"), target.join("evidence"))
     };
     if !has("--render") {
         let effort = if has("--quick") { Effort::Quick } else { Effort::Full };
@@ -76,10 +82,9 @@ async fn measure(
     let servers = Servers::start().await;
     about::machine(report, &servers);
     let mut bench = Bench { servers: &servers, report, effort, without_peers };
-    for (name, measure) in measures::ALL {
-        if only.is_some_and(|only| !only.split(',').any(|part| part == *name)) {
-            continue;
-        }
+    let named = |name: &str| only.is_some_and(|only| only.split(',').any(|part| part == name));
+    let of_page = measures::ALL.iter().filter(|(name, _)| only.is_none() || named(name));
+    for (name, measure) in of_page.chain(measures::OTHERS.iter().filter(|(name, _)| named(name))) {
         let started = Instant::now();
         measure(&mut bench).await;
         eprintln!("— {name}: {:.0} s", started.elapsed().as_secs_f64());

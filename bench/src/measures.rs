@@ -1,11 +1,15 @@
 //! All measures, in the order in which they run.
 
 pub mod cycle;
+mod embedded;
 pub mod hand_over;
 mod many;
 mod memory;
 pub mod parts;
+mod processes;
 pub mod settings;
+mod streams;
+mod sweep;
 pub mod verbs;
 pub mod web;
 
@@ -56,6 +60,7 @@ impl<'a> Bench<'a> {
 
 type Measure = for<'a> fn(&'a mut Bench<'_>) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
+/// The measures of the page.
 pub const ALL: &[(&str, Measure)] = &[
     ("cycle", |bench| Box::pin(cycle::measure(bench))),
     ("parts", |bench| Box::pin(parts::measure(bench))),
@@ -67,6 +72,26 @@ pub const ALL: &[(&str, Measure)] = &[
     ("memory", |bench| Box::pin(memory::measure(bench))),
     ("many", |bench| Box::pin(many::measure(bench))),
 ];
+
+/// The measures that are not on the page: they run if they are asked for by name.
+pub const OTHERS: &[(&str, Measure)] = &[
+    ("embedded", |bench| Box::pin(embedded::measure(bench))),
+    ("processes", |bench| Box::pin(processes::measure(bench))),
+    ("streams", |bench| Box::pin(streams::measure(bench))),
+    ("expiry", |bench| Box::pin(sweep::expiry(bench))),
+    ("idle", |bench| Box::pin(sweep::idle(bench))),
+];
+
+/// What a [child](crate::child::Child) does.
+pub async fn child(arguments: &[String]) {
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["server", uri, database] => streams::child(uri.into(), database.into()).await,
+        ["expiry", uri, database, scenario] => sweep::child(uri, database, scenario).await,
+        [role, uri, database] => processes::child(role, uri, database).await,
+        _ => panic!("no such child: {arguments:?}"),
+    }
+}
 
 /// A new database, on a new client with the default options.
 pub async fn fresh(mongo: &Mongo) -> Database {

@@ -5,9 +5,10 @@ use std::{collections::HashMap, sync::Mutex, sync::OnceLock, time::Duration};
 use actix_doclock::{
     Aid, Holder, LockId, LockKey, LockManager, LockToken, Lockable, Mode, MongoStore, Released,
     TryAcquire, Wait,
-    conformance::Shorthand,
-    store::{Claim, Store},
+    
+    store::{Claim, Store, verbs::*},
 };
+use doclock_conformance::Shorthand;
 use mongodb::Database;
 use serde::{Deserialize, Serialize};
 
@@ -99,7 +100,7 @@ pub fn store(at: &'static str, store: MongoStore) -> Contender {
             async move {
                 let (key, aid) = (key(turn), session(turn.task));
                 let claim = claim(&aid);
-                match store.try_acquire(&key, &claim).await.unwrap() {
+                match store.try_acquire(&key, &claim, Deadline::NONE).await.unwrap() {
                     TryAcquire::Granted(_) => {
                         let released = store.release(&key, &aid, claim.token, claim.mode).await;
                         released.unwrap() == Released::Released

@@ -58,8 +58,8 @@ impl Row {
     }
 
     pub fn samples(self, samples: &Samples) -> Self {
-        let [p50, p99, max] = samples.at(&[0.5, 0.99, 1.0])[..] else { return self };
-        let row = self.value("p50", p50).value("p99", p99).value("max", max);
+        let [p50, p90, p99, max] = samples.at(&[0.5, 0.9, 0.99, 1.0])[..] else { return self };
+        let row = self.value("p50", p50).value("p90", p90).value("p99", p99).value("max", max);
         let row = row.value("n", samples.took.len() as f64);
         if samples.elapsed.is_zero() {
             return row;

@@ -7,7 +7,6 @@ mod costs;
 mod load;
 mod many;
 mod memory;
-mod meter;
 mod overload;
 mod ratios;
 mod renewals;
@@ -18,9 +17,8 @@ use std::{fs, path::Path, process::ExitCode, time::Duration};
 use actix_web::rt;
 use tokio::task::spawn_blocking;
 
-use crate::servers::Mongo;
+use crate::{meter::Meter, servers::Mongo};
 use costs::Unit;
-use meter::Meter;
 pub use overload::spin;
 
 /// How much is measured.

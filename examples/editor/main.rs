@@ -10,14 +10,14 @@ mod routes;
 
 use std::time::Duration;
 
-use actix_doclock::{
-    Access, Actor, BoxError, LockManager, MongoSessionStore, Problem, SessionEnded, lock_api,
-};
+use actix_doclock::web::{Access, Problem};
+use actix_doclock::{Actor, BoxError, LockManager, SessionEnded, lock_api, store::Needs};
 use actix_session::{
     SessionMiddleware,
     config::BrowserSession,
     storage::{CookieSessionStore, SessionStore},
 };
+use actix_session_mongodb::{MongoSessionStore, SessionWrap};
 use actix_web::{
     App, HttpServer, cookie,
     http::header,
@@ -102,8 +102,16 @@ async fn main() -> Result<(), BoxError> {
     match documents.clone() {
         Documents::Memory(_) => serve(args, documents, locks, CookieSessionStore::default).await,
         Documents::Mongo(store) => {
-            let sessions = MongoSessionStore::builder(&store, &locks);
-            let sessions = sessions.user_key(routes::NAME).build().await?;
+            const COLLECTION: &str = "doclock.session";
+            let sessions = MongoSessionStore::builder(store.database())
+                .collection(COLLECTION)
+                .user_key(routes::NAME)
+                .id_key("doclock.aid")
+                .on_end(locks.session_ends())
+                .build()
+                .await?;
+            let indexes = actix_session_mongodb::indexes();
+            store.also_needs(Needs::new(COLLECTION, actix_session_mongodb::ACTIONS, indexes));
             serve(args, documents, locks, move || sessions.clone()).await
         }
     }
@@ -135,7 +143,7 @@ async fn serve<S: SessionStore + 'static>(
             .wrap(from_fn(routes::only_readers_need_no_login))
             .wrap(
                 locks
-                    .session(session)
+                    .session(SessionWrap(session))
                     .identify(move |session| person(session, &known.0))
                     // A visitor reads, and sees who edits.
                     .access_policy(async |person: Option<Actor>, _, access| {

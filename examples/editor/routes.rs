@@ -1,6 +1,7 @@
 //! The routes of the server.
 
-use actix_doclock::{Actor, BoxError, HeldDoc, LockError, LockedDoc, Problem, SessionLocks};
+use actix_doclock::web::Problem;
+use actix_doclock::{Actor, BoxError, HeldDoc, LockError, LockedDoc, SessionLocks};
 use actix_session::{Session, SessionExt};
 use actix_web::{
     Error, HttpRequest, HttpResponse, Responder,

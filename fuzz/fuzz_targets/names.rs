@@ -1,7 +1,8 @@
 //! Everything that is parsed from a string: tokens, tabs, pages, labels, keys.
 #![no_main]
 
-use actix_doclock::{Holder, LockKey, LockToken, PageId, TabId, limits::MAX_LABEL_BYTES};
+use actix_doclock::{Holder, LockKey, LockToken, TabId, limits::MAX_LABEL_BYTES};
+use actix_doclock::store::PageId;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -14,7 +14,6 @@ const KNOWN: usize = 32;
 /// How many tabs of a session are remembered. A tab that is forgotten is renewed a little too often.
 const TABS: usize = 128;
 /// For how long a session is known to have asked for a missing document.
-#[cfg(feature = "web")]
 const REMEMBER_MISSED: Duration = Duration::from_secs(60);
 
 /// The next renewal of each session that was active here recently.
@@ -140,7 +139,6 @@ impl Activity {
     }
 
     /// Several requests of the session know this lock. Ignored for a session that was not active here.
-    #[cfg(feature = "web")]
     pub(super) fn told(&self, aid: &Aid, key: &LockKey) {
         let mut sessions = self.sessions();
         let Some(session) = sessions.of.get_mut(aid) else { return };
@@ -152,20 +150,17 @@ impl Activity {
 
     /// A hint whether to read the lock or to claim it, never a decision: another server may have released
     /// the lock.
-    #[cfg(feature = "web")]
     pub(super) fn was_told(&self, aid: &Aid, key: &LockKey) -> bool {
         self.sessions().of.get(aid).is_some_and(|session| session.known.contains(key))
     }
 
     /// The session has asked for a missing document. Ignored for a session that was not active here.
-    #[cfg(feature = "web")]
     pub(super) fn missed(&self, aid: &Aid) {
         if let Some(session) = self.sessions().of.get_mut(aid) {
             session.missed = Some(clock::now());
         }
     }
 
-    #[cfg(feature = "web")]
     pub(super) fn has_missed(&self, aid: &Aid) -> bool {
         let missed = self.sessions().of.get(aid).and_then(|session| session.missed);
         missed.is_some_and(|at| clock::since(at) < REMEMBER_MISSED)

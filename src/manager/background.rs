@@ -1,9 +1,7 @@
 //! The background tasks: the reaper, the listener, the renewal of sessions, and the supervisor of all tasks.
 
 pub(super) mod listener;
-pub(super) mod pieces;
 pub(super) mod reaper;
-pub(super) mod renewals;
 pub(super) mod supervisor;
 pub(super) mod sweeps;
 pub(super) mod unannounced;

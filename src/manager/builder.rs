@@ -19,17 +19,24 @@ use crate::{
             listener::{self, Listener, Listeners},
             reaper,
         },
-        claim, collections,
+        calls::Calls,
+        calls::Runner,
+        claim,
+        collections::{self, Collections},
         describe::{Describe, Descriptions},
-        fleet, freeze,
-        task::Runner,
-        wait::{
-            ASK_AT_ONCE,
-            queue::{Limits, Queues},
-        },
+        fleet::{self, Servers},
+        freezes::{self, Freezes},
+        granting::Granting,
+        reads::Reads,
+        saves::Saves,
+        seen::Seen,
+        seldom::Seldom,
+        sessions::Sessions,
+        wait::{Limits, Queues},
+        watch::events::Events,
     },
     store::{DEFAULT_TTL, DynStore, TTL_RANGE},
-    taken::LockTaken,
+    takeover::Takeover,
 };
 
 /// Long enough for an ordinary election of a primary with tuned settings, short enough for a person who
@@ -57,7 +64,7 @@ const WAITERS_PER_SESSION: usize = 16;
 const WAITERS_PER_PERSON: usize = 64;
 /// About as many requests as a server can keep open for waiting people; up to 80 megabytes.
 const WAITERS: usize = 4_096;
-/// A waiter takes 7 to 20 kilobytes, with its request and its share of everything else (docs/scale.md).
+/// A waiter takes 7 to 20 kilobytes, with its request and its share of everything else (docs/evidence/scale.md).
 const WAITERS_RANGE: RangeInclusive<usize> = 1..=1_000_000;
 
 /// Settings of a [`LockManager`], each with a safe default.
@@ -271,10 +278,10 @@ impl LockManagerBuilder {
     /// listener hears of the last day.
     ///
     /// ```
-    /// # use actix_doclock::{BuildError, LockManager, LockTaken, MemoryStore};
+    /// # use actix_doclock::{BuildError, LockManager, Takeover, MemoryStore};
     /// # async fn build() -> Result<LockManager, BuildError> {
     /// LockManager::builder(MemoryStore::new())
-    ///     .on_lock_taken(async |taken: LockTaken| {
+    ///     .on_lock_taken(async |taken: Takeover| {
     ///         if let Some(user) = taken.from.and_then(|holder| holder.user) {
     ///             println!("to {user}: {} has your lock on {}", taken.by.label, taken.key);
     ///         }
@@ -286,7 +293,7 @@ impl LockManagerBuilder {
     /// ```
     pub fn on_lock_taken<F>(
         mut self,
-        listener: impl Fn(LockTaken) -> F + Send + Sync + 'static,
+        listener: impl Fn(Takeover) -> F + Send + Sync + 'static,
     ) -> Self
     where
         F: Future<Output = Result<(), BoxError>> + Send + 'static,
@@ -454,45 +461,101 @@ impl LockManagerBuilder {
         in_range("max_waiters_per_session", a_number, per_session, WAITERS_RANGE)?;
         in_range("max_waiters_per_person", a_number, per_person, WAITERS_RANGE)?;
         in_range("max_waiters", a_number, all, WAITERS_RANGE)?;
-        let reaper_interval = self.settings.reaper_interval;
+        let Settings { ttl, deadline, reaper_interval, .. } = self.settings;
         let stop = Stop::default();
-        let (waits, stop_begins) = (stop.token().child_token(), stop.token().child_token());
-        let inner = Arc::new(Inner {
-            store: self.store,
-            collections: Default::default(),
-            runner: Runner::on_current_runtime(),
+        let calls = Arc::new(Calls::new(self.store, Runner::on_current_runtime(), deadline));
+        let (events, seldom) = (Arc::<Events>::default(), Arc::<Seldom>::default());
+        let freezes = Arc::new(Freezes::new(Arc::clone(&calls), Arc::clone(&events)));
+        let servers = Arc::new(Servers::new(Arc::clone(&calls), ttl));
+        let collections = Arc::new(Collections::new(
+            Arc::clone(&calls),
+            Arc::clone(&freezes),
+            Arc::clone(&servers),
+            Arc::clone(&seldom),
+            ttl,
+        ));
+        let seen = Arc::new(Seen {
             activity: Default::default(),
             watched: Default::default(),
-            queues: Queues::new(self.settings.waiters),
-            asking: Arc::new(Semaphore::new(ASK_AT_ONCE)),
+            losses: Default::default(),
+            queues: Arc::new(Queues::new(
+                self.settings.waiters,
+                Arc::clone(&calls),
+                Arc::clone(&collections),
+                Arc::clone(&freezes),
+                stop.token().child_token(),
+            )),
+            interval: ttl / 3,
+        });
+        let reads = Reads {
+            calls: Arc::clone(&calls),
+            collections: Arc::clone(&collections),
+            seen: Arc::clone(&seen),
+        };
+        let granting = Arc::new(Granting {
+            calls: Arc::clone(&calls),
+            collections: Arc::clone(&collections),
+            freezes: Arc::clone(&freezes),
+            seen: Arc::clone(&seen),
+            reads: reads.clone(),
             claims: Arc::new(Semaphore::new(claim::CLAIMS)),
+            reaper: Arc::default(),
+            ttl,
+            max_hold: self.settings.max_hold,
+            max_locks: self.settings.max_locks_per_session,
+        });
+        let saves = Saves {
+            calls: Arc::clone(&calls),
+            collections: Arc::clone(&collections),
+            seen: Arc::clone(&seen),
+        };
+        let (announce, served) = (Arc::default(), Arc::default());
+        let sessions = Sessions {
+            calls: Arc::clone(&calls),
+            collections: Arc::clone(&collections),
+            seen: Arc::clone(&seen),
+            reads: reads.clone(),
+            renewals: Arc::default(),
+            paces: Arc::default(),
+            announce: Arc::clone(&announce),
+            served: Arc::clone(&served),
+            stop: stop.token(),
+            ttl,
+        };
+        let inner = Arc::new(Inner {
+            calls,
+            collections,
+            freezes,
+            seen,
+            reads,
+            granting,
+            saves,
+            sessions,
             settings: self.settings,
             watches: Default::default(),
             kept: Default::default(),
-            renewals: Default::default(),
-            paces: Default::default(),
-            events: Default::default(),
-            #[cfg(feature = "metrics")]
-            losses: Default::default(),
+            events,
             unannounced: Default::default(),
             event_streams: Default::default(),
-            served: Default::default(),
-            seldom: Default::default(),
+            served,
+            seldom,
             descriptions: self.describe.map(Descriptions::new),
+            stop_begins: stop.token().child_token(),
             stop,
-            waits,
-            stop_begins,
-            freezes: freeze::Freezes::new(),
-            servers: fleet::Servers::new(),
-            register: Default::default(),
-            granted: Default::default(),
-            announce: Default::default(),
+            servers,
+            announce,
             sweeps: Default::default(),
             panics: Default::default(),
         });
         let manager = LockManager { inner };
-        manager.supervise("freezes", |_| {}, freeze::follow);
-        manager.supervise("collections", |_| {}, collections::follow);
+        let weak = Arc::downgrade(&manager.inner);
+        manager.inner.collections.follow_with(move || {
+            if let Some(inner) = weak.upgrade() {
+                LockManager { inner }.follow_all();
+            }
+        });
+        manager.supervise("freezes", |_| {}, freezes::follow);
+        manager.supervise("collections", |_| {}, collections::by_pattern::follow);
         if let Some(interval) = reaper_interval {
             let run = move |inner| reaper::run(inner, interval);
             manager.inner.sweeps.by(manager.supervise("reaper", |_| {}, run));

@@ -1,41 +1,36 @@
 //! A caller's wish for a lock, and its outcome.
 
 use std::{
+    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use tokio::sync::OwnedSemaphorePermit;
-use tokio_util::task::TaskTracker;
 
 use crate::{
     actor::Person,
     clock,
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
-    manager::LockManager,
-    store::{Acquisition, Claim, Turn},
+    store::{Acquisition, Claim, TryAcquire, Turn},
 };
 
 /// Whether, and how long, to wait for a lock that has another holder.
 ///
 /// A release wakes the waiters in the order of their arrival within this process. See
-/// [`LockManager::acquire`].
+/// [`LockManager::acquire`](crate::LockManager::acquire).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wait(pub(super) Patience);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
-    No,
-    ForAtMost(Duration),
-    UntilAcquired,
-}
+pub struct Wait(
+    /// How long at most. `None`: without a limit.
+    pub(super) Option<Duration>,
+);
 
 impl Wait {
     /// Not at all: one command, and its answer.
     #[must_use]
     pub fn no() -> Self {
-        Self(Patience::No)
+        Self(Some(Duration::ZERO))
     }
 
     /// Waits for at most this time. Zero is [`no`](Self::no).
@@ -44,54 +39,22 @@ impl Wait {
     /// holds in an outage, for any number of waiters, and in a [fair](crate::Lockable::FAIR) collection.
     /// A caller whose time is over before it could ask the store asks once, unless the holder is known. An
     /// answer of the store that is under way is waited for. When the manager
-    /// [shuts down](LockManager::shutdown), the wait ends at once.
+    /// [shuts down](crate::LockManager::shutdown), the wait ends at once.
     #[must_use]
     pub fn for_at_most(time: Duration) -> Self {
-        Self(if time.is_zero() { Patience::No } else { Patience::ForAtMost(time) })
+        Self(Some(time))
     }
 
     /// Waits without a limit, also during outages of the store. Ends at once when the manager [shuts
-    /// down](LockManager::shutdown).
+    /// down](crate::LockManager::shutdown).
     #[must_use]
     pub fn until_acquired() -> Self {
-        Self(Patience::UntilAcquired)
+        Self(None)
     }
 
     /// The rest of this wait for the next lock. A wait with a limit stays one, even if no time is left.
     pub(crate) fn since(self, began: Instant) -> Self {
-        match self.0 {
-            Patience::ForAtMost(time) => {
-                Self::for_at_most(time.saturating_sub(clock::since(began)))
-            }
-            _ => self,
-        }
-    }
-}
-
-/// How many locks are being claimed at once, or wait to be given back because nobody knows whether they were
-/// granted.
-pub(super) const CLAIMS: usize = 32_768;
-
-/// The permit of a claim, kept until the last attempt to give its lock back has ended. Without a permit no claim is
-/// sent. So each lock that nobody knows of is given back; otherwise it would live as long as its session, which renews
-/// all its locks.
-pub(super) type ClaimPermit = Arc<OwnedSemaphorePermit>;
-
-/// The result of [`LockManager::acquire_by`].
-#[derive(Debug)]
-pub(crate) enum Acquired {
-    /// A new grant, which is given back unless it is confirmed.
-    Fresh(Provisional),
-    AlreadyMine(Lock),
-    Held(Lock),
-}
-
-impl Acquired {
-    pub(super) fn lock(&self) -> &Lock {
-        match self {
-            Self::Fresh(fresh) => fresh.lock(),
-            Self::AlreadyMine(lock) | Self::Held(lock) => lock,
-        }
+        Self(self.0.map(|time| time.saturating_sub(clock::since(began))))
     }
 }
 
@@ -130,32 +93,46 @@ impl Wanted {
     }
 }
 
+/// How many locks are being claimed at once, or wait to be given back because nobody knows whether they were
+/// granted.
+pub(super) const CLAIMS: usize = 32_768;
+
+/// The permit of a claim, kept until the last attempt to give its lock back has ended. Without a permit no claim is
+/// sent. So each lock that nobody knows of is given back; otherwise it would live as long as its session, which renews
+/// all its locks.
+pub(super) type ClaimPermit = Arc<OwnedSemaphorePermit>;
+
+/// The outcome of a claim. A new grant is given back unless it is confirmed.
+pub(crate) type Acquired = TryAcquire<Provisional>;
+
+impl Acquired {
+    pub(super) fn lock(&self) -> &Lock {
+        match self {
+            Self::Granted(fresh) => fresh.lock(),
+            Self::AlreadyMine(lock) | Self::Held(lock) => lock,
+        }
+    }
+}
+
 /// A fresh lock that is given back when this value is dropped, unless it was confirmed before.
 ///
 /// So a request leaves no lock behind, however it ends: a deadline passes, a handler is dropped with its
 /// connection, a sibling extractor fails, a document does not exist.
-#[derive(Debug)]
 pub(crate) struct Provisional {
-    manager: LockManager,
     lock: Lock,
     token: LockToken,
-    /// Tracks the release, so that a request can wait for its end.
-    scope: TaskTracker,
-    permit: ClaimPermit,
-    confirmed: bool,
+    /// `None` once it is confirmed.
+    give_back: Option<GiveBack>,
 }
 
+/// Gives a grant back that its request does not want.
+pub(super) type GiveBack = Box<dyn FnOnce(Acquisition) + Send + Sync>;
+
 impl Provisional {
-    pub(super) fn new(
-        manager: LockManager,
-        lock: Lock,
-        claim: &Claim,
-        scope: TaskTracker,
-        permit: ClaimPermit,
-    ) -> Self {
+    pub(super) fn new(lock: Lock, claim: &Claim, give_back: GiveBack) -> Self {
         // The lock may carry the token of an earlier attempt.
         let token = lock.token.unwrap_or(claim.token);
-        Self { manager, lock, token, scope, permit, confirmed: false }
+        Self { lock, token, give_back: Some(give_back) }
     }
 
     pub(crate) fn lock(&self) -> &Lock {
@@ -168,22 +145,27 @@ impl Provisional {
 
     /// Keeps the lock.
     pub(crate) fn confirm(mut self) -> Lock {
-        self.confirmed = true;
+        self.give_back = None;
         self.lock.clone()
     }
 
     /// The lock is gone by other means, and need not be given back.
     pub(crate) fn forget(mut self) {
-        self.confirmed = true;
+        self.give_back = None;
     }
 }
 
 impl Drop for Provisional {
     fn drop(&mut self) {
-        if !self.confirmed {
+        if let Some(give_back) = self.give_back.take() {
             let Lock { key, aid, mode, .. } = self.lock.clone();
-            let unwanted = Acquisition { key, aid, token: self.token, mode };
-            self.manager.give_back(vec![unwanted], &self.scope, self.permit.clone());
+            give_back(Acquisition { key, aid, token: self.token, mode });
         }
+    }
+}
+
+impl fmt::Debug for Provisional {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Provisional").field("lock", &self.lock).finish_non_exhaustive()
     }
 }

@@ -120,7 +120,7 @@ impl Descriptions {
             }
             let (this, person, keys) = (Arc::clone(self), person.clone(), keys.to_vec());
             let asks = manager.clone();
-            manager.inner.runner.spawn_untracked(async move {
+            manager.inner.calls.runner.spawn_untracked(async move {
                 let answer = this.ask(person.clone(), keys.clone(), asks).await;
                 let _ = told.send(Some(this.learn(&person, &keys, answer)));
             });
@@ -142,13 +142,13 @@ impl Descriptions {
             Ok(titles) => Answer::Titles(titles),
             Err(why) => {
                 // It usually needs the same database, so its failure says nothing about the function.
-                let answers = manager.ask_for_freezes(clock::now() + LIMIT).await;
+                let answers = manager.inner.freezes.ask(clock::now() + LIMIT).await;
                 Answer::Failure { why, outage: answers.is_err() }
             }
         }
     }
 
-    /// In a task of its own: a panic ends only this task, and a call that blocks its thread delays
+    /// In a task of its own: a panic ends only this calls, and a call that blocks its thread delays
     /// nobody. Such a call keeps its turn until it returns.
     async fn call(
         &self,

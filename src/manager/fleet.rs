@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::{
     clock,
     error::LockError,
-    manager::{Inner, LockManager, rhythm::Rhythm},
+    manager::{Inner, calls::Calls, rhythm::Rhythm},
     random,
     server::{Flags, ServerNote},
     store::{Fleet, Topology},
@@ -29,8 +29,9 @@ const NAMED: usize = 8;
 const NAME_BYTES: usize = 200;
 
 /// What this server notes of itself, and what it knows of the others.
-#[derive(Debug)]
-pub(super) struct Servers {
+pub(crate) struct Servers {
+    calls: Arc<Calls>,
+    ttl: Duration,
     id: Uuid,
     state: Mutex<State>,
     changed: Arc<Notify>,
@@ -49,7 +50,7 @@ struct State {
 }
 
 impl Servers {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(calls: Arc<Calls>, ttl: Duration) -> Self {
         let state = State {
             collections: BTreeMap::new(),
             key: None,
@@ -57,7 +58,8 @@ impl Servers {
             count: None,
             problems: Vec::new(),
         };
-        Self { id: random::uuid(), state: Mutex::new(state), changed: Arc::default() }
+        let (id, state) = (random::uuid(), Mutex::new(state));
+        Self { calls, ttl, id, state, changed: Arc::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -81,13 +83,13 @@ impl Servers {
         self.state().problems.clone()
     }
 
-    fn note(&self, ttl: Duration) -> ServerNote {
+    fn note(&self) -> ServerNote {
         let state = self.state();
         ServerNote {
             id: self.id,
             name: name(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            ttl,
+            ttl: self.ttl,
             collections: state.collections.clone(),
             key: state.key.clone(),
         }
@@ -107,28 +109,28 @@ fn name() -> String {
     }
 }
 
-impl LockManager {
+impl Servers {
     #[cfg(feature = "web")]
     pub(crate) fn note_key(&self, fingerprint: String) {
-        let mut state = self.inner.servers.state();
+        let mut state = self.state();
         (state.key, state.since) = (Some(fingerprint), clock::now());
         drop(state);
-        self.inner.servers.changed.notify_one();
+        self.changed.notify_one();
     }
 
-    async fn note_server(&self) -> Result<(), LockError> {
-        let servers = &self.inner.servers;
-        let note = servers.note(self.ttl());
-        let args = (servers.id, note.clone());
-        let noted = self.run("note_server", self.until(), args, |store, (id, note)| {
-            store.note_server(*id, Some(note))
-        });
+    async fn tell(&self) -> Result<(), LockError> {
+        let note = self.note();
+        let args = (self.id, note.clone());
+        let noted =
+            self.calls.run("note_server", self.calls.until(), args, |store, (id, note), until| {
+                store.note_server(*id, Some(note), until)
+            });
         let Fleet { topology, servers: all } = noted.await?;
         let differs = |other: &ServerNote| {
             Some(format!("{other} differs from this one: {}", note.difference(other)?))
         };
         let problems: Vec<_> = all.iter().filter_map(differs).take(NAMED).collect();
-        let mut state = servers.state();
+        let mut state = self.state();
         let is_first = state.count.replace(all.len()).is_none();
         let was = std::mem::replace(&mut state.problems, problems.clone());
         drop(state);
@@ -145,13 +147,14 @@ impl LockManager {
     }
 
     /// The others should not see this server any more.
-    pub(super) async fn forget_server(&self) {
-        let servers = &self.inner.servers;
-        if servers.state().count.take().is_none() {
+    pub(super) async fn forget(&self) {
+        if self.state().count.take().is_none() {
             return;
         }
-        let forgotten = self
-            .run("note_server", self.until(), servers.id, |store, id| store.note_server(*id, None));
+        let forgotten =
+            self.calls.run("note_server", self.calls.until(), self.id, |store, id, until| {
+                store.note_server(*id, None, until)
+            });
         if let Err(e) = forgotten.await {
             log::debug!(target: "actix_doclock::manager", "the note of this server stays for a while: {e}");
         }
@@ -184,11 +187,10 @@ pub(super) async fn follow(manager: Weak<Inner>) {
     let mut rhythm = Rhythm::new("noting this server for the others", EVERY);
     loop {
         let Some(inner) = manager.upgrade() else { return };
-        let manager = LockManager { inner };
-        let (stop, changed) =
-            (manager.inner.stop.token(), Arc::clone(&manager.inner.servers.changed));
+        let servers = &inner.servers;
+        let (stop, changed) = (inner.stop.token(), Arc::clone(&servers.changed));
         let settled = {
-            let state = manager.inner.servers.state();
+            let state = servers.state();
             let is_known = !state.collections.is_empty();
             is_known.then(|| SETTLED.saturating_sub(clock::since(state.since)))
         };
@@ -198,12 +200,12 @@ pub(super) async fn follow(manager: Weak<Inner>) {
                 let noted = tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
-                    noted = manager.note_server() => noted,
+                    noted = servers.tell() => noted,
                 };
                 Some(match noted {
                     Ok(()) => rhythm.after_success(Some(EVERY)),
                     Err(e) => {
-                        manager.inner.servers.state().problems =
+                        servers.state().problems =
                             vec![format!("this server cannot note itself for the others: {e}")];
                         rhythm.after_failure(&e)
                     }
@@ -211,7 +213,7 @@ pub(super) async fn follow(manager: Weak<Inner>) {
             }
             settled => settled,
         };
-        drop(manager);
+        drop(inner);
         tokio::select! {
             biased;
             () = stop.cancelled() => return,

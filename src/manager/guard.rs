@@ -2,7 +2,6 @@
 
 pub(super) mod job;
 pub(super) mod keeper;
-pub(super) mod lost;
 mod write;
 
 use std::{fmt, future::Future, ops::Deref};
@@ -16,7 +15,7 @@ use crate::{
     manager::{
         LockManager,
         claim::{Acquired, Wanted},
-        guard::lost::Watch,
+        watched::Watch,
     },
     store::{Acquisition, Released},
 };
@@ -52,7 +51,7 @@ impl LockGuard {
         // Only possible if somebody has edited the lock record by hand.
         let held = Acquisition::of(&lock)
             .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
-        let watch = manager.inner.watched.watch(&lock, held.token);
+        let watch = manager.inner.seen.watched.watch(&lock, held.token);
         manager.keep(&wanted, &held, &owner);
         Ok(Self { manager, lock, held, wanted, owner, is_released: false, _watch: watch })
     }
@@ -115,10 +114,10 @@ impl LockGuard {
         }
         let wanted = Wanted { mode: Mode::Exclusive, ..self.wanted.clone() };
         let scope = Default::default();
-        match self.manager.acquire_by(&wanted, &scope, self.manager.until()).await? {
+        match self.manager.inner.granting.acquire_by(&wanted, &scope, self.manager.until()).await? {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
             Acquired::AlreadyMine(lock) => self.becomes(lock, wanted),
-            Acquired::Fresh(fresh) => self.becomes(fresh.confirm(), wanted),
+            Acquired::Granted(fresh) => self.becomes(fresh.confirm(), wanted),
         }
     }
 
@@ -140,7 +139,8 @@ impl LockGuard {
     pub async fn release(mut self) -> Result<Released, LockError> {
         // A renewal at this moment would report the lock as lost.
         self.manager.keep_no_more(&self.held);
-        let released = self.manager.release_by(&self.held, self.manager.until()).await;
+        let released =
+            self.manager.inner.granting.release_by(&self.held, self.manager.until()).await;
         self.is_released = released.is_ok();
         released
     }
@@ -150,7 +150,7 @@ impl Drop for LockGuard {
     fn drop(&mut self) {
         self.manager.keep_no_more(&self.held);
         if !self.is_released {
-            self.manager.release_in_background(self.held.clone());
+            self.manager.inner.granting.release_in_background(self.held.clone());
         }
     }
 }

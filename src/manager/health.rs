@@ -44,7 +44,7 @@ pub struct Health {
     pub panics: BTreeMap<&'static str, TaskPanics>,
     /// The freezes that are on.
     pub frozen: Vec<Freeze>,
-    /// How many servers have [noted themselves](crate::server::ServerNote), this one included. 0 until a second
+    /// How many servers have [noted themselves](crate::store::ServerNote), this one included. 0 until a second
     /// after the last registration, and for a manager without a reaper, which does not note itself.
     pub servers: usize,
     /// How other servers differ from this one.
@@ -239,9 +239,9 @@ impl LockManager {
     #[must_use]
     pub fn health(&self) -> Health {
         Health {
-            collections: self.registered_names(),
+            collections: self.inner.collections.names(),
             wakeups: self.inner.watches.states(),
-            waiting: self.inner.queues.waiting(),
+            waiting: self.inner.seen.queues.machine().waiting(),
             guards: self.inner.kept.len(),
             event_streams: self.inner.event_streams.count(),
             reaper: self.inner.sweeps.health(
@@ -280,9 +280,12 @@ impl LockManager {
     /// May be dropped.
     pub async fn check_health(&self) -> HealthReport {
         let asked = clock::now();
-        let answer = self.run("status", self.until(), self.registered_names(), |store, names| {
-            store.status(names)
-        });
+        let answer = self.inner.calls.run(
+            "status",
+            self.until(),
+            self.inner.collections.names(),
+            |store, names, until| store.status(names, until),
+        );
         let (reachable, error, status) = match answer.await {
             Ok(status) => (true, None, Some(status)),
             Err(e) => (!is_outage(&e), Some(e.to_string()), None),

@@ -29,10 +29,7 @@ use crate::{
     error::{LockError, StoreError},
     key::LockKey,
     lock::{LockToken, Mode},
-    manager::{
-        LockManager,
-        claim::{Acquired, Wait, Wanted},
-    },
+    manager::claim::Acquired,
     store::{Released, Swept},
 };
 
@@ -47,10 +44,10 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    pub(super) fn start(manager: &LockManager, key: &LockKey, mode: Mode) -> Self {
+    pub(super) fn start(collection: &'static str, mode: Mode) -> Self {
         Self {
             #[cfg(feature = "metrics")]
-            collection: label(manager, key),
+            collection,
             #[cfg(feature = "metrics")]
             mode: word(mode),
             #[cfg(feature = "metrics")]
@@ -96,20 +93,17 @@ impl Timer {
 /// A caller that may wait. It is counted as long as this value lives.
 pub(super) struct Waiting {
     #[cfg(feature = "metrics")]
-    timer: Option<Timer>,
+    timer: Timer,
     #[cfg(feature = "metrics")]
     outcome: &'static str,
 }
 
 impl Waiting {
-    pub(super) fn begins(manager: &LockManager, wanted: &Wanted, wait: Wait) -> Self {
+    pub(super) fn begins(collection: &'static str, mode: Mode) -> Self {
         #[cfg(feature = "metrics")]
         {
-            let waits = wait != Wait::no();
-            let timer = waits.then(|| Timer::start(manager, &wanted.key, wanted.mode));
-            if let Some(timer) = &timer {
-                gauge!(WAITING, "collection" => timer.collection).increment(1);
-            }
+            let timer = Timer::start(collection, mode);
+            gauge!(WAITING, "collection" => timer.collection).increment(1);
             Self { timer, outcome: "dropped" }
         }
         #[cfg(not(feature = "metrics"))]
@@ -117,26 +111,44 @@ impl Waiting {
     }
 
     pub(super) fn ends(&mut self, acquired: &Result<Acquired, LockError>) {
-        let outcome = match acquired {
-            Ok(acquired) => outcome(acquired),
-            Err(LockError::WouldDeadlock { .. }) => "would_deadlock",
-            Err(LockError::ShutDown) => "shutting_down",
-            Err(LockError::TooManyWaiters { .. }) => "too_many_waiters",
-            Err(LockError::Frozen { .. }) => "frozen",
-            Err(_) => "error",
-        };
-        into_span(outcome);
+        let outcome = acquired_or_not(acquired);
         #[cfg(feature = "metrics")]
         {
             self.outcome = outcome;
+            let (collection, mode) = (self.timer.collection, self.timer.mode);
+            match acquired {
+                Ok(Acquired::Held(_)) => {
+                    counter!(REFUSALS, "collection" => collection, "mode" => mode).increment(1);
+                }
+                Err(LockError::TooManyWaiters { per_session, .. }) => {
+                    let limit = if *per_session { "session" } else { "server" };
+                    counter!(WAITERS_REFUSED, "collection" => collection, "limit" => limit)
+                        .increment(1);
+                }
+                _ => {}
+            }
         }
     }
+}
+
+/// Records the outcome of a whole call.
+pub(super) fn acquired_or_not(acquired: &Result<Acquired, LockError>) -> &'static str {
+    let outcome = match acquired {
+        Ok(acquired) => outcome(acquired),
+        Err(LockError::WouldDeadlock { .. }) => "would_deadlock",
+        Err(LockError::ShutDown) => "shutting_down",
+        Err(LockError::TooManyWaiters { .. }) => "too_many_waiters",
+        Err(LockError::Frozen { .. }) => "frozen",
+        Err(_) => "error",
+    };
+    into_span(outcome);
+    outcome
 }
 
 #[cfg(feature = "metrics")]
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let Some(Timer { collection, mode, began }) = self.timer.take() else { return };
+        let Timer { collection, mode, began } = self.timer;
         gauge!(WAITING, "collection" => collection).decrement(1);
         histogram!(
             WAIT_SECONDS,
@@ -147,20 +159,10 @@ impl Drop for Waiting {
 }
 
 /// The answer to a whole call, as opposed to one of several attempts.
-pub(super) fn answered(manager: &LockManager, wanted: &Wanted, answer: &Acquired) {
+pub(super) fn answered(collection: &'static str, mode: Mode, answer: &Acquired) {
     #[cfg(feature = "metrics")]
     if let Acquired::Held(_) = answer {
-        let (collection, mode) = (label(manager, &wanted.key), word(wanted.mode));
-        counter!(REFUSALS, "collection" => collection, "mode" => mode).increment(1);
-    }
-}
-
-pub(super) fn waiter_refused(manager: &LockManager, key: &LockKey, per_session: bool) {
-    #[cfg(feature = "metrics")]
-    {
-        let limit = if per_session { "session" } else { "server" };
-        let collection = label(manager, key);
-        counter!(WAITERS_REFUSED, "collection" => collection, "limit" => limit).increment(1);
+        counter!(REFUSALS, "collection" => collection, "mode" => word(mode)).increment(1);
     }
 }
 
@@ -175,12 +177,12 @@ pub(super) fn search_gave_up(looked_at: usize) {
     counter!(DEADLOCK_SEARCHES_GIVEN_UP).increment(1);
 }
 
-pub(super) fn handed_over(manager: &LockManager, key: &LockKey) {
+pub(super) fn handed_over(collection: &'static str) {
     #[cfg(feature = "metrics")]
-    counter!(HAND_OVERS, "collection" => label(manager, key)).increment(1);
+    counter!(HAND_OVERS, "collection" => collection).increment(1);
 }
 
-pub(super) fn released<E>(manager: &LockManager, key: &LockKey, released: &Result<Released, E>) {
+pub(super) fn released<E>(collection: &'static str, released: &Result<Released, E>) {
     let outcome = match released {
         Ok(Released::Released) => "released",
         Ok(Released::AlreadyGone) => "already_gone",
@@ -188,11 +190,11 @@ pub(super) fn released<E>(manager: &LockManager, key: &LockKey, released: &Resul
     };
     into_span(outcome);
     #[cfg(feature = "metrics")]
-    counter!(RELEASES, "collection" => label(manager, key), "outcome" => outcome).increment(1);
+    counter!(RELEASES, "collection" => collection, "outcome" => outcome).increment(1);
 }
 
 /// `None` if the policy refused the break.
-pub(super) fn broken(manager: &LockManager, key: &LockKey, broken: Option<Released>) {
+pub(super) fn broken(collection: &'static str, broken: Option<Released>) {
     let outcome = match broken {
         Some(Released::Released) => "broken",
         Some(Released::AlreadyGone) => "already_gone",
@@ -200,7 +202,7 @@ pub(super) fn broken(manager: &LockManager, key: &LockKey, broken: Option<Releas
     };
     into_span(outcome);
     #[cfg(feature = "metrics")]
-    counter!(BREAKS, "collection" => label(manager, key), "outcome" => outcome).increment(1);
+    counter!(BREAKS, "collection" => collection, "outcome" => outcome).increment(1);
 }
 
 /// How many lost acquisitions are remembered as counted.
@@ -209,9 +211,9 @@ const COUNTED: usize = 10_000;
 
 /// The losses that this server has counted: a lock that was broken here counts once, although its holder
 /// notices the loss later.
-#[cfg(feature = "metrics")]
 #[derive(Debug, Default)]
 pub(super) struct Losses {
+    #[cfg(feature = "metrics")]
     counted: Mutex<(HashSet<LockToken>, VecDeque<LockToken>)>,
 }
 
@@ -237,15 +239,14 @@ impl Losses {
 /// A holder has lost its lock. `noticed` by whom. The first who notices it on this server counts it; so the
 /// reason is `unknown` only where no one here knew it before.
 pub(super) fn lost(
-    manager: &LockManager,
-    key: &LockKey,
+    losses: &Losses,
+    collection: &'static str,
     token: Option<LockToken>,
     reason: &'static str,
     noticed: &'static str,
 ) {
     #[cfg(feature = "metrics")]
-    if token.is_none_or(|token| manager.inner.losses.is_new(token)) {
-        let collection = label(manager, key);
+    if token.is_none_or(|token| losses.is_new(token)) {
         counter!(LOST, "collection" => collection, "reason" => reason, "noticed" => noticed)
             .increment(1);
     }
@@ -267,7 +268,12 @@ pub(super) fn session_ended(reason: EndReason) {
     ended(reason, 1);
 }
 
-pub(super) fn swept(manager: &LockManager, began: Instant, swept: &Result<Swept, LockError>) {
+pub(super) fn swept(
+    losses: &Losses,
+    label: impl Fn(&LockKey) -> &'static str,
+    began: Instant,
+    swept: &Result<Swept, LockError>,
+) {
     let outcome = ok_or_error(swept);
     into_span(outcome);
     #[cfg(feature = "metrics")]
@@ -278,7 +284,7 @@ pub(super) fn swept(manager: &LockManager, began: Instant, swept: &Result<Swept,
             ended(EndReason::Expired, swept.sessions as u64);
         }
         for (key, token) in &swept.expired {
-            lost(manager, key, Some(*token), "expired", "reaper");
+            lost(losses, label(key), Some(*token), "expired", "reaper");
         }
     }
 }
@@ -316,17 +322,17 @@ pub(super) fn tried_again(error: &StoreError) {
 }
 
 /// A guard has begun or ceased to hold a lock.
-pub(super) fn guard(manager: &LockManager, key: &LockKey, holds: bool) {
+pub(super) fn guard(collection: &'static str, holds: bool) {
     #[cfg(feature = "metrics")]
     {
-        let guards = gauge!(GUARDS, "collection" => label(manager, key));
+        let guards = gauge!(GUARDS, "collection" => collection);
         if holds { guards.increment(1) } else { guards.decrement(1) }
     }
 }
 
 fn outcome(acquired: &Acquired) -> &'static str {
     match acquired {
-        Acquired::Fresh(_) => "granted",
+        Acquired::Granted(_) => "granted",
         Acquired::AlreadyMine(_) => "already_mine",
         Acquired::Held(_) => "held",
     }
@@ -351,12 +357,6 @@ fn ended(reason: EndReason, sessions: u64) {
 fn into_span(outcome: &'static str) {
     #[cfg(feature = "tracing")]
     tracing::Span::current().record("outcome", outcome);
-}
-
-/// Limits the label values to the registered collections, whatever collection a key names.
-#[cfg(feature = "metrics")]
-fn label(manager: &LockManager, key: &LockKey) -> &'static str {
-    manager.registered_name(key.collection()).unwrap_or("other")
 }
 
 #[cfg(feature = "metrics")]

@@ -8,15 +8,19 @@ use std::{
 
 #[cfg(feature = "web")]
 use tokio::time::sleep;
+#[cfg(feature = "web")]
+use tokio_util::sync::CancellationToken;
 
-use crate::{clock, manager::LockManager};
+use crate::clock;
+#[cfg(feature = "web")]
+use crate::manager::calls::Runner;
 
 /// How often a line of one kind is logged at most.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// When a line of each kind was logged last. The code has few kinds.
 #[derive(Debug, Default)]
-pub(super) struct Seldom {
+pub(crate) struct Seldom {
     logged: Mutex<HashMap<&'static str, Instant>>,
     failed: Arc<Mutex<Failed>>,
 }
@@ -36,21 +40,22 @@ impl Seldom {
     }
 }
 
-impl LockManager {
+impl Seldom {
     /// Logs a warning, unless one of this kind was logged within the last 10 s.
-    pub(crate) fn warn_seldom(&self, kind: &'static str, line: impl FnOnce() -> String) {
-        let mut logged = self.inner.seldom.logged.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn warn(&self, kind: &'static str, line: impl FnOnce() -> String) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.get(kind).is_none_or(|at| clock::since(*at) >= EVERY) {
             logged.insert(kind, clock::now());
             drop(logged);
             log::warn!(target: "actix_doclock::web", "{}", line());
         }
     }
+
     /// A request has failed because the database is down. Logs the first one at once, and then one line in 10 s
     /// with their number, until none fails any more.
     #[cfg(feature = "web")]
-    pub(crate) fn request_failed(&self, line: String) {
-        let all = Arc::clone(&self.inner.seldom.failed);
+    pub(super) fn request_failed(&self, line: String, runner: &Runner, stop: CancellationToken) {
+        let all = Arc::clone(&self.failed);
         let mut failed = Seldom::failed(&all);
         if failed.is_counted {
             failed.requests += 1;
@@ -60,8 +65,7 @@ impl LockManager {
         failed.is_counted = true;
         drop(failed);
         log::error!(target: "actix_doclock::web", "{line}");
-        let stop = self.inner.stop.token();
-        self.inner.runner.spawn_untracked(async move {
+        runner.spawn_untracked(async move {
             loop {
                 tokio::select! {
                     biased;

@@ -1,4 +1,4 @@
-//! Taking a lock from its holder: by breaking it, or by taking it over.
+//! Breaks and takeovers: a holder loses its lock to somebody else.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,13 +13,13 @@ use crate::{
     key::LockKey,
     lock::{Holder, Lock, Mode},
     manager::{
-        LockManager,
+        LockManager, calls,
         claim::{Provisional, Wanted},
-        observe, task,
+        observe,
     },
     random,
-    store::{Acquisition, HandedOver, Released, Removal, Taken},
-    taken::{LockTaken, Settled, Taking},
+    store::{Acquisition, HandedOver, NewsId, Released, Removal, Settled, TakenBy},
+    takeover::{Takeover, TakeoverKind},
     text::cut,
 };
 
@@ -71,63 +71,71 @@ impl LockManager {
         reason: &str,
     ) -> Result<Released, LockError> {
         if !self.inner.settings.may_break(actor, lock) {
-            observe::broken(self, &lock.key, None);
+            observe::broken(self.inner.collections.label(&lock.key), None);
             return Err(LockError::BreakRefused { key: lock.key.clone() });
         }
-        let taking = taking(lock, Taking::Broken, actor, reason);
+        let takeover = takeover(lock, TakeoverKind::Broken, actor, reason);
         let (manager, until, lock) = (self.clone(), self.until(), lock.clone());
-        let broken = self.inner.runner.spawn(&TaskTracker::new(), async move {
-            manager.begin_taking(&taking, until).await?;
-            let taken = &mark(&taking);
-            let broken = task::retry(until, task::FOREGROUND, || {
-                manager.inner.store.remove_lock(Removal::Break { seen: &lock, taken })
+        let broken = self.inner.calls.runner.spawn(&TaskTracker::new(), async move {
+            manager.put_news(&takeover, until).await?;
+            let taken = &mark(&takeover);
+            let broken = calls::retry(until, calls::FOREGROUND, |until| {
+                manager.inner.calls.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
             });
             let broken = broken.await?;
-            observe::broken(&manager, &lock.key, Some(broken));
+            observe::broken(manager.inner.collections.label(&lock.key), Some(broken));
             if let Some(gone) = Acquisition::of(&lock) {
-                manager.inner.gone(&gone);
+                manager.inner.seen.gone(&gone);
             }
-            manager.took(&taking, broken == Released::Released);
+            manager.took(&takeover, broken == Released::Released);
             Ok(broken)
         });
-        Ok(task::answer("break_lock", until, broken).await?)
+        Ok(calls::answer("break_lock", until, broken).await?)
     }
 
     /// Notes that a lock is about to be taken, so that the application is told even if this server dies.
-    async fn begin_taking(&self, taking: &LockTaken, until: Instant) -> Result<(), StoreError> {
+    async fn put_news(&self, takeover: &Takeover, until: Instant) -> Result<(), StoreError> {
         let lease = self.deadline() + TO_SETTLE;
-        let noted =
-            task::retry(until, task::FOREGROUND, || self.inner.store.begin_taking(taking, lease));
+        let noted = calls::retry(until, calls::FOREGROUND, |until| {
+            self.inner.calls.store.put_news(takeover, lease, until)
+        });
         let noted = noted.await;
         if noted.is_err() {
             // The note may be there although the reply was lost, and nothing will be taken now.
-            self.settle(taking.event, Settled::NotTaken);
+            self.settle(takeover.event, Settled::Void);
         }
         noted
     }
 
     /// Tells everybody that the lock was taken; or forgets it, if the lock was gone before.
-    fn took(&self, taking: &LockTaken, is_taken: bool) {
+    fn took(&self, takeover: &Takeover, is_taken: bool) {
         if is_taken {
-            if let Some(token) = taking.token {
-                self.inner.events.was_taken(token, mark(taking));
+            if let Some(token) = takeover.token {
+                self.inner.events.was_taken(token, mark(takeover));
             }
-            let reason = match taking.how {
-                Taking::Broken => "broken",
-                Taking::TakenOver => "taken_over",
+            let reason = match takeover.kind {
+                TakeoverKind::Broken => "broken",
+                TakeoverKind::TakenOver => "taken_over",
             };
-            observe::lost(self, &taking.key, taking.token, reason, "break");
-            self.audit(taking);
+            observe::lost(
+                &self.inner.seen.losses,
+                self.inner.collections.label(&takeover.key),
+                takeover.token,
+                reason,
+                "break",
+            );
+            self.audit(takeover);
         }
-        self.settle(taking.event, if is_taken { Settled::Taken } else { Settled::NotTaken });
+        self.settle(takeover.event, if is_taken { Settled::Ready } else { Settled::Void });
     }
 
     /// Nobody waits for this.
     fn settle(&self, event: Uuid, settled: Settled) {
         let (manager, until) = (self.clone(), clock::now() + self.deadline() + TO_SETTLE);
-        self.inner.runner.spawn(&TaskTracker::new(), async move {
-            let done = task::retry(until, task::BACKGROUND, || {
-                manager.inner.store.settle_taking(event, event, settled)
+        let news = [NewsId::Takeover(event)];
+        self.inner.calls.runner.spawn(&TaskTracker::new(), async move {
+            let done = calls::retry(until, calls::BACKGROUND, |until| {
+                manager.inner.calls.store.settle_news(&news, event, settled, until)
             });
             match done.await {
                 Ok(()) => manager.inner.announce.notify(),
@@ -152,7 +160,7 @@ impl LockManager {
     /// Whether [`take_over`](Self::take_over) would let this actor have the lock.
     pub(crate) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
         can_be_taken_over(lock)
-            && self.freeze_of(lock.key.collection()).is_none()
+            && self.inner.freezes.on(lock.key.collection()).is_none()
             && self.inner.settings.may_take_over(actor, lock)
     }
 
@@ -175,61 +183,69 @@ impl LockManager {
         let Some(held) = Acquisition::of(from) else { return Ok(None) };
         let is_new = from.aid != wanted.aid;
         if is_new {
-            self.refuse_if_frozen_meanwhile(&from.key, until).await?;
+            self.inner.freezes.refuse(&from.key, until).await?;
         }
         let mut claim = wanted.claim(self.longest_hold(), None);
         // A session that moves its lock to another tab takes it from nobody.
-        let taking = is_new.then(|| taking(from, Taking::TakenOver, actor, ""));
-        claim.taken = taking.as_ref().map(mark);
-        let (manager, own_scope, permit) = (self.clone(), scope.clone(), self.claim_permit()?);
+        let takeover = is_new.then(|| takeover(from, TakeoverKind::TakenOver, actor, ""));
+        claim.taken = takeover.as_ref().map(mark);
+        let (manager, own_scope, permit) =
+            (self.clone(), scope.clone(), self.inner.granting.claim_permit()?);
         let take = async move {
-            if let Some(taking) = &taking {
-                manager.begin_taking(taking, until).await?;
+            if let Some(takeover) = &takeover {
+                manager.put_news(takeover, until).await?;
             }
             let asked = clock::now();
-            let handed = task::retry(until, task::FOREGROUND, || {
-                manager.inner.store.hand_over(&held, &claim)
+            let handed = calls::retry(until, calls::FOREGROUND, |until| {
+                manager.inner.calls.store.hand_over(&held, &claim, until)
             });
             let handed = handed.await.map(HandedOver::lock);
-            if let (Some(taking), Ok(lock)) = (&taking, &handed) {
-                manager.took(taking, lock.is_some());
+            if let (Some(takeover), Ok(lock)) = (&takeover, &handed) {
+                manager.took(takeover, lock.is_some());
             }
             match handed {
                 Ok(Some(lock)) => {
-                    manager.inner.granted.notify_one();
-                    manager.inner.watched.ended(&held);
-                    manager.inner.watched.saw(&lock, asked);
-                    manager.inner.queues.was_handed(&lock);
-                    if taking.is_some() {
-                        observe::broken(&manager, &held.key, Some(Released::Released));
+                    manager.inner.granting.reaper.notify_one();
+                    manager.inner.seen.watched.ended(&held);
+                    manager.inner.seen.watched.saw(&lock, asked);
+                    manager.inner.seen.queues.machine().held(&lock);
+                    if takeover.is_some() {
+                        observe::broken(
+                            manager.inner.collections.label(&held.key),
+                            Some(Released::Released),
+                        );
                     }
-                    Ok(Some(Provisional::new(manager, lock, &claim, own_scope, permit)))
+                    Ok(Some(manager.inner.granting.provisional(lock, &claim, &own_scope, permit)))
                 }
                 Ok(None) => Ok(None),
                 Err(error) => {
                     // The takeover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
-                    manager.claim_failed(&error, &held.key, &claim, &own_scope, &permit);
+                    manager
+                        .inner
+                        .granting
+                        .claim_failed(&error, &held.key, &claim, &own_scope, &permit);
                     Err(error)
                 }
             }
         };
-        let fresh = task::answer("take_over", until, self.inner.runner.spawn(scope, take)).await?;
+        let fresh =
+            calls::answer("take_over", until, self.inner.calls.runner.spawn(scope, take)).await?;
         if is_new && fresh.is_some() {
-            self.refuse_if_frozen_meanwhile(&from.key, until).await?;
+            self.inner.freezes.refuse(&from.key, until).await?;
         }
         Ok(fresh)
     }
 
     /// If a title is needed, the line is written in the background.
-    fn audit(&self, taking: &LockTaken) {
+    fn audit(&self, takeover: &Takeover) {
         if !self.describes() {
-            return audit(taking, None);
+            return audit(takeover, None);
         }
-        let (manager, taking) = (self.clone(), taking.clone());
-        drop(self.inner.runner.spawn(&TaskTracker::new(), async move {
-            let description = manager.description(None, &taking.key).await;
-            audit(&taking, description);
+        let (manager, takeover) = (self.clone(), takeover.clone());
+        drop(self.inner.calls.runner.spawn(&TaskTracker::new(), async move {
+            let description = manager.description(None, &takeover.key).await;
+            audit(&takeover, description);
         }));
     }
 }
@@ -240,11 +256,11 @@ pub(crate) fn can_be_taken_over(lock: &Lock) -> bool {
     lock.mode == Mode::Exclusive && lock.token.is_some()
 }
 
-fn taking(lock: &Lock, how: Taking, actor: &Actor, reason: &str) -> LockTaken {
-    LockTaken {
+fn takeover(lock: &Lock, kind: TakeoverKind, actor: &Actor, reason: &str) -> Takeover {
+    Takeover {
         event: random::uuid(),
         key: lock.key.clone(),
-        how,
+        kind,
         from: lock.holder.clone(),
         aid: lock.aid.clone(),
         token: lock.token,
@@ -256,15 +272,15 @@ fn taking(lock: &Lock, how: Taking, actor: &Actor, reason: &str) -> LockTaken {
 }
 
 /// What the watchers of the lock are told.
-fn mark(taking: &LockTaken) -> Taken {
-    Taken { by: taking.by.label.clone(), reason: taking.reason.clone() }
+fn mark(takeover: &Takeover) -> TakenBy {
+    TakenBy { by: takeover.by.label.clone(), reason: takeover.reason.clone() }
 }
 
-fn audit(LockTaken { key, how, from, by, reason, .. }: &LockTaken, called: Option<Description>) {
+fn audit(Takeover { key, kind, from, by, reason, .. }: &Takeover, called: Option<Description>) {
     let title = called.map(|it| format!(" ({:?})", it.title)).unwrap_or_default();
-    let how = match how {
-        Taking::Broken => "broken",
-        Taking::TakenOver => "taken over",
+    let how = match kind {
+        TakeoverKind::Broken => "broken",
+        TakeoverKind::TakenOver => "taken over",
     };
     log::info!(
         target: "actix_doclock::audit",

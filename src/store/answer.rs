@@ -10,7 +10,7 @@ use crate::{
     store::StoredDocument,
 };
 
-/// How a session last ended, as [`last_ends`](crate::store::Store::last_ends) returns it.
+/// How a session last ended, as [`last_ends`](crate::store::Sessions::last_ends) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastEnd {
     /// [`Expired`](EndReason::Expired) if the session became idle.
@@ -21,7 +21,7 @@ pub struct LastEnd {
     pub ago: Duration,
 }
 
-/// The answer to [`hand_over`](crate::store::Store::hand_over).
+/// The answer to [`hand_over`](crate::store::Locks::hand_over).
 #[derive(Debug, Clone)]
 #[must_use = "the claim may have been granted"]
 #[expect(clippy::large_enum_variant, reason = "nearly all answers are locks")]
@@ -45,14 +45,14 @@ impl HandedOver {
     }
 }
 
-/// The answer to [`try_acquire`](crate::store::Store::try_acquire). Exhaustive, as the other answers are:
+/// The answer to [`try_acquire`](crate::store::Locks::try_acquire). Exhaustive, as the other answers are:
 /// the caller must handle each case.
 #[derive(Debug, Clone)]
 #[must_use = "a lock may have been granted, and must then be released"]
-pub enum TryAcquire {
+pub enum TryAcquire<G = Lock> {
     /// Granted: the document was free, or the lock on it had expired. Carries the claim's token, or the
     /// token of an earlier attempt of the claim.
-    Granted(Lock),
+    Granted(G),
     /// The session holds it already. It was renewed, and keeps its token.
     AlreadyMine(Lock),
     /// Another session holds it, or is ahead in the queue.
@@ -72,7 +72,7 @@ impl TryAcquire {
     }
 }
 
-/// The answer to [`confirm`](crate::store::Store::confirm).
+/// The answer to [`confirm`](crate::store::Locks::confirm).
 #[derive(Debug, Clone)]
 pub struct Confirmed {
     /// The live lock of the session.
@@ -87,8 +87,8 @@ pub struct Confirmed {
     pub document: Option<StoredDocument>,
 }
 
-/// The answer to [`remove_lock`](crate::store::Store::remove_lock) and to
-/// [`expire_in`](crate::store::Store::expire_in).
+/// The answer to [`remove_lock`](crate::store::Locks::remove_lock) and to
+/// [`expire_in`](crate::store::Locks::expire_in).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
     /// The lock was there, and is now removed.
@@ -97,7 +97,7 @@ pub enum Released {
     AlreadyGone,
 }
 
-/// The answer to [`renew`](crate::store::Store::renew).
+/// The answer to [`renew`](crate::store::Locks::renew).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Renewed {
     /// On how many documents a lock was renewed.
@@ -106,7 +106,7 @@ pub struct Renewed {
     pub late: Vec<Aid>,
 }
 
-/// The answer to [`save`](crate::store::Store::save).
+/// The answer to [`save`](crate::store::Documents::save).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "the document may not have been written"]
 pub enum Saved {
@@ -121,7 +121,7 @@ pub enum Saved {
     ChangedMeanwhile(String),
 }
 
-/// The answer to [`sweep`](crate::store::Store::sweep).
+/// The answer to [`sweep`](crate::store::Sessions::sweep).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Swept {
     /// How many sessions were found to be idle.

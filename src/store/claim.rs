@@ -1,18 +1,11 @@
 //! What a verb is about: a claim, a grant, a removal, a query.
 
 use std::time::Duration;
-#[cfg(feature = "_mongo")]
-use std::{fmt, sync::Arc};
-
-#[cfg(feature = "_mongo")]
-use tokio::{runtime::Handle, task::JoinHandle};
-#[cfg(feature = "_mongo")]
-use tokio_util::task::TaskTracker;
-use uuid::Uuid;
 
 use crate::{
     key::LockKey,
     lock::{Aid, Holder, Lock, LockToken, Mode, PageId, TabId},
+    store::Turn,
 };
 
 /// A claim on a lock, with all that the store needs to grant it.
@@ -30,9 +23,9 @@ pub struct Claim {
     pub page: Option<PageId>,
     /// The holder as others see it.
     pub holder: Holder,
-    /// By whom and why a lock is taken over, in a [`hand_over`](crate::store::Store::hand_over) that the holder did
+    /// By whom and why a lock is taken over, in a [`hand_over`](crate::store::Locks::hand_over) that the holder did
     /// not ask for. Watchers are told.
-    pub taken: Option<Taken>,
+    pub taken: Option<TakenBy>,
     /// Exclusive or shared.
     pub mode: Mode,
     /// How long the lock outlives the last sign of life of its session.
@@ -44,7 +37,7 @@ pub struct Claim {
     pub turn: Option<Turn>,
 }
 
-/// A session whose locks are to be [renewed](crate::store::Store::renew).
+/// A session whose locks are to be [renewed](crate::store::Locks::renew).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Active {
     /// The session.
@@ -80,67 +73,9 @@ impl Active {
     }
 }
 
-/// A number in the queue of a document in a [fair](crate::store::Rules::fair) collection: the waiter with the lowest
-/// ticket is next. All waiters of a server that arrive while one command is under way share the next
-/// ticket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
-
-impl Ticket {
-    /// Of a waiter that has no ticket yet. The store puts the ticket that it draws in its place.
-    pub const NEW: Self = Self(u64::MAX);
-}
-
-/// The turn of a waiter, which may take the lock if no other server has a waiter with a lower ticket in
-/// the way. Its own server is never in the way: that server keeps the order of its own waiters.
+/// Who breaks a lock or takes it over, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn {
-    /// The ticket of the waiter.
-    pub ticket: Ticket,
-    /// The server, and its other waiters: its place once the claim is granted.
-    pub others: Waiters,
-}
-
-/// What the queue of a document keeps for one server, however many waiters the server has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiters {
-    /// The server.
-    pub server: Uuid,
-    /// `None` if no waiter of the server has a ticket.
-    pub place: Option<Place>,
-    /// How long the place outlives this command.
-    pub lease: Duration,
-}
-
-/// The waiters of one server that have a ticket.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The lowest ticket.
-    pub first: Ticket,
-    /// The lowest ticket of those that want the exclusive lock.
-    pub writer: Option<Ticket>,
-    /// The last ticket that was drawn for them.
-    pub last: Ticket,
-    /// The session of the first waiter.
-    pub aid: Aid,
-    /// The first waiter as others see it.
-    pub holder: Holder,
-    /// What the first waiter wants.
-    pub mode: Mode,
-}
-
-impl Place {
-    /// The place with `drawn` wherever it has [`Ticket::NEW`].
-    pub(crate) fn with(mut self, drawn: Ticket) -> Self {
-        let all = [Some(&mut self.first), self.writer.as_mut(), Some(&mut self.last)];
-        all.into_iter().flatten().filter(|it| **it == Ticket::NEW).for_each(|it| *it = drawn);
-        self
-    }
-}
-
-/// By whom and why a lock was taken from its holder.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taken {
+pub struct TakenBy {
     /// By whom: a label to show.
     pub by: String,
     /// Why, in their words.
@@ -175,46 +110,7 @@ impl Acquisition {
     }
 }
 
-/// A lock that a session or job holds, for guarded writes of the application's own: from
-/// [`HeldDoc::held`](crate::extract::Guarded::held) or [`LockGuard::held`](crate::LockGuard::held).
-#[cfg(feature = "_mongo")]
-#[derive(Debug, Clone)]
-pub struct HeldLock {
-    pub(crate) acquisition: Acquisition,
-    /// [`Lockable::COLLECTION`](crate::Lockable::COLLECTION) of the type of the document.
-    pub(crate) declared: Option<&'static str>,
-    /// How long a guarded write may take.
-    pub(crate) deadline: Duration,
-    /// A worker of a web server drops its tasks when it ends, so a commit runs on the manager's runtime.
-    pub(crate) runtime: Handle,
-    /// The shutdown waits for these tasks.
-    pub(crate) tasks: TaskTracker,
-    pub(crate) forget: Forget,
-}
-
-/// Has the manager forget the state of the lock, because a guarded write may be under way.
-#[cfg(feature = "_mongo")]
-#[derive(Clone)]
-pub(crate) struct Forget(pub(crate) Arc<dyn Fn() + Send + Sync>);
-
-#[cfg(feature = "_mongo")]
-impl fmt::Debug for Forget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Forget")
-    }
-}
-
-#[cfg(feature = "_mongo")]
-impl HeldLock {
-    pub(crate) fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
-    where
-        F: Future<Output: Send> + Send + 'static,
-    {
-        self.tasks.spawn_on(task, &self.runtime)
-    }
-}
-
-/// Which lock [`Store::remove_lock`](crate::store::Store::remove_lock) removes, and on which condition.
+/// Which lock [`Locks::remove_lock`](crate::store::Locks::remove_lock) removes, and on which condition.
 #[derive(Debug, Clone, Copy)]
 pub enum Removal<'a> {
     /// Its holder releases it.
@@ -231,7 +127,7 @@ pub enum Removal<'a> {
         /// The lock as it was shown.
         seen: &'a Lock,
         /// By whom, and why.
-        taken: &'a Taken,
+        taken: &'a TakenBy,
     },
 }
 
@@ -247,7 +143,7 @@ impl Removal<'_> {
     }
 }
 
-/// Which live locks of a collection [`Store::locks`](crate::store::Store::locks) reads.
+/// Which live locks of a collection [`Locks::locks`](crate::store::Locks::locks) reads.
 #[derive(Debug, Clone, Copy)]
 pub enum Query<'a> {
     /// At most one lock on each of these documents. Of several readers: the lock of the session `aid`, or

@@ -8,12 +8,13 @@ use crate::error::BoxError;
 
 mod aliases;
 mod changes;
+mod encoded;
 mod merge;
 mod paths;
 
-#[cfg(feature = "_mongo")]
-pub(super) use changes::Encoded;
 pub use changes::{Changes, Original};
+#[cfg(feature = "_mongo")]
+pub(super) use encoded::Encoded;
 #[cfg(feature = "_mongo")]
 pub(super) use merge::Value;
 
@@ -70,7 +71,7 @@ impl StoredDocument {
     }
 }
 
-/// The content of a [guarded save](crate::store::Store::save).
+/// The content of a [guarded save](crate::store::Documents::save).
 #[derive(Debug, Clone)]
 pub enum Edit {
     /// The application's changes since the document was loaded.

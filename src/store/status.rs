@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::{Serialize, Serializer};
 
-use crate::server::ServerNote;
+use crate::store::ServerNote;
 
-/// The answer to [`Store::status`](crate::store::Store::status), for the people and programs that monitor a
+/// The answer to [`Locks::status`](crate::store::Locks::status), for the people and programs that monitor a
 /// server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -19,7 +19,7 @@ pub struct StoreStatus {
     /// majority. `None` if the deployment has no majority to wait for, or if the lag is not known.
     #[serde(rename = "majority_lag_ms", serialize_with = "millis_if_any")]
     pub majority_lag: Option<Duration>,
-    /// The indexes that [`prepare`](crate::store::Store::prepare) creates but that are missing now, by the
+    /// The indexes that [`prepare`](crate::store::Locks::prepare) creates but that are missing now, by the
     /// name of the lock collection, such as `workitem.lock`.
     pub missing_indexes: BTreeMap<String, Vec<String>>,
     /// What the database user may not do although it must, by the name of the collection. The privileges to create
@@ -36,7 +36,7 @@ impl StoreStatus {
     }
 }
 
-/// The answer to [`Store::note_server`](crate::store::Store::note_server).
+/// The answer to [`Servers::note_server`](crate::store::Servers::note_server).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fleet {

@@ -4,9 +4,9 @@ use std::{fmt, pin::Pin};
 
 use futures_util::{Stream, StreamExt};
 
-use crate::{error::StoreError, key::LockKey, lock::LockToken, store::Taken};
+use crate::{error::StoreError, key::LockKey, lock::LockToken, store::TakenBy};
 
-/// Changes of one collection's locks, as [`Store::watch`](crate::store::Store::watch) reports them.
+/// Changes of one collection's locks, as [`Locks::watch`](crate::store::Locks::watch) reports them.
 ///
 /// Ends with an error or with `None` when the store cannot continue. The subscriber then calls `watch`
 /// again.
@@ -21,9 +21,9 @@ pub enum Change {
     Freed(LockKey),
     /// A session has acquired the lock on this document, or has joined its readers.
     Granted(LockKey),
-    /// This acquisition of the lock was [taken](Taken) from its holder. Another `Freed` or `Granted` may
+    /// This acquisition of the lock was broken or taken over. Another `Freed` or `Granted` may
     /// follow.
-    Taken(LockKey, LockToken, Taken),
+    Broken(LockKey, LockToken, TakenBy),
     /// Changes may have been missed, for any document.
     Missed,
 }

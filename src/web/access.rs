@@ -24,7 +24,7 @@ use crate::{
     manager::LockManager,
 };
 
-/// What a person asks for, in an [access policy](crate::LockingSession::access_policy).
+/// What a person asks for, in an [access policy](crate::web::LockingSession::access_policy).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Access {
@@ -110,8 +110,8 @@ pub(super) struct Permissions {
 impl Permissions {
     /// Whether there are such locks over HTTP, for this person.
     pub(super) fn reach(&self, collection: &str) -> bool {
-        self.manager.is_over_http(collection)
-            || self.sees_all && self.manager.is_registered(collection)
+        self.manager.collections().is_over_http(collection)
+            || self.sees_all && self.manager.collections().is_registered(collection)
     }
 
     /// Of these documents, those with which the person may do this by the lock API.

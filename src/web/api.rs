@@ -63,7 +63,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// | `POST /heartbeat` | 200 `{"held": […], "lost": […]}`; renews the locks of the session |
 /// | `GET /` | 200, the locks of the session |
 /// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
-/// | `GET /events` | server-sent events; 503 if there are [too many](crate::LockingSession::event_streams) streams |
+/// | `GET /events` | server-sent events; 503 if there are [too many](crate::web::LockingSession::event_streams) streams |
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
 /// | `GET /admin`, `/admin.json`, `/admin.csv` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
@@ -72,7 +72,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 ///
 /// - `POST /{collection}/{id}` accepts `{"mode": "exclusive" | "shared", "wait_ms": 0, "take_over":
 ///   false}`; these values are the defaults. A wait is limited to
-///   [`longest_wait`](crate::LockingSession::longest_wait). A client that asks again within 3 s after its
+///   [`longest_wait`](crate::web::LockingSession::longest_wait). A client that asks again within 3 s after its
 ///   wait keeps its place in the queue of this server. `take_over` takes the lock from another tab of the
 ///   session, or from another session if the [policy](crate::LockManagerBuilder::take_over_policy) allows
 ///   it (otherwise 403). A refusal says in `may_take_over` whether the policy would allow a takeover.
@@ -104,8 +104,8 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// `mine_elsewhere` or `held`. `?keys=collection/id,…` selects some documents. After 15 s without an
 /// event there is a comment.
 ///
-/// Where people are [identified](crate::LockingSession::identify), only they look and lock: a visitor gets
-/// 401. The [access policy](crate::LockingSession::access_policy) decides for each document; its "no"
+/// Where people are [identified](crate::web::LockingSession::identify), only they look and lock: a visitor gets
+/// 401. The [access policy](crate::web::LockingSession::access_policy) decides for each document; its "no"
 /// looks like a missing document, and `status` and the events leave such documents out. Without either,
 /// everybody may look and lock: then wrap this scope in the guards of your other routes. Changes are refused
 /// to pages of other sites.
@@ -206,7 +206,7 @@ async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine,
         if found.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
         }
-        if !found.is_fresh || locks.manager().exists(key, until).await? {
+        if !found.is_fresh || locks.manager().reads().exists(key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })
@@ -251,9 +251,9 @@ async fn release(
             let mode = Mode::Shared;
             let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
             if grace.is_zero() {
-                locks.manager().release_by(&held, until).await?;
+                locks.manager().granting().release_by(&held, until).await?;
             } else {
-                locks.manager().release_in(&held, page, grace, until).await?;
+                locks.manager().granting().release_in(&held, page, grace, until).await?;
             }
         }
     }
@@ -294,10 +294,10 @@ async fn heartbeat(
     locks.locks.renewed(until).await;
     let until = locks.locks.begin();
     let named = believed.keys().filter_map(|name| Some(name.split_once('/')?.0));
-    locks.manager().learn(named, until).await;
+    locks.manager().collections().learn(named, until).await;
     let aid = locks.locks.aid();
     let held = match &aid {
-        Some(aid) => locks.manager().list_by(Some(aid), until).await?,
+        Some(aid) => locks.manager().reads().list(Some(aid), until).await?,
         None => Vec::new(),
     };
     let tokens: HashMap<String, Option<LockToken>> =
@@ -307,7 +307,7 @@ async fn heartbeat(
         .map(|(name, token)| {
             let (collection, id) = name.split_once('/').unwrap_or_default();
             if let (Some(_), Ok(key)) = (&aid, locks.manager().key(collection, id)) {
-                locks.manager().missed_lock(&key, *token, "heartbeat");
+                locks.manager().granting().missed_lock(&key, *token, "heartbeat");
             }
             LostBody { key: name.clone(), collection: collection.into(), id: id.into() }
         })
@@ -386,9 +386,9 @@ fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKe
     if permissions.reach(collection) {
         return Ok(permissions.manager.key(collection, id)?);
     }
-    if !permissions.manager.is_registered(collection) {
+    if !permissions.manager.collections().is_registered(collection) {
         // A developer's mistake or a guess of a client, so this is not logged as an error.
-        permissions.manager.warn_seldom("collection", || {
+        permissions.manager.seldom().warn("collection", || {
             let collection = short(&printable(collection));
             format!(
                 "a client asked the lock API for the collection {collection}, which is not registered: \

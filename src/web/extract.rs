@@ -45,7 +45,7 @@ use crate::{
 /// [`LockError::InvalidKey`] and [`LockError::MalformedToken`] 400, [`LockError::SessionEnded`] and
 /// [`LockError::LoginRequired`] 401, [`LockError::Store`] 503, [`LockError::Document`] and [`LockError::Misconfigured`] 500.
 ///
-/// If there is an [access policy](crate::LockingSession::access_policy), it is asked before the store. Its "no" is
+/// If there is an [access policy](crate::web::LockingSession::access_policy), it is asked before the store. Its "no" is
 /// [`LockError::NotFound`].
 ///
 /// If the client sends a `Lock-Token`, the lock is only confirmed, and it must have that token. A request
@@ -144,7 +144,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     pub async fn save(&mut self) -> Result<(), LockError> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
         let manager = self.locks.manager();
-        let saved = manager.save(&held, &self.original, &self.document, until).await;
+        let saved = manager.saves().save(&held, &self.original, &self.document, until).await;
         self.written(saved, until).await
     }
 
@@ -156,7 +156,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     pub async fn replace(&mut self) -> Result<(), LockError> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
         let manager = self.locks.manager();
-        let replaced = manager.replace(&held, &self.original, &self.document, until).await;
+        let replaced = manager.saves().replace(&held, &self.original, &self.document, until).await;
         self.written(replaced, until).await
     }
 
@@ -191,7 +191,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<(), LockError> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let deleted = self.locks.manager().delete(&held, until).await;
+        let deleted = self.locks.manager().saves().delete(&held, until).await;
         match &deleted {
             Ok(()) | Err(LockError::NotFound { .. }) => {
                 self.locks.let_go(&self.mine, "deleted").await;
@@ -247,7 +247,7 @@ impl<T: Lockable, How> Guarded<T, How> {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.locks.manager().held(self.mine.acquisition())
+        self.locks.manager().saves().held(self.mine.acquisition())
     }
 
     /// Waits until this process learns that the lock is gone, at the latest when the lock expires; see
@@ -358,7 +358,7 @@ async fn loaded<T: Lockable>(
 ) -> Result<(T, Original), LockError> {
     let document = match document {
         Some(document) => document,
-        None => locks.manager().load(key, until).await?,
+        None => locks.manager().reads().load(key, until).await?,
     };
     decode(key, document)
 }
@@ -401,7 +401,7 @@ fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKe
     })?;
     let not_an_id = |_| InvalidKey::NotOfType { collection: T::COLLECTION };
     let key = locks.key_of::<T>(req, param.parse().map_err(not_an_id)?)?;
-    if locks.manager().is_registered(key.collection()) {
+    if locks.manager().collections().is_registered(key.collection()) {
         return Ok(key);
     }
     Err(misconfigured(format!(

@@ -32,7 +32,7 @@ const STORE_MAY_BE_BACK_AFTER: Duration = Duration::from_secs(2);
 /// `detail` is written for the client.
 ///
 /// ```
-/// use actix_doclock::Problem;
+/// use actix_doclock::web::Problem;
 /// use actix_web::http::StatusCode;
 ///
 /// let problem = Problem::new(StatusCode::UNAUTHORIZED, "login_required").detail("Log in first.");

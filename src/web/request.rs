@@ -13,7 +13,7 @@ use std::{
 
 use actix_session::{Session, SessionStatus};
 use actix_web::{
-    HttpMessage, HttpRequest, HttpResponse,
+    Error, HttpMessage, HttpRequest, HttpResponse,
     dev::ServiceRequest,
     http::{
         StatusCode,
@@ -26,15 +26,14 @@ use tokio_util::task::TaskTracker;
 pub(super) use self::locking::{Ask, Found, Mine};
 use crate::{
     actor::Actor,
-    error::LockError,
+    error::{LockError, StoreError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, PageId, TabId},
     manager::{LockManager, Provisional, watch::streams::Limits},
     store::Named,
     web::{
         access::{AccessPolicy, Answers, Identify},
-        memory::memory,
-        problem::misconfigured,
+        problem::{Problem, misconfigured},
         same_site,
     },
 };
@@ -130,8 +129,12 @@ struct State {
     /// The deadline of the latest operation.
     until: Cell<Option<Instant>>,
     renewal: RefCell<Option<Receiver<()>>>,
-    /// The number of cookies in the answer before the session's cookie.
-    cookies: Cell<usize>,
+    /// The number of cookies in the answer that the session middleware gets, once there is an answer.
+    cookies: Cell<Option<usize>>,
+    /// The session had no entry when the request arrived.
+    began_empty: Cell<bool>,
+    /// The session middleware has to save the session, and to send its cookie.
+    is_to_be_saved: Cell<bool>,
 }
 
 /// The life of a request, in order. For `locks.session(…)`.
@@ -181,6 +184,8 @@ impl RequestLocks {
             until: Cell::default(),
             renewal: RefCell::default(),
             cookies: Cell::default(),
+            began_empty: Cell::default(),
+            is_to_be_saved: Cell::default(),
         }))
     }
 
@@ -204,6 +209,7 @@ impl RequestLocks {
 
     pub(super) fn session_loaded(&self, session: Session) {
         let aid = aid_in(&session);
+        self.0.began_empty.set(session.entries().is_empty());
         self.0.whose.replace(Whose::Session(session));
         self.0.person_before.replace(self.who());
         self.came(aid);
@@ -218,7 +224,7 @@ impl RequestLocks {
 
     fn came(&self, aid: Option<Aid>) {
         if let Some(aid) = aid.as_ref().filter(|_| !self.0.idle) {
-            self.0.renewal.replace(self.0.manager.touch(aid, &self.named()));
+            self.0.renewal.replace(self.0.manager.sessions().touch(aid, &self.named()));
         }
         self.0.aid_before.replace(aid.clone());
         self.0.aid.replace(aid);
@@ -249,14 +255,14 @@ impl RequestLocks {
             && self.0.tab != Some(tab)
             && !self.0.idle
         {
-            drop(self.0.manager.touch(&lock.aid, &[Named::Token(token)]));
+            drop(self.0.manager.sessions().touch(&lock.aid, &[Named::Token(token)]));
         }
     }
 
     /// The handler has answered. Changes to the session are still saved with it.
     pub(super) fn before_session_is_saved(&self, response: &HttpResponse<impl Sized>) {
         let status = response.status();
-        self.0.cookies.set(response.headers().get_all(SET_COOKIE).count());
+        self.0.cookies.set(Some(response.headers().get_all(SET_COOKIE).count()));
         let whose = self.0.whose.borrow();
         let Whose::Session(session) = &*whose else { return };
         let (before, mut now) = (self.0.aid_before.borrow().clone(), aid_in(session));
@@ -268,7 +274,8 @@ impl RequestLocks {
             );
             return;
         }
-        if now.is_some() && *self.0.person_before.borrow() != self.who() {
+        let is_another_person = *self.0.person_before.borrow() != self.who();
+        if now.is_some() && is_another_person {
             // The locks go with their person: whoever has an older cookie of this browser, or sits at it now, would
             // hold them too.
             session.remove(AID);
@@ -286,18 +293,20 @@ impl RequestLocks {
         let keeps_locks =
             (!vanished || has_new_aid) && self.keeps(status) && !self.0.fresh.borrow().is_empty();
         // Uses the save of a login: if the aid is there before the first lock, two simultaneous first
-        // requests cannot lose it.
-        let is_saved_anyway =
-            matches!(session.status(), SessionStatus::Changed | SessionStatus::Renewed)
-                && !session.entries().is_empty()
-                && now.is_none();
+        // requests cannot lose it. But no other request of a session without an aid: its aid could replace that of a
+        // simultaneous first lock.
+        let begins = match session.status() {
+            SessionStatus::Renewed => true,
+            SessionStatus::Changed => self.0.began_empty.get() || vanished || is_another_person,
+            _ => false,
+        };
+        let is_saved_anyway = begins && !session.entries().is_empty() && now.is_none();
         if keeps_locks || is_saved_anyway {
             let aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
             if now.as_ref() != Some(&aid) {
                 // Cannot fail for a string, and does nothing in a purged session.
                 let _ = session.insert(AID, &aid);
-                memory(|it| it.aid_is_spare = !keeps_locks);
-                self.0.manager.session_begins(&aid);
+                self.0.manager.sessions().session_begins(&aid);
             }
         }
         if keeps_locks && aid_in(session) != *self.0.aid.borrow() {
@@ -305,10 +314,26 @@ impl RequestLocks {
             self.0.fresh.take();
             self.0.held.take();
         }
+        let is_changed =
+            [SessionStatus::Changed, SessionStatus::Renewed].contains(&session.status());
+        self.0.is_to_be_saved.set(is_changed && !session.entries().is_empty());
     }
 
     /// The session middleware has finished.
-    pub(super) async fn session_saved(&self, response: &mut HttpResponse<impl Sized>) {
+    ///
+    /// # Errors
+    /// If the request was granted a lock, but its session was not saved: no session has the aid of that lock.
+    pub(super) async fn session_saved(
+        &self,
+        response: &mut HttpResponse<impl Sized>,
+    ) -> Result<(), LockError> {
+        // A session store does not send the cookie of a session that another request has ended meanwhile.
+        let cookies = response.headers().get_all(SET_COOKIE).count();
+        let is_saved = !self.0.is_to_be_saved.get() || Some(cookies) > self.0.cookies.get();
+        if !is_saved && !self.0.fresh.borrow().is_empty() {
+            self.session_not_saved().await;
+            return Err(LockError::SessionEnded { ago: Duration::ZERO });
+        }
         let ending = self.0.ending.take();
         if let Some(aid) = ending {
             let mut fresh = self.0.fresh.take();
@@ -339,6 +364,7 @@ impl RequestLocks {
         {
             response.headers_mut().insert(LOCK_TOKEN, announced);
         }
+        Ok(())
     }
 
     /// The request has failed, or its session could not be saved: no lock is kept, and no session has
@@ -349,25 +375,18 @@ impl RequestLocks {
         self.settle().await;
     }
 
-    /// The session was saved too late: another request has already ended it, or changed its key.
-    ///
-    /// # Errors
-    /// If the request was granted a lock: no session has the aid of that lock.
-    pub(super) async fn session_has_ended(
-        &self,
-        response: &mut HttpResponse<impl Sized>,
-    ) -> Result<(), LockError> {
-        if !self.0.fresh.borrow().is_empty() {
-            self.session_not_saved().await;
-            return Err(LockError::SessionEnded { ago: Duration::ZERO });
+    /// The error of this request. actix-session turns an outage of its store into an empty 500, but a wrap around it may
+    /// tell.
+    pub(super) fn explained(&self, error: Error) -> Error {
+        let was_loaded = !matches!(*self.0.whose.borrow(), Whose::Nobodys);
+        let is_of_session = !was_loaded || self.0.cookies.get().is_some();
+        let status = error.as_response_error().status_code();
+        if !is_of_session || status != StatusCode::SERVICE_UNAVAILABLE {
+            return error;
         }
-        // The browser may already have another key, and should not get the dead one again.
-        let cookies: Vec<_> = response.headers().get_all(SET_COOKIE).cloned().collect();
-        response.headers_mut().remove(SET_COOKIE);
-        for cookie in cookies.into_iter().take(self.0.cookies.get()) {
-            response.headers_mut().append(SET_COOKIE, cookie);
-        }
-        Ok(())
+        let outage = StoreError::new(StoreErrorKind::Unavailable, error.to_string());
+        self.0.manager.sessions().failed(&outage);
+        Problem::from(LockError::Store(outage)).into()
     }
 
     fn keeps(&self, status: StatusCode) -> bool {
@@ -427,7 +446,7 @@ impl Drop for State {
         // locks are released. If the session store did not save the logout, the session gets a new aid
         // later.
         if let Some(aid) = self.ending.take() {
-            self.manager.end_session_in_background(aid);
+            self.manager.sessions().end_in_background(aid);
         }
     }
 }

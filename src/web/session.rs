@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use actix_session::{Session, SessionExt, SessionMiddleware, storage::SessionStore};
+use actix_session::{Session, SessionExt};
 use actix_web::{
     Error, HttpMessage,
     body::MessageBody,
@@ -23,7 +23,8 @@ use crate::{
 
 impl LockManager {
     /// Puts the locks around a session middleware: wrap the application in the result *instead of* the
-    /// [`SessionMiddleware`].
+    /// [`SessionMiddleware`](actix_session::SessionMiddleware). A wrap around a `SessionMiddleware` will do, too, such as
+    /// that of `MongoSessionStore` in the crate `actix-session-mongodb`.
     ///
     /// ```no_run
     /// # use actix_doclock::{Actor, LockManager, MemoryStore};
@@ -44,26 +45,26 @@ impl LockManager {
     /// `IdentityMiddleware` goes inside: `.wrap(IdentityMiddleware::default()).wrap(locks.session(…))`.
     ///
     /// For clients without cookies see [`clients`](Self::clients).
-    pub fn session<K: SessionStore>(&self, session: SessionMiddleware<K>) -> LockingSession<K> {
-        Locking::new(self, session)
+    pub fn session<M>(&self, session: M) -> LockingSession<M> {
+        Locking::new(self, InSession(session))
     }
 
     /// Notes a fingerprint of the session key, so that servers with different keys
-    /// [find out](crate::server::ServerNote): otherwise people are logged out at random. Call it once, in `main`,
-    /// with the key of the [`SessionMiddleware`].
+    /// [find out](crate::store::ServerNote): otherwise people are logged out at random. Call it once, in `main`,
+    /// with the key of the [`SessionMiddleware`](actix_session::SessionMiddleware).
     ///
     /// The fingerprint is 32 bits of a SHA-256 digest, and tells nothing about a random key.
     pub fn note_session_key(&self, key: &Key) {
         let digest =
             Sha256::new().chain_update("actix-doclock session key").chain_update(key.master());
         let digest = digest.finalize();
-        self.note_key(digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect());
+        self.servers().note_key(digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect());
     }
 }
 
-/// A [`SessionMiddleware`] with locks. Made by [`LockManager::session`].
+/// A [`SessionMiddleware`](actix_session::SessionMiddleware) with locks. Made by [`LockManager::session`].
 ///
-/// - The first lock of a session, or a request that saves the session anyway (a login), writes an aid
+/// - The first lock of a session, or a request that begins or renews the session anyway (a login), writes an aid
 ///   into the session under the key `doclock.aid`. Refusals and requests without locks write nothing.
 /// - A request of a session with an aid renews its locks, at most once in a third of the ttl, and
 ///   does not wait for the renewal. Of the locks that tabs have taken, it renews those that it names by their tab or
@@ -75,9 +76,13 @@ impl LockManager {
 ///   keeps the locks.
 /// - If the answer of a request is an error (4xx, 5xx), a lock that this request has freshly taken is
 ///   given back before the answer is sent.
-pub type LockingSession<K> = Locking<SessionMiddleware<K>>;
+pub type LockingSession<M> = Locking<InSession<M>>;
 
-impl<K: SessionStore + 'static> LockingSession<K> {
+/// A session middleware, in [`LockingSession`].
+#[derive(Debug, Clone)]
+pub struct InSession<M>(M);
+
+impl<M> LockingSession<M> {
     /// Identifies the person of a session: the label that others see, and the roles for the policies.
     /// Default: no person; the manager's [`holder_label`](crate::LockManagerBuilder::holder_label) is
     /// shown.
@@ -94,21 +99,23 @@ impl<K: SessionStore + 'static> LockingSession<K> {
     }
 }
 
-impl<K, S, B> Transform<S, ServiceRequest> for LockingSession<K>
+impl<M, S, B> Transform<S, ServiceRequest> for LockingSession<M>
 where
-    K: SessionStore + 'static,
+    M: Transform<Inner<S>, ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
+    M::Transform: 'static,
+    M::InitError: 'static,
+    M::Future: 'static,
     S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
     B: MessageBody + 'static,
 {
     type Response = ServiceResponse<B>;
     type Error = Error;
-    type Transform =
-        LockingMiddleware<<SessionMiddleware<K> as Transform<Inner<S>, ServiceRequest>>::Transform>;
-    type InitError = ();
-    type Future = LocalFuture<Result<Self::Transform, ()>>;
+    type Transform = LockingMiddleware<M::Transform>;
+    type InitError = M::InitError;
+    type Future = LocalFuture<Result<Self::Transform, M::InitError>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
-        let session = self.inner.new_transform(Inner { service });
+        let session = self.inner.0.new_transform(Inner { service });
         let (manager, settings) = (self.manager.clone(), Rc::new(self.settings.clone()));
         Box::pin(async move {
             Ok(LockingMiddleware { service: session.await?, manager, settings, whose: None })

@@ -48,7 +48,7 @@ pub struct SessionLocks {
 
 impl SessionLocks {
     /// Names the document `id` of the type `T`, in the collection that this request means
-    /// ([`collection_names`](crate::wrap::Locking::collection_names)).
+    /// ([`collection_names`](crate::web::Locking::collection_names)).
     ///
     /// # Errors
     /// [`LockError::NotFound`] if it means none; [`LockError::InvalidKey`].
@@ -63,7 +63,7 @@ impl SessionLocks {
     pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
         let until = self.locks.begin();
         match self.locks.aid() {
-            Some(aid) => self.locks.manager().list_by(Some(&aid), until).await,
+            Some(aid) => self.locks.manager().reads().list(Some(&aid), until).await,
             None => Ok(Vec::new()),
         }
     }
@@ -106,9 +106,11 @@ impl SessionLocks {
         document: T,
     ) -> Result<LockedDoc<T>, LockError> {
         let key = self.key_of::<T>(id)?;
-        self.manager().ready_to_create(&key, self.locks.begin()).await?;
+        self.manager().collections().ready_to_create(&key, self.locks.begin()).await?;
         // Not everybody may lock a document that is there already, even for a moment.
-        if self.locks.has_policy() && self.manager().exists(&key, self.locks.begin()).await? {
+        if self.locks.has_policy()
+            && self.manager().reads().exists(&key, self.locks.begin()).await?
+        {
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
         let acquired =
@@ -119,7 +121,7 @@ impl SessionLocks {
         }
         let (mine, ()) = acquired?;
         let until = self.locks.begin();
-        match self.manager().create(&mine.acquisition(), &document, until).await {
+        match self.manager().saves().create(&mine.acquisition(), &document, until).await {
             Ok(original) => Ok(LockedDoc::new(mine, (document, original), self.locks.clone())),
             Err(error) => {
                 if mine.is_fresh {
@@ -269,7 +271,7 @@ impl SessionLocks {
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T, LockError> {
         let key = self.key_of::<T>(id)?;
-        let document = self.manager().load(&key, self.locks.begin()).await?;
+        let document = self.manager().reads().load(&key, self.locks.begin()).await?;
         document.decode().map_err(|source| LockError::Document { key, source })
     }
 

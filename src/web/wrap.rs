@@ -9,14 +9,12 @@ use actix_web::{
 
 use crate::{
     actor::Actor,
-    error::LockError,
     key::LockKey,
     lock::Aid,
     manager::{LockManager, watch::streams::Limits},
     web::{
         access::{Access, AccessPolicy, Answers},
-        memory::{Served, memory, with_memory},
-        problem::{Problem, log_fault},
+        memory::{Served, with_memory},
         request::{RequestLocks, Settings},
     },
 };
@@ -73,7 +71,7 @@ impl<W> Locking<W> {
     /// ([`LockedDoc`](crate::LockedDoc), [`SharedDoc`](crate::SharedDoc), [`HeldDoc`](crate::HeldDoc)) and by
     /// [`SessionLocks::lock`](crate::SessionLocks::lock) and [`lock_all`](crate::SessionLocks::lock_all).
     /// [`create`](crate::SessionLocks::create) asks it only if there is such a document; releases never ask. Default: if
-    /// people are [identified](crate::LockingSession::identify), only identified people may use the lock API;
+    /// people are [identified](crate::web::LockingSession::identify), only identified people may use the lock API;
     /// otherwise everybody may. The extractors then serve every session.
     ///
     /// A person without permission gets 404, as for a document that does not exist; nothing is locked or announced.
@@ -89,7 +87,7 @@ impl<W> Locking<W> {
     /// cannot tell, it should answer `false`.
     ///
     /// ```no_run
-    /// # use actix_doclock::{Access, Actor, LockKey, LockManager};
+    /// # use actix_doclock::{Actor, LockKey, LockManager, web::Access};
     /// # use actix_session::{SessionMiddleware, storage::SessionStore};
     /// # async fn is_in_team(_: &str, _: &LockKey) -> bool { true }
     /// # fn wrap<S: SessionStore + 'static>(locks: LockManager, session: SessionMiddleware<S>) {
@@ -166,7 +164,7 @@ impl<W> Locking<W> {
     }
 
     /// Asks the [access policy](Self::access_policy) for visitors without a login, too, where people are
-    /// [identified](crate::LockingSession::identify). Default: they get 401.
+    /// [identified](crate::web::LockingSession::identify). Default: they get 401.
     pub fn admit_visitors(mut self) -> Self {
         self.settings.admits_visitors = true;
         self
@@ -308,19 +306,12 @@ where
         Box::pin(with_memory(served, async move {
             match call.await {
                 Ok(mut response) => {
-                    if memory(|it| it.has_ended) == Some(true) {
-                        locks.session_has_ended(response.response_mut()).await?;
-                    }
-                    locks.session_saved(response.response_mut()).await;
+                    locks.session_saved(response.response_mut()).await?;
                     Ok(response)
                 }
                 Err(error) => {
                     locks.session_not_saved().await;
-                    // actix-session turns an outage of our database into an empty 500.
-                    let outage = memory(|it| it.failed.take()).flatten();
-                    let Some(outage) = outage.map(LockError::Store) else { return Err(error) };
-                    log_fault(&outage);
-                    Err(Problem::from(&outage).into())
+                    Err(locks.explained(error))
                 }
             }
         }))

@@ -3,10 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{
-    Aid, Holder, LockKey, Lockable, Mode, TryAcquire,
-    store::{Claim, Store},
-};
+use actix_doclock::store::verbs::*;
+use actix_doclock::{Aid, Holder, LockKey, Lockable, Mode, TryAcquire, store::Claim};
 use mongodb::bson::{Document, doc};
 use tokio::time::sleep;
 
@@ -130,7 +128,7 @@ async fn an_attempt_that_arrives_after_a_later_one_was_answered_overwrites_nothi
         max_hold: None,
         turn: None,
     };
-    let _ = late.other.store.try_acquire(&key, &first).await.unwrap();
+    let _ = late.other.store.try_acquire(&key, &first, Deadline::NONE).await.unwrap();
     assert!(!desk.save(&stale, loaded).await, "overwritten");
     assert_eq!(late.proxy.fired(), 1);
     // A lock that was granted to nobody is gone long before it would expire.

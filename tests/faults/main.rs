@@ -1,5 +1,5 @@
 //! Tests of faults: application servers as processes, real database servers, a recorded history, and a
-//! checker of that history. See docs/faults.md.
+//! checker of that history. See docs/evidence/faults.md.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 #[path = "../rig/mod.rs"]

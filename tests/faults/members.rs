@@ -4,7 +4,8 @@ use std::slice;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use actix_doclock::{LockKey, Lockable, conformance::Shorthand};
+use actix_doclock::{LockKey, Lockable};
+use doclock_conformance::Shorthand;
 use mongodb::bson::{Document, doc};
 use mongodb::options::{Acknowledgment, WriteConcern};
 use tokio::sync::{Mutex, MutexGuard};

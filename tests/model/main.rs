@@ -2,7 +2,7 @@
 //!
 //! With all rules nothing breaks, and from every state there is a way back to a free document. With any
 //! single rule taken out, the search must find a story in which something breaks; otherwise the model
-//! would be blind to that rule. `docs/model.md` tells the stories. To print them: `cargo test --test
+//! would be blind to that rule. `docs/evidence/model.md` tells the stories. To print them: `cargo test --test
 //! model -- --nocapture --test-threads 1`.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable,
     MongoStore, StoreError, StoreErrorKind, TryAcquire,
-    store::{Acquisition, Saved, Store, StoredDocument as Encoded, Taken},
+    store::{Acquisition, Saved, StoredDocument as Encoded, TakenBy},
 };
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::{Collection, Database};
@@ -113,7 +114,7 @@ impl App {
         let item = WorkItem { id: lock.key.id().to_string(), title: title.into() };
         let item = Encoded::encode(self.store.format(), &item).unwrap();
         let until = Instant::now() + self.locks.deadline();
-        self.store.save(&Acquisition::of(lock).unwrap(), &item.into(), until).await
+        self.store.save(&Acquisition::of(lock).unwrap(), &item.into(), Deadline::at(until)).await
     }
 
     /// Breaks the lock on `key`; needs a policy that allows it.
@@ -123,8 +124,8 @@ impl App {
 }
 
 /// An administrator who breaks locks without a reason.
-pub(crate) fn by_root() -> Taken {
-    Taken { by: "root".to_owned(), reason: String::new() }
+pub(crate) fn by_root() -> TakenBy {
+    TakenBy { by: "root".to_owned(), reason: String::new() }
 }
 
 /// The settings of a server that waits no longer than this for its database.

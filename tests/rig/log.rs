@@ -1,14 +1,15 @@
-//! The log lines of the crate, for all tests of the process.
+//! The log lines of the crates, for all tests of the process.
 
 use std::sync::{Mutex, OnceLock};
 
-/// Collects the log lines of the crate from the first call on, each preceded by its level.
+/// Collects the log lines of the crates from the first call on, each preceded by its level.
 pub(crate) fn log_lines() -> &'static Mutex<Vec<String>> {
     struct Collect;
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     impl log::Log for Collect {
         fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-            metadata.target().starts_with("actix_doclock")
+            let target = metadata.target();
+            target.starts_with("actix_doclock") || target.starts_with("actix_session_mongodb")
         }
         fn log(&self, record: &log::Record<'_>) {
             if self.enabled(record.metadata()) {

@@ -7,6 +7,7 @@
 pub(crate) mod app;
 pub(crate) mod browser;
 pub(crate) mod child;
+mod clients;
 pub(crate) mod editor;
 pub(crate) mod faketime;
 pub(crate) mod faulty;
@@ -19,36 +20,24 @@ pub(crate) mod replica_set;
 mod server;
 mod wire;
 
+pub(crate) use clients::*;
+
 use std::env;
 use std::mem;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, Once, OnceLock};
-use std::thread;
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use actix_doclock::LockKey;
-use mongodb::bson::{Bson, Document, doc, oid::ObjectId};
+use mongodb::bson::{Bson, Document, doc};
 use mongodb::event::{
     EventHandler,
     command::{CommandEvent, CommandStartedEvent},
 };
 use mongodb::options::{ClientOptions, ServerApi, ServerApiVersion};
 use mongodb::{Client, Database};
-use tokio::runtime::Runtime;
-use tokio::task::spawn_blocking;
-use tokio::time::timeout;
 use uuid::Uuid;
-
-/// A short name that no other test uses.
-pub(crate) fn fresh_name() -> String {
-    format!("t_{}", ObjectId::new().to_hex())
-}
-
-/// A new database on a new client. It stays until its server ends.
-pub(crate) async fn fresh_database(uri: &str) -> Database {
-    client(uri).await.database(&fresh_name())
-}
 
 /// Like [`fresh_database`], on a client that declares the strict Stable API.
 pub(crate) async fn strict_database(uri: &str) -> Database {
@@ -109,51 +98,6 @@ impl Commands {
     }
 }
 
-/// A client on the current runtime that gives up after 5 s without a server.
-pub(crate) async fn client(uri: &str) -> Client {
-    Client::with_options(options(uri).await).expect("valid options")
-}
-
-/// Ends a client's background work. Waits no longer than this, because after a step-down the driver's
-/// own shutdown was seen to hang forever.
-pub(crate) async fn close(client: Client) {
-    let _ = timeout(Duration::from_secs(2), client.shutdown().immediate(true)).await;
-}
-
-async fn options(uri: &str) -> ClientOptions {
-    let mut options = ClientOptions::parse(uri).await.expect("a valid URI");
-    options.server_selection_timeout = Some(Duration::from_secs(5));
-    options
-}
-
-/// Commands that the driver sends on its own at any time.
-fn is_housekeeping(command: &str) -> bool {
-    matches!(
-        command,
-        "hello" | "isMaster" | "ismaster" | "ping" | "endSessions" | "saslStart" | "saslContinue"
-    )
-}
-
-/// Starts the shared content of `cell`, once for all tests of the process.
-///
-/// It runs on its own thread and runtime. Each test that waits here has a runtime, and the first test
-/// must not tie the others to a runtime that ends with it. A failure is shared too; otherwise each
-/// waiting test would take its time to fail in the same way.
-pub(crate) async fn share<T, F>(cell: &'static OnceLock<Option<T>>, start: fn() -> F) -> &'static T
-where
-    T: Send + Sync + 'static,
-    F: Future<Output = T> + 'static,
-{
-    let started = spawn_blocking(move || {
-        cell.get_or_init(|| {
-            let run = move || Runtime::new().expect("a runtime").block_on(start());
-            thread::spawn(run).join().ok()
-        })
-    });
-    let shared = started.await.expect("a thread to wait on");
-    shared.as_ref().expect("the shared server did not start; its own panic says why")
-}
-
 /// Makes a lock older: sets its dates back on the server, including those of readers and waiters, so
 /// that no test waits for an expiry.
 pub(crate) async fn age(database: &Database, key: &LockKey, by: Duration) {
@@ -202,16 +146,22 @@ pub(crate) async fn copies_of(database: &Database, original: &LockKey, keys: &[L
 
 /// The program of this name under `examples/`, built from the current sources.
 pub(crate) fn example(name: &str) -> PathBuf {
-    static BUILT: Once = Once::new();
-    // `cargo test --test suite` builds no examples.
-    BUILT.call_once(|| {
-        // With the features of this binary; otherwise each run would rebuild the examples.
-        let mut features = vec!["test-util"];
-        for (name, is_on) in [
-            ("cli", cfg!(feature = "cli")),
-            ("metrics", cfg!(feature = "metrics")),
-            ("tracing", cfg!(feature = "tracing")),
-        ] {
+    programs().join("examples").join(name)
+}
+
+/// The command `doclock`, built from the current sources.
+pub(crate) fn command() -> PathBuf {
+    programs().join("doclock")
+}
+
+/// The directory of the programs. `cargo test --test suite` does not build them.
+fn programs() -> &'static Path {
+    static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
+        // With the features of this binary; otherwise each run would rebuild the programs.
+        let mut features = vec!["_simulation"];
+        for (name, is_on) in
+            [("metrics", cfg!(feature = "metrics")), ("tracing", cfg!(feature = "tracing"))]
+        {
             features.extend(is_on.then_some(name));
         }
         let mut build = Command::new(env!("CARGO"));
@@ -224,13 +174,14 @@ pub(crate) fn example(name: &str) -> PathBuf {
             build.env_remove(name);
         }
         let built = build
-            .args(["build", "--quiet", "--examples", "--features", &features.join(",")])
+            .args(["build", "--quiet", "--workspace", "--examples", "--bins"])
+            .args(["--features", &features.join(",")])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status();
         assert!(built.expect("cargo can be run").success());
+        // This binary is target/debug/deps/suite-….
+        let this = env::current_exe().expect("a running binary");
+        this.ancestors().nth(2).expect("a target directory").to_owned()
     });
-    // This binary is target/debug/deps/suite-….
-    let this = env::current_exe().expect("a running binary");
-    let target = this.ancestors().nth(2).expect("a target directory");
-    target.join("examples").join(name)
+    &BUILT
 }

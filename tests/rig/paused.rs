@@ -1,13 +1,14 @@
 //! A store that pauses before and after everything it does.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use actix_doclock::store::PageId;
 use actix_doclock::{
-    Aid, EndReason, Lock, LockKey, MemoryStore, PageId, Released, SessionEnded, StoreError,
-    TryAcquire,
+    Aid, EndReason, Lock, LockKey, MemoryStore, Released, StoreError, TryAcquire,
     store::{
-        Acquisition, Active, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed, Rules,
-        Saved, Store, StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
+        Ability, Acquisition, Active, Claim, Deadline, Documents, Edit, HandedOver, LastEnd, Locks,
+        News, NewsId, Outbox, Query, Removal, Renewed, Rules, Saved, Servers, Sessions, Settled,
+        StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
     },
 };
 use futures_util::future::BoxFuture;
@@ -31,94 +32,156 @@ impl<P: Fn() -> BoxFuture<'static, ()>> Paused<P> {
     }
 }
 
-impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Store for Paused<P> {
-    async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
-        self.store.prepare(collection, rules).await
+impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Locks for Paused<P> {
+    fn can(&self, ability: Ability) -> bool {
+        self.store.can(ability)
     }
-    async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
-        self.paused(self.store.try_acquire(key, claim)).await
+    async fn prepare(
+        &self,
+        collection: &str,
+        rules: &Rules,
+        until: Deadline,
+    ) -> Result<(), StoreError> {
+        self.store.prepare(collection, rules, until).await
+    }
+    async fn try_acquire(
+        &self,
+        key: &LockKey,
+        claim: &Claim,
+        until: Deadline,
+    ) -> Result<TryAcquire, StoreError> {
+        self.paused(self.store.try_acquire(key, claim, until)).await
     }
     async fn renew(
         &self,
         collection: &str,
         active: &[Active],
         ttl: Duration,
+        until: Deadline,
     ) -> Result<Renewed, StoreError> {
-        self.paused(self.store.renew(collection, active, ttl)).await
+        self.paused(self.store.renew(collection, active, ttl, until)).await
     }
-    async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
-        self.paused(self.store.remove_lock(removal)).await
-    }
-    async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver, StoreError> {
-        self.paused(self.store.hand_over(from, claim)).await
-    }
-    async fn end_session(
+    async fn remove_lock(
         &self,
-        aid: &Aid,
-        reason: EndReason,
-        collections: &[&str],
-        worker: Uuid,
-    ) -> Result<Vec<LockKey>, StoreError> {
-        self.paused(self.store.end_session(aid, reason, collections, worker)).await
+        removal: Removal<'_>,
+        until: Deadline,
+    ) -> Result<Released, StoreError> {
+        self.paused(self.store.remove_lock(removal, until)).await
     }
-    async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>, StoreError> {
-        self.paused(self.store.last_ends(aids)).await
-    }
-    async fn sweep(&self, names: &[&str], worker: Uuid, limit: usize) -> Result<Swept, StoreError> {
-        self.paused(self.store.sweep(names, worker, limit)).await
+    async fn hand_over(
+        &self,
+        from: &Acquisition,
+        claim: &Claim,
+        until: Deadline,
+    ) -> Result<HandedOver, StoreError> {
+        self.paused(self.store.hand_over(from, claim, until)).await
     }
     async fn locks(
         &self,
         collection: &str,
         query: Query<'_>,
         limit: usize,
+        until: Deadline,
     ) -> Result<Vec<Lock>, StoreError> {
-        self.paused(self.store.locks(collection, query, limit)).await
+        self.paused(self.store.locks(collection, query, limit, until)).await
     }
-    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
-        self.paused(self.store.load(key)).await
+    async fn status(&self, names: &[&str], until: Deadline) -> Result<StoreStatus, StoreError> {
+        self.store.status(names, until).await
     }
-    async fn save(
+    async fn release_all(
         &self,
-        held: &Acquisition,
-        edit: &Edit,
-        until: Instant,
-    ) -> Result<Saved, StoreError> {
-        self.paused(self.store.save(held, edit, until)).await
-    }
-    async fn status(&self, names: &[&str]) -> Result<StoreStatus, StoreError> {
-        self.store.status(names).await
-    }
-    async fn release_all(&self, collection: &str, aid: &Aid) -> Result<Vec<LockKey>, StoreError> {
-        self.paused(self.store.release_all(collection, aid)).await
+        collection: &str,
+        aid: &Aid,
+        until: Deadline,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        self.paused(self.store.release_all(collection, aid, until)).await
     }
     async fn set_place(
         &self,
         key: &LockKey,
         waiters: &Waiters,
+        until: Deadline,
     ) -> Result<Option<Ticket>, StoreError> {
-        self.paused(self.store.set_place(key, waiters)).await
+        self.paused(self.store.set_place(key, waiters, until)).await
     }
     async fn expire_in(
         &self,
         held: &Acquisition,
         page: Option<PageId>,
         grace: Duration,
+        until: Deadline,
     ) -> Result<Released, StoreError> {
-        self.paused(self.store.expire_in(held, page, grace)).await
+        self.paused(self.store.expire_in(held, page, grace, until)).await
     }
-    async fn take_announcements(
+    async fn watch(&self, collection: &str, until: Deadline) -> Result<Option<Watch>, StoreError> {
+        self.store.watch(collection, until).await
+    }
+}
+
+impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Documents for Paused<P> {
+    async fn load(
         &self,
+        key: &LockKey,
+        until: Deadline,
+    ) -> Result<Option<StoredDocument>, StoreError> {
+        self.paused(self.store.load(key, until)).await
+    }
+    async fn save(
+        &self,
+        held: &Acquisition,
+        edit: &Edit,
+        until: Deadline,
+    ) -> Result<Saved, StoreError> {
+        self.paused(self.store.save(held, edit, until)).await
+    }
+}
+
+impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Sessions for Paused<P> {
+    async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+        collections: &[&str],
+        worker: Uuid,
+        until: Deadline,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        self.paused(self.store.end_session(aid, reason, collections, worker, until)).await
+    }
+    async fn last_ends(
+        &self,
+        aids: &[Aid],
+        until: Deadline,
+    ) -> Result<Vec<Option<LastEnd>>, StoreError> {
+        self.paused(self.store.last_ends(aids, until)).await
+    }
+    async fn sweep(
+        &self,
+        names: &[&str],
+        worker: Uuid,
+        limit: usize,
+        until: Deadline,
+    ) -> Result<Swept, StoreError> {
+        self.paused(self.store.sweep(names, worker, limit, until)).await
+    }
+    async fn take_news(
+        &self,
+        what: Outbox<'_>,
         worker: Uuid,
         lease: Duration,
         limit: usize,
-    ) -> Result<Vec<SessionEnded>, StoreError> {
-        self.paused(self.store.take_announcements(worker, lease, limit)).await
+        until: Deadline,
+    ) -> Result<Vec<News>, StoreError> {
+        self.paused(self.store.take_news(what, worker, lease, limit, until)).await
     }
-    async fn announced(&self, worker: Uuid, ended: &[SessionEnded]) -> Result<(), StoreError> {
-        self.paused(self.store.announced(worker, ended)).await
-    }
-    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
-        self.store.watch(collection).await
+    async fn settle_news(
+        &self,
+        news: &[NewsId],
+        worker: Uuid,
+        settled: Settled,
+        until: Deadline,
+    ) -> Result<(), StoreError> {
+        self.paused(self.store.settle_news(news, worker, settled, until)).await
     }
 }
+
+impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Servers for Paused<P> {}

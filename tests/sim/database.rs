@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use actix_doclock::{
     Aid, LockKey, LockToken, MemoryStore, SessionEnded, StoreError, StoreErrorKind,
-    store::{Acquisition, Saved, Store, StoredDocument},
+    store::{Acquisition, Deadline, Documents, Saved, StoredDocument},
 };
 use futures_util::FutureExt;
 use tokio::sync::Notify;
@@ -245,7 +245,7 @@ impl Database {
         self.state().transactions.keys().next().cloned()
     }
 
-    /// Touches the lock record as [`Store::save`] does, and writes the document.
+    /// Touches the lock record as [`Documents::save`] does, and writes the document.
     pub(crate) fn touch(
         &self,
         it: &mut Transaction,
@@ -259,7 +259,7 @@ impl Database {
         let saved = at_once(it.view.save(
             &Acquisition::exclusive(&it.key, aid, token),
             &document.clone().into(),
-            far.into_std(),
+            Deadline::at(far.into_std()),
         ))?;
         if saved != Saved::Saved {
             if saved == Saved::Lost && !self.rules.guarded_save {

@@ -4,16 +4,18 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use actix_doclock::store::PageId;
 use actix_doclock::{
-    Aid, EndReason, Lock, LockKey, LockToken, MemoryStore, Mode, PageId, Released, SessionEnded,
-    StoreError, StoreErrorKind, TryAcquire,
-    conformance::Shorthand,
+    Aid, EndReason, Lock, LockKey, LockToken, MemoryStore, Mode, Released, StoreError,
+    StoreErrorKind, TryAcquire,
     store::{
-        Acquisition, Active, Change, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed,
-        Rules as Behaviour, Saved, Store, StoreStatus, StoredDocument, Swept, Taken, Ticket,
-        Waiters, Watch,
+        Ability, Acquisition, Active, Change, Claim, Deadline, Documents, Edit, HandedOver,
+        LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules as Behaviour, Saved,
+        Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept, TakenBy, Ticket, Waiters,
+        Watch,
     },
 };
+use doclock_conformance::Shorthand;
 use futures_util::stream;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
@@ -291,12 +293,26 @@ fn looks_at_idle(state: &mut State) {
     heard.swept(truth, clock);
 }
 
-impl Store for Link {
-    async fn prepare(&self, collection: &str, rules: &Behaviour) -> Result<(), StoreError> {
-        at_once(self.world.database.state().primary.prepare(collection, rules))
+impl Locks for Link {
+    fn can(&self, ability: Ability) -> bool {
+        self.world.database.state().primary.can(ability)
     }
 
-    async fn try_acquire(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
+    async fn prepare(
+        &self,
+        collection: &str,
+        rules: &Behaviour,
+        _until: Deadline,
+    ) -> Result<(), StoreError> {
+        at_once(self.world.database.state().primary.prepare(collection, rules, Deadline::NONE))
+    }
+
+    async fn try_acquire(
+        &self,
+        key: &LockKey,
+        claim: &Claim,
+        _until: Deadline,
+    ) -> Result<TryAcquire, StoreError> {
         let asked = now();
         self.world.claims(self.server, claim.token);
         let keeps_holder = self.world.rules().takeover_keeps_the_former_holder;
@@ -307,7 +323,7 @@ impl Store for Link {
                 if !keeps_holder {
                     forget_expired(state, &to, &by);
                 }
-                let mut answer = at_once(state.primary.try_acquire(&to, &by))?;
+                let mut answer = at_once(state.primary.try_acquire(&to, &by, Deadline::NONE))?;
                 if let TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) = &mut answer {
                     link.named(state, lock);
                 }
@@ -331,6 +347,7 @@ impl Store for Link {
         collection: &str,
         active: &[Active],
         at_least: Duration,
+        _until: Deadline,
     ) -> Result<Renewed, StoreError> {
         let (collection, active) = (collection.to_owned(), active.to_vec());
         let aids: Vec<_> = active.iter().map(|it| it.aid.clone()).collect();
@@ -340,7 +357,8 @@ impl Store for Link {
                 if revives {
                     revive(state, &collection, &aids, ttl);
                 }
-                let renewed = at_once(state.primary.renew(&collection, &active, at_least));
+                let renewed =
+                    at_once(state.primary.renew(&collection, &active, at_least, Deadline::NONE));
                 seen(state, Why::Removed, renewed)
             })
             .await?;
@@ -351,17 +369,22 @@ impl Store for Link {
         &self,
         key: &LockKey,
         waiters: &Waiters,
+        _until: Deadline,
     ) -> Result<Option<Ticket>, StoreError> {
         let (on, waiters) = (key.clone(), waiters.clone());
         let set = self
             .send("set_place", Touches::One(key.clone()), Repeats::Harmless, move |state| {
-                at_once(state.primary.set_place(&on, &waiters))
+                at_once(state.primary.set_place(&on, &waiters, Deadline::NONE))
             })
             .await?;
         set.0
     }
 
-    async fn remove_lock(&self, removal: Removal<'_>) -> Result<Released, StoreError> {
+    async fn remove_lock(
+        &self,
+        removal: Removal<'_>,
+        _until: Deadline,
+    ) -> Result<Released, StoreError> {
         match removal {
             Removal::Release(it) => self.release(it).await,
             Removal::Retract(attempts) => self.retract(attempts).await,
@@ -369,14 +392,19 @@ impl Store for Link {
         }
     }
 
-    async fn hand_over(&self, from: &Acquisition, claim: &Claim) -> Result<HandedOver, StoreError> {
+    async fn hand_over(
+        &self,
+        from: &Acquisition,
+        claim: &Claim,
+        _until: Deadline,
+    ) -> Result<HandedOver, StoreError> {
         let asked = now();
         self.world.claims(self.server, claim.token);
         let (link, held, to) = (self.clone(), from.clone(), claim.clone());
         let (handed, at) = self
             .send("hand_over", Touches::One(from.key.clone()), Repeats::Harmless, move |state| {
                 looks_at_idle(state);
-                let mut handed = at_once(state.primary.hand_over(&held, &to))?;
+                let mut handed = at_once(state.primary.hand_over(&held, &to, Deadline::NONE))?;
                 if let HandedOver::To(lock) = &mut handed {
                     link.named(state, lock);
                 }
@@ -394,119 +422,32 @@ impl Store for Link {
         held: &Acquisition,
         page: Option<PageId>,
         grace: Duration,
+        _until: Deadline,
     ) -> Result<Released, StoreError> {
         let it = held.clone();
         let shortened = self
             .send("expire_in", Touches::One(held.key.clone()), Repeats::Harmless, move |state| {
-                let done = at_once(state.primary.expire_in(&it, page, grace));
+                let done = at_once(state.primary.expire_in(&it, page, grace, Deadline::NONE));
                 seen(state, Why::Removed, done)
             })
             .await?;
         shortened.0
     }
 
-    async fn release_all(&self, collection: &str, aid: &Aid) -> Result<Vec<LockKey>, StoreError> {
+    async fn release_all(
+        &self,
+        collection: &str,
+        aid: &Aid,
+        _until: Deadline,
+    ) -> Result<Vec<LockKey>, StoreError> {
         let (collection, of) = (collection.to_owned(), aid.clone());
         let released = self
             .send("release_all", Touches::Any, Repeats::Never, move |state| {
-                let released = at_once(state.primary.release_all(&collection, &of));
+                let released = at_once(state.primary.release_all(&collection, &of, Deadline::NONE));
                 seen(state, Why::Removed, released)
             })
             .await?;
         released.0
-    }
-
-    /// In its two steps.
-    async fn end_session(
-        &self,
-        aid: &Aid,
-        reason: EndReason,
-        collections: &[&str],
-        worker: Uuid,
-    ) -> Result<Vec<LockKey>, StoreError> {
-        let of = aid.clone();
-        let all: Arc<[String]> = collections.iter().map(|it| (*it).to_owned()).collect();
-        let in_all = Arc::clone(&all);
-        let tombstone_first = self.world.rules().tombstone_first;
-        self.send("end_session, first", Touches::Any, Repeats::Harmless, move |state| {
-            if tombstone_first {
-                state.tombstones.insert(of.clone());
-            } else {
-                for collection in &*in_all {
-                    drop(at_once(state.primary.release_all(collection, &of)));
-                }
-                state.looks_at_record(Why::Removed);
-            }
-        })
-        .await?;
-        self.stalls().await;
-        let of = aid.clone();
-        let ended = self
-            .send("end_session, second", Touches::Any, Repeats::Harmless, move |state| {
-                let names: Vec<_> = all.iter().map(String::as_str).collect();
-                let names = if tombstone_first { &names[..] } else { &[] };
-                let ended = at_once(state.primary.end_session(&of, reason, names, worker));
-                state.truth.ended(&of);
-                seen(state, Why::Removed, ended)
-            })
-            .await?;
-        ended.0
-    }
-
-    async fn allow_announcement(&self, aid: &Aid, worker: Uuid) -> Result<(), StoreError> {
-        let of = aid.clone();
-        let allowed =
-            self.send("allow_announcement", Touches::Any, Repeats::Harmless, move |state| {
-                at_once(state.primary.allow_announcement(&of, worker))
-            });
-        allowed.await?.0
-    }
-
-    async fn sweep(
-        &self,
-        collections: &[&str],
-        worker: Uuid,
-        limit: usize,
-    ) -> Result<Swept, StoreError> {
-        let all: Vec<_> = collections.iter().map(|it| (*it).to_owned()).collect();
-        let purges_by_age = !self.world.rules().purge_by_lease;
-        let ttl = self.world.settings.ttl;
-        let swept = self
-            .send("sweep", Touches::Any, Repeats::Harmless, move |state| {
-                looks_at_idle(state);
-                if purges_by_age {
-                    purge(state, ttl);
-                }
-                let names: Vec<_> = all.iter().map(String::as_str).collect();
-                let swept = at_once(state.primary.sweep(&names, worker, limit));
-                seen(state, Why::Swept, swept)
-            })
-            .await?;
-        swept.0
-    }
-
-    async fn take_announcements(
-        &self,
-        worker: Uuid,
-        lease: Duration,
-        limit: usize,
-    ) -> Result<Vec<SessionEnded>, StoreError> {
-        let taken = self
-            .send("take_announcements", Touches::Ends, Repeats::Harmless, move |state| {
-                at_once(state.primary.take_announcements(worker, lease, limit))
-            })
-            .await?;
-        taken.0
-    }
-
-    async fn announced(&self, worker: Uuid, ended: &[SessionEnded]) -> Result<(), StoreError> {
-        let ended = ended.to_vec();
-        let noted = self
-            .send("announced", Touches::Ends, Repeats::Harmless, move |state| {
-                at_once(state.primary.announced(worker, &ended))
-            })
-            .await?;
-        noted.0
     }
 
     async fn locks(
@@ -514,6 +455,7 @@ impl Store for Link {
         collection: &str,
         query: Query<'_>,
         limit: usize,
+        _until: Deadline,
     ) -> Result<Vec<Lock>, StoreError> {
         let asked = now();
         let (collection, query) = (collection.to_owned(), Asked::from(query));
@@ -521,7 +463,9 @@ impl Store for Link {
         let (found, at) = self
             .read(
                 "locks",
-                move |store| at_once(store.locks(&collection, query.as_query(), limit)),
+                move |store| {
+                    at_once(store.locks(&collection, query.as_query(), limit, Deadline::NONE))
+                },
                 move |majority, primary| match each {
                     true => has_another_key(primary, majority),
                     false => !all && has_more(primary, majority),
@@ -531,45 +475,36 @@ impl Store for Link {
         Ok(found?.into_iter().map(|lock| self.believed(lock, asked, at)).collect())
     }
 
-    async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>, StoreError> {
-        let of = aids.to_vec();
-        let last = self
-            .send("last_end", Touches::Nothing, Repeats::Harmless, move |state| {
-                let begun =
-                    LastEnd { reason: EndReason::LoggedOut, for_good: true, ago: Duration::ZERO };
-                let mut ends = at_once(state.primary.last_ends(&of))?;
-                for (last, aid) in ends.iter_mut().zip(&of) {
-                    let is_over = last.is_some_and(|last| last.for_good);
-                    if !is_over && state.tombstones.contains(aid) {
-                        *last = Some(begun);
-                    }
-                }
-                Ok(ends)
-            })
-            .await?;
-        last.0
-    }
-
-    async fn watch(&self, collection: &str) -> Result<Option<Watch>, StoreError> {
+    async fn watch(&self, collection: &str, _until: Deadline) -> Result<Option<Watch>, StoreError> {
         let collection = collection.to_owned();
         let opened = self
             .send("watch", Touches::Nothing, Repeats::Harmless, move |state| {
-                (at_once(state.primary.watch(&collection)), state.epoch)
+                (at_once(state.primary.watch(&collection, Deadline::NONE)), state.epoch)
             })
             .await?;
         let (watch, epoch) = opened.0;
         Ok(watch?.map(|watch| self.tells(watch, epoch)))
     }
 
-    async fn status(&self, collections: &[&str]) -> Result<StoreStatus, StoreError> {
-        at_once(self.world.database.state().primary.status(collections))
+    async fn status(
+        &self,
+        collections: &[&str],
+        _until: Deadline,
+    ) -> Result<StoreStatus, StoreError> {
+        at_once(self.world.database.state().primary.status(collections, Deadline::NONE))
     }
+}
 
-    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
+impl Documents for Link {
+    async fn load(
+        &self,
+        key: &LockKey,
+        _until: Deadline,
+    ) -> Result<Option<StoredDocument>, StoreError> {
         let on = key.clone();
         let loaded = self
             .send("load", Touches::Nothing, Repeats::Harmless, move |state| {
-                at_once(state.primary.load(&on))
+                at_once(state.primary.load(&on, Deadline::NONE))
             })
             .await?;
         loaded.0
@@ -579,7 +514,7 @@ impl Store for Link {
         &self,
         held: &Acquisition,
         edit: &Edit,
-        until: Instant,
+        until: Deadline,
     ) -> Result<Saved, StoreError> {
         let Acquisition { key, aid, token, .. } = held;
         // The servers of the simulation write whole documents.
@@ -594,13 +529,146 @@ impl Store for Link {
             self.world.database.write_at_once(key, document);
         }
         let mut it = self.world.database.begin(key)?;
-        let saved = self.in_transaction(&mut it, aid, *token, document, until, fate).await;
+        let saved = self
+            .in_transaction(
+                &mut it,
+                aid,
+                *token,
+                document,
+                until.moment().unwrap_or_else(|| now() + self.world.settings.ttl),
+                fate,
+            )
+            .await;
         self.world.database.abort(&it);
         let outcome = saved.as_ref().map_err(|error| error.kind());
         self.world.note(format_args!("s{} save {key:?} {token}: {outcome:?}", self.server));
         saved
     }
 }
+
+impl Sessions for Link {
+    /// In its two steps.
+    async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+        collections: &[&str],
+        worker: Uuid,
+        _until: Deadline,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        let of = aid.clone();
+        let all: Arc<[String]> = collections.iter().map(|it| (*it).to_owned()).collect();
+        let in_all = Arc::clone(&all);
+        let tombstone_first = self.world.rules().tombstone_first;
+        self.send("end_session, first", Touches::Any, Repeats::Harmless, move |state| {
+            if tombstone_first {
+                state.tombstones.insert(of.clone());
+            } else {
+                for collection in &*in_all {
+                    drop(at_once(state.primary.release_all(collection, &of, Deadline::NONE)));
+                }
+                state.looks_at_record(Why::Removed);
+            }
+        })
+        .await?;
+        self.stalls().await;
+        let of = aid.clone();
+        let ended = self
+            .send("end_session, second", Touches::Any, Repeats::Harmless, move |state| {
+                let names: Vec<_> = all.iter().map(String::as_str).collect();
+                let names = if tombstone_first { &names[..] } else { &[] };
+                let ended =
+                    at_once(state.primary.end_session(&of, reason, names, worker, Deadline::NONE));
+                state.truth.ended(&of);
+                seen(state, Why::Removed, ended)
+            })
+            .await?;
+        ended.0
+    }
+
+    async fn sweep(
+        &self,
+        collections: &[&str],
+        worker: Uuid,
+        limit: usize,
+        _until: Deadline,
+    ) -> Result<Swept, StoreError> {
+        let all: Vec<_> = collections.iter().map(|it| (*it).to_owned()).collect();
+        let purges_by_age = !self.world.rules().purge_by_lease;
+        let ttl = self.world.settings.ttl;
+        let swept = self
+            .send("sweep", Touches::Any, Repeats::Harmless, move |state| {
+                looks_at_idle(state);
+                if purges_by_age {
+                    purge(state, ttl);
+                }
+                let names: Vec<_> = all.iter().map(String::as_str).collect();
+                let swept = at_once(state.primary.sweep(&names, worker, limit, Deadline::NONE));
+                seen(state, Why::Swept, swept)
+            })
+            .await?;
+        swept.0
+    }
+
+    async fn last_ends(
+        &self,
+        aids: &[Aid],
+        _until: Deadline,
+    ) -> Result<Vec<Option<LastEnd>>, StoreError> {
+        let of = aids.to_vec();
+        let last = self
+            .send("last_end", Touches::Nothing, Repeats::Harmless, move |state| {
+                let begun =
+                    LastEnd { reason: EndReason::LoggedOut, for_good: true, ago: Duration::ZERO };
+                let mut ends = at_once(state.primary.last_ends(&of, Deadline::NONE))?;
+                for (last, aid) in ends.iter_mut().zip(&of) {
+                    let is_over = last.is_some_and(|last| last.for_good);
+                    if !is_over && state.tombstones.contains(aid) {
+                        *last = Some(begun);
+                    }
+                }
+                Ok(ends)
+            })
+            .await?;
+        last.0
+    }
+
+    async fn take_news(
+        &self,
+        what: Outbox<'_>,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+        until: Deadline,
+    ) -> Result<Vec<News>, StoreError> {
+        // No server of the simulation breaks a lock or takes one over.
+        let Outbox::Ends = what else { return Ok(Vec::new()) };
+        let taken = self
+            .send("take_news", Touches::Ends, Repeats::Harmless, move |state| {
+                at_once(state.primary.take_news(Outbox::Ends, worker, lease, limit, until))
+            })
+            .await?;
+        taken.0
+    }
+
+    async fn settle_news(
+        &self,
+        news: &[NewsId],
+        worker: Uuid,
+        settled: Settled,
+        until: Deadline,
+    ) -> Result<(), StoreError> {
+        let news = news.to_vec();
+        let noted = self
+            .send("settle_news", Touches::Ends, Repeats::Harmless, move |state| {
+                at_once(state.primary.settle_news(&news, worker, settled, until))
+            })
+            .await?;
+        noted.0
+    }
+}
+
+impl Servers for Link {}
 
 /// A [`Query`] that outlives its caller.
 enum Asked {
@@ -649,7 +717,8 @@ impl Link {
                 }
                 let mut released = Ok(Released::AlreadyGone);
                 for it in these {
-                    released = at_once(state.primary.remove_lock(Removal::Release(&it)));
+                    released =
+                        at_once(state.primary.remove_lock(Removal::Release(&it), Deadline::NONE));
                 }
                 seen(state, Why::Removed, released)
             })
@@ -664,9 +733,11 @@ impl Link {
         let spares_told = self.world.rules().retract_unless_told;
         let retracted = self
             .send("retract", touches, Repeats::Harmless, move |state| {
-                let mut retracted = at_once(state.primary.remove_lock(Removal::Retract(&attempts)));
+                let mut retracted =
+                    at_once(state.primary.remove_lock(Removal::Retract(&attempts), Deadline::NONE));
                 for it in attempts.iter().filter(|_| !spares_told) {
-                    retracted = at_once(state.primary.remove_lock(Removal::Release(it)));
+                    retracted =
+                        at_once(state.primary.remove_lock(Removal::Release(it), Deadline::NONE));
                 }
                 seen(state, Why::Removed, retracted)
             })
@@ -675,13 +746,14 @@ impl Link {
     }
 
     /// First the lock expires, then it goes.
-    async fn break_lock(&self, seen_lock: &Lock, taken: &Taken) -> Result<Released, StoreError> {
+    async fn break_lock(&self, seen_lock: &Lock, taken: &TakenBy) -> Result<Released, StoreError> {
         let touches = Touches::One(seen_lock.key.clone());
         let mut has_expired = Released::AlreadyGone;
         if let (Some(it), Mode::Exclusive) = (Acquisition::of(seen_lock), seen_lock.mode) {
             let expired = self
                 .send("break_lock, first", touches.clone(), Repeats::Harmless, move |state| {
-                    let expired = at_once(state.primary.expire_in(&it, None, Duration::ZERO));
+                    let expired =
+                        at_once(state.primary.expire_in(&it, None, Duration::ZERO, Deadline::NONE));
                     seen(state, Why::Removed, expired)
                 })
                 .await?;
@@ -692,7 +764,7 @@ impl Link {
         let removed = self
             .send("break_lock, second", touches, Repeats::Harmless, move |state| {
                 let removal = Removal::Break { seen: &broken, taken: &taken };
-                let removed = at_once(state.primary.remove_lock(removal));
+                let removed = at_once(state.primary.remove_lock(removal, Deadline::NONE));
                 seen(state, Why::Removed, removed)
             })
             .await?;
@@ -800,7 +872,8 @@ fn has_more(primary: &Found<Vec<Lock>>, majority: &Found<Vec<Lock>>) -> bool {
 /// Before an expired lock is taken over, all that is left of it goes.
 fn forget_expired(state: &mut State, key: &LockKey, claim: &Claim) {
     let view = state.primary.fork_of(key);
-    if !matches!(at_once(view.try_acquire(key, claim)), Ok(TryAcquire::Granted(_))) {
+    if !matches!(at_once(view.try_acquire(key, claim, Deadline::NONE)), Ok(TryAcquire::Granted(_)))
+    {
         return;
     }
     let clock = state.primary.clock();
@@ -829,7 +902,7 @@ fn revive(state: &mut State, collection: &str, aids: &[Aid], ttl: Duration) {
                 max_hold: None,
                 turn: None,
             };
-            drop(at_once(state.primary.try_acquire(&it.key, &claim)));
+            drop(at_once(state.primary.try_acquire(&it.key, &claim, Deadline::NONE)));
         }
     }
 }

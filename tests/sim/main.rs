@@ -1,5 +1,5 @@
 //! A deterministic simulation: several application servers in one process, on one simulated database,
-//! in virtual time. One seed decides everything, and replays it exactly. See `docs/simulation.md`.
+//! in virtual time. One seed decides everything, and replays it exactly. See `docs/evidence/simulation.md`.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 #[allow(dead_code, unreachable_pub, reason = "that of tests/faults, of which this uses a part")]

@@ -33,7 +33,7 @@ pub(crate) struct Outcome {
 pub(crate) fn run(seed: u64, rules: Rules, keeps_lines: bool) -> Outcome {
     remember_panics();
     drop(panics());
-    actix_doclock::conformance::seed_randomness(seed);
+    actix_doclock::store::seed_randomness(seed);
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
     let world = runtime.block_on(live(seed, rules, keeps_lines));

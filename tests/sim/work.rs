@@ -7,9 +7,9 @@ use std::time::Duration;
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockError, LockGuard, LockKey, Lockable, MemoryStore, Released,
     StoreErrorKind, TryAcquire, Wait,
-    conformance::Shorthand,
-    store::{Acquisition, Saved, Store, StoredDocument},
+    store::{Acquisition, Deadline, Documents, Saved, StoredDocument},
 };
+use doclock_conformance::Shorthand;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -561,7 +561,7 @@ impl Desk {
     async fn load(&self, key: &LockKey) -> Option<Page> {
         self.server.is_awake().await;
         self.world().next_op();
-        self.server.link.load(key).await.ok()??.decode().ok()
+        self.server.link.load(key, Deadline::NONE).await.ok()??.decode().ok()
     }
 
     /// Renews the locks of the session, and checks which ones it has.
@@ -601,7 +601,7 @@ impl Desk {
                     .save(
                         &Acquisition::exclusive(&key, &aid, token),
                         &document.clone().into(),
-                        until.into_std(),
+                        Deadline::at(until.into_std()),
                     )
                     .await;
                 let may_try = matches!(&saved, Err(e) if e.kind() == StoreErrorKind::Unavailable);

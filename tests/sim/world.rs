@@ -175,7 +175,7 @@ pub(crate) enum Known {
 
 /// Locks that were taken away from holders who may not yet have been told of them.
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenBy {
     tokens: BTreeSet<String>,
     sessions: BTreeSet<Aid>,
     /// The tokens that each session was told of.
@@ -196,7 +196,7 @@ pub(crate) struct World {
     known: Mutex<BTreeMap<String, Known>>,
     /// The server that sent the claim with this token.
     claimants: Mutex<BTreeMap<String, usize>>,
-    taken: Mutex<Taken>,
+    taken: Mutex<TakenBy>,
     /// Sessions whose end was acknowledged.
     ended: Mutex<BTreeSet<Aid>>,
     ops: AtomicU64,
@@ -454,7 +454,7 @@ impl World {
     /// The locks that an ended session still has and was told of.
     pub(crate) fn kept(&self, aid: &Aid) -> Vec<String> {
         // Without locks that were granted to a late attempt and have since been shown to another
-        // request (docs/simulation.md).
+        // request (docs/evidence/simulation.md).
         let is_kept = |token: &str| self.known(token).is_some() && !self.was_told_again(token);
         self.those(aid, is_kept)
     }

@@ -4,9 +4,10 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Actor, Aid, Holder, LockError, LockId, LockKey, Lockable, MongoStore, TryAcquire,
-    store::{Rules, Saved, Store},
+    store::{Rules, Saved},
 };
 use mongodb::Database;
 use mongodb::bson::{Document, doc, oid::ObjectId};
@@ -56,7 +57,7 @@ impl Cli {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_doclock"));
+        let mut command = Command::new(rig::command());
         command
             .args(args)
             .env("MONGODB_URI", &self.uri)
@@ -299,7 +300,7 @@ async fn break_removes_all_readers_or_the_named_one() {
         claim.holder = Holder::new(name);
         tokens.push(claim.token);
         assert!(matches!(
-            app.store.try_acquire(&key("a"), &claim).await.unwrap(),
+            app.store.try_acquire(&key("a"), &claim, Deadline::NONE).await.unwrap(),
             TryAcquire::Granted(_)
         ));
     }
@@ -322,22 +323,22 @@ async fn break_removes_all_readers_or_the_named_one() {
 async fn break_leaves_the_waiters_their_places() {
     let (cli, database) = Cli::fresh().await;
     let store = MongoStore::new(&database);
-    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fair()).await.unwrap();
+    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fair(), Deadline::NONE).await.unwrap();
     let exclusive = || crate::shared::claim(actix_doclock::Mode::Exclusive);
     assert!(matches!(
-        store.try_acquire(&key("a"), &exclusive()).await.unwrap(),
+        store.try_acquire(&key("a"), &exclusive(), Deadline::NONE).await.unwrap(),
         TryAcquire::Granted(_)
     ));
     let waits = crate::shared::queues(&store, &key("a"), actix_doclock::Mode::Exclusive).await;
     let late = exclusive();
     for claim in [&waits, &late] {
-        let answer = store.try_acquire(&key("a"), claim).await.unwrap();
+        let answer = store.try_acquire(&key("a"), claim, Deadline::NONE).await.unwrap();
         assert!(matches!(answer, TryAcquire::Held(_)), "{answer:?}");
     }
     cli.run(&["break", "workitem/a", "--reason", "x", "--yes"]).await.ok();
-    let jumped = store.try_acquire(&key("a"), &late).await.unwrap();
+    let jumped = store.try_acquire(&key("a"), &late, Deadline::NONE).await.unwrap();
     assert!(matches!(jumped, TryAcquire::Held(_)), "{jumped:?}");
-    let let_in = store.try_acquire(&key("a"), &waits).await.unwrap();
+    let let_in = store.try_acquire(&key("a"), &waits, Deadline::NONE).await.unwrap();
     assert!(matches!(let_in, TryAcquire::Granted(_)), "{let_in:?}");
 }
 
@@ -386,7 +387,7 @@ async fn init_creates_the_same_indexes_as_registering_and_reading_commands_chang
 async fn init_does_not_forget_the_fences_of_a_fenced_collection() {
     let (cli, database) = Cli::fresh().await;
     let store = MongoStore::new(&database);
-    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fenced()).await.unwrap();
+    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL).fenced(), Deadline::NONE).await.unwrap();
     lock_records(&database).insert_one(doc! { "_id": "a", "fence": 5_i64 }).await.unwrap();
     let refused = cli.run(&["init", "other", "workitem"]).await;
     assert_eq!(refused.code, Some(2), "{refused:?}");

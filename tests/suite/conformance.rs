@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use actix_doclock::{
-    LockKey, MemoryStore, MongoStore,
-    conformance::{COLLECTION, Page, Subject, TTL},
-    store::{Rules, Store},
-};
+use actix_doclock::store::verbs::*;
+use actix_doclock::{LockKey, MemoryStore, MongoStore, store::Rules};
+use doclock_conformance::{COLLECTION, Page, Subject, TTL};
 use mongodb::{Collection, Database, bson::doc};
 
 use crate::rig;
@@ -21,7 +19,7 @@ mod memory {
 
         async fn fresh() -> Self {
             let store = MemoryStore::new();
-            store.prepare(COLLECTION, &Rules::new(TTL)).await.unwrap();
+            store.prepare(COLLECTION, &Rules::new(TTL), Deadline::NONE).await.unwrap();
             Self(store)
         }
 
@@ -42,7 +40,7 @@ mod memory {
         }
     }
 
-    actix_doclock::store_conformance!(Memory);
+    doclock_conformance::store_conformance!(Memory);
 }
 
 /// MongoDB with any topology.
@@ -54,7 +52,7 @@ struct Mongo {
 impl Mongo {
     async fn fresh(database: Database) -> Self {
         let store = MongoStore::new(&database);
-        store.prepare(COLLECTION, &Rules::new(TTL)).await.unwrap();
+        store.prepare(COLLECTION, &Rules::new(TTL), Deadline::NONE).await.unwrap();
         Self { store, pages: database.collection(COLLECTION) }
     }
 
@@ -102,7 +100,7 @@ macro_rules! on_mongo {
                 }
             }
 
-            actix_doclock::store_conformance!(OnServer);
+            doclock_conformance::store_conformance!(OnServer);
         }
     };
 }

@@ -130,7 +130,7 @@ async fn a_foreign_lock_can_be_broken_and_no_later_one_with_it() {
     rig::age(&database, &key("a"), Duration::from_secs(1)).await;
     let store = &app.store;
     let broken =
-        actix_doclock::conformance::Shorthand::break_lock(store, &seen, &by_root()).await.unwrap();
+        doclock_conformance::Shorthand::break_lock(store, &seen, &by_root()).await.unwrap();
     assert_eq!(broken, Released::AlreadyGone);
     assert_eq!(count(&database).await, 1);
 }

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Actor, Aid, Holder, LockError, LockKey, LockManager, Lockable, MemoryStore, Named, Released,
-    TryAcquire, Wait,
-    freeze::Scope,
-    store::{Saved, Store},
+    TryAcquire, Wait, freeze::Scope, store::Saved,
 };
 use mongodb::Database;
 use mongodb::bson::{Document, doc};
@@ -83,7 +82,7 @@ async fn a_freeze_says_who_until_when_by_the_servers_clock_and_how_many_servers_
         .unwrap();
     knows(&looks, 1).await;
     eventually("both servers have noted it", async || {
-        other.store.freezes().await.unwrap()[0].obeyed_by == 2
+        other.store.freezes(Deadline::NONE).await.unwrap()[0].obeyed_by == 2
     })
     .await;
     let stored = database.collection::<Document>("doclock.frozen");

@@ -19,9 +19,9 @@ fn sources(folder: &Path, text: &mut String) {
 #[test]
 fn each_guarantee_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = fs::read_to_string(root.join("docs/tests.md")).unwrap();
+    let page = fs::read_to_string(root.join("docs/evidence/tests.md")).unwrap();
     let mut code = String::new();
-    for folder in ["tests", "src"] {
+    for folder in ["tests", "src", "crates"] {
         sources(&root.join(folder), &mut code);
     }
     let rows = page.lines().filter(|line| line.starts_with("| ")).skip(1);

@@ -6,9 +6,8 @@
 
 use std::time::Duration;
 
-use actix_doclock::{
-    Aid, Released, StoreError, StoreErrorKind, TryAcquire, conformance::Shorthand, store::Saved,
-};
+use actix_doclock::{Aid, Released, StoreError, StoreErrorKind, TryAcquire, store::Saved};
+use doclock_conformance::Shorthand;
 use futures_util::future::join_all;
 use mongodb::bson::doc;
 use tokio::time::{sleep, timeout};

@@ -9,7 +9,7 @@ mod rig;
 mod browser;
 #[cfg(feature = "web")]
 mod cancel;
-#[cfg(feature = "cli")]
+#[cfg(feature = "web")]
 mod cli;
 mod commands;
 mod conformance;

@@ -7,6 +7,7 @@ use std::{
     time::Instant,
 };
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, BoxError, Holder, Lock, LockError, LockKey, LockToken, Lockable, MemoryStore, Mode, Wait,
     store::{Acquisition, Claim, Format, Original, Rules, Saved, Store, StoredDocument},
@@ -89,7 +90,7 @@ fn key() -> LockKey {
 }
 
 async fn locked(store: &impl Store) -> Lock {
-    store.prepare(COLLECTION, &Rules::new(TTL)).await.unwrap();
+    store.prepare(COLLECTION, &Rules::new(TTL), Deadline::NONE).await.unwrap();
     let claim = Claim {
         aid: Aid::new(),
         token: LockToken::new(),
@@ -102,7 +103,7 @@ async fn locked(store: &impl Store) -> Lock {
         mode: Mode::Exclusive,
         turn: None,
     };
-    store.try_acquire(&key(), &claim).await.unwrap().into_result().unwrap()
+    store.try_acquire(&key(), &claim, Deadline::NONE).await.unwrap().into_result().unwrap()
 }
 
 /// What became of a save.
@@ -122,7 +123,7 @@ async fn save<T: Serialize + DeserializeOwned>(
 ) -> Became {
     shop.put(stored).await;
     let lock = locked(shop.store()).await;
-    let loaded = shop.store().load(&key()).await.unwrap().unwrap();
+    let loaded = shop.store().load(&key(), Deadline::NONE).await.unwrap().unwrap();
     let mut value: T = loaded.decode().unwrap();
     let original = Original::new(loaded, &value).unwrap();
     change(&mut value);
@@ -133,7 +134,7 @@ async fn save<T: Serialize + DeserializeOwned>(
         Err(why) => Became::Unfit(why.to_string()),
         Ok(changes) => {
             let until = Instant::now() + TTL;
-            match shop.store().save(&held, &changes.into(), until).await.unwrap() {
+            match shop.store().save(&held, &changes.into(), Deadline::at(until)).await.unwrap() {
                 Saved::Saved => Became::Saved(shop.get().await),
                 Saved::ChangedMeanwhile(field) => Became::Changed(field),
                 other => panic!("{other:?}"),
@@ -144,7 +145,7 @@ async fn save<T: Serialize + DeserializeOwned>(
         assert_eq!(shop.get().await, stored, "refused, but something has changed");
     }
     let removal = actix_doclock::store::Removal::Release(&held);
-    let _ = shop.store().remove_lock(removal).await.unwrap();
+    let _ = shop.store().remove_lock(removal, Deadline::NONE).await.unwrap();
     became
 }
 
@@ -972,19 +973,23 @@ async fn documents_that_look_like_extended_json_stay_documents() {
         documents.delete_many(doc! {}).await.unwrap();
         documents.insert_one(raw(&stored)).await.unwrap();
         let lock = locked(shop.store()).await;
-        let loaded = shop.store().load(&key()).await.unwrap().unwrap();
+        let loaded = shop.store().load(&key(), Deadline::NONE).await.unwrap().unwrap();
         let mut it: It = loaded.decode().unwrap();
         let original = Original::new(loaded, &it).unwrap();
         it.rows[0].n = 2;
         let held = Acquisition::of(&lock).unwrap();
         let changes = original.changes_to(&it).unwrap();
-        let saved = shop.store().save(&held, &changes.into(), Instant::now() + TTL).await.unwrap();
+        let saved = shop
+            .store()
+            .save(&held, &changes.into(), Deadline::at(Instant::now() + TTL))
+            .await
+            .unwrap();
         assert_eq!(saved, Saved::Saved);
         let is = documents.find_one(doc! {}).await.unwrap().unwrap();
         let should = doc! { "_id": "a", "rows": [{ "n": 2_i64, "x": odd.clone() }], "x": odd };
         assert_eq!(is.as_bytes(), raw(&should).as_bytes());
         let removal = actix_doclock::store::Removal::Release(&held);
-        let _ = shop.store().remove_lock(removal).await.unwrap();
+        let _ = shop.store().remove_lock(removal, Deadline::NONE).await.unwrap();
     }
 }
 
@@ -1002,14 +1007,14 @@ async fn a_save_that_is_repeated_finds_its_own_document() {
     let store = MemoryStore::new();
     Shop::put(&store, &doc! { "_id": "a", "name": "old", "tags": [1], "x": 1 }).await;
     let held = Acquisition::of(&locked(&store).await).unwrap();
-    let loaded = store.load(&key()).await.unwrap().unwrap();
+    let loaded = store.load(&key(), Deadline::NONE).await.unwrap().unwrap();
     let mut it: It = loaded.decode().unwrap();
     let original = Original::new(loaded, &it).unwrap();
     it.title = "new".to_owned();
     it.tags.push(2);
     let edit = original.changes_to(&it).unwrap().into();
     for _ in ["carried out", "repeated"] {
-        let saved = store.save(&held, &edit, Instant::now() + TTL).await.unwrap();
+        let saved = store.save(&held, &edit, Deadline::at(Instant::now() + TTL)).await.unwrap();
         assert_eq!(saved, Saved::Saved);
     }
 }
@@ -1039,7 +1044,7 @@ async fn a_second_save_of_the_same_value_keeps_the_changes_of_others() {
     Shop::put(&store, &doc! { "_id": "a", "title": "old", "n": 1 }).await;
     let lock = locked(&store).await;
     let held = Acquisition::of(&lock).unwrap();
-    let loaded = store.load(&key()).await.unwrap().unwrap();
+    let loaded = store.load(&key(), Deadline::NONE).await.unwrap().unwrap();
     let mut it: It = loaded.decode().unwrap();
     let mut original = Original::new(loaded, &it).unwrap();
     Shop::put(&store, &doc! { "_id": "a", "title": "old", "n": 2 }).await;
@@ -1047,7 +1052,7 @@ async fn a_second_save_of_the_same_value_keeps_the_changes_of_others() {
         it.title = title.to_owned();
         let changes = original.changes_to(&it).unwrap();
         let edit = changes.clone().into();
-        let saved = store.save(&held, &edit, Instant::now() + TTL).await.unwrap();
+        let saved = store.save(&held, &edit, Deadline::at(Instant::now() + TTL)).await.unwrap();
         assert_eq!(saved, Saved::Saved);
         original = changes.into_original();
         let now: It = read(&Shop::get(&store).await).unwrap();

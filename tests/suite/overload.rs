@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use actix_doclock::{Aid, LockError, Released, StoreErrorKind, conformance::Shorthand};
+use actix_doclock::{Aid, LockError, Released, StoreErrorKind};
+use doclock_conformance::Shorthand;
 use futures_util::future::join_all;
 use mongodb::bson::{Bson, Document};
 

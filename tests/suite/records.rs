@@ -4,11 +4,13 @@
 
 use std::{collections::BTreeMap, env, fs, future::pending, path::Path, time::Duration};
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Actor, Aid, Holder, LockError, LockKey, LockManagerBuilder, Lockable, Mode, TryAcquire, Wait,
     freeze::Scope,
-    store::{Acquisition, Claim, Saved, Store},
+    store::{Acquisition, Claim, Saved},
 };
+use doclock_conformance::Shorthand as _;
 use mongodb::{
     Database,
     bson::{Bson, DateTime, Document, doc},
@@ -78,7 +80,7 @@ async fn write_records(database: &Database) -> JoinHandle<()> {
     })
     .await;
     let lock = async |key: LockKey, aid, name: &str| {
-        let holder = Holder::new(name).of_user(&format!("{name}@example.org"));
+        let holder = Holder::new(name).of_user(format!("{name}@example.org"));
         app.locks.lock_for_session(&key, &aid, &holder).await.unwrap().into_result().unwrap()
     };
     let held = lock(key("held"), alice(), "alice").await;
@@ -89,15 +91,19 @@ async fn write_records(database: &Database) -> JoinHandle<()> {
         page: Some("22222222-2222-4222-8222-222222222222".parse().unwrap()),
         ..shared::claim(Mode::Exclusive)
     };
-    let TryAcquire::Granted(of_tab) = app.store.try_acquire(&key("closed"), &claim).await.unwrap()
+    let TryAcquire::Granted(of_tab) =
+        app.store.try_acquire(&key("closed"), &claim, Deadline::NONE).await.unwrap()
     else {
         panic!("not granted")
     };
     let of_tab = Acquisition::of(&of_tab).unwrap();
-    app.store.expire_in(&of_tab, claim.page, Duration::from_secs(600)).await.unwrap();
+    app.store
+        .expire_in(&of_tab, claim.page, Duration::from_secs(600), Deadline::NONE)
+        .await
+        .unwrap();
     for name in ["bob", "carol"] {
         let claim = Claim { holder: Holder::new(name), ..shared::claim(Mode::Shared) };
-        let answer = app.store.try_acquire(&key("read"), &claim).await.unwrap();
+        let answer = app.store.try_acquire(&key("read"), &claim, Deadline::NONE).await.unwrap();
         assert!(matches!(answer, TryAcquire::Granted(_)));
     }
     let fenced = LockKey::of::<Fenced>("f".to_owned()).unwrap();
@@ -284,13 +290,13 @@ async fn the_records_of_every_version_are_read_as_they_were_meant() {
         let ahead = app.held(&fair).await;
         assert!(ahead.token.is_none() && ahead.aid != dave.aid, "{ahead:?}");
 
-        let ends = app.store.last_ends(&[ended(), alice()]).await.unwrap();
+        let ends = app.store.last_ends(&[ended(), alice()], Deadline::NONE).await.unwrap();
         assert!(ends[0].is_some_and(|end| end.for_good) && ends[1].is_none(), "{ends:?}");
         let worker = uuid::Uuid::new_v4();
         let names = ["workitem", "fenced", "fair"];
         let an_hour = Duration::from_secs(3_600);
-        let notes = app.store.takings(&names, worker, an_hour, 10).await.unwrap();
-        let announced = app.store.take_announcements(worker, an_hour, 10).await.unwrap();
+        let notes = app.store.take_takeovers(&names, worker, an_hour, 10).await.unwrap();
+        let announced = app.store.take_ends(worker, an_hour, 10).await.unwrap();
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert_eq!((&*notes[0].reason, &*notes[0].by.label), ("goes home", "chief"));
         assert_eq!(announced.len(), 1, "{announced:?}");

@@ -5,11 +5,11 @@ use std::error::Error;
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
-    Aid, LockError, LockKey, LockManager, Lockable, MongoStore, StoreErrorKind,
-    conformance::Shorthand,
-    store::{Saved, Store},
+    Aid, LockError, LockKey, LockManager, Lockable, MongoStore, StoreErrorKind, store::Saved,
 };
+use doclock_conformance::Shorthand;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use mongodb::{Database, IndexModel};
 
@@ -484,8 +484,8 @@ async fn writes_wait_for_a_majority_and_reads_use_the_primary_whatever_the_uri_s
     assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved);
     app.locks.renew(&alice).await.unwrap();
     app.locks.list().await.unwrap();
-    app.store.exists(&a).await.unwrap();
-    app.store.load(&a).await.unwrap();
+    app.store.exists(&a, Deadline::NONE).await.unwrap();
+    app.store.load(&a, Deadline::NONE).await.unwrap();
     app.locks.release(&lock).await.unwrap();
     app.granted(&a, &alice).await;
     app.break_lock(&a).await.unwrap();
@@ -529,7 +529,7 @@ async fn writes_wait_for_a_majority_and_reads_use_the_primary_whatever_the_uri_s
 async fn a_strict_client_is_checked_too() {
     let database = rig::strict_database(mongod::shared_replica_set().await.uri()).await;
     let app = App::on(&database).await;
-    let findings = app.store.diagnose(&["workitem"], Some(TTL)).await.unwrap();
+    let findings = doclock::diagnose(&app.store, &["workitem"], Some(TTL)).await.unwrap();
     assert!(
         findings.iter().all(|it| it.code != "missing_index" && it.code != "sparse_index"),
         "{findings:?}"

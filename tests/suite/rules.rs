@@ -25,11 +25,12 @@
 
 use std::time::{Duration, Instant};
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, Holder, Lock, LockError, LockKey, LockToken, Mode, Released, StoreErrorKind, TryAcquire,
-    conformance::Shorthand,
-    store::{Claim, Saved, Store},
+    store::{Claim, Saved},
 };
+use doclock_conformance::Shorthand;
 use mongodb::Database;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use tokio::task::{JoinSet, yield_now};
@@ -159,7 +160,7 @@ async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock>
         turn: None,
     };
     let answer = loop {
-        match app.store.try_acquire(key, &claim).await {
+        match app.store.try_acquire(key, &claim, Deadline::NONE).await {
             // The end of the session has removed the lock before the answer.
             Err(e) if e.kind() == StoreErrorKind::Unavailable => {
                 claim.token = claim.token.next_attempt();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, Holder, Lock, LockError, LockKey, LockToken, Lockable, MemoryStore, Mode, StoreErrorKind,
     TryAcquire, Wait,
@@ -190,8 +191,8 @@ fn claim() -> Claim {
 }
 
 async fn locked(store: &impl Store, key: &LockKey) -> Lock {
-    store.prepare(key.collection(), &Rules::new(TTL)).await.unwrap();
-    match store.try_acquire(key, &claim()).await.unwrap() {
+    store.prepare(key.collection(), &Rules::new(TTL), Deadline::NONE).await.unwrap();
+    match store.try_acquire(key, &claim(), Deadline::NONE).await.unwrap() {
         TryAcquire::Granted(lock) => lock,
         other => panic!("{other:?}"),
     }
@@ -199,11 +200,12 @@ async fn locked(store: &impl Store, key: &LockKey) -> Lock {
 
 /// Loads a part, replaces it by `after` and saves it.
 async fn edit(store: &impl Store, lock: &Lock, after: &Part) {
-    let stored = store.load(&lock.key).await.unwrap().unwrap();
+    let stored = store.load(&lock.key, Deadline::NONE).await.unwrap().unwrap();
     let loaded: Part = stored.decode().unwrap();
     let edit = Original::new(stored, &loaded).unwrap().changes_to(after).unwrap().into();
     let until = Instant::now() + TTL;
-    let saved = store.save(&Acquisition::of(lock).unwrap(), &edit, until).await.unwrap();
+    let saved =
+        store.save(&Acquisition::of(lock).unwrap(), &edit, Deadline::at(until)).await.unwrap();
     assert_eq!(saved, Saved::Saved);
 }
 
@@ -344,7 +346,7 @@ async fn save(
     let stored = StoredDocument::encode(app.store.format(), before).unwrap();
     let edit = Original::new(stored, before).unwrap().changes_to(after).unwrap().into();
     let until = Instant::now() + TTL;
-    let saved = app.store.save(&Acquisition::of(lock).unwrap(), &edit, until).await;
+    let saved = app.store.save(&Acquisition::of(lock).unwrap(), &edit, Deadline::at(until)).await;
     saved.map_err(|e| e.kind())
 }
 
@@ -381,7 +383,7 @@ async fn a_save_without_changes_renews_the_lock_and_writes_no_document() {
     let stored = StoredDocument::encode(app.store.format(), &item).unwrap();
     let edit = Original::new(stored, &item).unwrap().changes_to(&item).unwrap().into();
     let (held, until) = (Acquisition::of(&lock).unwrap(), Instant::now() + TTL);
-    let save = || app.store.save(&held, &edit, until);
+    let save = || app.store.save(&held, &edit, Deadline::at(until));
     assert_eq!(save().await.unwrap(), Saved::Saved);
     assert_eq!(commands.take(), ["update", "find"]);
     assert_eq!(title(&database, "a").await, "old");

@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, EndReason, Holder, Lock, LockKey, LockToken, Mode, MongoStore, Released, TabId,
     TryAcquire,
-    conformance::Shorthand,
     limits::MAX_READERS,
     store::{
-        Acquisition, Active, Claim, Named, Place, Rules, Saved, Store, StoredDocument, Ticket,
-        Turn, Waiters,
+        Acquisition, Active, Claim, Named, Place, Rules, Saved, StoredDocument, Ticket, Turn,
+        Waiters,
     },
 };
+use doclock_conformance::Shorthand;
 use futures_util::future::join_all;
 use mongodb::Database;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -56,7 +57,7 @@ async fn store(rules: Rules) -> (MongoStore, Database) {
 
 async fn on(database: &Database, rules: Rules) -> MongoStore {
     let store = MongoStore::new(database);
-    store.prepare(COLLECTION, &rules).await.unwrap();
+    store.prepare(COLLECTION, &rules, Deadline::NONE).await.unwrap();
     store
 }
 
@@ -69,14 +70,14 @@ async fn counted(rules: Rules) -> (MongoStore, Commands, Database) {
 }
 
 async fn takes(store: &MongoStore, id: &str, mode: Mode) -> Lock {
-    match store.try_acquire(&key(id), &claim(mode)).await.unwrap() {
+    match store.try_acquire(&key(id), &claim(mode), Deadline::NONE).await.unwrap() {
         TryAcquire::Granted(lock) => lock,
         other => panic!("not granted: {other:?}"),
     }
 }
 
 async fn refused(store: &MongoStore, id: &str, claim: &Claim) -> Lock {
-    match store.try_acquire(&key(id), claim).await.unwrap() {
+    match store.try_acquire(&key(id), claim, Deadline::NONE).await.unwrap() {
         TryAcquire::Held(lock) => lock,
         other => panic!("not refused: {other:?}"),
     }
@@ -87,7 +88,7 @@ async fn release(store: &MongoStore, lock: &Lock) -> Released {
 }
 
 async fn sweep(store: &MongoStore) -> actix_doclock::store::Swept {
-    store.sweep(&[COLLECTION], Uuid::new_v4(), 100).await.unwrap()
+    store.sweep(&[COLLECTION], Uuid::new_v4(), 100, Deadline::NONE).await.unwrap()
 }
 
 fn fields(record: &Document) -> Vec<&str> {
@@ -161,7 +162,7 @@ async fn the_list_of_readers_does_not_grow_beyond_its_limit() {
     for _ in 0..3 {
         rig::age(&database, &key("a"), TTL).await;
         let again = Claim { aid: lock.aid.clone(), ..claim(Mode::Shared) };
-        match store.try_acquire(&key("a"), &again).await.unwrap() {
+        match store.try_acquire(&key("a"), &again, Deadline::NONE).await.unwrap() {
             TryAcquire::Granted(again) => lock = again,
             other => panic!("{other:?}"),
         }
@@ -182,7 +183,7 @@ fn one_waiter(claim: &Claim, first: Ticket) -> Waiters {
 pub(crate) async fn queues(store: &MongoStore, key: &LockKey, mode: Mode) -> Claim {
     let claim = claim(mode);
     let waiter = one_waiter(&claim, Ticket::NEW);
-    let drawn = store.set_place(key, &waiter).await.unwrap();
+    let drawn = store.set_place(key, &waiter, Deadline::NONE).await.unwrap();
     let others = Waiters { place: None, ..waiter };
     let ticket = drawn.unwrap_or(Ticket::NEW);
     Claim { turn: Some(Turn { ticket, others }), ..claim }
@@ -202,7 +203,7 @@ async fn the_queue_does_not_grow_beyond_its_limit() {
     lock_records(&database).update_one(doc! { "_id": "a" }, written).await.unwrap();
     for has_room in [true, false, false] {
         let waiter = one_waiter(&claim(Mode::Exclusive), Ticket::NEW);
-        let drawn = store.set_place(&key("a"), &waiter).await.unwrap();
+        let drawn = store.set_place(&key("a"), &waiter, Deadline::NONE).await.unwrap();
         assert_eq!(drawn.is_some(), has_room);
         let stored = record(&database, &key("a")).await.unwrap();
         assert_eq!(stored.get_array("queue").unwrap().len(), MAX_READERS);
@@ -223,7 +224,7 @@ async fn each_verb_on_readers_is_one_command_except_leaving_other_readers() {
         "a lock with a short ttl has found readers"
     );
     let exclusive = Claim { aid: alone.aid.clone(), ..claim(Mode::Exclusive) };
-    let _ = store.try_acquire(&key("b"), &exclusive).await.unwrap();
+    let _ = store.try_acquire(&key("b"), &exclusive, Deadline::NONE).await.unwrap();
     commands.take();
     assert_eq!(store.renew_all(COLLECTION, std::slice::from_ref(&alone.aid)).await.unwrap(), 2);
     assert_eq!(commands.take(), ["update"], "shared and exclusive");
@@ -252,7 +253,7 @@ async fn the_cost_of_fences_and_places() {
     commands.take();
     refused(&store, "a", &claim(Mode::Exclusive)).await;
     assert_eq!(commands.take(), ["find"], "the lock is known to be held");
-    store.set_place(&key("a"), &waiting).await.unwrap().unwrap();
+    store.set_place(&key("a"), &waiting, Deadline::NONE).await.unwrap().unwrap();
     assert_eq!(commands.take(), ["findAndModify"]);
     release(&store, &lock).await;
     assert_eq!(commands.take(), ["delete", "findAndModify"]);
@@ -260,7 +261,7 @@ async fn the_cost_of_fences_and_places() {
     assert_eq!(fields(&stored), ["_id", "queue", "due"]);
     commands.take();
     let nobody = Waiters { place: None, ..waiting };
-    store.set_place(&key("a"), &nobody).await.unwrap();
+    store.set_place(&key("a"), &nobody, Deadline::NONE).await.unwrap();
     assert_eq!(commands.take(), ["findAndModify", "delete"]);
     assert_eq!(count(&database).await, 0);
 }
@@ -293,7 +294,7 @@ async fn no_command_carries_a_time_of_the_client() {
     for rules in [Rules::new(TTL), Rules::new(TTL).fenced(), Rules::new(TTL).fair()] {
         let store = on(&database, rules).await;
         let short = Claim { max_hold: Some(TTL / 2), ..claim(Mode::Shared) };
-        let _ = store.try_acquire(&key("a"), &short).await.unwrap();
+        let _ = store.try_acquire(&key("a"), &short, Deadline::NONE).await.unwrap();
         let lock = takes(&store, "a", Mode::Shared).await;
         let waiting = queues(&store, &key("a"), Mode::Exclusive).await;
         refused(&store, "a", &waiting).await;
@@ -302,12 +303,18 @@ async fn no_command_carries_a_time_of_the_client() {
         store.list(COLLECTION, Some(&[lock.aid.clone(), short.aid.clone()]), 5).await.unwrap();
         release(&store, &lock).await;
         let nobody = waiting.turn.map(|turn| turn.others);
-        store.set_place(&key("a"), &nobody.unwrap()).await.unwrap();
+        store.set_place(&key("a"), &nobody.unwrap(), Deadline::NONE).await.unwrap();
         rig::age(&database, &key("a"), TTL).await;
         sent.lock().unwrap().retain(|command| !command.to_string().contains("$$it"));
         sweep(&store).await;
         store
-            .end_session(&lock.aid, EndReason::Revoked, &[COLLECTION], Uuid::new_v4())
+            .end_session(
+                &lock.aid,
+                EndReason::Revoked,
+                &[COLLECTION],
+                Uuid::new_v4(),
+                Deadline::NONE,
+            )
             .await
             .unwrap();
     }
@@ -354,13 +361,17 @@ async fn a_renewal_finds_locks_of_both_kinds_by_index() {
     }
     let mine = takes(&store, "0", Mode::Shared).await;
     let _ = store
-        .try_acquire(&key("b"), &Claim { aid: mine.aid.clone(), ..claim(Mode::Exclusive) })
+        .try_acquire(
+            &key("b"),
+            &Claim { aid: mine.aid.clone(), ..claim(Mode::Exclusive) },
+            Deadline::NONE,
+        )
         .await;
     sent.lock().unwrap().clear();
     store.renew_all(COLLECTION, std::slice::from_ref(&mine.aid)).await.unwrap();
     let named = vec![Named::Tab(TabId::new()), Named::Token(mine.token.unwrap())];
     let tab = Active { aid: mine.aid.clone(), named: Some(named) };
-    store.renew(COLLECTION, &[tab], TTL).await.unwrap();
+    store.renew(COLLECTION, &[tab], TTL, Deadline::NONE).await.unwrap();
     store.list(COLLECTION, Some(std::slice::from_ref(&mine.aid)), 10).await.unwrap();
     let sent = sent.lock().unwrap().clone();
     for command in sent {
@@ -450,7 +461,7 @@ async fn a_foreign_lock_can_be_waited_for_and_broken_in_every_collection() {
             Released::Released,
             "{rules:?}"
         );
-        let granted = store.try_acquire(&key("a"), &waiting).await.unwrap();
+        let granted = store.try_acquire(&key("a"), &waiting, Deadline::NONE).await.unwrap();
         assert!(matches!(granted, TryAcquire::Granted(_)), "{rules:?}: {granted:?}");
     }
 }
@@ -589,7 +600,7 @@ async fn every_verb(
         let renewed = store.renew_all(COLLECTION, std::slice::from_ref(aid)).await;
         renewed.unwrap_or_else(|e| failed("renew", &e));
     }
-    let swept = store.sweep(&[COLLECTION], Uuid::new_v4(), 100).await;
+    let swept = store.sweep(&[COLLECTION], Uuid::new_v4(), 100, Deadline::NONE).await;
     swept.unwrap_or_else(|e| failed("sweep", &e));
     for mode in [Mode::Exclusive, Mode::Shared] {
         for waits in [false, true].into_iter().take(if fair { 2 } else { 1 }) {
@@ -598,14 +609,17 @@ async fn every_verb(
             let waiter = one_waiter(&claim, Ticket::NEW);
             let nobody = Waiters { place: None, ..waiter.clone() };
             if waits {
-                let drawn = store.set_place(&a, &waiter).await;
+                let drawn = store.set_place(&a, &waiter, Deadline::NONE).await;
                 let ticket = drawn.unwrap_or_else(|e| failed("set_place", &e));
                 let ticket = ticket.unwrap_or(Ticket::NEW);
                 claim.turn = Some(Turn { ticket, others: nobody.clone() });
             }
-            let answer = store.try_acquire(&a, &claim).await;
+            let answer = store.try_acquire(&a, &claim, Deadline::NONE).await;
             let answer = answer.unwrap_or_else(|e| failed("try_acquire", &e));
-            let _ = store.try_acquire(&a, &claim).await.unwrap_or_else(|e| failed("again", &e));
+            let _ = store
+                .try_acquire(&a, &claim, Deadline::NONE)
+                .await
+                .unwrap_or_else(|e| failed("again", &e));
             match answer {
                 TryAcquire::Granted(lock) => {
                     assert_eq!((lock.aid, lock.mode), (alice.clone(), mode), "{what}");
@@ -619,7 +633,7 @@ async fn every_verb(
                         .save(
                             &Acquisition::exclusive(&a, &alice, claim.token),
                             &document.into(),
-                            until,
+                            Deadline::at(until),
                         )
                         .await;
                     let saved = saved.unwrap_or_else(|e| failed("save", &e));
@@ -628,7 +642,10 @@ async fn every_verb(
                 TryAcquire::Held(lock) => assert_ne!(lock.aid, alice, "{what}"),
                 TryAcquire::AlreadyMine(lock) => panic!("{what}: {lock:?}"),
             }
-            store.set_place(&a, &nobody).await.unwrap_or_else(|e| failed("set_place", &e));
+            store
+                .set_place(&a, &nobody, Deadline::NONE)
+                .await
+                .unwrap_or_else(|e| failed("set_place", &e));
             let released = store.release(&a, &alice, claim.token, mode).await;
             released.unwrap_or_else(|e| failed("release", &e));
             let released = store.retract(&a, &alice, &[claim.token], mode).await;
@@ -636,15 +653,19 @@ async fn every_verb(
         }
     }
     fresh().await;
-    store.release_all(COLLECTION, &x).await.unwrap_or_else(|e| failed("release_session", &e));
     store
-        .end_session(&x, EndReason::Revoked, &[COLLECTION], Uuid::new_v4())
+        .release_all(COLLECTION, &x, Deadline::NONE)
+        .await
+        .unwrap_or_else(|e| failed("release_session", &e));
+    store
+        .end_session(&x, EndReason::Revoked, &[COLLECTION], Uuid::new_v4(), Deadline::NONE)
         .await
         .unwrap_or_else(|e| failed("end_session", &e));
     // Anything in the way can be seen and broken, except for waiters with valid places.
     fresh().await;
     for _ in 0..8 {
-        let TryAcquire::Held(held) = store.try_acquire(&a, &claim(Mode::Exclusive)).await.unwrap()
+        let TryAcquire::Held(held) =
+            store.try_acquire(&a, &claim(Mode::Exclusive), Deadline::NONE).await.unwrap()
         else {
             return;
         };
@@ -667,7 +688,7 @@ async fn a_record_with_nothing_but_its_fence_stays_and_is_no_lock() {
     let reader = takes(&store, "a", Mode::Shared).await;
     assert!(reader.fence > lock.fence);
     store
-        .end_session(&reader.aid, EndReason::Revoked, &[COLLECTION], Uuid::new_v4())
+        .end_session(&reader.aid, EndReason::Revoked, &[COLLECTION], Uuid::new_v4(), Deadline::NONE)
         .await
         .unwrap();
     let stored = record(&database, &key("a")).await.unwrap();
@@ -702,7 +723,7 @@ async fn a_sweep_never_removes_a_reader_that_has_come_back() {
         let aids = [Aid::new(), Aid::new()];
         let read = async |aid: &Aid| {
             let claim = Claim { aid: aid.clone(), ..claim(Mode::Shared) };
-            match faulty.other.store.try_acquire(&key("a"), &claim).await.unwrap() {
+            match faulty.other.store.try_acquire(&key("a"), &claim, Deadline::NONE).await.unwrap() {
                 TryAcquire::Granted(lock) => lock,
                 other => panic!("{other:?}"),
             }
@@ -852,7 +873,7 @@ async fn at_random(rules: Rules) {
                 let claim = queues(&store, &key, mode).await;
                 let mut tries = 0;
                 let lock = loop {
-                    match store.try_acquire(&key, &claim).await.unwrap() {
+                    match store.try_acquire(&key, &claim, Deadline::NONE).await.unwrap() {
                         TryAcquire::Granted(lock) => break Some(lock),
                         TryAcquire::Held(lock) => assert_ne!(lock.aid, claim.aid),
                         TryAcquire::AlreadyMine(lock) => panic!("{lock:?}"),
@@ -865,7 +886,7 @@ async fn at_random(rules: Rules) {
                 };
                 let Some(lock) = lock else {
                     let nobody = claim.turn.map(|turn| turn.others).unwrap();
-                    store.set_place(&key, &nobody).await.unwrap();
+                    store.set_place(&key, &nobody, Deadline::NONE).await.unwrap();
                     continue;
                 };
                 granted[usize::from(shared)] += 1;
@@ -883,7 +904,7 @@ async fn at_random(rules: Rules) {
                 if shared
                     && next(4) == 0
                     && let TryAcquire::Granted(lock) =
-                        store.try_acquire(&key, &upgrade).await.unwrap()
+                        store.try_acquire(&key, &upgrade, Deadline::NONE).await.unwrap()
                 {
                     let before = inside[document].fetch_add(999, SeqCst);
                     assert_eq!(before, 1, "alone");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use actix_doclock::store::{Active, Renewed, Store};
+use actix_doclock::store::{Active, Renewed, verbs::*};
 use actix_doclock::{Actor, Aid, LockError, LockKey, Lockable, Released, StoreErrorKind};
 use futures_util::{TryStreamExt, future::join_all};
 use mongodb::bson::{Bson, Document, doc};
@@ -133,7 +133,7 @@ async fn a_session_with_a_lock_that_is_known_to_be_stuck_does_not_delay_the_rene
     // A store that is too busy to know the answer is asked again.
     let renew = async |aids: &[Aid]| loop {
         let active: Vec<_> = aids.iter().map(Active::whole).collect();
-        match app.store.renew(WorkItem::COLLECTION, &active, TTL).await {
+        match app.store.renew(WorkItem::COLLECTION, &active, TTL, Deadline::NONE).await {
             Err(e) if e.kind() == StoreErrorKind::Unavailable => {}
             renewed => break renewed.unwrap(),
         }
@@ -169,7 +169,7 @@ async fn thousands_of_locks_are_all_removed_or_the_removal_fails() {
     let mut transaction = stuck(&database, &keys[MANY - 2..MANY - 1]).await;
     // The store knows the stuck record, so it does not even try to remove all by one command.
     app.locks.renew(&aid).await.unwrap_err();
-    let release = async || app.store.release_all(WorkItem::COLLECTION, &aid).await;
+    let release = async || app.store.release_all(WorkItem::COLLECTION, &aid, Deadline::NONE).await;
     release().await.expect_err("one lock is still there");
     assert_eq!(count(&database).await, 1);
     transaction.abort_transaction().await.unwrap();

@@ -3,15 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use actix_doclock::{
-    Actor, Aid, Holder, Lock, LockManagerBuilder, LockTaken, Released, Taking, TryAcquire,
-};
+use actix_doclock::store::TakeoverKind;
+use actix_doclock::{Actor, Aid, Holder, Lock, LockManagerBuilder, Released, Takeover, TryAcquire};
 use mongodb::Database;
 
 use crate::rig::app::{App, eventually, key};
 use crate::rig::{self, mongod};
 
-type Heard = Arc<Mutex<Vec<LockTaken>>>;
+type Heard = Arc<Mutex<Vec<Takeover>>>;
 
 /// A server whose listener adds to `heard`.
 async fn server(database: &Database, heard: &Heard) -> App {
@@ -47,7 +46,7 @@ async fn hers(app: &App) -> Lock {
     }
 }
 
-async fn until_heard(heard: &Heard, many: usize) -> Vec<LockTaken> {
+async fn until_heard(heard: &Heard, many: usize) -> Vec<Takeover> {
     eventually("the listener is called", async || heard.lock().unwrap().len() >= many).await;
     heard.lock().unwrap().clone()
 }
@@ -66,7 +65,7 @@ async fn a_break_is_told_once_in_the_cluster_with_the_people_and_the_reason() {
     assert_eq!((&*from.label, from.user.as_deref()), ("Alice", Some("alice@example.org")));
     let by = &told[0].by;
     assert_eq!((&*by.label, by.user.as_deref()), ("Root", Some("root@example.org")));
-    assert_eq!((told[0].how, &*told[0].reason), (Taking::Broken, "on holiday"));
+    assert_eq!((told[0].kind, &*told[0].reason), (TakeoverKind::Broken, "on holiday"));
     assert_eq!((&told[0].key, &told[0].aid, told[0].token), (&lock.key, &lock.aid, lock.token));
 
     // A second break of the same lock finds nothing, and the next one is the next event.

@@ -6,8 +6,9 @@ use std::{
 };
 
 use actix_doclock::{
-    Holder, Lockable, MongoStore, Released, TryAcquire, conformance::Shorthand, store::Store,
+    Holder, Lockable, MongoStore, Released, TryAcquire, store::verbs::*,
 };
+use doclock_conformance::Shorthand;
 use mongodb::bson::doc;
 
 use super::{Bench, cycle::in_turn, fresh};
@@ -54,7 +55,10 @@ async fn halves(bench: &mut Bench<'_>, at: &'static str, mongo: &Mongo) {
 
         let claim = ours::claim(&aid);
         let began = Instant::now();
-        assert!(matches!(store.try_acquire(&key, &claim).await.unwrap(), TryAcquire::Granted(_)));
+        assert!(matches!(
+            store.try_acquire(&key, &claim, Deadline::NONE).await.unwrap(),
+            TryAcquire::Granted(_)
+        ));
         let acquired = Instant::now();
         let released = store.release(&key, &aid, claim.token, claim.mode).await.unwrap();
         let store_took = (acquired - began, acquired.elapsed());

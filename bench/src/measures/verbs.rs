@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, Holder, LockManager, MongoStore, TryAcquire, store::Store};
+use actix_doclock::{Aid, Holder, LockManager, MongoStore, TryAcquire, store::verbs::*};
 use mongodb::{
     Collection, IndexModel,
     bson::{Document, doc},
@@ -11,7 +11,7 @@ use mongodb::{
 use super::{Bench, cycle::in_turn, fresh};
 use crate::{
     floors::{self, majority},
-    load::{Contender, Turn, cycle},
+    load::{Contender, Cycle, Turn, cycle},
     ours::{self, MANAGER, STORE, key},
     peers::{mongo_lock, postgres::Postgres, redis, seeds},
     report::{Role, Row},
@@ -73,25 +73,32 @@ async fn refusals(bench: &Bench<'_>, at: &'static str, mongo: &Mongo) -> Vec<Con
         let store = store.clone();
         async move {
             let claim = ours::claim(&ours::session(turn.task));
-            matches!(store.try_acquire(&key(turn), &claim).await.unwrap(), TryAcquire::Held(_))
-        }
-    });
-    let manager = cycle(move |turn| {
-        let locks = locks.clone();
-        async move {
-            let (aid, holder) = (ours::session(turn.task), Holder::new("bob"));
-            let answer = locks.lock_for_session(&key(turn), &aid, &holder).await.unwrap();
-            matches!(answer, TryAcquire::Held(_))
+            matches!(
+                store.try_acquire(&key(turn), &claim, Deadline::NONE).await.unwrap(),
+                TryAcquire::Held(_)
+            )
         }
     });
     let mut all = vec![
         Contender::new(at, FIND, Role::Floor, find),
         Contender::new(at, DUPLICATE, Role::Floor, insert),
         Contender::new(at, STORE, Role::Ours, store),
-        Contender::new(at, MANAGER, Role::Ours, manager),
+        Contender::new(at, MANAGER, Role::Ours, refused(locks)),
     ];
     all.extend(refusing_peers(bench, at, mongo).await);
     all
+}
+
+/// Another session asks for a held lock.
+pub fn refused(locks: LockManager) -> Cycle {
+    cycle(move |turn| {
+        let locks = locks.clone();
+        async move {
+            let (aid, holder) = (ours::session(turn.task), Holder::new("bob"));
+            let answer = locks.lock_for_session(&key(turn), &aid, &holder).await.unwrap();
+            matches!(answer, TryAcquire::Held(_))
+        }
+    })
 }
 
 async fn refusing_peers(bench: &Bench<'_>, at: &'static str, mongo: &Mongo) -> Vec<Contender> {
@@ -151,26 +158,27 @@ async fn re_entries(at: &'static str, mongo: &Mongo) -> Vec<Contender> {
     let store = cycle(move |turn| {
         let (store, claim) = (store.clone(), ours::claim(&mine));
         async move {
-            let answer = store.try_acquire(&key(turn), &claim).await.unwrap();
+            let answer = store.try_acquire(&key(turn), &claim, Deadline::NONE).await.unwrap();
             matches!(answer, TryAcquire::AlreadyMine(_))
         }
     });
-    let again = |locks: LockManager| {
-        let aid = aid.clone();
-        cycle(move |turn| {
-            let (locks, aid) = (locks.clone(), aid.clone());
-            async move {
-                let (key, holder) = (key(turn), Holder::new("alice"));
-                let answer = locks.lock_for_session(&key, &aid, &holder).await.unwrap();
-                matches!(answer, TryAcquire::AlreadyMine(_))
-            }
-        })
-    };
     vec![
         Contender::new(at, UPDATE, Role::Floor, update),
         Contender::new(at, STORE, Role::Ours, store),
-        Contender::new(at, MANAGER, Role::Ours, again(locks)),
+        Contender::new(at, MANAGER, Role::Ours, again(locks, aid)),
     ]
+}
+
+/// The session asks for its own lock.
+pub fn again(locks: LockManager, aid: Aid) -> Cycle {
+    cycle(move |turn| {
+        let (locks, aid) = (locks.clone(), aid.clone());
+        async move {
+            let (key, holder) = (key(turn), Holder::new("alice"));
+            let answer = locks.lock_for_session(&key, &aid, &holder).await.unwrap();
+            matches!(answer, TryAcquire::AlreadyMine(_))
+        }
+    })
 }
 
 /// The cost of a session with that many locks: to keep it, and to end it.
@@ -232,7 +240,7 @@ async fn ends(
 }
 
 /// So many at once that it does not take long, but no more than a connection pool carries.
-async fn hold(locks: &LockManager, aid: &Aid, keys: std::ops::Range<usize>) {
+pub async fn hold(locks: &LockManager, aid: &Aid, keys: std::ops::Range<usize>) {
     let keys: Vec<_> = keys.collect();
     for some in keys.chunks(50) {
         let acquire = some.iter().map(async |&n| {

@@ -7,7 +7,8 @@ use std::{
 };
 
 use actix_doclock::{
-    LockKey, LockManager, Lockable, LockedDoc, MemoryStore, MongoStore, store::Store,
+    LockKey, LockManager, Lockable, LockedDoc, MemoryStore, MongoStore,
+    store::{Store, verbs::*},
 };
 use actix_session::{Session, SessionMiddleware, storage::CookieSessionStore};
 use actix_web::{
@@ -217,7 +218,8 @@ async fn serve<S: Store + Clone>(
 
 async fn plain<S: Store>(store: web::Data<S>, id: web::Path<String>) -> impl Responder {
     let key = LockKey::of::<Page>(id.into_inner()).unwrap();
-    let page: Page = store.load(&key).await.unwrap().expect("it is there").decode().unwrap();
+    let page: Page =
+        store.load(&key, Deadline::NONE).await.unwrap().expect("it is there").decode().unwrap();
     web::Json(page)
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use actix_doclock::{
     Aid, Holder, Lock, LockKey, LockManager, Lockable, MongoStore, Released, TryAcquire,
-    store::{Active, Store},
+    store::{Active, verbs::*},
 };
 use futures_util::{StreamExt, stream};
 use mongodb::Database;
@@ -20,12 +20,15 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::{
-    Set, Size,
-    meter::{self, Meter},
-    on_a_thread,
+    Set, Size, on_a_thread,
     site::{self, Person},
 };
-use crate::{measures::fresh, ours::Page, stats::Samples};
+use crate::{
+    measures::fresh,
+    meter::{self, Meter},
+    ours::Page,
+    stats::Samples,
+};
 
 /// How many sessions one command renews.
 pub const RENEWED_AT_ONCE: [usize; 3] = [1, 200, 1_000];
@@ -245,7 +248,10 @@ async fn verbs(pass: &mut Pass, locks: &LockManager) {
         let rounds = if at_once == 1 { 1 } else { 20 };
         let calls = (0..rounds).flat_map(|_| aids.chunks_exact(at_once)).map(async |some| {
             let active: Vec<_> = some.iter().map(Active::whole).collect();
-            let renewed = store.renew(Page::COLLECTION, &active, Duration::ZERO).await.unwrap();
+            let renewed = store
+                .renew(Page::COLLECTION, &active, Duration::ZERO, Deadline::NONE)
+                .await
+                .unwrap();
             assert_eq!(renewed.documents, some.len() as u64);
         });
         pass.run(&renewal(at_once), at_once, calls).await;

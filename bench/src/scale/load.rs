@@ -17,11 +17,16 @@ use tokio::{
 use super::{
     Set, Size,
     costs::{Unit, renewal},
-    meter::{self, Meter, Reading},
     on_a_thread,
     site::{self, HEARTBEAT, Person, Site},
 };
-use crate::{count, load::Random, measures::fresh, ours::Page};
+use crate::{
+    count,
+    load::Random,
+    measures::fresh,
+    meter::{self, Meter, Reading},
+    ours::Page,
+};
 
 const CLICK: Duration = Duration::from_secs(120);
 const SAVE: Duration = Duration::from_secs(180);

@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use uuid::Uuid;
 
 use super::{
-    Set, Size, meter, on_a_thread,
+    Set, Size, on_a_thread,
     site::{self, HEARTBEAT, Person},
 };
-use crate::ours::Page;
+use crate::{meter, ours::Page};
 
 const LOCKS: usize = 60;
 /// People who have just taken a lock, so that their heartbeats renew nothing.

@@ -9,10 +9,10 @@ use tokio::time::sleep;
 use super::{
     Set, Size,
     costs::key,
-    meter, on_a_thread,
+    on_a_thread,
     site::{self, Person},
 };
-use crate::{count, measures::fresh, ours::Page};
+use crate::{count, measures::fresh, meter, ours::Page};
 
 const MB: f64 = 1e6;
 /// How long after one waiter the next one comes, unless all come at once.

@@ -12,13 +12,13 @@ use tokio::time::sleep;
 use super::{
     Set, Size,
     costs::key,
-    meter::Reading,
     site::{self, name},
 };
 use crate::{
     floors::{self, majority},
     load::Turn,
     measures::fresh,
+    meter::Reading,
     stats::Samples,
 };
 

@@ -6,9 +6,10 @@ use futures_util::{StreamExt, stream};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
-    Set, Size, meter, on_a_thread,
+    Set, Size, on_a_thread,
     site::{self, HEARTBEAT, Person},
 };
+use crate::meter;
 
 /// How many requests are under way or wait for their time. A heartbeat waits up to half a second for the round
 /// of renewals.

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
@@ -21,7 +21,8 @@ use crate::{
     error::{BoxError, LockError},
     manager::{Inner, LockManager, rhythm::Rhythm},
     random,
-    taken::{LockTaken, Settled},
+    store::{News, NewsId, Outbox, Settled},
+    takeover::Takeover,
 };
 
 /// How many sessions, and how many taken locks, are announced at the same time.
@@ -73,7 +74,7 @@ impl<E: Send + 'static> Listener<E> {
 #[derive(Clone, Default)]
 pub(in crate::manager) struct Listeners {
     pub(in crate::manager) ended: Option<Listener<SessionEnded>>,
-    pub(in crate::manager) taken: Option<Listener<LockTaken>>,
+    pub(in crate::manager) taken: Option<Listener<Takeover>>,
 }
 
 /// What a listener hears of.
@@ -83,19 +84,12 @@ pub(in crate::manager) trait Announced: Clone + Send + Sync + 'static {
 
     fn name(&self) -> String;
 
-    /// Some events that wait to be announced.
-    fn take(
-        manager: &LockManager,
-        worker: Uuid,
-        lease: Duration,
-    ) -> impl Future<Output = Result<Vec<Self>, LockError>> + Send;
+    /// Where such events wait to be announced.
+    fn outbox<'a>(collections: &'a [&'a str]) -> Outbox<'a>;
 
-    /// Records that the listener was called.
-    fn note(
-        manager: &LockManager,
-        worker: Uuid,
-        told: &[Self],
-    ) -> impl Future<Output = Result<(), LockError>> + Send;
+    fn of(news: News) -> Option<Self>;
+
+    fn id(&self) -> NewsId;
 
     /// Wakes the announcer.
     fn wakes(inner: &Inner) -> Arc<Notify>;
@@ -108,25 +102,16 @@ impl Announced for SessionEnded {
         format!("the end of the session {:?} (event {})", self.aid, self.event)
     }
 
-    async fn take(
-        manager: &LockManager,
-        worker: Uuid,
-        lease: Duration,
-    ) -> Result<Vec<Self>, LockError> {
-        let args = (worker, lease);
-        let taken =
-            manager.run("take_announcements", manager.until(), args, |store, (by, lease)| {
-                store.take_announcements(*by, *lease, AT_ONCE)
-            });
-        taken.await
+    fn outbox<'a>(_collections: &'a [&'a str]) -> Outbox<'a> {
+        Outbox::Ends
     }
 
-    async fn note(manager: &LockManager, worker: Uuid, told: &[Self]) -> Result<(), LockError> {
-        let args = (worker, told.to_vec());
-        let noted = manager.run("announced", manager.until(), args, |store, (worker, told)| {
-            store.announced(*worker, told)
-        });
-        noted.await
+    fn of(news: News) -> Option<Self> {
+        if let News::Ended(ended) = news { Some(ended) } else { None }
+    }
+
+    fn id(&self) -> NewsId {
+        NewsId::Ended(self.aid.clone(), Some(self.event))
     }
 
     fn wakes(inner: &Inner) -> Arc<Notify> {
@@ -134,35 +119,23 @@ impl Announced for SessionEnded {
     }
 }
 
-impl Announced for LockTaken {
-    const ALL: &'static str = "announcing taken locks";
+impl Announced for Takeover {
+    const ALL: &'static str = "announcing breaks and takeovers";
 
     fn name(&self) -> String {
-        format!("the taken lock on {:?} (event {})", self.key, self.event)
+        format!("the lost lock on {:?} (event {})", self.key, self.event)
     }
 
-    async fn take(
-        manager: &LockManager,
-        worker: Uuid,
-        lease: Duration,
-    ) -> Result<Vec<Self>, LockError> {
-        let args = (manager.registered_names(), worker, lease);
-        let taken = manager.run("takings", manager.until(), args, |store, (all, by, lease)| {
-            store.takings(all, *by, *lease, AT_ONCE)
-        });
-        taken.await
+    fn outbox<'a>(collections: &'a [&'a str]) -> Outbox<'a> {
+        Outbox::Takeovers(collections)
     }
 
-    async fn note(manager: &LockManager, worker: Uuid, told: &[Self]) -> Result<(), LockError> {
-        let noted = told.iter().map(|taken| {
-            manager.run(
-                "settle_taking",
-                manager.until(),
-                (taken.event, worker),
-                |store, (it, by)| store.settle_taking(*it, *by, Settled::Told),
-            )
-        });
-        try_join_all(noted).await.map(drop)
+    fn of(news: News) -> Option<Self> {
+        if let News::Takeover(takeover) = news { Some(takeover) } else { None }
+    }
+
+    fn id(&self) -> NewsId {
+        NewsId::Takeover(self.event)
     }
 
     fn wakes(inner: &Inner) -> Arc<Notify> {
@@ -170,22 +143,41 @@ impl Announced for LockTaken {
     }
 }
 
-/// What wakes the announcers.
-#[derive(Debug, Default)]
-pub(in crate::manager) struct Announce {
-    ended: Arc<Notify>,
-    taken: Arc<Notify>,
+/// Some events that wait to be announced.
+async fn take<E: Announced>(
+    manager: &LockManager,
+    worker: Uuid,
+    lease: Duration,
+) -> Result<Vec<E>, LockError> {
+    let args = (manager.inner.collections.names(), worker, lease);
+    let taken = manager.inner.calls.run(
+        "take_news",
+        manager.until(),
+        args,
+        |store, (all, by, lease), until| {
+            store.take_news(E::outbox(all), *by, *lease, AT_ONCE, until)
+        },
+    );
+    Ok(taken.await?.into_iter().filter_map(E::of).collect())
 }
 
-impl Announce {
-    /// Something waits to be announced.
-    pub(in crate::manager) fn notify(&self) {
-        self.ended.notify_one();
-        self.taken.notify_one();
-    }
+/// Records that the listener was called.
+async fn note<E: Announced>(
+    manager: &LockManager,
+    worker: Uuid,
+    told: &[E],
+) -> Result<(), LockError> {
+    let args = (worker, told.iter().map(E::id).collect::<Vec<_>>());
+    let noted = manager.inner.calls.run(
+        "settle_news",
+        manager.until(),
+        args,
+        |store, (worker, told), until| store.settle_news(told, *worker, Settled::Told, until),
+    );
+    noted.await
 }
 
-/// Announces some of the events that wait for it. Returns whether there were any.
+/// Announces some of the events that wait for it. True if there were any.
 ///
 /// `told` contains events that have been announced although that could not be recorded.
 async fn announce_some<E: Announced>(
@@ -196,19 +188,19 @@ async fn announce_some<E: Announced>(
     told: &mut Vec<E>,
 ) -> Result<bool, LockError> {
     if !told.is_empty() {
-        E::note(manager, worker, told).await?;
+        note(manager, worker, told).await?;
         told.clear();
     }
-    let taken = E::take(manager, worker, limit + TIME_TO_SAY_SO).await?;
+    let taken = take::<E>(manager, worker, limit + TIME_TO_SAY_SO).await?;
     if taken.is_empty() {
         return Ok(false);
     }
     told.clone_from(&taken);
     // What was taken is announced completely, even if this future is dropped.
     let (own, listener) = (manager.clone(), listener.clone());
-    let called = manager.inner.runner.spawn(&TaskTracker::new(), async move {
+    let called = manager.inner.calls.runner.spawn(&TaskTracker::new(), async move {
         join_all(taken.iter().map(|event| listener.call(event.clone(), limit, event.name()))).await;
-        E::note(&own, worker, &taken).await
+        note(&own, worker, &taken).await
     });
     if let Ok(noted) = called.await {
         noted?;

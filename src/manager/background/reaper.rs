@@ -48,17 +48,25 @@ impl LockManager {
         fields(outcome = tracing::field::Empty),
     ))]
     async fn sweep_some(&self) -> Result<Swept, LockError> {
-        let collections = self.registered_names();
+        let collections = self.inner.collections.names();
         if collections.is_empty() {
             return Ok(Swept::default());
         }
         let (args, began) = ((collections.clone(), random::uuid()), clock::now());
-        let swept = self.run("sweep", self.until(), args, |store, (collections, worker)| {
-            store.sweep(collections, *worker, AT_ONCE)
-        });
+        let swept = self.inner.calls.run(
+            "sweep",
+            self.until(),
+            args,
+            |store, (collections, worker), until| store.sweep(collections, *worker, AT_ONCE, until),
+        );
         let swept = swept.await;
         self.inner.sweeps.saw(&swept);
-        observe::swept(self, began, &swept);
+        observe::swept(
+            &self.inner.seen.losses,
+            |key| self.inner.collections.label(key),
+            began,
+            &swept,
+        );
         let swept = swept?;
         if swept.sessions > 0 {
             log::debug!(
@@ -84,8 +92,8 @@ pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
     let mut rhythm = Rhythm::new("looking for idle sessions", interval);
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };
-        let (stop, register) = (manager.inner.stop.token(), Arc::clone(&manager.inner.register));
-        let granted = Arc::clone(&manager.inner.granted);
+        let (stop, all) = (manager.inner.stop.token(), Arc::clone(&manager.inner.collections));
+        let granted = Arc::clone(&manager.inner.granting.reaper);
         let began = clock::now();
         let pause = tokio::select! {
             biased;
@@ -109,7 +117,7 @@ pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
                 () = stop.cancelled() => return,
                 // Types are being registered. A server that does not know all of them yet would take a
                 // session to be idle that holds locks on other types.
-                () = register.notified() => next = clock::now() + interval,
+                () = all.new.notified() => next = clock::now() + interval,
                 // The grant may be a takeover of an expired lock, whose holder should be reported soon.
                 () = granted.notified() => next = next.min(clock::now() + interval),
                 () = sleep_until(next.into()) => break,

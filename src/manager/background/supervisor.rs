@@ -29,7 +29,7 @@ const PROVEN: Duration = Duration::from_secs(60);
 /// The maximum length of a stored panic message.
 const MESSAGE_BYTES: usize = 500;
 
-/// The panics of one kind of background task, as part of [`Health`](crate::health::Health).
+/// The panics of one kind of background calls, as part of [`Health`](crate::health::Health).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TaskPanics {
@@ -82,7 +82,7 @@ impl LockManager {
         F: Future<Output = ()> + Send + 'static,
     {
         let inner = Arc::downgrade(&self.inner);
-        let runtime = self.inner.runner.runtime().clone();
+        let runtime = self.inner.calls.runner.runtime().clone();
         let supervisor = async move {
             let mut pause = FIRST_PAUSE;
             loop {

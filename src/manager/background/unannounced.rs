@@ -87,7 +87,10 @@ impl LockManager {
 
     async fn overdue(&self, collections: &[&'static str]) -> Result<Vec<Aid>, LockError> {
         let args = collections.to_vec();
-        self.run("overdue", self.until(), args, |store, all| store.overdue(all, MOST)).await
+        self.inner
+            .calls
+            .run("overdue", self.until(), args, |store, all, until| store.overdue(all, MOST, until))
+            .await
     }
 
     /// How many of these sessions have neither an end nor a lock, expired or not.
@@ -102,8 +105,12 @@ impl LockManager {
         let mut missed = 0;
         for aids in aids.chunks(AT_ONCE) {
             let aids = aids.to_vec();
-            let ends = self
-                .run("last_ends", self.until(), aids.clone(), |store, aids| store.last_ends(aids));
+            let ends = self.inner.calls.run(
+                "last_ends",
+                self.until(),
+                aids.clone(),
+                |store, aids, until| store.last_ends(aids, until),
+            );
             let ends = ends.await?;
             let without = aids.into_iter().zip(ends).filter(|(_, end)| {
                 // An older end was that of an earlier idle time.
@@ -114,9 +121,14 @@ impl LockManager {
             let mut came_back = HashSet::new();
             for &collection in collections.iter().filter(|_| !without.is_empty()) {
                 let args = (collection, without.clone());
-                let live = self.run("list", self.until(), args, |store, (collection, aids)| {
-                    store.locks(collection, Query::Of(aids), MOST)
-                });
+                let live = self.inner.calls.run(
+                    "list",
+                    self.until(),
+                    args,
+                    |store, (collection, aids), until| {
+                        store.locks(collection, Query::Of(aids), MOST, until)
+                    },
+                );
                 came_back.extend(live.await?.into_iter().map(|lock| lock.aid));
             }
             missed += without.iter().filter(|aid| !came_back.contains(aid)).count() as u64;

@@ -182,10 +182,10 @@ impl Job {
         let ttl = self.ttl;
         let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
         let (manager, scope) = (self.manager.clone(), TaskTracker::new());
-        let lock = match manager.acquire_waiting(&wanted, &self.aid, wait, &scope).await? {
+        let lock = match manager.acquire_or_wait(&wanted, &self.aid, wait, &scope).await? {
             Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
             Acquired::AlreadyMine(lock) => lock,
-            Acquired::Fresh(fresh) => fresh.confirm(),
+            Acquired::Granted(fresh) => fresh.confirm(),
         };
         LockGuard::new(manager, lock, wanted, self.aid.clone())
     }

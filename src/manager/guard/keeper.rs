@@ -16,8 +16,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, LockToken},
     manager::{
-        Inner, LockManager, background::pieces::Piece, claim::Wanted, observe, rhythm::jittered,
-        wait::queue::Held,
+        Inner, LockManager, claim::Wanted, observe, rhythm::jittered, sessions::pieces::Piece,
     },
     random::HashMap,
     store::{Acquisition, Active, Query},
@@ -82,18 +81,17 @@ impl LockManager {
         }
         drop(guards);
         if is_new {
-            observe::guard(self, &held.key, true);
+            observe::guard(self.inner.collections.label(&held.key), true);
         }
-        let Acquisition { token, mode, .. } = *held;
-        self.inner.queues.holds(&held.key, Held { token, owner: owner.clone(), mode });
+        self.inner.seen.queues.machine().guard_taken(held, owner);
     }
 
     /// Says whether the guard was kept until now.
     pub(in crate::manager) fn keep_no_more(&self, held: &Acquisition) -> bool {
         let kept = self.inner.kept.guards().of.remove(&held.token);
-        self.inner.queues.dropped(&held.key, held.token);
+        self.inner.seen.queues.machine().guard_dropped(held);
         if kept.is_some() {
-            observe::guard(self, &held.key, false);
+            observe::guard(self.inner.collections.label(&held.key), false);
         }
         kept.is_some()
     }
@@ -121,7 +119,7 @@ impl LockManager {
         until: Instant,
     ) -> Result<(), LockError> {
         let active: Vec<_> = guards.keys().map(Active::whole).collect();
-        let mut pieces = self.renew_in_pieces([collection], &active, ttl, until);
+        let mut pieces = self.inner.sessions.renew_in_pieces([collection], &active, ttl, until);
         let mut all = Ok(());
         while let Some(Piece { aids, asked, renewed }) = pieces.recv().await {
             let guards: Vec<_> = aids.iter().filter_map(|aid| guards.get(aid)).collect();
@@ -154,24 +152,31 @@ impl LockManager {
         let is_one_each = documents.len() == guards.len();
         if renewed == guards.len() as u64 && is_one_each && !has_max_hold {
             for held in guards {
-                self.inner.watched.renewed(held, lives);
+                self.inner.seen.watched.renewed(held, lives);
             }
             return Ok(());
         }
         let args = (collection.to_owned(), aids);
-        let listed = self.run("list", until, args, |store, (collection, aids)| {
-            store.locks(collection, Query::Of(aids), usize::MAX)
-        });
+        let listed =
+            self.inner.calls.run("list", until, args, |store, (collection, aids), until| {
+                store.locks(collection, Query::Of(aids), usize::MAX, until)
+            });
         let listed = listed.await?;
         let live: HashMap<_, _> = listed.iter().map(|lock| (lock.token, lock)).collect();
         for held in guards {
             match live.get(&Some(held.token)) {
-                Some(lock) => self.inner.watched.renewed(held, lock.expires_at),
+                Some(lock) => self.inner.seen.watched.renewed(held, lock.expires_at),
                 // Its guard has given the lock back in the meantime.
                 None if !self.keep_no_more(held) => {}
                 None => {
-                    self.inner.gone(held);
-                    observe::lost(self, &held.key, Some(held.token), "unknown", "renewal");
+                    self.inner.seen.gone(held);
+                    observe::lost(
+                        &self.inner.seen.losses,
+                        self.inner.collections.label(&held.key),
+                        Some(held.token),
+                        "unknown",
+                        "renewal",
+                    );
                     log::warn!(
                         target: "actix_doclock::manager",
                         "the lock on {:?} was lost: it expired, or somebody broke it", held.key,

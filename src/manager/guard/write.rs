@@ -3,7 +3,7 @@
 use crate::{
     error::LockError,
     key::Lockable,
-    manager::{document::decode, guard::LockGuard},
+    manager::{guard::LockGuard, reads::decode},
 };
 
 impl LockGuard {
@@ -13,9 +13,9 @@ impl LockGuard {
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     /// [`LockError::Misconfigured`] if the lock is not on a document of type `T`.
     pub async fn load<T: Lockable>(&self) -> Result<T, LockError> {
-        self.manager.is_of::<T>(self.key())?;
+        self.manager.inner.collections.is_of::<T>(self.key())?;
         let key = self.key();
-        let document = self.manager.load(key, self.manager.until()).await?;
+        let document = self.manager.inner.reads.load(key, self.manager.until()).await?;
         document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
     }
 
@@ -44,11 +44,15 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T, LockError> {
-        self.manager.is_of::<T>(self.key())?;
-        let loaded = self.manager.load(self.key(), self.manager.until()).await?;
+        self.manager.inner.collections.is_of::<T>(self.key())?;
+        let loaded = self.manager.inner.reads.load(self.key(), self.manager.until()).await?;
         let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
-        self.manager.save(&self.held, &original, &document, self.manager.until()).await?;
+        self.manager
+            .inner
+            .saves
+            .save(&self.held, &original, &document, self.manager.until())
+            .await?;
         Ok(document)
     }
 
@@ -58,8 +62,8 @@ impl LockGuard {
     /// [`LockError::Rejected`] if there is such a document already. Otherwise as
     /// [`update`](Self::update), which is also as cancel safe.
     pub async fn create<T: Lockable>(&self, document: &T) -> Result<(), LockError> {
-        self.manager.is_of::<T>(self.key())?;
-        self.manager.create(&self.held, document, self.manager.until()).await.map(drop)
+        self.manager.inner.collections.is_of::<T>(self.key())?;
+        self.manager.inner.saves.create(&self.held, document, self.manager.until()).await.map(drop)
     }
 
     /// Deletes the document if the exclusive lock is still held. Releases the lock in any case.
@@ -71,7 +75,7 @@ impl LockGuard {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<(), LockError> {
         // The drop of the guard releases the lock.
-        self.manager.delete(&self.held, self.manager.until()).await
+        self.manager.inner.saves.delete(&self.held, self.manager.until()).await
     }
 
     /// The lock, for guarded writes of your own:
@@ -80,6 +84,6 @@ impl LockGuard {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.manager.held(self.held.clone())
+        self.manager.inner.saves.held(self.held.clone())
     }
 }

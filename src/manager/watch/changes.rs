@@ -22,10 +22,10 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     manager::{
         Inner, LockManager,
+        calls::answer,
         rhythm::{Rhythm, jittered},
-        task::answer,
     },
-    store::{Change, Watch},
+    store::{Change, Deadline, Watch},
 };
 
 /// How many changes are kept for the events of a collection. If there are more, all locks of the
@@ -122,7 +122,7 @@ impl LockManager {
     }
 
     fn is_wanted(&self, collection: &str, changes: &Sender<Change>) -> bool {
-        changes.receiver_count() > 0 || self.inner.queues.somebody_waits_in(collection)
+        changes.receiver_count() > 0 || self.inner.seen.queues.machine().has_waiters_in(collection)
     }
 
     /// Ends the watch if nobody wants it, so that the next waiter or subscriber opens a new one.
@@ -139,9 +139,9 @@ impl LockManager {
     /// Makes one attempt only. The caller pauses before the next one anyway, and on a server that closes
     /// connections each attempt would cost other operations their connections.
     async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, StoreError> {
-        let store = Arc::clone(&self.inner.store);
-        let opening = async move { store.watch(collection).await };
-        let opened = self.inner.runner.spawn(&TaskTracker::new(), opening);
+        let store = Arc::clone(&self.inner.calls.store);
+        let opening = async move { store.watch(collection, Deadline::NONE).await };
+        let opened = self.inner.calls.runner.spawn(&TaskTracker::new(), opening);
         answer("watch", self.until(), opened).await
     }
 
@@ -155,11 +155,11 @@ impl LockManager {
 
     fn tell(&self, collection: &str, change: Change) {
         match &change {
-            Change::Freed(key) | Change::Taken(key, ..) => {
-                self.inner.queues.freed(key);
+            Change::Freed(key) | Change::Broken(key, ..) => {
+                self.inner.seen.queues.machine().freed(key);
             }
             Change::Granted(_) => {}
-            Change::Missed => self.inner.queues.ask_all(collection),
+            Change::Missed => self.inner.seen.queues.call_all(collection),
         }
         if let Some(watched) = self.inner.watches.all().get(collection) {
             // There may be no subscriber.

@@ -118,7 +118,9 @@ impl LockManager {
         for aids in aids.chunks(AT_ONCE) {
             let args: Arc<[Aid]> = aids.into();
             let ends =
-                self.run("last_ends", self.until(), args, |store, aids| store.last_ends(aids));
+                self.inner.calls.run("last_ends", self.until(), args, |store, aids, until| {
+                    store.last_ends(aids, until)
+                });
             let ends = match ends.await {
                 Ok(ends) => ends,
                 Err(e) => {

@@ -25,7 +25,7 @@ use crate::{
             streams::Streams,
         },
     },
-    store::{Change, Taken},
+    store::{Change, TakenBy},
 };
 
 mod known;
@@ -50,7 +50,7 @@ struct State {
     sender: Option<broadcast::Sender<Arc<LockEvent>>>,
     /// The collections that have a task.
     followed: BTreeSet<&'static str>,
-    taken: HashMap<LockToken, (Taken, Instant)>,
+    taken: HashMap<LockToken, (TakenBy, Instant)>,
 }
 
 impl Default for State {
@@ -66,13 +66,13 @@ impl Events {
     }
 
     /// This acquisition was taken from its holder.
-    pub(in crate::manager) fn was_taken(&self, token: LockToken, taken: Taken) {
+    pub(in crate::manager) fn was_taken(&self, token: LockToken, taken: TakenBy) {
         let taken_by = &mut self.state().taken;
         taken_by.retain(|_, (_, at)| clock::since(*at) < REMEMBER_TAKEN);
         taken_by.insert(token, (taken, clock::now()));
     }
 
-    fn taken_by(&self, lock: &Lock) -> Option<Taken> {
+    fn taken_by(&self, lock: &Lock) -> Option<TakenBy> {
         let state = self.state();
         state.taken.get(&lock.token?).map(|(taken, _)| taken.clone())
     }
@@ -159,7 +159,7 @@ impl LockManager {
 
     /// Watches all registered collections, if there are subscribers.
     pub(in crate::manager) fn follow_all(&self) {
-        let names = self.registered_names();
+        let names = self.inner.collections.names();
         let mut state = self.inner.events.state();
         if state.is_idle() || self.inner.stop.token().is_cancelled() {
             return;
@@ -180,7 +180,7 @@ impl LockManager {
     pub fn begin_shutdown(&self) {
         self.begin_drain();
         self.inner.events.close();
-        self.inner.waits.cancel();
+        self.inner.seen.queues.stop();
     }
 
     /// Health says from now on that this server is being stopped. Everything goes on.
@@ -269,7 +269,7 @@ async fn tell(manager: &Weak<Inner>, known: &mut Known, changes: &mut Receiver<C
         while let Some(change) = next {
             match change {
                 Ok(Change::Freed(key) | Change::Granted(key)) => drop(changed.insert(key)),
-                Ok(Change::Taken(key, token, taken)) => {
+                Ok(Change::Broken(key, token, taken)) => {
                     now.inner.events.was_taken(token, taken);
                     changed.insert(key);
                 }

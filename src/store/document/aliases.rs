@@ -3,7 +3,7 @@
 use std::{collections::HashMap, slice};
 
 use super::{
-    changes::{Encoded, Reread, read},
+    encoded::{Encoded, Reread, read},
     merge::{Path, Value},
     paths::{at, with},
 };

@@ -39,7 +39,7 @@ impl Changes {
         });
         let ours = changes.filter(move |change| {
             ready(match change {
-                Change::Freed(key) | Change::Granted(key) | Change::Taken(key, ..) => {
+                Change::Freed(key) | Change::Granted(key) | Change::Broken(key, ..) => {
                     key.collection() == collection
                 }
                 Change::Missed => true,

@@ -9,7 +9,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Holder},
     random::{self, HashMap},
-    store::LastEnd,
+    store::{LastEnd, Settled},
 };
 
 /// How long an ended session is remembered.
@@ -109,7 +109,7 @@ impl Ends {
         named
     }
 
-    /// Whether an earlier idle timeout of this session is being announced at the moment.
+    /// True if an earlier idle timeout of this session is being announced at the moment.
     pub(super) fn is_being_announced(&self, aid: &Aid, now: Duration) -> bool {
         self.of.get(aid).is_some_and(|end| !end.announced && end.is_taken(now))
     }
@@ -128,7 +128,7 @@ impl Ends {
         noted.map_or_else(Names::default, |(names, _)| names)
     }
 
-    pub(super) fn fell_silent(&mut self, aid: &Aid, names: Names, now: Duration) {
+    pub(super) fn became_idle(&mut self, aid: &Aid, names: Names, now: Duration) {
         self.forget_old(now);
         let noted = self.take_noted(aid, now);
         match self.of.get_mut(aid) {
@@ -185,15 +185,21 @@ impl Ends {
             .collect()
     }
 
-    pub(super) fn announced(&mut self, worker: Uuid, ended: &[SessionEnded]) {
-        for SessionEnded { aid, event, .. } in ended {
-            if let Some(end) = self.of.get_mut(aid)
-                && end.event == *event
-                && end.lease.is_some_and(|(by, _)| by == worker)
-            {
-                end.announced = true;
-                end.names = Names::default();
-            }
+    /// Only telling needs a note: an end here is ready at once, and none is void.
+    pub(super) fn settle(
+        &mut self,
+        aid: &Aid,
+        event: Option<Uuid>,
+        worker: Uuid,
+        settled: Settled,
+    ) {
+        if settled == Settled::Told
+            && let Some(end) = self.of.get_mut(aid)
+            && event.is_none_or(|event| event == end.event)
+            && end.lease.is_some_and(|(by, _)| by == worker)
+        {
+            end.announced = true;
+            end.names = Names::default();
         }
     }
 
@@ -205,7 +211,6 @@ impl Ends {
     }
 
     /// Moves all times forward by `by`.
-    #[cfg(feature = "test-util")]
     pub(super) fn shift(&mut self, by: Duration) {
         for (_, until) in self.noted.values_mut() {
             *until += by;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::{LockId, LockKey},
-    store::{Edit, Saved, StoredDocument, memory::stored},
+    store::{Edit, Format, Saved, StoredDocument},
 };
 
 /// # Errors
@@ -66,4 +66,8 @@ fn is_id(json: &Value, id: &LockId) -> bool {
 
 fn unwritable(key: &LockKey, why: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Rejected, format!("the document to be saved as {key} {why}"))
+}
+
+pub(super) fn stored(document: &Value) -> StoredDocument {
+    StoredDocument::from_bytes(Format::Json, document.to_string().into_bytes())
 }

@@ -120,7 +120,7 @@ impl State {
         let (started, turned_on, rules) = (self.started, self.turned_on, self.rules.clone());
         let changes = Changes::keeping(1);
         let (former, freezes) = (self.former.clone(), self.freezes.clone());
-        let takings = self.takings.clone();
+        let takeovers = self.takeovers.clone();
         let state = Self {
             started,
             turned_on,
@@ -131,7 +131,7 @@ impl State {
             changes,
             documents,
             freezes,
-            takings,
+            takeovers,
             servers: Vec::new(),
         };
         MemoryStore { state: Arc::new(state.into()) }

@@ -20,10 +20,10 @@ use crate::{
             changes::Changes,
             ends::Ends,
             record::{Grant, Moment, Record},
-            taken::Takings,
+            takeovers::Takeovers,
         },
     },
-    taken::LockTaken,
+    takeover::Takeover,
 };
 
 /// How many replaced expired grants are kept for the sweep.
@@ -45,7 +45,7 @@ pub(super) struct State {
     pub(super) documents: BTreeMap<LockKey, Value>,
     /// With their ends on the store's clock, and with the servers that obey them.
     pub(super) freezes: Vec<(Freeze, Duration, BTreeSet<Uuid>)>,
-    pub(super) takings: Takings,
+    pub(super) takeovers: Takeovers,
     /// With the times at which they cease to count.
     pub(super) servers: Vec<(ServerNote, Duration)>,
 }
@@ -62,7 +62,7 @@ impl Default for State {
             changes: Changes::default(),
             documents: BTreeMap::new(),
             freezes: Vec::new(),
-            takings: Takings::default(),
+            takeovers: Takeovers::default(),
             servers: Vec::new(),
         }
     }
@@ -134,8 +134,8 @@ impl State {
     }
 
     /// Whether the former holder of this lock still has it.
-    pub(super) fn still_has(&self, taking: &LockTaken) -> bool {
-        let LockTaken { key, aid, token, .. } = taking;
+    pub(super) fn still_has(&self, takeover: &Takeover) -> bool {
+        let Takeover { key, aid, token, .. } = takeover;
         let (now, record) = (self.now(), self.locks.get(key));
         token.is_some_and(|token| {
             let is_it = |grant: &Grant| grant.is_live(now) && grant.is_acquisition(aid, token);

@@ -28,51 +28,50 @@ impl State {
     pub(super) fn sweep(&mut self, collections: &[&str], limit: usize) -> Swept {
         let now = self.now();
         self.forget_places(collections, now);
-        let (live, run_out): (Vec<_>, Vec<_>) = (self.locks.iter())
+        let (live, expired_grants): (Vec<_>, Vec<_>) = (self.locks.iter())
             .filter(|(key, _)| collections.contains(&key.collection()))
             .flat_map(|(key, record)| record.grants.iter().map(move |grant| (key, grant)))
             .partition(|(_, grant)| grant.is_live(now));
         let next = live.iter().map(|(_, grant)| grant.ts + grant.ttl - now).min();
         let awake: BTreeSet<Aid> = live.iter().map(|(_, grant)| grant.aid.clone()).collect();
-        let mut run_out_of: BTreeMap<Aid, Vec<(LockKey, Grant)>> = BTreeMap::new();
-        for (key, grant) in run_out {
+        let mut expired_of: BTreeMap<Aid, Vec<(LockKey, Grant)>> = BTreeMap::new();
+        for (key, grant) in expired_grants {
             if !self.ends.is_being_announced(&grant.aid, now) {
-                let of_session = run_out_of.entry(grant.aid.clone()).or_default();
+                let of_session = expired_of.entry(grant.aid.clone()).or_default();
                 of_session.push((key.clone(), grant.clone()));
             }
         }
         for (key, grant) in &self.former {
             let is_ours = collections.contains(&key.collection());
             if is_ours && !self.ends.is_being_announced(&grant.aid, now) {
-                let of_session = run_out_of.entry(grant.aid.clone()).or_default();
+                let of_session = expired_of.entry(grant.aid.clone()).or_default();
                 of_session.push((key.clone(), grant.clone()));
             }
         }
-        let more = run_out_of.len() > limit;
+        let more = expired_of.len() > limit;
         let (mut sessions, mut expired) = (0, Vec::new());
-        for (aid, grants) in run_out_of.into_iter().take(limit) {
+        for (aid, grants) in expired_of.into_iter().take(limit) {
             for (key, grant) in &grants {
                 expired.push((key.clone(), grant.token));
                 self.remove_if(key, |it| it.is_acquisition(&aid, grant.token));
             }
             self.former.retain(|(_, former)| former.aid != aid);
-            let by_silence: Vec<_> =
+            let idle: Vec<_> =
                 grants.into_iter().filter(|(_, grant)| !grant.has_reached_max_hold()).collect();
-            let Some(ttl) = by_silence.iter().map(|(_, grant)| grant.ttl).max() else { continue };
-            let holder = by_silence.first().map(|(_, grant)| grant.holder.clone());
-            let names =
-                Names { locks: by_silence.into_iter().map(|(key, _)| key).collect(), holder };
+            let Some(ttl) = idle.iter().map(|(_, grant)| grant.ttl).max() else { continue };
+            let holder = idle.first().map(|(_, grant)| grant.holder.clone());
+            let names = Names { locks: idle.into_iter().map(|(key, _)| key).collect(), holder };
             if awake.contains(&aid) {
                 self.ends.note(&aid, names, ttl, now);
             } else {
-                self.ends.fell_silent(&aid, names, now);
+                self.ends.became_idle(&aid, names, now);
                 sessions += 1;
             }
         }
         Swept {
             sessions,
             more,
-            announcements: self.ends.some_to_announce(now) || self.takings.some_to_tell(now),
+            announcements: self.ends.some_to_announce(now) || self.takeovers.some_to_tell(now),
             next,
             expired,
         }

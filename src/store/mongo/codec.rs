@@ -1,11 +1,17 @@
 //! Rust values as BSON, for both bson 2 and bson 3.
 
+use std::time::Duration;
+
 pub(in crate::store) use mongodb::bson::Bson;
-use mongodb::bson::{Binary, Document, oid::ObjectId, spec::BinarySubtype};
+use mongodb::bson::{Binary, Document, RawDocumentBuf, doc, oid::ObjectId, spec::BinarySubtype};
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
-use crate::{error::BoxError, key::LockId, store::StoredDocument};
+use crate::{
+    error::BoxError,
+    key::{LockId, LockKey},
+    store::{Encoded, Format, StoredDocument, Value},
+};
 
 /// Encodes a value as the driver does for a `Collection<T>`.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
@@ -101,6 +107,25 @@ impl From<&LockId> for Bson {
     }
 }
 
+impl LockId {
+    /// The id that is stored like this. `None` for BSON types that cannot be an id. The mongo shell writes every number
+    /// as a double, so a whole number may be a double.
+    #[must_use]
+    pub fn from_bson(id: &Bson) -> Option<Self> {
+        match id {
+            Bson::ObjectId(id) => Some((*id).into()),
+            Bson::String(s) => Some(s.as_str().into()),
+            Bson::Int32(n) => Some((*n).into()),
+            Bson::Int64(n) => Some((*n).into()),
+            Bson::Double(n) if n.fract() == 0.0 && n.abs() < 9e15 => Some((*n as i64).into()),
+            Bson::Binary(Binary { subtype: BinarySubtype::Uuid, bytes }) => {
+                Uuid::from_slice(bytes).ok().map(Into::into)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A number of any BSON type, because a foreign program may have written it.
 pub(super) fn number(value: &Bson) -> Option<f64> {
     match value {
@@ -112,32 +137,100 @@ pub(super) fn number(value: &Bson) -> Option<f64> {
     }
 }
 
-/// The `_id` of a stored record; `None` for BSON types that cannot be a [`LockId`].
-pub(super) fn lock_id(id: &Bson) -> Option<LockId> {
-    match id {
-        Bson::ObjectId(id) => Some((*id).into()),
-        Bson::String(s) => Some(s.as_str().into()),
-        Bson::Int32(n) => Some((*n).into()),
-        Bson::Int64(n) => Some((*n).into()),
-        // The mongo shell writes every number as a double.
-        Bson::Double(n) if n.fract() == 0.0 && n.abs() < 9e15 => Some((*n as i64).into()),
-        Bson::Binary(Binary { subtype: BinarySubtype::Uuid, bytes }) => {
-            Uuid::from_slice(bytes).ok().map(Into::into)
-        }
-        _ => None,
-    }
+/// The key of the document whose record has this `_id`. `None` if a foreign program locks documents whose ids this
+/// crate cannot represent. Nobody can lock them here.
+pub(super) fn key_in(collection: &str, record: &Document) -> Option<LockKey> {
+    LockKey::new(collection, LockId::from_bson(record.get("_id")?)?).ok()
+}
+
+/// The documents in this array.
+pub(super) fn documents<'a>(
+    record: &'a Document,
+    array: &str,
+) -> impl Iterator<Item = &'a Document> + use<'a> {
+    record.get_array(array).into_iter().flatten().filter_map(Bson::as_document)
+}
+
+/// True if the field has this type.
+pub(super) fn is(field: &str, bson_type: &str) -> Document {
+    doc! { "$eq": [{ "$type": field }, bson_type] }
+}
+
+/// A text of a user in a pipeline.
+pub(super) fn literal(text: &str) -> Document {
+    doc! { "$literal": text }
+}
+
+pub(super) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// True if the document has this `_id`.
 pub(super) fn has_id(document: &StoredDocument, id: &LockId) -> bool {
-    let document = decode::<Document>(document.as_bytes());
-    document.is_ok_and(|it| it.get("_id").and_then(lock_id).as_ref() == Some(id))
+    document_of(document)
+        .is_ok_and(|it| it.get("_id").and_then(LockId::from_bson).as_ref() == Some(id))
+}
+
+/// Not by serde: it would read `{ "$oid": … }` and its like as other types, and store them so.
+pub(super) fn document_of(document: &StoredDocument) -> Result<Document, BoxError> {
+    let raw = RawDocumentBuf::from_bytes(document.as_bytes().to_vec())?;
+    Ok(Document::try_from(raw)?)
+}
+
+impl Encoded for Bson {
+    fn decoded(document: &StoredDocument) -> Result<Self, BoxError> {
+        Ok(Self::Document(document_of(document)?))
+    }
+
+    fn encoded(&self) -> Result<StoredDocument, BoxError> {
+        let document = self.as_document().ok_or("it is not a document")?;
+        let raw = RawDocumentBuf::try_from(document)?;
+        Ok(StoredDocument::from_bytes(Format::Bson, raw.into_bytes()))
+    }
+}
+
+impl Value for Bson {
+    fn members(&self) -> Option<impl Iterator<Item = (&String, &Self)>> {
+        self.as_document().map(Document::iter)
+    }
+
+    fn member(&self, name: &str) -> Option<&Self> {
+        self.as_document()?.get(name)
+    }
+
+    fn elements(&self) -> Option<&[Self]> {
+        self.as_array().map(Vec::as_slice)
+    }
+
+    fn document(members: impl Iterator<Item = (String, Self)>) -> Self {
+        Self::Document(members.collect())
+    }
+
+    fn array(elements: Vec<Self>) -> Self {
+        Self::Array(elements)
+    }
+
+    fn form(&self) -> String {
+        match self {
+            Self::Int32(n) => n.to_string(),
+            Self::Int64(n) => n.to_string(),
+            Self::Double(n) => n.to_string(),
+            other => format!("{other:?}"),
+        }
+    }
+
+    fn is_same_leaf(&self, other: &Self) -> bool {
+        match (self, other) {
+            // NaN is not equal to itself, and zero is equal to negative zero; so compare the bits.
+            (Self::Double(a), Self::Double(b)) => a.to_bits() == b.to_bits(),
+            _ => self == other,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mongodb::bson::doc;
 
     #[test]
     fn every_id_keeps_its_bson_type() {
@@ -150,11 +243,11 @@ mod tests {
         ];
         for id in ids {
             let stored = Bson::from(&id);
-            assert_eq!(format!("{:?}", lock_id(&stored)), format!("Some({id:?})"));
+            assert_eq!(format!("{:?}", LockId::from_bson(&stored)), format!("Some({id:?})"));
         }
-        assert_eq!(lock_id(&Bson::Double(7.0)), Some(7_i64.into()));
+        assert_eq!(LockId::from_bson(&Bson::Double(7.0)), Some(7_i64.into()));
         for foreign in [Bson::Null, Bson::Double(0.5), Bson::Double(f64::NAN), doc! {}.into()] {
-            assert_eq!(lock_id(&foreign), None);
+            assert_eq!(LockId::from_bson(&foreign), None);
         }
     }
 

@@ -10,7 +10,10 @@ use tokio::time::sleep;
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    store::mongo::{MongoStore, error::store_error},
+    store::mongo::{
+        MongoStore,
+        error::{Doing, store_error},
+    },
 };
 
 /// Used unless the URI sets its own. Shorter than the manager's default deadline of 5 s, so that a
@@ -18,7 +21,7 @@ use crate::{
 const SERVER_SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections to each member, opened as needed. More than all writes that are under way at once: at most 96 on single
-/// records, and a few for many records. So reads find a connection, also while no majority acknowledges a write.
+/// records and in saves, and a few for many records. So reads find a connection, also while no majority acknowledges a write.
 pub(super) const POOL: u32 = 128;
 
 /// How long to wait for an election, which takes 12 s by default.
@@ -70,14 +73,16 @@ impl MongoStore {
         let client = Client::with_options(options).map_err(malformed)?;
         let store = Self::new(&client.database(database));
         let until = Instant::now() + ELECTION;
-        let mut answered = store.has_transactions().await;
+        let ask =
+            async || store.has_transactions().await.doing(|| "asking the server for its kind");
+        let mut answered = ask().await;
         while answered.as_ref().is_err_and(is_electing) && Instant::now() < until {
             log::warn!(
                 target: "actix_doclock::store",
                 "the replica set has no primary at the moment; waiting for its election",
             );
             sleep(BETWEEN).await;
-            answered = store.has_transactions().await;
+            answered = ask().await;
         }
         match answered {
             Err(e) if format!("{:?}", e.source()).contains("ReplicaSetNoPrimary") => {

@@ -1,13 +1,13 @@
 //! The update that makes one document of another.
 
 use mongodb::{
-    bson::{Bson, Document, RawDocumentBuf, doc},
+    bson::{Bson, Document, doc},
     options::UpdateModifications,
 };
 
 use crate::{
     error::BoxError,
-    store::{Encoded, Format, StoredDocument, Value},
+    store::{StoredDocument, Value, mongo::codec::document_of},
 };
 
 /// The update that makes `after` of the stored document `before`, field by field. `None` if they are the same.
@@ -18,7 +18,7 @@ pub(super) fn update(
     before: &StoredDocument,
     after: &StoredDocument,
 ) -> Result<Option<UpdateModifications>, BoxError> {
-    let (before, after) = (decoded(before)?, decoded(after)?);
+    let (before, after) = (document_of(before)?, document_of(after)?);
     let mut fields = Fields::default();
     if !fields.of("", &before, &after) {
         let replaced = doc! { "$replaceWith": { "$literal": after } };
@@ -31,12 +31,6 @@ pub(super) fn update(
         }
     }
     Ok((!update.is_empty()).then(|| update.into()))
-}
-
-/// Not by serde: it would read `{ "$oid": … }` and its like as other types, and store them so.
-fn decoded(document: &StoredDocument) -> Result<Document, BoxError> {
-    let raw = RawDocumentBuf::from_bytes(document.as_bytes().to_vec())?;
-    Ok(Document::try_from(raw)?)
 }
 
 /// Changed fields, by their dotted paths.
@@ -73,60 +67,10 @@ impl Fields {
     }
 }
 
-impl Value for Bson {
-    fn members(&self) -> Option<impl Iterator<Item = (&String, &Self)>> {
-        self.as_document().map(Document::iter)
-    }
-
-    fn member(&self, name: &str) -> Option<&Self> {
-        self.as_document()?.get(name)
-    }
-
-    fn elements(&self) -> Option<&[Self]> {
-        self.as_array().map(Vec::as_slice)
-    }
-
-    fn document(members: impl Iterator<Item = (String, Self)>) -> Self {
-        Self::Document(members.collect())
-    }
-
-    fn array(elements: Vec<Self>) -> Self {
-        Self::Array(elements)
-    }
-
-    fn form(&self) -> String {
-        match self {
-            Self::Int32(n) => n.to_string(),
-            Self::Int64(n) => n.to_string(),
-            Self::Double(n) => n.to_string(),
-            other => format!("{other:?}"),
-        }
-    }
-
-    fn is_same_leaf(&self, other: &Self) -> bool {
-        match (self, other) {
-            // NaN is not equal to itself, and zero is equal to negative zero; so compare the bits.
-            (Self::Double(a), Self::Double(b)) => a.to_bits() == b.to_bits(),
-            _ => self == other,
-        }
-    }
-}
-
-impl Encoded for Bson {
-    fn decoded(document: &StoredDocument) -> Result<Self, BoxError> {
-        Ok(Self::Document(decoded(document)?))
-    }
-
-    fn encoded(&self) -> Result<StoredDocument, BoxError> {
-        let document = self.as_document().ok_or("it is not a document")?;
-        let raw = RawDocumentBuf::try_from(document)?;
-        Ok(StoredDocument::from_bytes(Format::Bson, raw.into_bytes()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Encoded;
 
     fn stored(document: &Document) -> StoredDocument {
         Bson::Document(document.clone()).encoded().unwrap()

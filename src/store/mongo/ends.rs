@@ -1,5 +1,43 @@
-//! The ends of sessions. Unfinished work is recorded in `doclock.ended`, so that any server can
-//! continue where another one stopped.
+//! The ends of sessions, and the outbox. Unfinished work is recorded in `doclock.ended`, so that any server can
+//! continue where another one stopped. That collection has three kinds of records.
+//!
+//! An end:
+//! ```text
+//! { _id:    <aid>,
+//!   ts:     <Date: when the session ended>,
+//!   reason: "logged_out" | "expired" | "revoked",
+//!   silent: true,                      // the session only became idle; it may come back
+//!   event:  "<name of this end>",
+//!   step:   "release" | "announce",    // the next step; absent when all steps are done
+//!   by: "<worker>", lease: <Date>,     // the worker that has it, and until when it is reserved
+//!   locks:  [ { c: "<collection>", id: <_id> } ],
+//!   holder: { label, user },           // of one of these locks
+//!   leases: [ "<lease>" ],             // of the expired locks that an idle end named
+//!   noted:  <Date: until when the names count although no step is left>,
+//!   taken:  <how often it was taken to be announced>,
+//!   told:   true }                     // already announced; its locks are being released once more
+//! ```
+//!
+//! A takeover, or a break, in the [outbox](news):
+//! ```text
+//! { _id: "taken <event>",  ts: <Date>,  step: "tell",
+//!   asked: true,                      // the lock was to be taken; absent when it is known to be taken
+//!   by: "<worker>", lease: <Date>,    // as for ends; first the event itself, for the server that takes it
+//!   taken: <how often it was taken to be told>,
+//!   taking: { c: "<collection>", id: <_id>, aid, token, how: "broken" | "taken_over",
+//!             from: { label, user? }, by: { label, user? }, reason } }
+//! ```
+//!
+//! A [trace](former) of an expired lock that another session has taken over:
+//! ```text
+//! { _id:   "former/<lease>",
+//!   ts:    <Date: when the trace was left>,
+//!   step:  "look",                  // absent when a reaper has looked
+//!   aid:   "<the former holder>",
+//!   c: "<collection>", id: <_id>,   // what was locked
+//!   lease: "<token>/<ms of its last renewal>" }
+//! ```
+//! indexes: ts (TTL), step (partial)
 
 use std::{
     collections::HashMap,
@@ -7,7 +45,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{TryStreamExt, future::try_join_all};
+use futures_util::future::try_join_all;
 use mongodb::{
     bson::{Bson, Document as Record, doc},
     error::Error,
@@ -16,216 +54,252 @@ use mongodb::{
 use uuid::Uuid;
 
 use crate::{
-    ended::EndReason,
-    error::{StoreError, StoreErrorKind},
-    key::LockKey,
-    lock::{Aid, Holder},
+    ended::{EndReason, MAX_NAMED_LOCKS},
+    error::StoreError,
+    key::{LockId, LockKey},
+    lock::{Aid, Holder, LockToken},
     store::{
-        LastEnd,
+        Deadline, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
         mongo::{
-            ENDED, MongoStore, codec,
-            error::{DUPLICATE_KEY, retry_duplicate_key, store_error},
-            lanes, majority_acknowledges,
-            pipeline::millis,
-            removal::Grants,
-            write::{self, Write},
+            Call, MongoStore,
+            codec::{documents, is, millis},
+            error::{DUPLICATE_KEY, Result, code},
+            release::Grants,
+            send::{self, LIMIT, Write, refusals, rows, run},
         },
-        with_deadline,
     },
+    takeover::Takeover,
 };
 
-mod announce;
 mod former;
+mod news;
 mod overdue;
-mod pipeline;
 mod sweep;
-mod taken;
 
 /// How many locks are named in one command. With the longest possible ids the command must stay within
 /// the limits of the server. Locks beyond that number are released without being named.
 const NAMES_AT_ONCE: usize = 8_000;
+/// How long an end that a worker has begun is reserved for that worker.
+const RELEASE_LEASE: Duration = Duration::from_secs(10);
+
+impl Sessions for MongoStore {
+    verbs! { self, until:
+        end_session(aid: &Aid, reason: EndReason, collections: &[&str], worker: Uuid) -> Vec<LockKey>:
+            self.ends(collections, worker, until).end_session(aid, reason),
+            "ending a session";
+        last_ends(aids: &[Aid]) -> Vec<Option<LastEnd>>:
+            self.ends(&[], Uuid::nil(), until).last_ends(aids),
+            "asking how sessions have ended";
+        sweep(collections: &[&str], worker: Uuid, limit: usize) -> Swept:
+            self.ends(collections, worker, until).sweep(limit),
+            "ending idle sessions";
+        overdue(collections: &[&str], limit: usize) -> Vec<Aid>:
+            self.ends(collections, Uuid::nil(), until).overdue(limit),
+            "looking for sessions that are overdue";
+        put_news(takeover: &Takeover, lease: Duration) -> ():
+            self.ends(&[], takeover.event, until).put_news(takeover, lease),
+            "noting a break or takeover";
+        take_news(what: Outbox<'_>, worker: Uuid, lease: Duration, limit: usize) -> Vec<News>:
+            self.ends(&[], worker, until).take_news(what, lease, limit),
+            "taking news for listeners";
+        settle_news(news: &[NewsId], worker: Uuid, settled: Settled) -> ():
+            self.ends(&[], worker, until).settle_news(news, settled),
+            "settling news for listeners";
+    }
+}
+
+/// A call of a verb about ends.
+#[derive(Clone, Copy)]
+struct Ends<'a> {
+    store: &'a MongoStore,
+    collections: &'a [&'a str],
+    worker: Uuid,
+    until: Deadline,
+}
+
+/// The locks of a session that has ended.
+#[derive(Default)]
+struct Names {
+    keys: Vec<LockKey>,
+    /// Of one of them.
+    holder: Option<Holder>,
+    /// Of those that have expired.
+    leases: Vec<String>,
+    expired: Vec<(LockKey, LockToken)>,
+    /// A list of readers may contain the session.
+    may_read: bool,
+}
 
 impl MongoStore {
+    fn ends<'a>(&'a self, collections: &'a [&'a str], worker: Uuid, until: Deadline) -> Ends<'a> {
+        Ends { store: self, collections, worker, until }
+    }
+}
+
+impl Ends<'_> {
     /// Two writes: the tombstone with the names of the locks, and the removal of the locks. The end is then
-    /// left to [`allow_announcement`](Self::allow_announcement), or to a sweep if this process dies. After
+    /// left to [`settle_news`](Self::settle_news), or to a sweep if this process dies. After
     /// each step any worker can continue: the tombstone prevents new locks, and the names keep any lock from
     /// being forgotten.
-    pub(super) async fn end_for_good(
-        &self,
-        aid: &Aid,
-        reason: EndReason,
-        collections: &[&str],
-        worker: Uuid,
-    ) -> Result<Vec<LockKey>, StoreError> {
-        let failed = |e| store_error("ending a session", e);
+    async fn end_session(&self, aid: &Aid, reason: EndReason) -> Result<Vec<LockKey>> {
         // Without an answer soon, the tombstone comes first, and the names later.
-        let soon = Instant::now() + lanes::group_limit();
-        let (keys, holder, _) =
-            with_deadline(soon, self.held_by(aid, collections)).await.unwrap_or_default();
+        let soon = Self { until: Deadline::at(Instant::now() + LIMIT), ..*self };
+        let before = soon.held_by(aid).await.unwrap_or_default();
         // findAndModify, an upsert, returns: a new end; or an idle end that became permanent; or an end that
         // an earlier attempt of this worker began, with the names that it stored; or the end of another
         // worker, which only gets more names.
-        let mut end = pipeline::end_for_good(reason, Uuid::new_v4(), worker);
-        if !keys.is_empty() {
-            end.extend(pipeline::name(&keys, holder.as_ref()));
+        let mut end = self.end_for_good(reason);
+        if !before.keys.is_empty() {
+            end.push(name(&before));
         }
-        let begun = (self.inner.ended)
+        let begun = (self.store.inner.ended)
             .find_one_and_update(by_aid(aid), end)
             .upsert(true)
             .return_document(ReturnDocument::After)
-            .max_time(lanes::write_limit())
-            .await;
-        let begun = begun.map_err(|e| retry_duplicate_key(failed(e)))?;
+            .max_time(self.until.write_limit())
+            .await?;
         // A lock that was taken before the tombstone was there belonged to the session.
-        let (mut released, holder, may_read) = self.held_by(aid, collections).await?;
-        if released.iter().any(|key| !keys.contains(key)) {
-            self.store_names(aid, &released, holder.as_ref()).await?;
-        }
-        self.remove_in(collections, &Grants::Of(slice::from_ref(aid)), may_read).await?;
-        let mine = begun.filter(|end| end.get_str("by").is_ok_and(|by| by == worker.to_string()));
-        released.extend(mine.as_ref().map_or(keys, names_of));
+        let mut released = self.release_ended(aid, &before.keys).await?;
+        let mine = begun.filter(|end| end.get_str("by").is_ok_and(|by| by == self.by()));
+        released.extend(mine.as_ref().map_or(before.keys, names_of));
         released.sort();
         released.dedup();
-        self.are_gone(&released);
-        Ok(released)
-    }
-
-    /// Nobody needs to look whether these documents are still locked.
-    pub(super) fn are_gone(&self, keys: &[LockKey]) {
-        for key in keys {
-            if let Ok(at) = self.prepared(key.collection()) {
+        // Nobody needs to look whether these documents are still locked.
+        for key in &released {
+            if let Ok(at) = self.store.call(key.collection(), self.until) {
                 at.seen.gone(key.id());
             }
         }
-    }
-
-    // updateOne returns: 1 → the end may be announced; 0 → another worker did that, or is at it.
-    pub(super) async fn allow_announcement(
-        &self,
-        aid: &Aid,
-        worker: Uuid,
-    ) -> Result<(), StoreError> {
-        let mut mine = pipeline::waits_for("release", worker);
-        mine.extend(by_aid(aid));
-        mine.insert("by", worker.to_string());
-        let finished = self.write_ended(mine, pipeline::released(), false).await;
-        finished.map(drop).map_err(|e| store_error("finishing the end of a session", e))
+        Ok(released)
     }
 
     // find returns for each session: how it ended last; or a note of expired locks, which is no end; or
     // nothing.
-    pub(super) async fn last_ends_of(
-        &self,
-        aids: &[Aid],
-    ) -> Result<Vec<Option<LastEnd>>, StoreError> {
+    async fn last_ends(&self, aids: &[Aid]) -> Result<Vec<Option<LastEnd>>> {
         let ids: Vec<_> = aids.iter().map(Aid::as_str).collect();
-        let found = async {
-            let found = self.inner.ended.find(doc! { "_id": { "$in": ids } });
-            let found = found.max_time(lanes::read_limit()).projection(pipeline::last_end());
-            found.await?.try_collect::<Vec<_>>().await
-        };
-        let found = found.await.map_err(|e| store_error("asking how sessions have ended", e))?;
-        let ends: HashMap<_, _> = found
-            .iter()
+        let ago = doc! { "$cond": [is("$ts", "date"), { "$subtract": ["$$NOW", "$ts"] }, 0_i64] };
+        let fields = doc! { "reason": 1, "for_good": { "$ne": ["$silent", true] }, "ago": ago };
+        let ended = &self.store.inner.ended;
+        let found = ended.find(doc! { "_id": { "$in": ids } }).projection(fields);
+        let found = rows(found.max_time(self.until.read_limit())).await?;
+        let ends: HashMap<_, _> = (found.iter())
             .filter_map(|record| Some((record.get_str("_id").ok()?, last_end_in(record)?)))
             .collect();
         Ok(aids.iter().map(|aid| ends.get(aid.as_str()).copied()).collect())
     }
 
-    /// Removes all locks of a session that has ended.
-    async fn release_ended(&self, aid: &Aid, collections: &[&str]) -> Result<(), StoreError> {
-        let (keys, holder, may_read) = self.held_by(aid, collections).await?;
-        if !keys.is_empty() {
-            self.store_names(aid, &keys, holder.as_ref()).await?;
+    /// Removes all locks of a session that has ended, once their names are stored. `known` are stored already.
+    async fn release_ended(&self, aid: &Aid, known: &[LockKey]) -> Result<Vec<LockKey>> {
+        let held = self.held_by(aid).await?;
+        if held.keys.iter().any(|key| !known.contains(key)) {
+            self.write(by_aid(aid), &Write::Update(vec![name(&held)])).await?;
         }
-        self.remove_in(collections, &Grants::Of(slice::from_ref(aid)), may_read).await
+        self.remove(&Grants::Of(slice::from_ref(aid)), held.may_read).await?;
+        Ok(held.keys)
     }
 
-    /// The documents that the session has locked, whose it is, and whether it may be among the readers of any.
-    async fn held_by(
-        &self,
-        aid: &Aid,
-        collections: &[&str],
-    ) -> Result<(Vec<LockKey>, Option<Holder>, bool), StoreError> {
-        let held = try_join_all(collections.iter().map(|c| self.of_session(c, aid, NAMES_AT_ONCE)));
-        let held = held.await?;
-        let may_read = held.iter().any(|it| it.may_read);
-        let mut locks = held.into_iter().flat_map(|it| it.held).peekable();
-        let holder = locks.peek().and_then(|lock| lock.holder.clone());
-        Ok((locks.map(|lock| lock.key).collect(), holder, may_read))
-    }
-
-    async fn store_names(
-        &self,
-        aid: &Aid,
-        keys: &[LockKey],
-        holder: Option<&Holder>,
-    ) -> Result<(), StoreError> {
-        let named = self.write_ended(by_aid(aid), pipeline::name(keys, holder), false).await;
-        named.map(drop).map_err(|e| store_error("ending a session", e))
-    }
-
-    async fn remove_in(
-        &self,
-        collections: &[&str],
-        grants: &Grants<'_>,
-        shared: bool,
-    ) -> Result<(), StoreError> {
-        let remove = |collection| {
-            let at = self.prepared(collection);
-            async move {
-                let removed = at?.remove_many(grants, shared).await;
-                removed.map_err(|e| store_error(format!("releasing locks in {collection}"), e))
+    async fn held_by(&self, aid: &Aid) -> Result<Names> {
+        let held =
+            try_join_all(self.collections.iter().map(async |collection| {
+                self.call(collection)?.of_session(aid, NAMES_AT_ONCE).await
+            }));
+        let mut names = Names::default();
+        for of_session in held.await? {
+            names.may_read |= of_session.may_read;
+            for lock in of_session.held {
+                names.holder = names.holder.or(lock.holder);
+                names.keys.push(lock.key);
             }
-        };
-        try_join_all(collections.iter().copied().map(remove)).await?;
-        Ok(())
+        }
+        Ok(names)
     }
 
-    /// One update of all matching records of `doclock.ended`; with `upsert`, creates the record if it
-    /// is missing.
-    async fn write_ended(
-        &self,
-        filter: Record,
-        by: Vec<Record>,
-        upsert: bool,
-    ) -> Result<u64, Error> {
-        let ended = &self.inner.ended;
-        let command = Write::Update(by).command(ended, filter, upsert);
-        write::write(ended, command, lanes::write_limit()).await
+    /// Unless `shared`, there are no readers among the grants.
+    async fn remove(&self, grants: &Grants<'_>, shared: bool) -> Result<()> {
+        let remove = async |collection| self.call(collection)?.remove_many(grants, shared).await;
+        try_join_all(self.collections.iter().copied().map(remove)).await.map(drop)
+    }
+
+    fn call(&self, collection: &str) -> Result<Call<'_>> {
+        self.store.call(collection, self.until)
+    }
+
+    /// One write on all matching records of `doclock.ended`.
+    async fn write(&self, filter: Record, by: &Write) -> Result<u64> {
+        send::write(&self.store.inner.ended, filter, by, self.until.write_limit()).await
     }
 
     /// Many updates of `doclock.ended` in one command. The driver has no method for that before MongoDB
     /// 8.
-    async fn update_ended(&self, updates: Vec<Record>) -> Result<(), StoreError> {
+    async fn update_each(&self, updates: Vec<Record>) -> Result<()> {
         if updates.is_empty() {
             return Ok(());
         }
-        let command = doc! {
-            "update": ENDED,
-            "updates": updates,
-            "ordered": false,
-            "maxTimeMS": millis(lanes::read_limit()),
-            "writeConcern": majority_acknowledges(),
-        };
-        let doing = "recording the ends of sessions";
-        let reply = self.inner.database.run_command(command).await;
-        let reply = reply.map_err(|e| store_error(doing, e))?;
-        write::acknowledged(&reply, false).map_err(|e| store_error(doing, e))?;
-        let errors = reply.get_array("writeErrors").map_or(&[][..], |errors| errors);
+        let ended = &self.store.inner.ended;
+        let command = doc! { "update": ended.name(), "updates": updates, "ordered": false };
+        let reply = run(ended, command, self.until.read_limit()).await?;
+        send::acknowledged(&reply, false)?;
         // Two servers claimed the same session at the same moment: it belongs to the other one.
-        let refused = errors
-            .iter()
-            .filter_map(Bson::as_document)
-            .find(|error| error.get("code").and_then(codec::number) != Some(DUPLICATE_KEY.into()));
-        match refused {
-            None => Ok(()),
-            Some(error) => {
-                let why = error.get_str("errmsg").unwrap_or_default().to_owned();
-                let message = format!("{doing}: MongoDB refused");
-                Err(StoreError::new(StoreErrorKind::Other, message).because(why))
-            }
+        let is_claimed = |e: &Error| code(e) == Some(DUPLICATE_KEY);
+        refusals(&reply).into_values().find(|e| !is_claimed(e)).map_or(Ok(()), Err)
+    }
+
+    fn by(&self) -> String {
+        // A UUID has only hexadecimal digits and hyphens: it is never an operator or a field path.
+        self.worker.to_string()
+    }
+
+    /// Ends the session permanently. A session that has already ended permanently stays as it is, unless
+    /// this worker may continue that end.
+    ///
+    /// If an idle end was not announced yet, its locks are announced with this end.
+    fn end_for_good(&self, reason: EndReason) -> Vec<Record> {
+        let mut end = self.begin(reason);
+        end.insert("locks", doc! { "$cond": [{ "$or": [has_step(), is_noted()] }, locks(), []] });
+        end.insert("holder", doc! { "$cond": [has_step(), "$holder", "$$REMOVE"] });
+        let is_done = doc! { "$ne": ["$step", "release"] };
+        let is_done = doc! { "$or": [is_done, self.someone_else_is_at_it()] };
+        vec![doc! { "$replaceWith": { "$switch": {
+            "branches": [
+                { "case": { "$and": [is_for_good(), is_done] }, "then": "$$ROOT" },
+                { "case": is_for_good(), "then": self.go_on() },
+            ],
+            "default": end,
+        } } }]
+    }
+
+    fn begin(&self, reason: EndReason) -> Record {
+        let mut end = doc! {
+            "_id": "$_id",
+            "ts": "$$NOW",
+            "reason": reason.as_str(),
+            "event": Uuid::new_v4().to_string(),
+        };
+        end.extend(self.reserved());
+        end.insert("locks", Bson::Array(Vec::new()));
+        end
+    }
+
+    fn reserved(&self) -> Record {
+        let lease = doc! { "$add": ["$$NOW", millis(RELEASE_LEASE)] };
+        doc! { "step": "release", "by": self.by(), "lease": lease }
+    }
+
+    fn go_on(&self) -> Record {
+        doc! { "$mergeObjects": ["$$ROOT", self.reserved()] }
+    }
+
+    /// The ends that wait for this step, except those reserved for other workers.
+    fn waits_for(&self, step: impl Into<Bson>) -> Record {
+        doc! {
+            "step": step.into(),
+            "_id": { "$type": "string" },
+            "$expr": { "$not": [self.someone_else_is_at_it()] },
         }
+    }
+
+    fn someone_else_is_at_it(&self) -> Record {
+        doc! { "$and": [{ "$gt": ["$lease", "$$NOW"] }, { "$ne": ["$by", self.by()] }] }
     }
 }
 
@@ -233,17 +307,12 @@ fn by_aid(aid: &Aid) -> Record {
     doc! { "_id": { "$eq": aid.as_str() } }
 }
 
-fn aid_of(record: &Record, field: &str) -> Aid {
-    Aid::from(record.get_str(field).unwrap_or_default().to_owned())
-}
-
 fn names_of(end: &Record) -> Vec<LockKey> {
-    let names = end.get_array("locks").map_or(&[][..], |names| names);
     let key = |name: &Record| {
-        let id = codec::lock_id(name.get("id")?)?;
+        let id = LockId::from_bson(name.get("id")?)?;
         LockKey::new(name.get_str("c").ok()?, id).ok()
     };
-    names.iter().filter_map(Bson::as_document).filter_map(key).collect()
+    documents(end, "locks").filter_map(key).collect()
 }
 
 fn last_end_in(record: &Record) -> Option<LastEnd> {
@@ -253,6 +322,60 @@ fn last_end_in(record: &Record) -> Option<LastEnd> {
         return None;
     }
     let ago = record.get_i64("ago").ok().and_then(|ago| ago.try_into().ok()).unwrap_or(0);
-    let reason = EndReason::from_stored(reason.unwrap_or_default());
+    let reason = EndReason::from_name(reason.unwrap_or_default());
     Some(LastEnd { reason, for_good, ago: Duration::from_millis(ago) })
+}
+
+/// Stores the names of the locks that are about to be released, and whose they are.
+fn name(names: &Names) -> Record {
+    let holder = names.holder.as_ref().map_or(Bson::from("$$REMOVE"), |Holder { label, user }| {
+        let literal = |text: &String| Bson::from(doc! { "$literal": text });
+        let user = user.as_ref().map_or(Bson::from("$$REMOVE"), literal);
+        doc! { "label": literal(label), "user": user }.into()
+    });
+    let mut set = doc! {
+        "locks": with_names(locks(), &names.keys),
+        "holder": { "$ifNull": ["$holder", holder] },
+    };
+    if !names.leases.is_empty() {
+        let known = doc! { "$cond": [{ "$isArray": "$leases" }, "$leases", []] };
+        set.insert("leases", with(known, names.leases.iter().map(Bson::from)));
+    }
+    doc! { "$set": set }
+}
+
+fn with_names(known: Record, keys: &[LockKey]) -> Record {
+    let name = |key: &LockKey| doc! { "c": key.collection(), "id": Bson::from(key.id()) }.into();
+    with(known, keys.iter().map(name))
+}
+
+fn with(known: Record, new: impl Iterator<Item = Bson>) -> Record {
+    let some: Vec<_> = new.take(MAX_NAMED_LOCKS).collect();
+    let all = doc! { "$setUnion": [known, { "$literal": some }] };
+    doc! { "$slice": [all, MAX_NAMED_LOCKS as i64] }
+}
+
+fn locks() -> Record {
+    doc! { "$cond": [{ "$isArray": "$locks" }, "$locks", []] }
+}
+
+fn is_noted() -> Record {
+    doc! { "$gt": ["$noted", "$$NOW"] }
+}
+
+fn has_step() -> Record {
+    doc! { "$in": ["$step", ["release", "announce"]] }
+}
+
+fn is_for_good() -> Record {
+    doc! { "$and": [is("$ts", "date"), { "$ne": ["$silent", true] }] }
+}
+
+/// The locks are gone. An end that was announced before is not announced again.
+fn released() -> Write {
+    Write::Update(vec![doc! { "$set": {
+        "step": { "$cond": [{ "$eq": ["$told", true] }, "$$REMOVE", "announce"] },
+        "by": "$$REMOVE",
+        "lease": "$$REMOVE",
+    } }])
 }

@@ -1,4 +1,7 @@
 //! Translates errors of the driver into errors of the store.
+//!
+//! Inside this store an error of this crate travels as a custom error of the driver. The verb that answers names the
+//! operation that failed: [`Doing`].
 
 use std::fmt::Display;
 
@@ -15,6 +18,9 @@ use crate::{
     store::mongo::codec,
 };
 
+/// A result with the error of the driver, unless another error is named.
+pub(super) type Result<T, E = Error> = std::result::Result<T, E>;
+
 /// Server codes after which the same request may be sent again: failover and shutdown, lost
 /// connections, time limits, interruptions, and write conflicts.
 const TRANSIENT: &[i32] = &[
@@ -30,7 +36,7 @@ const ATLAS_ERROR: i32 = 8000;
 
 pub(super) const DUPLICATE_KEY: i32 = 11000;
 pub(super) const MAX_TIME_EXPIRED: i32 = 50;
-/// The majority was late. A mongos merges several such errors of its shards into this one.
+/// Write-concern timeout. A mongos merges several such errors of its shards into this one.
 const WRITE_CONCERN_FAILED: i32 = 64;
 
 /// Why the server refused one write of a command. The driver does not look for such an error in the
@@ -54,22 +60,47 @@ pub(super) struct LeftOut {
 #[derive(Debug, thiserror::Error)]
 #[error("no majority has acknowledged it: {error}")]
 pub(super) struct Unacknowledged {
-    /// Whether a record matched the write.
+    /// True if a record matched the write.
     pub(super) has_written: bool,
     pub(super) error: Bson,
 }
 
-/// Too much is waiting: the command was not sent, and will not be.
+/// A failure for which the server is not to blame.
 #[derive(Debug, thiserror::Error)]
-#[error("too much is waiting to be sent")]
-struct NotSent;
+#[error("{what}")]
+struct Failure {
+    kind: StoreErrorKind,
+    what: String,
+}
 
+pub(super) fn failure(kind: StoreErrorKind, what: impl Into<String>) -> Error {
+    Error::custom(Failure { kind, what: what.into() })
+}
+
+/// Nobody knows the outcome, or there is none yet: the verb is repeated.
+pub(super) fn unavailable(what: impl Into<String>) -> Error {
+    failure(StoreErrorKind::Unavailable, what)
+}
+
+/// Too much is waiting: the command was not sent, and will not be.
 pub(super) fn not_sent() -> Error {
-    Error::custom(NotSent)
+    let what = "nothing was sent, because more is asked than MongoDB can do; try again later";
+    failure(StoreErrorKind::Overloaded, what)
 }
 
 pub(super) fn is_not_sent(error: &Error) -> bool {
-    matches!(error.kind.as_ref(), ErrorKind::Custom(ours) if ours.is::<NotSent>())
+    kind(error) == StoreErrorKind::Overloaded
+}
+
+pub(super) trait Doing<T> {
+    /// Names the operation that failed, as in "renewing locks in workitem".
+    fn doing<D: Display>(self, what: impl FnOnce() -> D) -> Result<T, StoreError>;
+}
+
+impl<T> Doing<T> for Result<T, Error> {
+    fn doing<D: Display>(self, what: impl FnOnce() -> D) -> Result<T, StoreError> {
+        self.map_err(|error| store_error(what(), error))
+    }
 }
 
 const TRANSIENT_LABELS: &[&str] = &[
@@ -84,24 +115,33 @@ const TRANSIENT_LABELS: &[&str] = &[
 pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
     let kind = kind(&error);
     let new = |what: &str| StoreError::new(kind, format!("{doing}: {what}"));
-    if let Some(left_out) = ours::<LeftOut>(&error) {
-        return new(&left_out.to_string());
+    if let Some(what) = ours::<Failure>(&error)
+        .map(ToString::to_string)
+        .or_else(|| ours::<LeftOut>(&error).map(ToString::to_string))
+    {
+        return new(&what);
     }
     match kind {
-        StoreErrorKind::Unavailable if ran_out_of_time(&error) => {
+        StoreErrorKind::Unavailable if exceeded_time_limit(&error) => {
             new("MongoDB did not finish in time: it is busy, or a transaction blocks the record")
                 .because(error)
         }
         StoreErrorKind::Unavailable => new(unreachable(&error)).because(error),
-        StoreErrorKind::Overloaded => {
-            new("nothing was sent, because more is asked than MongoDB can do; try again later")
-        }
         // The server quotes the whole command, which must not get into the log.
         StoreErrorKind::Denied => new(&denied(&error)).because(match code(&error) {
             Some(code) => format!("server code {code}"),
             None => error.to_string(),
         }),
         _ => new("MongoDB refused").because(error),
+    }
+}
+
+impl StoreError {
+    /// The error of a store whose driver failed, for programs that send commands of their own to the same database.
+    /// `doing` names the operation that failed, as in "reading titles".
+    #[must_use]
+    pub fn from_mongodb(doing: impl Display, error: Error) -> Self {
+        store_error(doing, error)
     }
 }
 
@@ -164,19 +204,9 @@ fn said(error: &Error) -> &str {
     }
 }
 
-/// For upserts by `_id`, where two first attempts can meet. The second one finds the record when it is
-/// repeated. The server usually repeats it without our help.
-pub(super) fn retry_duplicate_key(error: StoreError) -> StoreError {
-    let source = std::error::Error::source(&error).and_then(|e| e.downcast_ref::<Error>());
-    if source.and_then(code) == Some(DUPLICATE_KEY) {
-        return StoreError::new(StoreErrorKind::Unavailable, error.to_string()).because(error);
-    }
-    error
-}
-
-fn kind(error: &Error) -> StoreErrorKind {
-    if is_not_sent(error) {
-        return StoreErrorKind::Overloaded;
+pub(super) fn kind(error: &Error) -> StoreErrorKind {
+    if let Some(failure) = ours::<Failure>(error) {
+        return failure.kind;
     }
     if TRANSIENT_LABELS.iter().any(|label| error.contains_label(label)) {
         return StoreErrorKind::Unavailable;
@@ -191,6 +221,9 @@ fn kind(error: &Error) -> StoreErrorKind {
         | ErrorKind::Write(WriteFailure::WriteConcernError(_)) => StoreErrorKind::Unavailable,
         _ => match code(error) {
             Some(code) if TRANSIENT.contains(&code) => StoreErrorKind::Unavailable,
+            // Two first upserts by one `_id` have met. The second one finds the record when it is repeated; the server
+            // usually repeats it without our help. Guarded writes tell it from a unique index of the application.
+            Some(DUPLICATE_KEY) => StoreErrorKind::Unavailable,
             Some(code) if DENIED.contains(&code) => StoreErrorKind::Denied,
             Some(ATLAS_ERROR) if ["auth", "not allowed"].iter().any(|it| said(error).contains(it)) => {
                 StoreErrorKind::Denied
@@ -204,19 +237,19 @@ fn kind(error: &Error) -> StoreErrorKind {
     }
 }
 
-/// Whether the database user lacks the privilege for this.
+/// True if the database user lacks the privilege for this.
 pub(super) fn is_denied(error: &Error) -> bool {
     kind(error) == StoreErrorKind::Denied
 }
 
-/// Whether the server gave up at the time limit of the command, before it carried out any of this
+/// True if the server gave up at the time limit of the command, before it carried out any of this
 /// write. (A write that a majority did not acknowledge before the limit is another error.)
-pub(super) fn ran_out_of_time(error: &Error) -> bool {
+pub(super) fn exceeded_time_limit(error: &Error) -> bool {
     code(error) == Some(MAX_TIME_EXPIRED)
 }
 
-/// `None` unless the time limit came before a majority had acknowledged the write. Otherwise: whether a
-/// record matched the write.
+/// `None` unless the time limit came before a majority had acknowledged the write. True if a record matched
+/// the write.
 pub(super) fn late_majority(error: &Error) -> Option<bool> {
     let late: &Unacknowledged = ours(error)?;
     let code = codec::number(late.error.as_document()?.get("code")?)?;

@@ -1,306 +1,328 @@
-//! The two commands that grant locks.
+//! The grants of a record, in filters and in expressions. An exclusive grant stands in the record itself, the grants
+//! of readers stand in its `readers`.
+//!
+//! Two rules keep strings from users from being read as operators: in a filter, write `{field: {$eq:
+//! …}}`; in a pipeline, write `{$literal: …}`. Only `_id` may stand without an operator: see [`by_id`](super::record::by_id).
+//!
+//! An error in an expression would make the document unlockable forever, whatever a foreign program
+//! wrote there. So every expression checks the type before it calculates, and stays within bounds.
 
-use std::time::Instant;
+use std::time::Duration;
 
-use mongodb::{
-    bson::{Bson, Document},
-    error::Error,
-};
+use mongodb::bson::{Bson, Document, doc};
 
 use crate::{
-    error::{StoreError, StoreErrorKind},
-    key::LockKey,
-    lock::{Lock, Mode},
+    key::LockId,
+    lock::{Aid, Mode},
     store::{
-        Acquisition, Claim, HandedOver, TryAcquire,
+        Acquisition, Rules,
         mongo::{
-            Prepared,
-            error::{is_not_sent, ran_out_of_time, retry_duplicate_key, store_error},
-            lanes, pipeline,
-            removal::until_majority,
-            together::Took,
-            write::Modified,
+            codec::{is, literal, millis},
+            record::by_id,
         },
     },
 };
 
-/// The result of one attempt of a claim.
-pub(super) enum Answered {
-    Answer(TryAcquire),
-    /// These expired grants are in its way. They must be left to a reaper before the claim is repeated.
-    Expired(Vec<Bson>),
+/// One grant, live or expired, as a command names it.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    pub(super) id: LockId,
+    aid: Aid,
+    /// The token; or those of all attempts of a claim, any of which may have been granted.
+    tokens: Vec<String>,
+    /// Shared if the mode is not known.
+    pub(super) mode: Mode,
+    /// Only if no other request was told that the session has the lock.
+    pub(super) unless_told: bool,
 }
 
-impl Prepared {
-    /// One attempt of a claim. If another session is known to hold the lock, a read comes first.
-    pub(super) async fn acquire(
-        &self,
-        key: &LockKey,
-        claim: &Claim,
-        traced: &[String],
-    ) -> Result<Answered, StoreError> {
-        let mut was_sent = false;
-        let answered = self.acquire_or_give_way(key, claim, traced, &mut was_sent).await;
-        let answered = answered.map_err(|e| if was_sent { in_doubt(e) } else { e })?;
-        if let Answered::Answer(
-            TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock),
-        ) = &answered
-        {
-            self.seen.held(lock);
-        }
-        Ok(answered)
+impl Target {
+    pub(super) fn of(it: &Acquisition) -> Self {
+        let (id, aid, tokens) = (it.key.id().clone(), it.aid.clone(), vec![it.token.to_string()]);
+        Self { id, aid, tokens, mode: it.mode, unless_told: false }
     }
 
-    async fn acquire_or_give_way(
-        &self,
-        key: &LockKey,
-        claim: &Claim,
-        traced: &[String],
-        was_sent: &mut bool,
-    ) -> Result<Answered, StoreError> {
-        // A claim gives way once only. Otherwise it might never be answered.
-        let mut may_give_way = true;
-        loop {
-            if let Some(held) = self.refuse(key, claim).await? {
-                return Ok(Answered::Answer(TryAcquire::Held(held)));
-            }
-            lanes::in_time().map_err(|e| claim_failed(key, e))?;
-            let written = self.write_claim(key, claim, traced, may_give_way, was_sent).await?;
-            if let Some(answered) = written {
-                return Ok(answered);
-            }
-            may_give_way = false;
-        }
+    /// The same, if it is a grant of an exclusive lock.
+    pub(super) fn exclusive(it: &Acquisition) -> Self {
+        Self { mode: Mode::Exclusive, ..Self::of(it) }
     }
 
-    // find returns: a live exclusive lock of another session → refused. Anything else, or an error → not
-    // known: the claim is written, unless the read was not even sent. Reads the state of the primary: a waiter that read an older state could
-    // miss a release that its change stream does not report any more. If a failover takes the lock away
-    // again, the waiter learns it when the lease would have expired.
-    async fn refuse(&self, key: &LockKey, claim: &Claim) -> Result<Option<Lock>, StoreError> {
-        if !self.seen.is_held_by_another(key.id(), &claim.aid) {
-            return Ok(None);
+    /// What any of these attempts of a claim was granted, unless another request was told of it.
+    pub(super) fn untold(attempts: &[Acquisition]) -> Option<Self> {
+        let tokens = attempts.iter().map(|it| it.token.to_string()).collect();
+        Some(Self { tokens, unless_told: true, ..Self::of(attempts.first()?) })
+    }
+
+    /// Matches the record of the lock.
+    pub(super) fn filter(&self) -> Document {
+        self.filter_with(doc! {})
+    }
+
+    /// The record if it contains nothing else, so that it may be deleted as a whole.
+    pub(super) fn alone(&self, rules: &Rules) -> Document {
+        let mut filter = self.filter_with(doc! { "$size": 1 });
+        if rules.fair {
+            filter.insert("queue", doc! { "$exists": false });
         }
-        let asked = Instant::now();
-        let record = match self.look(key.id()).await {
-            Err(e) if is_not_sent(&e) => return Err(claim_failed(key, e)),
-            record => record.ok().flatten(),
+        filter
+    }
+
+    fn filter_with(&self, mut readers: Document) -> Document {
+        let mut grant = doc! {
+            "aid": { "$eq": self.aid.as_str() },
+            "token": match &self.tokens[..] {
+                [token] => doc! { "$eq": token },
+                tokens => doc! { "$in": tokens },
+            },
         };
-        let refuses = |lock: &Lock| lock.mode == Mode::Exclusive && lock.aid != claim.aid;
-        let lock = record.and_then(|it| self.fetched(key, &it, asked).live_locks().find(refuses));
-        match &lock {
-            Some(lock) => self.seen.held(lock),
-            None => self.seen.freed(key.id()),
+        if self.unless_told {
+            grant.insert("again", doc! { "$exists": false });
         }
-        Ok(lock)
+        let mut filter = by_id(&self.id);
+        if self.mode == Mode::Exclusive {
+            filter.extend(grant);
+        } else {
+            readers.insert("$elemMatch", grant.clone());
+            filter.insert("$or", [grant, doc! { "readers": readers }].to_vec());
+        }
+        filter
     }
 
-    // findAndModify returns: the token of this attempt, or of an earlier attempt of this claim whose
-    // reply was lost → granted. Our aid with another token → already ours. Anything else → held.
-    // Nothing → impossible, because an upsert returns the document. Error 11000 → two first upserts
-    // met, and the server did not retry; reported as unavailable, and repeated. Write concern time-out
-    // or lost connection → not known; repeated.
-    //
-    // The command has three forms, because the length of the pipeline is its only cost beyond that of
-    // an insert. A shorter form that finds no answer has changed nothing that matters, and the next
-    // form follows. No two forms may both grant: a delayed second command could resurrect a released
-    // lock. `None`: the claim gave way.
-    async fn write_claim(
-        &self,
-        key: &LockKey,
-        claim: &Claim,
-        traced: &[String],
-        may_give_way: bool,
-        was_sent: &mut bool,
-    ) -> Result<Option<Answered>, StoreError> {
-        let (rules, is_exclusive) = (&self.rules, claim.mode == Mode::Exclusive);
-        let mut has_readers = false;
-        if is_exclusive && !rules.fair && !rules.fenced && !self.seen.is_there(key.id()) {
-            // Until the outcome is known, another claim looks closer at once.
-            self.seen.there(key.id());
-            let update = pipeline::acquire_if_free(claim, rules);
-            let asked = Instant::now();
-            let took = self.take(key.id(), update).await;
-            if took.as_ref().is_err_and(|e| !ran_out_of_time(e)) {
-                // Probably there is no record, and the repetition travels with others again.
-                self.seen.gone(key.id());
-            }
-            let took = took.map_err(|e| claim_failed(key, e))?;
-            *was_sent = true;
-            match took {
-                Took::New(mut record) => {
-                    record.insert("now", record.get("ts").cloned());
-                    // Anybody else's record is a newer one: this grant is gone already.
-                    return match self.fetched(key, &record, asked).answer(claim) {
-                        Some(granted @ TryAcquire::Granted(_)) => {
-                            Ok(Some(Answered::Answer(granted)))
-                        }
-                        _ => Err(gone_again(key)),
-                    };
-                }
-                Took::Existed(Some(record)) => {
-                    let token = record.get_str("token").ok().and_then(|it| it.parse().ok());
-                    if token.is_some_and(|it| claim.token.is_of_same_claim(it)) {
-                        // The record was a leftover without `ts`, or the reply to an earlier attempt was lost.
-                        let granted = self.granted_before(key, claim).await?;
-                        return Ok(Some(Answered::Answer(granted)));
-                    }
-                    has_readers = record.contains_key("readers");
-                }
-                Took::Existed(None) => {}
-                Took::Gone => return Err(gone_again(key)),
-            }
+    /// True if `grant` is this acquisition.
+    pub(super) fn is(&self, grant: Grant) -> Document {
+        let mut all = vec![
+            doc! { "$eq": [grant.field("aid"), literal(self.aid.as_str())] },
+            doc! { "$in": [grant.field("token"), &self.tokens] },
+        ];
+        if self.unless_told {
+            all.push(doc! { "$eq": [{ "$type": grant.field("again") }, "missing"] });
         }
-        if is_exclusive && !rules.fair && !has_readers {
-            let short = || {
-                let update = pipeline::acquire_shortly(claim, traced, rules);
-                (update, pipeline::short_answer_fields(claim))
-            };
-            let Some((it, asked)) = self.attempt(key, claim, traced, may_give_way, short).await?
-            else {
-                return Ok(None);
-            };
-            *was_sent = true;
-            self.seen.there(key.id());
-            if let Some(record) = it.record
-                && !record.get_bool(pipeline::MORE).unwrap_or(false)
-                && let Some(answered) = self.answered(key, &record, asked, claim)
-            {
-                return Ok(Some(answered));
-            }
-        }
-        let full = || {
-            let update = pipeline::acquire(claim, traced, rules);
-            (update, pipeline::answer_fields(claim, rules))
-        };
-        let Some((it, asked)) = self.attempt(key, claim, traced, may_give_way, full).await? else {
-            return Ok(None);
-        };
-        let answered = it.record.and_then(|record| self.answered(key, &record, asked, claim));
-        answered.map(Some).ok_or_else(|| StoreError::new(StoreErrorKind::Other, acquiring(key)))
+        doc! { "$and": all }
     }
 
-    fn answered(
-        &self,
-        key: &LockKey,
-        record: &Document,
-        asked: Instant,
-        claim: &Claim,
-    ) -> Option<Answered> {
-        let former = record.get_array(pipeline::FORMER).map_or(&[][..], |former| former);
-        let answer = self.fetched(key, record, asked).answer(claim);
-        // Readers do not exclude each other: such a lock only means that the list is full, with expired
-        // readers.
-        let is_in_the_way = |lock: &Lock| {
-            !lock.expires_in().is_zero() && (lock.mode, claim.mode) != (Mode::Shared, Mode::Shared)
-        };
-        match answer {
-            // Another session's live lock, or the turn of a waiter.
-            Some(TryAcquire::Held(lock)) if former.is_empty() || is_in_the_way(&lock) => {
-                Some(Answered::Answer(TryAcquire::Held(lock)))
-            }
-            _ if !former.is_empty() => Some(Answered::Expired(former.to_vec())),
-            answer => answer.map(Answered::Answer),
-        }
-    }
-
-    /// Reads what this claim was granted, because the reply to the shortest form does not contain the
-    /// server's time.
-    async fn granted_before(&self, key: &LockKey, claim: &Claim) -> Result<TryAcquire, StoreError> {
-        let asked = Instant::now();
-        let found = self.leases.find_one(pipeline::by_id(key.id()));
-        let found = found.projection(pipeline::lock_fields(Some(&claim.aid)));
-        let found = found.max_time(lanes::read_limit()).await;
-        let record = found.map_err(|e| store_error(acquiring(key), e))?;
-        match record.and_then(|record| self.fetched(key, &record, asked).answer(claim)) {
-            Some(granted @ TryAcquire::Granted(_)) => Ok(granted),
-            _ => Err(gone_again(key)),
-        }
-    }
-
-    /// One command, in its turn. `form` returns the update and the fields of the answer. `None` if the claim
-    /// gave way: when its turn came, another session was known to hold the lock.
-    async fn attempt(
-        &self,
-        key: &LockKey,
-        claim: &Claim,
-        traced: &[String],
-        may_give_way: bool,
-        form: impl FnOnce() -> (Vec<Document>, Document),
-    ) -> Result<Option<(Modified, Instant)>, StoreError> {
-        let failed = |e| claim_failed(key, e);
-        let turn = self.lanes.claim(key.id()).await.map_err(failed)?;
-        // Then a read will do. The holder's release must not wait behind a write of each refused claim.
-        if may_give_way && self.seen.is_held_by_another(key.id(), &claim.aid) {
-            return Ok(None);
-        }
-        let (update, mut fields) = form();
-        fields.insert(pipeline::FORMER, pipeline::former(claim, traced, &self.rules));
-        let asked = Instant::now();
-        let done = self.modify(turn, pipeline::by_id(key.id()), update, true, Some(fields)).await;
-        done.map(|it| Some((it, asked))).map_err(failed)
-    }
-
-    // findAndModify returns: our token → granted, perhaps by an earlier attempt whose reply was lost. A
-    // record without a lock → released for a waiter of another server. Nothing, or another lock → the
-    // acquisition was gone, and so is the lock that an earlier attempt was granted; released if an earlier
-    // attempt was written and only its majority was late.
-    pub(super) async fn hand_over(
-        &self,
-        from: &Acquisition,
-        claim: &Claim,
-    ) -> Result<HandedOver, StoreError> {
-        let key = &from.key;
-        let fields = match claim.mode {
-            Mode::Exclusive => pipeline::short_answer_fields(claim),
-            Mode::Shared => pipeline::answer_fields(claim, &self.rules),
-        };
-        let update = pipeline::hand_over(from, claim, &self.rules);
-        let handed = pipeline::handed(from, claim);
-        let done = until_majority(async || {
-            let turn = self.lanes.turn(key.id()).await?;
-            let asked = Instant::now();
-            let (update, fields) = (update.clone(), Some(fields.clone()));
-            Ok((self.modify(turn, handed.clone(), update, false, fields).await?, asked))
-        });
-        let ((done, asked), before) =
-            done.await.map_err(|e| store_error(format!("handing over the lock on {key:?}"), e))?;
-        let answer = done.record.as_ref().and_then(|it| self.fetched(key, it, asked).answer(claim));
-        if let Some(TryAcquire::Granted(lock)) = answer {
-            self.seen.held(&lock);
-            return Ok(HandedOver::To(lock));
-        }
-        self.seen.freed(key.id());
-        let is_free = match &done.record {
-            Some(record) => claim.turn.is_some() && !record.contains_key("ts"),
-            None => before,
-        };
-        Ok(if is_free { HandedOver::Released } else { HandedOver::AlreadyGone })
+    /// The same for a record that was read: true if its exclusive lock is this acquisition.
+    pub(super) fn is_in(&self, record: &Document) -> bool {
+        record.get_str("aid").is_ok_and(|aid| aid == self.aid.as_str())
+            && record.get_str("token").is_ok_and(|it| self.tokens.iter().any(|token| token == it))
+            && !(self.unless_told && record.contains_key("again"))
     }
 }
 
-fn claim_failed(key: &LockKey, error: Error) -> StoreError {
-    retry_duplicate_key(store_error(acquiring(key), error))
+fn texts(aids: &[Aid]) -> Vec<&str> {
+    aids.iter().map(Aid::as_str).collect()
 }
 
-/// A later form of the claim was refused because of the load, but an earlier one was sent and may hold the lock: the
-/// answer to a command for several claims does not tell that a leftover record without `ts` was taken. The lock must
-/// be given back. (No test: it takes a group, a leftover in it, and a gate that closes between two commands.)
-fn in_doubt(error: StoreError) -> StoreError {
-    match error.kind() {
-        StoreErrorKind::Overloaded => StoreError::new(
-            StoreErrorKind::Unavailable,
-            format!("{error}; an earlier command may have been carried out"),
-        ),
-        _ => error,
+/// The records in which one of these sessions has or had an exclusive lock.
+pub(super) fn exclusive_of(aids: &[Aid]) -> Document {
+    doc! { "aid": { "$in": texts(aids) } }
+}
+
+/// All records in which one of these sessions has or had a lock.
+pub(super) fn of_sessions(aids: &[Aid]) -> Document {
+    or_shared(exclusive_of(aids))
+}
+
+/// The records that `exclusive` matches, and those with a shared lock of its sessions.
+fn or_shared(exclusive: Document) -> Document {
+    let shared = doc! { "readers.aid": exclusive.get("aid").cloned() };
+    doc! { "$or": [exclusive, shared] }
+}
+
+/// The live locks that these sessions hold. `exclusive` matches their exclusive locks, live or not.
+pub(super) fn held_by(aids: &[Aid], exclusive: Document, foreign_ttl: Duration) -> Document {
+    let mut filter = or_shared(exclusive);
+    let reads = some_reader(doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] });
+    let holds = doc! { "$or": [{ "$not": [is_shared()] }, reads] };
+    filter.insert("$expr", doc! { "$and": [is_live(foreign_ttl), holds] });
+    filter
+}
+
+/// Narrows `filter` to live locks.
+pub(super) fn and_live(mut filter: Document, foreign_ttl: Duration) -> Document {
+    filter.insert("$expr", is_live(foreign_ttl));
+    filter
+}
+
+/// True if the grant is one of these sessions'.
+pub(super) fn is_of(grant: Grant, aids: &[Aid]) -> Document {
+    doc! { "$in": [grant.field("aid"), { "$literal": texts(aids) }] }
+}
+
+/// True if the grant has expired, and so counts as absent.
+pub(super) fn has_expired(grant: Grant, foreign_ttl: Duration) -> Document {
+    match grant {
+        Grant::Reader => doc! { "$not": [is_live_reader()] },
+        Grant::Exclusive => doc! { "$not": [is_live(foreign_ttl)] },
     }
 }
 
-fn gone_again(key: &LockKey) -> StoreError {
-    let what = format!("{}: it was granted, but was gone again at once", acquiring(key));
-    StoreError::new(StoreErrorKind::Unavailable, what)
+/// Where the fields of a grant are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Grant {
+    /// An exclusive grant: in the record.
+    Exclusive,
+    /// The grant of a reader: in `r`, an element of `readers`.
+    Reader,
 }
 
-fn acquiring(key: &LockKey) -> String {
-    format!("acquiring the lock on {key:?}")
+/// Dates and ttls beyond this number of milliseconds are cut off, so that their sum is a valid date.
+const FAR: i64 = 100_000_000_000_000;
+
+impl Grant {
+    pub(super) fn field(self, name: &str) -> String {
+        match self {
+            Self::Exclusive => format!("${name}"),
+            Self::Reader => format!("$$r.{name}"),
+        }
+    }
+
+    /// The `ts` of a renewal. The server fixes the time of a command when the command begins. A command
+    /// that had to wait must not take back a later renewal.
+    pub(super) fn not_before(self) -> Document {
+        doc! { "$max": [self.field("ts"), "$$NOW"] }
+    }
+
+    /// `ttl`, or the time until the end of `max_hold` if that is less.
+    pub(super) fn capped(self, ttl: impl Into<Bson>) -> Document {
+        let (ttl, until) = (ttl.into(), self.field("until"));
+        let left = doc! { "$subtract": [{ "$max": [until, "$$NOW"] }, "$$NOW"] };
+        doc! { "$cond": [self.has_max_hold(), { "$min": [ttl.clone(), left] }, ttl] }
+    }
+
+    /// `{ aid, lease }`, where the lease is named by the token and the last renewal. A save that is
+    /// committed late can make an expired grant live again, under the same token: that is another lease.
+    pub(super) fn lease(self) -> Document {
+        let (token, ts) = (self.field("token"), self.field("ts"));
+        let renewed = doc! { "$cond": [is(&ts, "date"), { "$toString": { "$toLong": ts } }, ""] };
+        doc! { "aid": self.field("aid"), "lease": { "$concat": [token, "/", renewed] } }
+    }
+
+    pub(super) fn has_max_hold(self) -> Document {
+        is(&self.field("until"), "date")
+    }
+
+    /// True if the last renewal could no longer grant the whole ttl.
+    pub(super) fn has_reached_max_hold(self) -> Document {
+        let after_1970 = |date: &str| doc! { "$max": [self.field(date), { "$toDate": 0_i64 }] };
+        doc! { "$and": [
+            self.has_max_hold(),
+            { "$gte": [
+                self.field("ttl"),
+                { "$subtract": [after_1970("until"), after_1970("ts")] },
+            ] },
+        ] }
+    }
+
+    /// `ts + ttl > now`, on the server's clock.
+    ///
+    /// Written as `ttl > now - ts`, because a sum with a number from a foreign program can overflow. A
+    /// date before 1970 counts as 1970, because the difference can overflow, too.
+    fn outlives_now(self, ttl: impl Into<Bson>) -> Document {
+        let age = doc! {
+            "$subtract": ["$$NOW", { "$max": [self.field("ts"), { "$toDate": 0_i64 }] }]
+        };
+        doc! { "$gt": [ttl.into(), age] }
+    }
+}
+
+/// True if an exclusive lock is in its grace period, because its page has gone.
+pub(super) fn is_leaving() -> Document {
+    is("$leaving", "object")
+}
+
+/// True if `r` is a reader, and not an entry that a foreign program put there.
+pub(super) fn is_reader() -> Document {
+    doc! { "$and": [
+        is("$$r.ts", "date"),
+        { "$isNumber": "$$r.ttl" },
+        is("$$r.aid", "string"),
+        is("$$r.token", "string"),
+    ] }
+}
+
+pub(super) fn is_live_reader() -> Document {
+    doc! { "$and": [is_reader(), Grant::Reader.outlives_now("$$r.ttl")] }
+}
+
+/// The readers for which `hold` is true; none if there is no list of readers.
+pub(super) fn readers_that(hold: impl Into<Bson>) -> Document {
+    doc! { "$filter": { "input": readers(), "as": "r", "cond": hold.into() } }
+}
+
+/// True if `holds` is true for some reader.
+pub(super) fn some_reader(holds: impl Into<Bson>) -> Document {
+    doc! { "$anyElementTrue": [
+        { "$map": { "input": readers(), "as": "r", "in": holds.into() } },
+    ] }
+}
+
+pub(super) fn readers() -> Document {
+    doc! { "$cond": [is_shared(), "$readers", []] }
+}
+
+/// True if the record has a list of readers, even if all of them have expired.
+pub(super) fn is_shared() -> Document {
+    doc! { "$isArray": "$readers" }
+}
+
+/// True if somebody holds the lock, in either mode: for readers, `ts` and `ttl` describe the one that
+/// expires last.
+///
+/// A record without a ttl is a foreign one, and has the ttl of the collection. A record without a date
+/// is dead, for the TTL index, too.
+pub(super) fn is_live(foreign_ttl: Duration) -> Document {
+    let ttl = doc! { "$cond": [{ "$isNumber": "$ttl" }, "$ttl", millis(foreign_ttl)] };
+    doc! { "$and": [is("$ts", "date"), Grant::Exclusive.outlives_now(ttl)] }
+}
+
+/// When `r` was granted or renewed, in milliseconds.
+pub(super) fn began() -> Document {
+    within_bounds(doc! { "$toLong": "$$r.ts" })
+}
+
+/// When `r` expires, in milliseconds.
+pub(super) fn expires() -> Document {
+    doc! { "$add": [began(), within_bounds("$$r.ttl")] }
+}
+
+fn within_bounds(millis: impl Into<Bson>) -> Document {
+    doc! { "$toLong": { "$min": [{ "$max": [millis.into(), 0_i64] }, FAR] } }
+}
+
+/// The next fencing token: higher than the last one. If all records were lost, it is still higher than
+/// any earlier token, as long as the clock is not set back.
+///
+/// A value that cannot be such a token counts as zero.
+pub(super) fn next_fence() -> Document {
+    let is_sound = doc! { "$and": [
+        { "$isNumber": "$fence" }, { "$gte": ["$fence", 0] }, { "$lt": ["$fence", i64::MAX / 2] },
+    ] };
+    let last = doc! { "$cond": [is_sound, { "$toLong": "$fence" }, 0_i64] };
+    doc! { "$max": [{ "$add": [last, 1_i64] }, { "$toLong": "$$NOW" }] }
+}
+
+/// The fields of an exclusive lock that is renewed. The record of a foreign program has no ttl of its own, and gets none
+/// here.
+pub(super) fn renewed_exclusive(ttl: impl Into<Bson>, rules: &Rules) -> Document {
+    let capped = Grant::Exclusive.capped(ttl);
+    let is_ours = doc! { "$isNumber": "$ttl" };
+    let ttl = doc! { "$cond": [is_ours.clone(), capped.clone(), millis(rules.ttl)] };
+    let has_end = doc! { "$or": [is_ours, Grant::Exclusive.has_max_hold()] };
+    doc! {
+        "ts": Grant::Exclusive.not_before(),
+        "ttl": { "$cond": [has_end, capped, { "$ifNull": ["$ttl", "$$REMOVE"] }] },
+        "due": due_again(ttl, rules),
+    }
+}
+
+/// When the sweep must look at an exclusive lock that is renewed for `ttl`. If `ts` tells that already,
+/// the field is left out, unless the record had it before.
+pub(super) fn due_again(ttl: impl Into<Bson>, rules: &Rules) -> Document {
+    let ttl = ttl.into();
+    let is_shorter = doc! { "$lt": [ttl.clone(), millis(rules.ttl)] };
+    doc! { "$cond": [
+        { "$or": [is("$due", "date"), is_shorter] },
+        { "$add": [Grant::Exclusive.not_before(), { "$min": [ttl, millis(rules.ttl)] }] },
+        "$$REMOVE",
+    ] }
 }

@@ -17,20 +17,23 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mongodb::error::Error;
 use tokio::{
     sync::oneshot::{self, Receiver, Sender},
     time::{sleep_until, timeout, timeout_at},
 };
 
+use crate::store::mongo::error::{Result, not_sent, unavailable};
+
 /// How many jobs one command carries, if it carries several.
-const AT_ONCE: usize = 64;
+pub(super) const AT_ONCE: usize = 64;
 /// After this time a command no longer keeps others from being sent: on a broken network there is no
 /// answer for a long time, and the next command may get a working connection.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long after its time limit a write may stay unanswered before other writes are sent.
-pub(super) const SILENCE: Duration = Duration::from_secs(2);
+pub(super) const UNANSWERED: Duration = Duration::from_secs(2);
 /// After so many such commands, more than the connections of a default pool, the next one waits longer: for
-/// [`SILENCE`] more, so that commands that hang never close a group.
+/// [`UNANSWERED`] more, so that commands that hang never close a group.
 const LATE: usize = 16;
 /// How many jobs wait at most, however fast the commands are.
 const WAITING: usize = 16_384;
@@ -56,7 +59,7 @@ pub(super) type Gate = Group<(), Infallible>;
 struct State<J, R> {
     under_way: usize,
     late: usize,
-    /// What a command usually takes. A stall counts as [`PATIENCE`].
+    /// The usual time of a command. A stall counts as [`PATIENCE`].
     usual: Duration,
     waiting: VecDeque<Member<J, R>>,
     /// When the next command is sent at the earliest.
@@ -74,29 +77,20 @@ struct Member<J, R> {
 
 #[derive(Debug)]
 enum Told<J, R> {
-    Outcome(R),
+    Outcome(Result<R>),
     /// This caller sends the next command.
-    Lead(J, Turn<J, R>),
+    Lead(J, Slot<J, R>),
 }
 
-/// Why a job has no outcome.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Failed {
-    /// It was not sent, and will not be.
-    NotSent,
-    /// The caller that sent it has gone.
-    Unknown,
-}
-
-/// The right to send one command. A drop passes it on to the next caller, even if the owner was cancelled.
+/// One of the commands that may be under way. A drop passes it on to the next caller, even if the owner was cancelled.
 #[derive(Debug)]
-pub(super) struct Turn<J, R> {
+pub(super) struct Slot<J, R> {
     group: Arc<Group<J, R>>,
     began: Instant,
     is_late: bool,
 }
 
-impl<J, R> Turn<J, R> {
+impl<J, R> Slot<J, R> {
     fn new(group: &Arc<Group<J, R>>) -> Self {
         Self { group: Arc::clone(group), began: Instant::now(), is_late: false }
     }
@@ -120,12 +114,12 @@ impl<J, R> Turn<J, R> {
             return;
         };
         drop(state);
-        // If the caller is gone by now, the turn that comes back goes to the next one.
-        drop(told.send(Told::Lead(job, Turn::new(&self.group))));
+        // If the caller is gone by now, the slot that comes back goes to the next one.
+        drop(told.send(Told::Lead(job, Slot::new(&self.group))));
     }
 }
 
-impl<J, R> Drop for Turn<J, R> {
+impl<J, R> Drop for Slot<J, R> {
     fn drop(&mut self) {
         if self.is_late {
             self.group.state().late -= 1;
@@ -147,16 +141,8 @@ impl<J, R> State<J, R> {
 }
 
 impl<J, R> Group<J, R> {
-    pub(super) fn new(at_most: usize) -> Arc<Self> {
-        Self::of(at_most, AT_ONCE, Duration::ZERO)
-    }
-
-    /// A group whose jobs can wait for a moment, so that more of them gather.
-    pub(super) fn paced(at_most: usize, pace: Duration) -> Arc<Self> {
-        Self::of(at_most, AT_ONCE, pace)
-    }
-
-    fn of(at_most: usize, at_once: usize, pace: Duration) -> Arc<Self> {
+    /// If the jobs can wait for the time of `pace`, more of them gather.
+    pub(super) fn new(at_most: usize, at_once: usize, pace: Duration) -> Arc<Self> {
         let (under_way, late, next) = (0, 0, 0);
         let (usual, waiting, next_at) = (Duration::ZERO, VecDeque::new(), Instant::now());
         let state = Mutex::new(State { under_way, late, usual, waiting, next_at, next });
@@ -167,7 +153,7 @@ impl<J, R> Group<J, R> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a command usually takes.
+    /// The usual time of a command.
     pub(super) fn usual(&self) -> Duration {
         self.state().usual
     }
@@ -193,13 +179,13 @@ impl<J, R> Group<J, R> {
         job: J,
         send_by: Instant,
         carry_out: impl FnOnce(Vec<J>) -> F,
-    ) -> Result<R, Failed>
+    ) -> Result<R>
     where
-        F: Future<Output = Vec<R>>,
+        F: Future<Output = Vec<Result<R>>>,
     {
-        let (job, mut turn) = match self.lead_or_outcome(job, send_by).await? {
-            Told::Outcome(outcome) => return Ok(outcome),
-            Told::Lead(job, turn) => (job, turn),
+        let (job, mut slot) = match self.lead_or_outcome(job, send_by).await? {
+            Told::Outcome(outcome) => return outcome,
+            Told::Lead(job, slot) => (job, slot),
         };
         self.gather().await;
         let (mut jobs, mut others) = (vec![job], Vec::new());
@@ -215,24 +201,24 @@ impl<J, R> Group<J, R> {
         let outcomes = match timeout(PATIENCE, &mut carried_out).await {
             Ok(outcomes) => outcomes,
             Err(_) => {
-                turn.pass_on(LATE);
-                match timeout(SILENCE, &mut carried_out).await {
+                slot.pass_on(LATE);
+                match timeout(UNANSWERED, &mut carried_out).await {
                     Ok(outcomes) => outcomes,
                     Err(_) => {
-                        turn.pass_on(usize::MAX);
+                        slot.pass_on(usize::MAX);
                         carried_out.await
                     }
                 }
             }
         };
-        drop(turn);
+        drop(slot);
         let mut outcomes = outcomes.into_iter();
         let own = outcomes.next();
         for (told, outcome) in others.into_iter().zip(outcomes) {
             // A caller that no longer waits has been told that the outcome is unknown.
             let _ = told.send(Told::Outcome(outcome));
         }
-        own.ok_or(Failed::Unknown)
+        own.unwrap_or_else(|| Err(unknown()))
     }
 
     /// Waits until the next command may be sent, unless a full one waits already.
@@ -249,27 +235,19 @@ impl<J, R> Group<J, R> {
         }
     }
 
-    /// Waits for an outcome or a turn.
-    async fn lead_or_outcome(
-        self: &Arc<Self>,
-        job: J,
-        send_by: Instant,
-    ) -> Result<Told<J, R>, Failed> {
+    /// Waits for an outcome or a slot.
+    async fn lead_or_outcome(self: &Arc<Self>, job: J, send_by: Instant) -> Result<Told<J, R>> {
         let (number, mut told) = self.join(job, send_by)?;
         match timeout_at(send_by.into(), &mut told).await {
             Ok(told) => told,
-            Err(_) if self.leave(number) => return Err(Failed::NotSent),
+            Err(_) if self.leave(number) => return Err(not_sent()),
             Err(_) => told.await,
         }
-        .map_err(|_| Failed::Unknown)
+        .map_err(|_| unknown())
     }
 
     /// Joins the queue, unless it is too long for this job.
-    fn join(
-        self: &Arc<Self>,
-        job: J,
-        send_by: Instant,
-    ) -> Result<(u64, Receiver<Told<J, R>>), Failed> {
+    fn join(self: &Arc<Self>, job: J, send_by: Instant) -> Result<(u64, Receiver<Told<J, R>>)> {
         let (told, receiver) = oneshot::channel();
         let mut state = self.state();
         let number = state.next;
@@ -277,12 +255,12 @@ impl<J, R> Group<J, R> {
         if state.under_way < self.at_most {
             state.under_way += 1;
             drop(state);
-            drop(told.send(Told::Lead(job, Turn::new(self))));
+            drop(told.send(Told::Lead(job, Slot::new(self))));
             return Ok((number, receiver));
         }
         let is_sent_at = Instant::now() + self.wait_behind(&state);
         if state.waiting.len() >= WAITING || is_sent_at > send_by {
-            return Err(Failed::NotSent);
+            return Err(not_sent());
         }
         state.waiting.push_back(Member { number, job, told });
         Ok((number, receiver))
@@ -296,20 +274,17 @@ impl<J, R> Group<J, R> {
     }
 }
 
-impl Gate {
-    /// Lets so many commands through at once.
-    pub(super) fn for_at_most(commands: usize) -> Arc<Self> {
-        Self::of(commands, 1, Duration::ZERO)
-    }
+/// The caller that sent the command has gone.
+fn unknown() -> Error {
+    unavailable("the outcome of a command for several callers is not known")
+}
 
-    /// Waits for the turn of a command, at most until `send_by`.
-    pub(super) async fn turn(
-        self: &Arc<Self>,
-        send_by: Instant,
-    ) -> Result<Turn<(), Infallible>, Failed> {
+impl Gate {
+    /// Waits for a slot, at most until `send_by`.
+    pub(super) async fn enter(self: &Arc<Self>, send_by: Instant) -> Result<Slot<(), Infallible>> {
         match self.lead_or_outcome((), send_by).await? {
-            Told::Lead((), turn) => Ok(turn),
-            Told::Outcome(none) => match none {},
+            Told::Lead((), slot) => Ok(slot),
+            Told::Outcome(none) => match none? {},
         }
     }
 }
@@ -323,6 +298,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::store::mongo::error::is_not_sent;
 
     const UNDER_WAY: usize = 2;
 
@@ -340,28 +316,28 @@ mod tests {
     impl Doubling {
         fn new() -> Arc<Self> {
             Arc::new(Self {
-                group: Group::new(UNDER_WAY),
+                group: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
                 gate: Semaphore::new(0),
                 sizes: Mutex::default(),
             })
         }
 
-        async fn submit(&self, job: u32, send_by: Instant) -> Result<u32, Failed> {
+        async fn submit(&self, job: u32, send_by: Instant) -> Result<u32> {
             let carry_out = async |jobs: Vec<u32>| {
                 self.sizes.lock().unwrap().push(jobs.len());
                 self.gate.acquire().await.unwrap().forget();
-                jobs.iter().map(|job| 2 * job).collect()
+                jobs.iter().map(|job| Ok(2 * job)).collect()
             };
             self.group.submit(job, send_by, carry_out).await
         }
 
-        fn start(self: &Arc<Self>, job: u32) -> JoinHandle<Result<u32, Failed>> {
+        fn start(self: &Arc<Self>, job: u32) -> JoinHandle<Result<u32>> {
             let doubling = Arc::clone(self);
             tokio::spawn(async move { doubling.submit(job, later()).await })
         }
 
         /// Commands without an answer, as many as may be under way.
-        async fn all_under_way(self: &Arc<Self>) -> Vec<JoinHandle<Result<u32, Failed>>> {
+        async fn all_under_way(self: &Arc<Self>) -> Vec<JoinHandle<Result<u32>>> {
             let running = (0..UNDER_WAY as u32).map(|job| self.start(job)).collect();
             while self.sizes().len() < UNDER_WAY {
                 yield_now().await;
@@ -395,7 +371,10 @@ mod tests {
         let doubling = Doubling::new();
         doubling.gate.add_permits(1_000);
         let all = join_all((0..500).map(|job| doubling.submit(job, later()))).await;
-        assert!(all.iter().zip(0..).all(|(outcome, job)| *outcome == Ok(2 * job)), "{all:?}");
+        assert!(
+            all.iter().zip(0..).all(|(it, job)| matches!(it, Ok(n) if *n == 2 * job)),
+            "{all:?}"
+        );
         assert_eq!(doubling.sizes().iter().sum::<usize>(), 500);
         assert!(doubling.sizes().contains(&AT_ONCE), "{:?}", doubling.sizes());
         assert_eq!(doubling.group.state().under_way, 0);
@@ -419,11 +398,11 @@ mod tests {
         let doubling = Doubling::new();
         let running = doubling.all_under_way().await;
         let soon = Instant::now() + Duration::from_millis(10);
-        assert_eq!(doubling.submit(8, soon).await, Err(Failed::NotSent));
+        assert!(doubling.submit(8, soon).await.is_err_and(|e| is_not_sent(&e)));
         let next = doubling.start(9);
         doubling.waiting(1).await;
         doubling.gate.add_permits(10);
-        assert_eq!(next.await.unwrap(), Ok(18));
+        assert_eq!(next.await.unwrap().unwrap(), 18);
         join_all(running).await;
         assert_eq!(doubling.sizes(), [1; UNDER_WAY + 1]);
     }
@@ -442,7 +421,7 @@ mod tests {
         }
         tokio::time::sleep_until((soon + Duration::from_millis(10)).into()).await;
         doubling.gate.add_permits(10);
-        assert_eq!(waits.await.unwrap(), Ok(16));
+        assert_eq!(waits.await.unwrap().unwrap(), 16);
     }
 
     #[tokio::test]
@@ -467,7 +446,7 @@ mod tests {
         doubling.gate.add_permits(10);
         let outcomes = join_all(all).await;
         let refusals =
-            outcomes.into_iter().filter(|it| *it.as_ref().unwrap() == Err(Failed::NotSent));
+            outcomes.into_iter().filter(|it| it.as_ref().unwrap().as_ref().is_err_and(is_not_sent));
         assert_eq!(refusals.count(), refused);
     }
 
@@ -483,10 +462,14 @@ mod tests {
 
     #[tokio::test]
     async fn jobs_of_a_paced_group_wait_for_its_pace_or_for_a_full_command() {
-        let group = Group::paced(UNDER_WAY, Duration::from_secs(3600));
+        let group = Group::new(UNDER_WAY, AT_ONCE, Duration::from_secs(3600));
         let doubling =
             Arc::new(Doubling { group, gate: Semaphore::new(1_000), sizes: Mutex::default() });
-        assert_eq!(doubling.submit(1, later()).await, Ok(2), "the first one waits for nothing");
+        assert_eq!(
+            doubling.submit(1, later()).await.unwrap(),
+            2,
+            "the first one waits for nothing"
+        );
         let all: Vec<_> = (0..100).map(|job| doubling.start(job)).collect();
         doubling.waiting(all.len() - UNDER_WAY).await;
         assert_eq!(doubling.sizes(), [1]);
@@ -506,7 +489,7 @@ mod tests {
         doubling.group.state().usual = PATIENCE;
         doubling.gate.add_permits(1_000);
         for job in 0..50 {
-            assert_eq!(doubling.submit(job, Instant::now()).await, Ok(2 * job));
+            assert_eq!(doubling.submit(job, Instant::now()).await.unwrap(), 2 * job);
         }
         assert!(doubling.group.usual() < PATIENCE / 2, "{:?}", doubling.group.usual());
     }
@@ -522,7 +505,7 @@ mod tests {
         let last = doubling.start(9);
         doubling.waiting(2).await;
         doubling.gate.add_permits(10);
-        assert_eq!(last.await.unwrap(), Ok(18));
+        assert_eq!(last.await.unwrap().unwrap(), 18);
         join_all(running).await;
         assert_eq!(doubling.group.state().under_way, 0);
     }
@@ -545,7 +528,7 @@ mod tests {
         }
         assert!(!is_sent_in(2 * PATIENCE).await);
         for command in 0..2 * LATE {
-            assert!(is_sent_in(2 * (PATIENCE + SILENCE)).await, "{command}");
+            assert!(is_sent_in(2 * (PATIENCE + UNANSWERED)).await, "{command}");
         }
         doubling.gate.add_permits(100);
         doubling.is_idle().await;
@@ -553,7 +536,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_command_that_panics_passes_its_turn_on() {
-        let group = Group::<u32, u32>::new(UNDER_WAY);
+        let group = Group::<u32, u32>::new(UNDER_WAY, AT_ONCE, Duration::ZERO);
         for _ in 0..UNDER_WAY {
             let group = Arc::clone(&group);
             let panics = tokio::spawn(async move {
@@ -561,16 +544,16 @@ mod tests {
             });
             assert!(panics.await.is_err());
         }
-        let doubled = async |jobs: Vec<u32>| jobs.iter().map(|job| 2 * job).collect();
-        assert_eq!(group.submit(4, later(), doubled).await, Ok(8));
+        let doubled = async |jobs: Vec<u32>| jobs.iter().map(|job| Ok(2 * job)).collect();
+        assert_eq!(group.submit(4, later(), doubled).await.unwrap(), 8);
     }
 
     #[tokio::test]
     async fn a_gate_lets_so_many_in_and_the_others_in_their_turn() {
-        let gate = Gate::for_at_most(UNDER_WAY);
-        let first = join_all((0..UNDER_WAY).map(|_| gate.turn(later()))).await;
+        let gate = Gate::new(UNDER_WAY, 1, Duration::ZERO);
+        let first = join_all((0..UNDER_WAY).map(|_| gate.enter(later()))).await;
         let next = Arc::clone(&gate);
-        let next = tokio::spawn(async move { next.turn(later()).await.is_ok() });
+        let next = tokio::spawn(async move { next.enter(later()).await.is_ok() });
         while gate.state().waiting.is_empty() {
             yield_now().await;
         }

@@ -1,38 +1,51 @@
-//! Reads a stored record as a [`Lock`].
+//! The record of a lock: its filter, and its fields read as a [`Lock`].
 
 use std::time::{Duration, Instant, SystemTime};
 
-use mongodb::bson::{Bson, DateTime, Document};
+use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use crate::{
-    key::LockKey,
+    key::{LockId, LockKey},
     lock::{Aid, Holder, Lock, LockToken, Mode},
-    store::{
-        Claim, TryAcquire,
-        mongo::{
-            codec::number,
-            pipeline::{self, millis},
-        },
+    store::mongo::{
+        Prepared,
+        codec::{documents, millis, number},
     },
 };
 
+/// The record with this `_id`. The filter of an upsert must contain nothing else: the server refuses
+/// `$expr` there, and retries a duplicate key only for plain equality on `_id`.
+///
+/// Written without `$eq`, with which the server would plan the query (a tenth of the cost of an
+/// acquire). A [`LockId`] is a number, a string or bytes, and never a document or a pattern with a
+/// special meaning.
+pub(super) fn by_id(id: &LockId) -> Document {
+    doc! { "_id": Bson::from(id) }
+}
+
 /// A record that was fetched together with `now`, and the values that are needed to read it.
-pub(super) struct Fetched<'a> {
+pub(super) struct Fetched {
     pub(super) key: LockKey,
-    pub(super) record: &'a Document,
-    pub(super) foreign_ttl: Duration,
+    pub(super) record: Document,
+    foreign_ttl: Duration,
     /// A moment before the request was sent.
     pub(super) asked: Instant,
 }
 
-impl Fetched<'_> {
+impl Prepared {
+    pub(super) fn fetched(&self, key: &LockKey, record: Document, asked: Instant) -> Fetched {
+        Fetched { key: key.clone(), record, foreign_ttl: self.rules.ttl, asked }
+    }
+}
+
+impl Fetched {
     /// The lock: the exclusive one, or the one of the requested reader.
     pub(super) fn lock(self) -> Option<Lock> {
         match (self.record.get("reader"), self.record.get("readers")) {
-            (Some(Bson::Document(reader)), _) => Some(self.reader(reader)),
+            (Some(Bson::Document(reader)), _) => Some(self.lock_of(reader, Mode::Shared)),
             // There are readers, but none that was asked for.
             (Some(_), _) | (_, Some(Bson::Array(_))) => None,
-            (None, _) => Some(self.lock_of(self.record, Mode::Exclusive)),
+            (None, _) => Some(self.lock_of(&self.record, Mode::Exclusive)),
         }
     }
 
@@ -51,77 +64,30 @@ impl Fetched<'_> {
     }
 
     fn grants(&self) -> impl Iterator<Item = (&Document, Mode)> {
-        let readers = self.record.get_array("readers").ok();
-        let exclusive = readers.is_none().then_some((self.record, Mode::Exclusive));
-        let readers = readers.into_iter().flatten().filter_map(Bson::as_document);
-        readers.map(|reader| (reader, Mode::Shared)).chain(exclusive)
-    }
-
-    /// The answer to a claim: the session's own lock, or the lock or place that is in its way.
-    pub(super) fn answer(self, claim: &Claim) -> Option<TryAcquire> {
-        let place = self.record.get_document("place").ok().map(|place| self.place(place));
-        let is_of = |lock: &Lock| lock.token.is_some_and(|it| it.is_of_same_claim(claim.token));
-        let holds = |lock: &Lock| lock.aid == claim.aid && lock.mode.covers(claim.mode);
-        // If there is a place, the lock ahead of it may have expired.
-        let lock = self.lock().filter(|lock| place.is_none() || !lock.expires_in().is_zero());
-        Some(match (lock, place) {
-            (Some(lock), _) if holds(&lock) && is_of(&lock) => TryAcquire::Granted(lock),
-            (Some(lock), _) if holds(&lock) => TryAcquire::AlreadyMine(lock),
-            // Readers do not exclude each other.
-            (Some(lock), Some(place)) if lock.mode == claim.mode && claim.mode == Mode::Shared => {
-                TryAcquire::Held(place)
-            }
-            (Some(lock), _) => TryAcquire::Held(lock),
-            (None, place) => TryAcquire::Held(place?),
-        })
-    }
-
-    fn reader(&self, reader: &Document) -> Lock {
-        self.lock_of(reader, Mode::Shared)
+        let is_shared = self.record.get_array("readers").is_ok();
+        let exclusive = (!is_shared).then_some((&self.record, Mode::Exclusive));
+        documents(&self.record, "readers").map(|reader| (reader, Mode::Shared)).chain(exclusive)
     }
 
     /// Accepts records of foreign programs, in which any field may be missing or have another type.
-    fn lock_of(&self, grant: &Document, mode: Mode) -> Lock {
+    pub(super) fn lock_of(&self, grant: &Document, mode: Mode) -> Lock {
         let ts = grant.get_datetime("ts").ok().copied();
-        let token = token_of(grant);
+        let token = token_in(grant);
         // A foreign lock is recognised by its `ts`, whatever else its program writes.
         let since = grant.get_datetime("since").ok().copied().filter(|_| token.is_some()).or(ts);
         Lock {
             key: self.key.clone(),
             description: None,
             mode,
-            aid: aid_of(grant),
+            aid: aid_in(grant, "aid"),
             token,
             tab: grant.get_str("tab").ok().and_then(|tab| tab.parse().ok()),
             fence: (grant.get("fence").and_then(Bson::as_i64))
                 .and_then(|fence| u64::try_from(fence).ok())
                 .map(Into::into),
-            holder: holder_of(grant),
+            holder: holder_in(grant, "holder"),
             since: presentable(since),
             expires_at: self.asked + self.remaining(grant, ts),
-        }
-    }
-
-    /// A waiter, shown as the next holder of the document.
-    fn place(&self, place: &Document) -> Lock {
-        let until = place.get_datetime("until").ok().copied();
-        let now = self.record.get_datetime("now").ok().copied();
-        let left = until.zip(now).map_or(0, |(until, now)| {
-            until.timestamp_millis().saturating_sub(now.timestamp_millis())
-        });
-        let is_shared = place.get_str("mode").is_ok_and(|mode| mode == "shared");
-        Lock {
-            key: self.key.clone(),
-            description: None,
-            mode: if is_shared { Mode::Shared } else { Mode::Exclusive },
-            aid: aid_of(place),
-            token: None,
-            tab: None,
-            fence: None,
-            holder: holder_of(place),
-            // A ticket is about the time at which it was drawn.
-            since: presentable(place.get_i64("first").ok().map(DateTime::from_millis)),
-            expires_at: self.asked + in_our_time(left),
         }
     }
 
@@ -139,32 +105,26 @@ impl Fetched<'_> {
     }
 }
 
-/// The record that was read together with the server's time, and that time in it.
-pub(super) fn whole_record(mut found: Document) -> Option<Document> {
-    let Bson::Document(mut record) = found.remove(pipeline::RECORD)? else { return None };
-    record.insert("now", found.remove("now")?);
-    Some(record)
+/// The session in this field; empty if there is none.
+pub(super) fn aid_in(record: &Document, field: &str) -> Aid {
+    Aid::from(record.get_str(field).unwrap_or_default().to_owned())
 }
 
-fn aid_of(grant: &Document) -> Aid {
-    Aid::from(grant.get_str("aid").unwrap_or_default().to_owned())
-}
-
-fn token_of(grant: &Document) -> Option<LockToken> {
+pub(super) fn token_in(grant: &Document) -> Option<LockToken> {
     grant.get_str("token").ok().and_then(|token| token.parse().ok())
 }
 
-/// The `holder` of a grant or of an end.
-pub(super) fn holder_of(grant: &Document) -> Option<Holder> {
-    let holder = grant.get_document("holder").ok()?;
-    let named = Holder::new(holder.get_str("label").ok()?);
-    Some(match holder.get_str("user") {
-        Ok(user) => named.of_user(user),
-        Err(_) => named,
+/// The person in this field.
+pub(super) fn holder_in(record: &Document, field: &str) -> Option<Holder> {
+    let stored = record.get_document(field).ok()?;
+    let holder = Holder::new(stored.get_str("label").ok()?);
+    Some(match stored.get_str("user") {
+        Ok(user) => holder.of_user(user),
+        Err(_) => holder,
     })
 }
 
-fn in_our_time(millis: i64) -> Duration {
+pub(super) fn in_our_time(millis: i64) -> Duration {
     /// Longer than any lock, and short enough for an `Instant`.
     const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     Duration::from_millis(millis.try_into().unwrap_or(0)).min(FOREVER)
@@ -181,11 +141,11 @@ pub(super) fn presentable(date: Option<DateTime>) -> SystemTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mongodb::bson::doc;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn fetched(record: &Document) -> Fetched<'_> {
+    fn fetched(record: &Document) -> Fetched {
+        let record = record.clone();
         let key = LockKey::new("workitem", 1).unwrap();
         Fetched { key, record, foreign_ttl: MINUTE, asked: Instant::now() }
     }

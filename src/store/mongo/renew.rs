@@ -2,31 +2,32 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use mongodb::{
-    bson::{Bson, Document, doc},
-    error::Result,
-};
+use mongodb::bson::{Bson, Document, doc};
 
 use crate::{
     lock::Aid,
     store::{
-        Active, Renewed,
+        Active, Named, Renewed,
         mongo::{
-            Prepared,
-            error::{LeftOut, ours, ran_out_of_time},
-            lanes, pipeline,
-            write::{self, Write},
+            Call,
+            codec::{documents, millis},
+            error::{LeftOut, Result, exceeded_time_limit, ours},
+            grant::{
+                Grant, exclusive_of, held_by, is_live_reader, is_of, is_shared, of_sessions,
+                readers, renewed_exclusive,
+            },
+            send::{Write, rows, write},
+            settle::settle,
         },
     },
 };
 
-impl Prepared {
+impl Call<'_> {
     // update returns: n matched → n live locks renewed; any other lock that the session believes in is
     // lost. Out of time → nobody knows which locks are renewed, so all sessions of the command are late.
     pub(super) async fn renew(&self, active: &[Active], ttl: Duration) -> Result<Renewed> {
         if let [session] = active {
-            let (renewed, by) = self.renewal(active, ttl);
-            let written = self.write_all(renewed, &by).await;
+            let written = self.write_all(self.renewable(active), &self.renewal(active, ttl)).await;
             return match written.as_ref().map_err(ours) {
                 Err(Some(&LeftOut { written, .. })) => {
                     Ok(Renewed { documents: written, late: vec![session.aid.clone()] })
@@ -41,43 +42,69 @@ impl Prepared {
         if active.is_empty() {
             return Ok(Renewed { documents: 0, late });
         }
-        let (renewed, by) = self.renewal(&active, ttl);
-        let command = by.command(&self.locks, renewed, false);
-        match write::write(&self.locks, command, lanes::write_limit()).await {
-            Ok(documents) => Ok(Renewed { documents, late }),
-            Err(e) if ran_out_of_time(&e) => {
+        let (renewable, by) = (self.renewable(&active), self.renewal(&active, ttl));
+        match write(&self.primary, renewable, &by, self.until.write_limit()).await {
+            Err(e) if exceeded_time_limit(&e) => {
                 Ok(Renewed { documents: 0, late: [late, aids_of(&active)].concat() })
             }
-            Err(e) => Err(e),
+            documents => Ok(Renewed { documents: documents?, late }),
         }
-    }
-
-    fn renewal(&self, active: &[Active], ttl: Duration) -> (Document, Write) {
-        let by = pipeline::renew(&aids_of(active), ttl, &self.rules);
-        (pipeline::renewable(active, self.rules.ttl), Write::Update(by))
     }
 
     /// The sessions with a lock on a record that is known to be stuck.
     async fn with_stuck_locks(&self, aids: &[Aid]) -> Result<HashSet<String>> {
-        let (stuck, mut blocked) = (self.lanes.stuck(), HashSet::new());
+        let stuck = self.admission.stuck();
         if stuck.is_empty() {
-            return Ok(blocked);
+            return Ok(HashSet::new());
         }
-        let mut filter = pipeline::of_sessions(aids);
+        let mut filter = of_sessions(aids);
         filter.insert("_id", doc! { "$in": stuck });
         let fields = doc! { "_id": 0, "aid": 1, "readers.aid": 1 };
-        let mut found =
-            self.locks.find(filter).projection(fields).max_time(lanes::read_limit()).await?;
-        while found.advance().await? {
-            let mut record = found.deserialize_current()?;
-            let readers = match record.remove("readers") {
-                Some(Bson::Array(readers)) => readers,
-                _ => Vec::new(),
-            };
-            let grants = readers.iter().filter_map(Bson::as_document).chain([&record]);
-            blocked.extend(grants.filter_map(|grant| Some(grant.get_str("aid").ok()?.to_owned())));
+        let found = self.primary.find(filter).projection(fields);
+        let found = rows(found.max_time(self.until.read_limit())).await?;
+        let grants = found.iter().flat_map(|it| documents(it, "readers").chain([it]));
+        Ok(grants.filter_map(|grant| Some(grant.get_str("aid").ok()?.to_owned())).collect())
+    }
+
+    /// The records with a lock that is to be renewed.
+    ///
+    /// What one session names also counts for the others, so that the filter stays short. That changes nothing: tabs and
+    /// tokens have random names that only their own session knows.
+    fn renewable(&self, active: &[Active]) -> Document {
+        let aids = aids_of(active);
+        let whole = active.iter().filter(|it| it.named.is_none()).map(|it| it.aid.as_str());
+        let (mut tabs, mut tokens) = (vec![Bson::Null], Vec::new());
+        for named in active.iter().filter_map(|it| it.named.as_ref()).flatten() {
+            match named {
+                Named::Tab(tab) => tabs.push(tab.to_string().into()),
+                Named::Token(token) => tokens.push(token.to_string()),
+            }
         }
-        Ok(blocked)
+        let mut exclusive = exclusive_of(&aids);
+        let is_named = doc! { "$or": [
+            { "tab": { "$in": tabs } },
+            { "token": { "$in": tokens } },
+            { "aid": { "$in": whole.collect::<Vec<_>>() } },
+        ] };
+        exclusive.extend(is_named);
+        held_by(&aids, exclusive, self.rules.ttl)
+    }
+
+    /// Renews the leases of these sessions, for at least `ttl`.
+    fn renewal(&self, active: &[Active], ttl: Duration) -> Write {
+        let mine = doc! { "$and": [is_of(Grant::Reader, &aids_of(active)), is_live_reader()] };
+        let longer = doc! { "$max": ["$$r.ttl", millis(ttl)] };
+        let renewed = doc! { "$mergeObjects": [
+            "$$r", { "ts": Grant::Reader.not_before(), "ttl": Grant::Reader.capped(longer) },
+        ] };
+        let each = doc! { "$cond": [mine, renewed, "$$r"] };
+        let shared = doc! { "readers": { "$map": { "input": readers(), "as": "r", "in": each } } };
+        let longer = doc! { "$max": ["$ttl", millis(ttl)] };
+        let renewed =
+            doc! { "$cond": [is_shared(), shared, renewed_exclusive(longer, &self.rules)] };
+        let mut stages = vec![doc! { "$replaceWith": { "$mergeObjects": ["$$ROOT", renewed] } }];
+        stages.extend(settle(&self.rules));
+        Write::Update(stages)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The current state of the servers.
 
-use futures_util::future::{try_join, try_join_all};
+use std::time::Duration;
+
 use mongodb::{
-    bson::{Document, doc},
+    bson::{DateTime, Document, doc},
     options::{ReadPreference, SelectionCriteria},
 };
 
@@ -12,62 +13,54 @@ use crate::{
         StoreStatus, Topology,
         mongo::{
             ENDED, MongoStore,
-            doctor::{self, majority_lag},
-            error::store_error,
-            indexes,
+            error::{Doing, Result},
+            indexes::Index,
         },
     },
 };
 
-impl MongoStore {
-    // hello returns: the answer of the primary, or else of a member that says that there is none. No
-    // answer → unavailable.
-    pub(super) async fn ask_status(&self, collections: &[&str]) -> Result<StoreStatus, StoreError> {
-        let database = &self.inner.database;
-        // A missing primary is also an answer.
-        let anybody = ReadPreference::PrimaryPreferred { options: None };
-        let hello = database
-            .run_command(doc! { "hello": 1 })
-            .selection_criteria(SelectionCriteria::ReadPreference(anybody))
-            .await
-            .map_err(|e| store_error("asking the server for its status", e))?;
-        let mut status = said(&hello);
-        if status.writable {
-            let of_locks = |name| (format!("{name}.lock"), "ts", indexes::OF_LOCKS);
-            let locks = collections.iter().map(of_locks);
-            // Prepared with the first collection.
-            let ended = (ENDED.to_owned(), "ts", indexes::OF_ENDED);
-            let ended = Some(ended).filter(|_| !collections.is_empty());
-            let sessions = self.sessions().map(|name| (name, "expires", indexes::OF_SESSIONS));
-            let all = locks.chain(ended).chain(sessions);
-            let missing = all.map(async |(collection, date, expected)| {
-                let missing = indexes::missing(database, &collection, date, expected).await;
-                let missing = doctor::allowed(missing)
-                    .map_err(|e| store_error(format!("looking at the indexes of {collection}"), e));
-                Ok::<_, StoreError>((collection, missing?))
-            });
-            let missing = try_join_all(missing);
-            let user = async {
-                let user = doctor::User::ask(database).await;
-                user.map_err(|e| store_error("looking at the privileges of the database user", e))
-            };
-            let (missing, user) = try_join(missing, user).await?;
-            let has_evidence = missing.iter().any(|(_, missing)| missing.is_none());
-            let sessions = self.sessions();
-            if user.lists_privileges() || has_evidence {
-                let kind = doctor::Kind::of(&hello);
-                let lacks = user.lacks(database.name(), collections, sessions.as_deref(), kind);
-                let lacks = lacks.map(|(collection, mut actions)| {
-                    actions.retain(|action| !doctor::is_schema(action));
-                    (collection, actions.into_iter().map(str::to_owned).collect::<Vec<_>>())
-                });
-                status.missing_privileges = lacks.filter(|(_, lacks)| !lacks.is_empty()).collect();
-            }
-            let missing = missing.into_iter().filter_map(|(name, missing)| Some((name, missing?)));
-            status.missing_indexes = missing.filter(|(_, missing)| !missing.is_empty()).collect();
-        }
-        Ok(status)
+// hello returns: the answer of the primary, or else of a member that says that there is none. No
+// answer → unavailable.
+pub(super) async fn status(
+    store: &MongoStore,
+    collections: &[&str],
+) -> Result<StoreStatus, StoreError> {
+    // A missing primary is also an answer.
+    let anybody = ReadPreference::PrimaryPreferred { options: None };
+    let anybody = SelectionCriteria::ReadPreference(anybody);
+    let hello = store.database().run_command(doc! { "hello": 1 }).selection_criteria(anybody).await;
+    let mut status = said(&hello.doing(|| "asking the server for its status")?);
+    if !status.writable {
+        return Ok(status);
     }
+    for it in store.survey(store.needs(collections).await?).await?.collections {
+        // Prepared with the first collection.
+        let is_prepared = !collections.is_empty() || it.needs.collection != ENDED;
+        let missing = it.indexes.iter().flat_map(|there| Index::missing(&it.needs.indexes, there));
+        let missing: Vec<_> = missing.map(ToString::to_string).collect();
+        if is_prepared && !missing.is_empty() {
+            status.missing_indexes.insert(it.needs.collection.clone(), missing);
+        }
+        let lacks = it.lacks.iter().filter(|action| !is_for_preparation(action));
+        let lacks: Vec<_> = lacks.map(ToString::to_string).collect();
+        if !lacks.is_empty() {
+            status.missing_privileges.insert(it.needs.collection, lacks);
+        }
+    }
+    Ok(status)
+}
+
+/// True if a server that finds the indexes as they should be does without this action.
+fn is_for_preparation(action: &str) -> bool {
+    ["createIndex", "collMod"].contains(&action)
+}
+
+/// From the dates of the primary alone, in whole seconds. The primary writes at least every 10 s.
+fn majority_lag(hello: &Document) -> Option<Duration> {
+    let writes = hello.get_document("lastWrite").ok()?;
+    let millis = |name| writes.get_datetime(name).ok().copied().map(DateTime::timestamp_millis);
+    let behind = millis("lastWriteDate")?.saturating_sub(millis("majorityWriteDate")?);
+    Some(Duration::from_millis(behind.try_into().unwrap_or(0)))
 }
 
 /// The kind of deployment, from a server's answer to `hello`. A member of a replica set names its set; a mongos says
@@ -89,10 +82,6 @@ fn said(hello: &Document) -> StoreStatus {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use mongodb::bson::DateTime;
-
     use super::*;
 
     fn at(seconds: i64) -> DateTime {

@@ -15,21 +15,19 @@ use mongodb::{
 use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::{
-    error::{LockError, StoreError, StoreErrorKind},
+    error::{LockError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::Mode,
     store::{
-        HeldLock, Removal, Store,
+        Deadline, Locks, Removal,
         mongo::{
-            MongoStore, codec, lanes, pipeline,
-            save::{FIRST_PAUSE, begin, commit, save_error, too_late},
-            write::Write,
+            Call, HeldLock, MongoStore, codec,
+            documents::{FIRST_PAUSE, LONGEST_PAUSE, begin, commit, save_error, too_late},
+            error::{Doing, unavailable},
+            record::by_id,
         },
-        with_deadline,
     },
 };
-
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long a server that answers may take, once a transaction is late.
 const PROBE: Duration = Duration::from_millis(250);
@@ -90,13 +88,12 @@ impl WorkError for Error {
     }
 }
 
-/// The outcome of one attempt.
-enum Attempt<R, E> {
-    Worked(R),
-    /// The application's part has failed, so nothing was written.
-    WorkFailed(E),
-    /// Another step has failed, so nothing was written.
-    Failed(Error),
+/// Why an attempt has failed.
+enum Failed<E> {
+    /// In the application's part. Nothing was written.
+    Work(E),
+    /// In another step. Nothing was written.
+    Step(Error),
     /// The application's part was not done in time, so nothing was written.
     TooSlow,
     Refused(LockError),
@@ -151,7 +148,7 @@ impl MongoStore {
     ) -> Result<R, TransactionError<E>> {
         let soonest = guarding(held)?;
         let until = Instant::now() + soonest.deadline;
-        if !in_time(until, self.has_transactions()).await? {
+        if !self.has_transactions_by(until).await? {
             return Err(misconfigured(
                 "transactions need a replica set or a sharded cluster; this server is standalone",
             )
@@ -159,43 +156,37 @@ impl MongoStore {
         }
         let mut doubt = InDoubt(held);
         let mut pause = FIRST_PAUSE;
-        let done = with_deadline(until, async {
-            loop {
-                let began = Instant::now();
-                let attempt = self.attempt(held, soonest, until, &mut work).await;
-                let (error, of_command) = match attempt {
-                    Attempt::Worked(value) => return Ok(value),
-                    Attempt::Refused(error) => return Err(error.into()),
-                    Attempt::TooSlow => return Err(self.too_slow(soonest).await.into()),
-                    Attempt::WorkFailed(error) => {
-                        let of_command = error.of_command().cloned();
-                        (TransactionError::Work(error), of_command)
-                    }
-                    Attempt::Failed(error) => {
-                        let source = save_error("running a transaction", error.clone());
-                        (LockError::Store(source).into(), Some(error))
-                    }
-                };
-                let is_transient =
-                    of_command.is_some_and(|it| it.contains_label(TRANSIENT_TRANSACTION_ERROR));
-                if !is_transient {
-                    return Err(error);
+        loop {
+            let began = Instant::now();
+            let failed = match self.attempt(held, soonest, until, &mut work).await {
+                Err(failed) => failed,
+                Ok(value) => {
+                    doubt.0 = &[];
+                    return Ok(value);
                 }
-                if Instant::now() + pause >= until {
-                    // Each attempt takes so long that a renewal of the lock comes in between.
-                    let is_slow = began.elapsed() >= self.renewal_interval(soonest)?;
-                    let error = if is_slow { self.too_slow(soonest).await.into() } else { error };
-                    return Err(error);
-                }
+            };
+            let error = match &failed {
+                Failed::Work(error) => error.of_command(),
+                Failed::Step(error) => Some(error),
+                Failed::TooSlow | Failed::Refused(_) => None,
+            };
+            let is_transient = error.is_some_and(|e| e.contains_label(TRANSIENT_TRANSACTION_ERROR));
+            if is_transient && Instant::now() + pause < until {
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
+                continue;
             }
-        })
-        .await;
-        if done.is_ok() {
-            doubt.0 = &[];
+            // An active session leaves a lock without a renewal for a third of the ttl. Each attempt takes so long that
+            // a renewal comes in between.
+            let is_slow = is_transient && began.elapsed() >= self.call_for(soonest)?.rules.ttl / 3;
+            return Err(match failed {
+                Failed::Refused(error) => error.into(),
+                Failed::TooSlow => self.too_slow(soonest).await.into(),
+                _ if is_slow => self.too_slow(soonest).await.into(),
+                Failed::Work(error) => TransactionError::Work(error),
+                Failed::Step(error) => running(error).into(),
+            });
         }
-        done
     }
 
     /// Makes sure, in a transaction that the application runs itself, that all of these exclusive locks
@@ -218,12 +209,8 @@ impl MongoStore {
     ) -> Result<(), TransactionError> {
         guarding(held)?;
         for one in held {
-            // 1 → live, and changed by this transaction; 0 → expired, released, broken or taken over. A
-            // conflict → somebody else changes the record at this moment; transient.
-            let at = self.prepared(one.acquisition.key.collection()).map_err(LockError::Store)?;
-            let touched = at.locks.update_one(at.live(&one.acquisition), at.touch());
-            let touched = touched.session(&mut *session).await;
-            if touched.map_err(TransactionError::Work)?.matched_count == 0 {
+            let touched = self.call_for(one)?.touch_in(session, &one.acquisition).await;
+            if !touched.map_err(TransactionError::Work)? {
                 return Err(lost(one).into());
             }
         }
@@ -264,48 +251,46 @@ impl MongoStore {
         held: &HeldLock,
         update: impl Into<UpdateModifications>,
     ) -> Result<T, LockError> {
-        let (key, update) = (&held.acquisition.key, update.into());
+        let (acquisition, held_alone) = (&held.acquisition, slice::from_ref(held));
+        let (key, update) = (&acquisition.key, update.into());
         if held.declared != Some(T::COLLECTION) {
             let name = type_name::<T>();
             return Err(misconfigured(format!("{key:?} is locked, and `{name}` is not its type")));
         }
-        let at = self.prepared(key.collection())?;
+        let until = Instant::now() + guarding(held_alone)?.deadline;
+        let call = self.call_for(held)?.with(Deadline::at(until));
         let mut unfit = None;
-        let mut change = async |session: Option<&mut ClientSession>| {
-            let this = at.documents.find_one_and_update(pipeline::by_id(key.id()), update.clone());
-            let changed = this.return_document(ReturnDocument::After);
-            let changed = match session {
-                Some(session) => changed.session(session).await?,
-                None => changed.max_time(lanes::read_limit()).await?,
-            };
+        let mut change = async |session: &mut ClientSession| {
+            let changed = call.documents.find_one_and_update(by_id(key.id()), update.clone());
+            let changed = changed.return_document(ReturnDocument::After);
+            let changed = changed.max_time(call.until.read_limit()).session(session).await?;
             let fits = changed.map(|document| codec::decode::<T>(document.as_bytes())).transpose();
             fits.map_err(|source| {
                 unfit = Some(source);
                 Error::custom("the updated document is not of the type")
             })
         };
-        let until = Instant::now() + guarding(slice::from_ref(held))?.deadline;
-        let mut doubt = InDoubt(slice::from_ref(held));
-        let updated = if in_time(until, self.has_transactions()).await? {
-            let within = async |session: &mut ClientSession| change(Some(session)).await;
-            self.transaction(slice::from_ref(held), within).await
+        let mut doubt = InDoubt(held_alone);
+        let updated = if self.has_transactions_by(until).await? {
+            self.transaction(held_alone, change).await
         } else {
-            with_deadline(until, async {
-                let touch = Write::Update(at.touch());
-                match at.write_one(key.id(), at.live(&held.acquisition), &touch).await {
-                    Ok(0) => Err(lost(held).into()),
-                    Ok(_) if Instant::now() >= until => Err(TransactionError::Work(too_late())),
-                    Ok(_) => change(None).await.map_err(|error| {
+            match call.touch(acquisition).await {
+                Err(error) => Err(TransactionError::Work(error)),
+                Ok(false) => Err(lost(held).into()),
+                Ok(true) if Instant::now() >= until => Err(TransactionError::Work(too_late())),
+                Ok(true) => {
+                    let changed = async {
+                        change(&mut self.database().client().start_session().await?).await
+                    };
+                    changed.await.map_err(|error| {
                         let source = save_error(format!("updating {key:?}"), error.clone());
                         match source.kind() {
                             StoreErrorKind::Unavailable => LockError::OutcomeUnknown(source).into(),
                             _ => TransactionError::Work(error),
                         }
-                    }),
-                    Err(error) => Err(TransactionError::Work(error)),
+                    })
                 }
-            })
-            .await
+            }
         };
         if updated.is_ok() {
             doubt.0 = &[];
@@ -315,12 +300,25 @@ impl MongoStore {
         }
         let Some(updated) = updated.map_err(|error| refused(key, error))? else {
             // A lock on a missing document is of no use. If this fails, it expires.
-            let (store, it) = (self.clone(), held.acquisition.clone());
-            let release = async move { store.remove_lock(Removal::Release(&it)).await };
-            let _ = held.spawn(with_deadline(until, release)).await;
+            let (store, it) = (self.clone(), acquisition.clone());
+            let released = held.spawn(async move {
+                store.remove_lock(Removal::Release(&it), Deadline::at(until)).await
+            });
+            let _ = released.await;
             return Err(LockError::NotFound { key: key.clone() });
         };
         Ok(updated)
+    }
+
+    async fn has_transactions_by(&self, until: Instant) -> Result<bool, LockError> {
+        let answer = timeout_at(until.into(), self.has_transactions()).await;
+        let answer = answer.unwrap_or_else(|_| Err(too_late()));
+        answer.map_err(|e| LockError::Store(save_error("asking the server for its kind", e)))
+    }
+
+    fn call_for(&self, held: &HeldLock) -> Result<Call<'_>, LockError> {
+        let call = self.call(held.acquisition.key.collection(), Deadline::NONE);
+        Ok(call.doing(|| "guarding a write")?)
     }
 
     /// The locks are looked at before the work, so that no work is done in vain, and touched after the
@@ -335,41 +333,37 @@ impl MongoStore {
         soonest: &HeldLock,
         until: Instant,
         work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R, E>,
-    ) -> Attempt<R, E> {
+    ) -> Result<R, Failed<E>> {
         // Its commands end by that time, and so does the wait for them below.
-        let _turn = match self.save_turn(until).await {
-            Ok(turn) => turn,
-            Err(error) => return Attempt::Failed(error),
-        };
-        let client = self.inner.database.client().clone();
-        let begun = soonest.spawn(with_deadline(until, async move { begin(&client).await }));
+        let _permit = self.save_permit(until).await.map_err(Failed::Step)?;
+        let client = self.database().client().clone();
+        let begun = soonest.spawn(async move { begin(&client, Deadline::at(until)).await });
         let mut session = match timeout_at(until.into(), begun).await {
-            Ok(Ok(Ok(session))) => session,
-            Ok(Ok(Err(error))) => return Attempt::Failed(error),
-            Ok(Err(_)) | Err(_) => return Attempt::Failed(too_late()),
+            Ok(Ok(begun)) => begun.map_err(Failed::Step)?,
+            _ => return Err(Failed::Step(too_late())),
         };
         let worked = timeout_at(until.into(), self.look_work_touch(&mut session, held, work)).await;
-        let value = match worked.unwrap_or(Attempt::TooSlow) {
-            Attempt::Worked(value) => value,
-            other => {
+        let value = match worked.unwrap_or(Err(Failed::TooSlow)) {
+            Ok(value) => value,
+            Err(failed) => {
                 let aborted = soonest.spawn(async move { drop(session.abort_transaction().await) });
                 let _ = timeout_at(until.into(), aborted).await;
-                return other;
+                return Err(failed);
             }
         };
         let committed = soonest.spawn(async move { commit(&mut session, until).await });
-        let unknown = |why: Error| {
+        let unknown = |why| {
             let source = save_error("committing a transaction", why);
-            Attempt::Refused(LockError::OutcomeUnknown(source))
+            Failed::Refused(LockError::OutcomeUnknown(source))
         };
         match timeout_at(until.into(), committed).await {
-            Ok(Ok(Ok(()))) => Attempt::Worked(value),
+            Ok(Ok(Ok(()))) => Ok(value),
             // Rolled back, so the whole may be repeated.
             Ok(Ok(Err(error))) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) => {
-                Attempt::Failed(error)
+                Err(Failed::Step(error))
             }
-            Ok(Ok(Err(error))) => unknown(error),
-            Ok(Err(_)) | Err(_) => unknown(Error::custom("no answer in time")),
+            Ok(Ok(Err(error))) => Err(unknown(error)),
+            Ok(Err(_)) | Err(_) => Err(unknown(unavailable("no answer in time"))),
         }
     }
 
@@ -378,57 +372,36 @@ impl MongoStore {
         session: &mut ClientSession,
         held: &[HeldLock],
         work: &mut impl AsyncFnMut(&mut ClientSession) -> Result<R, E>,
-    ) -> Attempt<R, E> {
-        let failed = |error| match error {
-            TransactionError::Lock(error) => Attempt::Refused(error),
-            TransactionError::Work(error) => Attempt::Failed(error),
-        };
+    ) -> Result<R, Failed<E>> {
         for one in held {
-            match self.is_live_in(session, one).await {
-                Ok(true) => {}
-                Ok(false) => return Attempt::Refused(lost(one)),
-                Err(error) => return failed(error),
+            let call = self.call_for(one).map_err(Failed::Refused)?;
+            let live = call.primary.find_one(call.live(&one.acquisition));
+            let live = live.projection(doc! { "_id": 1 }).session(&mut *session).await;
+            if live.map_err(Failed::Step)?.is_none() {
+                return Err(Failed::Refused(lost(one)));
             }
         }
-        match work(session).await {
-            Ok(value) => match self.confirm_in(session, held).await {
-                Ok(()) => Attempt::Worked(value),
-                Err(error) => failed(error),
-            },
-            Err(error) => Attempt::WorkFailed(error),
-        }
+        let value = work(session).await.map_err(Failed::Work)?;
+        self.confirm_in(session, held).await.map_err(|error| match error {
+            TransactionError::Lock(error) => Failed::Refused(error),
+            TransactionError::Work(error) => Failed::Step(error),
+        })?;
+        Ok(value)
     }
 
     /// The error of a transaction that is late: of the application, if the server answers.
     async fn too_slow(&self, soonest: &HeldLock) -> LockError {
-        let probed = self.inner.database.run_command(doc! { "ping": 1 });
+        let probed = self.database().run_command(doc! { "ping": 1 });
         match timeout(PROBE, probed).await {
             Ok(Ok(_)) => LockError::TooSlow { limit: soonest.deadline },
-            Ok(Err(error)) => LockError::Store(save_error("running a transaction", error)),
-            Err(_) => LockError::Store(save_error("running a transaction", too_late())),
+            Ok(Err(error)) => running(error),
+            Err(_) => running(too_late()),
         }
     }
+}
 
-    /// How long an active session leaves a lock without a renewal.
-    fn renewal_interval(&self, held: &HeldLock) -> Result<Duration, LockError> {
-        let at = self.prepared(held.acquisition.key.collection()).map_err(LockError::Store)?;
-        Ok(at.rules.ttl / 3)
-    }
-
-    async fn is_live_in(
-        &self,
-        session: &mut ClientSession,
-        held: &HeldLock,
-    ) -> Result<bool, TransactionError> {
-        let at = self.prepared(held.acquisition.key.collection()).map_err(LockError::Store)?;
-        let found = at
-            .locks
-            .find_one(at.live(&held.acquisition))
-            .projection(doc! { "_id": 1 })
-            .session(session)
-            .await;
-        Ok(found.map_err(TransactionError::Work)?.is_some())
-    }
+fn running(error: Error) -> LockError {
+    LockError::Store(save_error("running a transaction", error))
 }
 
 /// Until this is emptied, a write under these locks may be under way, even after its caller is gone. When it is
@@ -469,16 +442,6 @@ fn refused(key: &LockKey, error: TransactionError) -> LockError {
             LockError::Rejected { key: key.clone(), source }
         }
         _ => LockError::Store(source),
-    }
-}
-
-async fn in_time<T>(
-    until: Instant,
-    asked: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, LockError> {
-    match timeout_at(until.into(), asked).await {
-        Ok(answer) => answer.map_err(LockError::Store),
-        Err(_) => Err(LockError::Store(save_error("asking the server for its kind", too_late()))),
     }
 }
 

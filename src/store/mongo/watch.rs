@@ -4,75 +4,65 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::stream;
 use mongodb::{
-    Collection,
     bson::{Bson, Document, doc},
     change_stream::ChangeStream,
     options::ReadConcern,
 };
+use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::{
-    error::{StoreError, StoreErrorKind},
     key::LockKey,
+    lock::LockToken,
     store::{
-        Change, Watch,
-        mongo::{codec, error::store_error, pipeline::read_taken, seen::Seen},
+        Change, TakenBy, Watch,
+        mongo::{
+            Call, codec,
+            error::{Doing, Result, unavailable},
+        },
     },
 };
 
 /// How long the server keeps a request open while nothing happens.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// How much later the answer may come. The driver has no time-out for it: on a broken network it would
-/// wait forever, and so would all waiters.
+/// How long after its server-side limit a reply may still arrive. The driver has no time-out for it: on a broken
+/// network it would wait forever, and so would all waiters.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Opens a change stream on the locks of a collection. Needs a replica set.
-pub(super) async fn watch(
-    locks: &Collection<Document>,
-    seen: Arc<Seen>,
-    collection: &str,
-) -> Result<Watch, StoreError> {
-    let opened = (locks.watch())
-        .pipeline(pipeline())
-        // The collection's own read concern is `local`, which a change stream does not accept.
-        .read_concern(ReadConcern::majority())
-        .max_await_time(ANSWER_WITHIN)
-        .await;
-    let stream =
-        opened.map_err(|e| store_error(format!("watching the locks in {collection}"), e))?;
-    let from = (stream.with_type::<Document>(), collection.to_owned(), seen);
-    Ok(Watch::new(stream::try_unfold(from, |(mut stream, collection, seen)| async move {
-        let change = next(&mut stream, &collection).await?;
-        if let Some(Change::Freed(key) | Change::Taken(key, ..)) = &change {
-            seen.freed(key.id());
+impl Call<'_> {
+    /// Opens a change stream on the locks. A standalone server has none.
+    pub(super) async fn watch(&self) -> Result<Option<Watch>> {
+        if !self.store.has_transactions().await? {
+            return Ok(None);
         }
-        Ok(change.map(|change| (change, (stream, collection, seen))))
-    })))
+        let opened = (self.primary.watch())
+            .pipeline(pipeline())
+            // The collection's own read concern is `local`, which a change stream does not accept.
+            .read_concern(ReadConcern::majority())
+            .max_await_time(ANSWER_WITHIN);
+        let from = (opened.await?.with_type::<Document>(), Arc::clone(&self.at));
+        Ok(Some(Watch::new(stream::try_unfold(from, |(mut stream, at)| async move {
+            let collection = at.documents.name();
+            let change = next(&mut stream, collection).await;
+            let change = change.doing(|| format!("watching the locks in {collection}"))?;
+            if let Some(Change::Freed(key) | Change::Broken(key, ..)) = &change {
+                at.seen.freed(key.id());
+            }
+            Ok(change.map(|change| (change, (stream, at))))
+        }))))
+    }
 }
 
-async fn next(
-    stream: &mut ChangeStream<Document>,
-    collection: &str,
-) -> Result<Option<Change>, StoreError> {
+async fn next(stream: &mut ChangeStream<Document>, collection: &str) -> Result<Option<Change>> {
     while stream.is_alive() {
-        let event = match timeout(ANSWER_WITHIN + GRACE, stream.next_if_any()).await {
-            Ok(event) => {
-                event.map_err(|e| store_error(format!("watching the locks in {collection}"), e))?
-            }
-            Err(_) => {
-                let message = format!("watching the locks in {collection}: no answer in time");
-                return Err(StoreError::new(StoreErrorKind::Unavailable, message));
-            }
-        };
-        let Some(event) = event else { continue };
+        let event = timeout(ANSWER_WITHIN + GRACE, stream.next_if_any()).await;
+        let Some(event) = event.map_err(|_| unavailable("no answer in time"))?? else { continue };
         let Ok(document) = event.get_document("documentKey") else {
             // The collection was dropped or renamed.
             return Ok(Some(Change::Missed));
         };
-        let id = document.get("_id").and_then(codec::lock_id);
-        // A foreign program may lock documents whose ids this crate cannot represent. Nobody waits for
-        // them here.
-        let key = id.and_then(|id| LockKey::new(collection, id).ok());
+        // Nobody waits here for a document whose id this crate cannot represent.
+        let key = codec::key_in(collection, document);
         if let Some(change) = key.and_then(|key| read(key, &event)) {
             return Ok(Some(change));
         }
@@ -111,10 +101,10 @@ fn pipeline() -> Vec<Document> {
     vec![doc! { "$match": { "$or": any } }, doc! { "$project": fields }]
 }
 
-/// What an event means; `None` for a renewal, or for a server that joins a queue.
+/// The change that an event reports; `None` for a renewal, or for a server that joins a queue.
 fn read(key: LockKey, event: &Document) -> Option<Change> {
     if let Some((token, taken)) = event.get_str("taken").ok().and_then(read_taken) {
-        return Some(Change::Taken(key, token, taken));
+        return Some(Change::Broken(key, token, taken));
     }
     let names = |list| event.get_array(list).into_iter().flatten().filter_map(Bson::as_str);
     let has = |list, field| names(list).any(|name| name == field);
@@ -139,4 +129,12 @@ fn read(key: LockKey, event: &Document) -> Option<Change> {
         Ok("update") => None,
         _ => Some(Change::Freed(key)),
     }
+}
+
+/// Parses the [mark](super::release::taken_text) of a lock that was taken from its holder.
+fn read_taken(text: &str) -> Option<(LockToken, TakenBy)> {
+    let taken: Value = serde_json::from_str(text).ok()?;
+    let text = |name: &str| taken.get(name)?.as_str();
+    let by = TakenBy { by: text("by")?.to_owned(), reason: text("reason")?.to_owned() };
+    Some((text("token")?.parse().ok()?, by))
 }

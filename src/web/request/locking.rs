@@ -262,9 +262,10 @@ impl RequestLocks {
             let worked = work(found, until).await;
             return self.keep_if_found(mine, None, worked, until).await;
         }
+        let mut aid = self.aid_for_lock()?;
         // Not acquired again: then the record would say that another request was told of the lock, and the end of this
         // request would not give it back.
-        if self.has_taken(key, how.mode) {
+        if self.has_taken(key, &aid, how.mode) {
             let until = self.begin();
             let (mut mine, document) = self.confirm(key, how.mode, &[], how.load, until).await?;
             mine.is_fresh = true;
@@ -272,8 +273,7 @@ impl RequestLocks {
             let worked = work(found, until).await;
             return self.keep_if_found(mine, None, worked, until).await;
         }
-        let mut aid = self.aid_for_lock()?;
-        if how.of_document && !self.manager().may_exist(key, &aid, self.begin()).await? {
+        if how.of_document && !self.manager().granting().may_exist(key, &aid, self.begin()).await? {
             self.release_key(key).await?;
             return Err(LockError::NotFound { key: key.clone() });
         }
@@ -289,7 +289,7 @@ impl RequestLocks {
             };
             let room = async {
                 if mine.is_fresh {
-                    self.manager().may_hold_another(&aid, until).await
+                    self.manager().granting().may_hold_another(&aid, until).await
                 } else {
                     Ok(())
                 }
@@ -317,9 +317,9 @@ impl RequestLocks {
     }
 
     /// True if this request has taken such a lock on this document.
-    fn has_taken(&self, key: &LockKey, mode: Mode) -> bool {
-        let fresh = self.0.fresh.borrow();
-        fresh.iter().map(Provisional::lock).any(|lock| lock.key == *key && lock.mode.covers(mode))
+    fn has_taken(&self, key: &LockKey, aid: &Aid, mode: Mode) -> bool {
+        let is_such = |lock: &Lock| lock.key == *key && lock.aid == *aid && lock.mode.covers(mode);
+        self.0.fresh.borrow().iter().map(Provisional::lock).any(is_such)
     }
 
     /// One command, if there is no wait. Returns the lock, and two optional values: the handle that gives a
@@ -338,7 +338,8 @@ impl RequestLocks {
         let wanted = Wanted { key, aid, person, holder, tab, page, mode, ttl };
         // A request of an idle page renews nothing else, so it must renew this lock.
         if !self.0.idle
-            && let Some(confirmed) = manager.reenter(&wanted, how.load, self.begin()).await?
+            && let Some(confirmed) =
+                manager.granting().reenter(&wanted, how.load, self.begin()).await?
         {
             return Ok((Mine::new(confirmed.lock)?, None, confirmed.document));
         }
@@ -347,11 +348,11 @@ impl RequestLocks {
             self.begin();
             let wait = if has_waited { Wait::no() } else { how.wait.since(began) };
             let acquired =
-                manager.acquire_waiting(&wanted, &wanted.aid, wait, &self.0.scope).await?;
+                manager.acquire_or_wait(&wanted, &wanted.aid, wait, &self.0.scope).await?;
             // Not after an error: the answer need not wait for what is given back.
             let until = self.begin();
             let from = match acquired {
-                Acquired::Fresh(fresh) => {
+                Acquired::Granted(fresh) => {
                     let (lock, token) = (fresh.lock().clone(), fresh.token());
                     return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
                 }
@@ -362,7 +363,7 @@ impl RequestLocks {
                 }
                 Acquired::AlreadyMine(lock) => {
                     if how.any_tab || !self.is_of_another_tab(&lock) {
-                        manager.told(&lock);
+                        manager.granting().told(&lock);
                         return Ok((Mine::new(lock)?, None, None));
                     }
                     if !how.take_over {
@@ -428,7 +429,7 @@ impl RequestLocks {
     pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
         let Some(aid) = self.aid() else { return Ok(Released::AlreadyGone) };
         let until = self.begin();
-        let own = self.manager().list_in(key.collection(), &aid, until).await?;
+        let own = self.manager().reads().list_in(key.collection(), &aid, until).await?;
         match own.into_iter().find(|lock| lock.key == *key) {
             None => Ok(Released::AlreadyGone),
             Some(lock) if self.is_of_another_tab(&lock) => {
@@ -453,7 +454,7 @@ impl RequestLocks {
             }
             Err(e) => {
                 if let LockError::NotFound { .. } = e {
-                    self.manager().missed(&mine.lock.aid);
+                    self.manager().granting().missed(&mine.lock.aid);
                     // A lock on a missing document is of no use, not even one from an earlier request.
                     self.release(&mine, until).await?;
                     if let Some(fresh) = fresh {
@@ -483,7 +484,7 @@ impl RequestLocks {
     }
 
     async fn session_is_alive(&self, aid: &Aid, until: Instant) -> Result<(), LockError> {
-        match self.0.manager.session_ended(aid, until).await? {
+        match self.0.manager.sessions().session_ended(aid, until).await? {
             None => Ok(()),
             Some(ago) => Err(LockError::SessionEnded { ago }),
         }
@@ -503,7 +504,7 @@ impl RequestLocks {
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {
-            Some(aid) => self.manager().confirm(key, aid, load, until).await?,
+            Some(aid) => self.manager().reads().confirm(key, aid, load, until).await?,
             None => None,
         };
         let (lock, document) = match confirmed {
@@ -536,7 +537,7 @@ impl RequestLocks {
         if aid.is_none() && offered.is_empty() {
             return Err(lost(None));
         }
-        match self.manager().inspect_by(key, aid.as_ref(), until).await? {
+        match self.manager().reads().inspect(key, aid.as_ref(), until).await? {
             Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(mode) => Ok(lock),
             Some(lock)
                 if Some(&lock.aid) != aid.as_ref()
@@ -547,7 +548,7 @@ impl RequestLocks {
                 } else {
                     "let it send the cookies back, or use `locks.clients(…)`"
                 };
-                self.manager().warn_seldom("session", || {
+                self.manager().seldom().warn("session", || {
                     format!(
                         "a client sent the `Lock-Token` of {key:?} in a request of another session, so that \
                          its lock is of no use to it: {advice}"
@@ -563,7 +564,7 @@ impl RequestLocks {
                     Ok(()) => lost(other.map(Box::new)),
                 };
                 if let Some(token) = offered.first() {
-                    self.manager().missed_lock(key, *token, "request");
+                    self.manager().granting().missed_lock(key, *token, "request");
                 }
                 Err(lost)
             }
@@ -576,7 +577,7 @@ impl RequestLocks {
         mine: &Mine,
         until: Instant,
     ) -> Result<Released, LockError> {
-        let released = self.0.manager.release_by(&mine.acquisition(), until).await?;
+        let released = self.0.manager.granting().release_by(&mine.acquisition(), until).await?;
         self.forget(mine.token);
         Ok(released)
     }
@@ -590,7 +591,7 @@ impl RequestLocks {
                 "{:?} is {done}, but its lock is not released yet: {e}", held.key,
             );
             self.forget(held.token);
-            self.manager().release_in_background(held);
+            self.manager().granting().release_in_background(held);
         }
     }
 

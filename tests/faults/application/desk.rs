@@ -4,9 +4,10 @@ use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, Holder, Lock, LockKey, Released, TryAcquire,
-    store::{Acquisition, Saved, Store, StoredDocument},
+    store::{Acquisition, Saved, StoredDocument},
 };
 use mongodb::bson::doc;
 use mongodb::options::WriteConcern;
@@ -80,7 +81,12 @@ impl Desk {
 
     /// The stored document. `None` if the server does not answer.
     pub(crate) async fn load(&self, key: &LockKey) -> Option<Counter> {
-        self.server.store.load(key).await.ok()?.map(|it| it.decode().expect("a counter"))
+        self.server
+            .store
+            .load(key, Deadline::NONE)
+            .await
+            .ok()?
+            .map(|it| it.decode().expect("a counter"))
     }
 
     /// Saves the loaded counter plus one. Returns whether the save is known to have succeeded.
@@ -90,7 +96,11 @@ impl Desk {
         let until = Instant::now() + self.server.settings.deadline;
         let (store, token) = (&self.server.store, lock.token.expect("our own"));
         let saved = store
-            .save(&Acquisition::exclusive(&lock.key, &self.aid, token), &document.into(), until)
+            .save(
+                &Acquisition::exclusive(&lock.key, &self.aid, token),
+                &document.into(),
+                Deadline::at(until),
+            )
             .await;
         let is_saved = matches!(saved, Ok(Saved::Saved));
         self.server.history.write(

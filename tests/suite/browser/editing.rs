@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     MongoStore,
     freeze::{End, NewFreeze, Scope},
-    store::Store,
 };
 use mongodb::bson::{Document, doc};
 use uuid::Uuid;
@@ -358,7 +358,7 @@ async fn a_freeze_is_explained_and_a_waiting_page_edits_after_the_thaw() {
         let (reason, by) = ("New numbers <b>".to_owned(), "root".to_owned());
         let end = End::In(Duration::from_secs(60 * 60));
         let freeze = NewFreeze { id: Uuid::new_v4(), reason, by, end };
-        store.set_freeze(&Scope::All, Some(&freeze)).await.unwrap();
+        store.set_freeze(&Scope::All, Some(&freeze), Deadline::NONE).await.unwrap();
         let bob = stage.person("bob").await;
         open_first(&bob).await;
         alice.write("body", "by alice").await;
@@ -372,7 +372,7 @@ async fn a_freeze_is_explained_and_a_waiting_page_edits_after_the_thaw() {
         faults.retain(|fault| matches!(fault.impact.as_deref(), Some("serious" | "critical")));
         assert!(faults.is_empty(), "{faults:#?}");
 
-        store.set_freeze(&Scope::All, None).await.unwrap();
+        store.set_freeze(&Scope::All, None, Deadline::NONE).await.unwrap();
         until_editing(&bob).await;
     })
     .await;

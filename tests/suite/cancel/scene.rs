@@ -3,9 +3,10 @@
 use std::{rc::Rc, time::Duration};
 
 use actix_doclock::{
-    Actor, Aid, Holder, Lock, LockKey, LockManager, Lockable, MemoryStore, MongoSessionStore,
-    MongoStore, Named, TryAcquire, Wait,
+    Actor, Aid, Holder, Lock, LockKey, LockManager, Lockable, MemoryStore, MongoStore, Named,
+    TryAcquire, Wait,
 };
+use actix_session_mongodb::MongoSessionStore;
 use mongodb::Database;
 use serde::{Deserialize, Serialize};
 
@@ -70,7 +71,12 @@ impl Scene {
                 let papers = [&key, &other].map(|key| Paper { id: key.id().to_string() });
                 database.collection(Paper::COLLECTION).insert_many(papers).await.unwrap();
                 let locks = settings(LockManager::builder(store.clone())).build().await.unwrap();
-                let sessions = MongoSessionStore::builder(&store, &locks).user_key("name");
+                let sessions = MongoSessionStore::builder(database)
+                    .collection("doclock.session")
+                    .user_key("name")
+                    .id_key("doclock.aid")
+                    .on_end(locks.session_ends())
+                    .without_sweeps();
                 (locks, Some(sessions.build().await.unwrap()))
             }
         };

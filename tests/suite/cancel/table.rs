@@ -43,11 +43,12 @@ pub(super) struct Case {
 pub(super) const EXEMPT: &[(&str, &str)] = &[
     ("web/serve.rs::serve", "for the life of the process"),
     ("store/mongo/connect.rs::connect", "before there is a lock"),
-    ("store/mongo/doctor.rs::diagnose", "reads"),
-    ("store/mongo/attach.rs::lock_collections", "reads"),
-    ("store/mongo/attach.rs::attach", "reads"),
-    ("store/mongo/attach.rs::prepare_sessions", "without a lock"),
-    ("store/mongo/titles.rs::titles", "reads"),
+    ("store/mongo.rs::topology", "reads"),
+    ("store/mongo/needs.rs::needs", "reads"),
+    ("store/mongo/survey.rs::survey", "reads"),
+    ("store/mongo/servers.rs::servers", "reads"),
+    ("store/mongo/collection.rs::lock_collections", "reads"),
+    ("store/mongo/collection.rs::attach", "reads"),
     ("manager/describe.rs::descriptions", "without a lock; the call goes on"),
     ("store/mongo/transaction.rs::transaction", "needs a real server: see `transactions`"),
     ("store/mongo/transaction.rs::confirm_in", "in a transaction of the caller"),
@@ -79,36 +80,36 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn manager() -> Vec<Case> {
     table! {
-        "manager/collections.rs::register" => Hers, 0, |s| { s.hers().await; } { s.locks.register::<Paper>().await }
-        "manager/collections.rs::register_in" => Hers, 0, |s| { s.hers().await; } {
+        "manager/facade.rs::register" => Hers, 0, |s| { s.hers().await; } { s.locks.register::<Paper>().await }
+        "manager/facade.rs::register_in" => Hers, 0, |s| { s.hers().await; } {
             s.locks.register_in::<Paper>("another_paper").await
         }
-        "manager/collections.rs::register_matching" => Hers, 0, |s| { s.hers().await; } {
+        "manager/facade.rs::register_matching" => Hers, 0, |s| { s.hers().await; } {
             s.locks.register_matching::<Paper>("*_paper").await
         }
-        "manager/acquire.rs::lock_for_session" => Free, 0, |s| {} {
+        "manager/facade.rs::lock_for_session" => Free, 0, |s| {} {
             s.locks.lock_for_session(&s.key, &s.alice, &Holder::new("alice")).await
         }
-        "manager/session.rs::renew" => Hers, 0, |s| { s.hers().await; } { s.locks.renew(&s.alice).await }
-        "manager/release.rs::release" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
+        "manager/facade.rs::renew" => Hers, 0, |s| { s.hers().await; } { s.locks.renew(&s.alice).await }
+        "manager/facade.rs::release" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
             s.locks.release(&lock).await
         }
-        "manager/session.rs::end_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+        "manager/facade.rs::end_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
             s.locks.end_session(&s.alice).await
         }
-        "manager/session.rs::revoke_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+        "manager/facade.rs::revoke_session" => FreeOnceBegun, 0, |s| { s.hers().await; } {
             s.locks.revoke_session(&s.alice).await
         }
-        "manager/session.rs::release_all" => FreeOnceBegun, 0, |s| { s.hers().await; } {
+        "manager/facade.rs::release_all" => FreeOnceBegun, 0, |s| { s.hers().await; } {
             s.locks.release_all(&s.alice).await
         }
-        "manager/query.rs::inspect" => Hers, 0, |s| { s.hers().await; } { s.locks.inspect(&s.key).await }
-        "manager/query.rs::inspect_many" => Hers, 0, |s| { s.hers().await; } {
+        "manager/facade.rs::inspect" => Hers, 0, |s| { s.hers().await; } { s.locks.inspect(&s.key).await }
+        "manager/facade.rs::inspect_many" => Hers, 0, |s| { s.hers().await; } {
             s.locks.inspect_many(&[s.key.clone(), s.other.clone()]).await
         }
-        "manager/query.rs::locks_on" => Hers, 0, |s| { s.hers().await; } { s.locks.locks_on(&s.key).await }
-        "manager/query.rs::list" => Hers, 0, |s| { s.hers().await; } { s.locks.list().await }
-        "manager/query.rs::list_of" => Hers, 0, |s| { s.hers().await; } { s.locks.list_of(&s.alice).await }
+        "manager/facade.rs::locks_on" => Hers, 0, |s| { s.hers().await; } { s.locks.locks_on(&s.key).await }
+        "manager/facade.rs::list" => Hers, 0, |s| { s.hers().await; } { s.locks.list().await }
+        "manager/facade.rs::list_of" => Hers, 0, |s| { s.hers().await; } { s.locks.list_of(&s.alice).await }
         "manager.rs::shutdown" => Free, 0, |s| {
             drop(s.locks.acquire(&s.key, Wait::no()).await.unwrap());
         } { s.locks.shutdown().await }
@@ -207,34 +208,29 @@ fn jobs() -> Vec<Case> {
 /// Only for stores that keep sessions; elsewhere sessions end at once.
 fn sessions() -> Vec<Case> {
     table! {
-        "web/session_store.rs::list_of" => Hers, 0, |s| { s.hers().await; } {
+        "list_of (MongoSessionStore)" => Hers, 0, |s| { s.hers().await; } {
             match &s.sessions {
                 Some(sessions) => drop(sessions.list_of("alice").await),
                 None => tokio::task::yield_now().await,
             }
         }
-        "web/session_store.rs::revoke" => HersOrFree, 0, |s| { s.hers().await; } {
+        "revoke (MongoSessionStore)" => HersOrFree, 0, |s| { s.hers().await; } {
             match &s.sessions {
-                Some(sessions) => drop(sessions.revoke(&s.alice).await),
+                Some(sessions) => drop(sessions.revoke(s.alice.as_str()).await),
                 None => tokio::task::yield_now().await,
             }
         }
-        "web/session_store.rs::revoke_all_of" => Hers, 0, |s| { s.hers().await; } {
+        "revoke_all_of (MongoSessionStore)" => Hers, 0, |s| { s.hers().await; } {
             match &s.sessions {
                 Some(sessions) => drop(sessions.revoke_all_of("bob").await),
                 None => tokio::task::yield_now().await,
             }
         }
-        "web/session_store/sweep.rs::sweep" => Hers, 0, |s| { s.hers().await; } {
+        "sweep (MongoSessionStore)" => Hers, 0, |s| { s.hers().await; } {
             match &s.sessions {
                 Some(sessions) => drop(sessions.sweep().await),
                 None => tokio::task::yield_now().await,
             }
-        }
-        "web/session_store/builder.rs::build" => Free, 0, |s| {} {
-            // Built for each scene; the last one has been dropped by then.
-            drop(s);
-            tokio::task::yield_now().await
         }
     }
 }

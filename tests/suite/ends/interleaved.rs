@@ -1,7 +1,8 @@
 //! Two operations on one session, on two servers or one. The first is held up before its first command,
 //! before its second, and so on, and the other one is carried out in between.
 
-use actix_doclock::{LockError, conformance::Shorthand};
+use actix_doclock::LockError;
+use doclock_conformance::Shorthand;
 use tokio::task::JoinHandle;
 
 use super::*;

@@ -10,9 +10,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, BoxError, EndReason, Holder, LockManager, LockManagerBuilder, MemoryStore, SessionEnded,
-    TryAcquire, Wait, store::Store,
+    TryAcquire, Wait,
 };
 use futures_util::future::join_all;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -503,7 +504,13 @@ async fn an_end_that_nobody_allowed_to_be_announced_is_announced_by_a_sweep() {
     let app = App::with(&database, heard.listening()).await;
     let alice = Aid::new();
     app.granted(&key("a"), &alice).await;
-    let ended = app.store.end_session(&alice, EndReason::LoggedOut, &["workitem"], Uuid::new_v4());
+    let ended = app.store.end_session(
+        &alice,
+        EndReason::LoggedOut,
+        &["workitem"],
+        Uuid::new_v4(),
+        Deadline::NONE,
+    );
     assert_eq!(ended.await.unwrap(), [key("a")]);
     app.locks.sweep().await.unwrap();
     assert!(heard.all().is_empty(), "the other server may still be alive");

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use actix_doclock::{MongoStore, store::Finding};
+use actix_doclock::MongoStore;
 use actix_web::cookie::Key;
+use doclock::{Finding, diagnose};
 use mongodb::{
     Database,
     bson::{Document, doc},
@@ -19,7 +20,7 @@ async fn server(database: &Database, ttl: Duration) -> App {
 }
 
 async fn findings(database: &Database, code: &str) -> Vec<Finding> {
-    let found = MongoStore::new(database).diagnose(&["workitem"], None).await.unwrap();
+    let found = diagnose(&MongoStore::new(database), &["workitem"], None).await.unwrap();
     found.into_iter().filter(|finding| finding.code == code).collect()
 }
 

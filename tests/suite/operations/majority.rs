@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, MongoStore, health::HealthStatus, store::Store};
+use actix_doclock::store::verbs::*;
+use actix_doclock::{Aid, MongoStore, health::HealthStatus};
 use futures_util::future::join_all;
 use mongodb::bson::doc;
 use tokio::time::timeout;
@@ -41,7 +42,7 @@ async fn a_stalled_majority_is_named_and_its_stuck_writes_leave_connections_for_
     // Where the deadline is short, this is worth a page for the person on call.
     let quick = App::with(&database, with_deadline(Duration::from_secs(2))).await;
     let stalled = async || {
-        let found = store.diagnose(&["workitem"], None).await.unwrap();
+        let found = doclock::diagnose(&store, &["workitem"], None).await.unwrap();
         found.into_iter().find(|finding| finding.code == "stalled_majority")
     };
     assert_eq!(stalled().await, None);
@@ -76,8 +77,9 @@ async fn a_stalled_majority_is_named_and_its_stuck_writes_leave_connections_for_
 
     for _ in 0..10 {
         let began = Instant::now();
-        let loaded =
-            timeout(SOON, app.store.load(&key("1"))).await.expect("a read finds a connection");
+        let loaded = timeout(SOON, app.store.load(&key("1"), Deadline::NONE))
+            .await
+            .expect("a read finds a connection");
         assert!(loaded.unwrap().is_some(), "{:?}", began.elapsed());
     }
     assert!(saves.iter().any(|save| !save.is_finished()), "some are still stuck");

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, EndReason, Holder, LockToken, Mode, MongoStore, TryAcquire,
-    conformance::Shorthand,
-    store::{Acquisition, Claim, Rules, Store, Taken, Waiters},
+    store::{Acquisition, Claim, Rules, TakenBy, Waiters},
 };
+use doclock_conformance::Shorthand;
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId};
 use mongodb::bson::{Regex, spec::BinarySubtype};
 use proptest::{collection::vec, prelude::*};
@@ -105,10 +106,10 @@ impl Server {
     async fn new(rules: Rules) -> Self {
         let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
         let store = MongoStore::new(&database);
-        store.prepare(COLLECTIONS[0], &rules).await.unwrap();
+        store.prepare(COLLECTIONS[0], &rules, Deadline::NONE).await.unwrap();
         let it = claim(&Aid::new(), Mode::Exclusive);
         let other = it.token;
-        let granted = store.try_acquire(&key("other"), &it).await.unwrap();
+        let granted = store.try_acquire(&key("other"), &it, Deadline::NONE).await.unwrap();
         assert!(matches!(granted, TryAcquire::Granted(_)));
         Self { store, other }
     }
@@ -136,33 +137,36 @@ impl Server {
             .renew_all(COLLECTIONS[0], &[bob.clone(), Aid::from("alice".to_owned())])
             .await
             .expect("renew");
-        store.release_all(COLLECTIONS[0], &bob).await.expect("release_session");
+        store.release_all(COLLECTIONS[0], &bob, Deadline::NONE).await.expect("release_session");
         let by = LockToken::new();
         store.release(&a, &bob, by, Mode::Shared).await.expect("release");
         store.retract(&a, &bob, &[by], Mode::Exclusive).await.expect("retract");
         store
-            .expire_in(&Acquisition::exclusive(&a, &bob, by), None, Duration::ZERO)
+            .expire_in(&Acquisition::exclusive(&a, &bob, by), None, Duration::ZERO, Deadline::NONE)
             .await
             .expect("run_out_in");
         let nobody = Waiters { server: Uuid::nil(), place: None, lease: TTL };
-        store.set_place(&a, &nobody).await.expect("set_place");
+        store.set_place(&a, &nobody, Deadline::NONE).await.expect("set_place");
         let to = claim(&bob, Mode::Exclusive);
         assert!(
             store
-                .hand_over(&Acquisition::exclusive(&a, &bob, by), &to)
+                .hand_over(&Acquisition::exclusive(&a, &bob, by), &to, Deadline::NONE)
                 .await
                 .expect("hand_over")
                 .lock()
                 .is_none()
         );
         for mode in [Mode::Shared, Mode::Exclusive] {
-            let answer = store.try_acquire(&a, &claim(&bob, mode)).await.expect("try_acquire");
+            let answer = store
+                .try_acquire(&a, &claim(&bob, mode), Deadline::NONE)
+                .await
+                .expect("try_acquire");
             if let TryAcquire::Held(lock) = answer {
                 assert_ne!(lock.aid, bob);
             }
-            store.release_all(COLLECTIONS[0], &bob).await.expect("release_session");
+            store.release_all(COLLECTIONS[0], &bob, Deadline::NONE).await.expect("release_session");
         }
-        store.sweep(COLLECTIONS, Uuid::new_v4(), 100).await.expect("sweep");
+        store.sweep(COLLECTIONS, Uuid::new_v4(), 100, Deadline::NONE).await.expect("sweep");
         self.can_be_had(&bob).await;
         assert_eq!(
             record(store.database(), &key("other")).await,
@@ -175,9 +179,13 @@ impl Server {
 
     async fn can_be_had(&self, bob: &Aid) {
         let (store, a) = (&self.store, key("a"));
-        let taken = Taken { by: "root".to_owned(), reason: String::new() };
+        let taken = TakenBy { by: "root".to_owned(), reason: String::new() };
         for _ in 0..20 {
-            match store.try_acquire(&a, &claim(bob, Mode::Exclusive)).await.expect("try_acquire") {
+            match store
+                .try_acquire(&a, &claim(bob, Mode::Exclusive), Deadline::NONE)
+                .await
+                .expect("try_acquire")
+            {
                 TryAcquire::Held(lock) => {
                     let on_it = store
                         .locks_on(a.collection(), std::slice::from_ref(&a))
@@ -190,7 +198,10 @@ impl Server {
                     }
                 }
                 _ => {
-                    store.release_all(COLLECTIONS[0], bob).await.expect("release_session");
+                    store
+                        .release_all(COLLECTIONS[0], bob, Deadline::NONE)
+                        .await
+                        .expect("release_session");
                     return;
                 }
             }
@@ -233,16 +244,22 @@ fn no_record_of_an_ended_session_makes_a_verb_fail_or_hides_another_end() {
             }
             store.session_ended(&alice).await.expect("session_ended");
             store.last_end(&alice).await.expect("last_end");
-            store.sweep(COLLECTIONS, Uuid::new_v4(), 100).await.expect("sweep");
+            store.sweep(COLLECTIONS, Uuid::new_v4(), 100, Deadline::NONE).await.expect("sweep");
             let worker = Uuid::new_v4();
-            let bobs = store.end_session(&bob, EndReason::LoggedOut, COLLECTIONS, worker);
+            let bobs =
+                store.end_session(&bob, EndReason::LoggedOut, COLLECTIONS, worker, Deadline::NONE);
             bobs.await.expect("end_session");
-            store.allow_announcement(&bob, worker).await.expect("allow_announcement");
-            let taken =
-                store.take_announcements(worker, TTL, 100).await.expect("take_announcements");
+            store.ready(&bob, worker).await.expect("allow_announcement");
+            let taken = store.take_ends(worker, TTL, 100).await.expect("take_announcements");
             assert!(taken.iter().any(|it| it.aid == bob), "bob's end is hidden: {taken:?}");
-            store.announced(worker, &taken).await.expect("announced");
-            let ends = store.end_session(&alice, EndReason::Revoked, COLLECTIONS, Uuid::new_v4());
+            store.told(worker, &taken).await.expect("announced");
+            let ends = store.end_session(
+                &alice,
+                EndReason::Revoked,
+                COLLECTIONS,
+                Uuid::new_v4(),
+                Deadline::NONE,
+            );
             ends.await.expect("end_session");
             assert!(store.session_ended(&alice).await.expect("session_ended").is_some());
         });

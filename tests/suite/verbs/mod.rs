@@ -6,10 +6,8 @@ mod run;
 
 use std::time::Duration;
 
-use actix_doclock::{
-    LockKey, MemoryStore, MongoStore,
-    store::{Rules, Store},
-};
+use actix_doclock::store::verbs::*;
+use actix_doclock::{LockKey, MemoryStore, MongoStore, store::Rules};
 use mongodb::bson::{Document, doc};
 use tokio::runtime::Runtime;
 
@@ -61,7 +59,7 @@ fn in_any_order_the_embedded_store_agrees_with_the_reference() {
         let memory = Memory(MemoryStore::new());
         memory.0.put(item().id, &item()).unwrap();
         runtime.block_on(async {
-            memory.0.prepare("workitem", &rules(kind)).await.unwrap();
+            memory.0.prepare("workitem", &rules(kind), Deadline::NONE).await.unwrap();
             Run::new(&memory, kind).all(&ops).await;
         });
     });
@@ -91,7 +89,7 @@ impl Mongo {
     async fn new(kind: Kind) -> Self {
         let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
         let store = MongoStore::new(&database);
-        store.prepare("workitem", &rules(kind)).await.unwrap();
+        store.prepare("workitem", &rules(kind), Deadline::NONE).await.unwrap();
         Self(store)
     }
 

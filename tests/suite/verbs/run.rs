@@ -5,14 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use actix_doclock::store::PageId;
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
-    Aid, EndReason, FencingToken, Holder, Lock, LockKey, LockToken, Mode, PageId, Released, TabId,
+    Aid, EndReason, FencingToken, Holder, Lock, LockKey, LockToken, Mode, Released, TabId,
     TryAcquire,
-    conformance::Shorthand,
     store::{
-        Acquisition, Claim, Place, Saved, Store, StoredDocument, Taken, Ticket, Turn, Waiters,
+        Acquisition, Claim, Place, Saved, Store, StoredDocument, TakenBy, Ticket, Turn, Waiters,
     },
 };
+use doclock_conformance::Shorthand;
 use uuid::Uuid;
 
 use super::{
@@ -99,7 +101,10 @@ impl<'a, S: Subject> Run<'a, S> {
             Op::Sweep => self.sweep().await,
             Op::Announce => self.announce().await,
             Op::ReleaseSession(who) => {
-                let named = store.release_all(COLLECTIONS[0], &self.aids[*who]).await.unwrap();
+                let named = store
+                    .release_all(COLLECTIONS[0], &self.aids[*who], Deadline::NONE)
+                    .await
+                    .unwrap();
                 assert_eq!(numbers(&named), self.reference.release_session(*who), "released");
             }
             Op::End(who, revoked) => {
@@ -109,13 +114,16 @@ impl<'a, S: Subject> Run<'a, S> {
                     (EndReason::LoggedOut, "logged_out")
                 };
                 let (aid, worker) = (&self.aids[*who], Uuid::new_v4());
-                let named = store.end_session(aid, reason, COLLECTIONS, worker).await.unwrap();
-                store.allow_announcement(aid, worker).await.unwrap();
+                let named = store
+                    .end_session(aid, reason, COLLECTIONS, worker, Deadline::NONE)
+                    .await
+                    .unwrap();
+                store.ready(aid, worker).await.unwrap();
                 assert_eq!(numbers(&named), self.reference.end(*who, name), "ended with");
             }
             Op::Break(n) => {
                 let Some(seen) = store.inspect(&document(*n), None).await.unwrap() else { return };
-                let by = Taken { by: "root".to_owned(), reason: "$$ROOT".to_owned() };
+                let by = TakenBy { by: "root".to_owned(), reason: "$$ROOT".to_owned() };
                 let broken = store.break_lock(&seen, &by).await.unwrap() == Released::Released;
                 let seen = (self.who(&seen.aid), self.token(&seen).expect("its own"));
                 assert_eq!(broken, self.reference.break_seen(*n, seen), "broken");
@@ -147,13 +155,13 @@ impl<'a, S: Subject> Run<'a, S> {
             Op::KeepPlace(_) => {
                 if let Some(turn) = &claim.turn {
                     let place = waiters(asked, claim, Some(turn.ticket));
-                    assert_eq!(store.set_place(&key, &place).await.unwrap(), None);
+                    assert_eq!(store.set_place(&key, &place, Deadline::NONE).await.unwrap(), None);
                     self.reference.keep_place(asked);
                 }
             }
             Op::Leave(_) => {
                 let none = waiters(asked, claim, None);
-                assert_eq!(store.set_place(&key, &none).await.unwrap(), None);
+                assert_eq!(store.set_place(&key, &none, Deadline::NONE).await.unwrap(), None);
                 self.reference.leave(asked);
             }
             Op::Release(_, known) => {
@@ -168,7 +176,12 @@ impl<'a, S: Subject> Run<'a, S> {
             Op::RunOutIn(_, page, grace) => {
                 let of = page.map(|page| self.pages[page]);
                 let answer = store
-                    .expire_in(&Acquisition::exclusive(&key, aid, token), of, seconds(*grace))
+                    .expire_in(
+                        &Acquisition::exclusive(&key, aid, token),
+                        of,
+                        seconds(*grace),
+                        Deadline::NONE,
+                    )
                     .await
                     .unwrap();
                 let expected = self.reference.run_out_in(asked, *page, *grace);
@@ -188,10 +201,10 @@ impl<'a, S: Subject> Run<'a, S> {
                 });
                 let (to, mut claim) = self.claims[to].clone();
                 // In a fair collection, the lock is taken over, not handed over.
-                let by = Taken { by: "root".to_owned(), reason: String::new() };
+                let by = TakenBy { by: "root".to_owned(), reason: String::new() };
                 claim.taken = self.kind.fair.then_some(by);
                 let lock = store
-                    .hand_over(&Acquisition::exclusive(&key, aid, token), &claim)
+                    .hand_over(&Acquisition::exclusive(&key, aid, token), &claim, Deadline::NONE)
                     .await
                     .unwrap()
                     .lock();
@@ -206,7 +219,11 @@ impl<'a, S: Subject> Run<'a, S> {
                 let item = StoredDocument::encode(store.format(), &item).unwrap();
                 let until = Instant::now() + seconds(60);
                 let saved = match store
-                    .save(&Acquisition::exclusive(&key, aid, token), &item.into(), until)
+                    .save(
+                        &Acquisition::exclusive(&key, aid, token),
+                        &item.into(),
+                        Deadline::at(until),
+                    )
                     .await
                     .unwrap()
                 {
@@ -223,7 +240,7 @@ impl<'a, S: Subject> Run<'a, S> {
     async fn acquire(&mut self, token: usize) {
         let (asked, claim) = self.claims[token].clone();
         let key = document(asked.document);
-        let answer = self.on.store().try_acquire(&key, &claim).await.unwrap();
+        let answer = self.on.store().try_acquire(&key, &claim, Deadline::NONE).await.unwrap();
         match (self.reference.acquire(&asked), &answer) {
             (Answer::Granted(token), TryAcquire::Granted(lock)) => {
                 assert_eq!(self.token(lock), Some(token), "granted");
@@ -251,7 +268,12 @@ impl<'a, S: Subject> Run<'a, S> {
     /// All attempts of the claim have this ticket from now on.
     async fn draw(&mut self, asked: Asked, claim: Claim) {
         let new = waiters(&asked, &claim, Some(Ticket::NEW));
-        let drawn = self.on.store().set_place(&document(asked.document), &new).await.unwrap();
+        let drawn = self
+            .on
+            .store()
+            .set_place(&document(asked.document), &new, Deadline::NONE)
+            .await
+            .unwrap();
         let others = waiters(&asked, &claim, None);
         let turn = Turn { ticket: drawn.expect("a ticket"), others };
         self.draws += 1;
@@ -263,15 +285,20 @@ impl<'a, S: Subject> Run<'a, S> {
     }
 
     async fn sweep(&mut self) {
-        let swept = self.on.store().sweep(COLLECTIONS, Uuid::new_v4(), 1_000).await.unwrap();
+        let swept = self
+            .on
+            .store()
+            .sweep(COLLECTIONS, Uuid::new_v4(), 1_000, Deadline::NONE)
+            .await
+            .unwrap();
         assert_eq!(swept.sessions, self.reference.sweep(), "sessions that became idle");
         assert!(!swept.more);
     }
 
     async fn announce(&mut self) {
         let (store, worker) = (self.on.store(), Uuid::new_v4());
-        let ended = store.take_announcements(worker, seconds(60), 1_000).await.unwrap();
-        store.announced(worker, &ended).await.unwrap();
+        let ended = store.take_ends(worker, seconds(60), 1_000).await.unwrap();
+        store.told(worker, &ended).await.unwrap();
         let expected = self.reference.announce();
         assert_eq!(ended.len(), expected.len(), "{ended:?}, not {expected:?}");
         for ended in ended {
@@ -324,9 +351,9 @@ impl<'a, S: Subject> Run<'a, S> {
                 let mine = expected.keys().find(|(it, _)| *it == who);
                 assert!(mine.map_or(seen.is_some() != expected.is_empty(), |it| seen == Some(*it)));
             }
-            assert_eq!(store.exists(&key).await.unwrap(), n == 0);
+            assert_eq!(store.exists(&key, Deadline::NONE).await.unwrap(), n == 0);
         }
-        let title = store.load(&document(0)).await.unwrap().unwrap();
+        let title = store.load(&document(0), Deadline::NONE).await.unwrap().unwrap();
         let title = title.decode::<WorkItem>().unwrap().title;
         assert_eq!(title, self.reference.saved(0).map_or("old".to_owned(), |it| it.to_string()));
         for (who, aid) in self.aids.iter().enumerate() {
@@ -346,12 +373,12 @@ impl<'a, S: Subject> Run<'a, S> {
         let store = self.on.store();
         for (asked, claim) in &self.claims {
             let none = waiters(asked, claim, None);
-            store.set_place(&document(asked.document), &none).await.unwrap();
+            store.set_place(&document(asked.document), &none, Deadline::NONE).await.unwrap();
         }
         for aid in &self.aids {
-            store.release_all(COLLECTIONS[0], aid).await.unwrap();
+            store.release_all(COLLECTIONS[0], aid, Deadline::NONE).await.unwrap();
         }
-        store.sweep(COLLECTIONS, Uuid::new_v4(), 1_000).await.unwrap();
+        store.sweep(COLLECTIONS, Uuid::new_v4(), 1_000, Deadline::NONE).await.unwrap();
         if let (Some(records), false) = (self.on.records().await, self.kind.fenced) {
             assert_eq!(records, 0, "left behind");
         }

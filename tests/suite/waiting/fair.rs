@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, Holder, Lockable, Mode, Released,
-    store::{Place, Rules, Store, Ticket, Waiters},
+    store::{Place, Rules, Ticket, Waiters},
 };
 use mongodb::bson::{Document, doc};
 use serde::{Deserialize, Serialize};
@@ -75,11 +76,14 @@ async fn dies_while_waiting(cluster: &Cluster) {
     let lease = Duration::from_secs(5);
     let waiters = Waiters { server: Uuid::new_v4(), place: Some(place), lease };
     let drawn = match cluster {
-        Cluster::Memory(store) => store.set_place(&counter(), &waiters).await,
+        Cluster::Memory(store) => store.set_place(&counter(), &waiters, Deadline::NONE).await,
         Cluster::Mongo(database) => {
             let store = MongoStore::new(database);
-            store.prepare(Counter::COLLECTION, &Rules::new(TTL).fair()).await.unwrap();
-            store.set_place(&counter(), &waiters).await
+            store
+                .prepare(Counter::COLLECTION, &Rules::new(TTL).fair(), Deadline::NONE)
+                .await
+                .unwrap();
+            store.set_place(&counter(), &waiters, Deadline::NONE).await
         }
     };
     assert!(drawn.unwrap().is_some());

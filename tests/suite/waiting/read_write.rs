@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
+use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Aid, Holder, Lock, LockToken, Lockable, Mode, Released, TryAcquire,
-    conformance::Shorthand,
     store::{Claim, Rules, Store},
 };
+use doclock_conformance::Shorthand;
 
 use mongodb::bson::doc;
 
@@ -80,7 +81,7 @@ async fn task(store: Arc<impl Store>, model: Arc<Model>, task: usize, mut random
                 let becomes_idle = random.below(40) == 0;
                 let claim = claim(&aid, mode, if becomes_idle { SHORT } else { TTL });
                 if let TryAcquire::Granted(lock) =
-                    store.try_acquire(&key(id), &claim).await.unwrap()
+                    store.try_acquire(&key(id), &claim, Deadline::NONE).await.unwrap()
                 {
                     model.enters(id, task, mode);
                     if becomes_idle {
@@ -95,7 +96,7 @@ async fn task(store: Arc<impl Store>, model: Arc<Model>, task: usize, mut random
             Some((id, lock)) => match random.below(4) {
                 0 if lock.mode == Mode::Shared => {
                     let claim = claim(&aid, Mode::Exclusive, TTL);
-                    match store.try_acquire(&lock.key, &claim).await.unwrap() {
+                    match store.try_acquire(&lock.key, &claim, Deadline::NONE).await.unwrap() {
                         TryAcquire::Granted(lock) => {
                             model.enters(id, task, Mode::Exclusive);
                             held = Some((id, lock));
@@ -149,7 +150,7 @@ async fn random_schedule(store: impl Store) {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0 | 1);
     eprintln!("SEED={seed}");
-    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL)).await.unwrap();
+    store.prepare(WorkItem::COLLECTION, &Rules::new(TTL), Deadline::NONE).await.unwrap();
     let (store, model) = (Arc::new(store), Arc::<Model>::default());
     let mut tasks = JoinSet::new();
     for n in 0..TASKS {
@@ -173,7 +174,7 @@ async fn in_a_random_schedule_on_mongodb_a_writer_is_always_alone() {
     // The idle sessions are swept, and no others.
     sleep(SHORT).await;
     let live = MongoStore::new(&database);
-    live.prepare(WorkItem::COLLECTION, &Rules::new(TTL)).await.unwrap();
+    live.prepare(WorkItem::COLLECTION, &Rules::new(TTL), Deadline::NONE).await.unwrap();
     assert_eq!(live.list(WorkItem::COLLECTION, None, 100).await.unwrap().len(), 0);
     assert!(lock_records(&database).count_documents(doc! {}).await.unwrap() <= 3);
 }

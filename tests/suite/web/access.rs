@@ -2,7 +2,8 @@
 
 use std::{cell::RefCell, rc::Rc};
 
-use actix_doclock::{Access, Aid, Holder};
+use actix_doclock::web::Access;
+use actix_doclock::{Aid, Holder};
 use serde_json::json;
 
 use super::{

@@ -156,6 +156,24 @@ async fn the_end_of_a_session_reaches_collections_that_only_another_server_knows
 }
 
 #[tokio::test]
+async fn a_pattern_covers_no_collection_of_this_crate() {
+    let database = database_of(&["acme"]).await;
+    let store = MongoStore::new(&database);
+    let locks = LockManager::builder(store).build().await.unwrap();
+    locks.register::<actix_doclock::Named>().await.unwrap();
+    let other = LockManager::builder(MongoStore::new(&database)).build().await.unwrap();
+    other.register_matching::<Note>("*").await.unwrap();
+    assert!(other.health().collections.is_empty(), "{:?}", other.health().collections);
+    for ours in ["doclock.ended", "doclock.named", "acme_note.lock"] {
+        assert!(matches!(other.key(ours, "a"), Err(LockError::Misconfigured(_))), "{ours}");
+    }
+    other.key("acme_note", "a").unwrap();
+    for locks in [locks, other] {
+        locks.shutdown().await;
+    }
+}
+
+#[tokio::test]
 async fn a_restarted_server_knows_the_collections_with_locks() {
     let database = database_of(&["acme", "globex"]).await;
     let one = manager_on(&database).await;

@@ -19,7 +19,6 @@ mod lost_replies;
 mod metrics;
 mod problems;
 mod renewals;
-#[cfg(feature = "mongo-session")]
 mod session_store;
 mod sessions;
 mod several;
@@ -32,15 +31,17 @@ mod waiting;
 
 use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
+use actix_doclock::web::{LockingSession, Problem};
 use actix_doclock::{
     Actor, HeldDoc, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable, LockedDoc,
-    LockingSession, MemoryStore, Problem, SessionLocks, SharedDoc, Wait, lock_api,
+    MemoryStore, SessionLocks, SharedDoc, Wait, lock_api,
 };
 use actix_http::Request;
 use actix_session::{
     Session, SessionMiddleware,
     storage::{CookieSessionStore, SessionStore},
 };
+use actix_session_mongodb::SessionWrap;
 use actix_web::{
     App, Error, HttpResponse, Responder,
     body::to_bytes,
@@ -252,7 +253,8 @@ async fn serve<K: SessionStore + 'static>(
 ) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
     let session =
         SessionMiddleware::builder(sessions, Key::from(&[7; 64])).cookie_secure(false).build();
-    let app = App::new().wrap(locks.session(session).identify(person)).configure(routes);
+    let session = locks.session(SessionWrap(session)).identify(person);
+    let app = App::new().wrap(session).configure(routes);
     test::init_service(app).await
 }
 
@@ -265,7 +267,9 @@ async fn serve_with_cookies(
 /// The same, with other settings of the wrap.
 async fn serve_with(
     locks: &LockManager,
-    settings: impl FnOnce(LockingSession<CookieSessionStore>) -> LockingSession<CookieSessionStore>,
+    settings: impl FnOnce(
+        LockingSession<SessionMiddleware<CookieSessionStore>>,
+    ) -> LockingSession<SessionMiddleware<CookieSessionStore>>,
 ) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
     let session = SessionMiddleware::builder(CookieSessionStore::default(), Key::from(&[7; 64]));
     let session = locks.session(session.cookie_secure(false).build()).identify(person);

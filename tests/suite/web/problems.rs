@@ -1,12 +1,10 @@
 //! What bad input and bad days get.
 
-use std::time::Instant;
-
 use actix_doclock::{
     Aid, EndReason, Released, StoreError, StoreErrorKind, TryAcquire,
     store::{
-        Acquisition, Active, Claim, Edit, HandedOver, LastEnd, Query, Removal, Renewed, Rules,
-        Saved, Store, StoreStatus, StoredDocument, Swept,
+        Acquisition, Active, Claim, Deadline, Documents, Edit, HandedOver, LastEnd, Locks, Query,
+        Removal, Renewed, Rules, Saved, Servers, Sessions, StoreStatus, StoredDocument, Swept,
     },
 };
 use uuid::Uuid;
@@ -169,50 +167,86 @@ impl Down {
 }
 
 /// Only the required verbs: whatever else a manager asks for has a default.
-impl Store for Down {
-    async fn prepare(&self, collection: &str, rules: &Rules) -> Result<(), StoreError> {
-        self.0.prepare(collection, rules).await
+impl Locks for Down {
+    async fn prepare(
+        &self,
+        collection: &str,
+        rules: &Rules,
+        _: Deadline,
+    ) -> Result<(), StoreError> {
+        self.0.prepare(collection, rules, Deadline::NONE).await
     }
-    async fn try_acquire(&self, _: &LockKey, _: &Claim) -> Result<TryAcquire, StoreError> {
+    async fn try_acquire(
+        &self,
+        _: &LockKey,
+        _: &Claim,
+        _: Deadline,
+    ) -> Result<TryAcquire, StoreError> {
         self.error()
     }
-    async fn renew(&self, _: &str, _: &[Active], _: Duration) -> Result<Renewed, StoreError> {
+    async fn renew(
+        &self,
+        _: &str,
+        _: &[Active],
+        _: Duration,
+        _: Deadline,
+    ) -> Result<Renewed, StoreError> {
         self.error()
     }
-    async fn remove_lock(&self, _: Removal<'_>) -> Result<Released, StoreError> {
+    async fn remove_lock(&self, _: Removal<'_>, _: Deadline) -> Result<Released, StoreError> {
         self.error()
     }
-    async fn hand_over(&self, _: &Acquisition, _: &Claim) -> Result<HandedOver, StoreError> {
+    async fn hand_over(
+        &self,
+        _: &Acquisition,
+        _: &Claim,
+        _: Deadline,
+    ) -> Result<HandedOver, StoreError> {
         self.error()
     }
+    async fn locks(
+        &self,
+        _: &str,
+        _: Query<'_>,
+        _: usize,
+        _: Deadline,
+    ) -> Result<Vec<Lock>, StoreError> {
+        self.error()
+    }
+    async fn status(&self, _: &[&str], _: Deadline) -> Result<StoreStatus, StoreError> {
+        self.error()
+    }
+}
+
+impl Documents for Down {
+    async fn load(&self, _: &LockKey, _: Deadline) -> Result<Option<StoredDocument>, StoreError> {
+        self.error()
+    }
+    async fn save(&self, _: &Acquisition, _: &Edit, _: Deadline) -> Result<Saved, StoreError> {
+        self.error()
+    }
+}
+
+impl Sessions for Down {
     async fn end_session(
         &self,
         _: &Aid,
         _: EndReason,
         _: &[&str],
         _: Uuid,
+        _: Deadline,
     ) -> Result<Vec<LockKey>, StoreError> {
         self.error()
     }
-    async fn last_ends(&self, _: &[Aid]) -> Result<Vec<Option<LastEnd>>, StoreError> {
+    async fn last_ends(&self, _: &[Aid], _: Deadline) -> Result<Vec<Option<LastEnd>>, StoreError> {
         self.error()
     }
-    async fn sweep(&self, _: &[&str], _: Uuid, _: usize) -> Result<Swept, StoreError> {
-        self.error()
-    }
-    async fn locks(&self, _: &str, _: Query<'_>, _: usize) -> Result<Vec<Lock>, StoreError> {
-        self.error()
-    }
-    async fn load(&self, _: &LockKey) -> Result<Option<StoredDocument>, StoreError> {
-        self.error()
-    }
-    async fn save(&self, _: &Acquisition, _: &Edit, _: Instant) -> Result<Saved, StoreError> {
-        self.error()
-    }
-    async fn status(&self, _: &[&str]) -> Result<StoreStatus, StoreError> {
+    async fn sweep(&self, _: &[&str], _: Uuid, _: usize, _: Deadline) -> Result<Swept, StoreError> {
         self.error()
     }
 }
+
+impl Servers for Down {}
 
 #[actix_web::test]
 async fn a_store_that_is_down_is_a_503_and_says_nothing_of_the_inside() {

@@ -1,23 +1,18 @@
 //! `MongoSessionStore` on a real replica set: sessions whose ends are known.
 
-mod acceptance;
 mod changes;
 mod clock;
 mod ends;
-mod keys;
 mod outage;
 mod records;
 mod revival;
-mod timeouts;
 mod users;
 
 use std::collections::HashMap;
 
-use actix_doclock::{
-    Aid, EndReason, Holder, LockManagerBuilder, MongoSessionStore, MongoSessionStoreBuilder,
-    MongoStore, TryAcquire,
-};
+use actix_doclock::{Aid, EndReason, Holder, LockManagerBuilder, MongoStore, TryAcquire};
 use actix_session::storage::SessionKey;
+use actix_session_mongodb::{MongoSessionStore, MongoSessionStoreBuilder};
 use actix_web::cookie::{CookieJar, time::Duration as Ttl};
 use mongodb::{
     Collection, Database,
@@ -77,14 +72,20 @@ impl Server {
         let heard = Heard::default();
         let locks = locks(heard.listening(defaults.without_reaper())).build().await.unwrap();
         locks.register::<Note>().await.unwrap();
-        let builder = MongoSessionStore::builder(&store, &locks).user_key("name");
+        let builder = MongoSessionStore::builder(database)
+            .collection("doclock.session")
+            .user_key("name")
+            .id_key(AID)
+            .on_end(locks.session_ends())
+            .deadline(NO_DEADLINE)
+            .without_sweeps();
         let sessions = sessions(builder).build().await.unwrap();
         Self { database: database.clone(), locks, sessions, heard, pause: Default::default() }
     }
 
-    fn middleware(&self) -> SessionMiddleware<MongoSessionStore> {
+    fn middleware(&self) -> SessionWrap<MongoSessionStore> {
         let middleware = SessionMiddleware::builder(self.sessions.clone(), Key::from(&[7; 64]));
-        middleware.cookie_secure(false).build()
+        SessionWrap(middleware.cookie_secure(false).build())
     }
 
     async fn app(&self) -> impl Service<Request, Response = ServiceResponse, Error = Error> {
@@ -267,12 +268,4 @@ async fn age(database: &Database, which: Document, by: Duration) {
     }
     let aged = records(database).update_many(which, vec![doc! { "$set": older }]).await.unwrap();
     assert!(aged.matched_count > 0, "there are such sessions");
-}
-
-/// The time until the only matching session expires, by the server's clock.
-async fn left(database: &Database, which: Document) -> Duration {
-    let left = doc! { "left": { "$subtract": ["$expires", "$$NOW"] } };
-    let found = records(database).find_one(which).projection(left).await.unwrap();
-    let left = found.expect("there is such a session").get_i64("left").unwrap();
-    Duration::from_millis(left.try_into().unwrap_or(0))
 }

@@ -3,12 +3,10 @@
 use std::{cell::Cell, rc::Rc};
 
 use actix_doclock::{Aid, EndReason};
-#[cfg(feature = "mongo-session")]
-use actix_doclock::{MongoSessionStore, MongoStore};
 use actix_identity::IdentityMiddleware;
 use actix_session::storage::{LoadError, RedisSessionStore, SaveError, SessionKey, UpdateError};
+use actix_session_mongodb::MongoSessionStore;
 use actix_web::cookie::CookieJar;
-#[cfg(feature = "mongo-session")]
 use mongodb::{
     Database,
     bson::{Document, doc},
@@ -78,10 +76,8 @@ impl Sessions for Redis {
     }
 }
 
-#[cfg(feature = "mongo-session")]
 struct Mongo(Database);
 
-#[cfg(feature = "mongo-session")]
 impl Sessions for Mongo {
     type Store = MongoSessionStore;
     const DELETED: EndReason = EndReason::LoggedOut;
@@ -96,11 +92,19 @@ impl Sessions for Mongo {
     }
 
     async fn store(&self, locks: &LockManager) -> Self::Store {
-        MongoSessionStore::builder(&MongoStore::new(&self.0), locks).build().await.unwrap()
+        MongoSessionStore::builder(&self.0)
+            .collection("doclock.session")
+            .id_key("doclock.aid")
+            .on_end(locks.session_ends())
+            .deadline(NO_DEADLINE)
+            .without_sweeps()
+            .build()
+            .await
+            .unwrap()
     }
 
     async fn revoke(&self, locks: &LockManager, aid: &Aid) {
-        self.store(locks).await.revoke(aid).await.unwrap();
+        self.store(locks).await.revoke(aid.as_str()).await.unwrap();
     }
 
     async fn days_pass(&self, locks: &LockManager) {
@@ -129,7 +133,6 @@ macro_rules! on_every_session_store {
         }
         on_every_session_store!(@on cookies Cookies: $($scenario)*);
         on_every_session_store!(@on redis Redis: $($scenario)*);
-        #[cfg(feature = "mongo-session")]
         on_every_session_store!(@on mongo Mongo: $($scenario)*);
     };
     (@on $name:ident $store:ident: $($scenario:ident)*) => {

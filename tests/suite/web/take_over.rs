@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use actix_doclock::{LockTaken, Taking};
+use actix_doclock::Takeover;
+use actix_doclock::store::TakeoverKind;
 use serde_json::json;
 
 use super::*;
@@ -141,7 +142,7 @@ async fn pages_of_other_sites_change_nothing() {
 
 #[actix_web::test]
 async fn a_takeover_is_told_to_the_application_and_a_move_to_another_tab_is_not() {
-    let heard = Arc::new(Mutex::new(Vec::<LockTaken>::new()));
+    let heard = Arc::new(Mutex::new(Vec::<Takeover>::new()));
     let hears = Arc::clone(&heard);
     let (locks, _) = embedded_with(move |settings| {
         settings.take_over_policy(|_, _| true).on_lock_taken(move |taken| {
@@ -163,6 +164,6 @@ async fn a_takeover_is_told_to_the_application_and_a_move_to_another_tab_is_not(
     eventually("it is told", async || !heard.lock().unwrap().is_empty()).await;
     let told = heard.lock().unwrap().clone();
     assert_eq!(told.len(), 1);
-    assert_eq!((told[0].how, &*told[0].by.label), (Taking::TakenOver, "bob"));
+    assert_eq!((told[0].kind, &*told[0].by.label), (TakeoverKind::TakenOver, "bob"));
     assert_eq!(told[0].from.as_ref().unwrap().user.as_deref(), Some("alice"));
 }

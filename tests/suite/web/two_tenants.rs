@@ -12,7 +12,8 @@ use std::{
     time::Instant,
 };
 
-use actix_doclock::{Access, Aid, Holder, MongoStore};
+use actix_doclock::web::Access;
+use actix_doclock::{Aid, Holder, MongoStore};
 use actix_web::{
     HttpServer,
     body::{BodyStream, BoxBody},

@@ -52,7 +52,7 @@ impl Known {
         keys: BTreeSet<LockKey>,
     ) -> Result<(), LockError> {
         let asked = keys.iter().cloned().collect();
-        let listed = manager.locks_on_all(self.collection, asked, manager.until()).await?;
+        let listed = manager.inner.reads.locks_on(self.collection, asked, manager.until()).await?;
         let mut now = by_document(listed);
         let is_unknown = |key: &LockKey| !now.contains_key(key) && !self.locks.contains_key(key);
         if !self.is_complete
@@ -72,9 +72,12 @@ impl Known {
         manager: &LockManager,
     ) -> Result<Looked, LockError> {
         let args = (self.collection, MOST);
-        let listed = manager.run("list", manager.until(), args, |store, (collection, most)| {
-            store.locks(collection, Query::All, *most)
-        });
+        let listed = manager.inner.calls.run(
+            "list",
+            manager.until(),
+            args,
+            |store, (collection, most), until| store.locks(collection, Query::All, *most, until),
+        );
         let mut now = by_document(listed.await?);
         let was_new = self.locks.is_empty() && !self.is_complete;
         self.is_complete = now.len() < MOST;
@@ -143,7 +146,7 @@ async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent
         return LockEvent::Broken(lock, taken);
     }
     // The end of a session is recorded before its locks are removed.
-    match manager.last_end(&lock.aid, manager.until()).await {
+    match manager.inner.sessions.last_end(&lock.aid, manager.until()).await {
         Ok(Some(end)) if end.reason == EndReason::Expired => {
             if end.ago <= clock::since(seen) {
                 LockEvent::Expired(lock)

@@ -1,15 +1,6 @@
 //! The trace of an expired lock that another session has taken over. From this trace in `doclock.ended`
 //! a reaper learns that the former holder may be idle.
 //!
-//! ```text
-//! { _id:   "former/<token>/<ms of its last renewal>",
-//!   ts:    <Date: when the trace was left>,
-//!   step:  "look",                  // absent when a reaper has looked
-//!   aid:   "<the former holder>",
-//!   c: "<collection>", id: <_id>,   // what was locked
-//!   lease: "<token>/<ms of its last renewal>" }
-//! ```
-//!
 //! A trace is kept for as long as an end is remembered, even after its step is done, so that a repeated
 //! takeover does not create it a second time.
 //!
@@ -17,12 +8,16 @@
 //! written. Therefore an idle end keeps the `leases` that it named, and their traces are not announced again.
 
 use mongodb::bson::{Bson, Document, doc};
+use uuid::Uuid;
 
-use crate::{error::StoreError, key::LockKey, store::mongo::MongoStore};
+use crate::{
+    key::LockKey,
+    store::mongo::{Call, codec::is, error::Result, send::Write},
+};
 
-pub(super) const LOOK: &str = "look";
+const LOOK: &str = "look";
 
-impl MongoStore {
+impl Call<'_> {
     // update, an upsert for each trace: created, or found and left as it is. This happens before the
     // takeover: if the process dies in between, the reaper finds both the trace and the expired lock.
     //
@@ -30,11 +25,10 @@ impl MongoStore {
     pub(in crate::store::mongo) async fn leave_to_reaper(
         &self,
         key: &LockKey,
-        former: &[Bson],
-    ) -> Result<Vec<String>, StoreError> {
-        let grants = former.iter().filter_map(Bson::as_document);
-        let (leases, traces): (Vec<_>, _) = grants.filter_map(|it| trace(key, it)).unzip();
-        self.update_ended(traces).await?;
+        former: &[Document],
+    ) -> Result<Vec<String>> {
+        let (leases, traces): (Vec<_>, _) = former.iter().filter_map(|it| trace(key, it)).unzip();
+        self.store.ends(&[], Uuid::nil(), self.until).update_each(traces).await?;
         Ok(leases)
     }
 }
@@ -51,8 +45,7 @@ fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
         "id": { "$literal": Bson::from(key.id()) },
         "lease": { "$literal": lease },
     };
-    let is_new = doc! { "$eq": [{ "$type": "$ts" }, "missing"] };
-    let once = doc! { "$replaceWith": { "$cond": [is_new, trace, "$$ROOT"] } };
+    let once = doc! { "$replaceWith": { "$cond": [is("$ts", "missing"), trace, "$$ROOT"] } };
     let id = format!("former/{lease}");
     Some((lease.to_owned(), doc! { "q": { "_id": { "$eq": id } }, "u": [once], "upsert": true }))
 }
@@ -75,13 +68,13 @@ pub(super) fn traces(ended: &str, collections: &[&str], limit: i64) -> Vec<Docum
                 "aid": "$aid",
                 "token": { "$arrayElemAt": [{ "$split": ["$lease", "/"] }, 0] },
                 "shared": { "$literal": false },
-                "by_silence": { "$not": [{ "$in": ["$lease", named] }] },
+                "idle": { "$not": [{ "$in": ["$lease", named] }] },
             },
         } },
     ]
 }
 
 /// Marks a trace as seen.
-pub(super) fn seen() -> Vec<Document> {
-    vec![doc! { "$unset": "step" }]
+pub(super) fn seen() -> Write {
+    Write::Update(vec![doc! { "$unset": "step" }])
 }

@@ -1,76 +1,164 @@
-//! The queries of a sweep, as pure functions.
+//! Finds the work of a sweep: expired locks, unfinished ends, waiting news.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use mongodb::bson::{Document, doc};
-use uuid::Uuid;
+use mongodb::bson::{Bson, Document, doc};
 
 use crate::{
-    lock::Aid,
+    key::{LockId, LockKey},
+    lock::{Aid, LockToken},
     store::mongo::{
-        ends::{former::traces, pipeline::waits_for},
-        pipeline::{
-            Grant, has_run_out, held_by, is_live_reader, is_of, is_reader, is_shared, millis,
-            no_live_place, of_sessions, readers_that, runs_out, some_reader,
+        ENDED,
+        codec::{is, millis},
+        ends::{Ends, former::traces},
+        error::Result,
+        grant::{
+            Grant, expires, has_expired, is_live_reader, is_reader, is_shared, readers_that,
+            some_reader,
         },
+        record::aid_in,
+        send::rows,
+        settle::live_places,
     },
 };
 
-/// The first query of a sweep, and the only one if nothing is overdue. It returns everything that may
-/// have to be done, and the time of the next sweep. Each part is an index range. `ended` is the
-/// collection that the query is sent to.
-pub(super) fn overdue(
-    ended: &str,
-    collections: &[(String, String, Duration)],
-    worker: Uuid,
-    limit: i64,
-) -> Vec<Document> {
-    let names: Vec<_> = collections.iter().map(|(name, ..)| name.as_str()).collect();
-    let mut stages = vec![
-        doc! { "$match": waits_for("release", worker) },
-        doc! { "$limit": limit },
-        doc! { "$project": { "_id": 0, "unfinished": "$_id" } },
-        doc! { "$unionWith": { "coll": ended, "pipeline": [
-            { "$match": waits_for(doc! { "$in": ["announce", "tell"] }, worker) },
-            { "$limit": 1 },
-            { "$project": { "_id": 0, "announcement": "$_id" } },
-        ] } },
-        doc! { "$unionWith": { "coll": ended, "pipeline": traces(ended, &names, limit) } },
-    ];
-    for (collection, locks, ttl) in collections {
-        for part in [
-            overdue_by_ts(collection, *ttl, limit),
-            next_by_ts(*ttl),
-            overdue_by_due(collection, *ttl, limit),
-            next_by_due(),
-        ] {
-            stages.push(doc! { "$unionWith": { "coll": locks.as_str(), "pipeline": part } });
-        }
-    }
-    stages
+/// The work of a sweep.
+#[derive(Default)]
+pub(super) struct Overdue {
+    pub(super) expired: BTreeMap<Aid, Vec<Expired>>,
+    pub(super) records: usize,
+    /// Collections with records that are no longer needed.
+    pub(super) left_over: BTreeSet<String>,
+    /// Ends that another worker began but did not finish.
+    pub(super) unfinished: Vec<Aid>,
+    pub(super) announcements: bool,
+    pub(super) next: Option<Duration>,
 }
 
-/// The sessions with expired locks, in two queries.
-pub(super) fn sessions(collection: &str, ttl: Duration, limit: i64) -> [Vec<Document>; 2] {
-    [overdue_by_ts, overdue_by_due].map(|query| {
-        let mut stages = query(collection, ttl, limit);
-        stages.push(doc! { "$match": { "gone.by_silence": true } });
-        stages.push(doc! { "$group": { "_id": "$gone.aid" } });
-        stages
-    })
+/// An expired grant.
+pub(super) struct Expired {
+    pub(super) collection: String,
+    pub(super) id: Bson,
+    pub(super) token: String,
+    pub(super) shared: bool,
+    /// False if the grant expired because of its `max_hold`.
+    pub(super) idle: bool,
+    /// Another session has taken the lock over, and left this trace of the grant.
+    pub(super) trace: Option<Bson>,
+}
+
+impl Expired {
+    pub(super) fn key(&self) -> Option<LockKey> {
+        LockKey::new(self.collection.as_str(), LockId::from_bson(&self.id)?).ok()
+    }
+
+    pub(super) fn lock(&self) -> Option<(LockKey, LockToken)> {
+        Some((self.key()?, self.token.parse().ok()?))
+    }
+}
+
+impl Ends<'_> {
+    /// The first query of a sweep, and the only one if nothing is overdue. It returns everything that may
+    /// have to be done, and the time of the next sweep. Each part is an index range.
+    pub(super) async fn find(&self, limit: usize) -> Result<Overdue> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut stages = vec![
+            doc! { "$match": self.waits_for("release") },
+            doc! { "$limit": limit },
+            doc! { "$project": { "_id": 0, "unfinished": "$_id" } },
+            doc! { "$unionWith": { "coll": ENDED, "pipeline": [
+                { "$match": self.waits_for(doc! { "$in": ["announce", "tell"] }) },
+                { "$limit": 1 },
+                { "$project": { "_id": 0, "announcement": "$_id" } },
+            ] } },
+            doc! { "$unionWith": {
+                "coll": ENDED, "pipeline": traces(ENDED, self.collections, limit),
+            } },
+        ];
+        for collection in self.collections {
+            let at = self.call(collection)?;
+            let ttl = at.rules.ttl;
+            for part in [
+                overdue_by_ts(collection, ttl, limit),
+                next_by_ts(ttl),
+                overdue_by_due(collection, ttl, limit),
+                next_by_due(),
+            ] {
+                stages.push(doc! { "$unionWith": { "coll": at.primary.name(), "pipeline": part } });
+            }
+        }
+        let found = self.store.inner.ended.aggregate(stages).max_time(self.until.read_limit());
+        let mut overdue = Overdue::default();
+        for row in rows(found).await? {
+            overdue.add(&row);
+        }
+        Ok(overdue)
+    }
+
+    // aggregate in each collection returns: the sessions whose expired locks are still on record.
+    pub(super) async fn overdue(&self, limit: usize) -> Result<Vec<Aid>> {
+        let most = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut aids = BTreeSet::new();
+        for collection in self.collections {
+            let at = self.call(collection)?;
+            for query in [overdue_by_ts, overdue_by_due] {
+                let mut stages = query(collection, at.rules.ttl, most);
+                stages.push(doc! { "$match": { "gone.idle": true } });
+                stages.push(doc! { "$group": { "_id": "$gone.aid" } });
+                let found = at.primary.aggregate(stages).max_time(self.until.read_limit());
+                aids.extend(rows(found).await?.iter().map(|row| aid_in(row, "_id")));
+            }
+        }
+        Ok(aids.into_iter().take(limit).collect())
+    }
+}
+
+impl Overdue {
+    fn add(&mut self, row: &Document) {
+        if let Ok(next) = row.get_i64("next") {
+            let next = Duration::from_millis(next.try_into().unwrap_or(0));
+            self.next = Some(self.next.map_or(next, |other| other.min(next)));
+        }
+        if let Ok(collection) = row.get_str("collection") {
+            self.add_expired(collection.to_owned(), row);
+        } else if row.contains_key("unfinished") {
+            self.unfinished.push(aid_in(row, "unfinished"));
+        } else if row.contains_key("announcement") {
+            self.announcements = true;
+        }
+    }
+
+    fn add_expired(&mut self, collection: String, row: &Document) {
+        self.records += 1;
+        let Ok(gone) = row.get_document("gone") else {
+            self.left_over.insert(collection);
+            return;
+        };
+        self.expired.entry(aid_in(gone, "aid")).or_default().push(Expired {
+            collection,
+            id: row.get("_id").cloned().unwrap_or(Bson::Null),
+            token: gone.get_str("token").unwrap_or_default().to_owned(),
+            shared: gone.get_bool("shared").unwrap_or(false),
+            idle: gone.get_bool("idle").unwrap_or(true),
+            trace: row.get("trace").cloned(),
+        });
+    }
 }
 
 /// Expired exclusive locks that have the ttl of the collection.
 fn overdue_by_ts(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
-    let run_out = doc! { "$and": [
+    let expired = doc! { "$and": [
         // Uses the ttl configured here, so that the index range has an end. A server with a shorter ttl
         // finds its own locks sooner; a lock with a longer ttl has not expired yet.
         { "$lte": ["$ts", latest(ttl)] },
-        { "$ne": [{ "$type": "$due" }, "date"] },
+        { "$not": [is("$due", "date")] },
         exclusive_is_overdue(ttl),
     ] };
     vec![
-        doc! { "$match": { "ts": { "$type": "date" }, "$expr": run_out } },
+        doc! { "$match": { "ts": { "$type": "date" }, "$expr": expired } },
         doc! { "$sort": { "ts": 1 } },
         doc! { "$limit": limit },
         doc! { "$project": {
@@ -85,12 +173,12 @@ fn overdue_by_ts(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
 fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> {
     let reader_is_overdue = doc! { "$and": [is_reader(), { "$not": [is_live_reader()] }] };
     let nobody_waits = doc! { "$and": [
-        { "$eq": [{ "$type": "$ts" }, "missing"] },
-        { "$eq": [{ "$type": "$aid" }, "missing"] },
+        is("$ts", "missing"),
+        is("$aid", "missing"),
         { "$not": [is_shared()] },
-        no_live_place(),
+        { "$eq": [live_places(), []] },
     ] };
-    let run_out = doc! { "$and": [
+    let expired = doc! { "$and": [
         { "$lte": ["$due", "$$NOW"] },
         // Skips records that are not ours to handle, so that they do not use up the limit.
         { "$or": [
@@ -105,10 +193,10 @@ fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> 
     let left = doc! { "$map": {
         "input": readers_that(is_live_reader()),
         "as": "r",
-        "in": { "$subtract": [runs_out(), { "$toLong": "$$NOW" }] },
+        "in": { "$subtract": [expires(), { "$toLong": "$$NOW" }] },
     } };
     vec![
-        doc! { "$match": { "due": { "$type": "date" }, "$expr": run_out } },
+        doc! { "$match": { "due": { "$type": "date" }, "$expr": expired } },
         doc! { "$sort": { "due": 1 } },
         doc! { "$limit": limit },
         doc! { "$project": {
@@ -130,11 +218,11 @@ fn overdue_by_due(collection: &str, ttl: Duration, limit: i64) -> Vec<Document> 
 
 fn exclusive_is_overdue(ttl: Duration) -> Document {
     doc! { "$and": [
-        { "$eq": [{ "$type": "$aid" }, "string"] },
+        is("$aid", "string"),
         // Foreign programs write no token. Their sessions are not ours to end.
-        { "$eq": [{ "$type": "$token" }, "string"] },
+        is("$token", "string"),
         { "$not": [is_shared()] },
-        has_run_out(Grant::Exclusive, ttl),
+        has_expired(Grant::Exclusive, ttl),
     ] }
 }
 
@@ -143,7 +231,7 @@ fn gone(grant: Grant) -> Document {
         "aid": grant.field("aid"),
         "token": grant.field("token"),
         "shared": { "$literal": grant == Grant::Reader },
-        "by_silence": { "$not": [grant.has_reached_max_hold()] },
+        "idle": { "$not": [grant.has_reached_max_hold()] },
     }
 }
 
@@ -168,49 +256,4 @@ fn next_by_due() -> Vec<Document> {
 
 fn latest(ttl: Duration) -> Document {
     doc! { "$subtract": ["$$NOW", millis(ttl)] }
-}
-
-/// The sessions among these that hold a live lock.
-pub(super) fn awake(aids: &[Aid], ttl: Duration) -> Vec<Document> {
-    let live = doc! { "$and": [is_of(Grant::Reader, aids), is_live_reader()] };
-    vec![
-        doc! { "$match": held_by(aids, ttl) },
-        doc! { "$project": { "_id": 0, "aid": holders(live) } },
-        doc! { "$unwind": "$aid" },
-        doc! { "$group": { "_id": "$aid" } },
-    ]
-}
-
-/// The expired locks of these sessions.
-pub(super) fn run_out_of(aids: &[Aid], ttl: Duration) -> Document {
-    let mut filter = of_sessions(aids);
-    filter.insert(
-        "$expr",
-        doc! { "$cond": [
-            is_shared(), some_reader(is_run_out_of(aids)), has_run_out(Grant::Exclusive, ttl),
-        ] },
-    );
-    filter
-}
-
-/// The leases of those locks.
-pub(super) fn run_out_fields(aids: &[Aid]) -> Document {
-    let readers = readers_that(is_run_out_of(aids));
-    let of = |grant: Grant| {
-        let mut lease = grant.lease();
-        lease.insert("holder", grant.field("holder"));
-        lease
-    };
-    let readers = doc! { "$map": { "input": readers, "as": "r", "in": of(Grant::Reader) } };
-    let leases = doc! { "$cond": [is_shared(), readers, [of(Grant::Exclusive)]] };
-    doc! { "leases": leases, "shared": is_shared() }
-}
-
-fn is_run_out_of(aids: &[Aid]) -> Document {
-    doc! { "$and": [is_of(Grant::Reader, aids), { "$not": [is_live_reader()] }] }
-}
-
-fn holders(that: Document) -> Document {
-    let readers = doc! { "$map": { "input": readers_that(that), "as": "r", "in": "$$r.aid" } };
-    doc! { "$cond": [is_shared(), readers, ["$aid"]] }
 }

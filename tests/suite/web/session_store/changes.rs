@@ -1,4 +1,4 @@
-//! Concurrent requests of one session.
+//! Concurrent requests of one session with locks.
 
 use super::*;
 
@@ -11,68 +11,6 @@ where
     assert_eq!(tab.post_json("/change", json!({ "set": state })).await.status, 204);
     let other = tab.copy();
     [tab, other]
-}
-
-#[actix_web::test]
-async fn concurrent_requests_do_not_undo_each_others_changes() {
-    let server = Server::on(&database().await).await;
-    let app = server.app().await;
-    for round in 0..5 {
-        let [tab, other] = two_tabs(&app, json!({ "c": 1, "d": 1, "kept": 1 })).await;
-        let send = |change: Value| {
-            let tab = &tab;
-            async move { assert_eq!(tab.post_json("/change", change).await.status, 204) }
-        };
-        join!(
-            send(json!({ "wait": true, "set": { "a": 1 } })),
-            send(json!({ "wait": true, "set": { "b": 1 } })),
-            send(json!({ "wait": true, "remove": ["c"] })),
-            send(json!({ "wait": true, "set": { "d": 2 } })),
-            // All have loaded the same state, and now save in arbitrary order.
-            async {
-                server.pause.until_there_are(4).await;
-                server.pause.let_go(4);
-            },
-        );
-        let expected = json!({ "a": 1, "b": 1, "d": 2, "kept": 1 });
-        assert_eq!(other.get("/state").await.json(), expected, "round {round}");
-    }
-}
-
-/// The same in each order, one request after the other.
-#[actix_web::test]
-async fn a_late_request_writes_only_its_own_changes() {
-    let server = Server::on(&database().await).await;
-    let app = server.app().await;
-    let before = json!({ "a": 1, "b": 1 });
-    for (late, early, expected) in [
-        (json!({ "set": { "c": 1 } }), json!({ "remove": ["a"] }), json!({ "b": 1, "c": 1 })),
-        (json!({ "remove": ["a"] }), json!({ "set": { "b": 2 } }), json!({ "b": 2 })),
-        (json!({ "set": { "a": 2 } }), json!({ "set": { "a": 3 } }), json!({ "a": 2, "b": 1 })),
-        (json!({ "set": { "a": 2 } }), json!({ "remove": ["a"] }), json!({ "a": 2, "b": 1 })),
-        (json!({ "remove": ["a"] }), json!({ "set": { "a": 3 } }), json!({ "b": 1 })),
-        // Sets the value that it has loaded, which is no change of its own.
-        (json!({ "set": { "a": 1 } }), json!({ "set": { "a": 3 } }), json!({ "a": 3, "b": 1 })),
-    ] {
-        let [tab, other] = two_tabs(&app, before.clone()).await;
-        let mut request = late.clone();
-        request["wait"] = true.into();
-        let late_one = tab.post_json("/change", request);
-        server.while_it_waits(late_one, other.post_json("/change", early.clone())).await;
-        assert_eq!(other.get("/state").await.json(), expected, "{early}, then {late}");
-    }
-}
-
-#[actix_web::test]
-async fn an_entry_that_is_changed_repeatedly_is_stored_once() {
-    let server = Server::on(&database().await).await;
-    let app = server.app().await;
-    let [tab, _] = two_tabs(&app, json!({ "counter": 0, "other": 1 })).await;
-    for counter in 1..4 {
-        tab.post_json("/change", json!({ "set": { "counter": counter } })).await;
-    }
-    let record = records(&server.database).find_one(doc! {}).await.unwrap().unwrap();
-    assert_eq!(record.get_array("state").unwrap().len(), 3, "with the aid: {record}");
 }
 
 /// A session from before the application had locks, or one that was cleared: it has no aid until a
@@ -103,39 +41,6 @@ async fn a_first_lock_and_a_concurrent_change_are_both_kept() {
     }
 }
 
-#[actix_web::test]
-async fn clearing_removes_concurrent_additions_too() {
-    let server = Server::on(&database().await).await;
-    let app = server.app().await;
-    for (what_else, left) in [
-        (json!({}), json!({})),
-        // Another user, without any entry of the previous one.
-        (json!({ "name": "bob" }), json!({ "name": "bob" })),
-        (json!({ "new": 1 }), json!({ "new": 1 })),
-    ] {
-        let [tab, other] = two_tabs(&app, json!({ "name": "alice" })).await;
-        let clear = json!({ "wait": true, "clear": true, "set": what_else.clone() });
-        let add = other.post_json("/change", json!({ "set": { "cart": 1 } }));
-        let (cleared, _) = server.while_it_waits(tab.post_json("/change", clear), add).await;
-        assert_eq!(cleared.status, 204);
-        assert_eq!(other.get("/state").await.json(), left, "clear, {what_else}");
-    }
-}
-
-/// Here no aid vanishes, so only the empty state shows that the session was cleared.
-#[actix_web::test]
-async fn clearing_a_session_without_an_aid_removes_everything_too() {
-    let server = Server::on(&database().await).await;
-    let app = server.app().await;
-    let name = State::from([("name".to_owned(), "\"alice\"".to_owned())]);
-    let key = server.sessions.save(name, &DAY).await.unwrap();
-    let (tab, other) = (browser_with(&app, &key), browser_with(&app, &key));
-    let clear = tab.post_json("/change", json!({ "wait": true, "clear": true }));
-    let add = other.post_json("/change", json!({ "set": { "cart": 1 } }));
-    server.while_it_waits(clear, add).await;
-    assert_eq!(server.load(&key).await, Some(State::new()));
-}
-
 /// The other order: only entries that are added afterwards remain.
 #[actix_web::test]
 async fn a_late_request_does_not_bring_a_cleared_state_back() {
@@ -148,75 +53,4 @@ async fn a_late_request_does_not_bring_a_cleared_state_back() {
     assert_eq!(tab.get("/state").await.json(), json!({ "cart": 1 }));
     assert!(!server.is_locked("a").await);
     assert_eq!(tab.put("/note/a", "new").await.status, 409, "the aid does not come back either");
-}
-
-#[actix_web::test]
-async fn names_and_values_of_any_text_are_stored_unchanged() {
-    let server = Server::on(&database().await).await;
-    let app = server.app().await;
-    let odd = [
-        "",
-        "a.b",
-        ".",
-        "$set",
-        "$$ROOT",
-        "$$REMOVE",
-        "_id",
-        "k",
-        "state",
-        "0",
-        "a\"b",
-        "'",
-        "\\",
-        "{\"$gt\": \"\"}",
-        "ключ 🗝",
-        "a\nb",
-        "a\u{0}b",
-        "doclock.aid2",
-    ];
-    let all: Value = odd.iter().map(|odd| (odd.to_string(), json!(odd))).collect();
-    let [tab, other] = two_tabs(&app, all.clone()).await;
-    assert_eq!(other.get("/state").await.json(), all);
-    for odd in odd {
-        // Each entry is changed and removed while another one is changed.
-        let set = json!({ "wait": true, "set": { odd: { odd: [odd] } } });
-        let plain = json!({ "set": { "plain": odd } });
-        server
-            .while_it_waits(tab.post_json("/change", set), other.post_json("/change", plain))
-            .await;
-        let mut expected = all.clone();
-        expected[odd] = json!({ odd: [odd] });
-        expected["plain"] = odd.into();
-        assert_eq!(other.get("/state").await.json(), expected, "{odd}");
-        tab.post_json("/change", json!({ "remove": [odd, "plain"] })).await;
-        expected.as_object_mut().unwrap().retain(|name, _| name != odd && name != "plain");
-        assert_eq!(other.get("/state").await.json(), expected, "{odd}");
-        tab.post_json("/change", json!({ "set": { odd: odd } })).await;
-    }
-}
-
-#[actix_web::test]
-async fn changes_during_a_renewal_are_lost_with_the_old_key() {
-    let server = Server::on(&database().await).await;
-    let app = server.app().await;
-    let [tab, other] = two_tabs(&app, json!({ "name": "alice" })).await;
-    let add = json!({ "wait": true, "set": { "cart": 1 } });
-    let (added, _) =
-        server.while_it_waits(other.post_json("/change", add), tab.post("/renew")).await;
-    assert_eq!(added.status, 204);
-    assert_eq!(added.header("set-cookie"), None, "the browser has a newer key by now");
-    assert_eq!(tab.get("/state").await.json(), json!({ "name": "alice" }));
-    assert_eq!(other.get("/state").await.json(), json!({}), "its key is the old one");
-}
-
-/// Then the state that the request has loaded is not known.
-#[actix_web::test]
-async fn without_the_wrap_the_later_request_overwrites() {
-    let server = Server::on(&database().await).await;
-    let key = server.sessions.save(State::new(), &DAY).await.unwrap();
-    for name in ["a", "b"] {
-        let state = State::from([(name.to_owned(), "1".to_owned())]);
-        server.sessions.update(session_key(key.as_ref()), state.clone(), &DAY).await.unwrap();
-        assert_eq!(server.load(&key).await, Some(state));
-    }
 }

@@ -22,7 +22,7 @@ async fn no_command_carries_a_time_of_the_client() {
     store.update_ttl(&key_in(&alice), &DAY).await.unwrap();
     assert_eq!(store.list_of("alice").await.unwrap().len(), 1);
     let aid = server.holder("a").await;
-    store.revoke(&aid).await.unwrap();
+    store.revoke(aid.as_str()).await.unwrap();
     store.revoke_all_of("bob").await.unwrap();
     store.update(session_key("unknown"), State::new(), &DAY).await.unwrap();
 

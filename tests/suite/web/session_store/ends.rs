@@ -10,8 +10,8 @@ const OFTEN: Duration = Duration::from_millis(20);
 
 #[actix_web::test]
 async fn an_expired_session_loses_its_locks_and_is_announced_without_a_request() {
-    let often = |locks: LockManagerBuilder| locks.reaper_interval(OFTEN);
-    let server = Server::with(&database().await, often, |sessions| sessions).await;
+    let often = |sessions: MongoSessionStoreBuilder| sessions.sweep_interval(OFTEN);
+    let server = Server::with(&database().await, |locks| locks.reaper_interval(OFTEN), often).await;
     let app = server.app().await;
     let alice = Browser::logged_in(&app, "alice").await;
     alice.post("/note/a").await.token();
@@ -153,7 +153,7 @@ async fn a_revoked_session_loses_its_locks_and_its_key_at_once() {
     alice.post("/note/a").await.token();
     phone.post("/note/b").await.token();
     let aid = server.holder("a").await;
-    server.sessions.revoke(&aid).await.unwrap();
+    server.sessions.revoke(aid.as_str()).await.unwrap();
     assert!(!server.is_locked("a").await);
     assert!(server.is_locked("b").await, "her other session keeps its lock");
     assert_eq!(alice.get("/state").await.json(), json!({}));
@@ -163,7 +163,7 @@ async fn a_revoked_session_loses_its_locks_and_its_key_at_once() {
 
     // Nothing is left to do, and a repetition does nothing.
     assert_eq!(server.sessions.sweep().await.unwrap(), 1);
-    server.sessions.revoke(&aid).await.unwrap();
+    server.sessions.revoke(aid.as_str()).await.unwrap();
     assert_eq!(server.sessions.sweep().await.unwrap(), 0);
     assert_eq!(server.told().await, revoked);
     // The session was revoked, not the user.
@@ -195,9 +195,10 @@ async fn an_announced_end_that_was_not_recorded_is_not_announced_again() {
 async fn of_two_servers_one_announces_the_end_of_each_session() {
     const SESSIONS: usize = 30;
     let database = database().await;
-    let often = |locks: LockManagerBuilder| locks.reaper_interval(OFTEN);
-    let one = Server::with(&database, often, |sessions| sessions).await;
-    let other = Server::with(&database, often, |sessions| sessions).await;
+    let locks = |locks: LockManagerBuilder| locks.reaper_interval(OFTEN);
+    let sessions = |sessions: MongoSessionStoreBuilder| sessions.sweep_interval(OFTEN);
+    let one = Server::with(&database, locks, sessions).await;
+    let other = Server::with(&database, locks, sessions).await;
     let ids: Vec<_> = (0..SESSIONS).map(|n| n.to_string()).collect();
     let mut aids: Vec<_> =
         join_all(ids.iter().map(|id| async { one.session("alice", id).await.1 })).await;

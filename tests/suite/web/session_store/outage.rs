@@ -25,7 +25,8 @@ async fn every_verb_is_an_error_within_the_deadline_and_works_again_afterwards()
     let proxy = Proxy::start(mongod.port());
     let through = rig::client(&proxy.uri()).await.database(database.name());
     let hasty = |locks: LockManagerBuilder| locks.deadline(DEADLINE);
-    let server = Server::with(&through, hasty, |sessions| sessions).await;
+    let sessions = |sessions: MongoSessionStoreBuilder| sessions.deadline(DEADLINE);
+    let server = Server::with(&through, hasty, sessions).await;
     let (session, aid) = unhurried.session("alice", "a").await;
     let app = server.app().await;
     let (alice, visitor) = (browser_with(&app, &session), Browser::new(&app));
@@ -43,7 +44,7 @@ async fn every_verb_is_an_error_within_the_deadline_and_works_again_afterwards()
         fails_in_time("update_ttl", store.update_ttl(&session, &DAY)),
         fails_in_time("delete", store.delete(&other)),
         fails_in_time("list_of", store.list_of("alice")),
-        fails_in_time("revoke", store.revoke(&nobody)),
+        fails_in_time("revoke", store.revoke(nobody.as_str())),
         fails_in_time("revoke_all_of", store.revoke_all_of("carol")),
         fails_in_time("sweep", store.sweep()),
     );
@@ -85,12 +86,13 @@ async fn an_end_is_announced_after_the_database_is_back() {
     let mongod = rig::mongod::local_replica_set().await;
     let proxy = Proxy::start(mongod.port());
     let through = rig::client(&proxy.uri()).await.database(&rig::fresh_name());
-    let settings = |locks: LockManagerBuilder| {
-        locks.reaper_interval(Duration::from_millis(20)).deadline(DEADLINE)
-    };
+    const OFTEN: Duration = Duration::from_millis(20);
+    let settings = |locks: LockManagerBuilder| locks.reaper_interval(OFTEN).deadline(DEADLINE);
+    let sessions =
+        |sessions: MongoSessionStoreBuilder| sessions.sweep_interval(OFTEN).deadline(DEADLINE);
     let direct = rig::client(&mongod.uri()).await.database(through.name());
     let unhurried = Server::on(&direct).await;
-    let server = Server::with(&through, settings, |sessions| sessions).await;
+    let server = Server::with(&through, settings, sessions).await;
     let (_, aid) = unhurried.session("alice", "a").await;
     proxy.cut();
     age(&direct, doc! {}, TWO_DAYS).await;

@@ -21,7 +21,7 @@ async fn a_request_under_way_does_not_revive_an_ended_session() {
                 match end {
                     "purge" => drop(other_tab.post("/purge").await),
                     "delete" => server.sessions.delete(&session).await.unwrap(),
-                    "revoke" => server.sessions.revoke(&aid).await.unwrap(),
+                    "revoke" => server.sessions.revoke(aid.as_str()).await.unwrap(),
                     "revoke all" => drop(server.sessions.revoke_all_of("alice").await.unwrap()),
                     _ => age(&server.database, doc! { "aid": aid.as_str() }, TWO_DAYS).await,
                 }
@@ -49,7 +49,7 @@ async fn a_renewal_under_way_does_not_revive_a_revoked_session() {
     alice.post("/note/a").await.token();
     let aid = server.holder("a").await;
     let renewal = alice.post_json("/change", json!({ "wait": true, "renew": true }));
-    server.while_it_waits(renewal, server.sessions.revoke(&aid)).await.1.unwrap();
+    server.while_it_waits(renewal, server.sessions.revoke(aid.as_str())).await.1.unwrap();
     assert_eq!(alice.get("/state").await.json(), json!({}));
     assert!(!server.is_locked("a").await);
     assert_eq!(alice.put("/note/a", "new").await.status, 409);
@@ -106,7 +106,7 @@ async fn a_revocation_at_the_moment_of_a_renewal_leaves_no_usable_session() {
         let mut new = None;
         for step in 0..3 {
             if step == revoke_at {
-                server.sessions.revoke(&alice).await.unwrap();
+                server.sessions.revoke(alice.as_str()).await.unwrap();
             }
             match step {
                 0 => server.sessions.delete(&old).await.unwrap(),
@@ -138,7 +138,7 @@ async fn an_ended_session_stays_ended_whatever_its_dates_say() {
     for reason in [EndReason::LoggedOut, EndReason::Revoked] {
         let (session, alice) = server.session("alice", "a").await;
         match reason {
-            EndReason::Revoked => server.sessions.revoke(&alice).await.unwrap(),
+            EndReason::Revoked => server.sessions.revoke(alice.as_str()).await.unwrap(),
             _ => server.sessions.delete(&session).await.unwrap(),
         }
         let later = doc! { "$set": { "expires": { "$add": ["$$NOW", 3_600_000] } } };

@@ -1,0 +1,117 @@
+//! The changes that a request made to its session, so that two concurrent requests do not undo each other.
+
+use std::collections::HashMap;
+
+/// Entries by name. Values are JSON, as in actix-session.
+pub(crate) type State = HashMap<String, String>;
+
+/// The entries that a record also has as fields, and their names in the state.
+#[derive(Debug, Clone)]
+pub(crate) struct Names {
+    pub(crate) id: Option<String>,
+    pub(crate) user: String,
+}
+
+/// The difference between the loaded session and the one to be saved.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Change {
+    /// Nothing of the former state is kept.
+    pub(crate) replaces: bool,
+    pub(crate) set: State,
+    pub(crate) removed: Vec<String>,
+    pub(crate) id: Fact,
+    pub(crate) user: Fact,
+}
+
+/// The change to a field outside the state.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Fact {
+    Unchanged,
+    Is(String),
+    Gone,
+}
+
+impl Change {
+    /// Without a `base` everything is replaced. A request that has cleared the session, or has begun another one in it,
+    /// also replaces everything, whatever other requests added in the meantime.
+    pub(crate) fn between(base: Option<State>, state: State, names: &Names) -> Self {
+        let is_kept = |base: &State| base.is_empty() || base.keys().any(|k| state.contains_key(k));
+        let id = |state: &State| state.get(names.id.as_ref()?).cloned();
+        let is_another = |base: &State| id(base).is_some_and(|it| id(&state) != Some(it));
+        let kept = base.filter(|base| is_kept(base) && !is_another(base));
+        let replaces = kept.is_none();
+        let base = kept.unwrap_or_default();
+        let removed: Vec<_> =
+            base.keys().filter(|name| !state.contains_key(*name)).cloned().collect();
+        let is_new = |name: &String, value: &String| base.get(name) != Some(value);
+        let set: State = state.into_iter().filter(|(name, value)| is_new(name, value)).collect();
+        let fact = |name: &String| match set.get(name) {
+            Some(json) => Fact::Is(text_of(json)),
+            None if replaces || removed.contains(name) => Fact::Gone,
+            None => Fact::Unchanged,
+        };
+        let (id, user) = (names.id.as_ref().map_or(Fact::Unchanged, fact), fact(&names.user));
+        Self { replaces, set, removed, id, user }
+    }
+}
+
+/// A JSON string without its quotes; any other value unchanged.
+pub(crate) fn text_of(json: &str) -> String {
+    serde_json::from_str(json).unwrap_or_else(|_| json.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state<const N: usize>(entries: [(&str, &str); N]) -> State {
+        entries.map(|(name, json)| (name.to_owned(), json.to_owned())).into()
+    }
+
+    fn between(base: Option<State>, now: State) -> Change {
+        let names = Names { id: Some("id".to_owned()), user: "user".to_owned() };
+        Change::between(base, now, &names)
+    }
+
+    #[test]
+    fn only_what_the_request_has_touched_is_written() {
+        let before = state([("user", "\"bob\""), ("theme", "1"), ("old", "2")]);
+        let change =
+            between(Some(before), state([("user", "\"bob\""), ("theme", "3"), ("id", "\"A\"")]));
+        assert!(!change.replaces);
+        assert_eq!(change.set, state([("theme", "3"), ("id", "\"A\"")]));
+        assert_eq!(change.removed, ["old"]);
+        assert_eq!((change.id, change.user), (Fact::Is("A".into()), Fact::Unchanged));
+    }
+
+    #[test]
+    fn a_cleared_session_and_one_of_unknown_origin_are_replaced() {
+        for base in [None, Some(state([("user", "\"bob\""), ("id", "\"A\"")]))] {
+            let change = between(base, state([("theme", "1")]));
+            assert!(change.replaces);
+            assert_eq!((change.id, change.user), (Fact::Gone, Fact::Gone));
+        }
+    }
+
+    #[test]
+    fn another_id_is_another_session_whatever_names_its_entries_have() {
+        let before = || Some(state([("user", "\"bob\""), ("id", "\"A\"")]));
+        for now in [state([("user", "\"eve\"")]), state([("user", "\"eve\""), ("id", "\"B\"")])] {
+            assert!(between(before(), now).replaces);
+        }
+    }
+
+    #[test]
+    fn an_empty_session_is_not_a_cleared_one() {
+        assert!(!between(Some(state([])), state([("theme", "1")])).replaces);
+    }
+
+    #[test]
+    fn a_user_may_be_anything() {
+        for (json, name) in [("\"a\\\"b\"", "a\"b"), ("4711", "4711"), ("{\"id\":1}", "{\"id\":1}")]
+        {
+            let change = between(None, state([("user", json)]));
+            assert_eq!(change.user, Fact::Is(name.into()));
+        }
+    }
+}

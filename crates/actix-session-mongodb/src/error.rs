@@ -1,0 +1,102 @@
+//! Errors of the store, and what is tried again.
+
+use actix_web::{
+    HttpResponse, ResponseError,
+    http::{StatusCode, header},
+};
+use mongodb::error::{ErrorKind, WriteFailure};
+
+/// The error of a hook.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+const BACK_AFTER_SECONDS: u32 = 2;
+
+/// Server codes after which the same command may be sent again: failover and shutdown, lost connections, time limits,
+/// interruptions, write conflicts, and two upserts of one record that have met.
+const TRANSIENT: &[i32] = &[
+    6, 7, 24, 43, 50, 64, 89, 91, 112, 133, 134, 175, 189, 202, 237, 251, 262, 290, 317, 358, 384,
+    462, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 11000,
+];
+const UNAUTHORIZED: i32 = 13;
+const NAMESPACE_NOT_FOUND: i32 = 26;
+
+/// An operation on sessions has failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing} has failed: {source}")]
+pub struct Error {
+    doing: String,
+    source: BoxError,
+    is_outage: bool,
+}
+
+impl Error {
+    /// `doing` names the operation, as in "loading a web session".
+    pub(crate) fn new(doing: &str, source: impl Into<BoxError>) -> Self {
+        Self { doing: doing.to_owned(), source: source.into(), is_outage: false }
+    }
+
+    pub(crate) fn of_driver(doing: &str, source: mongodb::error::Error) -> Self {
+        if code(&source) == Some(UNAUTHORIZED) {
+            // The server quotes the whole command, which must not get into the log.
+            return Self::new(doing, "the database user lacks a privilege");
+        }
+        Self { is_outage: is_transient(&source), ..Self::new(doing, source) }
+    }
+
+    pub(crate) fn no_answer(doing: &str) -> Self {
+        let why = "no answer within the deadline, the outcome is unknown";
+        Self { is_outage: true, ..Self::new(doing, why) }
+    }
+
+    /// True if the database was not reached, or did not say what became of the operation.
+    #[must_use]
+    pub fn is_outage(&self) -> bool {
+        self.is_outage
+    }
+}
+
+/// An outage is a 503, any other error a 500. The client is told nothing else.
+impl ResponseError for Error {
+    fn status_code(&self) -> StatusCode {
+        if self.is_outage() {
+            StatusCode::SERVICE_UNAVAILABLE
+        } else {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        HttpResponse::build(self.status_code())
+            .insert_header((header::RETRY_AFTER, BACK_AFTER_SECONDS))
+            .finish()
+    }
+}
+
+/// True if the same command may be sent again, or will be possible again.
+pub(crate) fn is_transient(error: &mongodb::error::Error) -> bool {
+    const LABELS: [&str; 3] =
+        ["RetryableWriteError", "TransientTransactionError", "RetryableError"];
+    match error.kind.as_ref() {
+        ErrorKind::Io(_)
+        | ErrorKind::ServerSelection { .. }
+        | ErrorKind::ConnectionPoolCleared { .. }
+        | ErrorKind::DnsResolve { .. }
+        | ErrorKind::Write(WriteFailure::WriteConcernError(_)) => true,
+        _ => {
+            LABELS.iter().any(|label| error.contains_label(label))
+                || code(error).is_some_and(|code| TRANSIENT.contains(&code))
+        }
+    }
+}
+
+fn code(error: &mongodb::error::Error) -> Option<i32> {
+    match error.kind.as_ref() {
+        ErrorKind::Command(e) => Some(e.code),
+        ErrorKind::Write(WriteFailure::WriteError(e)) => Some(e.code),
+        _ => None,
+    }
+}
+
+pub(crate) fn is_no_such_collection(error: &mongodb::error::Error) -> bool {
+    code(error) == Some(NAMESPACE_NOT_FOUND)
+}

@@ -1,0 +1,18 @@
+#![doc = include_str!("../README.md")]
+
+mod builder;
+mod change;
+mod end;
+mod error;
+mod pipeline;
+mod records;
+mod store;
+mod sweep;
+mod wrap;
+
+pub use builder::{MongoSessionStoreBuilder, prepare};
+pub use end::{EndReason, SessionEnd};
+pub use error::{BoxError, Error};
+pub use records::{ACTIONS, StoredSession, indexes};
+pub use store::MongoSessionStore;
+pub use wrap::SessionWrap;

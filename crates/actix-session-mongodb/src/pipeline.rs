@@ -1,0 +1,156 @@
+//! The commands on the collection of web sessions, as pure functions.
+//!
+//! ```text
+//! { _id:     <SHA-256 of the session key>,
+//!   aid:     "<the id by which the application knows the session>",
+//!   user:    "<the user of the session>",
+//!   state:   [ { k: "<name>", v: "<JSON>" } ],
+//!   created: <Date>, seen: <Date: last written>,
+//!   until:   <Date: when it ends at the latest>,
+//!   expires: <Date: when it ends unless it is extended>,
+//!   due:     <Date: when a sweep must handle it; absent once one has>, by: "<worker>",
+//!   ended:   "logged_out" | "expired" | "revoked" }   // then there is no state any more
+//! indexes: expires (TTL, a day later), due, by, aid, user
+//! ```
+
+use std::time::Duration;
+
+use mongodb::bson::{Bson, Document, doc};
+use uuid::Uuid;
+
+use crate::{
+    change::{Change, Fact},
+    end::EndReason,
+};
+
+/// A session that can be loaded: by the server's clock, whether or not the TTL monitor has run.
+pub(crate) fn live(key: Bson) -> Document {
+    doc! {
+        "_id": { "$eq": key },
+        "ended": { "$exists": false },
+        "$expr": { "$gt": ["$expires", "$$NOW"] },
+    }
+}
+
+/// A session that can be loaded and whose remaining time is not between `least` and `most`.
+pub(crate) fn live_for_other_than(key: Bson, least: Duration, most: Duration) -> Document {
+    let less = doc! { "$expr": { "$lte": ["$expires", in_future(least)] } };
+    let more = doc! { "$expr": { "$gt": ["$expires", in_future(most)] } };
+    doc! { "$and": [live(key), { "$or": [less, more] }] }
+}
+
+/// A session that can be loaded, with this id if one is given; or a session that `call` has ended.
+pub(crate) fn live_or_ended_by(key: Bson, id: Option<&str>, call: Uuid) -> Document {
+    let by_call = doc! { "_id": { "$eq": key.clone() }, "by": call.to_string() };
+    let mut live = live(key);
+    live.extend(id.map(|id| ("aid".to_owned(), doc! { "$eq": id }.into())));
+    doc! { "$or": [live, by_call] }
+}
+
+pub(crate) fn create(change: &Change, ttl: Duration, absolute: Option<Duration>) -> Vec<Document> {
+    let until = absolute.map_or(Bson::from("$$REMOVE"), |absolute| in_future(absolute).into());
+    let gone = "$$REMOVE";
+    let first = doc! { "created": "$$NOW", "until": until, "state": [], "aid": gone, "user": gone };
+    let mut stages = vec![doc! { "$set": first }];
+    stages.extend(update(change, ttl));
+    stages
+}
+
+/// Sets and removes the entries that this request has changed, and keeps those of other requests.
+pub(crate) fn update(change: &Change, ttl: Duration) -> Vec<Document> {
+    let entries: Vec<_> = change.set.iter().map(|(k, v)| doc! { "k": k, "v": v }).collect();
+    let entries = doc! { "$literal": entries };
+    let state = if change.replaces {
+        Bson::from(entries)
+    } else {
+        let touched: Vec<_> = change.set.keys().chain(&change.removed).collect();
+        let touched = doc! { "$in": ["$$this.k", { "$literal": touched }] };
+        let before = doc! { "$cond": [{ "$isArray": "$state" }, "$state", []] };
+        let others =
+            doc! { "$filter": { "input": before, "as": "this", "cond": { "$not": [touched] } } };
+        doc! { "$concatArrays": [others, entries] }.into()
+    };
+    let mut set = doc! { "seen": "$$NOW", "state": state };
+    for (field, fact) in [("aid", &change.id), ("user", &change.user)] {
+        match fact {
+            Fact::Unchanged => {}
+            Fact::Is(value) => drop(set.insert(field, doc! { "$literal": value })),
+            Fact::Gone => drop(set.insert(field, "$$REMOVE")),
+        }
+    }
+    let mut stages = vec![doc! { "$set": set }];
+    stages.extend(extend(ttl));
+    stages
+}
+
+/// The sliding time-out, up to the absolute one.
+pub(crate) fn extend(ttl: Duration) -> Vec<Document> {
+    let slid = in_future(ttl);
+    let capped = doc! { "$min": [slid.clone(), "$until"] };
+    vec![
+        doc! { "$set": { "expires": { "$cond": [has_until(), capped, slid] } } },
+        doc! { "$set": { "due": "$expires" } },
+    ]
+}
+
+/// The session can no longer be loaded. Its end is due after `grace`. `by` recognises the call that has ended it.
+pub(crate) fn end(reason: EndReason, grace: Duration, by: Option<Uuid>) -> Vec<Document> {
+    let by = by.map_or(Bson::from("$by"), |call| call.to_string().into());
+    let ended =
+        doc! { "ended": reason.as_str(), "expires": "$$NOW", "due": in_future(grace), "by": by };
+    vec![doc! { "$set": ended }, doc! { "$unset": "state" }]
+}
+
+/// Stops a request that is about to save a session of this id, because the session is being given
+/// another key.
+pub(crate) fn note_of_revocation() -> Vec<Document> {
+    vec![doc! { "$set": { "ended": EndReason::Revoked.as_str(), "expires": "$$NOW" } }]
+}
+
+/// Reserves the session for one sweep, for the time of `lease`.
+pub(crate) fn take(call: Uuid, lease: Duration) -> Vec<Document> {
+    vec![doc! { "$set": { "by": call.to_string(), "due": in_future(lease) } }]
+}
+
+/// Leaves only a note that the session existed, so that no late request revives it.
+pub(crate) fn finish() -> Vec<Document> {
+    vec![
+        doc! { "$set": { "ended": { "$ifNull": ["$ended", "expired"] } } },
+        doc! { "$unset": ["due", "by", "state", "aid", "user"] },
+    ]
+}
+
+/// A live session is never due, whatever its record says: a primary whose clock was ahead may have
+/// taken it for ended, and it may have been extended since. A session that `call` has taken is still
+/// due for that call.
+pub(crate) fn is_due(call: Uuid) -> Document {
+    let is_over = doc! { "$or": [
+        { "$ne": [{ "$type": "$ended" }, "missing"] },
+        { "$not": [{ "$gt": ["$expires", "$$NOW"] }] },
+    ] };
+    doc! { "$or": [
+        {
+            "due": { "$type": "date" },
+            "$expr": { "$and": [{ "$lte": ["$due", "$$NOW"] }, is_over] },
+        },
+        { "by": call.to_string() },
+    ] }
+}
+
+/// The rest of the absolute time-out, for the session with the next key. A duration, so that no date
+/// travels through a client.
+pub(crate) fn absolute_left() -> Document {
+    let left = doc! { "$subtract": ["$until", "$$NOW"] };
+    doc! { "_id": 0, "left": { "$cond": [has_until(), left, "$$REMOVE"] } }
+}
+
+fn has_until() -> Document {
+    doc! { "$eq": [{ "$type": "$until" }, "date"] }
+}
+
+fn in_future(duration: Duration) -> Document {
+    /// Beyond this the result is no valid date.
+    const LONGEST: Duration = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
+    let millis = duration.min(LONGEST).as_millis();
+    doc! { "$add": ["$$NOW", i64::try_from(millis).unwrap_or(i64::MAX)] }
+}

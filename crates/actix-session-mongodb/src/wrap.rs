@@ -1,0 +1,104 @@
+//! The wrap around a session middleware. actix-session gives a store only a key and a state, not the results of earlier
+//! calls of the same request. So the wrap gives each request a place for them.
+
+use std::{cell::RefCell, fmt, future::Future, pin::Pin, time::Duration};
+
+use actix_service::{
+    Transform, apply_fn,
+    boxed::{self, BoxService},
+};
+use actix_session::{SessionMiddleware, storage::SessionStore};
+use actix_web::{
+    Error,
+    body::MessageBody,
+    dev::{Service, ServiceRequest, ServiceResponse},
+    http::header::SET_COOKIE,
+};
+
+use crate::change::State;
+
+tokio::task_local! {
+    static REQUEST: RefCell<Request>;
+}
+
+/// The session of the current request.
+#[derive(Default)]
+pub(crate) struct Request {
+    /// The key of the loaded session, and the state as it was loaded.
+    pub(crate) loaded: Option<(String, State)>,
+    /// The rest of the absolute time-out when the session gave up its key.
+    pub(crate) absolute_left: Option<Duration>,
+    /// The session had ended before it could be saved.
+    pub(crate) has_ended: bool,
+    /// Why the session middleware has failed.
+    pub(crate) failed: Option<crate::Error>,
+}
+
+/// `None` outside of the wrap.
+pub(crate) fn request<T>(access: impl FnOnce(&mut Request) -> T) -> Option<T> {
+    REQUEST.try_with(|request| access(&mut request.borrow_mut())).ok()
+}
+
+/// A wrap around a session middleware with a [`MongoSessionStore`](crate::MongoSessionStore).
+///
+/// Without the wrap, a later request overwrites the changes of a concurrent one, as in all other stores; a renewed
+/// session begins a new absolute time-out; a request of a session that has ended meanwhile sends the dead key to
+/// the browser; and an outage of the database is an empty 500 instead of a 503. With another store the wrap does nothing.
+#[must_use = "wrap the application in it: `App::new().wrap(…)`"]
+#[derive(Clone)]
+pub struct SessionWrap<K: SessionStore>(pub SessionMiddleware<K>);
+
+impl<K: SessionStore> fmt::Debug for SessionWrap<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionWrap")
+    }
+}
+
+type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
+impl<K, S, B> Transform<S, ServiceRequest> for SessionWrap<K>
+where
+    K: SessionStore + 'static,
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    S::Future: 'static,
+    B: MessageBody + 'static,
+{
+    type Response = ServiceResponse<B>;
+    type Error = Error;
+    type Transform = BoxService<ServiceRequest, ServiceResponse<B>, Error>;
+    type InitError = ();
+    type Future = LocalFuture<Result<Self::Transform, ()>>;
+
+    fn new_transform(&self, service: S) -> Self::Future {
+        let session = self.0.new_transform(service);
+        Box::pin(async {
+            let whole = apply_fn(session.await?, |req, session| {
+                REQUEST.scope(RefCell::default(), answer(session.call(req)))
+            });
+            Ok(boxed::service(whole))
+        })
+    }
+}
+
+async fn answer<B>(
+    session: impl Future<Output = Result<ServiceResponse<B>, Error>>,
+) -> Result<ServiceResponse<B>, Error> {
+    match session.await {
+        Ok(mut response) => {
+            if request(|it| it.has_ended) == Some(true) {
+                // The browser may already have another key, and should not get the dead one again. The session
+                // middleware adds its cookie last.
+                let headers = response.headers_mut();
+                let mut cookies: Vec<_> = headers.remove(SET_COOKIE).collect();
+                cookies.pop();
+                cookies.into_iter().for_each(|cookie| headers.append(SET_COOKIE, cookie));
+            }
+            Ok(response)
+        }
+        // The error of the session middleware does not tell what the store has met.
+        Err(error) => {
+            let failed = request(|it| it.failed.take()).flatten();
+            Err(failed.map_or(error, Into::into))
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! However a session ends, the hook is told of it, at least once.
+
+use actix_session_mongodb::prepare;
+
+use super::*;
+
+/// So that another server takes a session over that the hook has failed for.
+const LEASE: Duration = Duration::from_secs(30);
+
+#[actix_web::test]
+async fn each_end_is_told_with_its_reason_and_the_id() {
+    let server = Server::on(&database().await).await;
+    let deleted = server.session("alice", "1").await;
+    server.session("bob", "2").await;
+    server.session("carol", "3").await;
+    // Nothing tells whose session it was.
+    server.sessions.save(State::from([("x".to_owned(), "1".to_owned())]), &DAY).await.unwrap();
+    server.sessions.revoke("2").await.unwrap();
+    assert_eq!(server.told(), [("2".to_owned(), EndReason::Revoked)], "by the end of the call");
+    server.sessions.delete(&deleted).await.unwrap();
+    age(&server.database, doc! {}, TWO_DAYS).await;
+    assert_eq!(server.sessions.sweep().await.unwrap(), 4);
+    let mut told = server.told();
+    told.sort_by_key(|(id, _)| id.clone());
+    told.dedup();
+    let expected = [
+        ("1".to_owned(), EndReason::LoggedOut),
+        ("2".to_owned(), EndReason::Revoked),
+        ("3".to_owned(), EndReason::Expired),
+    ];
+    assert_eq!(told, expected);
+    assert_eq!(server.sessions.sweep().await.unwrap(), 0);
+}
+
+#[actix_web::test]
+async fn an_end_that_the_hook_refused_is_told_again_by_any_server() {
+    let database = database().await;
+    let (one, other) = (Server::on(&database).await, Server::on(&database).await);
+    one.session("alice", "1").await;
+    one.session("bob", "2").await;
+    age(&database, doc! {}, TWO_DAYS).await;
+    *one.hook.failures.lock().unwrap() = 1;
+    one.sessions.sweep().await.unwrap_err();
+    assert_eq!(one.told().len(), 1, "one failure does not hold up the other session");
+    assert_eq!(other.sessions.sweep().await.unwrap(), 0, "not at once");
+    age(&database, doc! { "due": { "$exists": true } }, LEASE).await;
+    assert_eq!(other.sessions.sweep().await.unwrap(), 1);
+    let told = [one.told(), other.told()].concat();
+    assert!(told.contains(&("1".to_owned(), EndReason::Expired)));
+    assert!(told.contains(&("2".to_owned(), EndReason::Expired)));
+}
+
+#[actix_web::test]
+async fn a_revocation_fails_with_the_hook_and_is_completed_by_a_sweep() {
+    let server = Server::on(&database().await).await;
+    let key = server.session("alice", "1").await;
+    *server.hook.failures.lock().unwrap() = 1;
+    let error = server.sessions.revoke("1").await.unwrap_err();
+    assert!(!error.is_outage() && error.to_string().contains("on purpose"), "{error}");
+    assert_eq!(server.load(&key).await, None, "the session has ended nevertheless");
+    assert_eq!(server.sessions.sweep().await.unwrap(), 1);
+    assert_eq!(server.told(), [("1".to_owned(), EndReason::Revoked)]);
+}
+
+#[actix_web::test]
+async fn a_renewed_session_has_not_ended() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    alice.post("/renew").await;
+    age(&server.database, doc! { "ended": { "$exists": true } }, TWO_DAYS).await;
+    assert_eq!(server.sessions.sweep().await.unwrap(), 1, "the former key");
+    assert_eq!(server.told(), []);
+    alice.post("/purge").await;
+    age(&server.database, doc! { "due": { "$exists": true } }, TWO_DAYS).await;
+    server.sessions.sweep().await.unwrap();
+    assert_eq!(server.told().len(), 1);
+}
+
+#[actix_web::test]
+async fn an_end_is_told_without_a_request_and_without_a_call() {
+    let often =
+        |sessions: MongoSessionStoreBuilder| sessions.sweep_interval(Duration::from_millis(20));
+    let server = Server::with(&database().await, often).await;
+    server.session("alice", "1").await;
+    age(&server.database, doc! {}, TWO_DAYS).await;
+    eventually("it is told", async || !server.told().is_empty()).await;
+    assert_eq!(server.told(), [("1".to_owned(), EndReason::Expired)]);
+}
+
+#[actix_web::test]
+async fn a_request_under_way_does_not_revive_an_ended_session_and_gets_no_cookie() {
+    let server = Server::on(&database().await).await;
+    let app = server.app().await;
+    for renew in [false, true] {
+        let alice = Browser::logged_in(&app, "alice").await;
+        let key = key_in(&alice);
+        let request = json!({ "wait": true, "set": { "late": 1 }, "renew": renew });
+        let request = alice.post_json("/change", request);
+        let (answer, ended) = server.while_it_waits(request, server.sessions.delete(&key)).await;
+        ended.unwrap();
+        assert_eq!((answer.status, answer.header("set-cookie")), (StatusCode::NO_CONTENT, None));
+        assert_eq!(server.load(&key).await, None);
+        assert_eq!(alice.get("/state").await.json(), json!({}));
+    }
+}
+
+#[actix_web::test]
+async fn the_collection_can_be_prepared_before_and_again() {
+    let database = database().await;
+    for _ in 0..2 {
+        prepare(&database, "session").await.unwrap();
+    }
+    Server::on(&database).await;
+    let names = records(&database).list_index_names().await.unwrap();
+    assert_eq!(names, ["_id_", "expires_1", "due_1", "by_1", "aid_1", "user_1"]);
+}

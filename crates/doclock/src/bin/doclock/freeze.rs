@@ -1,0 +1,129 @@
+//! Freezes collections, and thaws them.
+
+use std::time::Duration;
+
+use actix_doclock::{
+    Actor, LockError, LockManager, MongoStore, StoreErrorKind,
+    freeze::{End, Freeze as Known, Scope},
+    limits::MAX_REASON_BYTES,
+    store::verbs::*,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Failure, Outcome, answer,
+    args::{Freeze, Frozen},
+    locks, manager,
+    output::{self, printable},
+};
+
+/// Each server asks for freezes once a second.
+const OBEYED_WITHIN: Duration = Duration::from_secs(3);
+
+pub(crate) async fn freeze(
+    store: &MongoStore,
+    args: &Freeze,
+    json: bool,
+) -> Result<Outcome, Failure> {
+    let end = args.lasts.map(End::In).or(args.until.map(End::At));
+    let Some(until) = end else { return Err(Failure::Usage("give --for or --until".to_owned())) };
+    if args.reason.len() > MAX_REASON_BYTES {
+        let message = format!("a reason has at most {MAX_REASON_BYTES} bytes");
+        return Err(Failure::Usage(message));
+    }
+    let (locks, scope) = scope(store, &args.what).await?;
+    if scope == Scope::All {
+        attach_all(store, &locks).await?;
+    }
+    match locks.freeze(scope.clone(), &args.reason, until, &Actor::new(&args.actor)).await {
+        Err(e @ LockError::PastFreeze) => return Err(Failure::Usage(e.to_string())),
+        frozen => frozen?,
+    }
+    tokio::time::sleep(OBEYED_WITHIN).await;
+    let on = answer(store.freezes(Deadline::NONE)).await?;
+    let servers = servers(store).await?;
+    for this in on.iter().filter(|freeze| freeze.scope == scope) {
+        if json {
+            let mut value = as_json(this);
+            value["servers"] = json!(servers);
+            output::print_json(&value)?;
+        } else {
+            let of = servers.map(|all| format!(" of {all}")).unwrap_or_default();
+            output::print(&format!("{}{of} after {} s", line(this), OBEYED_WITHIN.as_secs()))?;
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// How many servers have noted themselves, if this user may ask.
+async fn servers(store: &MongoStore) -> Result<Option<usize>, Failure> {
+    match answer(store.servers()).await {
+        Err(Failure::Store(e)) if e.kind() == StoreErrorKind::Denied => Ok(None),
+        servers => Ok(Some(servers?.len())),
+    }
+}
+
+/// All collections that have locks. There must be one: a typo in the name of the database is no freeze.
+async fn attach_all(store: &MongoStore, locks: &LockManager) -> Result<(), Failure> {
+    let all = answer(store.lock_collections()).await?;
+    if all.is_empty() {
+        return Err(Failure::Usage(format!(
+            "there is no lock collection in the database `{}`: nothing to freeze",
+            store.database().name(),
+        )));
+    }
+    for collection in all {
+        locks::attach(store, &collection).await?;
+        locks.attach(collection.leak());
+    }
+    Ok(())
+}
+
+pub(crate) async fn thaw(
+    store: &MongoStore,
+    args: &Frozen,
+    json: bool,
+) -> Result<Outcome, Failure> {
+    let (locks, scope) = scope(store, args).await?;
+    let was_frozen = locks.thaw(scope.clone()).await?;
+    let left = locks.freezes();
+    if json {
+        let left: Vec<_> = left.iter().map(as_json).collect();
+        output::print_json(&json!({ "thawed": was_frozen, "frozen": left }))?;
+    } else {
+        let thawed = if was_frozen { "is thawed" } else { "was not frozen" };
+        let left = left.iter().map(|freeze| format!("\nstill: {}", line(freeze)));
+        output::print(&format!("{scope} {thawed}{}", left.collect::<String>()))?;
+    }
+    Ok(if was_frozen { Outcome::Done } else { Outcome::NotSo })
+}
+
+async fn scope(store: &MongoStore, args: &Frozen) -> Result<(LockManager, Scope), Failure> {
+    let locks = manager(store).await?;
+    let Some(collection) = &args.collection else { return Ok((locks, Scope::All)) };
+    locks::attach(store, collection).await?;
+    // Leaked on purpose: the process ends with the command.
+    locks.attach(collection.clone().leak());
+    Ok((locks, collection.as_str().into()))
+}
+
+pub(crate) fn line(freeze: &Known) -> String {
+    let until = humantime::format_rfc3339_seconds(freeze.until);
+    let by = freeze.by.as_ref().map(|by| format!(" by {}", printable(by))).unwrap_or_default();
+    let (scope, reason, servers) = (&freeze.scope, printable(&freeze.reason), freeze.obeyed_by);
+    format!("{scope} is frozen until {until}{by}: {reason}; servers that have noted it: {servers}")
+}
+
+pub(crate) fn as_json(freeze: &Known) -> Value {
+    let collection = match &freeze.scope {
+        Scope::All => None,
+        Scope::Collection(name) => Some(name),
+    };
+    json!({
+        "collection": collection,
+        "reason": freeze.reason,
+        "until": humantime::format_rfc3339_millis(freeze.until).to_string(),
+        "by": freeze.by,
+        "obeyed_by": freeze.obeyed_by,
+    })
+}

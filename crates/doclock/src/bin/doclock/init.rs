@@ -1,0 +1,75 @@
+//! Creates lock collections.
+
+use std::time::Duration;
+
+use actix_doclock::{
+    LockKey, MongoStore, StoreError, StoreErrorKind,
+    store::{Deadline, Locks, Rules},
+};
+use serde_json::json;
+
+use crate::{Failure, Outcome, answer, answer_within, args::Init, output};
+
+/// The time limit for an index on an existing collection.
+const INDEX_WITHIN: Duration = Duration::from_secs(10 * 60);
+
+pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<Outcome, Failure> {
+    for collection in &args.collections {
+        LockKey::new(collection.as_str(), 0).map_err(|e| Failure::Usage(e.to_string()))?;
+        let before = answer(store.attach(collection)).await?;
+        if before.is_some_and(|rules| rules.fenced) && !args.fenced {
+            return Err(Failure::Usage(format!(
+                "`{collection}` is fenced, and its fencing tokens would be lost: add --fenced"
+            )));
+        }
+    }
+    let mut rules = Rules::new(args.ttl);
+    if args.fenced {
+        rules = rules.fenced();
+    }
+    let mut made = Vec::new();
+    for collection in &args.collections {
+        answer_within(INDEX_WITHIN, store.prepare(collection, &rules, Deadline::NONE)).await?;
+        // Longer than the ttl of the option, if the index had a longer one before.
+        let ttl = answer(store.attach(collection)).await?.map_or(args.ttl, |rules| rules.ttl);
+        made.push((collection, ttl));
+    }
+    if let Some(sessions) = &args.sessions {
+        let prepared = actix_session_mongodb::prepare(store.database(), sessions).await;
+        prepared.map_err(|e| match e.is_outage() {
+            true => StoreError::new(StoreErrorKind::Unavailable, e.to_string()),
+            false => StoreError::new(StoreErrorKind::Other, e.to_string()),
+        })?;
+    }
+    if json {
+        let made = made.iter().map(|(collection, ttl)| {
+            json!({ "collection": collection, "expire_after_seconds": ttl.as_secs() })
+        });
+        let mut made = json!({ "collections": made.collect::<Vec<_>>() });
+        if let Some(sessions) = &args.sessions {
+            made["sessions"] = json!(sessions);
+        }
+        output::print_json(&made)?;
+        return Ok(Outcome::Done);
+    }
+    for (collection, ttl) in made {
+        let expires = if args.fenced {
+            "records are kept".to_owned()
+        } else {
+            let after = humantime::format_duration(ttl);
+            let kept = if ttl > Rules::new(args.ttl).expiry() {
+                ", as before (it is never lowered automatically; `doclock doctor --ttl` tells how)"
+            } else {
+                ""
+            };
+            format!("the TTL index removes records after {after}{kept}")
+        };
+        let collection = output::printable(collection);
+        output::print(&format!("{collection}.lock is ready; {expires}"))?;
+    }
+    if let Some(sessions) = &args.sessions {
+        let sessions = output::printable(sessions);
+        output::print(&format!("{sessions} is ready; sessions go a day after their end"))?;
+    }
+    Ok(Outcome::Done)
+}

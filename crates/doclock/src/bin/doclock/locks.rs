@@ -1,0 +1,195 @@
+//! Lists and shows locks.
+
+use std::collections::{BTreeSet, HashMap};
+
+use actix_doclock::{
+    Lock, LockKey, Mode, MongoStore, StoreErrorKind,
+    store::{Deadline, Locks, Query, Servers},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Failure, Outcome, answer,
+    args::{Collections, List, Which},
+    freeze, id,
+    output::{self, printable},
+};
+
+pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result<Outcome, Failure> {
+    let mut locks = all(store, &collections(store, &args.of).await?).await?;
+    let frozen = match answer(store.freezes(Deadline::NONE)).await {
+        // A user who may read locks may look at them, if not at freezes.
+        Err(Failure::Store(e)) if e.kind() == StoreErrorKind::Denied => Vec::new(),
+        frozen => frozen?,
+    };
+    if let Some(text) = &args.holder {
+        let text = text.to_lowercase();
+        let label = |lock: &Lock| lock.holder.as_ref().map(|holder| holder.label.to_lowercase());
+        locks.retain(|lock| label(lock).is_some_and(|label| label.contains(&text)));
+    }
+    let titles = match &args.title {
+        Some(field) => Some(titles(store, &locks, field).await?),
+        None => None,
+    };
+    if json {
+        let locks = locks.iter().map(|lock| {
+            let mut value = as_json(lock);
+            if let Some(titles) = &titles {
+                value["title"] = json!(titles.get(&lock.key));
+            }
+            value
+        });
+        let frozen: Vec<_> = frozen.iter().map(freeze::as_json).collect();
+        output::print_json(&json!({ "locks": locks.collect::<Vec<_>>(), "frozen": frozen }))?;
+    } else {
+        let frozen = frozen.iter().map(|freeze| format!("{}\n", freeze::line(freeze)));
+        output::print(&format!(
+            "{}{}",
+            frozen.collect::<String>(),
+            table(&locks, titles.as_ref())
+        ))?;
+    }
+    Ok(Outcome::Done)
+}
+
+type Titles = HashMap<LockKey, String>;
+
+async fn titles(store: &MongoStore, locks: &[Lock], field: &str) -> Result<Titles, Failure> {
+    let keys: BTreeSet<_> = locks.iter().map(|lock| lock.key.clone()).collect();
+    answer(doclock::titles(store, &Vec::from_iter(keys), field)).await
+}
+
+pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result<Outcome, Failure> {
+    let locks = on(store, args).await?;
+    if json {
+        let locks: Vec<_> = locks.iter().map(as_json).collect();
+        output::print_json(&json!({ "locks": locks }))?;
+    } else if locks.is_empty() {
+        output::print(&format!("{} is not locked", printable(&args.key)))?;
+    } else {
+        output::print(&locks.iter().map(details).collect::<Vec<_>>().join("\n\n"))?;
+    }
+    Ok(if locks.is_empty() { Outcome::NotSo } else { Outcome::Done })
+}
+
+/// The named collections, or all if none are named.
+pub(crate) async fn collections(
+    store: &MongoStore,
+    args: &Collections,
+) -> Result<Vec<String>, Failure> {
+    if args.collections.is_empty() {
+        return answer(store.lock_collections()).await;
+    }
+    Ok(args.collections.clone())
+}
+
+/// The locks on the documents of these collections, in order.
+pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Vec<Lock>, Failure> {
+    let mut locks = Vec::new();
+    for collection in collections {
+        attach(store, collection).await?;
+        locks
+            .extend(answer(store.locks(collection, Query::All, usize::MAX, Deadline::NONE)).await?);
+    }
+    locks.sort_by(|a, b| a.key.cmp(&b.key).then(a.since.cmp(&b.since)));
+    Ok(locks)
+}
+
+pub(crate) async fn attach(store: &MongoStore, collection: &str) -> Result<(), Failure> {
+    match answer(store.attach(collection)).await? {
+        Some(_) => Ok(()),
+        None => Err(Failure::Usage(format!(
+            "there is no collection `{collection}.lock` in the database `{}`",
+            store.database().name(),
+        ))),
+    }
+}
+
+/// All live locks on the document, or on the documents that the text may name.
+pub(crate) async fn on(store: &MongoStore, which: &Which) -> Result<Vec<Lock>, Failure> {
+    let mut locks = Vec::new();
+    for key in &id::keys(&which.key)? {
+        attach(store, key.collection()).await?;
+        locks.extend(
+            answer(store.locks(
+                key.collection(),
+                Query::On(std::slice::from_ref(key)),
+                1,
+                Deadline::NONE,
+            ))
+            .await?,
+        );
+    }
+    Ok(locks)
+}
+
+pub(crate) fn table(locks: &[Lock], titles: Option<&Titles>) -> String {
+    let row = |lock: &Lock| {
+        let mut row = vec![
+            id::text(&lock.key),
+            mode(lock).to_owned(),
+            holder(lock).to_owned(),
+            humantime::format_rfc3339_seconds(lock.since).to_string(),
+            left(lock),
+        ];
+        if let Some(titles) = titles {
+            row.insert(1, titles.get(&lock.key).cloned().unwrap_or_default());
+        }
+        row
+    };
+    let rows = locks.iter().map(row);
+    match titles {
+        Some(_) => {
+            output::table(&["DOCUMENT", "TITLE", "MODE", "HOLDER", "SINCE", "LEFT"], 1, rows)
+        }
+        None => output::table(&["DOCUMENT", "MODE", "HOLDER", "SINCE", "LEFT"], 2, rows),
+    }
+}
+
+fn details(lock: &Lock) -> String {
+    let unknown = || "unknown".to_owned();
+    let mut lines = vec![
+        ("document", id::text(&lock.key)),
+        ("mode", mode(lock).to_owned()),
+        ("holder", holder(lock).to_owned()),
+        ("since", humantime::format_rfc3339_seconds(lock.since).to_string()),
+        ("left", left(lock)),
+        ("token", lock.token.map_or_else(unknown, |token| token.to_string())),
+    ];
+    lines.extend(lock.fence.map(|fence| ("fence", fence.to_string())));
+    let lines = lines.iter().map(|(name, value)| format!("{name:10}{}", printable(value)));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+pub(crate) fn as_json(lock: &Lock) -> Value {
+    let mut value = json!({
+        "key": id::text(&lock.key),
+        "collection": lock.key.collection(),
+        "id": id::json(lock.key.id()),
+        "mode": lock.mode,
+        "holder": lock.holder.as_ref().map(|holder| json!({ "label": holder.label })),
+        "since": humantime::format_rfc3339_millis(lock.since).to_string(),
+        "expires_in_ms": u64::try_from(lock.expires_in().as_millis()).unwrap_or(u64::MAX),
+        "token": lock.token,
+    });
+    if let Some(fence) = lock.fence {
+        value["fence"] = json!(fence);
+    }
+    value
+}
+
+fn mode(lock: &Lock) -> &'static str {
+    match lock.mode {
+        Mode::Shared => "shared",
+        _ => "exclusive",
+    }
+}
+
+pub(crate) fn holder(lock: &Lock) -> &str {
+    lock.holder.as_ref().map_or("another program", |holder| &holder.label)
+}
+
+fn left(lock: &Lock) -> String {
+    let seconds = std::time::Duration::from_secs(lock.expires_in().as_secs());
+    humantime::format_duration(seconds).to_string()
+}

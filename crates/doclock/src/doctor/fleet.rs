@@ -1,0 +1,28 @@
+//! Compares the notes of the servers.
+
+use actix_doclock::store::ServerNote;
+
+use crate::doctor::finding::{Finding, Severity};
+
+pub(super) fn findings(database: &str, servers: &[ServerNote]) -> Vec<Finding> {
+    let Some((first, others)) = servers.split_first() else { return Vec::new() };
+    let names: Vec<_> = servers.iter().map(ToString::to_string).collect();
+    let known = Finding::new(
+        Severity::Info,
+        "servers",
+        database,
+        format!("running at the moment: {}", names.join("; ")),
+        "nothing; servers of versions that do not note themselves are missing here",
+    );
+    let differs = others.iter().filter_map(|other| Some((other, first.difference(other)?)));
+    let differs = differs.map(|(other, difference)| {
+        Finding::new(
+            Severity::Warning,
+            "servers_disagree",
+            database,
+            format!("{other} differs from {first}: {difference}"),
+            "complete the rolling restart, or give both servers the same version, types, ttl and session key",
+        )
+    });
+    [known].into_iter().chain(differs).collect()
+}

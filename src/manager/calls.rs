@@ -1,0 +1,300 @@
+//! Calls of the verbs of the store: each runs to its end in a task of its own, and is repeated while its outcome is
+//! unknown. No caller waits longer than its deadline.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::{
+        Semaphore,
+        oneshot::{self, Receiver},
+    },
+    time::{sleep, timeout, timeout_at},
+};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    clock,
+    error::{LockError, StoreError, StoreErrorKind},
+    manager::observe,
+    store::{Answer, Deadline, DynStore},
+};
+
+/// The first pause before an operation is tried again; doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+
+/// The longest pause while a caller waits.
+pub(super) const FOREGROUND: Duration = Duration::from_millis(500);
+/// The longest pause while no caller waits: a store that recovers should not be flooded.
+pub(super) const BACKGROUND: Duration = Duration::from_secs(5);
+
+/// How many operations that take work in run at once, besides claims.
+const OPERATIONS: usize = 16_384;
+/// Their verbs. No other verb is refused: the others keep locks or give them back, or belong to a task of the manager,
+/// and are at most as many as there are sessions, locks and tasks.
+const TAKE_WORK_IN: &[&str] = &["confirm", "exists", "inspect", "load", "locks_on", "save"];
+
+/// The store, and how it is called: each call runs to its end in a task of its own, and is repeated while its outcome is
+/// unknown and its caller waits.
+pub(super) struct Calls {
+    pub(super) store: Arc<dyn DynStore>,
+    pub(super) runner: Runner,
+    /// How long a caller waits, unless it says otherwise.
+    pub(super) deadline: Duration,
+    operations: Arc<Semaphore>,
+}
+
+impl Calls {
+    pub(super) fn new(store: Arc<dyn DynStore>, runner: Runner, deadline: Duration) -> Self {
+        Self { store, runner, deadline, operations: Arc::new(Semaphore::new(OPERATIONS)) }
+    }
+
+    /// The deadline of an operation that begins now.
+    pub(super) fn until(&self) -> Instant {
+        clock::now() + self.deadline
+    }
+
+    /// One call.
+    pub(super) async fn run<A, T>(
+        &self,
+        verb: &'static str,
+        until: Instant,
+        args: A,
+        attempt: for<'a> fn(&'a dyn DynStore, &'a A, Deadline) -> Answer<'a, T>,
+    ) -> Result<T, LockError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let operations = Arc::clone(&self.operations);
+        let place = TAKE_WORK_IN.contains(&verb).then(|| operations.try_acquire_owned());
+        let place = place.transpose().map_err(|_| overloaded(verb));
+        let place = place.inspect_err(|e| observe::failed(verb, e))?;
+        let store = Arc::clone(&self.store);
+        let operation = async move {
+            let done = retry(until, FOREGROUND, |until| attempt(&*store, &args, until)).await;
+            drop(place);
+            done
+        };
+        let outcome = self.runner.spawn(&TaskTracker::new(), operation);
+        Ok(answer(verb, until, outcome).await?)
+    }
+
+    /// Takes all places of [operations that take work in](TAKE_WORK_IN).
+    #[cfg(test)]
+    pub(super) fn all_places(&self) -> tokio::sync::OwnedSemaphorePermit {
+        let all = Arc::clone(&self.operations).try_acquire_many_owned(OPERATIONS as u32);
+        all.expect("all are free")
+    }
+}
+
+/// Spawns tasks on the runtime on which the manager was built.
+///
+/// Tasks do not run on the runtime of the request: a worker of actix-web ends with its connections and
+/// drops its tasks, but a command of the driver must not be dropped half-way.
+#[derive(Debug, Clone)]
+pub(super) struct Runner {
+    runtime: Handle,
+    tasks: TaskTracker,
+}
+
+impl Runner {
+    pub(super) fn on_current_runtime() -> Self {
+        Self { runtime: Handle::current(), tasks: TaskTracker::new() }
+    }
+
+    /// For a task that a store spawns.
+    #[cfg(feature = "_mongo")]
+    pub(super) fn parts(&self) -> (Handle, TaskTracker) {
+        (self.runtime.clone(), self.tasks.clone())
+    }
+
+    /// Spawns a task that runs `future` to its end and sends the outcome to the returned receiver.
+    /// `scope` tracks this task as well.
+    ///
+    /// A channel instead of a `JoinHandle`: an outcome that nobody receives must be dropped *within* the
+    /// calls, so that the cleanup in its drop (giving a lock back) begins before the task counts as ended.
+    pub(super) fn spawn<F>(&self, scope: &TaskTracker, future: F) -> Receiver<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let (sender, receiver) = oneshot::channel();
+        let task = async move {
+            let _ = sender.send(future.await);
+        };
+        self.tasks.spawn_on(scope.track_future(task), &self.runtime);
+        receiver
+    }
+
+    /// Runs `future` after a delay. [`drain`](Self::drain) does not wait for it.
+    pub(super) fn spawn_after<F>(&self, delay: Duration, future: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.spawn_untracked(async move {
+            sleep(delay).await;
+            future.await;
+        });
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Runs a task that ends together with the manager. [`drain`](Self::drain) does not wait for it.
+    pub(super) fn spawn_untracked<F>(&self, future: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.runtime.spawn(future);
+    }
+
+    /// Waits until no task is left, for at most this time.
+    pub(super) async fn drain(&self, at_most: Duration) {
+        self.tasks.close();
+        if timeout(at_most, self.tasks.wait()).await.is_err() {
+            log::warn!(
+                target: "actix_doclock::manager",
+                "{} operations have not ended after {at_most:?}: the store does not answer",
+                self.tasks.len(),
+            );
+        }
+        self.tasks.reopen();
+    }
+}
+
+/// Tries until the outcome is known, or until no time is left for another attempt.
+///
+/// An attempt under way is never dropped, so this may end later than `until`.
+pub(super) async fn retry<T, F>(
+    until: Instant,
+    longest_pause: Duration,
+    mut attempt: impl FnMut(Deadline) -> F,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let (mut attempts, until) = (Attempts::new(until, longest_pause), Deadline::at(until));
+    loop {
+        let mut outcome = attempt(until).await;
+        let Some(pause) = attempts.pause_after(&mut outcome) else { return outcome };
+        sleep(pause).await;
+    }
+}
+
+/// When to try again, for a caller that has to do something between two attempts.
+pub(super) struct Attempts {
+    until: Instant,
+    pause: Duration,
+    longest_pause: Duration,
+    /// True if an attempt may have been carried out.
+    is_unknown: bool,
+}
+
+impl Attempts {
+    pub(super) fn new(until: Instant, longest_pause: Duration) -> Self {
+        Self { until, pause: FIRST_PAUSE, longest_pause, is_unknown: false }
+    }
+
+    /// `None` if the outcome is final.
+    ///
+    /// A store that refuses an attempt because of its load is asked again only if it must be: if an earlier
+    /// attempt may have been carried out, or if nobody waits who could be told of the refusal. The final error is
+    /// [`Overloaded`](StoreErrorKind::Overloaded) only if no attempt was carried out.
+    pub(super) fn pause_after<T>(
+        &mut self,
+        outcome: &mut Result<T, StoreError>,
+    ) -> Option<Duration> {
+        let (error, pause) = (outcome.as_mut().err()?, self.pause);
+        match error.kind() {
+            StoreErrorKind::Unavailable => self.is_unknown = true,
+            StoreErrorKind::Overloaded if self.is_unknown => {
+                let message = format!("{error}; an earlier attempt may have been carried out");
+                *error = StoreError::new(StoreErrorKind::Unavailable, message);
+            }
+            StoreErrorKind::Overloaded if self.longest_pause > FOREGROUND => {}
+            _ => return None,
+        }
+        if clock::now() + pause >= self.until {
+            return None;
+        }
+        observe::tried_again(error);
+        log::debug!(target: "actix_doclock::manager", "trying again after {pause:?}: {error}");
+        self.pause = (pause * 2).min(self.longest_pause);
+        Some(pause)
+    }
+}
+
+/// The error of an operation that is refused before the store hears of it.
+pub(super) fn overloaded(verb: &'static str) -> StoreError {
+    let message = format!("{verb}: too many operations are under way already; try again later");
+    StoreError::new(StoreErrorKind::Overloaded, message)
+}
+
+/// The outcome of a calls, or an error if there is none in time. The task goes on in both cases.
+pub(super) async fn answer<T>(
+    verb: &'static str,
+    until: Instant,
+    outcome: Receiver<Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let unknown = |why| Err(StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}")));
+    let outcome = match timeout_at(until.into(), outcome).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => unknown("the task of this operation has panicked"),
+        Err(_) => unknown("no answer within the deadline, the outcome is unknown"),
+    };
+    outcome.inspect_err(|e| observe::failed(verb, e))
+}
+
+/// Runs `work`, and keeps `permit` until its end, or for this long: one command without an answer must not
+/// hold up others.
+pub(super) async fn with_permit<P, F: Future>(
+    permit: Option<P>,
+    at_most: Duration,
+    work: F,
+) -> F::Output {
+    let Some(permit) = permit else { return work.await };
+    let mut work = pin!(work);
+    if let Ok(done) = timeout(at_most, &mut work).await {
+        return done;
+    }
+    drop(permit);
+    work.await
+}
+
+/// All outcomes, or the first error. All futures are polled together, and none is dropped before its
+/// operation has been handed to its task.
+pub(super) async fn all<T, E>(
+    futures: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
+) -> Result<Vec<T>, E> {
+    futures_util::future::join_all(futures).await.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_repeated(attempts: &mut Attempts, kind: StoreErrorKind) -> (bool, StoreErrorKind) {
+        let mut outcome: Result<(), _> = Err(StoreError::new(kind, "on purpose"));
+        let is_repeated = attempts.pause_after(&mut outcome).is_some();
+        (is_repeated, outcome.unwrap_err().kind())
+    }
+
+    #[tokio::test]
+    async fn a_refusal_because_of_the_load_is_final_unless_an_earlier_attempt_is_in_doubt() {
+        use StoreErrorKind::{Overloaded, Unavailable};
+        let later = clock::now() + Duration::from_secs(60);
+        let mut refused = Attempts::new(later, FOREGROUND);
+        assert_eq!(is_repeated(&mut refused, Overloaded), (false, Overloaded));
+        let mut in_doubt = Attempts::new(later, FOREGROUND);
+        assert_eq!(is_repeated(&mut in_doubt, Unavailable), (true, Unavailable));
+        assert_eq!(is_repeated(&mut in_doubt, Overloaded), (true, Unavailable));
+        let mut nobody_waits = Attempts::new(later, BACKGROUND);
+        assert_eq!(is_repeated(&mut nobody_waits, Overloaded), (true, Overloaded));
+    }
+}

@@ -1,0 +1,240 @@
+//! What the manager offers, each method by one of its parts.
+
+use futures_util::future::BoxFuture;
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    ended::EndReason,
+    error::LockError,
+    key::{LockKey, Lockable},
+    lock::{Aid, Holder, Lock, Mode},
+    manager::{
+        LockManager,
+        claim::{Acquired, Wanted},
+    },
+    store::{Acquisition, Released, TryAcquire},
+};
+
+impl LockManager {
+    /// Makes the documents of `T` lockable: creates the lock collection and its indexes.
+    ///
+    /// Call it once for each type when the server starts. Idempotent. A longer ttl raises the TTL index;
+    /// a shorter ttl never lowers it, because servers with the longer ttl may hold locks.
+    ///
+    /// # Errors
+    /// [`LockError::Store`] if the store is not reached, if the database user lacks a privilege (the
+    /// message names it), or if `T::Id` may be a string and the collation of the collection treats
+    /// different strings as equal. [`LockError::InvalidKey`] for an impossible collection name.
+    /// [`LockError::Misconfigured`] if the type is [fair](Lockable::FAIR) or [fenced](Lockable::FENCED) and the store
+    /// cannot do that.
+    pub async fn register<T: Lockable>(&self) -> Result<(), LockError> {
+        self.register_in::<T>(T::COLLECTION).await
+    }
+
+    /// As [`register`](Self::register), for documents of `T` in a collection with another name: of one tenant, or made
+    /// by a user. Also creates the lock collection of a collection that does not exist yet.
+    ///
+    /// Every server has to know the collection: register it on each, or by [a pattern](Self::register_matching).
+    ///
+    /// # Errors
+    /// As `register`.
+    pub async fn register_in<T: Lockable>(&self, collection: &str) -> Result<(), LockError> {
+        self.inner.collections.register::<T>(collection).await
+    }
+
+    /// Makes the documents of `T` lockable in every collection that the pattern covers: one `*` stands for one or more
+    /// characters, as in `*_invoice`. Collections of this crate (`doclock.…`, `….lock`) are never covered.
+    ///
+    /// A collection is prepared on its first use, if it exists: nobody can create collections by asking for locks, only
+    /// by [`SessionLocks::create`](crate::SessionLocks::create). So the
+    /// first lock in it takes some commands more, and the database user needs the rights to create indexes, unless
+    /// `doclock init` has prepared it. All servers learn of it within a minute, or when a request names it. A session that
+    /// ends on one server releases its locks in all collections, whether or not that server has used them.
+    ///
+    /// A manager takes no collection by pattern if it knows 100 collections already. For more tenants, keep the tenants in one collection, or use a
+    /// manager for each database.
+    ///
+    /// # Errors
+    /// [`LockError::InvalidKey`] if no collection can have such a name. [`LockError::Misconfigured`] if more than 100
+    /// collections have locks already. Otherwise as [`register`](Self::register), for those that have. After such an
+    /// error the pattern is registered, and the others of these collections are prepared.
+    pub async fn register_matching<T: Lockable>(&self, pattern: &str) -> Result<(), LockError> {
+        self.inner.collections.register_matching::<T>(pattern).await
+    }
+
+    /// Names a document by the id in a URL. The collection must be registered.
+    ///
+    /// # Errors
+    /// [`LockError::InvalidKey`] if `id` is not of the collection's id type;
+    /// [`LockError::Misconfigured`] if the collection is not registered.
+    pub fn key(&self, collection: &str, id: &str) -> Result<LockKey, LockError> {
+        self.inner.collections.key(collection, id)
+    }
+
+    /// Makes [`list`](Self::list) and [`events`](Self::events) include a collection whose type this
+    /// program does not know. The store must know the collection already
+    /// ([`MongoStore::attach`](crate::MongoStore::attach)).
+    ///
+    /// For programs that show or break the locks of others. Build their manager [without a
+    /// reaper](crate::LockManagerBuilder::without_reaper). A program that takes locks must
+    /// [register](Self::register) their types.
+    #[cfg(feature = "_mongo")]
+    pub fn attach(&self, collection: &'static str) {
+        self.inner.collections.attach(collection);
+    }
+
+    /// The live lock on this document, if there is one. Only for display: it may change at any moment.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, LockError> {
+        self.inner.reads.inspect(key, None, self.until()).await
+    }
+
+    /// The live locks on these documents, in their order: for each document what
+    /// [`inspect`](Self::inspect) returns. One query for each collection.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn inspect_many(&self, keys: &[LockKey]) -> Result<Vec<Option<Lock>>, LockError> {
+        self.inner.reads.inspect_many(keys, None, self.until()).await
+    }
+
+    /// All live locks on this document: one exclusive lock, or the locks of its readers.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, LockError> {
+        let (collection, keys) = (key.collection(), vec![key.clone()]);
+        self.inner.reads.locks_on(collection, keys, self.until()).await
+    }
+
+    /// All live locks, at most 1 000 in each registered collection.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
+        self.inner.reads.list(None, self.until()).await
+    }
+
+    /// The live locks of one session.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn list_of(&self, aid: &Aid) -> Result<Vec<Lock>, LockError> {
+        self.inner.reads.list(Some(aid), self.until()).await
+    }
+
+    /// Renews the lease of every live lock of the session, in all its tabs, and counts these locks.
+    ///
+    /// One command for each registered collection, all at the same time. An expired lock is not revived:
+    /// a lower count than expected means that some locks are lost.
+    ///
+    /// # Errors
+    /// See [`LockManager`]. Also if an open transaction blocks one of the locks; the others are then renewed.
+    pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
+        self.inner.sessions.renew(aid).await
+    }
+
+    /// Ends the session, as its logout does: all its locks are released, and for a minute the extractors
+    /// and the lock API refuse it new locks, or for a day if it is the login of a client without a session.
+    /// Returns the documents that it had locked. The listener is called in the background.
+    ///
+    /// # Errors
+    /// See [`LockManager`]. After an error the locks remain until a repeated call, until the next
+    /// [sweep](Self::sweep) of any server if the end was recorded, or until they expire.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the session is still ended.
+    pub async fn end_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+        self.inner.sessions.end(aid, EndReason::LoggedOut).await
+    }
+
+    /// Ends another session: as [`end_session`](Self::end_session), with the reason
+    /// [`Revoked`](EndReason::Revoked).
+    ///
+    /// This takes away the locks, not the session: if the session store still accepts the session, it
+    /// goes on, and may lock again after a minute.
+    ///
+    /// # Errors
+    /// As `end_session`. It is also as cancel safe.
+    pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+        self.inner.sessions.end(aid, EndReason::Revoked).await
+    }
+
+    /// A hook for a session store that tells when its sessions end: the locks of the session are released before the
+    /// hook returns, and the listener is called in the background. The hook takes what such a store tells, as a pair:
+    /// the value of the session's entry `doclock.aid`, and the name of the [reason](EndReason).
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{LockManager, MongoStore};
+    /// # use actix_session_mongodb::{Error, MongoSessionStore};
+    /// # async fn sessions(store: MongoStore, locks: LockManager) -> Result<(), Error> {
+    /// // Register your types before.
+    /// let sessions = MongoSessionStore::builder(store.database())
+    ///     .collection("doclock.session")
+    ///     .id_key("doclock.aid")
+    ///     .on_end(locks.session_ends())
+    ///     .build()
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The hook fails, to be called again later, if the store does not answer, and while no type is registered.
+    pub fn session_ends<E: Into<(String, &'static str)>>(
+        &self,
+    ) -> impl Fn(E) -> BoxFuture<'static, Result<(), LockError>> + Clone + Send + Sync + use<E>
+    {
+        self.inner.sessions.ends()
+    }
+
+    /// Releases all locks of the session, which goes on and may take new locks. Returns the documents
+    /// that it had locked.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+        self.inner.sessions.release_all(aid).await
+    }
+
+    /// Takes the lock on `key` for the session `aid`, or says who holds it. One command.
+    ///
+    /// For a web session use the extractors or [`SessionLocks`](crate::SessionLocks): they also make sure
+    /// that a session which ends at the same moment leaves no lock behind.
+    ///
+    /// # Errors
+    /// See [`LockManager`]. Another holder is not an error, but an answer.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a fresh grant is given back.
+    pub async fn lock_for_session(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        holder: &Holder,
+    ) -> Result<TryAcquire, LockError> {
+        let (mode, ttl) = (Mode::Exclusive, self.ttl());
+        let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
+        let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
+        let acquired =
+            self.inner.granting.acquire_by(&wanted, &TaskTracker::new(), self.until()).await?;
+        Ok(match acquired {
+            Acquired::Granted(fresh) => TryAcquire::Granted(fresh.confirm()),
+            Acquired::AlreadyMine(lock) => TryAcquire::AlreadyMine(lock),
+            Acquired::Held(lock) => TryAcquire::Held(lock),
+        })
+    }
+
+    /// Gives a lock back. One command.
+    ///
+    /// Releases exactly the acquisition that `lock` stands for, never a newer one.
+    ///
+    /// # Errors
+    /// See [`LockManager`]. It is no error if the lock is already gone.
+    pub async fn release(&self, lock: &Lock) -> Result<Released, LockError> {
+        match Acquisition::of(lock) {
+            Some(held) => self.inner.granting.release_by(&held, self.until()).await,
+            None => Ok(Released::AlreadyGone),
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! The freezes that this server knows and obeys.
+
+use std::{
+    future::{Future, pending},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::watch, time::sleep};
+use uuid::Uuid;
+
+use crate::{
+    clock,
+    error::LockError,
+    event::LockEvent,
+    freeze::Freeze,
+    key::LockKey,
+    manager::{Inner, calls::Calls, rhythm::Rhythm, watch::events::Events},
+    random,
+    text::short,
+};
+
+/// How often each server asks for freezes.
+const POLL: Duration = Duration::from_secs(1);
+/// If the last answer is older, a grant asks again before it counts. So all servers obey within two seconds.
+const OLD: Duration = Duration::from_secs(2);
+
+/// The freezes that this server knows.
+pub(crate) struct Freezes {
+    calls: Arc<Calls>,
+    events: Arc<Events>,
+    known: watch::Sender<Vec<Freeze>>,
+    newest: Mutex<Newest>,
+    /// By this value a freeze notes that this server obeys it.
+    server: Uuid,
+}
+
+/// The newest answer.
+#[derive(Debug)]
+struct Newest {
+    /// The question was asked at this moment, so the answer is not older.
+    asked: Instant,
+    /// Answers to questions from before this moment do not count.
+    since: Instant,
+}
+
+impl Freezes {
+    pub(super) fn new(calls: Arc<Calls>, events: Arc<Events>) -> Self {
+        let now = clock::now();
+        let newest = Mutex::new(Newest { asked: now, since: now });
+        Self { calls, events, known: watch::Sender::default(), newest, server: random::uuid() }
+    }
+
+    /// The freeze of this collection that ends last.
+    pub(crate) fn on(&self, collection: &str) -> Option<Freeze> {
+        let known = self.known.borrow();
+        let covering = known.iter().filter(|freeze| freeze.scope.covers(collection));
+        let last = covering.max_by_key(|freeze| freeze.ends_in())?;
+        (!last.ends_in().is_zero()).then(|| last.clone())
+    }
+
+    /// Returns whether the freezes have changed. An answer counts unless a newer one is known. An answer is as
+    /// new as its question, which was asked at `since`. For a change by this server, `since` is the end of the
+    /// change: the answer to a question that was asked meanwhile may lack the change.
+    fn saw(&self, now: Vec<Freeze>, asked: Instant, since: Instant) -> bool {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        if since < newest.since {
+            return false;
+        }
+        *newest = Newest { asked, since };
+        self.known.send_if_modified(|known| {
+            let has_changed = *known != now;
+            log_changes(known, &now);
+            *known = now;
+            has_changed
+        })
+    }
+
+    fn are_old(&self) -> bool {
+        clock::since(self.newest.lock().unwrap_or_else(PoisonError::into_inner).asked) > OLD
+    }
+
+    /// Those that this server knows.
+    pub(super) fn all(&self) -> Vec<Freeze> {
+        let mut all = self.known.borrow().clone();
+        all.retain(|freeze| !freeze.ends_in().is_zero());
+        all
+    }
+
+    /// Resolves when a freeze of this collection begins, from this call on.
+    pub(super) fn begins(&self, collection: &str) -> impl Future<Output = ()> {
+        let mut known = self.known.subscribe();
+        async move {
+            while known.changed().await.is_ok() {
+                if self.on(collection).is_some() {
+                    return;
+                }
+            }
+            pending().await
+        }
+    }
+}
+
+impl Freezes {
+    /// Asks the store for freezes.
+    pub(super) async fn ask(&self, until: Instant) -> Result<(), LockError> {
+        let asked = clock::now();
+        let now =
+            self.calls.run("freezes", until, (), |store, (), until| store.freezes(until)).await?;
+        self.saw_and_tell(now, asked, asked);
+        Ok(())
+    }
+
+    /// Notes with each freeze that this server obeys it now. `noted` are the freezes that have that note.
+    async fn note_obedience(
+        &self,
+        noted: &mut Vec<Uuid>,
+        grants_locks: bool,
+    ) -> Result<(), LockError> {
+        let known: Vec<_> = self.all().iter().filter_map(|freeze| freeze.id).collect();
+        noted.retain(|id| known.contains(id));
+        for id in known {
+            // A program that only looks at locks is no server.
+            if !noted.contains(&id) && grants_locks {
+                let args = (id, self.server);
+                let note = self.calls.run(
+                    "obey_freeze",
+                    self.calls.until(),
+                    args,
+                    |store, (id, server), until| store.obey_freeze(*id, *server, until),
+                );
+                note.await?;
+                noted.push(id);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn saw_and_tell(&self, now: Vec<Freeze>, asked: Instant, since: Instant) {
+        if self.saw(now, asked, since) {
+            // Pages look again, and learn of the freeze.
+            self.events.tell(LockEvent::Resync);
+        }
+    }
+
+    /// Refuses a new lock if the collection was frozen in the meantime. The caller gives the lock back.
+    pub(super) async fn refuse(&self, key: &LockKey, until: Instant) -> Result<(), LockError> {
+        if self.are_old() {
+            self.ask(until).await?;
+        }
+        match self.on(key.collection()) {
+            Some(freeze) => Err(frozen_by(key, freeze)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Each server's log says when it begins to obey a freeze, and when it ends to do so.
+fn log_changes(before: &[Freeze], now: &[Freeze]) {
+    for freeze in now.iter().filter(|freeze| !before.contains(freeze)) {
+        let Freeze { scope, reason, by, .. } = freeze;
+        log::info!(
+            target: "actix_doclock::manager",
+            "{scope} is frozen for {} s from now, by {:?}: this server grants no new locks; reason: {:?}",
+            freeze.ends_in().as_secs(), by.as_deref().unwrap_or("unknown"), short(reason),
+        );
+    }
+    for freeze in before.iter().filter(|freeze| !now.iter().any(|it| it.scope == freeze.scope)) {
+        log::info!(
+            target: "actix_doclock::manager",
+            "{} is not frozen any more: this server grants locks again", freeze.scope,
+        );
+    }
+}
+
+pub(super) fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
+    LockError::Frozen { key: key.clone(), freeze: Box::new(freeze) }
+}
+
+/// Asks for freezes until the manager is gone or shut down.
+pub(super) async fn follow(manager: Weak<Inner>) {
+    let mut rhythm = Rhythm::new("asking for freezes", POLL);
+    let mut noted = Vec::new();
+    while let Some(inner) = manager.upgrade() {
+        let (stop, freezes) = (inner.stop.token(), &inner.freezes);
+        // Without a type nothing can be locked, and the store may not be prepared.
+        let pause = if inner.collections.names().is_empty() {
+            POLL
+        } else {
+            let ask = async {
+                freezes.ask(inner.calls.until()).await?;
+                freezes.note_obedience(&mut noted, inner.collections.grants_locks()).await
+            };
+            let asked = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                asked = ask => asked,
+            };
+            match asked {
+                Ok(()) => rhythm.after_success(Some(POLL)),
+                Err(e) => rhythm.after_failure(&e).min(POLL),
+            }
+        };
+        drop(inner);
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    use crate::{freeze::Scope, manager::calls::Runner, store::MemoryStore};
+
+    fn freezes() -> Freezes {
+        let store = Arc::new(MemoryStore::new());
+        let calls = Calls::new(store, Runner::on_current_runtime(), Duration::from_secs(1));
+        Freezes::new(Arc::new(calls), Arc::default())
+    }
+
+    fn freeze() -> Vec<Freeze> {
+        let until = SystemTime::now() + Duration::from_secs(600);
+        vec![Freeze::new(Scope::All, "why".to_owned(), until, Duration::from_secs(600))]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_to_an_older_question_changes_nothing() {
+        let freezes = freezes();
+        let before = clock::now();
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(freezes.saw(freeze(), clock::now(), clock::now()));
+        assert!(!freezes.saw(Vec::new(), before, before), "the poll was asked before the freeze");
+        assert!(freezes.on("page").is_some());
+        assert!(freezes.saw(Vec::new(), clock::now(), clock::now()));
+        assert!(freezes.on("page").is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_old_after_two_seconds() {
+        let freezes = freezes();
+        tokio::time::advance(OLD).await;
+        assert!(!freezes.are_old());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(freezes.are_old());
+        freezes.saw(Vec::new(), clock::now(), clock::now());
+        assert!(!freezes.are_old());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_freeze_that_begins_after_the_call_is_not_missed() {
+        let freezes = freezes();
+        let begins = freezes.begins("page");
+        freezes.saw(freeze(), clock::now(), clock::now());
+        tokio::time::timeout(Duration::from_secs(1), begins).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_answer_from_the_time_of_a_change_does_not_undo_the_change() {
+        let (freezes, now) = (freezes(), clock::now());
+        let at = |n| now + Duration::from_millis(n);
+        // Asked while the change is under way, and answered before it.
+        freezes.saw(Vec::new(), at(20), at(20));
+        assert!(freezes.saw(freeze(), at(10), at(30)), "the change counts");
+        // Asked while the change is under way, and answered after it.
+        freezes.saw(Vec::new(), at(25), at(25));
+        assert!(freezes.on("page").is_some());
+        freezes.saw(Vec::new(), at(40), at(40));
+        assert!(freezes.on("page").is_none());
+    }
+}

@@ -1,0 +1,345 @@
+//! Granting locks: a claim at once or after a wait, re-entry by one read, and what is given back because nobody wants it.
+//!
+//! A read may be older than a break by a moment. That is harmless: every guarded write checks the lock, and the next read
+//! sees the break.
+
+use std::{
+    slice,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    clock,
+    error::{LockError, StoreError, StoreErrorKind},
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode},
+    manager::{
+        calls::{self, Calls},
+        claim::{Acquired, ClaimPermit, Provisional, Wanted},
+        collections::Collections,
+        freezes::{Freezes, frozen_by},
+        observe,
+        reads::Reads,
+        rhythm::jittered,
+        seen::Seen,
+        wait::Together,
+    },
+    store::{Acquisition, Claim, Confirmed, Deadline, Query, Released, Removal, TryAcquire},
+};
+
+/// Grants locks, and takes them back.
+pub(crate) struct Granting {
+    pub(super) calls: Arc<Calls>,
+    pub(super) collections: Arc<Collections>,
+    pub(super) freezes: Arc<Freezes>,
+    pub(super) seen: Arc<Seen>,
+    pub(super) reads: Reads,
+    /// For the claims, and for what is given back because nobody knows whether it was granted.
+    pub(super) claims: Arc<Semaphore>,
+    /// Makes the reaper sweep soon: a grant may be a takeover from an idle session.
+    pub(super) reaper: Arc<Notify>,
+    pub(super) ttl: Duration,
+    pub(super) max_hold: Option<Duration>,
+    pub(super) max_locks: usize,
+}
+
+impl Granting {
+    /// One attempt. `scope` also tracks the cleanup of an unwanted grant.
+    pub(crate) async fn acquire_by(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        scope: &TaskTracker,
+        until: Instant,
+    ) -> Result<Acquired, LockError> {
+        self.collections.ready(&wanted.key, until).await?;
+        let claim = wanted.claim(self.max_hold, None);
+        let answer = self.claim(&wanted.key, claim, None, scope, until).await?;
+        observe::answered(self.collections.label(&wanted.key), wanted.mode, &answer);
+        Ok(answer)
+    }
+
+    /// `order` is kept until the outcome is known, or for a deadline. A claim that comes later is corrected by
+    /// the next command.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.acquire", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
+    pub(super) async fn claim(
+        self: &Arc<Self>,
+        key: &LockKey,
+        claim: Claim,
+        order: Option<Together>,
+        scope: &TaskTracker,
+        until: Instant,
+    ) -> Result<Acquired, LockError> {
+        let timer = observe::Timer::start(self.collections.label(key), claim.mode);
+        if let Err(refused) = self.refuse_if_frozen(key, &claim, until).await {
+            timer.refused(&refused);
+            return Err(refused);
+        }
+        let permit = self.claim_permit()?;
+        let (granting, own_scope, key) = (Arc::clone(self), scope.clone(), key.clone());
+        let acquire = async move {
+            let (mut claim, by) = (claim, Deadline::at(until));
+            let mut attempts = calls::Attempts::new(until, calls::FOREGROUND);
+            let answer = loop {
+                let mut answer = granting.calls.store.try_acquire(&key, &claim, by).await;
+                let Some(pause) = attempts.pause_after(&mut answer) else { break answer };
+                tokio::time::sleep(pause).await;
+                claim.token = claim.token.next_attempt();
+            };
+            if let Ok(answer) = &answer {
+                granting.earlier_may_be_late(&key, &claim, answer, &permit);
+            }
+            match answer {
+                // If nobody waits for the answer any more, it is dropped, and the lock is given back.
+                Ok(TryAcquire::Granted(lock)) => {
+                    let fresh = granting.provisional(lock, &claim, &own_scope, permit);
+                    Ok(Acquired::Granted(fresh))
+                }
+                Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
+                Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
+                Err(error) => {
+                    // An attempt may have been carried out anyway, or may still be under way.
+                    granting.claim_failed(&error, &key, &claim, &own_scope, &permit);
+                    Err(error)
+                }
+            }
+        };
+        let asked = clock::now();
+        let acquire = calls::with_permit(order, self.calls.deadline, acquire);
+        let outcome = self.calls.runner.spawn(scope, acquire);
+        let acquired = calls::answer("try_acquire", until, outcome).await;
+        timer.acquired(&acquired);
+        let acquired = acquired?;
+        if let Acquired::Granted(fresh) = &acquired {
+            self.freezes.refuse(&fresh.lock().key, until).await?;
+            self.reaper.notify_one();
+        }
+        self.seen.watched.saw(acquired.lock(), asked);
+        Ok(acquired)
+    }
+
+    /// Refuses a claim in a frozen collection, unless it is for a lock that its session holds already.
+    async fn refuse_if_frozen(
+        &self,
+        key: &LockKey,
+        claim: &Claim,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let Some(freeze) = self.freezes.on(key.collection()) else { return Ok(()) };
+        match self.reads.inspect(key, Some(&claim.aid), until).await? {
+            Some(lock) if lock.aid == claim.aid && lock.mode.covers(claim.mode) => Ok(()),
+            _ => Err(frozen_by(key, freeze)),
+        }
+    }
+
+    /// # Errors
+    /// [`Overloaded`](StoreErrorKind::Overloaded).
+    pub(super) fn claim_permit(&self) -> Result<ClaimPermit, StoreError> {
+        let permit = Arc::clone(&self.claims).try_acquire_owned();
+        permit.map(Arc::new).map_err(|_| calls::overloaded("try_acquire"))
+    }
+
+    /// Whether a web session that was just granted a lock may keep it. Asks the store only if the session
+    /// may be close to the limit.
+    pub(crate) async fn may_hold_another(
+        &self,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let limit = self.max_locks;
+        if !self.seen.activity.granted(aid, limit, self.ttl / 3) {
+            return Ok(());
+        }
+        let lists = self.reads.in_each(|collection| {
+            let args = (collection, aid.clone(), limit + 1);
+            self.calls.run("list", until, args, |store, (collection, aid, limit), until| {
+                store.locks(collection, Query::Of(slice::from_ref(aid)), *limit, until)
+            })
+        });
+        let locks = lists.await?.iter().map(Vec::len).sum();
+        self.seen.activity.counted(aid, locks);
+        if locks <= limit {
+            return Ok(());
+        }
+        observe::locks_refused();
+        Err(LockError::TooManyLocks { limit })
+    }
+
+    /// The same for a request that wants this lock. `None` also if the record must change: its lease is
+    /// about to expire, or it belongs to another tab, to another load of the page or to another name of the
+    /// holder, or the page comes back within its grace period, or no second request was told of the lock
+    /// yet.
+    ///
+    /// Costs nothing if the session was not [told](Self::told) of the lock on this server.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) async fn reenter(
+        &self,
+        wanted: &Wanted,
+        load: bool,
+        until: Instant,
+    ) -> Result<Option<Confirmed>, LockError> {
+        let Wanted { key, aid, .. } = wanted;
+        if !self.seen.activity.was_told(aid, key) {
+            return Ok(None);
+        }
+        let timer = observe::Timer::start(self.collections.label(key), wanted.mode);
+        let confirmed = self.reads.confirm(key, aid, load, until).await?;
+        let Some(confirmed) = confirmed.filter(|it| changes_nothing(wanted, it)) else {
+            return Ok(None);
+        };
+        timer.acquired::<LockError>(&Ok(Acquired::AlreadyMine(confirmed.lock.clone())));
+        Ok(Some(confirmed))
+    }
+
+    /// Another request than the one that took this lock was told of it, and the record says so.
+    pub(crate) fn told(&self, lock: &Lock) {
+        self.seen.activity.told(&lock.aid, &lock.key);
+    }
+
+    /// The client of this session has shown that it believed in this acquisition, which is gone.
+    pub(crate) fn missed_lock(&self, key: &LockKey, token: LockToken, noticed: &'static str) {
+        observe::lost(
+            &self.seen.losses,
+            self.collections.label(key),
+            Some(token),
+            "unknown",
+            noticed,
+        );
+    }
+
+    /// The session has asked for a missing document, and had the lock of it for a moment.
+    pub(crate) fn missed(&self, aid: &Aid) {
+        self.seen.activity.missed(aid);
+    }
+
+    /// Whether the document may exist. The store is asked if the session has missed a document within the last
+    /// minute: so one person who asks for missing documents again and again announces no locks to everybody.
+    pub(crate) async fn may_exist(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<bool, LockError> {
+        Ok(!self.seen.activity.has_missed(aid) || self.reads.exists(key, until).await?)
+    }
+
+    /// A grant that is given back unless its request confirms it. `scope` also tracks that.
+    pub(super) fn provisional(
+        self: &Arc<Self>,
+        lock: Lock,
+        claim: &Claim,
+        scope: &TaskTracker,
+        permit: ClaimPermit,
+    ) -> Provisional {
+        let (granting, scope) = (Arc::clone(self), scope.clone());
+        let give_back = move |unwanted| granting.give_back(vec![unwanted], &scope, permit);
+        Provisional::new(lock, claim, Box::new(give_back))
+    }
+
+    /// Unless it was never sent, the claim may have been granted anyway, or may still be under way. No caller
+    /// knows of it.
+    pub(super) fn claim_failed(
+        self: &Arc<Self>,
+        error: &StoreError,
+        key: &LockKey,
+        claim: &Claim,
+        scope: &TaskTracker,
+        permit: &ClaimPermit,
+    ) {
+        if error.kind() == StoreErrorKind::Overloaded {
+            return;
+        }
+        let attempts = attempts(key, claim, claim.token.attempts());
+        self.give_back(attempts.clone(), scope, permit.clone());
+        self.give_back_later(attempts, permit.clone());
+    }
+
+    /// One attempt of the claim was answered. Earlier attempts without an answer may still be under way,
+    /// and could be granted the lock after it was released.
+    pub(super) fn earlier_may_be_late(
+        self: &Arc<Self>,
+        key: &LockKey,
+        claim: &Claim,
+        answer: &TryAcquire,
+        permit: &ClaimPermit,
+    ) {
+        let answered = match answer {
+            TryAcquire::Granted(lock) => lock.token,
+            TryAcquire::AlreadyMine(_) | TryAcquire::Held(_) => Some(claim.token),
+        };
+        let late = claim.token.attempts().filter(|token| Some(*token) != answered);
+        let late = attempts(key, claim, late);
+        if !late.is_empty() {
+            self.give_back_later(late, permit.clone());
+        }
+    }
+
+    /// Gives back a grant that its request does not want. Nobody waits for this, and it is tried until
+    /// the lock would expire.
+    pub(super) fn give_back(
+        self: &Arc<Self>,
+        attempts: Vec<Acquisition>,
+        scope: &TaskTracker,
+        permit: ClaimPermit,
+    ) {
+        let (granting, until) = (Arc::clone(self), clock::now() + self.ttl);
+        self.calls.runner.spawn(scope, async move {
+            let retracted = calls::retry(until, calls::BACKGROUND, |until| {
+                granting.calls.store.remove_lock(Removal::Retract(&attempts), until)
+            });
+            match retracted.await {
+                // The lock was never granted, or was given back before, or it is still there for another
+                // request that was told of it. The first waiter asks the store.
+                Ok(Released::AlreadyGone) => {
+                    attempts.iter().for_each(|it| granting.seen.queues.machine().ended(it));
+                }
+                retracted => granting.released_in_background(retracted, &attempts),
+            }
+            drop(permit);
+        });
+    }
+
+    /// Gives the lock back once more, for an acquire that was delayed on its way and arrived after the
+    /// first attempt to give it back. Otherwise this orphaned lock would live as long as its session,
+    /// which renews all its locks.
+    fn give_back_later(self: &Arc<Self>, attempts: Vec<Acquisition>, permit: ClaimPermit) {
+        let granting = Arc::downgrade(self);
+        self.calls.runner.spawn_after(jittered(self.ttl / 3), async move {
+            if let Some(granting) = granting.upgrade() {
+                granting.give_back(attempts, &TaskTracker::new(), permit);
+            }
+        });
+    }
+}
+
+fn changes_nothing(wanted: &Wanted, it: &Confirmed) -> bool {
+    let Wanted { mode, tab, page, holder, ttl, .. } = wanted;
+    let lock = &it.lock;
+    let is_of_this_tab =
+        lock.mode == Mode::Shared || tab.zip(lock.tab).is_none_or(|(this, that)| this == that);
+    it.is_known
+        && !it.is_leaving
+        && lock.mode.covers(*mode)
+        && is_of_this_tab
+        && (page.is_none() || *page == it.page)
+        && lock.holder.as_ref() == Some(holder)
+        && lock.expires_in() >= *ttl / 3
+}
+
+/// Attempts of one claim.
+fn attempts(
+    key: &LockKey,
+    Claim { aid, mode, .. }: &Claim,
+    tokens: impl Iterator<Item = LockToken>,
+) -> Vec<Acquisition> {
+    let attempt = |token| Acquisition { key: key.clone(), aid: aid.clone(), token, mode: *mode };
+    tokens.map(attempt).collect()
+}

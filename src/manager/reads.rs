@@ -1,0 +1,246 @@
+//! Reads locks and documents.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    slice,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::try_join_all;
+
+use crate::{
+    clock,
+    error::{BoxError, LockError},
+    key::{LockKey, Lockable},
+    lock::{Aid, Lock},
+    manager::{calls::Calls, calls::all, collections::Collections, observe, seen::Seen},
+    store::{Confirmed, Original, Query, StoredDocument},
+};
+
+/// How many documents of a collection are listed in the locks of all users.
+pub(crate) const LISTED: usize = 1_000;
+
+/// How old the knowledge of collections may be for a list.
+const LISTS: Duration = Duration::from_secs(10);
+
+/// Reads by the registered collections. What the answers tell is passed on.
+#[derive(Clone)]
+pub(crate) struct Reads {
+    pub(super) calls: Arc<Calls>,
+    pub(super) collections: Arc<Collections>,
+    pub(super) seen: Arc<Seen>,
+}
+
+impl Reads {
+    /// Of several readers of a document: the lock of `aid`, or else the one that expires last.
+    pub(crate) async fn inspect_many(
+        &self,
+        keys: &[LockKey],
+        aid: Option<&Aid>,
+        until: Instant,
+    ) -> Result<Vec<Option<Lock>>, LockError> {
+        let mut by_collection = BTreeMap::<&str, BTreeSet<&LockKey>>::new();
+        for key in keys {
+            by_collection.entry(key.collection()).or_default().insert(key);
+        }
+        let asked = by_collection.into_iter().map(async |(collection, keys)| {
+            if let Some(key) = keys.first() {
+                self.collections.ready(key, until).await?;
+            }
+            let keys: Vec<_> = keys.into_iter().cloned().collect();
+            let args = (collection.to_owned(), keys, aid.cloned());
+            self.calls
+                .run("inspect", until, args, |store, (collection, keys, aid), until| {
+                    store.locks(
+                        collection,
+                        Query::Each { keys, aid: aid.as_ref() },
+                        keys.len(),
+                        until,
+                    )
+                })
+                .await
+        });
+        let found = try_join_all(asked).await?.into_iter().flatten();
+        let found: BTreeMap<_, _> = found.map(|lock| (lock.key.clone(), lock)).collect();
+        Ok(keys.iter().map(|key| found.get(key).cloned()).collect())
+    }
+
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.inspect", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
+    pub(crate) async fn inspect(
+        &self,
+        key: &LockKey,
+        aid: Option<&Aid>,
+        until: Instant,
+    ) -> Result<Option<Lock>, LockError> {
+        self.collections.ready(key, until).await?;
+        let asked = clock::now();
+        let args = (key.clone(), aid.cloned());
+        let lock = self.calls.run("inspect", until, args, |store, (key, aid), until| {
+            let each = Query::Each { keys: slice::from_ref(key), aid: aid.as_ref() };
+            store.locks(key.collection(), each, 1, until)
+        });
+        let lock = lock.await?.pop();
+        match &lock {
+            Some(lock) => self.seen.saw(lock, asked),
+            None => self.seen.watched.saw_free(key, asked),
+        }
+        Ok(lock)
+    }
+
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.list", skip_all,
+        fields(outcome = tracing::field::Empty),
+    ))]
+    pub(crate) async fn list(
+        &self,
+        aid: Option<&Aid>,
+        until: Instant,
+    ) -> Result<Vec<Lock>, LockError> {
+        // A session limits its own locks; the list of all locks is for a page.
+        let limit = if aid.is_some() { usize::MAX } else { LISTED };
+        self.collections.all_collections(LISTS, until).await;
+        let lists = self.in_each(|collection| {
+            self.list_at_most(limit, collection.to_owned(), aid.cloned(), until)
+        });
+        let asked = clock::now();
+        let locks: Vec<_> = lists.await?.into_iter().flatten().collect();
+        if let Some(aid) = aid {
+            self.seen.saw_all_of(aid, &locks, asked);
+        }
+        Ok(locks)
+    }
+
+    /// The live locks of one session in one collection.
+    #[cfg(feature = "web")]
+    pub(crate) async fn list_in(
+        &self,
+        collection: &str,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Vec<Lock>, LockError> {
+        self.list_at_most(usize::MAX, collection.to_owned(), Some(aid.clone()), until).await
+    }
+
+    async fn list_at_most(
+        &self,
+        limit: usize,
+        collection: String,
+        aid: Option<Aid>,
+        until: Instant,
+    ) -> Result<Vec<Lock>, LockError> {
+        let args = (collection, aid, limit);
+        let list = self.calls.run("list", until, args, |store, (collection, aid, limit), until| {
+            let of = aid.as_ref().map_or(Query::All, |aid| Query::Of(slice::from_ref(aid)));
+            store.locks(collection, of, *limit, until)
+        });
+        list.await
+    }
+
+    /// All live locks on these documents of a collection, by one read.
+    pub(crate) async fn locks_on(
+        &self,
+        collection: &str,
+        keys: Vec<LockKey>,
+        until: Instant,
+    ) -> Result<Vec<Lock>, LockError> {
+        if let Some(key) = keys.first() {
+            self.collections.ready(key, until).await?;
+        }
+        self.calls
+            .run(
+                "locks_on",
+                until,
+                (collection.to_owned(), keys),
+                |store, (collection, keys), until| {
+                    store.locks(collection, Query::On(keys), keys.len(), until)
+                },
+            )
+            .await
+    }
+
+    pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool, LockError> {
+        self.collections.ready(key, until).await?;
+        self.calls
+            .run("exists", until, key.clone(), |store, key, until| store.exists(key, until))
+            .await
+    }
+
+    /// # Errors
+    /// [`LockError::NotFound`], and those of the store.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.load", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
+    pub(crate) async fn load(
+        &self,
+        key: &LockKey,
+        until: Instant,
+    ) -> Result<StoredDocument, LockError> {
+        self.collections.ready(key, until).await?;
+        let loaded = self
+            .calls
+            .run("load", until, key.clone(), |store, key, until| store.load(key, until))
+            .await?;
+        loaded.ok_or_else(|| LockError::NotFound { key: key.clone() })
+    }
+
+    /// The lock of this session and, if `load`, its document. `None` if one read does not tell; then ask with
+    /// another verb.
+    ///
+    /// # Errors
+    /// Those of the store.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.confirm", skip_all,
+        fields(collection = key.collection(), outcome = tracing::field::Empty),
+    ))]
+    pub(crate) async fn confirm(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        load: bool,
+        until: Instant,
+    ) -> Result<Option<Confirmed>, LockError> {
+        self.collections.ready(key, until).await?;
+        let asked = clock::now();
+        let args = (key.clone(), aid.clone(), load);
+        let confirmed = self.calls.run("confirm", until, args, |store, (key, aid, load), until| {
+            store.confirm(key, aid, *load, until)
+        });
+        let confirmed = confirmed.await?;
+        observe::confirmed(confirmed.is_some());
+        if let Some(confirmed) = &confirmed {
+            self.seen.saw(&confirmed.lock, asked);
+        }
+        Ok(confirmed)
+    }
+
+    /// One operation in each registered collection, all at the same time.
+    pub(super) async fn in_each<T, F>(
+        &self,
+        operation: impl Fn(&'static str) -> F,
+    ) -> Result<Vec<T>, LockError>
+    where
+        F: Future<Output = Result<T, LockError>>,
+    {
+        all(self.collections.names().into_iter().map(operation)).await
+    }
+}
+
+/// The document as a Rust value, and as it was loaded.
+pub(crate) fn decode<T: Lockable>(
+    key: &LockKey,
+    document: StoredDocument,
+) -> Result<(T, Original), LockError> {
+    let value = document.decode().map_err(unfit(key))?;
+    let original = Original::new(document, &value).map_err(unfit(key))?;
+    Ok((value, original))
+}
+
+pub(super) fn unfit(key: &LockKey) -> impl Fn(BoxError) -> LockError {
+    |source| LockError::Document { key: key.clone(), source }
+}

@@ -1,0 +1,145 @@
+//! Saves documents under their locks.
+
+use std::{sync::Arc, time::Instant};
+
+#[cfg(feature = "_mongo")]
+use crate::store::{Forget, HeldLock};
+use crate::{
+    error::{LockError, StoreErrorKind},
+    key::Lockable,
+    lock::Mode,
+    manager::{calls::Calls, collections::Collections, observe, reads::unfit, seen::Seen},
+    store::{Acquisition, Edit, Original, Saved, StoredDocument},
+};
+
+/// Guarded writes.
+#[derive(Clone)]
+pub(crate) struct Saves {
+    pub(super) calls: Arc<Calls>,
+    pub(super) collections: Arc<Collections>,
+    pub(super) seen: Arc<Seen>,
+}
+
+impl Saves {
+    #[cfg(feature = "_mongo")]
+    pub(crate) fn held(&self, acquisition: Acquisition) -> HeldLock {
+        self.writes_under(&acquisition);
+        let (runtime, tasks) = self.calls.runner.parts();
+        let (seen, held) = (Arc::downgrade(&self.seen), acquisition.clone());
+        let forget = Forget(Arc::new(move || {
+            if let Some(seen) = seen.upgrade() {
+                seen.activity.gone(&held.aid, &held.key);
+            }
+        }));
+        let deadline = self.calls.deadline;
+        let declared = self.collections.declared(acquisition.key.collection());
+        HeldLock { acquisition, declared, deadline, runtime, tasks, forget }
+    }
+
+    /// A write under this lock may be under way from now on, even after its caller was told that the outcome
+    /// is unknown. The next re-entry therefore writes: it waits for that write, as a read would not, and the
+    /// document that it loads is the latest.
+    fn writes_under(&self, held: &Acquisition) {
+        self.seen.activity.gone(&held.aid, &held.key);
+    }
+
+    /// Writes the changes of the document under the lock. Returns the document as it was written.
+    ///
+    /// # Errors
+    /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::ChangedMeanwhile`],
+    /// [`LockError::Document`] and those of the store.
+    pub(crate) async fn save<T: Lockable>(
+        &self,
+        held: &Acquisition,
+        original: &Original,
+        document: &T,
+        until: Instant,
+    ) -> Result<Original, LockError> {
+        let changes = original.changes_to(document).map_err(unfit(&held.key))?;
+        self.write(held, changes.clone().into(), until).await?;
+        Ok(changes.into_original())
+    }
+
+    /// Writes the whole document under the lock. Returns the document as it was written.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    pub(crate) async fn replace<T: Lockable>(
+        &self,
+        held: &Acquisition,
+        original: &Original,
+        document: &T,
+        until: Instant,
+    ) -> Result<Original, LockError> {
+        let unfit = unfit(&held.key);
+        let new = original.replaced_by(document).map_err(&unfit)?;
+        self.write(held, new.clone().into(), until).await?;
+        Original::new(new, document).map_err(&unfit)
+    }
+
+    /// Inserts a document whose lock is held already. Returns the document as it was written.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save). [`LockError::Rejected`] if there is such a document already.
+    pub(crate) async fn create<T: Lockable>(
+        &self,
+        held: &Acquisition,
+        document: &T,
+        until: Instant,
+    ) -> Result<Original, LockError> {
+        let unfit = unfit(&held.key);
+        let new = StoredDocument::encode(self.calls.store.format(), document).map_err(&unfit)?;
+        let original = Original::new(new.clone(), document).map_err(&unfit)?;
+        original.replaced_by(document).map_err(&unfit)?;
+        self.write(held, Edit::Creation(new), until).await?;
+        Ok(original)
+    }
+
+    /// Deletes the document under its lock. The lock stays.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    pub(crate) async fn delete(&self, held: &Acquisition, until: Instant) -> Result<(), LockError> {
+        self.write(held, Edit::Deletion, until).await
+    }
+
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.save", skip_all,
+        fields(collection = held.key.collection(), outcome = tracing::field::Empty),
+    ))]
+    async fn write(&self, held: &Acquisition, edit: Edit, until: Instant) -> Result<(), LockError> {
+        let timer = observe::Timer::start(self.collections.label(&held.key), Mode::Exclusive);
+        self.writes_under(held);
+        let args = (held.clone(), edit);
+        let saved = self
+            .calls
+            .run("save", until, args, |store, (held, edit), until| store.save(held, edit, until));
+        let (saved, key) = (saved.await, held.key.clone());
+        if !matches!(saved, Ok(Saved::Saved)) {
+            // Another request may have entered meanwhile.
+            self.writes_under(held);
+        }
+        if let Ok(Saved::Lost) = saved {
+            self.seen.gone(held);
+            observe::lost(
+                &self.seen.losses,
+                self.collections.label(&held.key),
+                Some(held.token),
+                "unknown",
+                "save",
+            );
+        }
+        let saved = match saved {
+            Ok(Saved::Saved) => Ok(()),
+            Ok(Saved::Lost) => Err(LockError::Lost { key, holder: None }),
+            Ok(Saved::DocumentGone) => Err(LockError::NotFound { key }),
+            Ok(Saved::ChangedMeanwhile(field)) => Err(LockError::ChangedMeanwhile { key, field }),
+            Err(LockError::Store(source)) if source.kind() == StoreErrorKind::Rejected => {
+                Err(LockError::Rejected { key, source })
+            }
+            Err(error) => Err(error),
+        };
+        timer.saved(&saved);
+        saved
+    }
+}

@@ -1,0 +1,240 @@
+//! The sessions that hold locks: their activity, and their ends.
+
+use std::{
+    slice,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::oneshot::{self, Receiver};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use uuid::Uuid;
+
+use crate::{
+    clock,
+    ended::EndReason,
+    error::{LockError, StoreError},
+    key::LockKey,
+    lock::{Aid, Lock},
+    manager::{
+        announce::Announce, calls, calls::Calls, collections::Collections, observe, reads::Reads,
+        seen::Seen, watch::ends::Served,
+    },
+    random::{self, HashMap},
+    store::{Active, LastEnd, Named, NewsId, Query, Settled},
+};
+
+pub(super) mod pieces;
+mod renewals;
+
+use pieces::Paces;
+use renewals::Renewals;
+
+/// Renews and ends sessions.
+#[derive(Clone)]
+pub(crate) struct Sessions {
+    pub(super) calls: Arc<Calls>,
+    pub(super) collections: Arc<Collections>,
+    pub(super) seen: Arc<Seen>,
+    pub(super) reads: Reads,
+    pub(super) renewals: Arc<Renewals>,
+    pub(super) paces: Arc<Paces>,
+    pub(super) announce: Arc<Announce>,
+    pub(super) served: Arc<Served>,
+    pub(super) stop: CancellationToken,
+    pub(super) ttl: Duration,
+}
+
+impl Sessions {
+    /// Renews all locks of the session, and counts them.
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.renew", skip_all,
+        fields(outcome = tracing::field::Empty),
+    ))]
+    pub(crate) async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
+        let (until, aids) = (self.calls.until(), slice::from_ref(aid));
+        let active = [Active::whole(aid)];
+        let mut pieces = self.renew_in_pieces(self.collections.names(), &active, self.ttl, until);
+        let mut renewed = Ok(0);
+        while let Some(piece) = pieces.recv().await {
+            renewed = renewed.and_then(|documents| Ok(documents + piece.renewed?));
+        }
+        observe::renewed("session", &renewed);
+        self.look_for_losses(aids, until).await?;
+        renewed
+    }
+
+    /// Tells the watchers of these sessions which of the locks are gone.
+    pub(super) async fn look_for_losses(
+        &self,
+        aids: &[Aid],
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let is_watched = |aid: &&Aid| self.seen.watched.watches(aid);
+        let aids: Arc<[Aid]> = aids.iter().filter(is_watched).cloned().collect();
+        if aids.is_empty() {
+            return Ok(());
+        }
+        let asked = clock::now();
+        let lists = self.reads.in_each(|collection| {
+            let args = (collection, Arc::clone(&aids));
+            self.calls.run("list", until, args, |store, (collection, aids), until| {
+                store.locks(collection, Query::Of(aids), usize::MAX, until)
+            })
+        });
+        let mut held = HashMap::<Aid, Vec<Lock>>::default();
+        for lock in lists.await?.into_iter().flatten() {
+            held.entry(lock.aid.clone()).or_default().push(lock);
+        }
+        for aid in &*aids {
+            let locks = held.get(aid).map_or(&[][..], Vec::as_slice);
+            self.seen.watched.saw_all_of(aid, locks, asked);
+        }
+        Ok(())
+    }
+
+    /// Ends the sessions of which a session store tells.
+    pub(super) fn ends<E: Into<(String, &'static str)>>(
+        &self,
+    ) -> impl Fn(E) -> BoxFuture<'static, Result<(), LockError>> + Clone + Send + Sync + use<E>
+    {
+        let sessions = self.clone();
+        move |end| {
+            let (sessions, (aid, reason)) = (sessions.clone(), end.into());
+            Box::pin(async move {
+                if sessions.collections.names().is_empty() {
+                    // The server is just starting, and would not release the locks.
+                    return Err(LockError::Misconfigured("no type is registered yet".to_owned()));
+                }
+                sessions.end(&Aid::from(aid), EndReason::from_name(reason)).await.map(drop)
+            })
+        }
+    }
+
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.end_session", skip_all,
+        fields(outcome = tracing::field::Empty),
+    ))]
+    pub(super) async fn end(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+    ) -> Result<Vec<LockKey>, LockError> {
+        // Each operation has a name of its own: two operations of one server are as independent as those
+        // of two servers.
+        let worker = random::uuid();
+        let (asked, until) = (clock::now(), self.calls.until());
+        let (answer, ended) = oneshot::channel();
+        let (sessions, aid_of) = (self.clone(), aid.clone());
+        let end = async move {
+            let end_in = async |names: &[&str]| {
+                let store = &sessions.calls.store;
+                let end = |until| store.end_session(&aid_of, reason, names, worker, until);
+                calls::retry(until, calls::FOREGROUND, end).await
+            };
+            let names = sessions.collections.names();
+            let mut ended = end_in(&names).await;
+            // After the tombstone: whoever takes a lock in a collection that is new by then, meets the tombstone.
+            let all = sessions.collections.all_collections(Duration::ZERO, until).await;
+            if ended.is_ok() && all != names {
+                ended = end_in(&all).await;
+            }
+            let is_ended = ended.is_ok();
+            let _ = answer.send(ended);
+            if is_ended {
+                sessions.allow_announcement(&aid_of, worker).await;
+            }
+        };
+        // The end goes on without its caller, and the caller does not wait for all of it.
+        drop(self.calls.runner.spawn(&TaskTracker::new(), end));
+        let ended = calls::answer("end_session", until, ended).await?;
+        observe::session_ended(reason);
+        self.seen.gone_all_of(aid, &ended, asked);
+        self.served.ended(aid);
+        Ok(ended)
+    }
+
+    /// Leaves the end to the listeners.
+    async fn allow_announcement(&self, aid: &Aid, worker: Uuid) {
+        let (store, ended) = (&self.calls.store, [NewsId::Ended(aid.clone(), None)]);
+        let allowed = calls::retry(self.calls.until(), calls::BACKGROUND, |until| {
+            store.settle_news(&ended, worker, Settled::Ready, until)
+        });
+        if let Err(e) = allowed.await {
+            log::warn!(
+                target: "actix_doclock::manager",
+                "the end of a session is left to the reaper: {e}",
+            );
+        }
+        self.announce.notify();
+    }
+
+    /// Ends a session without making the caller wait.
+    pub(crate) fn end_in_background(&self, aid: Aid) {
+        let sessions = self.clone();
+        self.calls.runner.spawn(&TaskTracker::new(), async move {
+            if let Err(e) = sessions.end(&aid, EndReason::LoggedOut).await {
+                log::error!(
+                    target: "actix_doclock::manager",
+                    "the locks of the ended session {aid:?} were not released, and remain until they \
+                     expire: {e}",
+                );
+            }
+        });
+    }
+
+    /// Releases all locks of the session, and returns the documents.
+    pub(crate) async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+        let until = self.calls.until();
+        let asked = clock::now();
+        self.collections.all_collections(Duration::ZERO, until).await;
+        let released = self.reads.in_each(|collection| {
+            let args = (collection, aid.clone());
+            self.calls.run("release_all", until, args, |store, (collection, aid), until| {
+                store.release_all(collection, aid, until)
+            })
+        });
+        let released: Vec<_> = released.await?.into_iter().flatten().collect();
+        self.seen.gone_all_of(aid, &released, asked);
+        Ok(released)
+    }
+
+    pub(super) async fn last_end(
+        &self,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Option<LastEnd>, LockError> {
+        let ends = self.calls.run("last_ends", until, aid.clone(), |store, aid, until| {
+            store.last_ends(slice::from_ref(aid), until)
+        });
+        Ok(ends.await?.pop().flatten())
+    }
+
+    /// How long ago the session ended, if it has ended.
+    pub(crate) async fn session_ended(
+        &self,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Option<Duration>, LockError> {
+        let end = self.last_end(aid, until).await?;
+        Ok(end.filter(|end| end.for_good).map(|end| end.ago))
+    }
+
+    /// Renews the locks of an active session, of its tabs only those that are named, at most once in a third of the
+    /// ttl, and without making the caller wait. Returns the end of the renewal if one is due.
+    pub(crate) fn touch(&self, aid: &Aid, named: &[Named]) -> Option<Receiver<()>> {
+        let is_due = self.seen.activity.is_due(aid, named, self.ttl / 3);
+        is_due.then(|| self.renew_soon(aid.clone(), named.to_vec()))
+    }
+
+    /// The session middleware of a request did not reach its store.
+    pub(crate) fn failed(&self, error: &StoreError) {
+        observe::failed("session", error);
+    }
+
+    /// A new session holds no locks, so none are due for renewal.
+    pub(crate) fn session_begins(&self, aid: &Aid) {
+        self.seen.activity.session_begins(aid, self.ttl / 3);
+    }
+}

@@ -1,0 +1,480 @@
+//! Drives the [machine](super::machine): asks the store, sleeps, and hands locks over.
+
+use std::{
+    future::{Future, pending, poll_fn},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{
+        Semaphore,
+        oneshot::{self, Receiver, Sender},
+    },
+    time::{sleep, sleep_until, timeout_at},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    clock,
+    error::{LockError, StoreError, StoreErrorKind},
+    key::LockKey,
+    lock::{Aid, Lock, Mode},
+    manager::{
+        calls::{self, Calls},
+        claim::{Acquired, Wait, Wanted},
+        collections::Collections,
+        freezes::Freezes,
+        rhythm::jittered,
+        wait::machine::{Circle, End, Limits, Machine, Step},
+    },
+    store::Acquisition,
+};
+
+mod fair;
+
+use fair::{Commands, Places};
+pub(in crate::manager) use fair::{InTurn, Together};
+
+/// How many waiters of a server ask the store at the same time: more than the commands that claims share can
+/// carry. If a crowd asked at once, most claims would wait for a connection until their deadline, and be
+/// repeated. Without answers, as many more ask after each [`PATIENCE`].
+const ASK_AT_ONCE: usize = 256;
+/// After this time an attempt no longer keeps other waiters from asking: its document may be stuck.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// After this time a waiter asks again if the store did not answer, a quarter more or less.
+const OUTAGE_PAUSE: Duration = Duration::from_millis(500);
+
+/// What waiting needs of the manager.
+pub(in crate::manager) trait Needs: Sync {
+    /// Claims the lock. `scope` also tracks the cleanup of an unwanted grant.
+    fn claim(
+        &self,
+        wanted: &Wanted,
+        in_turn: Option<InTurn>,
+        scope: &TaskTracker,
+        until: Instant,
+    ) -> impl Future<Output = Result<Acquired, LockError>> + Send;
+
+    /// The live lock on this document. Of several readers: the lock of `aid`, or else the one that expires last.
+    fn look(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        until: Instant,
+    ) -> impl Future<Output = Result<Option<Lock>, LockError>> + Send;
+
+    /// Makes sure that the machine is told of all locks that end. Returns the pause until the next attempt if the store
+    /// does not report them at once.
+    fn watch(&self, collection: &'static str) -> Option<Duration>;
+}
+
+/// The queues of this process, and what it takes to serve them.
+pub(in crate::manager) struct Queues {
+    machine: Mutex<Machine<Gift>>,
+    /// For the waiters that ask the store.
+    asking: Arc<Semaphore>,
+    /// Ends all waits.
+    stop: CancellationToken,
+    pub(super) places: Places,
+    pub(super) calls: Arc<Calls>,
+    collections: Arc<Collections>,
+    freezes: Arc<Freezes>,
+}
+
+/// How to hand the lock over to a waiter. If this is dropped without a gift, the waiter asks the store.
+#[derive(Debug)]
+pub(in crate::manager) struct Gift {
+    pub(in crate::manager) scope: TaskTracker,
+    sender: Sender<Acquired>,
+}
+
+impl Gift {
+    /// If the waiter has left in the meantime, the lock is given back.
+    pub(in crate::manager) fn give(self, acquired: Acquired) {
+        drop(self.sender.send(acquired));
+    }
+}
+
+/// The waiter to hand a lock over to.
+#[derive(Debug)]
+pub(in crate::manager) struct Heir {
+    pub(in crate::manager) wanted: Wanted,
+    pub(in crate::manager) gift: Gift,
+    /// In a fair collection.
+    pub(in crate::manager) in_turn: Option<InTurn>,
+}
+
+impl Queues {
+    pub(in crate::manager) fn new(
+        limits: Limits,
+        calls: Arc<Calls>,
+        collections: Arc<Collections>,
+        freezes: Arc<Freezes>,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            machine: Mutex::new(Machine::new(limits)),
+            asking: Arc::new(Semaphore::new(ASK_AT_ONCE)),
+            stop,
+            places: Places::new(),
+            calls,
+            collections,
+            freezes,
+        }
+    }
+
+    pub(in crate::manager) fn machine(&self) -> MutexGuard<'_, Machine<Gift>> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all waits, from now on.
+    pub(in crate::manager) fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Calls the first waiter of every document of the collection.
+    pub(in crate::manager) fn call_all(&self, collection: &str) {
+        let mut last = None;
+        loop {
+            last = self.machine().call_some(collection, last);
+            if last.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// The waiter to hand this lock over to, instead of releasing it.
+    pub(in crate::manager) fn heir(&self, released: &Acquisition) -> Option<Heir> {
+        let order = self.places.together_at_once(&released.key).ok()?;
+        let (wanted, gift, turn) = self.machine().heir(released, clock::now())?;
+        let in_turn = turn.zip(order).map(|(turn, order)| self.places.in_turn(turn, order));
+        Some(Heir { wanted, gift, in_turn })
+    }
+
+    /// The deadline of an operation that begins now, for a caller that gives up at `give_up`.
+    pub(super) fn until(&self, give_up: Option<Instant>) -> Instant {
+        let until = self.calls.until();
+        let latest = give_up.and_then(|at| at.checked_add(self.calls.deadline));
+        latest.map_or(until, |latest| latest.min(until))
+    }
+
+    /// Takes the lock, and waits for it if necessary. `owner` is the waiter that a search for circles sees: the
+    /// session itself, or the job that the guard belongs to.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, it leaves the queue and gives a fresh grant back.
+    pub(in crate::manager) async fn acquire<M: Needs>(
+        self: &Arc<Self>,
+        manager: &M,
+        wanted: &Wanted,
+        owner: &Aid,
+        wait: Wait,
+        scope: &TaskTracker,
+    ) -> Result<Acquired, LockError> {
+        // During a shutdown, the first caller for a document still makes one attempt.
+        let is_stopping = self.stop.is_cancelled();
+        let freeze_begins = self.freezes.begins(wanted.key.collection());
+        tokio::select! {
+            biased;
+            acquired = self.acquire_in_turn(manager, wanted, owner, wait, scope) => acquired,
+            () = self.stop.cancelled(), if !is_stopping => Err(LockError::ShutDown),
+            // The last attempt is refused, unless the session got the lock at this moment.
+            () = freeze_begins => manager.claim(wanted, None, scope, self.until(None)).await,
+        }
+    }
+
+    async fn acquire_in_turn<M: Needs>(
+        self: &Arc<Self>,
+        manager: &M,
+        wanted: &Wanted,
+        owner: &Aid,
+        wait: Wait,
+        scope: &TaskTracker,
+    ) -> Result<Acquired, LockError> {
+        let key = &wanted.key;
+        let (collection, registered) = self.collections.ready(key, self.until(None)).await?;
+        let is_fair = registered.rules.fair;
+        // A time that is too long for the clock counts as no limit. During a shutdown, nobody waits for long.
+        let give_up = wait.0.and_then(|time| clock::now().checked_add(time));
+        let stops = self.stop.is_cancelled().then(|| self.until(None));
+        let give_up = give_up.into_iter().chain(stops).min();
+        // A session that already holds the lock must not queue behind those that wait for its release.
+        // The session of a guard is new and holds nothing.
+        let may_hold = wanted.aid == *owner;
+        if may_hold
+            && self.machine().has_waiters(key)
+            && holds(manager, key, owner, self.until(give_up)).await?
+        {
+            return manager.claim(wanted, None, scope, self.until(give_up)).await;
+        }
+        let commands = is_fair.then(|| self.places.of(key));
+        let (sender, gift) = oneshot::channel();
+        let heir = Gift { scope: scope.clone(), sender };
+        let number = self.machine().join(wanted, owner, heir, is_fair, clock::now())?;
+        let gift = Some(gift);
+        let driver = Driver {
+            queues: self,
+            manager,
+            wanted,
+            scope,
+            collection,
+            may_hold,
+            give_up,
+            number,
+            commands,
+            gift,
+            end: End::Gone,
+        };
+        driver.run().await
+    }
+}
+
+/// Drives one waiter. If it is dropped, the waiter leaves.
+pub(super) struct Driver<'a, M> {
+    pub(super) queues: &'a Arc<Queues>,
+    manager: &'a M,
+    pub(super) wanted: &'a Wanted,
+    scope: &'a TaskTracker,
+    collection: &'static str,
+    /// It is a session, which may hold the lock already.
+    may_hold: bool,
+    give_up: Option<Instant>,
+    pub(super) number: u64,
+    /// In a fair collection.
+    commands: Option<Arc<Commands>>,
+    gift: Option<Receiver<Acquired>>,
+    end: End,
+}
+
+impl<M> Drop for Driver<'_, M> {
+    fn drop(&mut self) {
+        let end = std::mem::replace(&mut self.end, End::Gone);
+        let key = &self.wanted.key;
+        let is_stale = self.queues.machine().leaves(self.number, end, clock::now());
+        if is_stale {
+            self.queues.refresh_place(key);
+        }
+    }
+}
+
+impl<M: Needs> Driver<'_, M> {
+    async fn run(mut self) -> Result<Acquired, LockError> {
+        let acquired = self.wait().await?;
+        if !matches!(acquired, Acquired::Held(_)) {
+            // The waiters behind this one wait for its lock from now on.
+            self.end = End::Granted(acquired.lock().clone());
+        }
+        Ok(acquired)
+    }
+
+    async fn wait(&mut self) -> Result<Acquired, LockError> {
+        loop {
+            let step = self.queues.machine().next(self.number, clock::now());
+            let acquired = match step {
+                Step::Ask => self.ask_soon(false).await?,
+                Step::Draw => self.ask_soon(true).await?,
+                Step::Sleep { is_first, until } => self.sleep(is_first, until).await?,
+                Step::Renew => {
+                    self.queues.refresh_place(&self.wanted.key);
+                    None
+                }
+                Step::Refuse(circle) => {
+                    if let Err(e) = self.refuse(&circle).await {
+                        self.sit_out(e).await?;
+                    }
+                    None
+                }
+            };
+            if let Some(acquired) = acquired {
+                return Ok(acquired);
+            }
+            if self.give_up.is_some_and(|at| at <= clock::now()) {
+                self.end = End::TimeOver;
+                return self.last_answer().await;
+            }
+        }
+    }
+
+    /// Returns the lock if it is handed over.
+    async fn sleep(
+        &mut self,
+        is_first: bool,
+        until: Option<Instant>,
+    ) -> Result<Option<Acquired>, LockError> {
+        if self.queues.stop.is_cancelled() {
+            return Err(LockError::ShutDown);
+        }
+        let poll = is_first.then(|| self.manager.watch(self.collection)).flatten();
+        let poll_at = poll.map(|pause| clock::now() + pause);
+        let (queues, number) = (self.queues, self.number);
+        let woken = poll_fn(|context| {
+            let is_woken = queues.machine().is_woken(number, context.waker());
+            if is_woken { Poll::Ready(()) } else { Poll::Pending }
+        });
+        let gift = async {
+            match &mut self.gift {
+                Some(gift) => gift.await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            gift = gift => {
+                self.gift = None;
+                if gift.is_err() {
+                    queues.machine().failed(number);
+                }
+                return Ok(gift.ok());
+            }
+            () = woken => {}
+            () = at([until, poll_at, self.give_up].into_iter().flatten().min()) => {
+                if poll_at.is_some_and(|at| at <= clock::now()) {
+                    queues.machine().call(number);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks the store. Few waiters ask at the same time.
+    async fn ask_soon(&self, draws: bool) -> Result<Option<Acquired>, LockError> {
+        let permit = Arc::clone(&self.queues.asking).acquire_owned();
+        let Some(permit) = self.in_time(permit).await else { return Ok(None) };
+        // On the heap, so that a crowd of waiters is small while it does not ask.
+        let ask = Box::pin(async {
+            match &self.commands {
+                None => self.ask(None).await,
+                Some(commands) if draws => self.draw(commands).await,
+                Some(commands) => self.ask_in_turn(commands).await,
+            }
+        });
+        let key = &self.wanted.key;
+        match calls::with_permit(permit.ok(), PATIENCE, ask).await {
+            Ok(None) if self.may_hold && self.wanted.mode == Mode::Exclusive => {
+                // A reader that wants to write while other readers hold the lock does not wait: two such
+                // readers would wait for each other forever.
+                let holder = self.queues.machine().holder(key);
+                let holder = holder.filter(|lock| lock.mode == Mode::Shared);
+                let is_upgrade = holder.is_some()
+                    && holds(self.manager, key, &self.wanted.aid, self.until()).await?;
+                Ok(holder.filter(|_| is_upgrade).map(Acquired::Held))
+            }
+            Err(e) => {
+                self.sit_out(e).await?;
+                self.queues.machine().failed(self.number);
+                Ok(None)
+            }
+            answer => answer,
+        }
+    }
+
+    /// One attempt. `None` if the lock has another holder, or if another waiter comes first.
+    pub(super) async fn ask(&self, in_turn: Option<InTurn>) -> Result<Option<Acquired>, LockError> {
+        let (key, has_turn) = (&self.wanted.key, in_turn.is_some());
+        match self.manager.claim(self.wanted, in_turn, self.scope, self.until()).await {
+            Ok(Acquired::Held(lock)) => {
+                self.queues.machine().refused(self.number, &lock)?;
+                Ok(None)
+            }
+            Ok(granted) => Ok(Some(granted)),
+            Err(e) => {
+                // The claim is being given back, but it may have removed this waiter from the place.
+                if has_turn {
+                    self.queues.refresh_place(key);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Pauses if this is an outage that the wait may outlast. Otherwise the outage is the answer.
+    async fn sit_out(&self, error: LockError) -> Result<(), LockError> {
+        let (key, pause) = (&self.wanted.key, jittered(OUTAGE_PAUSE));
+        let is_over = self.give_up.is_some_and(|at| at <= clock::now() + pause);
+        let is_refused = || self.queues.machine().count(self.number).is_err();
+        if !is_outage(&error) || is_over || is_refused() {
+            return Err(error);
+        }
+        log::warn!(
+            target: "actix_doclock::manager",
+            "still waiting for {key:?} although the store does not answer: {error}",
+        );
+        if self.queues.stop.is_cancelled() {
+            return Err(LockError::ShutDown);
+        }
+        sleep(pause).await;
+        Ok(())
+    }
+
+    /// Refuses this waiter, unless a holder in its circle, which was seen perhaps a while ago, is gone.
+    async fn refuse(&self, circle: &Circle) -> Result<(), LockError> {
+        for (key, aid) in circle {
+            if !holds(self.manager, key, aid, self.until()).await? {
+                self.queues.machine().freed(key);
+                self.queues.machine().goes_on(self.number);
+                return Ok(());
+            }
+        }
+        let key = &self.wanted.key;
+        let holder = self.manager.look(key, &self.wanted.aid, self.until()).await?;
+        Err(LockError::WouldDeadlock { key: key.clone(), holder: holder.map(Box::new) })
+    }
+
+    /// The time is over: answers with the known holder. If no holder is known, makes a last attempt.
+    async fn last_answer(&self) -> Result<Acquired, LockError> {
+        if let Some(lock) = self.queues.machine().holder(&self.wanted.key) {
+            return Ok(Acquired::Held(lock));
+        }
+        self.queues.machine().asks(self.number);
+        let until = self.until();
+        let permit = Arc::clone(&self.queues.asking).acquire_owned();
+        // The rest of the time is for the attempt.
+        let soon = until.min(clock::now() + self.queues.calls.deadline / 2);
+        let permit = timeout_at(soon.into(), permit).await.map_err(|_| {
+            let why = "acquire: too many waiters ask, and this one had no turn; try again later";
+            StoreError::new(StoreErrorKind::Overloaded, why)
+        })?;
+        // On the heap, for the same reason as above.
+        let ask = Box::pin(self.manager.claim(self.wanted, None, self.scope, until));
+        calls::with_permit(permit.ok(), PATIENCE, ask).await
+    }
+
+    pub(super) fn until(&self) -> Instant {
+        self.queues.until(self.give_up)
+    }
+
+    /// `None` if the caller gives up before that.
+    pub(super) async fn in_time<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = future => Some(done),
+            () = at(self.give_up) => None,
+        }
+    }
+}
+
+async fn holds<M: Needs>(
+    manager: &M,
+    key: &LockKey,
+    aid: &Aid,
+    until: Instant,
+) -> Result<bool, LockError> {
+    Ok(manager.look(key, aid, until).await?.is_some_and(|lock| lock.aid == *aid))
+}
+
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment.into()).await,
+        None => pending().await,
+    }
+}
+
+/// True if a wait may outlast this error.
+pub(in crate::manager) fn is_outage(error: &LockError) -> bool {
+    let lasts = |e: &StoreError| {
+        matches!(e.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Overloaded)
+    };
+    matches!(error, LockError::Store(e) if lasts(e))
+}

@@ -1,0 +1,310 @@
+//! Waiting in a fair collection: one order for the waiters of all servers.
+//!
+//! Each waiter has a ticket, and the waiter with the lowest ticket of all servers is next. The store draws the
+//! tickets. It keeps one *place* for each server, however long the queue is: the tickets of its first waiter, of
+//! its first writer and of its last waiter. Waiters that arrive while a command is under way share the next
+//! ticket, so nobody has a lower ticket than an earlier arrival.
+//!
+//! The first waiter of a server makes an attempt before it draws: nearly always the lock is free. A claim with a
+//! turn, and a handover, writes the place as it is without its waiter. If the place is out of date because another
+//! waiter has left, a command of its own sets it. The first waiter also renews it once a second; a place that is
+//! not renewed expires.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, TryLockError};
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::{
+    error::LockError,
+    key::LockKey,
+    manager::{
+        calls,
+        claim::Acquired,
+        wait::{
+            driver::{Driver, Needs, Queues},
+            machine::{Machine, Queue, Tickets, Turn},
+        },
+    },
+    random::{self, HashMap},
+    store::{self, Place, Ticket, Waiters},
+};
+
+/// How long the place of a server outlives the server.
+const LEASE: Duration = Duration::from_secs(5);
+
+fn tickets(place: Option<&Place>) -> Tickets {
+    place.map(|place| (place.first, place.writer, place.aid.clone()))
+}
+
+impl<H> Machine<H> {
+    pub(in crate::manager::wait) fn tickets(&self, queue: &Queue) -> Tickets {
+        tickets(self.place(queue, None, None).as_ref())
+    }
+
+    /// The place of this server, without one of the waiters. A waiter without a ticket counts as one with the
+    /// ticket `new`.
+    fn place(&self, queue: &Queue, without: Option<u64>, new: Option<Ticket>) -> Option<Place> {
+        let stays = |number: &&u64| Some(**number) != without;
+        let ticket = |number| self.waiters.get(number)?.ticket.or(new);
+        let first = queue.waiting.iter().find(stays)?;
+        let wanted = &self.waiters.get(first)?.wanted;
+        Some(Place {
+            first: ticket(first)?,
+            writer: queue.writers.iter().find(stays).and_then(ticket),
+            last: new.or(queue.last_ticket)?,
+            aid: wanted.aid.clone(),
+            holder: wanted.holder.clone(),
+            mode: wanted.mode,
+        })
+    }
+
+    /// If the waiter has a ticket, and no waiter of this server is in its way.
+    pub(in crate::manager::wait) fn turn(&mut self, number: u64) -> Option<Turn> {
+        let waiter = self.waiters.get(&number)?;
+        let queue = self.queues.get(&waiter.wanted.key)?;
+        let ticket = waiter.ticket.filter(|_| queue.is_next(number));
+        let place = self.place(queue, Some(number), None);
+        self.waiters.get_mut(&number)?.leaves = ticket.map(|_| tickets(place.as_ref()));
+        Some((ticket?, place))
+    }
+
+    fn has_ticket(&self, number: u64) -> bool {
+        self.waiters.get(&number).is_none_or(|waiter| waiter.ticket.is_some())
+    }
+
+    /// If this waiter is the first, its claim is sent now.
+    fn asks_if_first(&mut self, key: &LockKey, number: u64) -> bool {
+        let is_first = self.first(key) == Some(number);
+        if is_first {
+            self.asks(number);
+        }
+        is_first
+    }
+
+    /// The place of this server as it should be, with [`Ticket::NEW`] for waiters without a ticket, and the number
+    /// of the last waiter.
+    pub(in crate::manager::wait) fn place_to_set(&self, key: &LockKey) -> (Option<Place>, u64) {
+        let Some(queue) = self.queues.get(key) else { return (None, 0) };
+        let last = queue.waiting.last().copied().unwrap_or(0);
+        let new = (!self.has_ticket(last)).then_some(Ticket::NEW);
+        (self.place(queue, None, new), last)
+    }
+
+    /// The store has this place now. `drawn` is the ticket of all waiters up to this number that have none. Returns
+    /// whether the place is still what it should be.
+    pub(in crate::manager::wait) fn was_set(
+        &mut self,
+        key: &LockKey,
+        (place, up_to): (Option<Place>, u64),
+        drawn: Option<Ticket>,
+    ) -> bool {
+        let set = tickets(place.map(|it| it.with(drawn.unwrap_or(Ticket::NEW))).as_ref());
+        let Some(queue) = self.queues.get_mut(key) else { return set.is_none() };
+        if drawn.is_some() {
+            queue.last_ticket = queue.last_ticket.max(drawn);
+            for number in queue.waiting.range(..=up_to).rev() {
+                match self.waiters.get_mut(number) {
+                    Some(waiter) if waiter.ticket.is_none() => waiter.ticket = drawn,
+                    _ => break,
+                }
+            }
+            // Nobody holds the lock, and no news will come.
+            if queue.holder.as_ref().is_none_or(|holder| holder.token.is_none()) {
+                self.call_first(key);
+            }
+        }
+        set == self.queues.get(key).and_then(|queue| self.tickets(queue))
+    }
+}
+
+/// The documents of fair collections that have waiters, or had waiters a moment ago.
+type Documents = Arc<Mutex<HashMap<LockKey, Weak<Commands>>>>;
+
+/// The places of this server in the queues of the store.
+#[derive(Debug)]
+pub(in crate::manager::wait) struct Places {
+    server: Uuid,
+    documents: Documents,
+}
+
+/// The commands that change the place on one document. It lives until the last of these commands has ended, which
+/// may be after the last waiter has left.
+#[derive(Debug)]
+pub(in crate::manager::wait) struct Commands {
+    key: LockKey,
+    documents: Documents,
+    /// Claims and handovers go together. Each writes all waiters of this server but its own, so that of two, the
+    /// later one may bring back a waiter that has left. A command that sets the place goes alone. Otherwise a claim
+    /// could remove a waiter that it does not know.
+    order: Arc<RwLock<()>>,
+    /// The place in the store is not what it should be. A task is about to set it.
+    is_stale: AtomicBool,
+}
+
+/// A command that takes the turn of a waiter.
+#[derive(Debug)]
+pub(in crate::manager) struct InTurn {
+    pub(in crate::manager) turn: store::Turn,
+    pub(in crate::manager) order: Together,
+}
+
+/// Until this is dropped, no command sets the place.
+#[derive(Debug)]
+pub(in crate::manager) struct Together {
+    _order: OwnedRwLockReadGuard<()>,
+    _commands: Arc<Commands>,
+}
+
+type Alone = OwnedRwLockWriteGuard<()>;
+
+impl Drop for Commands {
+    fn drop(&mut self) {
+        let mut documents = self.documents.lock().unwrap_or_else(PoisonError::into_inner);
+        if documents.get(&self.key).is_some_and(|it| it.strong_count() == 0) {
+            documents.remove(&self.key);
+        }
+    }
+}
+
+impl Places {
+    pub(in crate::manager::wait) fn new() -> Self {
+        Self { server: random::uuid(), documents: Documents::default() }
+    }
+
+    /// `None` also if the collection is not fair.
+    fn known(&self, key: &LockKey) -> Option<Arc<Commands>> {
+        self.documents.lock().unwrap_or_else(PoisonError::into_inner).get(key)?.upgrade()
+    }
+
+    pub(in crate::manager::wait) fn of(&self, key: &LockKey) -> Arc<Commands> {
+        let mut documents = self.documents.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(commands) = documents.get(key).and_then(Weak::upgrade) {
+            return commands;
+        }
+        let commands = Arc::new(Commands {
+            key: key.clone(),
+            documents: Arc::clone(&self.documents),
+            order: Arc::default(),
+            is_stale: AtomicBool::new(false),
+        });
+        documents.insert(key.clone(), Arc::downgrade(&commands));
+        commands
+    }
+
+    /// For a handover. `Err` if a command that has to go alone is in the way, `None` if the collection is not fair.
+    pub(in crate::manager::wait) fn together_at_once(
+        &self,
+        key: &LockKey,
+    ) -> Result<Option<Together>, TryLockError> {
+        let Some(commands) = self.known(key) else { return Ok(None) };
+        let _order = Arc::clone(&commands.order).try_read_owned()?;
+        Ok(Some(Together { _order, _commands: commands }))
+    }
+
+    pub(in crate::manager::wait) fn in_turn(
+        &self,
+        (ticket, place): Turn,
+        order: Together,
+    ) -> InTurn {
+        InTurn { turn: store::Turn { ticket, others: self.waiters(place) }, order }
+    }
+
+    fn waiters(&self, place: Option<Place>) -> Waiters {
+        Waiters { server: self.server, place, lease: LEASE }
+    }
+}
+
+impl Queues {
+    /// Has the place of this server set in the background, if the collection is fair: to renew the place, or
+    /// because it is out of date, and would keep others waiting until it expires.
+    pub(in crate::manager) fn refresh_place(self: &Arc<Self>, key: &LockKey) {
+        let Some(commands) = self.places.known(key) else { return };
+        if commands.is_stale.swap(true, Relaxed) {
+            return;
+        }
+        let queues = Arc::clone(self);
+        self.calls.runner.spawn(&TaskTracker::new(), async move {
+            let alone = Arc::clone(&commands.order).write_owned().await;
+            // Perhaps another command has done this already.
+            if commands.is_stale.load(Relaxed)
+                && let Err(e) = queues.set_place(&commands, alone, queues.until(None)).await
+            {
+                log::debug!(
+                    target: "actix_doclock::manager",
+                    "the place for {:?} stays as it is until it expires: {e}", commands.key,
+                );
+            }
+        });
+    }
+
+    /// Tells the store which waiters of this server have a ticket, and draws one for those that have none.
+    async fn set_place(
+        self: &Arc<Self>,
+        commands: &Arc<Commands>,
+        alone: Alone,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let (queues, commands) = (Arc::clone(self), Arc::clone(commands));
+        let set = async move {
+            commands.is_stale.store(false, Relaxed);
+            let (key, store) = (&commands.key, &queues.calls.store);
+            let (place, up_to) = queues.machine().place_to_set(key);
+            let waiters = queues.places.waiters(place);
+            let drawn = calls::retry(until, calls::FOREGROUND, |until| {
+                store.set_place(key, &waiters, until)
+            })
+            .await?;
+            if !queues.machine().was_set(key, (waiters.place, up_to), drawn) {
+                queues.refresh_place(key);
+            }
+            Ok(())
+        };
+        // A command that comes late is corrected by the next one.
+        let set = calls::with_permit(Some(alone), self.calls.deadline, set);
+        let set = self.calls.runner.spawn(&TaskTracker::new(), set);
+        Ok(calls::answer("set_place", until, set).await?)
+    }
+}
+
+impl<M: Needs> Driver<'_, M> {
+    /// One attempt of a waiter that has a ticket. `None` if the lock was not granted.
+    pub(in crate::manager::wait) async fn ask_in_turn(
+        &self,
+        commands: &Arc<Commands>,
+    ) -> Result<Option<Acquired>, LockError> {
+        let order = Arc::clone(&commands.order).read_owned();
+        let Some(_order) = self.in_time(order).await else { return Ok(None) };
+        let order = Together { _order, _commands: Arc::clone(commands) };
+        // A waiter that asks out of turn, because its session has the lock, asks as a newcomer.
+        let turn = self.queues.machine().turn(self.number);
+        self.ask(turn.map(|turn| self.queues.places.in_turn(turn, order))).await
+    }
+
+    /// Draws a ticket, which all waiters that have arrived in the meantime share. The first waiter of this server makes
+    /// an attempt before that.
+    pub(in crate::manager::wait) async fn draw(
+        &self,
+        commands: &Arc<Commands>,
+    ) -> Result<Option<Acquired>, LockError> {
+        let alone = Arc::clone(&commands.order).write_owned();
+        let Some(alone) = self.in_time(alone).await else { return Ok(None) };
+        if self.queues.machine().has_ticket(self.number) {
+            // Drawn by the command of another waiter.
+            return Ok(None);
+        }
+        let is_first = self.queues.machine().asks_if_first(&self.wanted.key, self.number);
+        if is_first && let Some(granted) = self.ask(None).await? {
+            return Ok(Some(granted));
+        }
+        self.queues.set_place(commands, alone, self.until()).await?;
+        Ok(None)
+    }
+}

@@ -1,0 +1,288 @@
+//! Noticing that a lock is gone.
+
+use std::{
+    future::poll_fn,
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::watch,
+    time::{sleep_until, timeout_at},
+};
+
+use crate::{
+    clock,
+    key::LockKey,
+    lock::{Aid, Lock, LockToken, Mode},
+    manager::LockManager,
+    random::HashMap,
+    store::Acquisition,
+};
+
+/// How long before the deadline the server is asked, at most: another server may have renewed the lock.
+const ASK_BEFORE: Duration = Duration::from_secs(5);
+
+/// The watched locks, and the latest news of them from the operations of this process.
+#[derive(Debug, Clone, Default)]
+pub(in crate::manager) struct Watched {
+    locks: Arc<Mutex<Locks>>,
+}
+
+/// Indexed by acquisition, by document and by session: each answer of the store is about one of these. So
+/// an answer costs the same however many locks are watched.
+#[derive(Debug, Default)]
+struct Locks {
+    of: HashMap<LockToken, Entry>,
+    by_key: HashMap<LockKey, Vec<LockToken>>,
+    by_aid: HashMap<Aid, Vec<LockToken>>,
+}
+
+impl Locks {
+    fn watch(&mut self, lock: &Lock, token: LockToken) -> &mut Entry {
+        if !self.of.contains_key(&token) {
+            self.by_key.entry(lock.key.clone()).or_default().push(token);
+            self.by_aid.entry(lock.aid.clone()).or_default().push(token);
+        }
+        let live = Belief::Live { until: lock.expires_at, known: clock::now() };
+        self.of.entry(token).or_insert_with(|| Entry {
+            key: lock.key.clone(),
+            aid: lock.aid.clone(),
+            mode: lock.mode,
+            news: watch::Sender::new(live),
+            watchers: 0,
+        })
+    }
+
+    fn forget(&mut self, token: LockToken) {
+        let Some(Entry { key, aid, .. }) = self.of.remove(&token) else { return };
+        remove(&mut self.by_key, &key, token);
+        remove(&mut self.by_aid, &aid, token);
+    }
+}
+
+fn remove<K: Eq + Hash>(index: &mut HashMap<K, Vec<LockToken>>, of: &K, token: LockToken) {
+    if let Some(tokens) = index.get_mut(of) {
+        tokens.retain(|other| *other != token);
+        if tokens.is_empty() {
+            index.remove(of);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: LockKey,
+    aid: Aid,
+    mode: Mode,
+    news: watch::Sender<Belief>,
+    watchers: usize,
+}
+
+/// What this process believes about a lock.
+#[derive(Debug, Clone, Copy)]
+enum Belief {
+    /// Live until `until`, according to an answer of the moment `known`.
+    Live {
+        until: Instant,
+        known: Instant,
+    },
+    Gone,
+}
+
+/// One watcher of a lock. Dropping it ends the watch.
+#[derive(Debug)]
+pub(in crate::manager) struct Watch {
+    watched: Watched,
+    token: LockToken,
+    news: watch::Receiver<Belief>,
+}
+
+impl Watched {
+    fn locks(&self) -> MutexGuard<'_, Locks> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in crate::manager) fn watch(&self, lock: &Lock, token: LockToken) -> Watch {
+        let mut locks = self.locks();
+        let entry = locks.watch(lock, token);
+        entry.watchers += 1;
+        Watch { watched: self.clone(), token, news: entry.news.subscribe() }
+    }
+
+    pub(in crate::manager) fn watches(&self, aid: &Aid) -> bool {
+        self.locks().by_aid.contains_key(aid)
+    }
+
+    /// An answer to a question asked at that moment: this is the live lock on its document.
+    pub(in crate::manager) fn saw(&self, lock: &Lock, asked: Instant) {
+        let locks = self.locks();
+        locks.learn(locks.by_key.get(&lock.key), asked, |entry, token| {
+            let live = Belief::Live { until: lock.expires_at, known: clock::now() };
+            match lock.token {
+                Some(seen) if seen == token => Some(live),
+                // There may be more readers than the one in the answer.
+                _ if lock.mode == Mode::Shared && entry.mode == Mode::Shared => None,
+                _ => Some(Belief::Gone),
+            }
+        });
+    }
+
+    /// An answer to a question asked at that moment: no lock on this document is live.
+    pub(in crate::manager) fn saw_free(&self, key: &LockKey, asked: Instant) {
+        let locks = self.locks();
+        locks.learn(locks.by_key.get(key), asked, |_, _| Some(Belief::Gone));
+    }
+
+    /// An answer to a question asked at that moment: the session holds these locks and no others.
+    pub(in crate::manager) fn saw_all_of(&self, aid: &Aid, held: &[Lock], asked: Instant) {
+        let until: HashMap<_, _> = held.iter().map(|lock| (lock.token, lock.expires_at)).collect();
+        let locks = self.locks();
+        locks.learn(locks.by_aid.get(aid), asked, |_, token| {
+            Some(match until.get(&Some(token)) {
+                Some(&until) => Belief::Live { until, known: clock::now() },
+                None => Belief::Gone,
+            })
+        });
+    }
+
+    /// This acquisition lives until then.
+    pub(in crate::manager) fn renewed(&self, lock: &Acquisition, until: Instant) {
+        if let Some(entry) = self.locks().of.get(&lock.token) {
+            entry.news.send_if_modified(|belief| {
+                let is_live = matches!(belief, Belief::Live { .. });
+                if is_live {
+                    *belief = Belief::Live { until, known: clock::now() };
+                }
+                is_live
+            });
+        }
+    }
+
+    /// This acquisition has ended, for whatever reason.
+    pub(in crate::manager) fn ended(&self, lock: &Acquisition) {
+        if let Some(entry) = self.locks().of.get(&lock.token)
+            && (&entry.key, &entry.aid) == (&lock.key, &lock.aid)
+        {
+            entry.news.send_replace(Belief::Gone);
+        }
+    }
+}
+
+impl Locks {
+    /// Passes the news on to the watchers of these locks.
+    fn learn(
+        &self,
+        about: Option<&Vec<LockToken>>,
+        asked: Instant,
+        belief: impl Fn(&Entry, LockToken) -> Option<Belief>,
+    ) {
+        for token in about.into_iter().flatten() {
+            let Some(entry) = self.of.get(token) else { continue };
+            let Some(new) = belief(entry, *token) else { continue };
+            entry.news.send_if_modified(|old| {
+                let is_news = match (&*old, new) {
+                    (Belief::Gone, _) => false,
+                    // The question may have been asked before the lock was seen to be live, so the answer
+                    // may be older than the lock.
+                    (Belief::Live { known, .. }, _) if asked >= *known => true,
+                    (Belief::Live { until, .. }, Belief::Live { until: later, .. }) => {
+                        later > *until
+                    }
+                    (Belief::Live { .. }, Belief::Gone) => false,
+                };
+                if is_news {
+                    *old = new;
+                }
+                is_news
+            });
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut locks = self.watched.locks();
+        if let Some(entry) = locks.of.get_mut(&self.token) {
+            entry.watchers -= 1;
+            if entry.watchers == 0 {
+                locks.forget(self.token);
+            }
+        }
+    }
+}
+
+/// Checks the clock at each poll, because timers are late after a pause of the process.
+async fn has_passed(until: Instant) {
+    poll_fn(|_| if clock::now() < until { Poll::Pending } else { Poll::Ready(()) }).await;
+}
+
+impl LockManager {
+    /// Waits until this acquisition of a lock is gone, as far as this process can know.
+    ///
+    /// Resolves when an operation of this manager learns it: the lock was released or broken, its session
+    /// ended, or another session holds it. Without news, the server is asked shortly before the lock
+    /// expires, because other servers may have renewed it. Without an answer, the lock counts as gone
+    /// when it expires, counted from before the request of its last renewal was sent: so before the
+    /// server grants it to anybody else.
+    ///
+    /// This method does not renew the lock.
+    ///
+    /// ```
+    /// # use actix_doclock::{Aid, Holder, LockKey, LockManager, Lockable, MemoryStore, TryAcquire};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Invoice { #[serde(rename = "_id")] number: i64 }
+    /// # impl Lockable for Invoice { type Id = i64; const COLLECTION: &'static str = "invoice"; }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockManager::builder(MemoryStore::new()).build().await?;
+    /// # locks.register::<Invoice>().await?;
+    /// # async fn print_all_pages() {}
+    /// # let (key, aid) = (LockKey::of::<Invoice>(4711)?, Aid::new());
+    /// if let TryAcquire::Granted(lock) = locks.lock_for_session(&key, &aid, &Holder::new("job")).await? {
+    ///     tokio::select! {
+    ///         () = print_all_pages() => {}
+    ///         () = locks.lost(&lock) => eprintln!("somebody broke the lock: stopped printing"),
+    ///     }
+    ///     locks.release(&lock).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub fn lost(&self, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
+        let (manager, lock) = (self.clone(), lock.clone());
+        // Watches from now on, not from the first poll.
+        let watch = lock.token.map(|token| manager.inner.seen.watched.watch(&lock, token));
+        async move {
+            // A lock of a foreign program has no token, and this process does not hold it.
+            let Some(mut watch) = watch else { return };
+            loop {
+                let Belief::Live { until, .. } = *watch.news.borrow_and_update() else { return };
+                let left = until.saturating_duration_since(clock::now());
+                if left.is_zero() {
+                    return;
+                }
+                let ask = async {
+                    sleep_until((until - (left / 4).min(ASK_BEFORE)).into()).await;
+                    // The answer arrives through the watch, as all others do.
+                    let _ = timeout_at(
+                        until.into(),
+                        manager.inner.reads.inspect(&lock.key, Some(&lock.aid), manager.until()),
+                    )
+                    .await;
+                    sleep_until(until.into()).await;
+                };
+                tokio::select! {
+                    biased;
+                    _ = watch.news.changed() => {}
+                    () = has_passed(until) => {}
+                    () = ask => {}
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The documents of the embedded store.
+
+use crate::{
+    clock,
+    error::{StoreError, StoreErrorKind},
+    key::LockKey,
+    lock::Mode,
+    store::{
+        Acquisition, Deadline, Documents, Edit, Saved, StoredDocument,
+        memory::{MemoryStore, record::Grant, save, save::stored, state::State},
+    },
+};
+
+impl Documents for MemoryStore {
+    async fn load(
+        &self,
+        key: &LockKey,
+        _until: Deadline,
+    ) -> Result<Option<StoredDocument>, StoreError> {
+        Ok(self.state().documents.get(key).map(stored))
+    }
+
+    async fn exists(&self, key: &LockKey, _until: Deadline) -> Result<bool, StoreError> {
+        Ok(self.state().documents.contains_key(key))
+    }
+
+    async fn save(
+        &self,
+        held: &Acquisition,
+        edit: &Edit,
+        until: Deadline,
+    ) -> Result<Saved, StoreError> {
+        let Acquisition { key, aid, token, .. } = held;
+        let mut state = self.state();
+        let now = state.now();
+        if until.moment().is_some_and(|until| clock::now() >= until) {
+            let message = "saving: the deadline has passed; nothing was written";
+            return Err(StoreError::new(StoreErrorKind::Unavailable, message));
+        }
+        let State { locks, documents, .. } = &mut *state;
+        let guards = |grant: &&mut Grant| {
+            grant.is_acquisition(aid, *token) && grant.is_live(now) && grant.mode == Mode::Exclusive
+        };
+        let guard = locks.get_mut(key).and_then(|record| record.grants.iter_mut().find(guards));
+        let Some(guard) = guard else {
+            return Ok(Saved::Lost);
+        };
+        let saved = save::write(edit, key, documents)?;
+        if saved == Saved::Saved {
+            guard.renew(now, guard.ttl);
+            guard.again = true;
+        }
+        Ok(saved)
+    }
+}

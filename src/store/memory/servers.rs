@@ -1,0 +1,46 @@
+//! Freezes and the notes of servers in the embedded store.
+
+use uuid::Uuid;
+
+use crate::{
+    error::StoreError,
+    freeze::{Freeze, NewFreeze, Scope},
+    server::ServerNote,
+    store::{Deadline, Fleet, Servers, Topology, memory::MemoryStore},
+};
+
+impl Servers for MemoryStore {
+    async fn set_freeze(
+        &self,
+        scope: &Scope,
+        freeze: Option<&NewFreeze>,
+        _until: Deadline,
+    ) -> Result<Vec<Freeze>, StoreError> {
+        let mut state = self.state();
+        state.set_freeze(scope, freeze);
+        Ok(state.freezes())
+    }
+
+    async fn freezes(&self, _until: Deadline) -> Result<Vec<Freeze>, StoreError> {
+        Ok(self.state().freezes())
+    }
+
+    async fn obey_freeze(
+        &self,
+        id: Uuid,
+        server: Uuid,
+        _until: Deadline,
+    ) -> Result<(), StoreError> {
+        self.state().obey_freeze(id, server);
+        Ok(())
+    }
+
+    async fn note_server(
+        &self,
+        id: Uuid,
+        note: Option<&ServerNote>,
+        _until: Deadline,
+    ) -> Result<Fleet, StoreError> {
+        Ok(Fleet::new(Topology::Embedded, self.state().note_server(id, note)))
+    }
+}

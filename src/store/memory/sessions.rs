@@ -1,0 +1,116 @@
+//! The ends of sessions and the outbox of the embedded store.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::{
+    ended::EndReason,
+    error::StoreError,
+    key::LockKey,
+    lock::Aid,
+    store::{
+        Deadline, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
+        memory::{MemoryStore, ends::Names},
+    },
+    takeover::Takeover,
+};
+
+impl Sessions for MemoryStore {
+    async fn end_session(
+        &self,
+        aid: &Aid,
+        reason: EndReason,
+        collections: &[&str],
+        _worker: Uuid,
+        _until: Deadline,
+    ) -> Result<Vec<LockKey>, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        let holder = state.holder_of(collections, aid);
+        let locks = state.remove_all(collections, aid, now);
+        Ok(state.ends.for_good(aid, reason, Names { locks, holder }, now))
+    }
+
+    async fn last_ends(
+        &self,
+        aids: &[Aid],
+        _until: Deadline,
+    ) -> Result<Vec<Option<LastEnd>>, StoreError> {
+        let state = self.state();
+        let now = state.now();
+        Ok(aids.iter().map(|aid| state.ends.last(aid, now)).collect())
+    }
+
+    async fn sweep(
+        &self,
+        collections: &[&str],
+        _worker: Uuid,
+        limit: usize,
+        _until: Deadline,
+    ) -> Result<Swept, StoreError> {
+        Ok(self.state().sweep(collections, limit))
+    }
+
+    async fn overdue(
+        &self,
+        names: &[&str],
+        limit: usize,
+        _until: Deadline,
+    ) -> Result<Vec<Aid>, StoreError> {
+        Ok(self.state().overdue(names, limit))
+    }
+
+    async fn put_news(
+        &self,
+        takeover: &Takeover,
+        lease: Duration,
+        _until: Deadline,
+    ) -> Result<(), StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        state.takeovers.begin(takeover, lease, now);
+        Ok(())
+    }
+
+    async fn take_news(
+        &self,
+        what: Outbox<'_>,
+        worker: Uuid,
+        lease: Duration,
+        limit: usize,
+        _until: Deadline,
+    ) -> Result<Vec<News>, StoreError> {
+        let mut state = self.state();
+        let now = state.now();
+        Ok(match what {
+            Outbox::Ends => {
+                let ends = state.ends.take(worker, lease, limit, now);
+                ends.into_iter().map(News::Ended).collect()
+            }
+            Outbox::Takeovers(of) => {
+                let mut all = std::mem::take(&mut state.takeovers);
+                let taken = all.take(of, worker, lease, limit, now, |it| state.still_has(it));
+                state.takeovers = all;
+                taken.into_iter().map(News::Takeover).collect()
+            }
+        })
+    }
+
+    async fn settle_news(
+        &self,
+        news: &[NewsId],
+        worker: Uuid,
+        settled: Settled,
+        _until: Deadline,
+    ) -> Result<(), StoreError> {
+        let mut state = self.state();
+        for id in news {
+            match id {
+                NewsId::Ended(aid, event) => state.ends.settle(aid, *event, worker, settled),
+                NewsId::Takeover(event) => state.takeovers.settle(*event, worker, settled),
+            }
+        }
+        Ok(())
+    }
+}

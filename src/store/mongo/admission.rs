@@ -1,0 +1,250 @@
+//! Admits writes on single records, and keeps one stuck record from holding up other documents.
+//!
+//! While another server's transaction on a record is open, a write on that record waits inside MongoDB
+//! and occupies its connection: for a minute, if that other server has died. Ten such writes exhaust
+//! the default pool. Therefore each write has a short time limit, few writes on one record are sent at
+//! the same time, and the writes on all stuck records share a few connections. Of the writes on other
+//! records, no more are sent than the pool can use, and those that take locks do not keep those that give
+//! locks back from being sent.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    future::Future,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use mongodb::bson::Bson;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{timeout, timeout_at},
+};
+
+use crate::{
+    key::LockId,
+    store::mongo::{
+        Call,
+        error::{Result, exceeded_time_limit, not_sent, unavailable},
+        group::{Gate, Slot, UNANSWERED},
+    },
+};
+
+/// How many writes on one record are in progress at the same time: one that is sent while the previous
+/// one waits for its majority, and a few more.
+const FOR_ONE_RECORD: usize = 4;
+/// How many writes on stuck records are in progress at the same time, in all collections together.
+const FOR_STUCK_RECORDS: usize = 2;
+/// How many writes on one record wait or are in progress at most.
+const WAITING_FOR_ONE_RECORD: usize = 1_024;
+/// How many writes on single records are in progress at the same time, in all collections together: so many that
+/// take locks, and so many others.
+const SINGLE: usize = 32;
+/// How many records are tracked before the unused ones are forgotten for the first time.
+const REMEMBERED: usize = 1_000;
+
+/// The limits for the writes of all collections together.
+#[derive(Debug, Clone)]
+pub(super) struct Shared {
+    stuck: Arc<Semaphore>,
+    claims: Arc<Gate>,
+    others: Arc<Gate>,
+}
+
+impl Shared {
+    pub(super) fn new() -> Self {
+        let (claims, others) =
+            (Gate::new(SINGLE, 1, Duration::ZERO), Gate::new(SINGLE, 1, Duration::ZERO));
+        Self { stuck: Arc::new(Semaphore::new(FOR_STUCK_RECORDS)), claims, others }
+    }
+}
+
+/// The writes on the records of one collection.
+#[derive(Debug)]
+pub(super) struct Admission {
+    records: Mutex<Records>,
+    shared: Shared,
+}
+
+/// The records that are being written at the moment, or are stuck.
+#[derive(Debug)]
+struct Records {
+    of: HashMap<LockId, Record>,
+    /// The size at which the unused ones are forgotten, so that this costs nothing on average.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Record {
+    permits: Arc<Semaphore>,
+    /// How many writes wait for a permit or are in progress.
+    writes: usize,
+    is_stuck: bool,
+}
+
+impl Admission {
+    pub(super) fn new(shared: Shared) -> Self {
+        let records = Records { of: HashMap::new(), sweep_at: REMEMBERED };
+        Self { records: Mutex::new(records), shared }
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The records known to be stuck.
+    pub(super) fn stuck(&self) -> Vec<Bson> {
+        let records = self.records();
+        records.of.iter().filter(|(_, it)| it.is_stuck).map(|(id, _)| Bson::from(id)).collect()
+    }
+
+    /// True if a write of this record must not share a command with others: writes on it are under way, or it is
+    /// stuck, or is suspected to be.
+    pub(super) fn is_used(&self, id: &LockId) -> bool {
+        self.records().of.contains_key(id)
+    }
+
+    /// One of these records is stuck, or the database is slow: the next write on each is sent alone, to find out.
+    pub(super) fn suspect<'a>(&self, ids: impl Iterator<Item = &'a LockId>) {
+        let mut records = self.records();
+        for id in ids {
+            records.entry(id);
+        }
+    }
+
+    fn join<'a>(&'a self, id: &'a LockId) -> Result<(Pending<'a>, Arc<Semaphore>)> {
+        let mut records = self.records();
+        let record = records.entry(id);
+        if record.writes >= WAITING_FOR_ONE_RECORD {
+            return Err(not_sent());
+        }
+        record.writes += 1;
+        Ok((Pending { admission: self, id }, Arc::clone(&record.permits)))
+    }
+}
+
+impl Records {
+    fn entry(&mut self, id: &LockId) -> &mut Record {
+        if self.of.len() >= self.sweep_at && !self.of.contains_key(id) {
+            self.of.retain(|_, record| record.writes > 0);
+            self.sweep_at = (self.of.len() * 2).max(REMEMBERED);
+        }
+        self.of.entry(id.clone()).or_insert_with(|| Record {
+            permits: Arc::new(Semaphore::new(FOR_ONE_RECORD)),
+            writes: 0,
+            is_stuck: false,
+        })
+    }
+}
+
+impl Call<'_> {
+    /// Waits until this record may be written, at most until the deadline.
+    pub(super) async fn admit<'a>(&'a self, id: &'a LockId) -> Result<Admitted<'a>> {
+        self.admit_by(&self.admission.shared.others, id, self.until.send_by()).await
+    }
+
+    /// The same for a write that takes a lock.
+    pub(super) async fn admit_claim<'a>(&'a self, id: &'a LockId) -> Result<Admitted<'a>> {
+        let Shared { claims, others, .. } = &self.admission.shared;
+        self.admit_by(claims, id, self.until.claim_by(others.wait())?).await
+    }
+
+    async fn admit_by<'a>(
+        &'a self,
+        gate: &Arc<Gate>,
+        id: &'a LockId,
+        send_by: Instant,
+    ) -> Result<Admitted<'a>> {
+        let latest = Instant::now() + self.until.read_limit();
+        let (pending, permits) = self.admission.join(id)?;
+        let own = permit(permits, latest).await?;
+        let is_stuck = self.admission.records().of.get(id).is_some_and(|it| it.is_stuck);
+        let way = match is_stuck {
+            true => Way::Stuck(permit(Arc::clone(&self.admission.shared.stuck), latest).await?),
+            false => Way::Gate(gate.enter(send_by).await?),
+        };
+        Ok(Admitted { pending, limit: self.until.write_limit(), permits: (own, way) })
+    }
+}
+
+async fn permit(of: Arc<Semaphore>, latest: Instant) -> Result<OwnedSemaphorePermit> {
+    match timeout_at(latest.into(), of.acquire_owned()).await {
+        Ok(Ok(permit)) => Ok(permit),
+        _ => Err(unavailable("the record is stuck: an open transaction blocks it")),
+    }
+}
+
+/// A write on a record, waiting or in progress.
+struct Pending<'a> {
+    admission: &'a Admission,
+    id: &'a LockId,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let mut records = self.admission.records();
+        if let Some(record) = records.of.get_mut(self.id) {
+            record.writes -= 1;
+            if record.writes == 0 && !record.is_stuck {
+                records.of.remove(self.id);
+            }
+        }
+    }
+}
+
+/// A write that may be sent.
+#[must_use = "it is for one write"]
+pub(super) struct Admitted<'a> {
+    pending: Pending<'a>,
+    /// The time limit to send with the write.
+    pub(super) limit: Duration,
+    permits: (OwnedSemaphorePermit, Way),
+}
+
+/// A write on a stuck record is late, and says nothing of how long the others take.
+#[expect(dead_code, reason = "held until the write has ended")]
+enum Way {
+    Gate(Slot<(), Infallible>),
+    Stuck(OwnedSemaphorePermit),
+}
+
+impl Admitted<'_> {
+    /// Awaits the write, and notes whether the record is stuck.
+    pub(super) async fn send<T>(self, write: impl Future<Output = Result<T>>) -> Result<T> {
+        let Self { pending, limit, permits } = self;
+        let mut write = pin!(write);
+        let done = match timeout(limit + UNANSWERED, &mut write).await {
+            Ok(done) => done,
+            Err(_) => {
+                // On a broken network there is no answer for a long time. The next write may get a
+                // working connection.
+                drop(permits);
+                write.await
+            }
+        };
+        if let Some(record) = pending.admission.records().of.get_mut(pending.id) {
+            record.is_stuck = done.as_ref().is_err_and(exceeded_time_limit);
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unused_records_are_forgotten_whenever_the_others_may_have_doubled() {
+        let admission = Admission::new(Shared::new());
+        let ids: Vec<_> = (0..10 * REMEMBERED as i64).map(LockId::from).collect();
+        let (used, unused) = ids.split_at(3 * REMEMBERED);
+        let users: Vec<_> = used.iter().map(|id| admission.join(id).unwrap()).collect();
+        assert_eq!(admission.records().sweep_at, 4 * REMEMBERED, "scanned twice, not at each call");
+        admission.suspect(unused.iter());
+        let records = admission.records().of.len();
+        assert!((used.len()..=2 * used.len()).contains(&records), "{records}");
+        drop(users);
+        assert!(used.iter().all(|id| !admission.is_used(id)));
+    }
+}

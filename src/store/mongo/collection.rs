@@ -1,0 +1,191 @@
+//! The collections of a store: prepared, or opened as they are.
+
+use std::sync::{Arc, PoisonError, atomic::AtomicBool};
+
+use futures_util::TryStreamExt;
+use mongodb::{
+    Collection, Database,
+    bson::{Bson, doc},
+    options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
+};
+
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    key::LockKey,
+    store::{
+        DEFAULT_TTL, Pattern, Rules,
+        mongo::{
+            Inner, MongoStore, Prepared,
+            acquire::Seen,
+            admission::Admission,
+            error::{Doing, Result, failure, is_denied},
+            indexes::{self, Index},
+            needs::Needs,
+            send::{Groups, WRITE_CONCERN_TIMEOUT},
+        },
+    },
+};
+
+/// A collection with fixed concerns, whatever the URI says.
+pub(super) fn open<T: Send + Sync>(
+    database: &Database,
+    name: &str,
+    concern: ReadConcern,
+) -> Collection<T> {
+    let mut acknowledged = WriteConcern::majority();
+    acknowledged.w_timeout = Some(WRITE_CONCERN_TIMEOUT);
+    let options = CollectionOptions::builder()
+        .write_concern(acknowledged)
+        .read_concern(concern)
+        .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
+        .build();
+    database.collection_with_options(name, options)
+}
+
+/// A collection whose reads return the state of the primary.
+pub(super) fn primary<T: Send + Sync>(database: &Database, name: &str) -> Collection<T> {
+    open(database, name, ReadConcern::local())
+}
+
+pub(super) async fn prepare(
+    store: &MongoStore,
+    collection: &str,
+    rules: &Rules,
+) -> Result<(), StoreError> {
+    let Inner { database, ended, .. } = &*store.inner;
+    store.has_transactions().await.doing(|| "asking the server for its kind")?;
+    if rules.text_ids {
+        refuse_collation(database, collection)
+            .await
+            .doing(|| format!("looking at the collation of {collection}"))?;
+    }
+    let locks = primary(database, &format!("{collection}.lock"));
+    indexes::ensure_of_locks(&locks, &Needs::of_locks(collection, rules).indexes, rules).await?;
+    indexes::ensure(ended, &Needs::of_ended().indexes).await?;
+    store.add(collection, *rules);
+    Ok(())
+}
+
+/// Refuses a collection in which `Home` and `home` are the same document. To this crate they are two
+/// keys, so one document could get two locks.
+async fn refuse_collation(database: &Database, collection: &str) -> Result<()> {
+    let both = doc! { "name": { "$in": [collection, format!("{collection}.lock")] } };
+    let found =
+        async { database.list_collections().filter(both).await?.try_collect::<Vec<_>>().await };
+    let found = match found.await {
+        Err(e) if is_denied(&e) => {
+            log::warn!(
+                target: "actix_doclock::store",
+                "cannot check whether {collection} has a collation: give the database user the action \
+                 listCollections. With a case-insensitive collation, one document could get two locks",
+            );
+            return Ok(());
+        }
+        found => found?,
+    };
+    let collation = found.into_iter().find_map(|it| Some((it.name, it.options.collation?)));
+    collation.map_or(Ok(()), |(name, collation)| {
+        let what = format!(
+            "{name} has the collation `{}`, which treats different strings as the same `_id`, so that one \
+             document would get several locks: copy it into a collection without a default collation, and \
+             give the collation to the queries and indexes that need it",
+            collation.locale,
+        );
+        Err(failure(StoreErrorKind::Other, what))
+    })
+}
+
+/// The collections that this pattern covers, sorted.
+pub(super) async fn collections(
+    store: &MongoStore,
+    like: &Pattern,
+    limit: usize,
+) -> Result<Vec<String>> {
+    let condition: Bson = match like.parts() {
+        (name, None) => name.into(),
+        (before, Some(after)) => {
+            doc! { "$regex": format!("^{}.+{}$", literally(before), literally(after)) }.into()
+        }
+    };
+    let mut names = existing(store, condition).await?;
+    names.retain(|name| like.matches(name));
+    names.sort();
+    names.truncate(limit);
+    Ok(names)
+}
+
+async fn existing(store: &MongoStore, name: impl Into<Bson>) -> Result<Vec<String>> {
+    // With this option a user who may not list all collections gets those that it may read.
+    let names = store.database().list_collection_names().authorized_collections(true);
+    names.filter(doc! { "name": name.into() }).await
+}
+
+/// The text as a part of a regular expression that stands for itself.
+fn literally(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_ascii() && !c.is_ascii_alphanumeric() {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+impl MongoStore {
+    fn add(&self, collection: &str, rules: Rules) {
+        let Inner { database, writes, .. } = &*self.inner;
+        let locks = format!("{collection}.lock");
+        let prepared = Prepared {
+            primary: primary(database, &locks),
+            majority: open(database, &locks, ReadConcern::majority()),
+            documents: primary(database, collection),
+            rules,
+            seen: Seen::new(),
+            admission: Admission::new(writes.clone()),
+            groups: Groups::default(),
+            has_warned: AtomicBool::default(),
+        };
+        let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
+        all.insert(collection.to_owned(), Arc::new(prepared));
+    }
+
+    /// The collections of the database that have a lock collection, by name.
+    ///
+    /// # Errors
+    /// If the database is not reached.
+    pub async fn lock_collections(&self) -> Result<Vec<String>, StoreError> {
+        let found = existing(self, doc! { "$regex": r"\.lock$" }).await;
+        let mut collections = found.doing(|| "looking for collections")?;
+        collections.iter_mut().for_each(|name| name.truncate(name.len() - ".lock".len()));
+        collections.retain(|name| LockKey::new(&**name, 0).is_ok());
+        collections.sort();
+        Ok(collections)
+    }
+
+    /// Opens an existing lock collection as it is, and changes nothing about it. Returns `None` if
+    /// there is none.
+    ///
+    /// For programs that look at the locks of others, or break them. A program that takes locks has to
+    /// [register](crate::LockManager::register) its types.
+    ///
+    /// # Errors
+    /// If the database is not reached, or its user may not look at the indexes.
+    pub async fn attach(&self, collection: &str) -> Result<Option<Rules>, StoreError> {
+        let existing = indexes::list(self.database(), &format!("{collection}.lock")).await;
+        let existing = existing.doing(|| format!("looking at the indexes of {collection}.lock"))?;
+        if existing.is_empty() {
+            return Ok(None);
+        }
+        let expiring = existing.iter().find(|it| it.field == "ts" && it.expires_after.is_some());
+        let ttl = expiring.and_then(|index| index.expires_after);
+        let mut rules = Rules::new(ttl.unwrap_or(DEFAULT_TTL));
+        rules.fenced = expiring.is_some_and(Index::is_of_fenced);
+        // Whether the collection is fair cannot be seen. In a fair collection a record may hold more
+        // than its lock, and a removal must leave the rest. If the collection is not fair, this caution
+        // costs nothing.
+        rules.fair = true;
+        self.add(collection, rules);
+        Ok(Some(rules))
+    }
+}

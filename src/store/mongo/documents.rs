@@ -1,0 +1,341 @@
+//! The documents that the locks guard: loading, and the guarded save.
+
+use std::{
+    fmt::Display,
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, Instant},
+};
+
+use mongodb::{
+    Client, ClientSession,
+    bson::{Document, RawDocumentBuf, doc, oid::ObjectId},
+    error::{Error, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+    options::{ReadConcern, WriteConcern},
+};
+use tokio::{
+    sync::SemaphorePermit,
+    time::{sleep, timeout_at},
+};
+use uuid::Uuid;
+
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    key::{LockId, LockKey},
+    store::{
+        Acquisition, Deadline, Documents, Edit, Format, Saved, StoredDocument,
+        mongo::{
+            Call, MongoStore, codec, edit,
+            error::{DUPLICATE_KEY, Result, code, failure, not_sent, store_error, unavailable},
+            grant::{Target, and_live, renewed_exclusive},
+            record::by_id,
+            send::Write,
+        },
+    },
+};
+
+const IMMUTABLE_FIELD: i32 = 66;
+const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
+/// The document would be larger than 16 MiB: the two codes for before and after the update.
+const TOO_LARGE: [i32; 2] = [10334, 17419];
+
+/// The pauses before a write or a commit is tried again.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(20);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+impl Documents for MongoStore {
+    fn format(&self) -> Format {
+        Format::Bson
+    }
+
+    verbs! { self, until:
+        load(key: &LockKey) -> Option<StoredDocument>:
+            self.call(key.collection(), until)?.load(key),
+            "loading {key:?}";
+        exists(key: &LockKey) -> bool:
+            self.call(key.collection(), until)?.exists(key.id()),
+            "looking for {key:?}";
+    }
+
+    async fn save(
+        &self,
+        held: &Acquisition,
+        edit: &Edit,
+        until: Deadline,
+    ) -> Result<Saved, StoreError> {
+        let saved = async { self.call(held.key.collection(), until)?.save(held, edit).await };
+        saved.await.map_err(|e| save_error(format!("saving {:?}", held.key), e))
+    }
+}
+
+impl Call<'_> {
+    async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>> {
+        let found = self.documents.find_one(by_id(key.id()));
+        let found = found.max_time(self.until.read_limit()).await?;
+        if found.is_none() {
+            self.warn_of_twin(key).await;
+        }
+        Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
+    }
+
+    async fn exists(&self, id: &LockId) -> Result<bool> {
+        let found = self.documents.find_one(by_id(id)).projection(doc! { "_id": 1 });
+        Ok(found.max_time(self.until.read_limit()).await?.is_some())
+    }
+
+    /// If there is a document whose id has the same text, but another type, perhaps the Rust type of the ids
+    /// is wrong, and no document would ever be found. The log says so once.
+    async fn warn_of_twin(&self, key: &LockKey) {
+        let (twin, is) = match key.id() {
+            LockId::ObjectId(_) => (LockId::String(key.id().to_string()), "a string"),
+            LockId::String(text) => match ObjectId::parse_str(text) {
+                Ok(id) => (id.into(), "an ObjectId"),
+                Err(_) => return,
+            },
+            _ => return,
+        };
+        if !self.has_warned.load(Relaxed)
+            && let Ok(true) = self.exists(&twin).await
+            && !self.has_warned.swap(true, Relaxed)
+        {
+            log::warn!(
+                target: "actix_doclock::store",
+                "there is no {key:?}, but a document of the same text whose `_id` is {is}: if all are \
+                 like that, correct `type Id` of the Rust type",
+            );
+        }
+    }
+
+    async fn save(&self, held: &Acquisition, edit: &Edit) -> Result<Saved> {
+        let id = held.key.id();
+        if let Edit::Creation(document) = edit
+            && !codec::has_id(document, id)
+        {
+            let why = "the document has another `_id` than the locked one";
+            return Err(failure(StoreErrorKind::Rejected, why));
+        }
+        let latest = self.until.moment_or_longest();
+        let _permit = self.store.save_permit(latest).await?;
+        let save = Save { call: self, held, edit, latest };
+        // Without changes, only renews the lock.
+        if matches!(edit, Edit::Changes(changes) if changes.is_empty()) {
+            let (is_held, exists) = (self.touch(held).await?, self.exists(id).await?);
+            return Ok(match (is_held, exists) {
+                (false, _) => Saved::Lost,
+                (_, false) => Saved::DocumentGone,
+                (_, true) => Saved::Saved,
+            });
+        }
+        match self.store.has_transactions().await? {
+            true => save.in_transaction().await,
+            false => save.without_transaction().await,
+        }
+    }
+
+    /// Matches the record while this acquisition of its exclusive lock is live.
+    pub(super) fn live(&self, held: &Acquisition) -> Document {
+        and_live(Target::exclusive(held).filter(), self.rules.ttl)
+    }
+
+    /// Renews the lock for a guarded write, and marks it as known to a request.
+    ///
+    /// The name of the save is always new, so that the record changes even if no date does. With a `ts`
+    /// ahead of the clock (after a failover from a server whose clock was ahead, or within one millisecond)
+    /// all other fields may stay the same, and a transaction that writes nothing conflicts with nothing.
+    fn touched(&self) -> Vec<Document> {
+        let mut renewed = renewed_exclusive("$ttl", &self.rules);
+        renewed.insert("again", true);
+        renewed.insert("saved", Uuid::new_v4().to_string());
+        vec![doc! { "$set": renewed }]
+    }
+
+    // update returns: 1 → live and renewed; 0 → expired, released or broken, or another acquisition holds the lock.
+    pub(super) async fn touch(&self, held: &Acquisition) -> Result<bool> {
+        let touched = Write::Update(self.touched());
+        Ok(self.write_one(held.key.id(), self.live(held), &touched).await? > 0)
+    }
+
+    // The same in a transaction. A conflict → somebody else changes the record at this moment; transient.
+    pub(super) async fn touch_in(
+        &self,
+        session: &mut ClientSession,
+        held: &Acquisition,
+    ) -> Result<bool> {
+        let touched = self.primary.update_one(self.live(held), self.touched());
+        Ok(touched.session(session).await?.matched_count > 0)
+    }
+}
+
+impl MongoStore {
+    /// Waits until a guarded write may begin, so that they never take all connections.
+    pub(super) async fn save_permit(&self, latest: Instant) -> Result<SemaphorePermit<'_>> {
+        match timeout_at(latest.into(), self.inner.saves.acquire()).await {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => Err(not_sent()),
+        }
+    }
+}
+
+/// One save with all its parts.
+struct Save<'a> {
+    call: &'a Call<'a>,
+    held: &'a Acquisition,
+    edit: &'a Edit,
+    /// When the caller stops waiting.
+    latest: Instant,
+}
+
+impl Save<'_> {
+    /// Updates the document and touches the lock: both or neither.
+    ///
+    /// The touch always changes the record. A takeover, a break or an expiry at the same moment
+    /// therefore conflicts with it, and the later one sees the outcome of the earlier one. A fence
+    /// would have the same effect, but needs a field in the document. The touch comes last, because the
+    /// record stays blocked until the commit, and if this process dies in between, until the server
+    /// aborts the transaction (60 s).
+    async fn in_transaction(self) -> Result<Saved> {
+        let mut session = begin(self.call.store.database().client(), self.call.until).await?;
+        // The future is not dropped half-way (rule 7 of the contract), so every path ends the
+        // transaction.
+        let saved = match self.write_and_touch(&mut session).await {
+            Ok(Saved::Saved) if Instant::now() < self.latest => {
+                return commit(&mut session, self.latest).await.map(|()| Saved::Saved);
+            }
+            // Delayed on its way: the caller has been told that the outcome is unknown, and may have
+            // saved something newer since. Committing now could undo that newer save.
+            Ok(Saved::Saved) => Err(too_late()),
+            other => other,
+        };
+        let _ = session.abort_transaction().await;
+        saved
+    }
+
+    async fn write_and_touch(&self, session: &mut ClientSession) -> Result<Saved> {
+        // Within a transaction the server does not wait for other transactions, so no time limit is
+        // needed.
+        let written = self.write(session, false).await?.unwrap_or(Saved::DocumentGone);
+        let is_held = self.call.touch_in(session, self.held).await?;
+        Ok(if is_held { written } else { Saved::Lost })
+    }
+
+    /// The same on a server without transactions: first the lock, then the document.
+    async fn without_transaction(self) -> Result<Saved> {
+        if !self.call.touch(self.held).await? {
+            return Ok(Saved::Lost);
+        }
+        let mut session = self.call.store.database().client().start_session().await?;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            if Instant::now() + pause >= self.latest {
+                return Err(too_late());
+            }
+            if let Some(written) = self.write(&mut session, true).await? {
+                return Ok(written);
+            }
+            sleep(pause).await;
+            pause *= 2;
+        }
+    }
+
+    // 1 → written; 0 → the document was deleted without regard to the lock. 11000 → there is such a document already.
+    //
+    // In a transaction all reads and writes are of one snapshot: a document that another program changes in between makes
+    // the write fail with a conflict. Elsewhere the document is written only `if_unchanged` since it was read. `None`:
+    // another program has changed it, so the changes must be applied again. 11000 may also mean that a repetition after a
+    // lost reply meets its own document.
+    async fn write(
+        &self,
+        session: &mut ClientSession,
+        if_unchanged: bool,
+    ) -> Result<Option<Saved>> {
+        let (documents, mut filter) = (&self.call.documents, by_id(self.held.key.id()));
+        let count = match self.edit {
+            Edit::Changes(changes) => {
+                let now = documents.find_one(filter.clone()).max_time(self.call.until.read_limit());
+                let now = now.session(&mut *session).await?;
+                let Some(now) = now else { return Ok(Some(Saved::DocumentGone)) };
+                let now = StoredDocument::from_bytes(Format::Bson, now.into_bytes());
+                let after = match changes.apply(&now) {
+                    Ok(after) => after,
+                    Err(field) => return Ok(Some(Saved::ChangedMeanwhile(field))),
+                };
+                let Some(update) = edit::update(&now, &after).map_err(Error::custom)? else {
+                    return Ok(Some(Saved::Saved));
+                };
+                if if_unchanged {
+                    let now = codec::document_of(&now).map_err(Error::custom)?;
+                    filter.insert("$expr", doc! { "$eq": ["$$ROOT", { "$literal": now }] });
+                }
+                let updated = documents.update_one(filter, update).session(session).await?;
+                if if_unchanged && updated.matched_count == 0 {
+                    return Ok(None);
+                }
+                updated.matched_count
+            }
+            Edit::Creation(document) => {
+                documents.insert_one(raw(document)?).session(session).await?;
+                1
+            }
+            Edit::Deletion => documents.delete_one(filter).session(session).await?.deleted_count,
+            Edit::Replacement(document) => {
+                let replaced = documents.replace_one(filter, raw(document)?);
+                replaced.session(session).await?.matched_count
+            }
+        };
+        Ok(Some(if count == 0 { Saved::DocumentGone } else { Saved::Saved }))
+    }
+}
+
+fn raw(document: &StoredDocument) -> Result<RawDocumentBuf> {
+    RawDocumentBuf::from_bytes(document.as_bytes().to_vec()).map_err(Error::custom)
+}
+
+/// Begins a transaction for a guarded write.
+pub(super) async fn begin(client: &Client, until: Deadline) -> Result<ClientSession> {
+    let mut session = client.start_session().await?;
+    session
+        .start_transaction()
+        .read_concern(ReadConcern::snapshot())
+        .write_concern(WriteConcern::majority())
+        .max_commit_time(until.read_limit())
+        .await?;
+    Ok(session)
+}
+
+pub(super) fn too_late() -> Error {
+    unavailable("the deadline has passed; nothing was written")
+}
+
+/// Commits, and repeats the commit while its outcome is not known.
+///
+/// Repeating the whole transaction instead would be wrong: if the first one was committed and the lock
+/// lost since, the answer would be "lost, nothing written".
+pub(super) async fn commit(session: &mut ClientSession, latest: Instant) -> Result<()> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match session.commit_transaction().await {
+            Err(e)
+                if e.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT)
+                    && Instant::now() + pause < latest =>
+            {
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
+
+pub(super) fn save_error(doing: impl Display, error: Error) -> StoreError {
+    if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) {
+        let message = format!("{doing}: whether it was committed is not known");
+        return StoreError::new(StoreErrorKind::OutcomeUnknown, message).because(error);
+    }
+    let why = match code(&error) {
+        Some(DUPLICATE_KEY) => "a unique index of the collection has this value already",
+        Some(IMMUTABLE_FIELD) => "its `_id` has changed; a document keeps its `_id`",
+        Some(DOCUMENT_VALIDATION_FAILURE) => "it does not pass the collection's validation",
+        Some(code) if TOO_LARGE.contains(&code) => "it would be larger than 16 MiB",
+        _ => return store_error(doing, error),
+    };
+    StoreError::new(StoreErrorKind::Rejected, format!("{doing}: {why}")).because(error)
+}

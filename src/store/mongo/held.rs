@@ -1,0 +1,43 @@
+//! Locks for guarded writes of the application's own.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::{runtime::Handle, task::JoinHandle};
+use tokio_util::task::TaskTracker;
+
+use crate::store::Acquisition;
+
+/// A lock that a session or job holds, for guarded writes of the application's own: from
+/// [`HeldDoc::held`](crate::web::Guarded::held) or [`LockGuard::held`](crate::LockGuard::held).
+#[derive(Debug, Clone)]
+pub struct HeldLock {
+    pub(crate) acquisition: Acquisition,
+    /// [`Lockable::COLLECTION`](crate::Lockable::COLLECTION) of the type of the document.
+    pub(crate) declared: Option<&'static str>,
+    /// How long a guarded write may take.
+    pub(crate) deadline: Duration,
+    /// A worker of a web server drops its tasks when it ends, so a commit runs on the manager's runtime.
+    pub(crate) runtime: Handle,
+    /// The shutdown waits for these tasks.
+    pub(crate) tasks: TaskTracker,
+    pub(crate) forget: Forget,
+}
+
+/// Has the manager forget the state of the lock, because a guarded write may be under way.
+#[derive(Clone)]
+pub(crate) struct Forget(pub(crate) Arc<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for Forget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Forget")
+    }
+}
+
+impl HeldLock {
+    pub(crate) fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tasks.spawn_on(task, &self.runtime)
+    }
+}

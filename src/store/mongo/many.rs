@@ -1,0 +1,111 @@
+//! Writes on many records, of which a stuck one does not hold up the others.
+
+use mongodb::{
+    bson::{Bson, Document, doc},
+    error::Error,
+};
+use tokio::time::timeout;
+
+use crate::{
+    key::LockId,
+    store::mongo::{
+        Call,
+        error::{LeftOut, MAX_TIME_EXPIRED, Refused, Result, exceeded_time_limit},
+        send::{LIMIT, Write, write},
+    },
+};
+
+/// How many records one command writes when the write on all of them has exceeded its time limit, or when
+/// one of them is stuck.
+const PAGE: usize = 1_000;
+/// Into how many parts a page is split to find a stuck record in it.
+const PARTS: usize = 10;
+
+impl Call<'_> {
+    /// One write on all records that `filter` matches. Returns how many it matched.
+    ///
+    /// A stuck record does not keep the others from being written.
+    ///
+    /// # Errors
+    /// If any record is left out. All others are written, unless the deadline has passed.
+    pub(super) async fn write_all(&self, filter: Document, by: &Write) -> Result<u64> {
+        if self.admission.stuck().is_empty() {
+            let done = write(&self.primary, filter.clone(), by, self.until.write_limit()).await;
+            if !done.as_ref().is_err_and(exceeded_time_limit) {
+                return done;
+            }
+        }
+        self.write_in_pages(filter, by).await
+    }
+
+    /// The same in pages. The records that are known to be stuck come last.
+    async fn write_in_pages(&self, filter: Document, by: &Write) -> Result<u64> {
+        let found = self.primary.find(filter.clone()).projection(doc! { "_id": 1 });
+        let mut found = found.batch_size(PAGE as u32).max_time(self.until.read_limit()).await?;
+        let known = self.admission.stuck();
+        let mut all = LeftOut { written: 0, left_out: 0 };
+        let mut last = Vec::new();
+        loop {
+            let mut page = Vec::new();
+            while page.len() < PAGE && found.advance().await? {
+                let id = found.deserialize_current()?.remove("_id").unwrap_or(Bson::Null);
+                (if known.contains(&id) { &mut last } else { &mut page }).push(id);
+            }
+            if page.is_empty() {
+                break;
+            }
+            self.write_parts(page, &filter, by, &mut all).await?;
+        }
+        for id in last {
+            self.write_parts(vec![id], &filter, by, &mut all).await?;
+        }
+        if all.left_out == 0 { Ok(all.written) } else { Err(Error::custom(all)) }
+    }
+
+    /// Writes these records. A part that exceeds its time limit is split further.
+    async fn write_parts(
+        &self,
+        ids: Vec<Bson>,
+        filter: &Document,
+        by: &Write,
+        all: &mut LeftOut,
+    ) -> Result<()> {
+        let mut open = vec![ids];
+        while let Some(ids) = open.pop() {
+            self.until.in_time()?;
+            let filter = doc! { "$and": [filter.clone(), { "_id": { "$in": &ids } }] };
+            let done = match &ids[..] {
+                [id] => self.write_stuck(id, filter, by).await,
+                // A limit that grew with the time that the search takes would take up the deadline.
+                _ => write(&self.primary, filter, by, LIMIT).await,
+            };
+            match done {
+                Ok(written) => all.written += written,
+                Err(e) if !exceeded_time_limit(&e) => return Err(e),
+                Err(_) if ids.len() == 1 => all.left_out += 1,
+                Err(_) => open.extend(ids.chunks(ids.len().div_ceil(PARTS)).map(<[_]>::to_vec)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a record that may be stuck. If so, that is remembered.
+    async fn write_stuck(&self, id: &Bson, filter: Document, by: &Write) -> Result<u64> {
+        // The id of a foreign program.
+        let Some(id) = LockId::from_bson(id) else {
+            return write(&self.primary, filter, by, LIMIT).await;
+        };
+        match timeout(LIMIT, self.admit(&id)).await {
+            Ok(Ok(mut admitted)) => {
+                admitted.limit = admitted.limit.min(LIMIT);
+                let limit = admitted.limit;
+                admitted.send(write(&self.primary, filter, by, limit)).await
+            }
+            // Other writes on stuck records do not leave it a turn.
+            _ => {
+                let message = "an open transaction blocks the record".to_owned();
+                Err(Error::custom(Refused { code: MAX_TIME_EXPIRED, message }))
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What the store needs in the database: collections, their indexes, and actions of the database user.
+
+use std::sync::PoisonError;
+
+use crate::{
+    error::StoreError,
+    key::{Lockable, Named},
+    store::{
+        DEFAULT_TTL, Rules,
+        mongo::{
+            ENDED, FROZEN, MongoStore, REMEMBER_ENDED, SERVERS,
+            error::Doing,
+            indexes::{Index, LONGEST_INDEX},
+        },
+    },
+};
+
+/// For records of the store's own. The last two prepare a collection.
+const RECORDS: &[&str] =
+    &["find", "insert", "update", "remove", "listIndexes", "createIndex", "collMod"];
+const ONE_RECORD: &[&str] = &["find", "insert", "update"];
+const DOCUMENTS: &[&str] = &["find", "update"];
+const NO_INDEX: [Index; 0] = [];
+
+/// What a [`MongoStore`] needs of one collection, for programs that examine a database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Needs {
+    /// The name of the collection in the database, such as `workitem.lock`.
+    pub collection: String,
+    /// The actions that the database user must be granted on the collection.
+    pub actions: Vec<&'static str>,
+    /// The indexes. The TTL index of a lock collection is that of the default ttl.
+    pub indexes: Vec<Index>,
+}
+
+impl Needs {
+    /// The needs of a collection that is not the store's own, such as that of web sessions.
+    pub fn new<I: Into<Index>>(
+        collection: &str,
+        actions: &[&'static str],
+        indexes: impl IntoIterator<Item = I>,
+    ) -> Self {
+        let indexes = indexes.into_iter().map(Into::into).collect();
+        Self { collection: collection.to_owned(), actions: actions.to_vec(), indexes }
+    }
+
+    /// The needs of the collection of ended sessions.
+    pub(super) fn of_ended() -> Self {
+        // Partial, because few records have unfinished steps.
+        let step = Index::on("step").partial();
+        Self::new(ENDED, RECORDS, vec![Index::on("ts").expiring(REMEMBER_ENDED), step])
+    }
+
+    pub(super) fn of_locks(collection: &str, rules: &Rules) -> Self {
+        let [readers, due] = ["readers.aid", "due"].map(|field| Index::on(field).partial());
+        // An expired record of a fenced collection still holds its fence, which must not be forgotten.
+        let expiry = if rules.fenced { LONGEST_INDEX } else { rules.expiry() };
+        let indexes = vec![Index::on("ts").expiring(expiry), Index::on("aid"), readers, due];
+        Self::new(&format!("{collection}.lock"), RECORDS, indexes)
+    }
+}
+
+impl MongoStore {
+    /// What this store needs in the database for the locks of these collections, and the
+    /// [other needs](Self::also_needs).
+    ///
+    /// # Errors
+    /// If the database is not reached.
+    pub async fn needs(&self, collections: &[&str]) -> Result<Vec<Needs>, StoreError> {
+        let has_streams =
+            self.has_transactions().await.doing(|| "asking the server for its kind")?;
+        let mut needs = of(collections, has_streams);
+        let others = self.inner.other_needs.lock().unwrap_or_else(PoisonError::into_inner);
+        needs.extend(others.values().cloned());
+        Ok(needs)
+    }
+
+    /// Counts the needs of another collection among those of this store, so that health examines them: of the web
+    /// sessions, for example.
+    pub fn also_needs(&self, needs: Needs) {
+        let mut others = self.inner.other_needs.lock().unwrap_or_else(PoisonError::into_inner);
+        others.insert(needs.collection.clone(), needs);
+    }
+}
+
+/// Change streams are the way to watch locks, where there are any.
+fn of(collections: &[&str], has_change_streams: bool) -> Vec<Needs> {
+    let one_record = [FROZEN, SERVERS].map(|name| Needs::new(name, ONE_RECORD, NO_INDEX));
+    let mut needs = vec![Needs::of_ended()];
+    needs.extend(one_record);
+    for collection in collections {
+        let mut locks = Needs::of_locks(collection, &Rules::new(DEFAULT_TTL));
+        locks.actions.extend(has_change_streams.then_some("changeStream"));
+        needs.push(locks);
+        if *collection != Named::COLLECTION {
+            needs.push(Needs::new(collection, DOCUMENTS, NO_INDEX));
+        }
+    }
+    needs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collections(needs: &[Needs]) -> Vec<&str> {
+        needs.iter().map(|it| &*it.collection).collect()
+    }
+
+    #[test]
+    fn locks_without_a_document_need_nothing_on_documents() {
+        let own = ["doclock.ended", "doclock.frozen", "doclock.server"];
+        let named = of(&[Named::COLLECTION], true);
+        assert_eq!(collections(&named), [&own[..], &["doclock.named.lock"]].concat());
+        let item = of(&["item"], true);
+        assert_eq!(collections(&item), [&own[..], &["item.lock", "item"]].concat());
+    }
+
+    #[test]
+    fn only_change_streams_need_the_right_to_them() {
+        let may_watch = |has_change_streams| {
+            of(&["item"], has_change_streams)[3].actions.contains(&"changeStream")
+        };
+        assert!(may_watch(true) && !may_watch(false));
+    }
+}

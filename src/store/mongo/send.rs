@@ -1,0 +1,318 @@
+//! Sends commands: each is sent once, with a time limit, and a majority acknowledges each write.
+//!
+//! Writes are run as raw commands, because the driver has no time limit for updates and deletes. The
+//! driver also does not number raw commands for its own retries, which spares the server the
+//! bookkeeping of a retryable write. No number is needed: every write of the store can tell its own
+//! work from that of an earlier attempt, and the manager repeats it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::TryStreamExt;
+use mongodb::{
+    Collection, Cursor,
+    bson::{Bson, Document, doc},
+    error::Error,
+};
+use serde::de::DeserializeOwned;
+
+use crate::{
+    key::LockId,
+    lock::{Aid, Lock, LockToken},
+    store::{
+        Deadline,
+        mongo::{
+            Call, Prepared,
+            admission::Admitted,
+            codec::{documents, millis, number},
+            error::{
+                Refused, Result, Unacknowledged, exceeded_time_limit, is_not_sent, late_majority,
+                not_sent, unavailable,
+            },
+            grant::Target,
+            group::{AT_ONCE, Group},
+        },
+    },
+};
+
+/// The longest wait for a majority, so that no request waits forever while replication stands still.
+pub(super) const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The server's time limit for the first attempt of a write, unless the deadline comes first, and for a command of several
+/// callers, each with a deadline of its own. Together with the number of writes on [one
+/// record](super::admission), it bounds the connections that a newly stuck record takes from the pool.
+pub(super) const LIMIT: Duration = Duration::from_millis(500);
+/// The longest time for a read, or for a write to be admitted, and the time of a caller without a deadline.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+impl Deadline {
+    /// The time limit of a write. Later attempts of a caller get more time: a majority that is always
+    /// slower than the first limit must be waited for in the end.
+    pub(super) fn write_limit(self) -> Duration {
+        self.time_left(LIMIT.max(self.waited()))
+    }
+
+    /// The time limit of a read, which no transaction blocks.
+    pub(super) fn read_limit(self) -> Duration {
+        self.time_left(LONGEST_WAIT)
+    }
+
+    /// When a command is sent at the latest, so that its caller has time left for it.
+    pub(super) fn send_by(self) -> Instant {
+        let left = self.read_limit();
+        Instant::now() + left.saturating_sub(LIMIT).max(left / 2)
+    }
+
+    /// The same for a claim. Half of the caller's time is for the command and a repetition. What gives locks back
+    /// comes first: a claim waits no longer than what is left of the other half after the wait of a release.
+    pub(super) fn claim_by(self, release_waits: Duration) -> Result<Instant> {
+        let left = (self.read_limit() / 2).checked_sub(release_waits);
+        left.map(|left| Instant::now() + left).ok_or_else(not_sent)
+    }
+
+    /// The moment; of a caller without a deadline, the longest wait from now on.
+    pub(super) fn moment_or_longest(self) -> Instant {
+        self.moment().unwrap_or_else(|| Instant::now() + LONGEST_WAIT)
+    }
+
+    /// The time until the deadline, at most `longest`. A caller without a deadline does not retry, so it gets more
+    /// time. Never zero, which means "no limit" to the server.
+    fn time_left(self, longest: Duration) -> Duration {
+        let Some(moment) = self.moment() else { return LONGEST_WAIT };
+        let left = moment.saturating_duration_since(Instant::now());
+        left.clamp(Duration::from_millis(1), longest)
+    }
+
+    /// An error once the deadline has passed.
+    pub(super) fn in_time(self) -> Result<()> {
+        match self.moment() {
+            Some(moment) if moment <= Instant::now() => Err(unavailable("the deadline has passed")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Repeats a removal that no majority has acknowledged in time. The repetition waits for the majority
+    /// again. Unless a failover has undone the removal, the repetition finds nothing more to remove. Returns
+    /// the last outcome, and whether an earlier attempt has removed something.
+    ///
+    /// A caller without a deadline repeats it once: its first command may have been one for several callers, whose time
+    /// is short.
+    pub(super) async fn until_majority<T, F>(self, remove: impl Fn() -> F) -> Result<(T, bool)>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let (mut is_written, mut late) = (false, None);
+        loop {
+            let may_repeat = || self.moment().map_or(late.is_none(), |it| it > Instant::now());
+            match remove().await {
+                Err(e) if late_majority(&e).is_some() && may_repeat() => {
+                    is_written |= late_majority(&e) == Some(true);
+                    late = Some(e);
+                }
+                // The repetition was not sent, but an earlier attempt was.
+                Err(e) if is_not_sent(&e) => return Err(late.unwrap_or(e)),
+                done => return done.map(|done| (done, is_written)),
+            }
+        }
+    }
+}
+
+/// A write on all records that match a filter.
+pub(super) enum Write {
+    Update(Vec<Document>),
+    /// Creates one record if none matches. Otherwise updates one.
+    Upsert(Vec<Document>),
+    Delete,
+}
+
+/// Carries out the write on the records that `filter` matches, and returns how many there were.
+pub(super) async fn write(
+    records: &Collection<Document>,
+    filter: Document,
+    by: &Write,
+    limit: Duration,
+) -> Result<u64> {
+    let name = records.name();
+    let command = match by {
+        Write::Update(by) => {
+            doc! { "update": name, "updates": [{ "q": filter, "u": by.clone(), "multi": true }] }
+        }
+        Write::Upsert(by) => {
+            doc! { "update": name, "updates": [{ "q": filter, "u": by.clone(), "upsert": true }] }
+        }
+        Write::Delete => doc! { "delete": name, "deletes": [{ "q": filter, "limit": 0 }] },
+    };
+    let reply = run(records, command, limit).await?;
+    if let Some((_, refused)) = refusals(&reply).pop_first() {
+        return Err(refused);
+    }
+    let matched = number_of(&reply);
+    acknowledged(&reply, matched > 0)?;
+    Ok(matched)
+}
+
+/// Runs a write command. The reply may contain errors of its statements.
+pub(super) async fn run(
+    records: &Collection<Document>,
+    mut command: Document,
+    limit: Duration,
+) -> Result<Document> {
+    command.insert("maxTimeMS", millis(limit));
+    // A command does not inherit the write concern of the collection.
+    let timeout = millis(WRITE_CONCERN_TIMEOUT);
+    command.insert("writeConcern", doc! { "w": "majority", "wtimeout": timeout });
+    records.client().database(&records.namespace().db).run_command(command).await
+}
+
+/// How many records a command has matched.
+pub(super) fn number_of(reply: &Document) -> u64 {
+    reply.get("n").and_then(number).unwrap_or_default() as u64
+}
+
+/// Why the server refused some statements of a command, by their numbers.
+pub(super) fn refusals(reply: &Document) -> BTreeMap<usize, Error> {
+    let refused = |error: &Document| {
+        let code = error.get("code").and_then(number).unwrap_or_default() as i32;
+        let message = error.get_str("errmsg").unwrap_or_default().to_owned();
+        Some((index_of(error)?, Error::custom(Refused { code, message })))
+    };
+    documents(reply, "writeErrors").filter_map(refused).collect()
+}
+
+/// The numbers of the statements that have inserted a record.
+pub(super) fn upserted(reply: &Document) -> BTreeSet<usize> {
+    documents(reply, "upserted").filter_map(index_of).collect()
+}
+
+fn index_of(statement: &Document) -> Option<usize> {
+    Some(statement.get("index").and_then(number)? as usize)
+}
+
+/// An error if the write was carried out but is not known to be durable. The driver does not check this
+/// for a raw command.
+pub(super) fn acknowledged(reply: &Document, has_written: bool) -> Result<()> {
+    match reply.get("writeConcernError") {
+        Some(error) => Err(Error::custom(Unacknowledged { has_written, error: error.clone() })),
+        None => Ok(()),
+    }
+}
+
+/// All rows that a query returns.
+pub(super) async fn rows<T>(query: impl IntoFuture<Output = Result<Cursor<T>>>) -> Result<Vec<T>>
+where
+    T: DeserializeOwned + Send + Sync + Unpin,
+{
+    query.await?.try_collect().await
+}
+
+/// How many commands of one kind are under way at once in a collection. With 64 tasks, two brought a
+/// quarter more locks than one on one node, and half as many more on three: while one command waits for its
+/// majority, the server works on the other.
+const UNDER_WAY: usize = 2;
+/// How long after a read of the locks of sessions the next one is sent, if fewer than a full command wait. So the
+/// heartbeats of thousands of people share their reads: 400 a second, ten at a time. A lone one does not wait.
+const SESSIONS_PACE: Duration = Duration::from_millis(25);
+
+/// The locks of sessions.
+#[derive(Debug)]
+pub(super) struct Both {
+    /// Majority-committed.
+    pub(super) locks: Vec<Lock>,
+    /// Those that only the primary has.
+    pub(super) uncommitted: Vec<Lock>,
+}
+
+/// The claim of a document that is expected to be free.
+#[derive(Debug)]
+pub(super) struct Take {
+    pub(super) id: LockId,
+    pub(super) token: LockToken,
+    pub(super) update: Vec<Document>,
+}
+
+/// The commands that several callers share. Each kind has commands of its own, so that claims never keep locks from being
+/// given back.
+#[derive(Debug)]
+pub(super) struct Groups {
+    /// Claims of free documents.
+    pub(super) takes: Arc<Group<Take, Option<Document>>>,
+    /// Releases of exclusive locks.
+    pub(super) releases: Arc<Group<Target, bool>>,
+    /// Locks that nobody wants any more.
+    pub(super) retractions: Arc<Group<Target, bool>>,
+    /// Looks at locks that are known to be held.
+    pub(super) looks: Arc<Group<LockId, Option<Document>>>,
+    /// Reads of the locks of sessions.
+    pub(super) sessions: Arc<Group<Aid, Both>>,
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Self {
+            takes: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
+            releases: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
+            retractions: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
+            looks: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
+            sessions: Group::new(UNDER_WAY, AT_ONCE, SESSIONS_PACE),
+        }
+    }
+}
+
+impl Prepared {
+    /// The outcomes of the jobs of a group. If their command exceeded its time limit, perhaps a record is stuck: the
+    /// repetitions are sent alone, so that the record is found.
+    pub(super) fn each<'a, T>(
+        &self,
+        ids: impl Iterator<Item = &'a LockId> + Clone,
+        outcomes: Result<Vec<Result<T>>>,
+    ) -> Vec<Result<T>> {
+        outcomes.unwrap_or_else(|e| {
+            if exceeded_time_limit(&e) {
+                self.admission.suspect(ids.clone());
+            }
+            ids.map(|_| Err(e.clone())).collect()
+        })
+    }
+}
+
+impl Call<'_> {
+    /// One `findAndModify` on the record of this admission. Returns the record after it; `None` if there is none.
+    ///
+    /// Without `fields` the whole record is returned, which costs the server less than any projection.
+    pub(super) async fn modify(
+        &self,
+        admitted: Admitted<'_>,
+        filter: Document,
+        by: Vec<Document>,
+        upsert: bool,
+        fields: Option<Document>,
+    ) -> Result<Option<Document>> {
+        let mut command = doc! {
+            "findAndModify": self.primary.name(),
+            "query": filter,
+            "update": by,
+            "new": true,
+            "upsert": upsert,
+        };
+        if let Some(fields) = fields {
+            command.insert("fields", fields);
+        }
+        let limit = admitted.limit;
+        let mut reply = admitted.send(run(&self.primary, command, limit)).await?;
+        let record = match reply.remove("value") {
+            Some(Bson::Document(record)) => Some(record),
+            _ => None,
+        };
+        acknowledged(&reply, record.is_some())?;
+        Ok(record)
+    }
+
+    /// One write on the record `id`, if `filter` matches it.
+    pub(super) async fn write_one(&self, id: &LockId, filter: Document, by: &Write) -> Result<u64> {
+        let admitted = self.admit(id).await?;
+        let limit = admitted.limit;
+        admitted.send(write(&self.primary, filter, by, limit)).await
+    }
+}

@@ -1,0 +1,203 @@
+//! Compares a database with what the store needs in it.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::{try_join, try_join_all};
+use mongodb::{
+    Database,
+    bson::{Bson, Document, doc},
+    error::Result as MongoResult,
+};
+
+use crate::{
+    error::StoreError,
+    store::mongo::{
+        MongoStore,
+        error::{code, is_denied, store_error},
+        indexes::{self, Index},
+        needs::Needs,
+    },
+};
+
+/// The answer to [`MongoStore::survey`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Survey {
+    /// The name of the database user, and the database that keeps the user. `None` if nobody is authenticated, or if the
+    /// server does not say.
+    pub user: Option<(String, String)>,
+    /// The collections, in the order of the needs.
+    pub collections: Vec<Surveyed>,
+}
+
+/// A collection, compared with what the store needs of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Surveyed {
+    /// The needs.
+    pub needs: Needs,
+    /// The needed actions that the database user has not been granted. Empty if the server does not say.
+    pub lacks: Vec<&'static str>,
+    /// The indexes; none if there is no such collection. `None` if no index is needed, or if the user may not look.
+    pub indexes: Option<Vec<Index>>,
+}
+
+impl Surveyed {
+    /// True if the user may not look at the indexes.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.indexes.is_none() && !self.needs.indexes.is_empty()
+    }
+}
+
+impl MongoStore {
+    /// Compares the database with these [needs](Self::needs). It only reads.
+    ///
+    /// # Errors
+    /// If the database is not reached.
+    pub async fn survey(&self, needs: Vec<Needs>) -> Result<Survey, StoreError> {
+        let database = self.database();
+        let listed = needs.iter().map(async |Needs { collection, indexes, .. }| {
+            if indexes.is_empty() {
+                return Ok(None);
+            }
+            match indexes::list(database, collection).await {
+                Err(e) if is_denied(&e) => Ok(None),
+                Err(e) => Err(store_error(format!("looking at the indexes of {collection}"), e)),
+                listed => Ok(listed.ok()),
+            }
+        });
+        let user = async {
+            let user = User::ask(database).await;
+            user.map_err(|e| store_error("looking at the privileges of the database user", e))
+        };
+        let (listed, user) = try_join(try_join_all(listed), user).await?;
+        let both = needs.into_iter().zip(listed);
+        let collections =
+            both.map(|(needs, indexes)| Surveyed { needs, lacks: Vec::new(), indexes });
+        let mut collections: Vec<_> = collections.collect();
+        // Some servers list no privileges. A refusal then shows that there are none.
+        if user.lists_privileges() || collections.iter().any(Surveyed::is_hidden) {
+            for it in &mut collections {
+                it.lacks = user.lacks(database.name(), &it.needs);
+            }
+        }
+        Ok(Survey { user: user.name, collections })
+    }
+}
+
+const API_STRICT: i32 = 323;
+
+/// The authenticated user, from the answer to `connectionStatus`.
+#[derive(Debug)]
+struct User {
+    name: Option<(String, String)>,
+    privileges: Vec<Document>,
+}
+
+impl User {
+    /// Asks who is authenticated. The strict Stable API lacks this command. Missing privileges then show where they
+    /// are needed.
+    async fn ask(database: &Database) -> MongoResult<Self> {
+        let status = doc! { "connectionStatus": 1, "showPrivileges": true };
+        match database.run_command(status).await {
+            Err(e) if code(&e) == Some(API_STRICT) => Ok(Self::of(&doc! {})),
+            status => Ok(Self::of(&status?)),
+        }
+    }
+
+    fn of(status: &Document) -> Self {
+        let info = status.get_document("authInfo").ok();
+        let listed = |field| {
+            let values = info.and_then(|info| info.get_array(field).ok());
+            values.into_iter().flatten().filter_map(Bson::as_document)
+        };
+        let name = listed("authenticatedUsers").next().and_then(|user| {
+            Some((user.get_str("user").ok()?.to_owned(), user.get_str("db").ok()?.to_owned()))
+        });
+        Self { name, privileges: listed("authenticatedUserPrivileges").cloned().collect() }
+    }
+
+    /// False for a server that does not list them, and for a user without any.
+    fn lists_privileges(&self) -> bool {
+        !self.privileges.is_empty()
+    }
+
+    fn lacks(&self, database: &str, needs: &Needs) -> Vec<&'static str> {
+        if self.name.is_none() {
+            return Vec::new();
+        }
+        let applies = |privilege: &&Document| {
+            let resource = privilege.get_document("resource");
+            resource.is_ok_and(|it| covers(it, database, &needs.collection))
+        };
+        let granted = self.privileges.iter().filter(applies);
+        let granted = granted.filter_map(|privilege| privilege.get_array("actions").ok());
+        let granted: BTreeSet<_> = granted.flatten().filter_map(Bson::as_str).collect();
+        needs.actions.iter().copied().filter(|action| !granted.contains(action)).collect()
+    }
+}
+
+/// An empty name in a resource stands for all names except those of the system.
+fn covers(resource: &Document, database: &str, collection: &str) -> bool {
+    let matches = |field, name: &str| {
+        resource.get_str(field).is_ok_and(|named| named.is_empty() || named == name)
+    };
+    resource.get_bool("anyResource").unwrap_or_default()
+        || matches("db", database) && matches("collection", collection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Rules;
+
+    fn on(db: &str, collection: &str, actions: &[&str]) -> Document {
+        doc! { "resource": { "db": db, "collection": collection }, "actions": actions }
+    }
+
+    /// The missing actions on `shop.item.lock` of a user with these privileges.
+    fn lacks(privileges: Vec<Document>) -> Vec<&'static str> {
+        let user = User::of(&doc! { "authInfo": {
+            "authenticatedUsers": [{ "user": "app", "db": "admin" }],
+            "authenticatedUserPrivileges": privileges,
+        } });
+        user.lacks("shop", &needs())
+    }
+
+    fn needs() -> Needs {
+        Needs::of_locks("item", &Rules::new(std::time::Duration::from_secs(150)))
+    }
+
+    #[test]
+    fn privileges_are_looked_for_in_every_form_in_which_they_are_granted() {
+        let all = &needs().actions[..];
+        for sufficient in [
+            vec![on("shop", "", all)],
+            vec![on("", "", all)],
+            vec![doc! { "resource": { "anyResource": true }, "actions": all }],
+            vec![
+                on("shop", "item.lock", &all[..4]),
+                on("", "item.lock", &all[4..]),
+                doc! { "resource": { "cluster": true }, "actions": ["hostInfo"] },
+            ],
+        ] {
+            assert_eq!(lacks(sufficient), [""; 0]);
+        }
+        for elsewhere in [on("shop2", "", all), on("shop", "item", all), on("", "other.lock", all)]
+        {
+            assert_eq!(lacks(vec![elsewhere]), all);
+        }
+        let stranger = User::of(&doc! {});
+        assert_eq!(stranger.lacks("shop", &needs()), [""; 0]);
+    }
+
+    #[test]
+    fn each_action_that_is_missing_is_named() {
+        let all = needs().actions;
+        for action in &all {
+            let others: Vec<_> = all.iter().copied().filter(|it| it != action).collect();
+            assert_eq!(lacks(vec![on("shop", "item.lock", &others)]), [*action]);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A lock that its holder has lost to somebody else, as the application is told about it.
+
+use std::time::SystemTime;
+
+use uuid::Uuid;
+
+use crate::{
+    key::LockKey,
+    lock::{Aid, Holder, LockToken},
+};
+
+/// How a holder has lost its lock to somebody else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TakeoverKind {
+    /// Somebody broke the lock. The document was free then.
+    Broken,
+    /// Somebody took the lock over, and holds it now.
+    TakenOver,
+}
+
+/// A break or a takeover: somebody else than its holder has removed a lock, or has taken it over for another session.
+///
+/// For the listener of [`on_lock_taken`](crate::LockManagerBuilder::on_lock_taken).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Takeover {
+    /// Identifies this event. A repeated announcement has the same value.
+    pub event: Uuid,
+    /// The document.
+    pub key: LockKey,
+    /// Whether the lock was broken or taken over.
+    pub kind: TakeoverKind,
+    /// The former holder, with the id of the user if the application [gave one](crate::Actor::with_id).
+    /// `None` if another program held the lock.
+    pub from: Option<Holder>,
+    /// The session of the former holder.
+    pub aid: Aid,
+    /// The acquisition that was lost. `None` if another program held the lock.
+    pub token: Option<LockToken>,
+    /// Who did it, with the id of the user if the application gave one.
+    pub by: Holder,
+    /// The reason that this person gave, perhaps empty.
+    pub reason: String,
+    /// When, by the store's clock.
+    pub at: SystemTime,
+    /// True if a listener may have been called with this `event` before, by a server that was killed or
+    /// cut off before it could record the call.
+    pub repeated: bool,
+}
