@@ -3,11 +3,11 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use crate::{clock, key::LockKey, lock::Aid, store::Named};
+use parking_lot::Mutex;
 
 /// How many locks of a session are remembered as known to it.
 const KNOWN: usize = 32;
@@ -88,7 +88,7 @@ impl Activity {
     /// `interval`.
     pub(super) fn is_due(&self, aid: &Aid, named: &[Named], interval: Duration) -> bool {
         let now = clock::now();
-        let mut sessions = self.sessions();
+        let mut sessions = self.sessions.lock();
         let is_known = sessions.of.contains_key(aid);
         let session = sessions.begins(aid, now, interval);
         let is_due = !is_known || session.is_due(named, now);
@@ -101,7 +101,7 @@ impl Activity {
     /// A new session has no locks, so it is not due for a while.
     pub(super) fn session_begins(&self, aid: &Aid, interval: Duration) {
         let now = clock::now();
-        self.sessions().begins(aid, now, interval).unknown_tabs_due = now + interval;
+        self.sessions.lock().begins(aid, now, interval).unknown_tabs_due = now + interval;
     }
 
     /// An answer shows that a lock of the session has this much time left. A lock that was renewed with the
@@ -110,7 +110,7 @@ impl Activity {
     /// end of its `max_hold` looks the same, and no renewal helps it.)
     pub(super) fn saw(&self, aid: &Aid, left: Duration, interval: Duration) {
         if left < interval
-            && let Some(session) = self.sessions().of.get_mut(aid)
+            && let Some(session) = self.sessions.lock().of.get_mut(aid)
         {
             let due = clock::now() + left / 3;
             session.due = session.due.min(due);
@@ -122,7 +122,7 @@ impl Activity {
     /// session may have come a quarter of the way closer to `most`, so that a session with few locks is
     /// never counted.
     pub(super) fn granted(&self, aid: &Aid, most: usize, interval: Duration) -> bool {
-        let mut sessions = self.sessions();
+        let mut sessions = self.sessions.lock();
         let session = match sessions.of.get_mut(aid) {
             Some(session) => session,
             None => sessions.begins(aid, clock::now(), interval),
@@ -133,14 +133,14 @@ impl Activity {
 
     /// The session has this many locks, including those from other servers.
     pub(super) fn counted(&self, aid: &Aid, locks: usize) {
-        if let Some(session) = self.sessions().of.get_mut(aid) {
+        if let Some(session) = self.sessions.lock().of.get_mut(aid) {
             (session.counted, session.granted) = (locks, 0);
         }
     }
 
     /// Several requests of the session know this lock. Ignored for a session that was not active here.
     pub(super) fn told(&self, aid: &Aid, key: &LockKey) {
-        let mut sessions = self.sessions();
+        let mut sessions = self.sessions.lock();
         let Some(session) = sessions.of.get_mut(aid) else { return };
         if !session.known.contains(key) {
             session.known.truncate(KNOWN - 1);
@@ -151,35 +151,31 @@ impl Activity {
     /// A hint whether to read the lock or to claim it, never a decision: another server may have released
     /// the lock.
     pub(super) fn was_told(&self, aid: &Aid, key: &LockKey) -> bool {
-        self.sessions().of.get(aid).is_some_and(|session| session.known.contains(key))
+        self.sessions.lock().of.get(aid).is_some_and(|session| session.known.contains(key))
     }
 
     /// The session has asked for a missing document. Ignored for a session that was not active here.
     pub(super) fn missed(&self, aid: &Aid) {
-        if let Some(session) = self.sessions().of.get_mut(aid) {
+        if let Some(session) = self.sessions.lock().of.get_mut(aid) {
             session.missed = Some(clock::now());
         }
     }
 
     pub(super) fn has_missed(&self, aid: &Aid) -> bool {
-        let missed = self.sessions().of.get(aid).and_then(|session| session.missed);
+        let missed = self.sessions.lock().of.get(aid).and_then(|session| session.missed);
         missed.is_some_and(|at| clock::since(at) < REMEMBER_MISSED)
     }
 
     /// The lock is gone, or may be changing.
     pub(super) fn gone(&self, aid: &Aid, key: &LockKey) {
-        if let Some(session) = self.sessions().of.get_mut(aid) {
+        if let Some(session) = self.sessions.lock().of.get_mut(aid) {
             session.known.retain(|known| known != key);
         }
     }
 
     /// The renewal failed: the next request tries again.
     pub(super) fn forget(&self, aid: &Aid) {
-        self.sessions().of.remove(aid);
-    }
-
-    fn sessions(&self) -> MutexGuard<'_, Sessions> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock().of.remove(aid);
     }
 }
 
@@ -217,7 +213,7 @@ mod tests {
         for _ in 0..1_000 {
             activity.is_due(&aid, &[Named::Tab(TabId::new())], HOUR);
         }
-        assert_eq!(activity.sessions().of[&aid].tabs.len(), TABS);
+        assert_eq!(activity.sessions.lock().of[&aid].tabs.len(), TABS);
     }
 
     #[test]
@@ -242,6 +238,6 @@ mod tests {
         for _ in 0..10_000 {
             activity.is_due(&Aid::new(), &[], Duration::ZERO);
         }
-        assert!(activity.sessions().of.len() <= 1024);
+        assert!(activity.sessions.lock().of.len() <= 1024);
     }
 }

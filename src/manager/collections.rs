@@ -3,10 +3,11 @@
 use std::{
     any::type_name,
     collections::BTreeMap,
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
+use parking_lot::RwLock;
 use tokio::sync::{Mutex, Notify};
 
 use crate::{
@@ -97,11 +98,11 @@ impl Collections {
     }
 
     fn known<X>(&self, read: impl FnOnce(&Known) -> X) -> X {
-        read(&self.known.read().unwrap_or_else(PoisonError::into_inner))
+        read(&self.known.read())
     }
 
     fn change<X>(&self, write: impl FnOnce(&mut Known) -> X) -> X {
-        write(&mut self.known.write().unwrap_or_else(PoisonError::into_inner))
+        write(&mut self.known.write())
     }
 
     fn get(&self, name: &str) -> Option<(&'static str, Registered)> {

@@ -4,10 +4,11 @@ use std::{
     collections::{BTreeSet, HashMap},
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::timeout_at,
@@ -85,10 +86,6 @@ impl Descriptions {
         Arc::new(Self { describe, turns, state: Mutex::default() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The titles that are known, and for the other documents the calls that will tell. Begins these
     /// calls, each in a task of its own.
     fn look(
@@ -99,7 +96,7 @@ impl Descriptions {
     ) -> (Titles, Calls) {
         let person = person.filter(|_| self.describe.is_personal).cloned();
         let (mut titles, mut calls, mut unknown) = (Titles::new(), Calls::new(), Vec::new());
-        let mut state = self.state();
+        let mut state = self.state.lock();
         for key in keys.iter().collect::<BTreeSet<_>>() {
             let of_person = (person.clone(), key.clone());
             if let Some((known, at)) = state.known.get(&of_person)
@@ -134,7 +131,7 @@ impl Descriptions {
         let Ok(Ok(turn)) = timeout_at((clock::now() + LIMIT).into(), turn).await else {
             return Answer::NoTurn;
         };
-        if self.state().is_paused() {
+        if self.state.lock().is_paused() {
             return Answer::NoTurn;
         }
         let call = self.call(person, keys, turn);
@@ -174,7 +171,7 @@ impl Descriptions {
     /// Remembers the answer. Returns the titles of the documents that were asked for.
     fn learn(&self, person: &Option<Actor>, keys: &[LockKey], answer: Answer) -> Titles {
         let (mut titles, mut left_out) = (Titles::new(), None);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         for key in keys {
             state.asked.remove(&(person.clone(), key.clone()));
         }

@@ -3,10 +3,11 @@
 use std::{
     collections::BTreeMap,
     env, fs, process,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::sleep};
 use uuid::Uuid;
 
@@ -62,12 +63,8 @@ impl Servers {
         Self { calls, ttl, id, state, changed: Arc::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn registered(&self, collection: &str, fenced: bool, fair: bool) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.collections.insert(collection.to_owned(), Flags::new(fenced, fair));
         state.since = clock::now();
         drop(state);
@@ -76,15 +73,15 @@ impl Servers {
 
     /// How many servers have noted themselves, this one included; 0 if this one has not.
     pub(super) fn count(&self) -> usize {
-        self.state().count.unwrap_or(0)
+        self.state.lock().count.unwrap_or(0)
     }
 
     pub(super) fn problems(&self) -> Vec<String> {
-        self.state().problems.clone()
+        self.state.lock().problems.clone()
     }
 
     fn note(&self) -> ServerNote {
-        let state = self.state();
+        let state = self.state.lock();
         ServerNote {
             id: self.id,
             name: name(),
@@ -112,7 +109,7 @@ fn name() -> String {
 impl Servers {
     #[cfg(feature = "web")]
     pub(crate) fn note_key(&self, fingerprint: String) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.key, state.since) = (Some(fingerprint), clock::now());
         drop(state);
         self.changed.notify_one();
@@ -130,7 +127,7 @@ impl Servers {
             Some(format!("{other} differs from this one: {}", note.difference(other)?))
         };
         let problems: Vec<_> = all.iter().filter_map(differs).take(NAMED).collect();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_first = state.count.replace(all.len()).is_none();
         let was = std::mem::replace(&mut state.problems, problems.clone());
         drop(state);
@@ -148,7 +145,7 @@ impl Servers {
 
     /// The others should not see this server any more.
     pub(super) async fn forget(&self) {
-        if self.state().count.take().is_none() {
+        if self.state.lock().count.take().is_none() {
             return;
         }
         let forgotten =
@@ -190,7 +187,7 @@ pub(super) async fn follow(manager: Weak<Inner>) {
         let servers = &inner.servers;
         let (stop, changed) = (inner.stop.token(), Arc::clone(&servers.changed));
         let settled = {
-            let state = servers.state();
+            let state = servers.state.lock();
             let is_known = !state.collections.is_empty();
             is_known.then(|| SETTLED.saturating_sub(clock::since(state.since)))
         };
@@ -205,7 +202,7 @@ pub(super) async fn follow(manager: Weak<Inner>) {
                 Some(match noted {
                     Ok(()) => rhythm.after_success(Some(EVERY)),
                     Err(e) => {
-                        servers.state().problems =
+                        servers.state.lock().problems =
                             vec![format!("this server cannot note itself for the others: {e}")];
                         rhythm.after_failure(&e)
                     }

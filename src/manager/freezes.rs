@@ -2,10 +2,11 @@
 
 use std::{
     future::{Future, pending},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{sync::watch, time::sleep};
 use uuid::Uuid;
 
@@ -63,7 +64,7 @@ impl Freezes {
     /// new as its question, which was asked at `since`. For a change by this server, `since` is the end of the
     /// change: the answer to a question that was asked meanwhile may lack the change.
     fn saw(&self, now: Vec<Freeze>, asked: Instant, since: Instant) -> bool {
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut newest = self.newest.lock();
         if since < newest.since {
             return false;
         }
@@ -77,7 +78,7 @@ impl Freezes {
     }
 
     fn are_old(&self) -> bool {
-        clock::since(self.newest.lock().unwrap_or_else(PoisonError::into_inner).asked) > OLD
+        clock::since(self.newest.lock().asked) > OLD
     }
 
     /// Those that this server knows.

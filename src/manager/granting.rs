@@ -299,7 +299,7 @@ impl Granting {
                 // The lock was never granted, or was given back before, or it is still there for another
                 // request that was told of it. The first waiter asks the store.
                 Ok(Released::AlreadyGone) => {
-                    attempts.iter().for_each(|it| granting.seen.queues.machine().ended(it));
+                    attempts.iter().for_each(|it| granting.seen.queues.machine.lock().ended(it));
                 }
                 retracted => granting.released_in_background(retracted, &attempts),
             }

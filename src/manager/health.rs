@@ -241,7 +241,7 @@ impl LockManager {
         Health {
             collections: self.inner.collections.names(),
             wakeups: self.inner.watches.states(),
-            waiting: self.inner.seen.queues.machine().waiting(),
+            waiting: self.inner.seen.queues.machine.lock().waiting(),
             guards: self.inner.kept.len(),
             event_streams: self.inner.event_streams.count(),
             reaper: self.inner.sweeps.health(

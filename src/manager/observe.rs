@@ -12,13 +12,12 @@ pub mod metrics;
 
 use std::time::Instant;
 #[cfg(feature = "metrics")]
-use std::{
-    collections::{HashSet, VecDeque},
-    sync::{Mutex, PoisonError},
-};
+use std::collections::{HashSet, VecDeque};
 
 #[cfg(feature = "metrics")]
 use ::metrics::{counter, gauge, histogram};
+#[cfg(feature = "metrics")]
+use parking_lot::Mutex;
 
 #[cfg(feature = "metrics")]
 use crate::clock;
@@ -221,7 +220,7 @@ pub(super) struct Losses {
 impl Losses {
     /// True if this acquisition was not counted before.
     fn is_new(&self, token: LockToken) -> bool {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.counted.lock();
         let (all, oldest_first) = &mut *counted;
         let is_new = all.insert(token);
         if is_new {

@@ -74,7 +74,7 @@ impl Granting {
                     observe::handed_over(granting.collections.label(&held.key));
                     granting.seen.watched.ended(&held);
                     granting.seen.watched.saw(&lock, asked);
-                    granting.seen.queues.machine().held(&lock);
+                    granting.seen.queues.machine.lock().held(&lock);
                     let fresh = granting.provisional(lock, &claim, &gift.scope, permit);
                     gift.give(Acquired::Granted(fresh));
                     Ok(Released::Released)
@@ -181,7 +181,7 @@ impl Granting {
             }
         }
         // The waiters learn that the lock expires earlier now.
-        self.seen.queues.machine().freed(&held.key);
+        self.seen.queues.machine.lock().freed(&held.key);
         Ok(())
     }
 }

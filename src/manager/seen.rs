@@ -41,7 +41,7 @@ impl Seen {
     pub(super) fn gone(&self, lock: &Acquisition) {
         self.activity.gone(&lock.aid, &lock.key);
         self.watched.ended(lock);
-        self.queues.machine().ended(lock);
+        self.queues.machine.lock().ended(lock);
     }
 
     /// The session held these documents, and holds nothing now.
@@ -49,7 +49,7 @@ impl Seen {
         self.watched.saw_all_of(aid, &[], asked);
         for key in keys {
             self.activity.gone(aid, key);
-            self.queues.machine().freed(key);
+            self.queues.machine.lock().freed(key);
         }
     }
 }

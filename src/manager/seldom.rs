@@ -2,11 +2,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 #[cfg(feature = "web")]
+use parking_lot::Mutex;
 use tokio::time::sleep;
 #[cfg(feature = "web")]
 use tokio_util::sync::CancellationToken;
@@ -35,15 +36,9 @@ struct Failed {
 }
 
 impl Seldom {
-    fn failed(failed: &Mutex<Failed>) -> MutexGuard<'_, Failed> {
-        failed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Seldom {
     /// Logs a warning, unless one of this kind was logged within the last 10 s.
     pub(crate) fn warn(&self, kind: &'static str, line: impl FnOnce() -> String) {
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.logged.lock();
         if logged.get(kind).is_none_or(|at| clock::since(*at) >= EVERY) {
             logged.insert(kind, clock::now());
             drop(logged);
@@ -56,7 +51,7 @@ impl Seldom {
     #[cfg(feature = "web")]
     pub(super) fn request_failed(&self, line: String, runner: &Runner, stop: CancellationToken) {
         let all = Arc::clone(&self.failed);
-        let mut failed = Seldom::failed(&all);
+        let mut failed = all.lock();
         if failed.is_counted {
             failed.requests += 1;
             failed.latest = line;
@@ -72,7 +67,7 @@ impl Seldom {
                     () = stop.cancelled() => {}
                     () = sleep(EVERY) => {}
                 }
-                let mut failed = Seldom::failed(&all);
+                let mut failed = all.lock();
                 let (requests, latest) = (failed.requests, std::mem::take(&mut failed.latest));
                 failed.requests = 0;
                 failed.is_counted = requests > 0 && !stop.is_cancelled();

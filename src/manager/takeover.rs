@@ -208,7 +208,7 @@ impl LockManager {
                     manager.inner.granting.reaper.notify_one();
                     manager.inner.seen.watched.ended(&held);
                     manager.inner.seen.watched.saw(&lock, asked);
-                    manager.inner.seen.queues.machine().held(&lock);
+                    manager.inner.seen.queues.machine.lock().held(&lock);
                     if takeover.is_some() {
                         observe::broken(
                             manager.inner.collections.label(&held.key),

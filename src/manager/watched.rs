@@ -3,11 +3,12 @@
 use std::{
     future::poll_fn,
     hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::Poll,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::watch,
     time::{sleep_until, timeout_at},
@@ -101,24 +102,20 @@ pub(in crate::manager) struct Watch {
 }
 
 impl Watched {
-    fn locks(&self) -> MutexGuard<'_, Locks> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(in crate::manager) fn watch(&self, lock: &Lock, token: LockToken) -> Watch {
-        let mut locks = self.locks();
+        let mut locks = self.locks.lock();
         let entry = locks.watch(lock, token);
         entry.watchers += 1;
         Watch { watched: self.clone(), token, news: entry.news.subscribe() }
     }
 
     pub(in crate::manager) fn watches(&self, aid: &Aid) -> bool {
-        self.locks().by_aid.contains_key(aid)
+        self.locks.lock().by_aid.contains_key(aid)
     }
 
     /// An answer to a question asked at that moment: this is the live lock on its document.
     pub(in crate::manager) fn saw(&self, lock: &Lock, asked: Instant) {
-        let locks = self.locks();
+        let locks = self.locks.lock();
         locks.learn(locks.by_key.get(&lock.key), asked, |entry, token| {
             let live = Belief::Live { until: lock.expires_at, known: clock::now() };
             match lock.token {
@@ -132,14 +129,14 @@ impl Watched {
 
     /// An answer to a question asked at that moment: no lock on this document is live.
     pub(in crate::manager) fn saw_free(&self, key: &LockKey, asked: Instant) {
-        let locks = self.locks();
+        let locks = self.locks.lock();
         locks.learn(locks.by_key.get(key), asked, |_, _| Some(Belief::Gone));
     }
 
     /// An answer to a question asked at that moment: the session holds these locks and no others.
     pub(in crate::manager) fn saw_all_of(&self, aid: &Aid, held: &[Lock], asked: Instant) {
         let until: HashMap<_, _> = held.iter().map(|lock| (lock.token, lock.expires_at)).collect();
-        let locks = self.locks();
+        let locks = self.locks.lock();
         locks.learn(locks.by_aid.get(aid), asked, |_, token| {
             Some(match until.get(&Some(token)) {
                 Some(&until) => Belief::Live { until, known: clock::now() },
@@ -150,7 +147,7 @@ impl Watched {
 
     /// This acquisition lives until then.
     pub(in crate::manager) fn renewed(&self, lock: &Acquisition, until: Instant) {
-        if let Some(entry) = self.locks().of.get(&lock.token) {
+        if let Some(entry) = self.locks.lock().of.get(&lock.token) {
             entry.news.send_if_modified(|belief| {
                 let is_live = matches!(belief, Belief::Live { .. });
                 if is_live {
@@ -163,7 +160,7 @@ impl Watched {
 
     /// This acquisition has ended, for whatever reason.
     pub(in crate::manager) fn ended(&self, lock: &Acquisition) {
-        if let Some(entry) = self.locks().of.get(&lock.token)
+        if let Some(entry) = self.locks.lock().of.get(&lock.token)
             && (&entry.key, &entry.aid) == (&lock.key, &lock.aid)
         {
             entry.news.send_replace(Belief::Gone);
@@ -204,7 +201,7 @@ impl Locks {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let mut locks = self.watched.locks();
+        let mut locks = self.watched.locks.lock();
         if let Some(entry) = locks.of.get_mut(&self.token) {
             entry.watchers -= 1;
             if entry.watchers == 0 {

@@ -4,10 +4,11 @@ use std::{
     any::Any,
     collections::BTreeMap,
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{
     task::{AbortHandle, JoinHandle},
@@ -47,12 +48,8 @@ pub struct TaskPanics {
 pub(in crate::manager) struct Panics(Mutex<BTreeMap<&'static str, (u32, Instant, String)>>);
 
 impl Panics {
-    fn of(&self) -> MutexGuard<'_, BTreeMap<&'static str, (u32, Instant, String)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn note(&self, task: &'static str, message: String) {
-        let mut all = self.of();
+        let mut all = self.0.lock();
         let count = all.get(task).map_or(0, |(count, ..)| *count);
         all.insert(task, (count.saturating_add(1), clock::now(), message));
     }
@@ -63,7 +60,7 @@ impl Panics {
             last: clock::since(*at),
             message: message.clone(),
         };
-        self.of().iter().map(|(task, panics)| (*task, told(panics))).collect()
+        self.0.lock().iter().map(|(task, panics)| (*task, told(panics))).collect()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The results of the reaper's sweeps.
 
 use std::{
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::task::AbortHandle;
 
@@ -67,10 +68,6 @@ struct Past {
 }
 
 impl Sweeps {
-    fn past(&self) -> MutexGuard<'_, Past> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// This task sweeps from now on.
     pub(in crate::manager) fn by(&self, reaper: AbortHandle) {
         // There is only one reaper for each manager.
@@ -78,7 +75,7 @@ impl Sweeps {
     }
 
     pub(in crate::manager) fn saw<T>(&self, outcome: &Result<T, LockError>) {
-        let mut past = self.past();
+        let mut past = self.past.lock();
         *past = match outcome {
             Ok(_) => Past { succeeded: Some(clock::now()), ..Past::default() },
             Err(e) => Past {
@@ -102,7 +99,7 @@ impl Sweeps {
             (Some(_), Some(reaper)) if !reaper.is_finished() => ReaperState::Running,
             (Some(_), _) => ReaperState::Stopped,
         };
-        let past = self.past();
+        let past = self.past.lock();
         let last_sweep = past.succeeded.map(clock::since);
         // Twice the expected time, because the machine may be busy.
         let late = 2 * (interval.unwrap_or_default() * IDLE_INTERVALS + deadline);
@@ -132,9 +129,9 @@ mod tests {
         assert!(!overdue());
         let ago = |secs| clock::now().checked_sub(Duration::from_secs(secs));
         // Three intervals and a sweep, twice.
-        sweeps.past().succeeded = ago(15);
+        sweeps.past.lock().succeeded = ago(15);
         assert!(!overdue());
-        sweeps.past().succeeded = ago(17);
+        sweeps.past.lock().succeeded = ago(17);
         assert!(overdue());
         sweeps.saw::<()>(&Err(LockError::ShutDown));
         assert!(overdue(), "a failure is no sweep");

@@ -3,7 +3,6 @@
 
 use std::{
     collections::HashSet,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -14,6 +13,7 @@ use crate::{
     manager::{LockManager, observe},
     store::{Query, Swept},
 };
+use parking_lot::Mutex;
 
 /// How many overdue sessions are remembered.
 const MOST: usize = 50_000;
@@ -36,13 +36,9 @@ struct State {
 }
 
 impl Unannounced {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How many there were, and when the latest were noticed.
     pub(in crate::manager) fn so_far(&self) -> (u64, Option<Instant>) {
-        let state = self.state();
+        let state = self.0.lock();
         (state.count, state.latest)
     }
 }
@@ -56,19 +52,19 @@ impl LockManager {
         swept: &Swept,
     ) -> Result<(), LockError> {
         let unannounced = &self.inner.unannounced;
-        let is_watching = !unannounced.state().overdue.is_empty();
+        let is_watching = !unannounced.0.lock().overdue.is_empty();
         if swept.more && !is_watching {
             let since = clock::now();
             let overdue = self.overdue(collections).await?;
-            let mut state = unannounced.state();
+            let mut state = unannounced.0.lock();
             (state.overdue, state.since) = (overdue, Some(since));
         } else if !swept.more && is_watching {
             let (overdue, since) = {
-                let state = unannounced.state();
+                let state = unannounced.0.lock();
                 (state.overdue.clone(), state.since.map_or(Duration::MAX, clock::since))
             };
             let missed = self.missed_of(collections, overdue, since).await?;
-            let mut state = unannounced.state();
+            let mut state = unannounced.0.lock();
             state.overdue.clear();
             if missed > 0 {
                 state.count += missed;

@@ -3,11 +3,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, MutexGuard, PoisonError, Weak},
+    sync::Weak,
     time::{Duration, Instant},
 };
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::time::sleep_until;
 
 use crate::{
@@ -44,18 +45,14 @@ struct Entry {
 }
 
 impl Kept {
-    fn guards(&self) -> MutexGuard<'_, Guards> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(in crate::manager) fn len(&self) -> usize {
-        self.guards().of.len()
+        self.0.lock().of.len()
     }
 
     /// The guards with this ttl, by collection and session: each guard has its own. If there are none, their
     /// task ends.
     fn round(&self, ttl: Duration) -> BTreeMap<String, HashMap<Aid, Acquisition>> {
-        let mut guards = self.guards();
+        let mut guards = self.0.lock();
         let mut due: BTreeMap<_, HashMap<_, _>> = BTreeMap::new();
         for Entry { held, .. } in guards.of.values().filter(|entry| entry.ttl == ttl) {
             let of_collection = due.entry(held.key.collection().to_owned()).or_default();
@@ -72,7 +69,7 @@ impl LockManager {
     /// From now on the lock is renewed, and its waiters wait for `owner`.
     pub(in crate::manager) fn keep(&self, wanted: &Wanted, held: &Acquisition, owner: &Aid) {
         let entry = Entry { held: held.clone(), ttl: wanted.ttl };
-        let mut guards = self.inner.kept.guards();
+        let mut guards = self.inner.kept.0.lock();
         let is_new = guards.of.insert(held.token, entry).is_none();
         if guards.ttls.insert(wanted.ttl) {
             let (ttl, first) = (wanted.ttl, clock::now() + wanted.ttl / 3);
@@ -83,13 +80,13 @@ impl LockManager {
         if is_new {
             observe::guard(self.inner.collections.label(&held.key), true);
         }
-        self.inner.seen.queues.machine().guard_taken(held, owner);
+        self.inner.seen.queues.machine.lock().guard_taken(held, owner);
     }
 
     /// Says whether the guard was kept until now.
     pub(in crate::manager) fn keep_no_more(&self, held: &Acquisition) -> bool {
-        let kept = self.inner.kept.guards().of.remove(&held.token);
-        self.inner.seen.queues.machine().guard_dropped(held);
+        let kept = self.inner.kept.0.lock().of.remove(&held.token);
+        self.inner.seen.queues.machine.lock().guard_dropped(held);
         if kept.is_some() {
             observe::guard(self.inner.collections.label(&held.key), false);
         }

@@ -7,13 +7,14 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use parking_lot::Mutex;
 use tokio::{
     sync::{
         Semaphore,
@@ -53,7 +54,7 @@ struct Pace {
 
 impl Paces {
     fn of(&self, collection: &str) -> Arc<Pace> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let pace = || Pace { size: AtomicUsize::new(AT_ONCE), calls: Semaphore::new(CALLS) };
         Arc::clone(all.entry(collection.to_owned()).or_insert_with(|| Arc::new(pace())))
     }

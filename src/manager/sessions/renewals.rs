@@ -5,12 +5,11 @@
 
 use std::{
     collections::HashSet,
-    mem,
-    sync::{Mutex, MutexGuard, PoisonError},
-    thread,
+    mem, thread,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::oneshot::{self, Receiver, Sender},
     time::sleep_until,
@@ -53,13 +52,9 @@ struct Due {
 }
 
 impl Renewals {
-    fn due(&self) -> MutexGuard<'_, Due> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The sessions of the next round. If there are none, the task ends.
     fn round(&self, ttl: Duration) -> Vec<Asked> {
-        let mut due = self.due();
+        let mut due = self.0.lock();
         due.has_task = !due.sessions.is_empty();
         due.next = Some(clock::now() + APART.min(ttl / 12));
         mem::take(&mut due.sessions)
@@ -80,7 +75,7 @@ struct Task<'a>(&'a Renewals);
 impl Drop for Task<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.due().has_task = false;
+            self.0.0.lock().has_task = false;
         }
     }
 }
@@ -89,7 +84,7 @@ impl Sessions {
     /// Renews this session with the next round. Resolves when that is done or has failed.
     pub(in crate::manager) fn renew_soon(&self, aid: Aid, named: Vec<Named>) -> Receiver<()> {
         let (done, renewed) = oneshot::channel();
-        let mut due = self.renewals.due();
+        let mut due = self.renewals.0.lock();
         due.sessions.push(Asked { aid, named, done });
         if !mem::replace(&mut due.has_task, true) {
             let sessions = self.clone();
@@ -102,7 +97,7 @@ impl Sessions {
         let renewals = &self.renewals;
         let _task = Task(renewals);
         loop {
-            let next = renewals.due().next;
+            let next = renewals.0.lock().next;
             tokio::select! {
                 biased;
                 // A shutdown waits for the sessions that are due.

@@ -2,11 +2,12 @@
 
 use std::{
     future::{Future, pending, poll_fn},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::Poll,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{
         Semaphore,
@@ -72,7 +73,7 @@ pub(in crate::manager) trait Needs: Sync {
 
 /// The queues of this process, and what it takes to serve them.
 pub(in crate::manager) struct Queues {
-    machine: Mutex<Machine<Gift>>,
+    pub(in crate::manager) machine: Mutex<Machine<Gift>>,
     /// For the waiters that ask the store.
     asking: Arc<Semaphore>,
     /// Ends all waits.
@@ -125,10 +126,6 @@ impl Queues {
         }
     }
 
-    pub(in crate::manager) fn machine(&self) -> MutexGuard<'_, Machine<Gift>> {
-        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends all waits, from now on.
     pub(in crate::manager) fn stop(&self) {
         self.stop.cancel();
@@ -138,7 +135,7 @@ impl Queues {
     pub(in crate::manager) fn call_all(&self, collection: &str) {
         let mut last = None;
         loop {
-            last = self.machine().call_some(collection, last);
+            last = self.machine.lock().call_some(collection, last);
             if last.is_none() {
                 return;
             }
@@ -148,7 +145,7 @@ impl Queues {
     /// The waiter to hand this lock over to, instead of releasing it.
     pub(in crate::manager) fn heir(&self, released: &Acquisition) -> Option<Heir> {
         let order = self.places.together_at_once(&released.key).ok()?;
-        let (wanted, gift, turn) = self.machine().heir(released, clock::now())?;
+        let (wanted, gift, turn) = self.machine.lock().heir(released, clock::now())?;
         let in_turn = turn.zip(order).map(|(turn, order)| self.places.in_turn(turn, order));
         Some(Heir { wanted, gift, in_turn })
     }
@@ -204,7 +201,7 @@ impl Queues {
         // The session of a guard is new and holds nothing.
         let may_hold = wanted.aid == *owner;
         if may_hold
-            && self.machine().has_waiters(key)
+            && self.machine.lock().has_waiters(key)
             && holds(manager, key, owner, self.until(give_up)).await?
         {
             return manager.claim(wanted, None, scope, self.until(give_up)).await;
@@ -212,7 +209,7 @@ impl Queues {
         let commands = is_fair.then(|| self.places.of(key));
         let (sender, gift) = oneshot::channel();
         let heir = Gift { scope: scope.clone(), sender };
-        let number = self.machine().join(wanted, owner, heir, is_fair, clock::now())?;
+        let number = self.machine.lock().join(wanted, owner, heir, is_fair, clock::now())?;
         let gift = Some(gift);
         let driver = Driver {
             queues: self,
@@ -252,7 +249,7 @@ impl<M> Drop for Driver<'_, M> {
     fn drop(&mut self) {
         let end = std::mem::replace(&mut self.end, End::Gone);
         let key = &self.wanted.key;
-        let is_stale = self.queues.machine().leaves(self.number, end, clock::now());
+        let is_stale = self.queues.machine.lock().leaves(self.number, end, clock::now());
         if is_stale {
             self.queues.refresh_place(key);
         }
@@ -271,7 +268,7 @@ impl<M: Needs> Driver<'_, M> {
 
     async fn wait(&mut self) -> Result<Acquired, LockError> {
         loop {
-            let step = self.queues.machine().next(self.number, clock::now());
+            let step = self.queues.machine.lock().next(self.number, clock::now());
             let acquired = match step {
                 Step::Ask => self.ask_soon(false).await?,
                 Step::Draw => self.ask_soon(true).await?,
@@ -310,7 +307,7 @@ impl<M: Needs> Driver<'_, M> {
         let poll_at = poll.map(|pause| clock::now() + pause);
         let (queues, number) = (self.queues, self.number);
         let woken = poll_fn(|context| {
-            let is_woken = queues.machine().is_woken(number, context.waker());
+            let is_woken = queues.machine.lock().is_woken(number, context.waker());
             if is_woken { Poll::Ready(()) } else { Poll::Pending }
         });
         let gift = async {
@@ -324,14 +321,14 @@ impl<M: Needs> Driver<'_, M> {
             gift = gift => {
                 self.gift = None;
                 if gift.is_err() {
-                    queues.machine().failed(number);
+                    queues.machine.lock().failed(number);
                 }
                 return Ok(gift.ok());
             }
             () = woken => {}
             () = at([until, poll_at, self.give_up].into_iter().flatten().min()) => {
                 if poll_at.is_some_and(|at| at <= clock::now()) {
-                    queues.machine().call(number);
+                    queues.machine.lock().call(number);
                 }
             }
         }
@@ -355,7 +352,7 @@ impl<M: Needs> Driver<'_, M> {
             Ok(None) if self.may_hold && self.wanted.mode == Mode::Exclusive => {
                 // A reader that wants to write while other readers hold the lock does not wait: two such
                 // readers would wait for each other forever.
-                let holder = self.queues.machine().holder(key);
+                let holder = self.queues.machine.lock().holder(key);
                 let holder = holder.filter(|lock| lock.mode == Mode::Shared);
                 let is_upgrade = holder.is_some()
                     && holds(self.manager, key, &self.wanted.aid, self.until()).await?;
@@ -363,7 +360,7 @@ impl<M: Needs> Driver<'_, M> {
             }
             Err(e) => {
                 self.sit_out(e).await?;
-                self.queues.machine().failed(self.number);
+                self.queues.machine.lock().failed(self.number);
                 Ok(None)
             }
             answer => answer,
@@ -375,7 +372,7 @@ impl<M: Needs> Driver<'_, M> {
         let (key, has_turn) = (&self.wanted.key, in_turn.is_some());
         match self.manager.claim(self.wanted, in_turn, self.scope, self.until()).await {
             Ok(Acquired::Held(lock)) => {
-                self.queues.machine().refused(self.number, &lock)?;
+                self.queues.machine.lock().refused(self.number, &lock)?;
                 Ok(None)
             }
             Ok(granted) => Ok(Some(granted)),
@@ -393,7 +390,7 @@ impl<M: Needs> Driver<'_, M> {
     async fn sit_out(&self, error: LockError) -> Result<(), LockError> {
         let (key, pause) = (&self.wanted.key, jittered(OUTAGE_PAUSE));
         let is_over = self.give_up.is_some_and(|at| at <= clock::now() + pause);
-        let is_refused = || self.queues.machine().count(self.number).is_err();
+        let is_refused = || self.queues.machine.lock().count(self.number).is_err();
         if !is_outage(&error) || is_over || is_refused() {
             return Err(error);
         }
@@ -412,8 +409,8 @@ impl<M: Needs> Driver<'_, M> {
     async fn refuse(&self, circle: &Circle) -> Result<(), LockError> {
         for (key, aid) in circle {
             if !holds(self.manager, key, aid, self.until()).await? {
-                self.queues.machine().freed(key);
-                self.queues.machine().goes_on(self.number);
+                self.queues.machine.lock().freed(key);
+                self.queues.machine.lock().goes_on(self.number);
                 return Ok(());
             }
         }
@@ -424,10 +421,10 @@ impl<M: Needs> Driver<'_, M> {
 
     /// The time is over: answers with the known holder. If no holder is known, makes a last attempt.
     async fn last_answer(&self) -> Result<Acquired, LockError> {
-        if let Some(lock) = self.queues.machine().holder(&self.wanted.key) {
+        if let Some(lock) = self.queues.machine.lock().holder(&self.wanted.key) {
             return Ok(Acquired::Held(lock));
         }
-        self.queues.machine().asks(self.number);
+        self.queues.machine.lock().asks(self.number);
         let until = self.until();
         let permit = Arc::clone(&self.queues.asking).acquire_owned();
         // The rest of the time is for the attempt.

@@ -6,10 +6,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{
     sync::broadcast::{Receiver, Sender},
@@ -68,16 +69,12 @@ struct Watched {
 }
 
 impl Watches {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<&'static str, Watched>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(in crate::manager) fn states(&self) -> BTreeMap<&'static str, Wakeup> {
-        self.all().iter().map(|(collection, watched)| (*collection, watched.how)).collect()
+        self.0.lock().iter().map(|(collection, watched)| (*collection, watched.how)).collect()
     }
 
     pub(in crate::manager) fn state(&self, collection: &str) -> Option<Wakeup> {
-        self.all().get(collection).map(|watched| watched.how)
+        self.0.lock().get(collection).map(|watched| watched.how)
     }
 }
 
@@ -104,7 +101,7 @@ impl LockManager {
         collection: &'static str,
         join: impl FnOnce(&Sender<Change>) -> T,
     ) -> Option<T> {
-        let mut all = self.inner.watches.all();
+        let mut all = self.inner.watches.0.lock();
         if let Some(watched) = all.get(collection) {
             return Some(join(&watched.changes));
         }
@@ -122,12 +119,13 @@ impl LockManager {
     }
 
     fn is_wanted(&self, collection: &str, changes: &Sender<Change>) -> bool {
-        changes.receiver_count() > 0 || self.inner.seen.queues.machine().has_waiters_in(collection)
+        changes.receiver_count() > 0
+            || self.inner.seen.queues.machine.lock().has_waiters_in(collection)
     }
 
     /// Ends the watch if nobody wants it, so that the next waiter or subscriber opens a new one.
     fn ends_watch(&self, collection: &'static str, changes: &Sender<Change>) -> bool {
-        let mut all = self.inner.watches.all();
+        let mut all = self.inner.watches.0.lock();
         // A waiter joins its queue before it looks for a watch. A subscriber joins under this mutex.
         let is_idle = !self.is_wanted(collection, changes);
         if is_idle {
@@ -146,7 +144,7 @@ impl LockManager {
     }
 
     fn is_watched(&self, collection: &'static str, how: Wakeup) {
-        if let Some(watched) = self.inner.watches.all().get_mut(collection) {
+        if let Some(watched) = self.inner.watches.0.lock().get_mut(collection) {
             watched.how = how;
         }
         // The waiters ask again: because of earlier changes, or because they must poll from now on.
@@ -156,12 +154,12 @@ impl LockManager {
     fn tell(&self, collection: &str, change: Change) {
         match &change {
             Change::Freed(key) | Change::Broken(key, ..) => {
-                self.inner.seen.queues.machine().freed(key);
+                self.inner.seen.queues.machine.lock().freed(key);
             }
             Change::Granted(_) => {}
             Change::Missed => self.inner.seen.queues.call_all(collection),
         }
-        if let Some(watched) = self.inner.watches.all().get(collection) {
+        if let Some(watched) = self.inner.watches.0.lock().get(collection) {
             // There may be no subscriber.
             let _ = watched.changes.send(change);
         }

@@ -2,10 +2,11 @@
 
 use std::{
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -63,7 +64,7 @@ impl EndOf {
 
 impl Drop for EndOf {
     fn drop(&mut self) {
-        let sessions = &mut self.manager.inner.served.state().sessions;
+        let sessions = &mut self.manager.inner.served.0.lock().sessions;
         // A session that has ended was forgotten, and another one may have come back under its name.
         if let Some(session) = sessions.get_mut(&self.aid).filter(|_| !self.has_come()) {
             session.users -= 1;
@@ -75,20 +76,16 @@ impl Drop for EndOf {
 }
 
 impl Served {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// True if no session is served: the task ends.
     fn is_idle(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.has_task = !state.sessions.is_empty();
         !state.has_task
     }
 
     /// This session has ended here or elsewhere.
     pub(in crate::manager) fn ended(&self, aid: &Aid) {
-        if let Some(session) = self.state().sessions.remove(aid) {
+        if let Some(session) = self.0.lock().sessions.remove(aid) {
             session.ended.cancel();
         }
     }
@@ -97,7 +94,7 @@ impl Served {
 impl LockManager {
     /// Tells within about a second that this session has ended.
     pub(crate) fn end_of(&self, aid: &Aid) -> EndOf {
-        let mut state = self.inner.served.state();
+        let mut state = self.inner.served.0.lock();
         let has_task = mem::replace(&mut state.has_task, true);
         let session = state.sessions.entry(aid.clone()).or_insert_with(|| Session {
             ended: CancellationToken::new(),
@@ -114,7 +111,7 @@ impl LockManager {
     }
 
     async fn look_for_ends(&self) {
-        let aids: Vec<_> = self.inner.served.state().sessions.keys().cloned().collect();
+        let aids: Vec<_> = self.inner.served.0.lock().sessions.keys().cloned().collect();
         for aids in aids.chunks(AT_ONCE) {
             let args: Arc<[Aid]> = aids.into();
             let ends =
@@ -129,7 +126,7 @@ impl LockManager {
                 }
             };
             for (aid, end) in aids.iter().zip(ends) {
-                let began = self.inner.served.state().sessions.get(aid).map(|it| it.began);
+                let began = self.inner.served.0.lock().sessions.get(aid).map(|it| it.began);
                 if let (Some(end), Some(began)) = (end, began)
                     && end.for_good
                     && end.ago <= clock::since(began) + IS_NEWS_FOR

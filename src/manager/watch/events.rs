@@ -3,11 +3,12 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::{
     sync::broadcast::{self, Receiver, error::RecvError},
     time::{sleep, timeout},
@@ -61,24 +62,20 @@ impl Default for State {
 }
 
 impl Events {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// This acquisition was taken from its holder.
     pub(in crate::manager) fn was_taken(&self, token: LockToken, taken: TakenBy) {
-        let taken_by = &mut self.state().taken;
+        let taken_by = &mut self.0.lock().taken;
         taken_by.retain(|_, (_, at)| clock::since(*at) < REMEMBER_TAKEN);
         taken_by.insert(token, (taken, clock::now()));
     }
 
     fn taken_by(&self, lock: &Lock) -> Option<TakenBy> {
-        let state = self.state();
+        let state = self.0.lock();
         state.taken.get(&lock.token?).map(|(taken, _)| taken.clone())
     }
 
     pub(in crate::manager) fn tell(&self, event: LockEvent) {
-        if let Some(sender) = &self.state().sender {
+        if let Some(sender) = &self.0.lock().sender {
             // There may be no subscriber.
             let _ = sender.send(Arc::new(event));
         }
@@ -86,7 +83,7 @@ impl Events {
 
     /// Ends the task if there are no subscribers, so that the next subscriber starts a new one.
     fn ends(&self, collection: &'static str) -> bool {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let is_idle = state.is_idle();
         if is_idle {
             state.followed.remove(collection);
@@ -95,7 +92,7 @@ impl Events {
     }
 
     fn close(&self) {
-        self.state().sender = None;
+        self.0.lock().sender = None;
     }
 }
 
@@ -152,7 +149,7 @@ impl LockManager {
     /// ```
     #[must_use]
     pub fn events(&self) -> LockEvents {
-        let receiver = self.inner.events.state().sender.as_ref().map(broadcast::Sender::subscribe);
+        let receiver = self.inner.events.0.lock().sender.as_ref().map(broadcast::Sender::subscribe);
         self.follow_all();
         LockEvents { receiver, is_new: true }
     }
@@ -160,7 +157,7 @@ impl LockManager {
     /// Watches all registered collections, if there are subscribers.
     pub(in crate::manager) fn follow_all(&self) {
         let names = self.inner.collections.names();
-        let mut state = self.inner.events.state();
+        let mut state = self.inner.events.0.lock();
         if state.is_idle() || self.inner.stop.token().is_cancelled() {
             return;
         }
@@ -278,7 +275,7 @@ async fn tell(manager: &Weak<Inner>, known: &mut Known, changes: &mut Receiver<C
             next = (changed.len() < AT_ONCE).then(|| changes.recv().now_or_never()).flatten();
         }
         let is_read = changed.is_empty() || known.look_at(&now, changed).await.is_ok();
-        if !is_read || now.inner.events.state().is_idle() {
+        if !is_read || now.inner.events.0.lock().is_idle() {
             return;
         }
     }

@@ -1,11 +1,9 @@
 //! The number of open event streams.
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{net::IpAddr, sync::Arc};
 
 use crate::{actor::Person, manager::counts::Counts};
+use parking_lot::Mutex;
 
 /// The open streams of this server.
 #[derive(Debug, Clone, Default)]
@@ -26,13 +24,9 @@ pub(crate) struct Limits {
 }
 
 impl Streams {
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How many streams are open.
     pub(crate) fn count(&self) -> usize {
-        self.open().by_address.all()
+        self.0.lock().by_address.all()
     }
 
     /// Counts one more stream until it is dropped. `None` if there are too many.
@@ -42,7 +36,7 @@ impl Streams {
         person: Person,
         limits: Limits,
     ) -> Option<Admitted> {
-        let mut open = self.open();
+        let mut open = self.0.lock();
         if open.by_address.of(&to) >= limits.per_address
             || open.by_person.of(&person) >= limits.per_person
             || open.by_address.all() >= limits.total
@@ -65,7 +59,7 @@ pub(crate) struct Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        let mut open = self.streams.open();
+        let mut open = self.streams.0.lock();
         open.by_address.remove(&self.to);
         open.by_person.remove(&self.person);
     }

@@ -12,12 +12,13 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, TryLockError};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -167,7 +168,7 @@ type Alone = OwnedRwLockWriteGuard<()>;
 
 impl Drop for Commands {
     fn drop(&mut self) {
-        let mut documents = self.documents.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut documents = self.documents.lock();
         if documents.get(&self.key).is_some_and(|it| it.strong_count() == 0) {
             documents.remove(&self.key);
         }
@@ -181,11 +182,11 @@ impl Places {
 
     /// `None` also if the collection is not fair.
     fn known(&self, key: &LockKey) -> Option<Arc<Commands>> {
-        self.documents.lock().unwrap_or_else(PoisonError::into_inner).get(key)?.upgrade()
+        self.documents.lock().get(key)?.upgrade()
     }
 
     pub(in crate::manager::wait) fn of(&self, key: &LockKey) -> Arc<Commands> {
-        let mut documents = self.documents.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut documents = self.documents.lock();
         if let Some(commands) = documents.get(key).and_then(Weak::upgrade) {
             return commands;
         }
@@ -256,13 +257,13 @@ impl Queues {
         let set = async move {
             commands.is_stale.store(false, Relaxed);
             let (key, store) = (&commands.key, &queues.calls.store);
-            let (place, up_to) = queues.machine().place_to_set(key);
+            let (place, up_to) = queues.machine.lock().place_to_set(key);
             let waiters = queues.places.waiters(place);
             let drawn = calls::retry(until, calls::FOREGROUND, |until| {
                 store.set_place(key, &waiters, until)
             })
             .await?;
-            if !queues.machine().was_set(key, (waiters.place, up_to), drawn) {
+            if !queues.machine.lock().was_set(key, (waiters.place, up_to), drawn) {
                 queues.refresh_place(key);
             }
             Ok(())
@@ -284,7 +285,7 @@ impl<M: Needs> Driver<'_, M> {
         let Some(_order) = self.in_time(order).await else { return Ok(None) };
         let order = Together { _order, _commands: Arc::clone(commands) };
         // A waiter that asks out of turn, because its session has the lock, asks as a newcomer.
-        let turn = self.queues.machine().turn(self.number);
+        let turn = self.queues.machine.lock().turn(self.number);
         self.ask(turn.map(|turn| self.queues.places.in_turn(turn, order))).await
     }
 
@@ -296,11 +297,11 @@ impl<M: Needs> Driver<'_, M> {
     ) -> Result<Option<Acquired>, LockError> {
         let alone = Arc::clone(&commands.order).write_owned();
         let Some(alone) = self.in_time(alone).await else { return Ok(None) };
-        if self.queues.machine().has_ticket(self.number) {
+        if self.queues.machine.lock().has_ticket(self.number) {
             // Drawn by the command of another waiter.
             return Ok(None);
         }
-        let is_first = self.queues.machine().asks_if_first(&self.wanted.key, self.number);
+        let is_first = self.queues.machine.lock().asks_if_first(&self.wanted.key, self.number);
         if is_first && let Some(granted) = self.ask(None).await? {
             return Ok(Some(granted));
         }
