@@ -17,8 +17,6 @@ use crate::{
     },
 };
 
-mod acquiring;
-mod activity;
 mod announce;
 mod background;
 mod builder;
@@ -122,10 +120,10 @@ struct Inner {
     collections: Arc<Collections>,
     freezes: Arc<Freezes>,
     seen: Arc<Seen>,
-    reads: Reads,
+    reads: Arc<Reads>,
     granting: Arc<Granting>,
     saves: Saves,
-    sessions: Sessions,
+    sessions: Arc<Sessions>,
     settings: builder::Settings,
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
@@ -232,7 +230,7 @@ impl LockManager {
         &self.inner.saves
     }
 
-    pub(crate) fn sessions(&self) -> &Sessions {
+    pub(crate) fn sessions(&self) -> &Arc<Sessions> {
         &self.inner.sessions
     }
 

@@ -487,17 +487,17 @@ impl LockManagerBuilder {
             )),
             interval: ttl / 3,
         });
-        let reads = Reads {
+        let reads = Arc::new(Reads {
             calls: Arc::clone(&calls),
             collections: Arc::clone(&collections),
             seen: Arc::clone(&seen),
-        };
+        });
         let granting = Arc::new(Granting {
             calls: Arc::clone(&calls),
             collections: Arc::clone(&collections),
             freezes: Arc::clone(&freezes),
             seen: Arc::clone(&seen),
-            reads: reads.clone(),
+            reads: Arc::clone(&reads),
             claims: Arc::new(Semaphore::new(claim::CLAIMS)),
             reaper: Arc::default(),
             ttl,
@@ -510,18 +510,18 @@ impl LockManagerBuilder {
             seen: Arc::clone(&seen),
         };
         let (announce, served) = (Arc::default(), Arc::default());
-        let sessions = Sessions {
+        let sessions = Arc::new(Sessions {
             calls: Arc::clone(&calls),
             collections: Arc::clone(&collections),
             seen: Arc::clone(&seen),
-            reads: reads.clone(),
-            renewals: Arc::default(),
-            paces: Arc::default(),
+            reads: Arc::clone(&reads),
+            renewals: Default::default(),
+            paces: Default::default(),
             announce: Arc::clone(&announce),
             served: Arc::clone(&served),
             stop: stop.token(),
             ttl,
-        };
+        });
         let inner = Arc::new(Inner {
             calls,
             collections,
@@ -555,7 +555,7 @@ impl LockManagerBuilder {
             }
         });
         manager.supervise("freezes", |_| {}, freezes::follow);
-        manager.supervise("collections", |_| {}, collections::by_pattern::follow);
+        manager.supervise("collections", |_| {}, collections::follow);
         if let Some(interval) = reaper_interval {
             let run = move |inner| reaper::run(inner, interval);
             manager.inner.sweeps.by(manager.supervise("reaper", |_| {}, run));

@@ -59,7 +59,7 @@ impl Calls {
         clock::now() + self.deadline
     }
 
-    /// One call.
+    /// Calls a verb.
     pub(super) async fn run<A, T>(
         &self,
         verb: &'static str,
@@ -81,8 +81,25 @@ impl Calls {
             drop(place);
             done
         };
-        let outcome = self.runner.spawn(&TaskTracker::new(), operation);
-        Ok(answer(verb, until, outcome).await?)
+        self.complete(verb, until, &TaskTracker::new(), operation).await
+    }
+
+    /// Runs an operation to its end in a task of its own, which `scope` tracks as well. Returns the outcome, or an
+    /// error if there is none in time.
+    pub(super) async fn complete<T: Send + 'static>(
+        &self,
+        verb: &'static str,
+        until: Instant,
+        scope: &TaskTracker,
+        operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, LockError> {
+        let unknown = |why| StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}"));
+        let outcome = match timeout_at(until.into(), self.runner.spawn(scope, operation)).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(unknown("the task of this operation has panicked")),
+            Err(_) => Err(unknown("no answer within the deadline, the outcome is unknown")),
+        };
+        Ok(outcome.inspect_err(|e| observe::failed(verb, e))?)
     }
 
     /// Takes all places of [operations that take work in](TAKE_WORK_IN).
@@ -170,7 +187,10 @@ impl Runner {
 
 /// Tries until the outcome is known, or until no time is left for another attempt.
 ///
-/// An attempt under way is never dropped, so this may end later than `until`.
+/// An attempt under way is never dropped, so this may end later than `until`. A store that refuses an attempt because
+/// of its load is asked again only if it must be: if an earlier attempt may have been carried out, or if nobody
+/// waits who could be told of the refusal. The final error is [`Overloaded`](StoreErrorKind::Overloaded) only if no
+/// attempt was carried out.
 pub(super) async fn retry<T, F>(
     until: Instant,
     longest_pause: Duration,
@@ -179,54 +199,31 @@ pub(super) async fn retry<T, F>(
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    let (mut attempts, until) = (Attempts::new(until, longest_pause), Deadline::at(until));
+    let (deadline, mut pause, mut is_in_doubt) = (Deadline::at(until), FIRST_PAUSE, false);
     loop {
-        let mut outcome = attempt(until).await;
-        let Some(pause) = attempts.pause_after(&mut outcome) else { return outcome };
-        sleep(pause).await;
-    }
-}
-
-/// When to try again, for a caller that has to do something between two attempts.
-pub(super) struct Attempts {
-    until: Instant,
-    pause: Duration,
-    longest_pause: Duration,
-    /// True if an attempt may have been carried out.
-    is_unknown: bool,
-}
-
-impl Attempts {
-    pub(super) fn new(until: Instant, longest_pause: Duration) -> Self {
-        Self { until, pause: FIRST_PAUSE, longest_pause, is_unknown: false }
-    }
-
-    /// `None` if the outcome is final.
-    ///
-    /// A store that refuses an attempt because of its load is asked again only if it must be: if an earlier
-    /// attempt may have been carried out, or if nobody waits who could be told of the refusal. The final error is
-    /// [`Overloaded`](StoreErrorKind::Overloaded) only if no attempt was carried out.
-    pub(super) fn pause_after<T>(
-        &mut self,
-        outcome: &mut Result<T, StoreError>,
-    ) -> Option<Duration> {
-        let (error, pause) = (outcome.as_mut().err()?, self.pause);
-        match error.kind() {
-            StoreErrorKind::Unavailable => self.is_unknown = true,
-            StoreErrorKind::Overloaded if self.is_unknown => {
-                let message = format!("{error}; an earlier attempt may have been carried out");
-                *error = StoreError::new(StoreErrorKind::Unavailable, message);
+        let error = match attempt(deadline).await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let error = match error.kind() {
+            StoreErrorKind::Unavailable => {
+                is_in_doubt = true;
+                error
             }
-            StoreErrorKind::Overloaded if self.longest_pause > FOREGROUND => {}
-            _ => return None,
+            StoreErrorKind::Overloaded if is_in_doubt => {
+                let message = format!("{error}; an earlier attempt may have been carried out");
+                StoreError::new(StoreErrorKind::Unavailable, message)
+            }
+            StoreErrorKind::Overloaded if longest_pause > FOREGROUND => error,
+            _ => return Err(error),
+        };
+        if clock::now() + pause >= until {
+            return Err(error);
         }
-        if clock::now() + pause >= self.until {
-            return None;
-        }
-        observe::tried_again(error);
+        observe::tried_again(&error);
         log::debug!(target: "actix_doclock::manager", "trying again after {pause:?}: {error}");
-        self.pause = (pause * 2).min(self.longest_pause);
-        Some(pause)
+        sleep(pause).await;
+        pause = (pause * 2).min(longest_pause);
     }
 }
 
@@ -234,21 +231,6 @@ impl Attempts {
 pub(super) fn overloaded(verb: &'static str) -> StoreError {
     let message = format!("{verb}: too many operations are under way already; try again later");
     StoreError::new(StoreErrorKind::Overloaded, message)
-}
-
-/// The outcome of a calls, or an error if there is none in time. The task goes on in both cases.
-pub(super) async fn answer<T>(
-    verb: &'static str,
-    until: Instant,
-    outcome: Receiver<Result<T, StoreError>>,
-) -> Result<T, StoreError> {
-    let unknown = |why| Err(StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}")));
-    let outcome = match timeout_at(until.into(), outcome).await {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(_)) => unknown("the task of this operation has panicked"),
-        Err(_) => unknown("no answer within the deadline, the outcome is unknown"),
-    };
-    outcome.inspect_err(|e| observe::failed(verb, e))
 }
 
 /// Runs `work`, and keeps `permit` until its end, or for this long: one command without an answer must not
@@ -267,34 +249,27 @@ pub(super) async fn with_permit<P, F: Future>(
     work.await
 }
 
-/// All outcomes, or the first error. All futures are polled together, and none is dropped before its
-/// operation has been handed to its task.
-pub(super) async fn all<T, E>(
-    futures: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
-) -> Result<Vec<T>, E> {
-    futures_util::future::join_all(futures).await.into_iter().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn is_repeated(attempts: &mut Attempts, kind: StoreErrorKind) -> (bool, StoreErrorKind) {
-        let mut outcome: Result<(), _> = Err(StoreError::new(kind, "on purpose"));
-        let is_repeated = attempts.pause_after(&mut outcome).is_some();
-        (is_repeated, outcome.unwrap_err().kind())
+    /// The error of an operation whose attempts end like this, and how many there were.
+    async fn after(longest: Duration, kinds: &[StoreErrorKind]) -> (StoreErrorKind, usize) {
+        let (mut attempts, until) = (0, clock::now() + Duration::from_secs(60));
+        let refused = retry(until, longest, |_| {
+            let kind = *kinds.get(attempts).unwrap_or(&StoreErrorKind::Other);
+            attempts += 1;
+            async move { Err::<(), _>(StoreError::new(kind, "on purpose")) }
+        });
+        (refused.await.unwrap_err().kind(), attempts)
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_refusal_because_of_the_load_is_final_unless_an_earlier_attempt_is_in_doubt() {
-        use StoreErrorKind::{Overloaded, Unavailable};
-        let later = clock::now() + Duration::from_secs(60);
-        let mut refused = Attempts::new(later, FOREGROUND);
-        assert_eq!(is_repeated(&mut refused, Overloaded), (false, Overloaded));
-        let mut in_doubt = Attempts::new(later, FOREGROUND);
-        assert_eq!(is_repeated(&mut in_doubt, Unavailable), (true, Unavailable));
-        assert_eq!(is_repeated(&mut in_doubt, Overloaded), (true, Unavailable));
-        let mut nobody_waits = Attempts::new(later, BACKGROUND);
-        assert_eq!(is_repeated(&mut nobody_waits, Overloaded), (true, Overloaded));
+        use StoreErrorKind::{Other, Overloaded, Unavailable};
+        assert_eq!(after(FOREGROUND, &[Overloaded]).await, (Overloaded, 1));
+        assert_eq!(after(FOREGROUND, &[Unavailable, Overloaded]).await, (Other, 3));
+        assert_eq!(after(FOREGROUND, &[Unavailable, Overloaded].repeat(200)).await.0, Unavailable);
+        assert_eq!(after(BACKGROUND, &[Overloaded]).await, (Other, 2), "nobody waits");
     }
 }

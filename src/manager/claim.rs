@@ -108,7 +108,7 @@ pub(crate) type Acquired = TryAcquire<Provisional>;
 impl Acquired {
     pub(super) fn lock(&self) -> &Lock {
         match self {
-            Self::Granted(fresh) => fresh.lock(),
+            Self::Granted(fresh) => &fresh.lock,
             Self::AlreadyMine(lock) | Self::Held(lock) => lock,
         }
     }
@@ -119,30 +119,16 @@ impl Acquired {
 /// So a request leaves no lock behind, however it ends: a deadline passes, a handler is dropped with its
 /// connection, a sibling extractor fails, a document does not exist.
 pub(crate) struct Provisional {
-    lock: Lock,
-    token: LockToken,
+    pub(crate) lock: Lock,
+    pub(crate) token: LockToken,
     /// `None` once it is confirmed.
-    give_back: Option<GiveBack>,
+    pub(super) give_back: Option<GiveBack>,
 }
 
 /// Gives a grant back that its request does not want.
 pub(super) type GiveBack = Box<dyn FnOnce(Acquisition) + Send + Sync>;
 
 impl Provisional {
-    pub(super) fn new(lock: Lock, claim: &Claim, give_back: GiveBack) -> Self {
-        // The lock may carry the token of an earlier attempt.
-        let token = lock.token.unwrap_or(claim.token);
-        Self { lock, token, give_back: Some(give_back) }
-    }
-
-    pub(crate) fn lock(&self) -> &Lock {
-        &self.lock
-    }
-
-    pub(crate) fn token(&self) -> LockToken {
-        self.token
-    }
-
     /// Keeps the lock.
     pub(crate) fn confirm(mut self) -> Lock {
         self.give_back = None;

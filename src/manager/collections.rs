@@ -1,30 +1,36 @@
-//! The collections whose documents can be locked: registered by type, by name, or by pattern.
+//! The collections whose documents can be locked: registered by type, by name, or by pattern. A collection by pattern
+//! is prepared on its first use, and found when another server has prepared it.
 
 use std::{
     any::type_name,
     collections::BTreeMap,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, Weak},
     time::{Duration, Instant},
 };
 
 use parking_lot::RwLock;
-use tokio::sync::{Mutex, Notify};
+use tokio::{
+    sync::{Mutex, MutexGuard, Notify},
+    time::{sleep, timeout_at},
+};
 
 use crate::{
     clock,
-    error::LockError,
+    error::{LockError, StoreError, StoreErrorKind},
     key::{InvalidKey, LockId, LockKey, Lockable},
-    manager::{calls::Calls, fleet::Servers, freezes::Freezes, seldom::Seldom},
+    manager::{
+        Inner, calls::Calls, fleet::Servers, freezes::Freezes, rhythm::Rhythm, seldom::Seldom,
+    },
     store::{Ability, Pattern, Rules},
 };
-
-pub(super) mod by_pattern;
 
 /// How many collections a manager knows, if some of them are known [by pattern](crate::LockManager::register_matching): it takes
 /// no more by pattern then. Each costs about 1 MB of memory, and a change stream while somebody waits in it or listens
 /// to events.
 pub const MAX_COLLECTIONS: usize = 100;
 
+/// How often a manager looks for the collections that other servers have prepared.
+const LOOK: Duration = Duration::from_secs(60);
 /// Building an index may take longer than the deadline of a request.
 const PREPARE: Duration = Duration::from_secs(60);
 
@@ -97,39 +103,27 @@ impl Collections {
         let _ = self.follow.set(Box::new(follow));
     }
 
-    fn known<X>(&self, read: impl FnOnce(&Known) -> X) -> X {
-        read(&self.known.read())
-    }
-
-    fn change<X>(&self, write: impl FnOnce(&mut Known) -> X) -> X {
-        write(&mut self.known.write())
-    }
-
     fn get(&self, name: &str) -> Option<(&'static str, Registered)> {
-        self.known(|known| known.by_name.get_key_value(name).map(|(name, it)| (*name, *it)))
+        self.known.read().by_name.get_key_value(name).map(|(name, it)| (*name, *it))
     }
 
     /// As [`get`](Self::get), also for a collection by pattern that this server has not used yet.
     fn kind(&self, name: &str) -> Option<Registered> {
-        let by_pattern = |known: &Known| {
-            let covers = |(pattern, _): &&(Pattern, _)| pattern.matches(name) && !is_ours(name);
-            known.patterns.iter().find(covers).map(|(_, registered)| *registered)
-        };
-        self.get(name).map(|(_, it)| it).or_else(|| self.known(by_pattern))
+        let known = self.known.read();
+        let covers = |(pattern, _): &&(Pattern, _)| pattern.matches(name) && !is_ours(name);
+        let by_pattern = || known.patterns.iter().find(covers).map(|(_, registered)| *registered);
+        known.by_name.get(name).copied().or_else(by_pattern)
     }
 
     /// The name is kept for as long as the process runs; the number of names is bounded.
     fn insert(&self, name: &str, registered: Registered) -> &'static str {
-        self.change(|known| {
-            let kept = known.by_name.get_key_value(name).map(|(name, _)| *name);
-            let name = kept.unwrap_or_else(|| Box::leak(Box::from(name)));
-            known.by_name.insert(name, registered);
-            name
-        })
+        let mut known = self.known.write();
+        let kept = known.by_name.get_key_value(name).map(|(name, _)| *name);
+        let name = kept.unwrap_or_else(|| Box::leak(Box::from(name)));
+        known.by_name.insert(name, registered);
+        name
     }
-}
 
-impl Collections {
     pub(super) async fn register<T: Lockable>(&self, collection: &str) -> Result<(), LockError> {
         self.prepare(collection, Registered::of::<T>(self.ttl), self.until_prepared()).await?;
         self.servers.registered(collection, T::FENCED, T::FAIR);
@@ -141,10 +135,11 @@ impl Collections {
         written: &str,
     ) -> Result<(), LockError> {
         let (pattern, registered) = (written.parse()?, Registered::of::<T>(self.ttl));
-        self.change(|known| {
+        {
+            let mut known = self.known.write();
             known.patterns.retain(|(other, _)| *other != pattern);
             known.patterns.push((pattern, registered));
-        });
+        }
         self.servers.registered(written, T::FENCED, T::FAIR);
         self.new.notify_one();
         self.look_for_collections(Duration::ZERO, self.until_prepared()).await
@@ -221,17 +216,18 @@ impl Collections {
 
     /// The collections that this server has prepared.
     pub(super) fn names(&self) -> Vec<&'static str> {
-        self.known(|known| known.by_name.keys().copied().collect())
+        self.known.read().by_name.keys().copied().collect()
     }
 
     /// True if anything is registered or attached.
     pub(super) fn has_any(&self) -> bool {
-        self.known(|known| !known.by_name.is_empty() || !known.patterns.is_empty())
+        let known = self.known.read();
+        !known.by_name.is_empty() || !known.patterns.is_empty()
     }
 
     /// True if a collection is registered, rather than attached.
     pub(super) fn grants_locks(&self) -> bool {
-        self.known(|known| known.by_name.values().any(|it| !it.attached))
+        self.known.read().by_name.values().any(|it| !it.attached)
     }
 
     /// The name for the metrics: however many collections clients name, few have a label.
@@ -288,8 +284,149 @@ impl Collections {
             over_http: true,
             attached: true,
         };
-        self.change(|known| {
-            known.by_name.entry(collection).or_insert(foreign);
-        });
+        self.known.write().by_name.entry(collection).or_insert(foreign);
+    }
+}
+
+impl Collections {
+    async fn prepare_by_pattern(
+        &self,
+        name: &str,
+        registered: Registered,
+        until: Instant,
+    ) -> Result<&'static str, LockError> {
+        if self.known.read().by_name.len() >= MAX_COLLECTIONS {
+            return Err(LockError::Misconfigured(format!(
+                "the collection `{name}` cannot be locked: this server knows {MAX_COLLECTIONS} collections already, \
+                 and takes no more by pattern; keep the tenants in one collection, or use a database and a manager \
+                 for each"
+            )));
+        }
+        self.prepare(name, registered, until).await
+    }
+
+    pub(super) async fn prepare_on_first_use(
+        &self,
+        key: &LockKey,
+        until: Instant,
+    ) -> Result<(&'static str, Registered), LockError> {
+        let name = key.collection();
+        let registered = self.registered(name)?;
+        let _turn = self.turn_to_prepare(until).await?;
+        if let Some(known) = self.get(name) {
+            return Ok(known);
+        }
+        let found = self
+            .calls
+            .run("collections", until, Pattern::exactly(name), |store, it, until| {
+                store.collections(it, 1, until)
+            })
+            .await?;
+        if found.is_empty() {
+            return Err(LockError::NotFound { key: key.clone() });
+        }
+        Ok((self.prepare_by_pattern(name, registered, until).await?, registered))
+    }
+
+    /// As [`ready`](Self::ready), for a new document, which may be the first one of its collection.
+    #[cfg(feature = "web")]
+    pub(crate) async fn ready_to_create(
+        &self,
+        key: &LockKey,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let name = key.collection();
+        if self.get(name).is_none() {
+            let registered = self.registered(name)?;
+            let _turn = self.turn_to_prepare(until).await?;
+            if self.get(name).is_none() {
+                self.prepare_by_pattern(name, registered, until).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn turn_to_prepare(
+        &self,
+        until: Instant,
+    ) -> Result<MutexGuard<'_, Option<Instant>>, LockError> {
+        timeout_at(until.into(), self.looked.lock()).await.map_err(|_| {
+            let message = "another collection is being prepared, and the database does not answer";
+            StoreError::new(StoreErrorKind::Unavailable, message).into()
+        })
+    }
+
+    /// Learns of the collections by pattern that other servers have prepared, unless a look began within `age`
+    /// before this call. Costs nothing without patterns.
+    ///
+    /// # Errors
+    /// The first one; all other collections are prepared anyway.
+    pub(super) async fn look_for_collections(
+        &self,
+        age: Duration,
+        until: Instant,
+    ) -> Result<(), LockError> {
+        let patterns = self.known.read().patterns.clone();
+        if patterns.is_empty() {
+            return Ok(());
+        }
+        let asked = clock::now();
+        let mut looked = self.turn_to_prepare(until).await?;
+        if looked.is_some_and(|at| at + age >= asked) {
+            return Ok(());
+        }
+        let (begins, mut outcome) = (clock::now(), Ok(()));
+        for (pattern, registered) in patterns {
+            let found =
+                self.calls.run("collections", until, pattern.of_locks(), |store, it, until| {
+                    store.collections(it, MAX_COLLECTIONS + 1, until)
+                });
+            for locks in found.await? {
+                let name = locks.strip_suffix(".lock").unwrap_or(&locks);
+                if self.get(name).is_none() && !is_ours(name) {
+                    let prepared = self.prepare_by_pattern(name, registered, until).await;
+                    outcome = outcome.and(prepared.map(drop));
+                }
+            }
+        }
+        *looked = Some(begins);
+        outcome
+    }
+
+    /// For an operation on everything that a session holds: learns of collections that only other servers have used
+    /// so far. If that fails, the operation has to do with those that this server knows.
+    pub(super) async fn all_collections(&self, age: Duration, until: Instant) -> Vec<&'static str> {
+        if let Err(e) = self.look_for_collections(age, until).await {
+            self.seldom.warn("collections", || {
+                format!("locks in collections that only other servers know may be left out: {e}")
+            });
+        }
+        self.names()
+    }
+
+    /// A client names these collections: makes sure that this server knows those that patterns cover.
+    #[cfg(feature = "web")]
+    pub(crate) async fn learn<'a>(&self, names: impl IntoIterator<Item = &'a str>, until: Instant) {
+        if names.into_iter().any(|name| self.get(name).is_none() && self.kind(name).is_some()) {
+            self.all_collections(Duration::ZERO, until).await;
+        }
+    }
+}
+
+/// Looks for collections that other servers have prepared, until the manager is gone or shut down.
+pub(super) async fn follow(manager: Weak<Inner>) {
+    let mut rhythm = Rhythm::new("looking for collections", LOOK);
+    while let Some(inner) = manager.upgrade() {
+        let (stop, all) = (inner.stop.token(), &inner.collections);
+        let pause = match all.look_for_collections(LOOK / 2, inner.calls.until()).await {
+            Ok(()) => rhythm.after_success(Some(LOOK)),
+            Err(e) => rhythm.after_failure(&e).min(LOOK),
+        };
+        drop(inner);
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(pause) => {}
+        }
     }
 }

@@ -217,7 +217,7 @@ impl LockManager {
         let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
         let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
         let acquired =
-            self.inner.granting.acquire_by(&wanted, &TaskTracker::new(), self.until()).await?;
+            self.inner.granting.acquire(&wanted, &TaskTracker::new(), self.until()).await?;
         Ok(match acquired {
             Acquired::Granted(fresh) => TryAcquire::Granted(fresh.confirm()),
             Acquired::AlreadyMine(lock) => TryAcquire::AlreadyMine(lock),

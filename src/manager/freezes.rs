@@ -77,10 +77,6 @@ impl Freezes {
         })
     }
 
-    fn are_old(&self) -> bool {
-        clock::since(self.newest.lock().asked) > OLD
-    }
-
     /// Those that this server knows.
     pub(super) fn all(&self) -> Vec<Freeze> {
         let mut all = self.known.borrow().clone();
@@ -146,7 +142,8 @@ impl Freezes {
 
     /// Refuses a new lock if the collection was frozen in the meantime. The caller gives the lock back.
     pub(super) async fn refuse(&self, key: &LockKey, until: Instant) -> Result<(), LockError> {
-        if self.are_old() {
+        let asked = self.newest.lock().asked;
+        if clock::since(asked) > OLD {
             self.ask(until).await?;
         }
         match self.on(key.collection()) {
@@ -242,14 +239,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_is_old_after_two_seconds() {
-        let freezes = freezes();
+    async fn a_grant_asks_again_if_the_last_answer_is_older_than_two_seconds() {
+        let (freezes, key) = (freezes(), LockKey::new("page", 1).unwrap());
+        let began = clock::now();
+        let refuse = async || freezes.refuse(&key, clock::now() + Duration::from_secs(1)).await;
         tokio::time::advance(OLD).await;
-        assert!(!freezes.are_old());
+        refuse().await.unwrap();
+        assert_eq!(freezes.newest.lock().asked, began);
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(freezes.are_old());
-        freezes.saw(Vec::new(), clock::now(), clock::now());
-        assert!(!freezes.are_old());
+        refuse().await.unwrap();
+        assert!(freezes.newest.lock().asked > began);
     }
 
     #[tokio::test(start_paused = true)]

@@ -18,17 +18,19 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
+        LockManager,
         calls::{self, Calls},
-        claim::{Acquired, ClaimPermit, Provisional, Wanted},
+        claim::{Acquired, ClaimPermit, Provisional, Wait, Wanted},
         collections::Collections,
         freezes::{Freezes, frozen_by},
         observe,
         reads::Reads,
         rhythm::jittered,
         seen::Seen,
-        wait::Together,
+        wait::{InTurn, Needs, Together},
+        watch::changes::{Wakeup, poll_pause},
     },
-    store::{Acquisition, Claim, Confirmed, Deadline, Query, Released, Removal, TryAcquire},
+    store::{Acquisition, Claim, Confirmed, Query, Released, Removal, TryAcquire},
 };
 
 /// Grants locks, and takes them back.
@@ -37,7 +39,7 @@ pub(crate) struct Granting {
     pub(super) collections: Arc<Collections>,
     pub(super) freezes: Arc<Freezes>,
     pub(super) seen: Arc<Seen>,
-    pub(super) reads: Reads,
+    pub(super) reads: Arc<Reads>,
     /// For the claims, and for what is given back because nobody knows whether it was granted.
     pub(super) claims: Arc<Semaphore>,
     /// Makes the reaper sweep soon: a grant may be a takeover from an idle session.
@@ -47,28 +49,118 @@ pub(crate) struct Granting {
     pub(super) max_locks: usize,
 }
 
+impl LockManager {
+    /// Takes the lock, and waits for it as long as `wait` says. `owner` is the waiter that a search for circles
+    /// sees: the session itself, or the job that the guard belongs to.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, it leaves the queue and gives a fresh grant back.
+    pub(crate) async fn acquire_or_wait(
+        &self,
+        wanted: &Wanted,
+        owner: &Aid,
+        wait: Wait,
+        scope: &TaskTracker,
+    ) -> Result<Acquired, LockError> {
+        if wait.0 == Some(Duration::ZERO) {
+            self.inner.granting.acquire(wanted, scope, self.inner.calls.until()).await
+        } else {
+            self.wait(wanted, owner, wait, scope).await
+        }
+    }
+
+    #[cfg_attr(feature = "tracing", tracing::instrument(
+        name = "doclock.wait", skip_all,
+        fields(collection = wanted.key.collection(), outcome = tracing::field::Empty),
+    ))]
+    async fn wait(
+        &self,
+        wanted: &Wanted,
+        owner: &Aid,
+        wait: Wait,
+        scope: &TaskTracker,
+    ) -> Result<Acquired, LockError> {
+        let label = self.inner.collections.label(&wanted.key);
+        let mut waiting = observe::Waiting::begins(label, wanted.mode);
+        let acquired = self.inner.seen.queues.acquire(self, wanted, owner, wait, scope).await;
+        waiting.ends(&acquired);
+        acquired
+    }
+}
+
+impl Needs for LockManager {
+    async fn claim(
+        &self,
+        wanted: &Wanted,
+        in_turn: Option<InTurn>,
+        scope: &TaskTracker,
+        until: Instant,
+    ) -> Result<Acquired, LockError> {
+        let (turn, order) = in_turn.map(|it| (it.turn, it.order)).unzip();
+        let claim = wanted.claim(self.inner.settings.max_hold, turn);
+        let label = self.inner.collections.label(&wanted.key);
+        self.inner.granting.claim(label, &wanted.key, claim, order, scope, until).await
+    }
+
+    async fn look(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        until: Instant,
+    ) -> Result<Option<Lock>, LockError> {
+        self.inner.reads.inspect(key, Some(aid), until).await
+    }
+
+    fn watch(&self, collection: &'static str) -> Option<Duration> {
+        self.watch_over(collection);
+        (self.inner.watches.state(collection) != Some(Wakeup::Told)).then(poll_pause)
+    }
+}
+
 impl Granting {
     /// One attempt. `scope` also tracks the cleanup of an unwanted grant.
-    pub(crate) async fn acquire_by(
+    pub(crate) async fn acquire(
         self: &Arc<Self>,
         wanted: &Wanted,
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired, LockError> {
-        self.collections.ready(&wanted.key, until).await?;
+        let (label, _) = self.collections.ready(&wanted.key, until).await?;
         let claim = wanted.claim(self.max_hold, None);
-        let answer = self.claim(&wanted.key, claim, None, scope, until).await?;
-        observe::answered(self.collections.label(&wanted.key), wanted.mode, &answer);
+        let answer = self.claim(label, &wanted.key, claim, None, scope, until).await?;
+        if let Acquired::Held(_) = answer {
+            observe::refused(label, wanted.mode);
+        }
         Ok(answer)
     }
 
-    /// `order` is kept until the outcome is known, or for a deadline. A claim that comes later is corrected by
+    /// `label` is the collection in metrics. `order` is kept until the outcome is known, or for a deadline. A claim that comes later is corrected by
     /// the next command.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.acquire", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
     ))]
-    pub(super) async fn claim(
+    async fn claim(
+        self: &Arc<Self>,
+        label: &'static str,
+        key: &LockKey,
+        claim: Claim,
+        order: Option<Together>,
+        scope: &TaskTracker,
+        until: Instant,
+    ) -> Result<Acquired, LockError> {
+        let timer = observe::Timer::start(label, claim.mode);
+        let acquired = self.claim_unless_frozen(key, claim, order, scope, until).await;
+        timer.ends(observe::outcome(&acquired));
+        let acquired = acquired?;
+        if let Acquired::Granted(fresh) = &acquired {
+            self.freezes.refuse(&fresh.lock.key, until).await?;
+            self.reaper.notify_one();
+        }
+        Ok(acquired)
+    }
+
+    async fn claim_unless_frozen(
         self: &Arc<Self>,
         key: &LockKey,
         claim: Claim,
@@ -76,23 +168,29 @@ impl Granting {
         scope: &TaskTracker,
         until: Instant,
     ) -> Result<Acquired, LockError> {
-        let timer = observe::Timer::start(self.collections.label(key), claim.mode);
-        if let Err(refused) = self.refuse_if_frozen(key, &claim, until).await {
-            timer.refused(&refused);
-            return Err(refused);
+        if let Some(freeze) = self.freezes.on(key.collection()) {
+            // A lock that the session holds already is renewed.
+            let held = self.reads.inspect(key, Some(&claim.aid), until).await?;
+            if held.is_none_or(|it| it.aid != claim.aid || !it.mode.covers(claim.mode)) {
+                return Err(frozen_by(key, freeze));
+            }
         }
         let permit = self.claim_permit()?;
         let (granting, own_scope, key) = (Arc::clone(self), scope.clone(), key.clone());
         let acquire = async move {
-            let (mut claim, by) = (claim, Deadline::at(until));
-            let mut attempts = calls::Attempts::new(until, calls::FOREGROUND);
-            let answer = loop {
-                let mut answer = granting.calls.store.try_acquire(&key, &claim, by).await;
-                let Some(pause) = attempts.pause_after(&mut answer) else { break answer };
-                tokio::time::sleep(pause).await;
-                claim.token = claim.token.next_attempt();
-            };
-            if let Ok(answer) = &answer {
+            let (mut claim, mut attempts) = (claim, 0);
+            let answer = calls::retry(until, calls::FOREGROUND, |until| {
+                attempts += 1;
+                if attempts > 1 {
+                    claim.token = claim.token.next_attempt();
+                }
+                let (granting, key, claim) = (&granting, &key, claim.clone());
+                async move { granting.calls.store.try_acquire(key, &claim, until).await }
+            });
+            let answer = answer.await;
+            if attempts > 1
+                && let Ok(answer) = &answer
+            {
                 granting.earlier_may_be_late(&key, &claim, answer, &permit);
             }
             match answer {
@@ -112,30 +210,9 @@ impl Granting {
         };
         let asked = clock::now();
         let acquire = calls::with_permit(order, self.calls.deadline, acquire);
-        let outcome = self.calls.runner.spawn(scope, acquire);
-        let acquired = calls::answer("try_acquire", until, outcome).await;
-        timer.acquired(&acquired);
-        let acquired = acquired?;
-        if let Acquired::Granted(fresh) = &acquired {
-            self.freezes.refuse(&fresh.lock().key, until).await?;
-            self.reaper.notify_one();
-        }
+        let acquired = self.calls.complete("try_acquire", until, scope, acquire).await?;
         self.seen.watched.saw(acquired.lock(), asked);
         Ok(acquired)
-    }
-
-    /// Refuses a claim in a frozen collection, unless it is for a lock that its session holds already.
-    async fn refuse_if_frozen(
-        &self,
-        key: &LockKey,
-        claim: &Claim,
-        until: Instant,
-    ) -> Result<(), LockError> {
-        let Some(freeze) = self.freezes.on(key.collection()) else { return Ok(()) };
-        match self.reads.inspect(key, Some(&claim.aid), until).await? {
-            Some(lock) if lock.aid == claim.aid && lock.mode.covers(claim.mode) => Ok(()),
-            _ => Err(frozen_by(key, freeze)),
-        }
     }
 
     /// # Errors
@@ -195,7 +272,7 @@ impl Granting {
         let Some(confirmed) = confirmed.filter(|it| changes_nothing(wanted, it)) else {
             return Ok(None);
         };
-        timer.acquired::<LockError>(&Ok(Acquired::AlreadyMine(confirmed.lock.clone())));
+        timer.ends("already_mine");
         Ok(Some(confirmed))
     }
 
@@ -241,7 +318,9 @@ impl Granting {
     ) -> Provisional {
         let (granting, scope) = (Arc::clone(self), scope.clone());
         let give_back = move |unwanted| granting.give_back(vec![unwanted], &scope, permit);
-        Provisional::new(lock, claim, Box::new(give_back))
+        // The lock may carry the token of an earlier attempt.
+        let token = lock.token.unwrap_or(claim.token);
+        Provisional { lock, token, give_back: Some(Box::new(give_back)) }
     }
 
     /// Unless it was never sent, the claim may have been granted anyway, or may still be under way. No caller

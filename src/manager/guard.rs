@@ -114,7 +114,7 @@ impl LockGuard {
         }
         let wanted = Wanted { mode: Mode::Exclusive, ..self.wanted.clone() };
         let scope = Default::default();
-        match self.manager.inner.granting.acquire_by(&wanted, &scope, self.manager.until()).await? {
+        match self.manager.inner.granting.acquire(&wanted, &scope, self.manager.until()).await? {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
             Acquired::AlreadyMine(lock) => self.becomes(lock, wanted),
             Acquired::Granted(fresh) => self.becomes(fresh.confirm(), wanted),

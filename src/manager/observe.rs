@@ -10,9 +10,9 @@
 #[cfg(feature = "metrics")]
 pub mod metrics;
 
-use std::time::Instant;
 #[cfg(feature = "metrics")]
 use std::collections::{HashSet, VecDeque};
+use std::time::Instant;
 
 #[cfg(feature = "metrics")]
 use ::metrics::{counter, gauge, histogram};
@@ -54,16 +54,8 @@ impl Timer {
         }
     }
 
-    pub(super) fn acquired<E>(self, acquired: &Result<Acquired, E>) {
-        self.ended(acquired.as_ref().map_or("error", outcome));
-    }
-
-    /// An acquire that was refused before the store was asked for the lock.
-    pub(super) fn refused(self, error: &LockError) {
-        self.ended(if matches!(error, LockError::Frozen { .. }) { "frozen" } else { "error" });
-    }
-
-    fn ended(self, outcome: &'static str) {
+    /// The acquire ends.
+    pub(super) fn ends(self, outcome: &'static str) {
         into_span(outcome);
         #[cfg(feature = "metrics")]
         histogram!(
@@ -110,7 +102,8 @@ impl Waiting {
     }
 
     pub(super) fn ends(&mut self, acquired: &Result<Acquired, LockError>) {
-        let outcome = acquired_or_not(acquired);
+        let outcome = outcome(acquired);
+        into_span(outcome);
         #[cfg(feature = "metrics")]
         {
             self.outcome = outcome;
@@ -130,20 +123,6 @@ impl Waiting {
     }
 }
 
-/// Records the outcome of a whole call.
-pub(super) fn acquired_or_not(acquired: &Result<Acquired, LockError>) -> &'static str {
-    let outcome = match acquired {
-        Ok(acquired) => outcome(acquired),
-        Err(LockError::WouldDeadlock { .. }) => "would_deadlock",
-        Err(LockError::ShutDown) => "shutting_down",
-        Err(LockError::TooManyWaiters { .. }) => "too_many_waiters",
-        Err(LockError::Frozen { .. }) => "frozen",
-        Err(_) => "error",
-    };
-    into_span(outcome);
-    outcome
-}
-
 #[cfg(feature = "metrics")]
 impl Drop for Waiting {
     fn drop(&mut self) {
@@ -157,12 +136,10 @@ impl Drop for Waiting {
     }
 }
 
-/// The answer to a whole call, as opposed to one of several attempts.
-pub(super) fn answered(collection: &'static str, mode: Mode, answer: &Acquired) {
+/// A caller that does not wait was refused.
+pub(super) fn refused(collection: &'static str, mode: Mode) {
     #[cfg(feature = "metrics")]
-    if let Acquired::Held(_) = answer {
-        counter!(REFUSALS, "collection" => collection, "mode" => word(mode)).increment(1);
-    }
+    counter!(REFUSALS, "collection" => collection, "mode" => word(mode)).increment(1);
 }
 
 /// A search gave up, so it may have missed a deadlock.
@@ -329,11 +306,17 @@ pub(super) fn guard(collection: &'static str, holds: bool) {
     }
 }
 
-fn outcome(acquired: &Acquired) -> &'static str {
+/// The outcome of an acquire, in one word.
+pub(super) fn outcome(acquired: &Result<Acquired, LockError>) -> &'static str {
     match acquired {
-        Acquired::Granted(_) => "granted",
-        Acquired::AlreadyMine(_) => "already_mine",
-        Acquired::Held(_) => "held",
+        Ok(Acquired::Granted(_)) => "granted",
+        Ok(Acquired::AlreadyMine(_)) => "already_mine",
+        Ok(Acquired::Held(_)) => "held",
+        Err(LockError::WouldDeadlock { .. }) => "would_deadlock",
+        Err(LockError::ShutDown) => "shutting_down",
+        Err(LockError::TooManyWaiters { .. }) => "too_many_waiters",
+        Err(LockError::Frozen { .. }) => "frozen",
+        Err(_) => "error",
     }
 }
 

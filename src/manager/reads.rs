@@ -8,14 +8,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 
 use crate::{
     clock,
     error::{BoxError, LockError},
     key::{LockKey, Lockable},
     lock::{Aid, Lock},
-    manager::{calls::Calls, calls::all, collections::Collections, observe, seen::Seen},
+    manager::{calls::Calls, collections::Collections, observe, seen::Seen},
     store::{Confirmed, Original, Query, StoredDocument},
 };
 
@@ -26,7 +26,6 @@ pub(crate) const LISTED: usize = 1_000;
 const LISTS: Duration = Duration::from_secs(10);
 
 /// Reads by the registered collections. What the answers tell is passed on.
-#[derive(Clone)]
 pub(crate) struct Reads {
     pub(super) calls: Arc<Calls>,
     pub(super) collections: Arc<Collections>,
@@ -219,7 +218,8 @@ impl Reads {
         Ok(confirmed)
     }
 
-    /// One operation in each registered collection, all at the same time.
+    /// One operation in each registered collection, all at the same time: all outcomes, or the first error. None is
+    /// dropped before it has been handed to its task.
     pub(super) async fn in_each<T, F>(
         &self,
         operation: impl Fn(&'static str) -> F,
@@ -227,7 +227,8 @@ impl Reads {
     where
         F: Future<Output = Result<T, LockError>>,
     {
-        all(self.collections.names().into_iter().map(operation)).await
+        let all = join_all(self.collections.names().into_iter().map(operation));
+        all.await.into_iter().collect()
     }
 }
 

@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::oneshot::Receiver;
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -29,7 +28,8 @@ impl Granting {
     pub(crate) fn release_in_background(self: &Arc<Self>, held: Acquisition) {
         if let Some(heir) = self.heir(&held) {
             let until = clock::now() + self.ttl;
-            drop(self.hand_over(held, heir, until, calls::BACKGROUND));
+            let handed = self.hand_over(held, heir, until, calls::BACKGROUND);
+            self.calls.runner.spawn(&TaskTracker::new(), handed);
         } else {
             self.release_alone_in_background(held);
         }
@@ -47,6 +47,9 @@ impl Granting {
 
     /// The next waiter. `None` also if there is no permit for its claim: it asks when the lock is released.
     fn heir(&self, held: &Acquisition) -> Option<(Heir, ClaimPermit)> {
+        if !self.seen.queues.machine.lock().has_waiters(&held.key) {
+            return None;
+        }
         let permit = self.claim_permit().ok()?;
         Some((self.seen.queues.heir(held)?, permit))
     }
@@ -59,7 +62,7 @@ impl Granting {
         (heir, permit): (Heir, ClaimPermit),
         until: Instant,
         longest_pause: Duration,
-    ) -> Receiver<Result<Released, StoreError>> {
+    ) -> impl Future<Output = Result<Released, StoreError>> + use<> {
         let Heir { wanted, gift, in_turn } = heir;
         let (turn, order) = in_turn.map(|it| (it.turn, it.order)).unzip();
         let claim = wanted.claim(self.max_hold, turn);
@@ -99,8 +102,7 @@ impl Granting {
                 }
             }
         };
-        let hand_over = calls::with_permit(order, self.calls.deadline, hand_over);
-        self.calls.runner.spawn(&TaskTracker::new(), hand_over)
+        calls::with_permit(order, self.calls.deadline, hand_over)
     }
 
     /// `these` are the attempts of one claim.
@@ -131,7 +133,7 @@ impl Granting {
     ) -> Result<Released, LockError> {
         if let Some(heir) = self.heir(held) {
             let handed = self.hand_over(held.clone(), heir, until, calls::FOREGROUND);
-            return Ok(calls::answer("release", until, handed).await?);
+            return self.calls.complete("release", until, &TaskTracker::new(), handed).await;
         }
         let (granting, own) = (Arc::clone(self), held.clone());
         let release = async move {
@@ -145,8 +147,7 @@ impl Granting {
             }
             released
         };
-        let release = self.calls.runner.spawn(&TaskTracker::new(), release);
-        let released = calls::answer("release", until, release).await.map_err(LockError::from);
+        let released = self.calls.complete("release", until, &TaskTracker::new(), release).await;
         observe::released(self.collections.label(&held.key), &released);
         let released = released?;
         self.seen.gone(held);

@@ -1,16 +1,30 @@
 //! What the answers of the store tell: each is news for the watchers of the lock, for the waiters, and for the session.
+//!
+//! Of each session that was active here recently it is known when its locks are due for renewal, about how many locks it
+//! has, and which of them several of its requests know.
 
 use std::{
+    collections::{HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
+
 use crate::{
+    clock,
     key::LockKey,
     lock::{Aid, Lock},
-    manager::{activity::Activity, observe::Losses, wait::Queues, watched::Watched},
-    store::Acquisition,
+    manager::{observe::Losses, wait::Queues, watched::Watched},
+    store::{Acquisition, Named},
 };
+
+/// How many locks of a session are remembered as known to it.
+const KNOWN: usize = 32;
+/// How many tabs of a session are remembered. A tab that is forgotten is renewed a little too often.
+const TABS: usize = 128;
+/// For how long a session is known to have asked for a missing document.
+const REMEMBER_MISSED: Duration = Duration::from_secs(60);
 
 /// Those that live on news of locks.
 pub(super) struct Seen {
@@ -51,5 +65,231 @@ impl Seen {
             self.activity.gone(aid, key);
             self.queues.machine.lock().freed(key);
         }
+    }
+}
+
+/// The next renewal of each session that was active here recently.
+///
+/// This only limits the rate: another server may renew the same session a moment later, which costs one
+/// command and changes nothing.
+#[derive(Debug, Default)]
+pub(super) struct Activity {
+    sessions: Mutex<Sessions>,
+}
+
+#[derive(Debug, Default)]
+struct Sessions {
+    of: HashMap<Aid, Session>,
+    /// The size at which idle sessions are removed, so that the removal costs nothing on average.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Session {
+    /// When it is due for its next renewal, apart from its tabs.
+    due: Instant,
+    /// When each of its tabs is due that was active here, the latest first; also each token that was named instead
+    /// of a tab.
+    tabs: VecDeque<(Named, Instant)>,
+    /// When a tab is due that was not active here yet: at once, unless the session began here, without locks.
+    unknown_tabs_due: Instant,
+    /// The number of its locks at the last count, and of the locks granted here since. Other servers may
+    /// have granted more.
+    counted: usize,
+    granted: usize,
+    /// The locks of which a second request was told here, the latest first.
+    known: VecDeque<LockKey>,
+    /// When it asked for a missing document.
+    missed: Option<Instant>,
+}
+
+impl Session {
+    fn new(due: Instant, unknown_tabs_due: Instant) -> Self {
+        let (tabs, known) = (VecDeque::new(), VecDeque::new());
+        Self { due, tabs, unknown_tabs_due, counted: 0, granted: 0, known, missed: None }
+    }
+
+    fn is_due(&self, named: &[Named], now: Instant) -> bool {
+        let due_of = |named: &Named| self.tabs.iter().find(|(tab, _)| tab == named);
+        let tabs = named.iter().map(|it| due_of(it).map_or(self.unknown_tabs_due, |(_, due)| *due));
+        tabs.chain([self.due]).any(|due| now >= due)
+    }
+
+    fn renewed(&mut self, named: &[Named], next: Instant) {
+        self.due = next;
+        self.tabs.retain(|(tab, _)| !named.contains(tab));
+        for tab in named {
+            self.tabs.push_front((*tab, next));
+        }
+        self.tabs.truncate(TABS);
+    }
+}
+
+impl Sessions {
+    fn begins(&mut self, aid: &Aid, now: Instant, interval: Duration) -> &mut Session {
+        if self.of.len() >= self.sweep_at {
+            self.of.retain(|_, session| now < session.due);
+            self.sweep_at = (self.of.len() * 2).max(1024);
+        }
+        self.of.entry(aid.clone()).or_insert_with(|| Session::new(now + interval, now))
+    }
+}
+
+impl Activity {
+    /// True if the session or one of these tabs is due for a renewal, which they then get. They are due again after
+    /// `interval`.
+    pub(super) fn is_due(&self, aid: &Aid, named: &[Named], interval: Duration) -> bool {
+        let now = clock::now();
+        let mut sessions = self.sessions.lock();
+        let is_known = sessions.of.contains_key(aid);
+        let session = sessions.begins(aid, now, interval);
+        let is_due = !is_known || session.is_due(named, now);
+        if is_due {
+            session.renewed(named, now + interval);
+        }
+        is_due
+    }
+
+    /// A new session has no locks, so it is not due for a while.
+    pub(super) fn session_begins(&self, aid: &Aid, interval: Duration) {
+        let now = clock::now();
+        self.sessions.lock().begins(aid, now, interval).unknown_tabs_due = now + interval;
+    }
+
+    /// An answer shows that a lock of the session has this much time left. A lock that was renewed with the
+    /// others has at least `interval` left while its session is active. Another server has granted this one,
+    /// for a shorter ttl: the session is due within a third of the rest. (Not at once, because a lock at the
+    /// end of its `max_hold` looks the same, and no renewal helps it.)
+    pub(super) fn saw(&self, aid: &Aid, left: Duration, interval: Duration) {
+        if left < interval
+            && let Some(session) = self.sessions.lock().of.get_mut(aid)
+        {
+            let due = clock::now() + left / 3;
+            session.due = session.due.min(due);
+            session.tabs.iter_mut().for_each(|(_, tab)| *tab = due.min(*tab));
+        }
+    }
+
+    /// The session was granted one more lock. Returns whether its locks have to be counted: once the
+    /// session may have come a quarter of the way closer to `most`, so that a session with few locks is
+    /// never counted.
+    pub(super) fn granted(&self, aid: &Aid, most: usize, interval: Duration) -> bool {
+        let mut sessions = self.sessions.lock();
+        let session = match sessions.of.get_mut(aid) {
+            Some(session) => session,
+            None => sessions.begins(aid, clock::now(), interval),
+        };
+        session.granted += 1;
+        session.granted > most.saturating_sub(session.counted) / 4
+    }
+
+    /// The session has this many locks, including those from other servers.
+    pub(super) fn counted(&self, aid: &Aid, locks: usize) {
+        if let Some(session) = self.sessions.lock().of.get_mut(aid) {
+            (session.counted, session.granted) = (locks, 0);
+        }
+    }
+
+    /// Several requests of the session know this lock. Ignored for a session that was not active here.
+    pub(super) fn told(&self, aid: &Aid, key: &LockKey) {
+        let mut sessions = self.sessions.lock();
+        let Some(session) = sessions.of.get_mut(aid) else { return };
+        if !session.known.contains(key) {
+            session.known.truncate(KNOWN - 1);
+            session.known.push_front(key.clone());
+        }
+    }
+
+    /// A hint whether to read the lock or to claim it, never a decision: another server may have released
+    /// the lock.
+    pub(super) fn was_told(&self, aid: &Aid, key: &LockKey) -> bool {
+        self.sessions.lock().of.get(aid).is_some_and(|session| session.known.contains(key))
+    }
+
+    /// The session has asked for a missing document. Ignored for a session that was not active here.
+    pub(super) fn missed(&self, aid: &Aid) {
+        if let Some(session) = self.sessions.lock().of.get_mut(aid) {
+            session.missed = Some(clock::now());
+        }
+    }
+
+    pub(super) fn has_missed(&self, aid: &Aid) -> bool {
+        let missed = self.sessions.lock().of.get(aid).and_then(|session| session.missed);
+        missed.is_some_and(|at| clock::since(at) < REMEMBER_MISSED)
+    }
+
+    /// The lock is gone, or may be changing.
+    pub(super) fn gone(&self, aid: &Aid, key: &LockKey) {
+        if let Some(session) = self.sessions.lock().of.get_mut(aid) {
+            session.known.retain(|known| known != key);
+        }
+    }
+
+    /// The renewal failed: the next request tries again.
+    pub(super) fn forget(&self, aid: &Aid) {
+        self.sessions.lock().of.remove(aid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::TabId;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn a_session_is_due_once_in_an_interval_and_at_once_after_a_failure() {
+        let (activity, aid) = (Activity::default(), Aid::new());
+        assert!(activity.is_due(&aid, &[], HOUR));
+        assert!(!activity.is_due(&aid, &[], HOUR));
+        assert!(activity.is_due(&Aid::new(), &[], HOUR), "each session for itself");
+        activity.forget(&aid);
+        assert!(activity.is_due(&aid, &[], HOUR));
+    }
+
+    #[test]
+    fn each_tab_is_due_for_itself_but_no_tab_of_a_session_that_has_just_begun() {
+        let [one, two] = [Named::Tab(TabId::new()), Named::Tab(TabId::new())];
+        let (activity, aid) = (Activity::default(), Aid::new());
+        activity.session_begins(&aid, HOUR);
+        assert!(!activity.is_due(&aid, &[one], HOUR));
+        let (activity, aid) = (Activity::default(), Aid::new());
+        assert!(activity.is_due(&aid, &[one], HOUR));
+        assert!(!activity.is_due(&aid, &[one], HOUR) && !activity.is_due(&aid, &[], HOUR));
+        assert!(
+            activity.is_due(&aid, &[two, one], HOUR),
+            "another server may have granted its lock"
+        );
+        assert!(!activity.is_due(&aid, &[two], HOUR));
+        for _ in 0..1_000 {
+            activity.is_due(&aid, &[Named::Tab(TabId::new())], HOUR);
+        }
+        assert_eq!(activity.sessions.lock().of[&aid].tabs.len(), TABS);
+    }
+
+    #[test]
+    fn locks_are_counted_ever_more_often_the_closer_their_number_is_to_the_limit() {
+        let (activity, aid) = (Activity::default(), Aid::new());
+        activity.is_due(&aid, &[], HOUR);
+        let mut counted_at = Vec::new();
+        for locks in 1..=101 {
+            if activity.granted(&aid, 100, HOUR) {
+                activity.counted(&aid, locks);
+                counted_at.push(locks);
+            }
+        }
+        assert_eq!(counted_at[0], 26, "{counted_at:?}");
+        assert!(counted_at.ends_with(&[98, 99, 100, 101]), "{counted_at:?}");
+        assert!(counted_at.len() < 25, "{counted_at:?}");
+    }
+
+    #[test]
+    fn silent_sessions_are_forgotten() {
+        let activity = Activity::default();
+        for _ in 0..10_000 {
+            activity.is_due(&Aid::new(), &[], Duration::ZERO);
+        }
+        assert!(activity.sessions.lock().of.len() <= 1024);
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use tokio::sync::oneshot::{self, Receiver};
+use tokio::sync::oneshot::Receiver;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
@@ -32,14 +32,13 @@ use pieces::Paces;
 use renewals::Renewals;
 
 /// Renews and ends sessions.
-#[derive(Clone)]
 pub(crate) struct Sessions {
     pub(super) calls: Arc<Calls>,
     pub(super) collections: Arc<Collections>,
     pub(super) seen: Arc<Seen>,
-    pub(super) reads: Reads,
-    pub(super) renewals: Arc<Renewals>,
-    pub(super) paces: Arc<Paces>,
+    pub(super) reads: Arc<Reads>,
+    pub(super) renewals: Renewals,
+    pub(super) paces: Paces,
     pub(super) announce: Arc<Announce>,
     pub(super) served: Arc<Served>,
     pub(super) stop: CancellationToken,
@@ -52,7 +51,7 @@ impl Sessions {
         name = "doclock.renew", skip_all,
         fields(outcome = tracing::field::Empty),
     ))]
-    pub(crate) async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
+    pub(crate) async fn renew(self: &Arc<Self>, aid: &Aid) -> Result<u64, LockError> {
         let (until, aids) = (self.calls.until(), slice::from_ref(aid));
         let active = [Active::whole(aid)];
         let mut pieces = self.renew_in_pieces(self.collections.names(), &active, self.ttl, until);
@@ -96,12 +95,12 @@ impl Sessions {
 
     /// Ends the sessions of which a session store tells.
     pub(super) fn ends<E: Into<(String, &'static str)>>(
-        &self,
+        self: &Arc<Self>,
     ) -> impl Fn(E) -> BoxFuture<'static, Result<(), LockError>> + Clone + Send + Sync + use<E>
     {
-        let sessions = self.clone();
+        let sessions = Arc::clone(self);
         move |end| {
-            let (sessions, (aid, reason)) = (sessions.clone(), end.into());
+            let (sessions, (aid, reason)) = (Arc::clone(&sessions), end.into());
             Box::pin(async move {
                 if sessions.collections.names().is_empty() {
                     // The server is just starting, and would not release the locks.
@@ -117,7 +116,7 @@ impl Sessions {
         fields(outcome = tracing::field::Empty),
     ))]
     pub(super) async fn end(
-        &self,
+        self: &Arc<Self>,
         aid: &Aid,
         reason: EndReason,
     ) -> Result<Vec<LockKey>, LockError> {
@@ -125,8 +124,7 @@ impl Sessions {
         // of two servers.
         let worker = random::uuid();
         let (asked, until) = (clock::now(), self.calls.until());
-        let (answer, ended) = oneshot::channel();
-        let (sessions, aid_of) = (self.clone(), aid.clone());
+        let (sessions, aid_of) = (Arc::clone(self), aid.clone());
         let end = async move {
             let end_in = async |names: &[&str]| {
                 let store = &sessions.calls.store;
@@ -140,15 +138,15 @@ impl Sessions {
             if ended.is_ok() && all != names {
                 ended = end_in(&all).await;
             }
-            let is_ended = ended.is_ok();
-            let _ = answer.send(ended);
-            if is_ended {
-                sessions.allow_announcement(&aid_of, worker).await;
+            if ended.is_ok() {
+                // The caller does not wait for this.
+                let announced = Arc::clone(&sessions).allow_announcement(aid_of, worker);
+                sessions.calls.runner.spawn(&TaskTracker::new(), announced);
             }
+            ended
         };
-        // The end goes on without its caller, and the caller does not wait for all of it.
-        drop(self.calls.runner.spawn(&TaskTracker::new(), end));
-        let ended = calls::answer("end_session", until, ended).await?;
+        // The end goes on without its caller.
+        let ended = self.calls.complete("end_session", until, &TaskTracker::new(), end).await?;
         observe::session_ended(reason);
         self.seen.gone_all_of(aid, &ended, asked);
         self.served.ended(aid);
@@ -156,8 +154,8 @@ impl Sessions {
     }
 
     /// Leaves the end to the listeners.
-    async fn allow_announcement(&self, aid: &Aid, worker: Uuid) {
-        let (store, ended) = (&self.calls.store, [NewsId::Ended(aid.clone(), None)]);
+    async fn allow_announcement(self: Arc<Self>, aid: Aid, worker: Uuid) {
+        let (store, ended) = (&self.calls.store, [NewsId::Ended(aid, None)]);
         let allowed = calls::retry(self.calls.until(), calls::BACKGROUND, |until| {
             store.settle_news(&ended, worker, Settled::Ready, until)
         });
@@ -171,8 +169,8 @@ impl Sessions {
     }
 
     /// Ends a session without making the caller wait.
-    pub(crate) fn end_in_background(&self, aid: Aid) {
-        let sessions = self.clone();
+    pub(crate) fn end_in_background(self: &Arc<Self>, aid: Aid) {
+        let sessions = Arc::clone(self);
         self.calls.runner.spawn(&TaskTracker::new(), async move {
             if let Err(e) = sessions.end(&aid, EndReason::LoggedOut).await {
                 log::error!(
@@ -223,7 +221,7 @@ impl Sessions {
 
     /// Renews the locks of an active session, of its tabs only those that are named, at most once in a third of the
     /// ttl, and without making the caller wait. Returns the end of the renewal if one is due.
-    pub(crate) fn touch(&self, aid: &Aid, named: &[Named]) -> Option<Receiver<()>> {
+    pub(crate) fn touch(self: &Arc<Self>, aid: &Aid, named: &[Named]) -> Option<Receiver<()>> {
         let is_due = self.seen.activity.is_due(aid, named, self.ttl / 3);
         is_due.then(|| self.renew_soon(aid.clone(), named.to_vec()))
     }

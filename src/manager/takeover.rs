@@ -76,7 +76,7 @@ impl LockManager {
         }
         let takeover = takeover(lock, TakeoverKind::Broken, actor, reason);
         let (manager, until, lock) = (self.clone(), self.until(), lock.clone());
-        let broken = self.inner.calls.runner.spawn(&TaskTracker::new(), async move {
+        let break_it = async move {
             manager.put_news(&takeover, until).await?;
             let taken = &mark(&takeover);
             let broken = calls::retry(until, calls::FOREGROUND, |until| {
@@ -89,8 +89,8 @@ impl LockManager {
             }
             manager.took(&takeover, broken == Released::Released);
             Ok(broken)
-        });
-        Ok(calls::answer("break_lock", until, broken).await?)
+        };
+        self.inner.calls.complete("break_lock", until, &TaskTracker::new(), break_it).await
     }
 
     /// Notes that a lock is about to be taken, so that the application is told even if this server dies.
@@ -229,8 +229,7 @@ impl LockManager {
                 }
             }
         };
-        let fresh =
-            calls::answer("take_over", until, self.inner.calls.runner.spawn(scope, take)).await?;
+        let fresh = self.inner.calls.complete("take_over", until, scope, take).await?;
         if is_new && fresh.is_some() {
             self.inner.freezes.refuse(&from.key, until).await?;
         }

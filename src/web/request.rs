@@ -337,8 +337,8 @@ impl RequestLocks {
         let ending = self.0.ending.take();
         if let Some(aid) = ending {
             let mut fresh = self.0.fresh.take();
-            fresh.retain(|fresh| fresh.lock().aid != aid);
-            self.0.held.replace(fresh.iter().map(Provisional::token).collect());
+            fresh.retain(|fresh| fresh.lock.aid != aid);
+            self.0.held.replace(fresh.iter().map(|fresh| fresh.token).collect());
             self.0.fresh.replace(fresh);
             if let Err(e) = self.0.manager.end_session(&aid).await {
                 log::error!(
@@ -354,7 +354,7 @@ impl RequestLocks {
                 fresh.confirm();
             }
         } else {
-            let given_back = |token| fresh.iter().any(|fresh| fresh.token() == token);
+            let given_back = |token| fresh.iter().any(|fresh| fresh.token == token);
             self.0.held.borrow_mut().retain(|token| !given_back(*token));
             drop(fresh);
         }

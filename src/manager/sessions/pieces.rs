@@ -84,7 +84,7 @@ impl Sessions {
     /// once for each collection, as soon as its own locks there are done. Each call has the deadline of the
     /// manager; `until` bounds all of them together.
     pub(in crate::manager) fn renew_in_pieces(
-        &self,
+        self: &Arc<Self>,
         collections: impl IntoIterator<Item = impl Into<String>>,
         active: &[Active],
         ttl: Duration,
@@ -92,7 +92,7 @@ impl Sessions {
     ) -> UnboundedReceiver<Piece> {
         let (told, pieces) = unbounded_channel();
         for collection in collections {
-            let (sessions, collection, told) = (self.clone(), collection.into(), told.clone());
+            let (sessions, collection, told) = (Arc::clone(self), collection.into(), told.clone());
             let active = active.to_vec();
             let renewal =
                 async move { sessions.renew_in(&collection, active, ttl, until, told).await };

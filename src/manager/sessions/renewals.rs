@@ -5,7 +5,9 @@
 
 use std::{
     collections::HashSet,
-    mem, thread,
+    mem,
+    sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -82,18 +84,22 @@ impl Drop for Task<'_> {
 
 impl Sessions {
     /// Renews this session with the next round. Resolves when that is done or has failed.
-    pub(in crate::manager) fn renew_soon(&self, aid: Aid, named: Vec<Named>) -> Receiver<()> {
+    pub(in crate::manager) fn renew_soon(
+        self: &Arc<Self>,
+        aid: Aid,
+        named: Vec<Named>,
+    ) -> Receiver<()> {
         let (done, renewed) = oneshot::channel();
         let mut due = self.renewals.0.lock();
         due.sessions.push(Asked { aid, named, done });
         if !mem::replace(&mut due.has_task, true) {
-            let sessions = self.clone();
+            let sessions = Arc::clone(self);
             self.calls.runner.spawn(&TaskTracker::new(), sessions.renew_in_rounds());
         }
         renewed
     }
 
-    async fn renew_in_rounds(self) {
+    async fn renew_in_rounds(self: Arc<Self>) {
         let renewals = &self.renewals;
         let _task = Task(renewals);
         loop {
@@ -109,14 +115,14 @@ impl Sessions {
                 return;
             }
             // The next round does not wait for a session with a stuck lock in this one.
-            let round = self.clone().renew_sessions(due);
+            let round = Arc::clone(&self).renew_sessions(due);
             drop(self.calls.runner.spawn(&TaskTracker::new(), round));
         }
     }
 
     /// Tells each session when its own locks are done. A round takes no longer than a third of the ttl, so
     /// that there is time for another attempt.
-    async fn renew_sessions(self, due: Vec<Asked>) {
+    async fn renew_sessions(self: Arc<Self>, due: Vec<Asked>) {
         let until = clock::now() + self.ttl / 3;
         let collections = self.collections.names();
         let mut waiting = HashMap::<Aid, Waiting>::default();

@@ -453,8 +453,12 @@ impl<H> Machine<H> {
     /// As [`freed`](Self::freed), for this acquisition. The news is too old if another exclusive holder is
     /// known.
     pub(in crate::manager) fn ended(&mut self, lock: &Acquisition) {
-        let holder = self.queues.get(&lock.key).and_then(|queue| queue.holder.as_ref());
-        if holder.is_none_or(|it| it.mode == Mode::Shared || it.token == Some(lock.token)) {
+        let Some(queue) = self.queues.get(&lock.key) else { return };
+        if queue
+            .holder
+            .as_ref()
+            .is_none_or(|it| it.mode == Mode::Shared || it.token == Some(lock.token))
+        {
             self.freed(&lock.key);
         }
     }

@@ -20,10 +20,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{StoreError, StoreErrorKind},
+    error::{LockError, StoreError, StoreErrorKind},
     manager::{
         Inner, LockManager,
-        calls::answer,
         rhythm::{Rhythm, jittered},
     },
     store::{Change, Deadline, Watch},
@@ -136,11 +135,10 @@ impl LockManager {
 
     /// Makes one attempt only. The caller pauses before the next one anyway, and on a server that closes
     /// connections each attempt would cost other operations their connections.
-    async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, StoreError> {
+    async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, LockError> {
         let store = Arc::clone(&self.inner.calls.store);
         let opening = async move { store.watch(collection, Deadline::NONE).await };
-        let opened = self.inner.calls.runner.spawn(&TaskTracker::new(), opening);
-        answer("watch", self.until(), opened).await
+        self.inner.calls.complete("watch", self.until(), &TaskTracker::new(), opening).await
     }
 
     fn is_watched(&self, collection: &'static str, how: Wakeup) {

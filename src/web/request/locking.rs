@@ -319,7 +319,7 @@ impl RequestLocks {
     /// True if this request has taken such a lock on this document.
     fn has_taken(&self, key: &LockKey, aid: &Aid, mode: Mode) -> bool {
         let is_such = |lock: &Lock| lock.key == *key && lock.aid == *aid && lock.mode.covers(mode);
-        self.0.fresh.borrow().iter().map(Provisional::lock).any(is_such)
+        self.0.fresh.borrow().iter().map(|fresh| &fresh.lock).any(is_such)
     }
 
     /// One command, if there is no wait. Returns the lock, and two optional values: the handle that gives a
@@ -353,7 +353,7 @@ impl RequestLocks {
             let until = self.begin();
             let from = match acquired {
                 Acquired::Granted(fresh) => {
-                    let (lock, token) = (fresh.lock().clone(), fresh.token());
+                    let (lock, token) = (fresh.lock.clone(), fresh.token);
                     return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
                 }
                 // Another request of the session has got the lock during this wait.
@@ -383,7 +383,7 @@ impl RequestLocks {
             };
             let taken = manager.take_over(&from, &wanted, &actor, &self.0.scope, until).await?;
             if let Some(fresh) = taken {
-                let (lock, token) = (fresh.lock().clone(), fresh.token());
+                let (lock, token) = (fresh.lock.clone(), fresh.token);
                 return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
             }
             // The lock is gone in the meantime, so it may be free now.
@@ -598,7 +598,7 @@ impl RequestLocks {
     /// This request no longer holds this acquisition.
     pub(in crate::web) fn forget(&self, token: LockToken) {
         self.0.held.borrow_mut().retain(|held| *held != token);
-        for gone in self.0.fresh.borrow_mut().extract_if(.., |fresh| fresh.token() == token) {
+        for gone in self.0.fresh.borrow_mut().extract_if(.., |fresh| fresh.token == token) {
             gone.forget();
         }
     }

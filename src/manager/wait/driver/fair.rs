@@ -270,8 +270,7 @@ impl Queues {
         };
         // A command that comes late is corrected by the next one.
         let set = calls::with_permit(Some(alone), self.calls.deadline, set);
-        let set = self.calls.runner.spawn(&TaskTracker::new(), set);
-        Ok(calls::answer("set_place", until, set).await?)
+        self.calls.complete("set_place", until, &TaskTracker::new(), set).await
     }
 }
 
