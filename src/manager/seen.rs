@@ -109,12 +109,6 @@ impl Session {
         Self { due, tabs, unknown_tabs_due, counted: 0, granted: 0, known, missed: None }
     }
 
-    fn is_due(&self, named: &[Named], now: Instant) -> bool {
-        let due_of = |named: &Named| self.tabs.iter().find(|(tab, _)| tab == named);
-        let tabs = named.iter().map(|it| due_of(it).map_or(self.unknown_tabs_due, |(_, due)| *due));
-        tabs.chain([self.due]).any(|due| now >= due)
-    }
-
     fn renewed(&mut self, named: &[Named], next: Instant) {
         self.due = next;
         self.tabs.retain(|(tab, _)| !named.contains(tab));
@@ -143,7 +137,12 @@ impl Activity {
         let mut sessions = self.sessions.lock();
         let is_known = sessions.of.contains_key(aid);
         let session = sessions.begins(aid, now, interval);
-        let is_due = !is_known || session.is_due(named, now);
+        let due_of = |named: &Named| {
+            let tab = session.tabs.iter().find(|(tab, _)| tab == named);
+            tab.map_or(session.unknown_tabs_due, |(_, due)| *due)
+        };
+        let is_due =
+            !is_known || named.iter().map(due_of).chain([session.due]).any(|due| now >= due);
         if is_due {
             session.renewed(named, now + interval);
         }

@@ -237,7 +237,7 @@ pub(super) struct Driver<'a, M> {
     collection: &'static str,
     /// It is a session, which may hold the lock already.
     may_hold: bool,
-    give_up: Option<Instant>,
+    pub(super) give_up: Option<Instant>,
     pub(super) number: u64,
     /// In a fair collection.
     commands: Option<Arc<Commands>>,
@@ -258,15 +258,6 @@ impl<M> Drop for Driver<'_, M> {
 
 impl<M: Needs> Driver<'_, M> {
     async fn run(mut self) -> Result<Acquired, LockError> {
-        let acquired = self.wait().await?;
-        if !matches!(acquired, Acquired::Held(_)) {
-            // The waiters behind this one wait for its lock from now on.
-            self.end = End::Granted(acquired.lock().clone());
-        }
-        Ok(acquired)
-    }
-
-    async fn wait(&mut self) -> Result<Acquired, LockError> {
         loop {
             let step = self.queues.machine.lock().next(self.number, clock::now());
             let acquired = match step {
@@ -284,13 +275,19 @@ impl<M: Needs> Driver<'_, M> {
                     None
                 }
             };
-            if let Some(acquired) = acquired {
-                return Ok(acquired);
+            let acquired = match acquired {
+                Some(acquired) => acquired,
+                None if self.give_up.is_some_and(|at| at <= clock::now()) => {
+                    self.end = End::TimeOver;
+                    self.last_answer().await?
+                }
+                None => continue,
+            };
+            if !matches!(acquired, Acquired::Held(_)) {
+                // The waiters behind this one wait for its lock from now on.
+                self.end = End::Granted(acquired.lock().clone());
             }
-            if self.give_up.is_some_and(|at| at <= clock::now()) {
-                self.end = End::TimeOver;
-                return self.last_answer().await;
-            }
+            return Ok(acquired);
         }
     }
 
@@ -355,7 +352,8 @@ impl<M: Needs> Driver<'_, M> {
                 let holder = self.queues.machine.lock().holder(key);
                 let holder = holder.filter(|lock| lock.mode == Mode::Shared);
                 let is_upgrade = holder.is_some()
-                    && holds(self.manager, key, &self.wanted.aid, self.until()).await?;
+                    && holds(self.manager, key, &self.wanted.aid, self.queues.until(self.give_up))
+                        .await?;
                 Ok(holder.filter(|_| is_upgrade).map(Acquired::Held))
             }
             Err(e) => {
@@ -370,7 +368,11 @@ impl<M: Needs> Driver<'_, M> {
     /// One attempt. `None` if the lock has another holder, or if another waiter comes first.
     pub(super) async fn ask(&self, in_turn: Option<InTurn>) -> Result<Option<Acquired>, LockError> {
         let (key, has_turn) = (&self.wanted.key, in_turn.is_some());
-        match self.manager.claim(self.wanted, in_turn, self.scope, self.until()).await {
+        match self
+            .manager
+            .claim(self.wanted, in_turn, self.scope, self.queues.until(self.give_up))
+            .await
+        {
             Ok(Acquired::Held(lock)) => {
                 self.queues.machine.lock().refused(self.number, &lock)?;
                 Ok(None)
@@ -408,14 +410,15 @@ impl<M: Needs> Driver<'_, M> {
     /// Refuses this waiter, unless a holder in its circle, which was seen perhaps a while ago, is gone.
     async fn refuse(&self, circle: &Circle) -> Result<(), LockError> {
         for (key, aid) in circle {
-            if !holds(self.manager, key, aid, self.until()).await? {
+            if !holds(self.manager, key, aid, self.queues.until(self.give_up)).await? {
                 self.queues.machine.lock().freed(key);
                 self.queues.machine.lock().goes_on(self.number);
                 return Ok(());
             }
         }
         let key = &self.wanted.key;
-        let holder = self.manager.look(key, &self.wanted.aid, self.until()).await?;
+        let holder =
+            self.manager.look(key, &self.wanted.aid, self.queues.until(self.give_up)).await?;
         Err(LockError::WouldDeadlock { key: key.clone(), holder: holder.map(Box::new) })
     }
 
@@ -425,7 +428,7 @@ impl<M: Needs> Driver<'_, M> {
             return Ok(Acquired::Held(lock));
         }
         self.queues.machine.lock().asks(self.number);
-        let until = self.until();
+        let until = self.queues.until(self.give_up);
         let permit = Arc::clone(&self.queues.asking).acquire_owned();
         // The rest of the time is for the attempt.
         let soon = until.min(clock::now() + self.queues.calls.deadline / 2);
@@ -436,10 +439,6 @@ impl<M: Needs> Driver<'_, M> {
         // On the heap, for the same reason as above.
         let ask = Box::pin(self.manager.claim(self.wanted, None, self.scope, until));
         calls::with_permit(permit.ok(), PATIENCE, ask).await
-    }
-
-    pub(super) fn until(&self) -> Instant {
-        self.queues.until(self.give_up)
     }
 
     /// `None` if the caller gives up before that.

@@ -446,7 +446,12 @@ impl<H> Machine<H> {
 
     /// The lock on this document is gone, or excludes less than before.
     pub(in crate::manager) fn freed(&mut self, key: &LockKey) {
-        self.has_no_holder(key);
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        if let Some(before) = queue.holder.take() {
+            self.change(&before.aid, |it| it.in_the_way -= 1);
+            // While it held the lock, its waiters for the lock did not wait for anybody.
+            self.wait_from_now_on(self.numbers(&before.aid, key));
+        }
         self.call_first(key);
     }
 
@@ -482,14 +487,6 @@ impl<H> Machine<H> {
         }
         self.refuse_behind(key, Obstacle { owner, mode, is_seen: true, number: 0 });
         if let Some(before) = before {
-            // While it held the lock, its waiters for the lock did not wait for anybody.
-            self.wait_from_now_on(self.numbers(&before.aid, key));
-        }
-    }
-
-    fn has_no_holder(&mut self, key: &LockKey) {
-        if let Some(before) = self.queues.get_mut(key).and_then(|queue| queue.holder.take()) {
-            self.change(&before.aid, |it| it.in_the_way -= 1);
             // While it held the lock, its waiters for the lock did not wait for anybody.
             self.wait_from_now_on(self.numbers(&before.aid, key));
         }

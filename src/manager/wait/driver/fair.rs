@@ -304,7 +304,7 @@ impl<M: Needs> Driver<'_, M> {
         if is_first && let Some(granted) = self.ask(None).await? {
             return Ok(Some(granted));
         }
-        self.queues.set_place(commands, alone, self.until()).await?;
+        self.queues.set_place(commands, alone, self.queues.until(self.give_up)).await?;
         Ok(None)
     }
 }
