@@ -32,7 +32,7 @@ use crate::{
         seen::Seen,
         seldom::Seldom,
         sessions::Sessions,
-        wait::{Limits, Queues},
+        wait::{Queues, WaiterLimits},
         watch::events::Events,
     },
     store::{DEFAULT_TTL, DynStore, TTL_RANGE},
@@ -86,7 +86,7 @@ pub(super) struct Settings {
     pub(super) holder: Holder,
     pub(super) reaper_interval: Option<Duration>,
     pub(super) max_locks_per_session: usize,
-    waiters: Limits,
+    waiters: WaiterLimits,
     break_policy: LockPolicy,
     take_over_policy: LockPolicy,
     admin_policy: Option<AdminPolicy>,
@@ -120,7 +120,7 @@ impl LockManagerBuilder {
             holder: Holder::new("another session"),
             reaper_interval: Some(REAPER_INTERVAL),
             max_locks_per_session: MAX_LOCKS_PER_SESSION,
-            waiters: Limits {
+            waiters: WaiterLimits {
                 per_session: WAITERS_PER_SESSION,
                 per_person: WAITERS_PER_PERSON,
                 all: WAITERS,
@@ -457,7 +457,7 @@ impl LockManagerBuilder {
         if let Some(interval) = self.settings.reaper_interval {
             in_range("reaper_interval", a_duration, interval, REAPER_RANGE)?;
         }
-        let Limits { per_session, per_person, all } = self.settings.waiters;
+        let WaiterLimits { per_session, per_person, all } = self.settings.waiters;
         in_range("max_waiters_per_session", a_number, per_session, WAITERS_RANGE)?;
         in_range("max_waiters_per_person", a_number, per_person, WAITERS_RANGE)?;
         in_range("max_waiters", a_number, all, WAITERS_RANGE)?;

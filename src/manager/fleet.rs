@@ -34,12 +34,12 @@ pub(crate) struct Servers {
     calls: Arc<Calls>,
     ttl: Duration,
     id: Uuid,
-    state: Mutex<State>,
+    state: Mutex<Standing>,
     changed: Arc<Notify>,
 }
 
 #[derive(Debug)]
-struct State {
+struct Standing {
     collections: BTreeMap<String, Flags>,
     key: Option<String>,
     /// The last change of the two.
@@ -52,7 +52,7 @@ struct State {
 
 impl Servers {
     pub(super) fn new(calls: Arc<Calls>, ttl: Duration) -> Self {
-        let state = State {
+        let state = Standing {
             collections: BTreeMap::new(),
             key: None,
             since: clock::now(),

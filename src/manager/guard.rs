@@ -15,7 +15,7 @@ use crate::{
     manager::{
         LockManager,
         claim::{Acquired, Wanted},
-        watched::Watch,
+        watched::LockWatch,
     },
     store::{Acquisition, Released},
 };
@@ -38,7 +38,7 @@ pub struct LockGuard {
     owner: Aid,
     is_released: bool,
     /// Keeps the news about the lock: they are stored only while something watches it.
-    _watch: Watch,
+    _watch: LockWatch,
 }
 
 impl LockGuard {

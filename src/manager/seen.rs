@@ -74,18 +74,18 @@ impl Seen {
 /// command and changes nothing.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
-    sessions: Mutex<Sessions>,
+    sessions: Mutex<ActiveSessions>,
 }
 
 #[derive(Debug, Default)]
-struct Sessions {
-    of: HashMap<Aid, Session>,
+struct ActiveSessions {
+    of: HashMap<Aid, ActiveSession>,
     /// The size at which idle sessions are removed, so that the removal costs nothing on average.
     sweep_at: usize,
 }
 
 #[derive(Debug)]
-struct Session {
+struct ActiveSession {
     /// When it is due for its next renewal, apart from its tabs.
     due: Instant,
     /// When each of its tabs is due that was active here, the latest first; also each token that was named instead
@@ -103,7 +103,7 @@ struct Session {
     missed: Option<Instant>,
 }
 
-impl Session {
+impl ActiveSession {
     fn new(due: Instant, unknown_tabs_due: Instant) -> Self {
         let (tabs, known) = (VecDeque::new(), VecDeque::new());
         Self { due, tabs, unknown_tabs_due, counted: 0, granted: 0, known, missed: None }
@@ -119,13 +119,13 @@ impl Session {
     }
 }
 
-impl Sessions {
-    fn begins(&mut self, aid: &Aid, now: Instant, interval: Duration) -> &mut Session {
+impl ActiveSessions {
+    fn begins(&mut self, aid: &Aid, now: Instant, interval: Duration) -> &mut ActiveSession {
         if self.of.len() >= self.sweep_at {
             self.of.retain(|_, session| now < session.due);
             self.sweep_at = (self.of.len() * 2).max(1024);
         }
-        self.of.entry(aid.clone()).or_insert_with(|| Session::new(now + interval, now))
+        self.of.entry(aid.clone()).or_insert_with(|| ActiveSession::new(now + interval, now))
     }
 }
 
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_sessions_are_forgotten() {
+    fn idle_sessions_are_forgotten() {
         let activity = Activity::default();
         for _ in 0..10_000 {
             activity.is_due(&Aid::new(), &[], Duration::ZERO);

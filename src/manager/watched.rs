@@ -29,26 +29,26 @@ const ASK_BEFORE: Duration = Duration::from_secs(5);
 /// The watched locks, and the latest news of them from the operations of this process.
 #[derive(Debug, Clone, Default)]
 pub(in crate::manager) struct Watched {
-    locks: Arc<Mutex<Locks>>,
+    locks: Arc<Mutex<WatchedLocks>>,
 }
 
 /// Indexed by acquisition, by document and by session: each answer of the store is about one of these. So
 /// an answer costs the same however many locks are watched.
 #[derive(Debug, Default)]
-struct Locks {
-    of: HashMap<LockToken, Entry>,
+struct WatchedLocks {
+    of: HashMap<LockToken, WatchedLock>,
     by_key: HashMap<LockKey, Vec<LockToken>>,
     by_aid: HashMap<Aid, Vec<LockToken>>,
 }
 
-impl Locks {
-    fn watch(&mut self, lock: &Lock, token: LockToken) -> &mut Entry {
+impl WatchedLocks {
+    fn watch(&mut self, lock: &Lock, token: LockToken) -> &mut WatchedLock {
         if !self.of.contains_key(&token) {
             self.by_key.entry(lock.key.clone()).or_default().push(token);
             self.by_aid.entry(lock.aid.clone()).or_default().push(token);
         }
         let live = Belief::Live { until: lock.expires_at, known: clock::now() };
-        self.of.entry(token).or_insert_with(|| Entry {
+        self.of.entry(token).or_insert_with(|| WatchedLock {
             key: lock.key.clone(),
             aid: lock.aid.clone(),
             mode: lock.mode,
@@ -58,7 +58,7 @@ impl Locks {
     }
 
     fn forget(&mut self, token: LockToken) {
-        let Some(Entry { key, aid, .. }) = self.of.remove(&token) else { return };
+        let Some(WatchedLock { key, aid, .. }) = self.of.remove(&token) else { return };
         remove(&mut self.by_key, &key, token);
         remove(&mut self.by_aid, &aid, token);
     }
@@ -74,7 +74,7 @@ fn remove<K: Eq + Hash>(index: &mut HashMap<K, Vec<LockToken>>, of: &K, token: L
 }
 
 #[derive(Debug)]
-struct Entry {
+struct WatchedLock {
     key: LockKey,
     aid: Aid,
     mode: Mode,
@@ -95,18 +95,18 @@ enum Belief {
 
 /// One watcher of a lock. Dropping it ends the watch.
 #[derive(Debug)]
-pub(in crate::manager) struct Watch {
+pub(in crate::manager) struct LockWatch {
     watched: Watched,
     token: LockToken,
     news: watch::Receiver<Belief>,
 }
 
 impl Watched {
-    pub(in crate::manager) fn watch(&self, lock: &Lock, token: LockToken) -> Watch {
+    pub(in crate::manager) fn watch(&self, lock: &Lock, token: LockToken) -> LockWatch {
         let mut locks = self.locks.lock();
         let entry = locks.watch(lock, token);
         entry.watchers += 1;
-        Watch { watched: self.clone(), token, news: entry.news.subscribe() }
+        LockWatch { watched: self.clone(), token, news: entry.news.subscribe() }
     }
 
     pub(in crate::manager) fn watches(&self, aid: &Aid) -> bool {
@@ -168,13 +168,13 @@ impl Watched {
     }
 }
 
-impl Locks {
+impl WatchedLocks {
     /// Passes the news on to the watchers of these locks.
     fn learn(
         &self,
         about: Option<&Vec<LockToken>>,
         asked: Instant,
-        belief: impl Fn(&Entry, LockToken) -> Option<Belief>,
+        belief: impl Fn(&WatchedLock, LockToken) -> Option<Belief>,
     ) {
         for token in about.into_iter().flatten() {
             let Some(entry) = self.of.get(token) else { continue };
@@ -199,7 +199,7 @@ impl Locks {
     }
 }
 
-impl Drop for Watch {
+impl Drop for LockWatch {
     fn drop(&mut self) {
         let mut locks = self.watched.locks.lock();
         if let Some(entry) = locks.of.get_mut(&self.token) {

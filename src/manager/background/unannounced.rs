@@ -25,10 +25,10 @@ const BEFORE: Duration = Duration::from_secs(60);
 
 /// The sessions that were overdue when the reaper met more than it can end at once.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct Unannounced(Mutex<State>);
+pub(in crate::manager) struct Unannounced(Mutex<Overdue>);
 
 #[derive(Debug, Default)]
-struct State {
+struct Overdue {
     overdue: Vec<Aid>,
     since: Option<Instant>,
     count: u64,

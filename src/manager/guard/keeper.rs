@@ -32,14 +32,14 @@ pub(in crate::manager) struct Kept(Mutex<Guards>);
 
 #[derive(Debug, Default)]
 struct Guards {
-    of: HashMap<LockToken, Entry>,
+    of: HashMap<LockToken, KeptGuard>,
     /// The ttls that have a task. One task for all ttls would not do: a collection that does not answer
     /// would delay the renewal of shorter leases elsewhere until they expire.
     ttls: BTreeSet<Duration>,
 }
 
 #[derive(Debug, Clone)]
-struct Entry {
+struct KeptGuard {
     held: Acquisition,
     ttl: Duration,
 }
@@ -54,7 +54,7 @@ impl Kept {
     fn round(&self, ttl: Duration) -> BTreeMap<String, HashMap<Aid, Acquisition>> {
         let mut guards = self.0.lock();
         let mut due: BTreeMap<_, HashMap<_, _>> = BTreeMap::new();
-        for Entry { held, .. } in guards.of.values().filter(|entry| entry.ttl == ttl) {
+        for KeptGuard { held, .. } in guards.of.values().filter(|entry| entry.ttl == ttl) {
             let of_collection = due.entry(held.key.collection().to_owned()).or_default();
             of_collection.insert(held.aid.clone(), held.clone());
         }
@@ -68,7 +68,7 @@ impl Kept {
 impl LockManager {
     /// From now on the lock is renewed, and its waiters wait for `owner`.
     pub(in crate::manager) fn keep(&self, wanted: &Wanted, held: &Acquisition, owner: &Aid) {
-        let entry = Entry { held: held.clone(), ttl: wanted.ttl };
+        let entry = KeptGuard { held: held.clone(), ttl: wanted.ttl };
         let mut guards = self.inner.kept.0.lock();
         let is_new = guards.of.insert(held.token, entry).is_none();
         if guards.ttls.insert(wanted.ttl) {

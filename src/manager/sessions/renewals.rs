@@ -39,7 +39,7 @@ const MOST_NAMES: usize = 256;
 
 /// A request of a session that is due.
 #[derive(Debug)]
-struct Asked {
+struct DueSession {
     aid: Aid,
     named: Vec<Named>,
     done: Sender<()>,
@@ -47,7 +47,7 @@ struct Asked {
 
 #[derive(Debug, Default)]
 struct Due {
-    sessions: Vec<Asked>,
+    sessions: Vec<DueSession>,
     has_task: bool,
     /// When the next round may begin.
     next: Option<Instant>,
@@ -55,7 +55,7 @@ struct Due {
 
 impl Renewals {
     /// The sessions of the next round. If there are none, the task ends.
-    fn round(&self, ttl: Duration) -> Vec<Asked> {
+    fn round(&self, ttl: Duration) -> Vec<DueSession> {
         let mut due = self.0.lock();
         due.has_task = !due.sessions.is_empty();
         due.next = Some(clock::now() + APART.min(ttl / 12));
@@ -64,7 +64,7 @@ impl Renewals {
 }
 
 /// A session that is being renewed.
-struct Waiting {
+struct BeingRenewed {
     /// In how many collections its locks are not done.
     collections: usize,
     /// Dropped when they are.
@@ -91,7 +91,7 @@ impl Sessions {
     ) -> Receiver<()> {
         let (done, renewed) = oneshot::channel();
         let mut due = self.renewals.0.lock();
-        due.sessions.push(Asked { aid, named, done });
+        due.sessions.push(DueSession { aid, named, done });
         if !mem::replace(&mut due.has_task, true) {
             let sessions = Arc::clone(self);
             self.calls.runner.spawn(&TaskTracker::new(), sessions.renew_in_rounds());
@@ -122,13 +122,13 @@ impl Sessions {
 
     /// Tells each session when its own locks are done. A round takes no longer than a third of the ttl, so
     /// that there is time for another attempt.
-    async fn renew_sessions(self: Arc<Self>, due: Vec<Asked>) {
+    async fn renew_sessions(self: Arc<Self>, due: Vec<DueSession>) {
         let until = clock::now() + self.ttl / 3;
         let collections = self.collections.names();
-        let mut waiting = HashMap::<Aid, Waiting>::default();
+        let mut waiting = HashMap::<Aid, BeingRenewed>::default();
         let mut names = HashMap::<Aid, HashSet<Named>>::default();
-        for Asked { aid, named, done } in due {
-            let new = || Waiting { collections: collections.len(), told: Vec::new() };
+        for DueSession { aid, named, done } in due {
+            let new = || BeingRenewed { collections: collections.len(), told: Vec::new() };
             waiting.entry(aid.clone()).or_insert_with(new).told.push(done);
             names.entry(aid).or_default().extend(named);
         }

@@ -28,7 +28,7 @@ use crate::{
         collections::Collections,
         freezes::Freezes,
         rhythm::jittered,
-        wait::machine::{Circle, End, Limits, Machine, Step},
+        wait::machine::{Circle, Leaving, Machine, Step, WaiterLimits},
     },
     store::Acquisition,
 };
@@ -109,7 +109,7 @@ pub(in crate::manager) struct Heir {
 
 impl Queues {
     pub(in crate::manager) fn new(
-        limits: Limits,
+        limits: WaiterLimits,
         calls: Arc<Calls>,
         collections: Arc<Collections>,
         freezes: Arc<Freezes>,
@@ -222,7 +222,7 @@ impl Queues {
             number,
             commands,
             gift,
-            end: End::Gone,
+            end: Leaving::Gone,
         };
         driver.run().await
     }
@@ -242,12 +242,12 @@ pub(super) struct Driver<'a, M> {
     /// In a fair collection.
     commands: Option<Arc<Commands>>,
     gift: Option<Receiver<Acquired>>,
-    end: End,
+    end: Leaving,
 }
 
 impl<M> Drop for Driver<'_, M> {
     fn drop(&mut self) {
-        let end = std::mem::replace(&mut self.end, End::Gone);
+        let end = std::mem::replace(&mut self.end, Leaving::Gone);
         let key = &self.wanted.key;
         let is_stale = self.queues.machine.lock().leaves(self.number, end, clock::now());
         if is_stale {
@@ -278,14 +278,14 @@ impl<M: Needs> Driver<'_, M> {
             let acquired = match acquired {
                 Some(acquired) => acquired,
                 None if self.give_up.is_some_and(|at| at <= clock::now()) => {
-                    self.end = End::TimeOver;
+                    self.end = Leaving::TimeOver;
                     self.last_answer().await?
                 }
                 None => continue,
             };
             if !matches!(acquired, Acquired::Held(_)) {
                 // The waiters behind this one wait for its lock from now on.
-                self.end = End::Granted(acquired.lock().clone());
+                self.end = Leaving::Granted(acquired.lock().clone());
             }
             return Ok(acquired);
         }

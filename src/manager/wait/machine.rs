@@ -81,7 +81,7 @@ const RENEW_PLACE: Duration = Duration::from_secs(1);
 /// number of waiters. `H` is what it takes to hand the lock over to a waiter.
 #[derive(Debug)]
 pub(in crate::manager) struct Machine<H> {
-    limits: Limits,
+    limits: WaiterLimits,
     /// By number, which is new for each waiter. All waiters of a document are in the order of their numbers.
     pub(super) waiters: HashMap<u64, Waiter<H>>,
     last_number: u64,
@@ -92,14 +92,14 @@ pub(in crate::manager) struct Machine<H> {
     /// How many waiters count towards the limits: in all, and of each person.
     counted: usize,
     persons: Counts<Person>,
-    kept: Kept,
+    kept: KeptNumbers,
     /// How much all searches for circles have visited.
     pub(super) visited: usize,
 }
 
 /// How many waiters are allowed.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::manager) struct Limits {
+pub(in crate::manager) struct WaiterLimits {
     pub(in crate::manager) per_session: usize,
     /// In all sessions of a person. At least that of one session.
     pub(in crate::manager) per_person: usize,
@@ -111,7 +111,7 @@ pub(super) struct Waiter<H> {
     pub(super) wanted: Wanted,
     /// The session, or the job that the guard will belong to.
     pub(super) owner: Aid,
-    state: State,
+    phase: Phase,
     is_called: bool,
     /// It counts towards the limits: it was refused, or it is not alone. Before that, it costs no more than a
     /// caller that does not wait.
@@ -129,7 +129,7 @@ pub(super) struct Waiter<H> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum Phase {
     Waiting,
     /// Its own claim is under way. A handover at the same time would lead to two grants of one lock, and
     /// giving back the second grant would leave the first one behind.
@@ -195,14 +195,14 @@ pub(super) enum Step {
 /// How a waiter leaves.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "one for each waiter, for a moment")]
-pub(super) enum End {
+pub(super) enum Leaving {
     Granted(Lock),
     TimeOver,
     Gone,
 }
 
 impl<H> Machine<H> {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: WaiterLimits) -> Self {
         Self {
             limits,
             waiters: HashMap::default(),
@@ -212,7 +212,7 @@ impl<H> Machine<H> {
             owners: HashMap::default(),
             counted: 0,
             persons: Counts::default(),
-            kept: Kept::default(),
+            kept: KeptNumbers::default(),
             visited: 0,
         }
     }
@@ -257,7 +257,7 @@ impl<H> Machine<H> {
         let waiter = Waiter {
             wanted: wanted.clone(),
             owner: owner.clone(),
-            state: State::Waiting,
+            phase: Phase::Waiting,
             is_called: first.is_none_or(|first| number < first) || queue.is_held_by(owner),
             is_counted: false,
             circle: None,
@@ -285,7 +285,7 @@ impl<H> Machine<H> {
         let Some(queue) = self.queues.get_mut(&waiter.wanted.key) else { return Step::Ask };
         waiter.is_woken = false;
         let is_first = queue.waiting.first() == Some(&number);
-        if waiter.state == State::Inheriting {
+        if waiter.phase == Phase::Inheriting {
             return Step::Sleep { is_first, until: None };
         }
         if let Some(circle) = &waiter.circle {
@@ -326,7 +326,7 @@ impl<H> Machine<H> {
     /// Its claim is sent now.
     pub(super) fn asks(&mut self, number: u64) {
         let Some(waiter) = self.waiters.get_mut(&number) else { return };
-        (waiter.state, waiter.is_called) = (State::Asking, false);
+        (waiter.phase, waiter.is_called) = (Phase::Asking, false);
         if let Some(queue) = self.queues.get_mut(&waiter.wanted.key) {
             queue.looks_again = None;
         }
@@ -339,7 +339,7 @@ impl<H> Machine<H> {
     pub(super) fn refused(&mut self, number: u64, holder: &Lock) -> Result<(), LockError> {
         self.held(holder);
         if let Some(waiter) = self.waiters.get_mut(&number) {
-            waiter.state = State::Waiting;
+            waiter.phase = Phase::Waiting;
         }
         self.count(number)
     }
@@ -347,7 +347,7 @@ impl<H> Machine<H> {
     /// Its claim was not answered, or the handover to it has failed. Until it has asked again, no holder is known.
     pub(super) fn failed(&mut self, number: u64) {
         let Some(waiter) = self.waiters.get_mut(&number) else { return };
-        (waiter.state, waiter.is_called) = (State::Waiting, true);
+        (waiter.phase, waiter.is_called) = (Phase::Waiting, true);
         let key = waiter.wanted.key.clone();
         self.freed(&key);
     }
@@ -362,7 +362,7 @@ impl<H> Machine<H> {
 
     /// True if the place of this server in the store is out of date now, in a fair collection.
     #[must_use]
-    pub(super) fn leaves(&mut self, number: u64, end: End, now: Instant) -> bool {
+    pub(super) fn leaves(&mut self, number: u64, end: Leaving, now: Instant) -> bool {
         let Some(waiter) = self.waiters.get(&number) else { return false };
         let key = waiter.wanted.key.clone();
         let tickets = |it: &Self| {
@@ -381,12 +381,12 @@ impl<H> Machine<H> {
         }
         let (is_fair, is_empty) = (queue.is_fair, queue.waiting.is_empty());
         let stored = match end {
-            End::Granted(_) => gone.leaves.unwrap_or(before),
+            Leaving::Granted(_) => gone.leaves.unwrap_or(before),
             _ => before,
         };
         let is_stale = stored != tickets(self);
         // Without a ticket, a number is worth nothing in a fair collection: the store keeps the order.
-        if matches!(end, End::TimeOver) && (!is_fair || gone.ticket.is_some()) {
+        if matches!(end, Leaving::TimeOver) && (!is_fair || gone.ticket.is_some()) {
             self.kept.keep((key.clone(), gone.owner.clone()), number, gone.ticket, now);
         }
         if gone.is_counted {
@@ -402,7 +402,7 @@ impl<H> Machine<H> {
             return is_stale;
         }
         match end {
-            End::Granted(lock) => {
+            Leaving::Granted(lock) => {
                 self.held(&lock);
                 if lock.mode == Mode::Shared {
                     self.call_readers(&key);
@@ -530,7 +530,7 @@ impl<H> Machine<H> {
         }
         let first = *queue.waiting.first()?;
         let waiter = self.waiters.get_mut(&first)?;
-        if waiter.state != State::Waiting || waiter.heir.is_none() {
+        if waiter.phase != Phase::Waiting || waiter.heir.is_none() {
             return None;
         }
         if queue.handed >= IN_A_ROW && !queue.is_fair {
@@ -540,7 +540,7 @@ impl<H> Machine<H> {
         queue.handed += 1;
         let turn = if queue.is_fair { Some(self.turn(first)?) } else { None };
         let waiter = self.waiters.get_mut(&first)?;
-        (waiter.state, waiter.is_called) = (State::Inheriting, false);
+        (waiter.phase, waiter.is_called) = (Phase::Inheriting, false);
         Some((waiter.wanted.clone(), waiter.heir.take()?, turn))
     }
 
@@ -635,7 +635,7 @@ impl<H> Machine<H> {
 
     /// Jobs have no limit but the total: each guard of a job has a session of its own.
     fn has_room(&self, wanted: &Wanted, owner: &Aid) -> Result<(), LockError> {
-        let Limits { per_session, per_person, all } = self.limits;
+        let WaiterLimits { per_session, per_person, all } = self.limits;
         let is_counted = |number: &u64| self.waiters.get(number).is_some_and(|it| it.is_counted);
         let places = self.owners.get(owner).filter(|_| wanted.aid == *owner).map(|it| &it.places);
         let of_session = places.into_iter().flatten().filter(|(_, number)| is_counted(number));
@@ -686,13 +686,13 @@ fn from(collection: &str, after: Option<LockKey>) -> (Bound<LockKey>, Bound<Lock
 
 /// The numbers of waiters whose time is over and who may be back at once, with their tickets.
 #[derive(Debug, Default)]
-struct Kept {
+struct KeptNumbers {
     of: HashMap<(LockKey, Aid), (u64, Option<Ticket>, Instant)>,
     /// In the order in which they expire.
     expiring: VecDeque<(Instant, (LockKey, Aid))>,
 }
 
-impl Kept {
+impl KeptNumbers {
     fn keep(&mut self, whose: (LockKey, Aid), number: u64, ticket: Option<Ticket>, now: Instant) {
         // A few expired ones for each new one, never all at once.
         for _ in 0..4 {

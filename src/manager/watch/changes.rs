@@ -59,10 +59,10 @@ pub enum Wakeup {
 
 /// The watched collections. A collection without waiters and subscribers has no entry.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct Watches(Mutex<BTreeMap<&'static str, Watched>>);
+pub(in crate::manager) struct Watches(Mutex<BTreeMap<&'static str, WatchedCollection>>);
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedCollection {
     how: Wakeup,
     changes: Sender<Change>,
 }
@@ -109,7 +109,10 @@ impl LockManager {
         }
         let changes = Sender::new(KEPT);
         let joined = join(&changes);
-        all.insert(collection, Watched { how: Wakeup::Opening, changes: changes.clone() });
+        all.insert(
+            collection,
+            WatchedCollection { how: Wakeup::Opening, changes: changes.clone() },
+        );
         drop(all);
         // The waiters poll until the watch works again.
         let panicked = move |now: &Self| now.is_watched(collection, Wakeup::Polling);

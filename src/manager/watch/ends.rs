@@ -27,17 +27,17 @@ const IS_NEWS_FOR: Duration = Duration::from_secs(60);
 
 /// The sessions that are served for long.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct Served(Mutex<State>);
+pub(in crate::manager) struct Served(Mutex<ServedSessions>);
 
 #[derive(Debug, Default)]
-struct State {
-    sessions: HashMap<Aid, Session>,
+struct ServedSessions {
+    sessions: HashMap<Aid, ServedSession>,
     /// A task asks the store about them.
     has_task: bool,
 }
 
 #[derive(Debug)]
-struct Session {
+struct ServedSession {
     ended: CancellationToken,
     began: Instant,
     /// How many streams it has.
@@ -96,7 +96,7 @@ impl LockManager {
     pub(crate) fn end_of(&self, aid: &Aid) -> EndOf {
         let mut state = self.inner.served.0.lock();
         let has_task = mem::replace(&mut state.has_task, true);
-        let session = state.sessions.entry(aid.clone()).or_insert_with(|| Session {
+        let session = state.sessions.entry(aid.clone()).or_insert_with(|| ServedSession {
             ended: CancellationToken::new(),
             began: clock::now(),
             users: 0,

@@ -44,17 +44,17 @@ const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
 
 /// The subscribers, and what they were told last.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct Events(Mutex<State>);
+pub(in crate::manager) struct Events(Mutex<Feed>);
 
 #[derive(Debug)]
-struct State {
+struct Feed {
     sender: Option<broadcast::Sender<Arc<LockEvent>>>,
     /// The collections that have a task.
     followed: BTreeSet<&'static str>,
     taken: HashMap<LockToken, (TakenBy, Instant)>,
 }
 
-impl Default for State {
+impl Default for Feed {
     fn default() -> Self {
         let sender = Some(broadcast::Sender::new(KEPT));
         Self { sender, followed: BTreeSet::new(), taken: HashMap::new() }
@@ -96,7 +96,7 @@ impl Events {
     }
 }
 
-impl State {
+impl Feed {
     fn is_idle(&self) -> bool {
         self.sender.as_ref().is_none_or(|sender| sender.receiver_count() == 0)
     }

@@ -10,7 +10,7 @@ fn key(id: impl ToString) -> LockKey {
 }
 
 fn unlimited() -> Machine<()> {
-    Machine::new(Limits { per_session: usize::MAX, per_person: usize::MAX, all: usize::MAX })
+    Machine::new(WaiterLimits { per_session: usize::MAX, per_person: usize::MAX, all: usize::MAX })
 }
 
 fn wanted(key: &LockKey, mode: Mode) -> Wanted {
@@ -32,7 +32,7 @@ impl Machine<()> {
     }
 
     fn goes(&mut self, number: u64) {
-        assert!(!self.leaves(number, End::Gone, Instant::now()));
+        assert!(!self.leaves(number, Leaving::Gone, Instant::now()));
     }
 
     fn is_refused(&self, number: u64) -> bool {
@@ -152,7 +152,7 @@ fn a_handover_is_no_reason_to_ask() {
     let lock = handed(&mut machine, &before);
     assert_eq!(machine.step(first), Step::Sleep { is_first: true, until: None });
     let until = lock.expires_at;
-    assert!(!machine.leaves(first, End::Granted(lock.clone()), Instant::now()));
+    assert!(!machine.leaves(first, Leaving::Granted(lock.clone()), Instant::now()));
     assert_eq!(sleeps(machine.step(second)), Some(until));
     handed(&mut machine, &lock);
 }
@@ -174,7 +174,7 @@ fn late_news_of_a_release_does_not_call_the_next_waiter_at_once() {
     assert_eq!(machine.step(first), Step::Ask);
     machine.freed(&a);
     let lock = exclusive(&a);
-    assert!(!machine.leaves(first, End::Granted(lock.clone()), Instant::now()));
+    assert!(!machine.leaves(first, Leaving::Granted(lock.clone()), Instant::now()));
     // Without a handover, the news was not late.
     let soon = Instant::now() + Duration::from_millis(500);
     assert!(sleeps(machine.step(second)).is_some_and(|until| until <= soon));
@@ -184,7 +184,7 @@ fn late_news_of_a_release_does_not_call_the_next_waiter_at_once() {
 #[test]
 fn a_newcomer_does_not_take_the_room_of_the_waiter_that_came_first() {
     // The store may take its time to refuse the first waiter.
-    let mut machine = Machine::new(Limits { all: 2, ..unlimited().limits });
+    let mut machine = Machine::new(WaiterLimits { all: 2, ..unlimited().limits });
     let a = key("a");
     let first = machine.joins(&a, &Aid::new());
     machine.joins(&a, &Aid::new());
@@ -205,7 +205,7 @@ fn of_many_readers_at_the_front_some_go_in_at_a_time_and_the_others_follow() {
             readers.iter().filter(|it| machine.waiters.get(it).is_some_and(|it| it.is_called));
         assert!((1..=READERS_AT_ONCE).contains(&asking.count()), "{n}");
         assert_eq!(machine.step(*reader), Step::Ask, "{n}");
-        let granted = End::Granted(lock(&a, &Aid::new(), Mode::Shared));
+        let granted = Leaving::Granted(lock(&a, &Aid::new(), Mode::Shared));
         assert!(!machine.leaves(*reader, granted, Instant::now()));
     }
 }
@@ -258,7 +258,7 @@ fn one_that_is_back_in_its_place_closes_a_circle_for_those_behind_it() {
     machine.guard_taken(&held, &reader);
     let first = machine.joins(&a, &writer);
     let _stays = machine.joins_as(&a, &Aid::new(), Mode::Shared).unwrap();
-    assert!(!machine.leaves(first, End::TimeOver, Instant::now()));
+    assert!(!machine.leaves(first, Leaving::TimeOver, Instant::now()));
     let again = machine.joins_as(&a, &reader, Mode::Shared).unwrap();
     assert!(!machine.is_refused(again), "readers only");
     assert_eq!(machine.joins(&a, &writer), first);
@@ -425,7 +425,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         Self {
-            machine: Machine::new(Limits { per_session: 3, per_person: 3, all: 12 }),
+            machine: Machine::new(WaiterLimits { per_session: 3, per_person: 3, all: 12 }),
             now: Instant::now(),
             is_fair: random.u8(..4) == 0,
             waits_twice: random.bool(),
@@ -472,7 +472,7 @@ impl World {
             10 => self.releases(),
             11 => {
                 let number = self.waiter(|_, _| true)?;
-                let end = if self.random.bool() { End::TimeOver } else { End::Gone };
+                let end = if self.random.bool() { Leaving::TimeOver } else { Leaving::Gone };
                 self.leaves(number, end);
             }
             12 => return self.answers(),
@@ -501,7 +501,7 @@ impl World {
         let is_awake = |number: &u64, it: &Waiter<()>| {
             let until = asleep.get(number);
             let is_over = until.is_none_or(|until| until.is_some_and(|until| until <= now));
-            it.state != State::Asking && (it.is_woken || is_over)
+            it.phase != Phase::Asking && (it.is_woken || is_over)
         };
         let Some(number) = self.waiter(is_awake) else { return };
         let Wanted { key, mode, .. } = self.machine.waiters[&number].wanted.clone();
@@ -524,13 +524,13 @@ impl World {
             Step::Renew => {}
             Step::Sleep { until, .. } => _ = self.asleep.insert(number, until),
             Step::Refuse(_) if self.random.bool() => self.machine.goes_on(number),
-            Step::Refuse(_) => self.leaves(number, End::Gone),
+            Step::Refuse(_) => self.leaves(number, Leaving::Gone),
         }
     }
 
     /// The store answers a claim.
     fn answers(&mut self) -> Event {
-        let number = self.waiter(|_, it| it.state == State::Asking)?;
+        let number = self.waiter(|_, it| it.phase == Phase::Asking)?;
         let Waiter { wanted, owner, .. } = &self.machine.waiters[&number];
         let (wanted, owner) = (wanted.clone(), owner.clone());
         if self.random.u8(..8) == 0 {
@@ -541,14 +541,14 @@ impl World {
             return self.grants(Some(number), wanted, owner);
         };
         if self.machine.refused(number, &holder).is_err() {
-            self.leaves(number, End::Gone);
+            self.leaves(number, Leaving::Gone);
         }
         Some((holder.key, holder.aid, None))
     }
 
     /// A handover ends.
     fn inherits(&mut self) -> Event {
-        let number = self.waiter(|_, it| it.state == State::Inheriting)?;
+        let number = self.waiter(|_, it| it.phase == Phase::Inheriting)?;
         let Waiter { wanted, owner, .. } = &self.machine.waiters[&number];
         let (wanted, owner) = (wanted.clone(), owner.clone());
         self.passing.remove(&number);
@@ -565,7 +565,7 @@ impl World {
         let lock = Lock { expires_at: self.now + LOOK_AGAIN, ..lock };
         self.held.retain(|(before, _)| before.key != lock.key || before.aid != lock.aid);
         if let Some(number) = number {
-            self.leaves(number, End::Granted(lock.clone()));
+            self.leaves(number, Leaving::Granted(lock.clone()));
             self.granted += 1;
         }
         if lock.aid != owner {
@@ -591,7 +591,7 @@ impl World {
         }
     }
 
-    fn leaves(&mut self, number: u64, end: End) {
+    fn leaves(&mut self, number: u64, end: Leaving) {
         _ = self.machine.leaves(number, end, self.now);
         self.asleep.remove(&number);
         if let Some(lock) = self.passing.remove(&number) {
@@ -692,7 +692,7 @@ impl World {
             let first = queue.waiting.first().unwrap();
             let has_moment = self.asleep.get(first).is_none_or(Option::is_some);
             let waiter = &machine.waiters[first];
-            assert!(waiter.state != State::Waiting || waiter.is_woken || has_moment, "{first}");
+            assert!(waiter.phase != Phase::Waiting || waiter.is_woken || has_moment, "{first}");
             // The indexes agree with the waiters.
             let is_here = |it: &u64| machine.waiters[it].wanted.key == *key;
             let all: BTreeSet<_> = machine.waiters.keys().copied().filter(is_here).collect();
