@@ -86,20 +86,25 @@ impl Calls {
 
     /// Runs an operation to its end in a task of its own, which `scope` tracks as well. Returns the outcome, or an
     /// error if there is none in time.
-    pub(super) async fn complete<T: Send + 'static>(
+    pub(super) fn complete<T: Send + 'static>(
         &self,
         verb: &'static str,
         until: Instant,
         scope: &TaskTracker,
         operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, LockError> {
-        let unknown = |why| StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}"));
-        let outcome = match timeout_at(until.into(), self.runner.spawn(scope, operation)).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) => Err(unknown("the task of this operation has panicked")),
-            Err(_) => Err(unknown("no answer within the deadline, the outcome is unknown")),
-        };
-        Ok(outcome.inspect_err(|e| observe::failed(verb, e))?)
+    ) -> impl Future<Output = Result<T, LockError>> + Send {
+        // The task begins at once, and the future of the caller is small.
+        let outcome = self.runner.spawn(scope, operation);
+        async move {
+            let unknown =
+                |why| StoreError::new(StoreErrorKind::Unavailable, format!("{verb}: {why}"));
+            let outcome = match timeout_at(until.into(), outcome).await {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(_)) => Err(unknown("the task of this operation has panicked")),
+                Err(_) => Err(unknown("no answer within the deadline, the outcome is unknown")),
+            };
+            Ok(outcome.inspect_err(|e| observe::failed(verb, e))?)
+        }
     }
 
     /// Takes all places of [operations that take work in](TAKE_WORK_IN).

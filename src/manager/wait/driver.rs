@@ -178,7 +178,9 @@ impl Queues {
             acquired = self.acquire_in_turn(manager, wanted, owner, wait, scope) => acquired,
             () = self.stop.cancelled(), if !is_stopping => Err(LockError::ShutDown),
             // The last attempt is refused, unless the session got the lock at this moment.
-            () = freeze_begins => manager.claim(wanted, None, scope, self.until(None)).await,
+            () = freeze_begins => {
+                Box::pin(manager.claim(wanted, None, scope, self.until(None))).await
+            }
         }
     }
 
@@ -204,7 +206,7 @@ impl Queues {
             && self.machine.lock().has_waiters(key)
             && holds(manager, key, owner, self.until(give_up)).await?
         {
-            return manager.claim(wanted, None, scope, self.until(give_up)).await;
+            return Box::pin(manager.claim(wanted, None, scope, self.until(give_up))).await;
         }
         let commands = is_fair.then(|| self.places.of(key));
         let (sender, gift) = oneshot::channel();

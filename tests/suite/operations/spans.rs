@@ -39,7 +39,8 @@ async fn one_of_each() -> (Aid, String) {
     else {
         panic!("not granted");
     };
-    locks.acquire(&key("secret"), Wait::no()).await.unwrap_err();
+    let soon = Wait::for_at_most(std::time::Duration::from_millis(1));
+    locks.acquire(&key("secret"), soon).await.unwrap_err();
     locks.renew(&aid).await.unwrap();
     locks.break_lock(&key("secret"), &Actor::new("bob")).await.unwrap_err();
     locks.release(&lock).await.unwrap();

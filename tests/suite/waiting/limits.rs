@@ -73,7 +73,8 @@ on_each_store! {
 async fn the_future_of_a_waiter_is_small() {
     let locks = LockManager::builder(MemoryStore::new()).build().await.unwrap();
     let key = key("1");
-    assert!(size_of_val(&locks.acquire(&key, Wait::until_acquired())) < 5_000);
+    let size = size_of_val(&locks.acquire(&key, Wait::until_acquired()));
+    assert!(size < 5_000, "{size} bytes");
 }
 
 /// Otherwise most claims of a crowd would wait for a connection until their deadline, and be repeated.
