@@ -1,20 +1,12 @@
 //! The manager: decides who gets a lock, for how long, and what happens if the store does not answer.
 
-use std::{
-    fmt,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    clock,
-    lock::Holder,
-    manager::{
-        calls::Calls, collections::Collections, freezes::Freezes, granting::Granting, reads::Reads,
-        saves::Saves, seen::Seen, seldom::Seldom, sessions::Sessions,
-    },
+use crate::manager::{
+    calls::Calls, collections::Collections, freezes::Freezes, granting::Granting, reads::Reads,
+    saves::Saves, seen::Seen, seldom::Seldom, sessions::Sessions,
 };
 
 mod announce;
@@ -112,30 +104,31 @@ pub use watch::{changes::Wakeup, events::LockEvents};
 /// [`LockError::Misconfigured`](crate::LockError::Misconfigured).
 #[derive(Clone)]
 pub struct LockManager {
-    inner: Arc<Inner>,
+    /// The parts.
+    pub(crate) inner: Arc<Inner>,
 }
 
-struct Inner {
-    calls: Arc<Calls>,
-    collections: Arc<Collections>,
-    freezes: Arc<Freezes>,
+pub(crate) struct Inner {
+    pub(crate) calls: Arc<Calls>,
+    pub(crate) collections: Arc<Collections>,
+    pub(crate) freezes: Arc<Freezes>,
     seen: Arc<Seen>,
-    reads: Arc<Reads>,
-    granting: Arc<Granting>,
-    saves: Saves,
-    sessions: Arc<Sessions>,
-    settings: builder::Settings,
+    pub(crate) reads: Arc<Reads>,
+    pub(crate) granting: Arc<Granting>,
+    pub(crate) saves: Saves,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) settings: builder::Settings,
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
     /// Only for health: a stop has begun. It is also cancelled when `stop` is.
     stop_begins: CancellationToken,
-    servers: Arc<fleet::Servers>,
+    pub(crate) servers: Arc<fleet::Servers>,
     events: Arc<watch::events::Events>,
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
     event_streams: watch::streams::Streams,
     served: Arc<watch::ends::Served>,
-    seldom: Arc<Seldom>,
+    pub(crate) seldom: Arc<Seldom>,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
     /// Wakes the listeners.
@@ -180,24 +173,6 @@ impl LockManager {
         self.inner.settings.deadline
     }
 
-    /// The deadline of an operation that begins now.
-    pub(crate) fn until(&self) -> Instant {
-        clock::now() + self.deadline()
-    }
-
-    #[cfg(feature = "web")]
-    pub(crate) fn drain_delay(&self) -> Duration {
-        self.inner.settings.drain_delay
-    }
-
-    pub(crate) fn holder(&self) -> &Holder {
-        &self.inner.settings.holder
-    }
-
-    fn longest_hold(&self) -> Option<Duration> {
-        self.inner.settings.max_hold
-    }
-
     /// Stops the reaper, the listener and the renewal of guards, refuses all waiters, and waits until the
     /// operations under way have ended: releases in the background, requests whose callers have gone, and
     /// listener calls. Waits at most twice the deadline.
@@ -212,44 +187,11 @@ impl LockManager {
     }
 }
 
-/// The parts, for the layer above.
 impl LockManager {
-    pub(crate) fn collections(&self) -> &Collections {
-        &self.inner.collections
-    }
-
-    pub(crate) fn reads(&self) -> &Reads {
-        &self.inner.reads
-    }
-
-    pub(crate) fn granting(&self) -> &Arc<Granting> {
-        &self.inner.granting
-    }
-
-    pub(crate) fn saves(&self) -> &Saves {
-        &self.inner.saves
-    }
-
-    pub(crate) fn sessions(&self) -> &Arc<Sessions> {
-        &self.inner.sessions
-    }
-
-    pub(crate) fn known_freezes(&self) -> &Freezes {
-        &self.inner.freezes
-    }
-
-    pub(crate) fn servers(&self) -> &fleet::Servers {
-        &self.inner.servers
-    }
-
     /// A request has failed because the database is down.
     #[cfg(feature = "web")]
     pub(crate) fn request_failed(&self, line: String) {
         self.inner.seldom.request_failed(line, &self.inner.calls.runner, self.inner.stop.token());
-    }
-
-    pub(crate) fn seldom(&self) -> &Seldom {
-        &self.inner.seldom
     }
 }
 

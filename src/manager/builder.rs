@@ -78,12 +78,12 @@ pub struct LockManagerBuilder {
 }
 
 #[derive(Clone)]
-pub(super) struct Settings {
-    pub(super) ttl: Duration,
+pub(crate) struct Settings {
+    pub(crate) ttl: Duration,
     pub(super) max_hold: Option<Duration>,
     pub(super) deadline: Duration,
-    pub(super) drain_delay: Duration,
-    pub(super) holder: Holder,
+    pub(crate) drain_delay: Duration,
+    pub(crate) holder: Holder,
     pub(super) reaper_interval: Option<Duration>,
     pub(super) max_locks_per_session: usize,
     waiters: WaiterLimits,
@@ -96,7 +96,7 @@ type LockPolicy = Arc<dyn Fn(&Actor, &Lock) -> bool + Send + Sync>;
 type AdminPolicy = Arc<dyn Fn(&Actor) -> bool + Send + Sync>;
 
 impl Settings {
-    pub(super) fn may_break(&self, actor: &Actor, lock: &Lock) -> bool {
+    pub(crate) fn may_break(&self, actor: &Actor, lock: &Lock) -> bool {
         (self.break_policy)(actor, lock)
     }
 
@@ -105,7 +105,7 @@ impl Settings {
     }
 
     /// `None` if nobody may.
-    pub(super) fn may_see_all(&self, actor: &Actor) -> Option<bool> {
+    pub(crate) fn may_see_all(&self, actor: &Actor) -> Option<bool> {
         self.admin_policy.as_ref().map(|allows| allows(actor))
     }
 }

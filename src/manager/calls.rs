@@ -41,7 +41,7 @@ const TAKE_WORK_IN: &[&str] = &["confirm", "exists", "inspect", "load", "locks_o
 
 /// The store, and how it is called: each call runs to its end in a task of its own, and is repeated while its outcome is
 /// unknown and its caller waits.
-pub(super) struct Calls {
+pub(crate) struct Calls {
     pub(super) store: Arc<dyn DynStore>,
     pub(super) runner: Runner,
     /// How long a caller waits, unless it says otherwise.
@@ -55,7 +55,7 @@ impl Calls {
     }
 
     /// The deadline of an operation that begins now.
-    pub(super) fn until(&self) -> Instant {
+    pub(crate) fn until(&self) -> Instant {
         clock::now() + self.deadline
     }
 

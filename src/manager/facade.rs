@@ -88,7 +88,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, LockError> {
-        self.inner.reads.inspect(key, None, self.until()).await
+        self.inner.reads.inspect(key, None, self.inner.calls.until()).await
     }
 
     /// The live locks on these documents, in their order: for each document what
@@ -97,7 +97,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect_many(&self, keys: &[LockKey]) -> Result<Vec<Option<Lock>>, LockError> {
-        self.inner.reads.inspect_many(keys, None, self.until()).await
+        self.inner.reads.inspect_many(keys, None, self.inner.calls.until()).await
     }
 
     /// All live locks on this document: one exclusive lock, or the locks of its readers.
@@ -106,7 +106,7 @@ impl LockManager {
     /// See [`LockManager`].
     pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, LockError> {
         let (collection, keys) = (key.collection(), vec![key.clone()]);
-        self.inner.reads.locks_on(collection, keys, self.until()).await
+        self.inner.reads.locks_on(collection, keys, self.inner.calls.until()).await
     }
 
     /// All live locks, at most 1 000 in each registered collection.
@@ -114,7 +114,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
-        self.inner.reads.list(None, self.until()).await
+        self.inner.reads.list(None, self.inner.calls.until()).await
     }
 
     /// The live locks of one session.
@@ -122,7 +122,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn list_of(&self, aid: &Aid) -> Result<Vec<Lock>, LockError> {
-        self.inner.reads.list(Some(aid), self.until()).await
+        self.inner.reads.list(Some(aid), self.inner.calls.until()).await
     }
 
     /// Renews the lease of every live lock of the session, in all its tabs, and counts these locks.
@@ -216,8 +216,11 @@ impl LockManager {
         let (mode, ttl) = (Mode::Exclusive, self.ttl());
         let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
         let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
-        let acquired =
-            self.inner.granting.acquire(&wanted, &TaskTracker::new(), self.until()).await?;
+        let acquired = self
+            .inner
+            .granting
+            .acquire(&wanted, &TaskTracker::new(), self.inner.calls.until())
+            .await?;
         Ok(match acquired {
             Acquired::Granted(fresh) => TryAcquire::Granted(fresh.confirm()),
             Acquired::AlreadyMine(lock) => TryAcquire::AlreadyMine(lock),
@@ -233,7 +236,7 @@ impl LockManager {
     /// See [`LockManager`]. It is no error if the lock is already gone.
     pub async fn release(&self, lock: &Lock) -> Result<Released, LockError> {
         match Acquisition::of(lock) {
-            Some(held) => self.inner.granting.release_by(&held, self.until()).await,
+            Some(held) => self.inner.granting.release_by(&held, self.inner.calls.until()).await,
             None => Ok(Released::AlreadyGone),
         }
     }

@@ -61,10 +61,12 @@ impl LockManager {
         let new = NewFreeze { id: random::uuid(), reason, by: short(&by.label), end };
         let asked = clock::now();
         let args = (scope.clone(), new.clone());
-        let known =
-            self.inner.calls.run("freeze", self.until(), args, |store, (scope, new), until| {
-                store.set_freeze(scope, Some(new), until)
-            });
+        let known = self.inner.calls.run(
+            "freeze",
+            self.inner.calls.until(),
+            args,
+            |store, (scope, new), until| store.set_freeze(scope, Some(new), until),
+        );
         let known = known.await?;
         let is_on = known.iter().any(|freeze| freeze.id == Some(new.id));
         self.inner.freezes.saw_and_tell(known, asked, clock::now());
@@ -88,13 +90,15 @@ impl LockManager {
         let before = self
             .inner
             .calls
-            .run("freezes", self.until(), (), |store, (), until| store.freezes(until))
+            .run("freezes", self.inner.calls.until(), (), |store, (), until| store.freezes(until))
             .await?;
         let asked = clock::now();
-        let left =
-            self.inner.calls.run("thaw", self.until(), scope.clone(), |store, scope, until| {
-                store.set_freeze(scope, None, until)
-            });
+        let left = self.inner.calls.run(
+            "thaw",
+            self.inner.calls.until(),
+            scope.clone(),
+            |store, scope, until| store.set_freeze(scope, None, until),
+        );
         self.inner.freezes.saw_and_tell(left.await?, asked, clock::now());
         let was_frozen = before.iter().any(|freeze| freeze.scope == scope);
         if was_frozen {
@@ -112,8 +116,11 @@ impl LockManager {
     async fn scope(&self, scope: impl Into<Scope>) -> Result<Scope, LockError> {
         let scope = scope.into();
         if let Scope::Collection(name) = &scope {
-            let ready =
-                self.inner.collections.ready(&LockKey::new(&**name, 0)?, self.until()).await;
+            let ready = self
+                .inner
+                .collections
+                .ready(&LockKey::new(&**name, 0)?, self.inner.calls.until())
+                .await;
             ready.map_err(|e| match e {
                 LockError::NotFound { .. } => LockError::Misconfigured(format!(
                     "there is no collection `{name}`: name one as it is stored, or freeze all"

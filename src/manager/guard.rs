@@ -114,7 +114,13 @@ impl LockGuard {
         }
         let wanted = Wanted { mode: Mode::Exclusive, ..self.wanted.clone() };
         let scope = Default::default();
-        match self.manager.inner.granting.acquire(&wanted, &scope, self.manager.until()).await? {
+        match self
+            .manager
+            .inner
+            .granting
+            .acquire(&wanted, &scope, self.manager.inner.calls.until())
+            .await?
+        {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
             Acquired::AlreadyMine(lock) => self.becomes(lock, wanted),
             Acquired::Granted(fresh) => self.becomes(fresh.confirm(), wanted),
@@ -139,8 +145,12 @@ impl LockGuard {
     pub async fn release(mut self) -> Result<Released, LockError> {
         // A renewal at this moment would report the lock as lost.
         self.manager.keep_no_more(&self.held);
-        let released =
-            self.manager.inner.granting.release_by(&self.held, self.manager.until()).await;
+        let released = self
+            .manager
+            .inner
+            .granting
+            .release_by(&self.held, self.manager.inner.calls.until())
+            .await;
         self.is_released = released.is_ok();
         released
     }

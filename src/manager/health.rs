@@ -282,7 +282,7 @@ impl LockManager {
         let asked = clock::now();
         let answer = self.inner.calls.run(
             "status",
-            self.until(),
+            self.inner.calls.until(),
             self.inner.collections.names(),
             |store, names, until| store.status(names, until),
         );

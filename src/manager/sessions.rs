@@ -209,14 +209,13 @@ impl Sessions {
         Ok(ends.await?.pop().flatten())
     }
 
-    /// How long ago the session ended, if it has ended.
-    pub(crate) async fn session_ended(
-        &self,
-        aid: &Aid,
-        until: Instant,
-    ) -> Result<Option<Duration>, LockError> {
-        let end = self.last_end(aid, until).await?;
-        Ok(end.filter(|end| end.for_good).map(|end| end.ago))
+    /// # Errors
+    /// [`LockError::SessionEnded`] if the session has ended for good.
+    pub(crate) async fn refuse_ended(&self, aid: &Aid, until: Instant) -> Result<(), LockError> {
+        match self.last_end(aid, until).await? {
+            Some(LastEnd { for_good: true, ago, .. }) => Err(LockError::SessionEnded { ago }),
+            _ => Ok(()),
+        }
     }
 
     /// Renews the locks of an active session, of its tabs only those that are named, at most once in a third of the

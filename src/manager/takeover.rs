@@ -75,7 +75,7 @@ impl LockManager {
             return Err(LockError::BreakRefused { key: lock.key.clone() });
         }
         let takeover = takeover(lock, TakeoverKind::Broken, actor, reason);
-        let (manager, until, lock) = (self.clone(), self.until(), lock.clone());
+        let (manager, until, lock) = (self.clone(), self.inner.calls.until(), lock.clone());
         let break_it = async move {
             manager.put_news(&takeover, until).await?;
             let taken = &mark(&takeover);
@@ -147,16 +147,6 @@ impl LockManager {
         });
     }
 
-    /// Whether [`break_seen`](Self::break_seen) would let this actor break the lock.
-    pub(crate) fn may_break(&self, actor: &Actor, lock: &Lock) -> bool {
-        self.inner.settings.may_break(actor, lock)
-    }
-
-    /// Whether this actor may see the locks of all users; `None` if nobody may.
-    pub(crate) fn may_see_all(&self, actor: &Actor) -> Option<bool> {
-        self.inner.settings.may_see_all(actor)
-    }
-
     /// Whether [`take_over`](Self::take_over) would let this actor have the lock.
     pub(crate) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
         can_be_taken_over(lock)
@@ -185,7 +175,7 @@ impl LockManager {
         if is_new {
             self.inner.freezes.refuse(&from.key, until).await?;
         }
-        let mut claim = wanted.claim(self.longest_hold(), None);
+        let mut claim = wanted.claim(self.inner.settings.max_hold, None);
         // A session that moves its lock to another tab takes it from nobody.
         let takeover = is_new.then(|| takeover(from, TakeoverKind::TakenOver, actor, ""));
         claim.taken = takeover.as_ref().map(mark);

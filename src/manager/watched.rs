@@ -268,7 +268,11 @@ impl LockManager {
                     // The answer arrives through the watch, as all others do.
                     let _ = timeout_at(
                         until.into(),
-                        manager.inner.reads.inspect(&lock.key, Some(&lock.aid), manager.until()),
+                        manager.inner.reads.inspect(
+                            &lock.key,
+                            Some(&lock.aid),
+                            manager.inner.calls.until(),
+                        ),
                     )
                     .await;
                     sleep_until(until.into()).await;

@@ -1,7 +1,7 @@
 //! Who may look at which locks, and who may lock which documents.
 
 use std::{
-    cell::RefCell,
+    cell::{OnceCell, RefCell},
     collections::{HashMap, HashSet},
     panic::AssertUnwindSafe,
     rc::Rc,
@@ -102,16 +102,23 @@ pub(super) struct Permissions {
     /// The policy is asked for visitors without a login, too.
     pub(super) admits_visitors: bool,
     pub(super) policy: Option<AccessPolicy>,
-    /// An administrator, who may look at all locks.
-    pub(super) sees_all: bool,
+    /// The person, or a visitor under the name of all visitors.
+    pub(super) actor: Actor,
+    pub(super) sees_all: OnceCell<bool>,
     pub(super) answers: Rc<Answers>,
 }
 
 impl Permissions {
+    /// True for an administrator, who may look at all locks. The policy is asked once.
+    pub(super) fn sees_all(&self) -> bool {
+        let policy = &self.manager.inner.settings;
+        *self.sees_all.get_or_init(|| policy.may_see_all(&self.actor) == Some(true))
+    }
+
     /// Whether there are such locks over HTTP, for this person.
     pub(super) fn reach(&self, collection: &str) -> bool {
-        self.manager.collections().is_over_http(collection)
-            || self.sees_all && self.manager.collections().is_registered(collection)
+        self.manager.inner.collections.is_over_http(collection)
+            || self.manager.inner.collections.is_registered(collection) && self.sees_all()
     }
 
     /// Of these documents, those with which the person may do this by the lock API.
@@ -125,7 +132,7 @@ impl Permissions {
     ) -> Result<Vec<LockKey>, LockError> {
         let keys: Vec<_> = keys.into_iter().filter(|key| self.reach(key.collection())).collect();
         match &self.policy {
-            _ if self.sees_all && access == Access::Look => Ok(keys),
+            _ if self.sees_all() && access == Access::Look => Ok(keys),
             _ if self.must_log_in() => Ok(Vec::new()),
             None => Ok(keys),
             Some(policy) => {
@@ -190,7 +197,7 @@ impl Permissions {
     /// Of these documents, those that a stream of events may tell of. `None` if the policy fails.
     pub(super) async fn visible(&self, keys: HashSet<LockKey>) -> Option<HashSet<LockKey>> {
         match &self.policy {
-            Some(policy) if !self.sees_all => {
+            Some(policy) if !self.sees_all() => {
                 self.check_any().ok()?;
                 let keys = keys.into_iter().filter(|key| self.reach(key.collection())).collect();
                 self.answers.of(policy, &self.person, keys).await

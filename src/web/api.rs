@@ -27,8 +27,7 @@ use crate::{
         access::{Access, Permissions},
         admin, assets, events,
         format::{Current, millis, rfc3339},
-        path::path_param,
-        request::{Ask, Found, Mine, RequestLocks},
+        request::{Ask, Found, Mine, RequestLocks, path_param},
         same_site::SameSite,
     },
 };
@@ -206,7 +205,7 @@ async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine,
         if found.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
         }
-        if !found.is_fresh || locks.manager().reads().exists(key, until).await? {
+        if !found.is_fresh || locks.manager.inner.reads.exists(key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })
@@ -239,7 +238,7 @@ async fn release(
     if let Some(token) = token {
         tokens.push(parse_token(&token)?);
     }
-    let page = page.and_then(|page| page.parse().ok()).or(locks.locks.page());
+    let page = page.and_then(|page| page.parse().ok()).or(locks.locks.page);
     let grace = Duration::from_millis(grace_ms).min(LONGEST_GRACE);
     if tokens.is_empty() {
         locks.locks.release_key(&key).await?;
@@ -251,9 +250,9 @@ async fn release(
             let mode = Mode::Shared;
             let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
             if grace.is_zero() {
-                locks.manager().granting().release_by(&held, until).await?;
+                locks.locks.manager.inner.granting.release_by(&held, until).await?;
             } else {
-                locks.manager().granting().release_in(&held, page, grace, until).await?;
+                locks.locks.manager.inner.granting.release_in(&held, page, grace, until).await?;
             }
         }
     }
@@ -294,10 +293,10 @@ async fn heartbeat(
     locks.locks.renewed(until).await;
     let until = locks.locks.begin();
     let named = believed.keys().filter_map(|name| Some(name.split_once('/')?.0));
-    locks.manager().collections().learn(named, until).await;
+    locks.locks.manager.inner.collections.learn(named, until).await;
     let aid = locks.locks.aid();
     let held = match &aid {
-        Some(aid) => locks.manager().reads().list(Some(aid), until).await?,
+        Some(aid) => locks.locks.manager.inner.reads.list(Some(aid), until).await?,
         None => Vec::new(),
     };
     let tokens: HashMap<String, Option<LockToken>> =
@@ -306,8 +305,8 @@ async fn heartbeat(
     let lost = (believed.iter().filter(|(name, token)| !is_held(name, token)))
         .map(|(name, token)| {
             let (collection, id) = name.split_once('/').unwrap_or_default();
-            if let (Some(_), Ok(key)) = (&aid, locks.manager().key(collection, id)) {
-                locks.manager().granting().missed_lock(&key, *token, "heartbeat");
+            if let (Some(_), Ok(key)) = (&aid, locks.locks.manager.key(collection, id)) {
+                locks.locks.manager.inner.granting.missed_lock(&key, *token, "heartbeat");
             }
             LostBody { key: name.clone(), collection: collection.into(), id: id.into() }
         })
@@ -341,17 +340,17 @@ async fn break_lock(
         return Err(bad_request(format_args!("a reason has at most {MAX_REASON_BYTES} bytes")));
     }
     let token = token.map(|token| parse_token(&token)).transpose()?;
-    let on_it = locks.manager().locks_on(&key).await?;
+    let on_it = locks.locks.manager.locks_on(&key).await?;
     let is_meant = |lock: &&Lock| token.is_none() || lock.token == token;
     // If the document has several readers, all of their locks must be broken, or none.
     let (meant, actor): (Vec<_>, _) =
         (on_it.iter().filter(is_meant).collect(), locks.locks.actor());
-    if !meant.iter().all(|lock| locks.manager().may_break(&actor, lock)) {
+    if !meant.iter().all(|lock| locks.locks.manager.inner.settings.may_break(&actor, lock)) {
         return Err(LockError::BreakRefused { key }.into());
     }
     let mut broken = 0;
     for lock in meant {
-        let outcome = locks.manager().break_seen(lock, &actor, &reason).await?;
+        let outcome = locks.locks.manager.break_seen(lock, &actor, &reason).await?;
         broken += usize::from(outcome == Released::Released);
     }
     Ok(HttpResponse::NoContent().insert_header((DOCLOCK_BROKEN, broken)).finish())
@@ -386,9 +385,9 @@ fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKe
     if permissions.reach(collection) {
         return Ok(permissions.manager.key(collection, id)?);
     }
-    if !permissions.manager.collections().is_registered(collection) {
+    if !permissions.manager.inner.collections.is_registered(collection) {
         // A developer's mistake or a guess of a client, so this is not logged as an error.
-        permissions.manager.seldom().warn("collection", || {
+        permissions.manager.inner.seldom.warn("collection", || {
             let collection = short(&printable(collection));
             format!(
                 "a client asked the lock API for the collection {collection}, which is not registered: \

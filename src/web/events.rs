@@ -75,8 +75,8 @@ pub(super) async fn stream(
     let malformed = |e| Problem::new(StatusCode::BAD_REQUEST, "bad_request").detail(e);
     let Asked { tab, keys } = asked.map_err(malformed)?.into_inner();
     let (manager, address, person) =
-        (locks.manager().clone(), locks.locks.address(), locks.locks.counts_as());
-    let admitted = manager.event_streams().admit(address, person, locks.locks.streams());
+        (locks.locks.manager.clone(), locks.locks.address, locks.locks.counts_as());
+    let admitted = manager.event_streams().admit(address, person, locks.locks.settings.streams);
     let admitted = admitted.ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
             .detail("you or this server have too many open event streams; poll instead")
@@ -205,7 +205,7 @@ impl Listener {
         }
         if let LockEvent::Broken(_, taken) = &**event {
             data["by"] = taken.by.as_str().into();
-            if self.permissions.sees_all || self.aid.as_ref() == Some(&lock.aid) {
+            if self.permissions.sees_all() || self.aid.as_ref() == Some(&lock.aid) {
                 data["reason"] = taken.reason.as_str().into();
             }
         }

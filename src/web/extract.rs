@@ -17,12 +17,11 @@ use crate::{
     error::LockError,
     key::{InvalidKey, LockKey, Lockable},
     lock::{Lock, LockToken, Mode},
-    manager::decode,
+    manager::{Wait, decode},
     store::{Original, Released, StoredDocument},
     web::{
-        path::path_param,
         problem::misconfigured,
-        request::{Ask, Found, Mine, RequestLocks},
+        request::{Ask, Found, Mine, RequestLocks, path_param},
     },
 };
 
@@ -143,8 +142,8 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// If the future is dropped, the document may or may not be written.
     pub async fn save(&mut self) -> Result<(), LockError> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let manager = self.locks.manager();
-        let saved = manager.saves().save(&held, &self.original, &self.document, until).await;
+        let saves = &self.locks.manager.inner.saves;
+        let saved = saves.save(&held, &self.original, &self.document, until).await;
         self.written(saved, until).await
     }
 
@@ -155,8 +154,8 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// As `save`. It is also as cancel safe.
     pub async fn replace(&mut self) -> Result<(), LockError> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let manager = self.locks.manager();
-        let replaced = manager.saves().replace(&held, &self.original, &self.document, until).await;
+        let saves = &self.locks.manager.inner.saves;
+        let replaced = saves.replace(&held, &self.original, &self.document, until).await;
         self.written(replaced, until).await
     }
 
@@ -191,7 +190,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<(), LockError> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let deleted = self.locks.manager().saves().delete(&held, until).await;
+        let deleted = self.locks.manager.inner.saves.delete(&held, until).await;
         match &deleted {
             Ok(()) | Err(LockError::NotFound { .. }) => {
                 self.locks.let_go(&self.mine, "deleted").await;
@@ -247,13 +246,13 @@ impl<T: Lockable, How> Guarded<T, How> {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.locks.manager().saves().held(self.mine.acquisition())
+        self.locks.manager.inner.saves.held(self.mine.acquisition())
     }
 
     /// Waits until this process learns that the lock is gone, at the latest when the lock expires; see
     /// [`LockManager::lost`](crate::LockManager::lost). For handlers that run long.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<T, How> {
-        self.locks.manager().lost(&self.mine.lock)
+        self.locks.manager.lost(&self.mine.lock)
     }
 
     /// The lock as it was when the document was loaded.
@@ -328,7 +327,8 @@ async fn acquire<T: Lockable, How>(
     let locks = RequestLocks::of(&req)?;
     let key = key_of::<T>(&req, &locks)?;
     locks.may_lock(slice::from_ref(&key)).await?;
-    let (offered, wait) = (locks.offered()?, locks.wait());
+    let wait = Wait::for_at_most(locks.settings.wait_for_documents);
+    let offered = locks.offered()?;
     open(&locks, &key, Ask { mode, offered, ..Ask::exclusive(wait) }).await
 }
 
@@ -358,7 +358,7 @@ async fn loaded<T: Lockable>(
 ) -> Result<(T, Original), LockError> {
     let document = match document {
         Some(document) => document,
-        None => locks.manager().reads().load(key, until).await?,
+        None => locks.manager.inner.reads.load(key, until).await?,
     };
     decode(key, document)
 }
@@ -401,7 +401,7 @@ fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKe
     })?;
     let not_an_id = |_| InvalidKey::NotOfType { collection: T::COLLECTION };
     let key = locks.key_of::<T>(req, param.parse().map_err(not_an_id)?)?;
-    if locks.manager().collections().is_registered(key.collection()) {
+    if locks.manager.inner.collections.is_registered(key.collection()) {
         return Ok(key);
     }
     Err(misconfigured(format!(

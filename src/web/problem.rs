@@ -17,7 +17,7 @@ use crate::{
     text::{printable, short},
     web::{
         format::{millis, rfc3339},
-        memory::{Served, memory},
+        wrap::{Served, served},
     },
 };
 
@@ -285,7 +285,7 @@ pub(super) fn log_fault(error: &LockError) {
     // A wrong configuration that this module found was logged at once. The others are not faults, and clients can cause
     // any number of them.
     let is_told =
-        matches!(error, LockError::Misconfigured(_)) && memory(|it| it.is_told) != Some(false);
+        matches!(error, LockError::Misconfigured(_)) && served(|it| it.is_told) != Some(false);
     let is_overloaded =
         matches!(error, LockError::Store(e) if e.kind() == StoreErrorKind::Overloaded);
     let is_known = matches!(error, LockError::ShutDown | LockError::TooManyWaiters { .. })
@@ -300,8 +300,7 @@ pub(super) fn log_fault(error: &LockError) {
         }
         // The id of a document may come from the URL.
         let line = printable(&format!("{error}{causes}"));
-        let failed = memory(|it| it.request.as_ref().map(|it| (it.manager.clone(), named(it))));
-        match failed.flatten() {
+        match served(|it| (it.manager.clone(), named(it))) {
             Some((manager, request)) if error.is_outage() => {
                 manager.request_failed(format!("{request}: {line}"));
             }
@@ -321,6 +320,6 @@ fn named(Served { method, uri, document, .. }: &Served) -> String {
 pub(super) fn misconfigured(what_to_do: impl Into<String>) -> LockError {
     let what_to_do = what_to_do.into();
     log::error!(target: "actix_doclock::web", "{what_to_do}");
-    memory(|it| it.is_told = true);
+    served(|it| it.is_told = true);
     LockError::Misconfigured(what_to_do)
 }

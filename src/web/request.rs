@@ -3,9 +3,11 @@
 mod locking;
 
 use std::{
+    borrow::Cow,
     cell::{Cell, RefCell},
     fmt,
     net::IpAddr,
+    ops::Deref,
     rc::Rc,
     str::FromStr,
     time::{Duration, Instant},
@@ -20,6 +22,7 @@ use actix_web::{
         header::{HeaderMap, HeaderName, HeaderValue, SET_COOKIE},
     },
 };
+use percent_encoding::percent_decode_str;
 use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
@@ -83,10 +86,8 @@ pub(super) struct Settings {
 }
 
 /// Whose request it is.
-#[derive(Default)]
-enum Whose {
+pub(crate) enum Whose {
     /// Not known yet.
-    #[default]
     Nobodys,
     Session(Session),
     /// Of a client without a session, if the application knows it.
@@ -98,15 +99,24 @@ enum Whose {
 #[derive(Clone)]
 pub(crate) struct RequestLocks(Rc<State>);
 
-struct State {
-    manager: LockManager,
-    settings: Rc<Settings>,
+impl Deref for RequestLocks {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+pub(crate) struct State {
+    pub(super) manager: LockManager,
+    pub(super) settings: Rc<Settings>,
     /// The page has sent this request automatically, and its person has been away for long.
     idle: bool,
     tab: Option<TabId>,
-    page: Option<PageId>,
+    /// The load of the page that sent this request.
+    pub(super) page: Option<PageId>,
     /// The other end of the connection.
-    address: Option<IpAddr>,
+    pub(super) address: Option<IpAddr>,
     /// The page is preloaded: nobody has asked for it yet.
     speculative: bool,
     /// The tokens that the client sent; `None` if the header is malformed.
@@ -154,26 +164,18 @@ impl RequestLocks {
                  the whole application, remove the wrap of the scope",
             ));
         }
-        let locks = Self::new(manager.clone(), Rc::clone(settings), req);
-        req.extensions_mut().insert(locks.clone());
-        req.extensions_mut().insert(Rc::clone(&settings.same_site));
-        Ok(locks)
-    }
-
-    fn new(manager: LockManager, settings: Rc<Settings>, req: &ServiceRequest) -> Self {
         let headers = req.headers();
-        let idle =
-            (idle_for(headers).zip(settings.idle_after)).is_some_and(|(idle, limit)| idle >= limit);
-        Self(Rc::new(State {
-            manager,
-            settings,
-            idle,
+        let idle = named(headers, IDLE_MS).map(Duration::from_millis);
+        let locks = Self(Rc::new(State {
+            manager: manager.clone(),
+            settings: Rc::clone(settings),
+            idle: idle.zip(settings.idle_after).is_some_and(|(idle, limit)| idle >= limit),
             tab: named(headers, TAB),
             page: named(headers, PAGE),
             address: req.peer_addr().map(|it| it.ip()),
             speculative: headers.contains_key(SEC_PURPOSE),
             offered: offered_tokens(headers),
-            whose: RefCell::default(),
+            whose: RefCell::new(Whose::Nobodys),
             person_before: RefCell::default(),
             aid_before: RefCell::default(),
             aid: RefCell::default(),
@@ -186,7 +188,10 @@ impl RequestLocks {
             cookies: Cell::default(),
             began_empty: Cell::default(),
             is_to_be_saved: Cell::default(),
-        }))
+        }));
+        req.extensions_mut().insert(locks.clone());
+        req.extensions_mut().insert(Rc::clone(&settings.same_site));
+        Ok(locks)
     }
 
     /// The document of this type that the request means.
@@ -198,7 +203,7 @@ impl RequestLocks {
         request: &HttpRequest,
         id: T::Id,
     ) -> Result<LockKey, LockError> {
-        let Some(names) = &self.0.settings.collection_names else {
+        let Some(names) = &self.settings.collection_names else {
             return Ok(LockKey::of::<T>(id)?);
         };
         match names(request, T::COLLECTION) {
@@ -209,25 +214,30 @@ impl RequestLocks {
 
     pub(super) fn session_loaded(&self, session: Session) {
         let aid = aid_in(&session);
-        self.0.began_empty.set(session.entries().is_empty());
-        self.0.whose.replace(Whose::Session(session));
-        self.0.person_before.replace(self.who());
+        self.began_empty.set(session.entries().is_empty());
+        self.whose.replace(Whose::Session(session));
+        self.person_before.replace(self.who());
         self.came(aid);
     }
 
     /// The same for a client without a session.
     pub(super) fn client_came(&self, whose: Option<(Aid, Actor)>) {
         let (aid, actor) = whose.unzip();
-        self.0.whose.replace(Whose::Client(actor));
+        self.whose.replace(Whose::Client(actor));
         self.came(aid);
     }
 
     fn came(&self, aid: Option<Aid>) {
-        if let Some(aid) = aid.as_ref().filter(|_| !self.0.idle) {
-            self.0.renewal.replace(self.0.manager.sessions().touch(aid, &self.named()));
+        if let Some(aid) = aid.as_ref().filter(|_| !self.idle) {
+            // The tab that this request names, or else the acquisitions.
+            let named: Vec<_> = match (self.tab, &self.offered) {
+                (Some(tab), _) => vec![Named::Tab(tab)],
+                (None, tokens) => tokens.iter().flatten().copied().map(Named::Token).collect(),
+            };
+            self.renewal.replace(self.manager.inner.sessions.touch(aid, &named));
         }
-        self.0.aid_before.replace(aid.clone());
-        self.0.aid.replace(aid);
+        self.aid_before.replace(aid.clone());
+        self.aid.replace(aid);
     }
 
     /// What distinguishes the person of this session from others.
@@ -240,32 +250,23 @@ impl RequestLocks {
         })
     }
 
-    /// The tab that this request names, or else the acquisitions.
-    fn named(&self) -> Vec<Named> {
-        match (self.0.tab, &self.0.offered) {
-            (Some(tab), _) => vec![Named::Tab(tab)],
-            (None, Some(tokens)) => tokens.iter().copied().map(Named::Token).collect(),
-            (None, None) => Vec::new(),
-        }
-    }
-
     /// This request names a lock that is not of its own tab: renews it as well.
     pub(super) fn names(&self, lock: &Lock) {
         if let (Some(token), Some(tab)) = (lock.token, lock.tab)
-            && self.0.tab != Some(tab)
-            && !self.0.idle
+            && self.tab != Some(tab)
+            && !self.idle
         {
-            drop(self.0.manager.sessions().touch(&lock.aid, &[Named::Token(token)]));
+            drop(self.manager.inner.sessions.touch(&lock.aid, &[Named::Token(token)]));
         }
     }
 
     /// The handler has answered. Changes to the session are still saved with it.
     pub(super) fn before_session_is_saved(&self, response: &HttpResponse<impl Sized>) {
         let status = response.status();
-        self.0.cookies.set(Some(response.headers().get_all(SET_COOKIE).count()));
-        let whose = self.0.whose.borrow();
+        self.cookies.set(Some(response.headers().get_all(SET_COOKIE).count()));
+        let whose = self.whose.borrow();
         let Whose::Session(session) = &*whose else { return };
-        let (before, mut now) = (self.0.aid_before.borrow().clone(), aid_in(session));
+        let (before, mut now) = (self.aid_before.borrow().clone(), aid_in(session));
         if before.is_some() && now.is_none() && session.status() == SessionStatus::Unchanged {
             // Neither purged nor cleared nor removed: another middleware has emptied the session.
             misconfigured(
@@ -274,7 +275,7 @@ impl RequestLocks {
             );
             return;
         }
-        let is_another_person = *self.0.person_before.borrow() != self.who();
+        let is_another_person = *self.person_before.borrow() != self.who();
         if now.is_some() && is_another_person {
             // The locks go with their person: whoever has an older cookie of this browser, or sits at it now, would
             // hold them too.
@@ -283,40 +284,40 @@ impl RequestLocks {
         }
         let vanished = before.is_some() && now != before;
         // A lock that a handler has taken after a login belongs to the new aid already.
-        let has_new_aid = *self.0.aid.borrow() != before;
+        let has_new_aid = *self.aid.borrow() != before;
         if vanished {
-            self.0.ending.replace(before);
+            self.ending.replace(before);
             // If a handler turns the session into another one (`clear`, then a login), the new session
             // gets a new aid.
-            self.0.aid.borrow_mut().take_if(|_| !has_new_aid);
+            self.aid.borrow_mut().take_if(|_| !has_new_aid);
         }
         let keeps_locks =
-            (!vanished || has_new_aid) && self.keeps(status) && !self.0.fresh.borrow().is_empty();
+            (!vanished || has_new_aid) && self.keeps(status) && !self.fresh.borrow().is_empty();
         // Uses the save of a login: if the aid is there before the first lock, two simultaneous first
         // requests cannot lose it. But no other request of a session without an aid: its aid could replace that of a
         // simultaneous first lock.
         let begins = match session.status() {
             SessionStatus::Renewed => true,
-            SessionStatus::Changed => self.0.began_empty.get() || vanished || is_another_person,
+            SessionStatus::Changed => self.began_empty.get() || vanished || is_another_person,
             _ => false,
         };
         let is_saved_anyway = begins && !session.entries().is_empty() && now.is_none();
         if keeps_locks || is_saved_anyway {
-            let aid = self.0.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
+            let aid = self.aid.borrow_mut().get_or_insert_with(Aid::new).clone();
             if now.as_ref() != Some(&aid) {
                 // Cannot fail for a string, and does nothing in a purged session.
                 let _ = session.insert(AID, &aid);
-                self.0.manager.sessions().session_begins(&aid);
+                self.manager.inner.sessions.session_begins(&aid);
             }
         }
-        if keeps_locks && aid_in(session) != *self.0.aid.borrow() {
+        if keeps_locks && aid_in(session) != *self.aid.borrow() {
             // The session was purged by the same request that began it.
-            self.0.fresh.take();
-            self.0.held.take();
+            self.fresh.take();
+            self.held.take();
         }
         let is_changed =
             [SessionStatus::Changed, SessionStatus::Renewed].contains(&session.status());
-        self.0.is_to_be_saved.set(is_changed && !session.entries().is_empty());
+        self.is_to_be_saved.set(is_changed && !session.entries().is_empty());
     }
 
     /// The session middleware has finished.
@@ -329,18 +330,18 @@ impl RequestLocks {
     ) -> Result<(), LockError> {
         // A session store does not send the cookie of a session that another request has ended meanwhile.
         let cookies = response.headers().get_all(SET_COOKIE).count();
-        let is_saved = !self.0.is_to_be_saved.get() || Some(cookies) > self.0.cookies.get();
-        if !is_saved && !self.0.fresh.borrow().is_empty() {
+        let is_saved = !self.is_to_be_saved.get() || Some(cookies) > self.cookies.get();
+        if !is_saved && !self.fresh.borrow().is_empty() {
             self.session_not_saved().await;
             return Err(LockError::SessionEnded { ago: Duration::ZERO });
         }
-        let ending = self.0.ending.take();
+        let ending = self.ending.take();
         if let Some(aid) = ending {
-            let mut fresh = self.0.fresh.take();
+            let mut fresh = self.fresh.take();
             fresh.retain(|fresh| fresh.lock.aid != aid);
-            self.0.held.replace(fresh.iter().map(|fresh| fresh.token).collect());
-            self.0.fresh.replace(fresh);
-            if let Err(e) = self.0.manager.end_session(&aid).await {
+            self.held.replace(fresh.iter().map(|fresh| fresh.token).collect());
+            self.fresh.replace(fresh);
+            if let Err(e) = self.manager.end_session(&aid).await {
                 log::error!(
                     target: "actix_doclock::session",
                     "the locks of the ended session {aid:?} were not released, and remain until they \
@@ -348,18 +349,18 @@ impl RequestLocks {
                 );
             }
         }
-        let fresh = self.0.fresh.take();
+        let fresh = self.fresh.take();
         if self.keeps(response.status()) {
             for fresh in fresh {
                 fresh.confirm();
             }
         } else {
             let given_back = |token| fresh.iter().any(|fresh| fresh.token == token);
-            self.0.held.borrow_mut().retain(|token| !given_back(*token));
+            self.held.borrow_mut().retain(|token| !given_back(*token));
             drop(fresh);
         }
         self.settle().await;
-        if let [token] = self.0.held.borrow().as_slice()
+        if let [token] = self.held.borrow().as_slice()
             && let Ok(announced) = HeaderValue::from_str(&format!("<urn:uuid:{token}>"))
         {
             response.headers_mut().insert(LOCK_TOKEN, announced);
@@ -370,28 +371,27 @@ impl RequestLocks {
     /// The request has failed, or its session could not be saved: no lock is kept, and no session has
     /// ended.
     pub(super) async fn session_not_saved(&self) {
-        self.0.ending.take();
-        self.0.fresh.take();
+        self.ending.take();
+        self.fresh.take();
         self.settle().await;
     }
 
     /// The error of this request. actix-session turns an outage of its store into an empty 500, but a wrap around it may
     /// tell.
     pub(super) fn explained(&self, error: Error) -> Error {
-        let was_loaded = !matches!(*self.0.whose.borrow(), Whose::Nobodys);
-        let is_of_session = !was_loaded || self.0.cookies.get().is_some();
+        let was_loaded = !matches!(*self.whose.borrow(), Whose::Nobodys);
+        let is_of_session = !was_loaded || self.cookies.get().is_some();
         let status = error.as_response_error().status_code();
         if !is_of_session || status != StatusCode::SERVICE_UNAVAILABLE {
             return error;
         }
         let outage = StoreError::new(StoreErrorKind::Unavailable, error.to_string());
-        self.0.manager.sessions().failed(&outage);
+        self.manager.inner.sessions.failed(&outage);
         Problem::from(LockError::Store(outage)).into()
     }
 
     fn keeps(&self, status: StatusCode) -> bool {
-        self.0.settings.keep_fresh_on_error
-            || !(status.is_client_error() || status.is_server_error())
+        self.settings.keep_fresh_on_error || !(status.is_client_error() || status.is_server_error())
     }
 
     /// The aid for a new lock.
@@ -400,11 +400,11 @@ impl RequestLocks {
     /// If the application does not know the client of this request.
     fn aid_for_lock(&self) -> Result<Aid, LockError> {
         self.check_client()?;
-        let mut aid = self.0.aid.borrow_mut();
+        let mut aid = self.aid.borrow_mut();
         // The aid of the person before the login ends with this request.
-        let is_before = *aid == *self.0.aid_before.borrow();
-        let is_session = matches!(*self.0.whose.borrow(), Whose::Session(_));
-        if is_session && is_before && *self.0.person_before.borrow() != self.who() {
+        let is_before = *aid == *self.aid_before.borrow();
+        let is_session = matches!(*self.whose.borrow(), Whose::Session(_));
+        if is_session && is_before && *self.person_before.borrow() != self.who() {
             *aid = None;
         }
         Ok(aid.get_or_insert_with(Aid::new).clone())
@@ -413,7 +413,7 @@ impl RequestLocks {
     /// # Errors
     /// 401 if a client has no valid login, or no longer: what it holds is not known, and so not lost.
     pub(super) fn check_client(&self) -> Result<(), LockError> {
-        if self.is_client() && self.0.aid.borrow().is_none() {
+        if self.is_client() && self.aid.borrow().is_none() {
             return Err(LockError::LoginRequired);
         }
         Ok(())
@@ -421,22 +421,22 @@ impl RequestLocks {
 
     /// Whether the aid belongs to the client's token, and not to a session.
     pub(super) fn is_client(&self) -> bool {
-        matches!(*self.0.whose.borrow(), Whose::Client(_))
+        matches!(*self.whose.borrow(), Whose::Client(_))
     }
 
     /// Waits until the operations of this request are complete, so that its answer is final: "400" means
     /// "not locked". Does not wait longer than the operations may take.
     async fn settle(&self) {
-        if let Some(until) = self.0.until.get() {
-            self.0.scope.close();
-            let _ = timeout_at(until.into(), self.0.scope.wait()).await;
+        if let Some(until) = self.until.get() {
+            self.scope.close();
+            let _ = timeout_at(until.into(), self.scope.wait()).await;
         }
     }
 }
 
 impl fmt::Debug for RequestLocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RequestLocks").field("held", &self.0.held).finish_non_exhaustive()
+        f.debug_struct("RequestLocks").field("held", &self.held).finish_non_exhaustive()
     }
 }
 
@@ -446,7 +446,7 @@ impl Drop for State {
         // locks are released. If the session store did not save the logout, the session gets a new aid
         // later.
         if let Some(aid) = self.ending.take() {
-            self.manager.sessions().end_in_background(aid);
+            self.manager.inner.sessions.end_in_background(aid);
         }
     }
 }
@@ -455,13 +455,7 @@ fn aid_in(session: &Session) -> Option<Aid> {
     session.get(AID).ok().flatten()
 }
 
-/// How long the person has been away, according to the page. A value that is not a number is ignored.
-fn idle_for(headers: &HeaderMap) -> Option<Duration> {
-    let ms = headers.get(IDLE_MS)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_millis(ms))
-}
-
-/// A name chosen by the page. A malformed name is ignored.
+/// A name chosen by the page, or the time for which its person has been away. A malformed value is ignored.
 fn named<T: FromStr>(headers: &HeaderMap, header: HeaderName) -> Option<T> {
     headers.get(header)?.to_str().ok()?.trim().parse().ok()
 }
@@ -475,4 +469,12 @@ fn offered_tokens(headers: &HeaderMap) -> Option<Vec<LockToken>> {
         }
     }
     (tokens.len() <= MOST_TOKENS).then_some(tokens)
+}
+
+/// The path parameter of this name, decoded; `None` if the route has none.
+///
+/// The router leaves `%2F` and `%25` encoded, so that they are not taken for delimiters. An id may
+/// contain them. The router has already replaced bytes that are not UTF-8.
+pub(super) fn path_param<'a>(req: &'a HttpRequest, name: &str) -> Option<Cow<'a, str>> {
+    Some(percent_decode_str(req.match_info().get(name)?).decode_utf8_lossy())
 }

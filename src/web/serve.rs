@@ -102,7 +102,7 @@ impl LockManager {
     /// # Errors
     /// The errors of the server.
     pub async fn serve(&self, server: impl IntoServer) -> io::Result<()> {
-        let drain = self.drain_delay();
+        let drain = self.inner.settings.drain_delay;
         let (server, has_our_signals) =
             if drain.is_zero() { (server, false) } else { server.without_signals() };
         let server = server.into_server();

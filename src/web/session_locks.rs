@@ -63,7 +63,7 @@ impl SessionLocks {
     pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
         let until = self.locks.begin();
         match self.locks.aid() {
-            Some(aid) => self.locks.manager().reads().list(Some(&aid), until).await,
+            Some(aid) => self.locks.manager.inner.reads.list(Some(&aid), until).await,
             None => Ok(Vec::new()),
         }
     }
@@ -106,10 +106,10 @@ impl SessionLocks {
         document: T,
     ) -> Result<LockedDoc<T>, LockError> {
         let key = self.key_of::<T>(id)?;
-        self.manager().collections().ready_to_create(&key, self.locks.begin()).await?;
+        self.locks.manager.inner.collections.ready_to_create(&key, self.locks.begin()).await?;
         // Not everybody may lock a document that is there already, even for a moment.
         if self.locks.has_policy()
-            && self.manager().reads().exists(&key, self.locks.begin()).await?
+            && self.locks.manager.inner.reads.exists(&key, self.locks.begin()).await?
         {
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
@@ -121,7 +121,7 @@ impl SessionLocks {
         }
         let (mine, ()) = acquired?;
         let until = self.locks.begin();
-        match self.manager().saves().create(&mine.acquisition(), &document, until).await {
+        match self.locks.manager.inner.saves.create(&mine.acquisition(), &document, until).await {
             Ok(original) => Ok(LockedDoc::new(mine, (document, original), self.locks.clone())),
             Err(error) => {
                 if mine.is_fresh {
@@ -271,7 +271,7 @@ impl SessionLocks {
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T, LockError> {
         let key = self.key_of::<T>(id)?;
-        let document = self.manager().reads().load(&key, self.locks.begin()).await?;
+        let document = self.locks.manager.inner.reads.load(&key, self.locks.begin()).await?;
         document.decode().map_err(|source| LockError::Document { key, source })
     }
 
@@ -290,7 +290,7 @@ impl SessionLocks {
     /// [`LockError::Store`]; the remaining locks end with the session, or expire.
     pub async fn release_all(&self) -> Result<Vec<LockKey>, LockError> {
         let Some(aid) = self.locks.aid() else { return Ok(Vec::new()) };
-        let released = self.manager().release_all(&aid).await?;
+        let released = self.locks.manager.release_all(&aid).await?;
         self.locks.forget_all();
         Ok(released)
     }
@@ -298,7 +298,7 @@ impl SessionLocks {
     /// The manager, for operations beyond this session.
     #[must_use]
     pub fn manager(&self) -> &LockManager {
-        self.locks.manager()
+        &self.locks.manager
     }
 }
 

@@ -152,7 +152,7 @@ async fn take<E: Announced>(
     let args = (manager.inner.collections.names(), worker, lease);
     let taken = manager.inner.calls.run(
         "take_news",
-        manager.until(),
+        manager.inner.calls.until(),
         args,
         |store, (all, by, lease), until| {
             store.take_news(E::outbox(all), *by, *lease, AT_ONCE, until)
@@ -170,7 +170,7 @@ async fn note<E: Announced>(
     let args = (worker, told.iter().map(E::id).collect::<Vec<_>>());
     let noted = manager.inner.calls.run(
         "settle_news",
-        manager.until(),
+        manager.inner.calls.until(),
         args,
         |store, (worker, told), until| store.settle_news(told, *worker, Settled::Told, until),
     );

@@ -55,7 +55,7 @@ impl LockManager {
         let (args, began) = ((collections.clone(), random::uuid()), clock::now());
         let swept = self.inner.calls.run(
             "sweep",
-            self.until(),
+            self.inner.calls.until(),
             args,
             |store, (collections, worker), until| store.sweep(collections, *worker, AT_ONCE, until),
         );

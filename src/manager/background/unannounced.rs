@@ -85,7 +85,9 @@ impl LockManager {
         let args = collections.to_vec();
         self.inner
             .calls
-            .run("overdue", self.until(), args, |store, all, until| store.overdue(all, MOST, until))
+            .run("overdue", self.inner.calls.until(), args, |store, all, until| {
+                store.overdue(all, MOST, until)
+            })
             .await
     }
 
@@ -103,7 +105,7 @@ impl LockManager {
             let aids = aids.to_vec();
             let ends = self.inner.calls.run(
                 "last_ends",
-                self.until(),
+                self.inner.calls.until(),
                 aids.clone(),
                 |store, aids, until| store.last_ends(aids, until),
             );
@@ -119,7 +121,7 @@ impl LockManager {
                 let args = (collection, without.clone());
                 let live = self.inner.calls.run(
                     "list",
-                    self.until(),
+                    self.inner.calls.until(),
                     args,
                     |store, (collection, aids), until| {
                         store.locks(collection, Query::Of(aids), MOST, until)

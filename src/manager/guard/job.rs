@@ -259,6 +259,6 @@ impl LockManager {
     }
 
     fn anonymous_job(&self) -> Job {
-        self.job(self.holder().label.clone())
+        self.job(self.inner.settings.holder.label.clone())
     }
 }

@@ -140,7 +140,7 @@ impl LockManager {
         lives: Instant,
         until: Instant,
     ) -> Result<(), LockError> {
-        let until = until.min(self.until());
+        let until = until.min(self.inner.calls.until());
         let documents: BTreeSet<&LockKey> = guards.iter().map(|held| &held.key).collect();
         // If a document has several readers, the count does not tell which of them were renewed. When a
         // `max_hold` ends, only the server knows: it may have granted the lock to an earlier attempt

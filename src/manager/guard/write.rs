@@ -15,7 +15,7 @@ impl LockGuard {
     pub async fn load<T: Lockable>(&self) -> Result<T, LockError> {
         self.manager.inner.collections.is_of::<T>(self.key())?;
         let key = self.key();
-        let document = self.manager.inner.reads.load(key, self.manager.until()).await?;
+        let document = self.manager.inner.reads.load(key, self.manager.inner.calls.until()).await?;
         document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
     }
 
@@ -45,13 +45,14 @@ impl LockGuard {
     /// If the future is dropped, the document may or may not be written.
     pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T, LockError> {
         self.manager.inner.collections.is_of::<T>(self.key())?;
-        let loaded = self.manager.inner.reads.load(self.key(), self.manager.until()).await?;
+        let loaded =
+            self.manager.inner.reads.load(self.key(), self.manager.inner.calls.until()).await?;
         let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
         self.manager
             .inner
             .saves
-            .save(&self.held, &original, &document, self.manager.until())
+            .save(&self.held, &original, &document, self.manager.inner.calls.until())
             .await?;
         Ok(document)
     }
@@ -63,7 +64,12 @@ impl LockGuard {
     /// [`update`](Self::update), which is also as cancel safe.
     pub async fn create<T: Lockable>(&self, document: &T) -> Result<(), LockError> {
         self.manager.inner.collections.is_of::<T>(self.key())?;
-        self.manager.inner.saves.create(&self.held, document, self.manager.until()).await.map(drop)
+        self.manager
+            .inner
+            .saves
+            .create(&self.held, document, self.manager.inner.calls.until())
+            .await
+            .map(drop)
     }
 
     /// Deletes the document if the exclusive lock is still held. Releases the lock in any case.
@@ -75,7 +81,7 @@ impl LockGuard {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<(), LockError> {
         // The drop of the guard releases the lock.
-        self.manager.inner.saves.delete(&self.held, self.manager.until()).await
+        self.manager.inner.saves.delete(&self.held, self.manager.inner.calls.until()).await
     }
 
     /// The lock, for guarded writes of your own:

@@ -141,7 +141,10 @@ impl LockManager {
     async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, LockError> {
         let store = Arc::clone(&self.inner.calls.store);
         let opening = async move { store.watch(collection, Deadline::NONE).await };
-        self.inner.calls.complete("watch", self.until(), &TaskTracker::new(), opening).await
+        self.inner
+            .calls
+            .complete("watch", self.inner.calls.until(), &TaskTracker::new(), opening)
+            .await
     }
 
     fn is_watched(&self, collection: &'static str, how: Wakeup) {

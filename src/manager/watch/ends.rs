@@ -114,10 +114,12 @@ impl LockManager {
         let aids: Vec<_> = self.inner.served.0.lock().sessions.keys().cloned().collect();
         for aids in aids.chunks(AT_ONCE) {
             let args: Arc<[Aid]> = aids.into();
-            let ends =
-                self.inner.calls.run("last_ends", self.until(), args, |store, aids, until| {
-                    store.last_ends(aids, until)
-                });
+            let ends = self.inner.calls.run(
+                "last_ends",
+                self.inner.calls.until(),
+                args,
+                |store, aids, until| store.last_ends(aids, until),
+            );
             let ends = match ends.await {
                 Ok(ends) => ends,
                 Err(e) => {

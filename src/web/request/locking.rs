@@ -1,8 +1,8 @@
 //! Taking, confirming and releasing locks in a request.
 
 use std::{
+    cell::OnceCell,
     future::Future,
-    net::IpAddr,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -15,16 +15,14 @@ use crate::{
     clock,
     error::LockError,
     key::LockKey,
-    lock::{Aid, Lock, LockToken, Mode, PageId},
-    manager::{
-        Acquired, LockManager, Provisional, Wait, Wanted, can_be_taken_over, watch::streams::Limits,
-    },
+    lock::{Aid, Lock, LockToken, Mode},
+    manager::{Acquired, Provisional, Wait, Wanted, can_be_taken_over},
     store::{Acquisition, Confirmed, Released, StoredDocument},
     web::{
         access::Permissions,
-        memory::is_about,
         problem::{Problem, misconfigured},
         request::{RequestLocks, Whose},
+        wrap::served,
     },
 };
 
@@ -112,39 +110,31 @@ impl RequestLocks {
         })
     }
 
-    pub(in crate::web) fn manager(&self) -> &LockManager {
-        &self.0.manager
-    }
-
     /// The deadline of an operation that begins now.
     pub(in crate::web) fn begin(&self) -> Instant {
-        let until = self.0.manager.until();
-        self.0.until.set(Some(until));
+        let until = self.manager.inner.calls.until();
+        self.until.set(Some(until));
         until
-    }
-
-    /// The wait of the extractors.
-    pub(in crate::web) fn wait(&self) -> Wait {
-        Wait::for_at_most(self.0.settings.wait_for_documents)
     }
 
     /// The wait of a client that asks for this long.
     pub(in crate::web) fn wait_at_most(&self, wanted: Duration) -> Wait {
-        Wait::for_at_most(wanted.min(self.0.settings.longest_wait))
+        Wait::for_at_most(wanted.min(self.settings.longest_wait))
     }
 
     /// The aid of the session, if the session has ever locked anything or been saved.
     pub(in crate::web) fn aid(&self) -> Option<Aid> {
-        self.0.aid.borrow().clone()
+        self.aid.borrow().clone()
     }
 
     pub(in crate::web) fn actor(&self) -> Actor {
-        self.person().unwrap_or_else(|| Actor::new(self.0.manager.holder().label.clone()))
+        self.person()
+            .unwrap_or_else(|| Actor::new(self.manager.inner.settings.holder.label.clone()))
     }
 
     pub(super) fn person(&self) -> Option<Actor> {
-        match &*self.0.whose.borrow() {
-            Whose::Session(session) => (self.0.settings.identify.as_ref()?)(session),
+        match &*self.whose.borrow() {
+            Whose::Session(session) => (self.settings.identify.as_ref()?)(session),
             Whose::Client(actor) => actor.clone(),
             Whose::Nobodys => None,
         }
@@ -160,7 +150,7 @@ impl RequestLocks {
 
     /// True if a policy decides what the routes of the application may lock.
     pub(in crate::web) fn has_policy(&self) -> bool {
-        self.0.settings.access.is_some() && !self.0.settings.extractors_do_not_ask
+        self.settings.access.is_some() && !self.settings.extractors_do_not_ask
     }
 
     /// The same for each of them: its refusal, or none.
@@ -168,7 +158,7 @@ impl RequestLocks {
         &self,
         keys: &[LockKey],
     ) -> Result<Vec<Option<LockError>>, LockError> {
-        if self.0.settings.extractors_do_not_ask {
+        if self.settings.extractors_do_not_ask {
             return Ok(keys.iter().map(|_| None).collect());
         }
         self.permissions().check_each(keys).await
@@ -176,30 +166,27 @@ impl RequestLocks {
 
     /// Whom the limits for each person count this request for.
     pub(in crate::web) fn counts_as(&self) -> Person {
-        let aid = self.0.aid_before.borrow();
-        Person::of(self.person().as_ref(), aid.as_ref(), self.address())
-    }
-
-    pub(in crate::web) fn address(&self) -> Option<IpAddr> {
-        self.0.address
+        let aid = self.aid_before.borrow();
+        Person::of(self.person().as_ref(), aid.as_ref(), self.address)
     }
 
     /// What this person may see and lock.
     pub(in crate::web) fn permissions(&self) -> Permissions {
         Permissions {
-            manager: self.manager().clone(),
+            manager: self.manager.clone(),
             person: self.person(),
-            knows_people: self.0.settings.identify.is_some() || self.is_client(),
-            admits_visitors: self.0.settings.admits_visitors,
-            policy: self.0.settings.access.clone(),
-            answers: Rc::clone(&self.0.settings.answers),
-            sees_all: self.manager().may_see_all(&self.actor()) == Some(true),
+            knows_people: self.settings.identify.is_some() || self.is_client(),
+            admits_visitors: self.settings.admits_visitors,
+            policy: self.settings.access.clone(),
+            answers: Rc::clone(&self.settings.answers),
+            actor: self.actor(),
+            sees_all: OnceCell::new(),
         }
     }
 
     /// The tokens that the client sent; empty if there were none.
     pub(in crate::web) fn offered(&self) -> Result<&[LockToken], LockError> {
-        self.0.offered.as_deref().ok_or(LockError::MalformedToken)
+        self.offered.as_deref().ok_or(LockError::MalformedToken)
     }
 
     /// Takes or confirms the lock and does `work` with it. Keeps no new lock if the work fails.
@@ -215,7 +202,7 @@ impl RequestLocks {
     where
         F: Future<Output = Result<T, LockError>>,
     {
-        is_about(key);
+        served(|it| it.document = Some(key.clone()));
         match self.acquire_or_refuse(key, how, work).await {
             Ok(acquired) => Ok(acquired),
             Err(error) => Err(self.described(error).await),
@@ -229,7 +216,7 @@ impl RequestLocks {
         | LockError::WouldDeadlock { holder: Some(lock), .. } = &mut error
         {
             let person = self.person();
-            let description = self.manager().description(person.as_ref(), &lock.key).await;
+            let description = self.manager.description(person.as_ref(), &lock.key).await;
             lock.description = description.map(Box::new);
         }
         error
@@ -244,7 +231,7 @@ impl RequestLocks {
     where
         F: Future<Output = Result<T, LockError>>,
     {
-        if self.0.speculative {
+        if self.speculative {
             return Err(LockError::Speculative);
         }
         if !how.offered.is_empty() && !how.take_over {
@@ -273,7 +260,9 @@ impl RequestLocks {
             let worked = work(found, until).await;
             return self.keep_if_found(mine, None, worked, until).await;
         }
-        if how.of_document && !self.manager().granting().may_exist(key, &aid, self.begin()).await? {
+        if how.of_document
+            && !self.manager.inner.granting.may_exist(key, &aid, self.begin()).await?
+        {
             self.release_key(key).await?;
             return Err(LockError::NotFound { key: key.clone() });
         }
@@ -285,11 +274,15 @@ impl RequestLocks {
             // A session that ends at this moment either releases this lock, or has already left its
             // tombstone. A lock from an earlier request was released by that end.
             let alive = async {
-                if mine.is_fresh { self.session_is_alive(&aid, until).await } else { Ok(()) }
+                if mine.is_fresh {
+                    self.manager.inner.sessions.refuse_ended(&aid, until).await
+                } else {
+                    Ok(())
+                }
             };
             let room = async {
                 if mine.is_fresh {
-                    self.manager().granting().may_hold_another(&aid, until).await
+                    self.manager.inner.granting.may_hold_another(&aid, until).await
                 } else {
                     Ok(())
                 }
@@ -319,7 +312,7 @@ impl RequestLocks {
     /// True if this request has taken such a lock on this document.
     fn has_taken(&self, key: &LockKey, aid: &Aid, mode: Mode) -> bool {
         let is_such = |lock: &Lock| lock.key == *key && lock.aid == *aid && lock.mode.covers(mode);
-        self.0.fresh.borrow().iter().map(|fresh| &fresh.lock).any(is_such)
+        self.fresh.borrow().iter().map(|fresh| &fresh.lock).any(is_such)
     }
 
     /// One command, if there is no wait. Returns the lock, and two optional values: the handle that gives a
@@ -330,16 +323,16 @@ impl RequestLocks {
         how: Ask<'_>,
         aid: &Aid,
     ) -> Result<(Mine, Option<Provisional>, Option<StoredDocument>), LockError> {
-        let (actor, manager) = (self.actor(), self.manager());
+        let (actor, manager) = (self.actor(), &self.manager);
         let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
-        let (holder, ttl) = (actor.holder(), manager.ttl());
-        let (tab, page) = (self.0.tab, self.0.page);
+        let (holder, ttl) = (actor.holder(), manager.inner.settings.ttl);
+        let (tab, page) = (self.tab, self.page);
         let person = Some(self.counts_as());
         let wanted = Wanted { key, aid, person, holder, tab, page, mode, ttl };
         // A request of an idle page renews nothing else, so it must renew this lock.
-        if !self.0.idle
+        if !self.idle
             && let Some(confirmed) =
-                manager.granting().reenter(&wanted, how.load, self.begin()).await?
+                manager.inner.granting.reenter(&wanted, how.load, self.begin()).await?
         {
             return Ok((Mine::new(confirmed.lock)?, None, confirmed.document));
         }
@@ -347,8 +340,7 @@ impl RequestLocks {
         loop {
             self.begin();
             let wait = if has_waited { Wait::no() } else { how.wait.since(began) };
-            let acquired =
-                manager.acquire_or_wait(&wanted, &wanted.aid, wait, &self.0.scope).await?;
+            let acquired = manager.acquire_or_wait(&wanted, &wanted.aid, wait, &self.scope).await?;
             // Not after an error: the answer need not wait for what is given back.
             let until = self.begin();
             let from = match acquired {
@@ -363,7 +355,7 @@ impl RequestLocks {
                 }
                 Acquired::AlreadyMine(lock) => {
                     if how.any_tab || !self.is_of_another_tab(&lock) {
-                        manager.granting().told(&lock);
+                        manager.inner.granting.told(&lock);
                         return Ok((Mine::new(lock)?, None, None));
                     }
                     if !how.take_over {
@@ -381,7 +373,7 @@ impl RequestLocks {
                     lock
                 }
             };
-            let taken = manager.take_over(&from, &wanted, &actor, &self.0.scope, until).await?;
+            let taken = manager.take_over(&from, &wanted, &actor, &self.scope, until).await?;
             if let Some(fresh) = taken {
                 let (lock, token) = (fresh.lock.clone(), fresh.token);
                 return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
@@ -393,7 +385,7 @@ impl RequestLocks {
     /// Whether another tab of this session holds this lock. A shared lock belongs to all tabs of its
     /// session.
     pub(in crate::web) fn is_of_another_tab(&self, lock: &Lock) -> bool {
-        let tabs = self.0.tab.zip(lock.tab);
+        let tabs = self.tab.zip(lock.tab);
         lock.mode == Mode::Exclusive && tabs.is_some_and(|(this, of_lock)| this != of_lock)
     }
 
@@ -411,17 +403,8 @@ impl RequestLocks {
         }
     }
 
-    /// The load of the page that sent this request.
-    pub(in crate::web) fn page(&self) -> Option<PageId> {
-        self.0.page
-    }
-
-    pub(in crate::web) fn streams(&self) -> Limits {
-        self.0.settings.streams
-    }
-
     pub(in crate::web) fn may_take_over(&self, lock: &Lock) -> bool {
-        self.manager().may_take_over(&self.actor(), lock)
+        self.manager.may_take_over(&self.actor(), lock)
     }
 
     /// Releases the lock of this tab, whatever its token. Reads the locks of this session only, so that the time
@@ -429,7 +412,7 @@ impl RequestLocks {
     pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
         let Some(aid) = self.aid() else { return Ok(Released::AlreadyGone) };
         let until = self.begin();
-        let own = self.manager().reads().list_in(key.collection(), &aid, until).await?;
+        let own = self.manager.inner.reads.list_in(key.collection(), &aid, until).await?;
         match own.into_iter().find(|lock| lock.key == *key) {
             None => Ok(Released::AlreadyGone),
             Some(lock) if self.is_of_another_tab(&lock) => {
@@ -448,13 +431,13 @@ impl RequestLocks {
     ) -> Result<(Mine, T), LockError> {
         match worked {
             Ok(value) => {
-                self.0.fresh.borrow_mut().extend(fresh);
+                self.fresh.borrow_mut().extend(fresh);
                 self.remember(&mine);
                 Ok((mine, value))
             }
             Err(e) => {
                 if let LockError::NotFound { .. } = e {
-                    self.manager().granting().missed(&mine.lock.aid);
+                    self.manager.inner.granting.missed(&mine.lock.aid);
                     // A lock on a missing document is of no use, not even one from an earlier request.
                     self.release(&mine, until).await?;
                     if let Some(fresh) = fresh {
@@ -467,7 +450,7 @@ impl RequestLocks {
     }
 
     fn remember(&self, mine: &Mine) {
-        let mut held = self.0.held.borrow_mut();
+        let mut held = self.held.borrow_mut();
         if !held.contains(&mine.token) {
             held.push(mine.token);
         }
@@ -476,18 +459,11 @@ impl RequestLocks {
 
     /// A new aid for a session that came back, unless another extractor has already given it one.
     fn replace_aid(&self, dead: &Aid) -> Aid {
-        let mut aid = self.0.aid.borrow_mut();
+        let mut aid = self.aid.borrow_mut();
         if aid.as_ref() == Some(dead) {
             *aid = None;
         }
         aid.get_or_insert_with(Aid::new).clone()
-    }
-
-    async fn session_is_alive(&self, aid: &Aid, until: Instant) -> Result<(), LockError> {
-        match self.0.manager.sessions().session_ended(aid, until).await? {
-            None => Ok(()),
-            Some(ago) => Err(LockError::SessionEnded { ago }),
-        }
     }
 
     /// Makes sure that this session already holds the lock; if tokens are offered, with one of them. Returns
@@ -500,11 +476,11 @@ impl RequestLocks {
         load: bool,
         until: Instant,
     ) -> Result<(Mine, Option<StoredDocument>), LockError> {
-        is_about(key);
+        served(|it| it.document = Some(key.clone()));
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {
-            Some(aid) => self.manager().reads().confirm(key, aid, load, until).await?,
+            Some(aid) => self.manager.inner.reads.confirm(key, aid, load, until).await?,
             None => None,
         };
         let (lock, document) = match confirmed {
@@ -537,7 +513,7 @@ impl RequestLocks {
         if aid.is_none() && offered.is_empty() {
             return Err(lost(None));
         }
-        match self.manager().reads().inspect(key, aid.as_ref(), until).await? {
+        match self.manager.inner.reads.inspect(key, aid.as_ref(), until).await? {
             Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(mode) => Ok(lock),
             Some(lock)
                 if Some(&lock.aid) != aid.as_ref()
@@ -548,7 +524,7 @@ impl RequestLocks {
                 } else {
                     "let it send the cookies back, or use `locks.clients(…)`"
                 };
-                self.manager().seldom().warn("session", || {
+                self.manager.inner.seldom.warn("session", || {
                     format!(
                         "a client sent the `Lock-Token` of {key:?} in a request of another session, so that \
                          its lock is of no use to it: {advice}"
@@ -558,13 +534,13 @@ impl RequestLocks {
             }
             other => {
                 let Some(aid) = aid else { return Err(lost(None)) };
-                let lost = match self.session_is_alive(&aid, until).await {
+                let lost = match self.manager.inner.sessions.refuse_ended(&aid, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
                     Err(e) => return Err(e),
                     Ok(()) => lost(other.map(Box::new)),
                 };
                 if let Some(token) = offered.first() {
-                    self.manager().granting().missed_lock(key, *token, "request");
+                    self.manager.inner.granting.missed_lock(key, *token, "request");
                 }
                 Err(lost)
             }
@@ -577,7 +553,7 @@ impl RequestLocks {
         mine: &Mine,
         until: Instant,
     ) -> Result<Released, LockError> {
-        let released = self.0.manager.granting().release_by(&mine.acquisition(), until).await?;
+        let released = self.manager.inner.granting.release_by(&mine.acquisition(), until).await?;
         self.forget(mine.token);
         Ok(released)
     }
@@ -591,29 +567,29 @@ impl RequestLocks {
                 "{:?} is {done}, but its lock is not released yet: {e}", held.key,
             );
             self.forget(held.token);
-            self.manager().granting().release_in_background(held);
+            self.manager.inner.granting.release_in_background(held);
         }
     }
 
     /// This request no longer holds this acquisition.
     pub(in crate::web) fn forget(&self, token: LockToken) {
-        self.0.held.borrow_mut().retain(|held| *held != token);
-        for gone in self.0.fresh.borrow_mut().extract_if(.., |fresh| fresh.token == token) {
+        self.held.borrow_mut().retain(|held| *held != token);
+        for gone in self.fresh.borrow_mut().extract_if(.., |fresh| fresh.token == token) {
             gone.forget();
         }
     }
 
     /// This request holds no locks any more.
     pub(in crate::web) fn forget_all(&self) {
-        self.0.held.take();
-        for gone in self.0.fresh.take() {
+        self.held.take();
+        for gone in self.fresh.take() {
             gone.forget();
         }
     }
 
     /// Waits for the renewal that this request has started, if it has started one.
     pub(in crate::web) async fn renewed(&self, until: Instant) {
-        let renewal = self.0.renewal.take();
+        let renewal = self.renewal.take();
         if let Some(renewal) = renewal {
             let _ = timeout_at(until.into(), renewal).await;
         }

@@ -52,7 +52,11 @@ impl Known {
         keys: BTreeSet<LockKey>,
     ) -> Result<(), LockError> {
         let asked = keys.iter().cloned().collect();
-        let listed = manager.inner.reads.locks_on(self.collection, asked, manager.until()).await?;
+        let listed = manager
+            .inner
+            .reads
+            .locks_on(self.collection, asked, manager.inner.calls.until())
+            .await?;
         let mut now = by_document(listed);
         let is_unknown = |key: &LockKey| !now.contains_key(key) && !self.locks.contains_key(key);
         if !self.is_complete
@@ -74,7 +78,7 @@ impl Known {
         let args = (self.collection, MOST);
         let listed = manager.inner.calls.run(
             "list",
-            manager.until(),
+            manager.inner.calls.until(),
             args,
             |store, (collection, most), until| store.locks(collection, Query::All, *most, until),
         );
@@ -146,7 +150,7 @@ async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent
         return LockEvent::Broken(lock, taken);
     }
     // The end of a session is recorded before its locks are removed.
-    match manager.inner.sessions.last_end(&lock.aid, manager.until()).await {
+    match manager.inner.sessions.last_end(&lock.aid, manager.inner.calls.until()).await {
         Ok(Some(end)) if end.reason == EndReason::Expired => {
             if end.ago <= clock::since(seen) {
                 LockEvent::Expired(lock)
