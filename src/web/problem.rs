@@ -1,24 +1,22 @@
 //! Errors as answers: `application/problem+json`, RFC 9457.
 
-use std::{fmt, time::Duration};
+use std::{cell::RefCell, fmt, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse, ResponseError,
     error::JsonPayloadError,
-    http::{StatusCode, header},
+    http::{Method, StatusCode, Uri, header},
     web::JsonConfig,
 };
 use serde_json::{Map, Value, json};
 
 use crate::{
     error::{LockError, StoreErrorKind},
-    key::InvalidKey,
+    key::{InvalidKey, LockKey},
     lock::Lock,
+    manager::LockManager,
     text::{printable, short},
-    web::{
-        format::{millis, rfc3339},
-        wrap::{Served, served},
-    },
+    web::format::{millis, rfc3339},
 };
 
 /// When to ask again for a lock that another session holds. The lock may become free at any moment before
@@ -277,6 +275,26 @@ impl ResponseError for InvalidKey {
     fn error_response(&self) -> HttpResponse {
         Problem::new(StatusCode::BAD_REQUEST, "bad_id").detail(self).error_response()
     }
+}
+
+tokio::task_local! {
+    pub(super) static SERVED: RefCell<Served>;
+}
+
+/// The current request, as the log names it.
+pub(super) struct Served {
+    pub(super) manager: LockManager,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
+    /// The document that it asked for last.
+    pub(super) document: Option<LockKey>,
+    /// The log says already why the application is not set up correctly.
+    pub(super) is_told: bool,
+}
+
+/// Reads or changes the notes on the current request. `None` outside of the wraps.
+pub(super) fn served<T>(access: impl FnOnce(&mut Served) -> T) -> Option<T> {
+    SERVED.try_with(|served| access(&mut served.borrow_mut())).ok()
 }
 
 /// The client is told nothing about a fault of the server, so the fault is logged, with its request. Those of

@@ -1,5 +1,5 @@
-//! The wraps: their settings and their service; `locks.session(…)`, which wraps a session middleware, with one part of the
-//! locks around it and one inside it; and what the log says of a request that fails.
+//! The wraps: their settings and their service; and `locks.session(…)`, which wraps a session middleware, with one part of the
+//! locks around it and one inside it.
 
 use std::{cell::RefCell, fmt, future::Future, pin::Pin, rc::Rc, time::Duration};
 
@@ -9,7 +9,6 @@ use actix_web::{
     body::MessageBody,
     cookie::Key,
     dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready},
-    http::{Method, Uri},
 };
 use sha2::{Digest, Sha256};
 
@@ -20,6 +19,7 @@ use crate::{
     manager::{LockManager, watch::streams::Limits},
     web::{
         access::{Access, AccessPolicy, Answers},
+        problem::{SERVED, Served},
         request::{RequestLocks, Settings},
     },
 };
@@ -461,24 +461,4 @@ where
             Ok(response)
         })
     }
-}
-
-tokio::task_local! {
-    static SERVED: RefCell<Served>;
-}
-
-/// The current request, as the log names it.
-pub(super) struct Served {
-    pub(super) manager: LockManager,
-    pub(super) method: Method,
-    pub(super) uri: Uri,
-    /// The document that it asked for last.
-    pub(super) document: Option<LockKey>,
-    /// The log says already why the application is not set up correctly.
-    pub(super) is_told: bool,
-}
-
-/// Reads or changes the notes on the current request. `None` outside of the wraps.
-pub(super) fn served<T>(access: impl FnOnce(&mut Served) -> T) -> Option<T> {
-    SERVED.try_with(|served| access(&mut served.borrow_mut())).ok()
 }

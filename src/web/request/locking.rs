@@ -20,9 +20,8 @@ use crate::{
     store::{Acquisition, Confirmed, Released, StoredDocument},
     web::{
         access::Permissions,
-        problem::{Problem, misconfigured},
+        problem::{Problem, misconfigured, served},
         request::{RequestLocks, Whose},
-        wrap::served,
     },
 };
 
