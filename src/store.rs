@@ -12,6 +12,7 @@
 
 use std::{
     future::Future,
+    pin::Pin,
     slice,
     time::{Duration, Instant},
 };
@@ -30,7 +31,6 @@ use crate::{
 mod answer;
 mod claim;
 mod document;
-mod erased;
 mod fair;
 mod memory;
 #[cfg(feature = "_mongo")]
@@ -46,7 +46,6 @@ pub use claim::{Acquisition, Active, Claim, Named, Query, Removal, TakenBy};
 pub use document::{Changes, Edit, Format, Original, StoredDocument};
 #[cfg(feature = "_mongo")]
 use document::{Encoded, Value};
-pub(crate) use erased::{Answer, DynStore};
 pub use fair::{Place, Ticket, Turn, Waiters};
 pub use memory::MemoryStore;
 #[cfg(feature = "_simulation")]
@@ -619,4 +618,74 @@ pub trait Servers: Send + Sync + 'static {
 
 fn cannot(what: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Other, format!("this store {what}"))
+}
+
+/// The return type of each verb of [`DynStore`].
+pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// Declares the boxed twin of each verb, so that each trait spells out a verb only once.
+macro_rules! erase {
+    ($($trait:ident { $(fn $verb:ident($($arg:ident: $type:ty),*) -> $answer:ty;)* })*) => {
+        /// [`Store`], object safe. Implemented for every store.
+        pub(crate) trait DynStore: Send + Sync + 'static {
+            fn can(&self, ability: Ability) -> bool;
+            fn format(&self) -> Format;
+            $($(fn $verb<'a>(&'a self, $($arg: $type,)* until: Deadline) -> Answer<'a, $answer>;)*)*
+        }
+
+        impl<S: Store> DynStore for S {
+            fn can(&self, ability: Ability) -> bool {
+                Locks::can(self, ability)
+            }
+            fn format(&self) -> Format {
+                Documents::format(self)
+            }
+            $($(fn $verb<'a>(&'a self, $($arg: $type,)* until: Deadline) -> Answer<'a, $answer> {
+                Box::pin($trait::$verb(self, $($arg,)* until))
+            })*)*
+        }
+    };
+}
+
+erase! {
+    Locks {
+        fn prepare(collection: &'a str, rules: &'a Rules) -> ();
+        fn try_acquire(key: &'a LockKey, claim: &'a Claim) -> TryAcquire;
+        fn renew(collection: &'a str, active: &'a [Active], ttl: Duration) -> Renewed;
+        fn remove_lock(removal: Removal<'a>) -> Released;
+        fn locks(collection: &'a str, query: Query<'a>, limit: usize) -> Vec<Lock>;
+        fn hand_over(from: &'a Acquisition, claim: &'a Claim) -> HandedOver;
+        fn confirm(key: &'a LockKey, aid: &'a Aid, load: bool) -> Option<Confirmed>;
+        fn release_all(collection: &'a str, aid: &'a Aid) -> Vec<LockKey>;
+        fn expire_in(held: &'a Acquisition, page: Option<PageId>, grace: Duration) -> Released;
+        fn set_place(key: &'a LockKey, waiters: &'a Waiters) -> Option<Ticket>;
+        fn watch(collection: &'a str) -> Option<Watch>;
+        fn collections(like: &'a Pattern, limit: usize) -> Vec<String>;
+        fn status(collections: &'a [&'a str]) -> StoreStatus;
+    }
+    Documents {
+        fn load(key: &'a LockKey) -> Option<StoredDocument>;
+        fn exists(key: &'a LockKey) -> bool;
+        fn save(held: &'a Acquisition, edit: &'a Edit) -> Saved;
+    }
+    Sessions {
+        fn end_session(
+            aid: &'a Aid,
+            reason: EndReason,
+            collections: &'a [&'a str],
+            worker: Uuid
+        ) -> Vec<LockKey>;
+        fn last_ends(aids: &'a [Aid]) -> Vec<Option<LastEnd>>;
+        fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
+        fn overdue(collections: &'a [&'a str], limit: usize) -> Vec<Aid>;
+        fn put_news(takeover: &'a Takeover, lease: Duration) -> ();
+        fn take_news(what: Outbox<'a>, worker: Uuid, lease: Duration, limit: usize) -> Vec<News>;
+        fn settle_news(news: &'a [NewsId], worker: Uuid, settled: Settled) -> ();
+    }
+    Servers {
+        fn set_freeze(scope: &'a Scope, freeze: Option<&'a NewFreeze>) -> Vec<Freeze>;
+        fn freezes() -> Vec<Freeze>;
+        fn obey_freeze(id: Uuid, server: Uuid) -> ();
+        fn note_server(id: Uuid, note: Option<&'a ServerNote>) -> Fleet;
+    }
 }

@@ -1,10 +1,8 @@
 //! The embedded store: all data in this process, none on disk.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use serde_json::Value;
 
 #[cfg(feature = "_simulation")]
@@ -47,6 +45,7 @@ mod takeovers;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct MemoryStore {
+    /// No verb leaves a half-made change behind when it panics.
     state: Arc<Mutex<State>>,
 }
 
@@ -63,7 +62,7 @@ impl MemoryStore {
     /// If `document` cannot be encoded as JSON, or `id` is too long for an id.
     pub fn put<T: Lockable>(&self, id: T::Id, document: &T) -> Result<(), BoxError> {
         let value = serde_json::to_value(document)?;
-        self.state().documents.insert(LockKey::of::<T>(id)?, value);
+        self.state.lock().documents.insert(LockKey::of::<T>(id)?, value);
         Ok(())
     }
 
@@ -72,7 +71,7 @@ impl MemoryStore {
     /// # Errors
     /// If one of them is not a `T`.
     pub fn all<T: Lockable>(&self) -> Result<Vec<T>, BoxError> {
-        let values: Vec<Value> = (self.state().documents.iter())
+        let values: Vec<Value> = (self.state.lock().documents.iter())
             .filter(|(key, _)| key.collection() == T::COLLECTION)
             .map(|(_, value)| value.clone())
             .collect();
@@ -81,19 +80,19 @@ impl MemoryStore {
 
     /// Removes a document, but not its lock. Returns whether the document existed.
     pub fn remove(&self, key: &LockKey) -> bool {
-        self.state().documents.remove(key).is_some()
+        self.state.lock().documents.remove(key).is_some()
     }
 
     /// Advances the store's clock, so that a test need not wait for a lock to expire.
     pub fn advance(&self, by: Duration) {
-        self.state().turned_on += by;
+        self.state.lock().turned_on += by;
     }
 
     /// Makes one lock older, so that a test need not wait for it to expire.
     pub fn age(&self, key: &LockKey, by: Duration) {
         // The clock of a new store has no past into which a lock could be moved. So advance the clock,
         // and move all other dates forward by the same amount.
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.turned_on += by;
         for (other, record) in &mut state.locks {
             if other != key {
@@ -108,10 +107,5 @@ impl MemoryStore {
             }
         }
         state.ends.shift(by);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No verb leaves a half-made change behind when it panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

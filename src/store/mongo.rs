@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Deref,
-    sync::{Arc, Mutex, PoisonError, RwLock, atomic::AtomicBool},
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -11,6 +11,7 @@ use mongodb::{
     Collection, Database,
     bson::{Document, RawDocumentBuf, doc},
 };
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{OnceCell, Semaphore};
 
 /// The verbs of a trait that a call in another file carries out, and what each is doing, for its errors.
@@ -213,7 +214,7 @@ impl MongoStore {
     }
 
     fn call(&self, collection: &str, until: Deadline) -> Result<Call<'_>> {
-        let collections = self.inner.collections.read().unwrap_or_else(PoisonError::into_inner);
+        let collections = self.inner.collections.read();
         match collections.get(collection) {
             Some(at) => Ok(Call { store: self, at: Arc::clone(at), until }),
             None => Err(failure(

@@ -17,11 +17,11 @@ impl Documents for MemoryStore {
         key: &LockKey,
         _until: Deadline,
     ) -> Result<Option<StoredDocument>, StoreError> {
-        Ok(self.state().documents.get(key).map(stored))
+        Ok(self.state.lock().documents.get(key).map(stored))
     }
 
     async fn exists(&self, key: &LockKey, _until: Deadline) -> Result<bool, StoreError> {
-        Ok(self.state().documents.contains_key(key))
+        Ok(self.state.lock().documents.contains_key(key))
     }
 
     async fn save(
@@ -31,7 +31,7 @@ impl Documents for MemoryStore {
         until: Deadline,
     ) -> Result<Saved, StoreError> {
         let Acquisition { key, aid, token, .. } = held;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = state.now();
         if until.moment().is_some_and(|until| clock::now() >= until) {
             let message = "saving: the deadline has passed; nothing was written";

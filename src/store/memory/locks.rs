@@ -29,7 +29,7 @@ impl Locks for MemoryStore {
         rules: &Rules,
         _until: Deadline,
     ) -> Result<(), StoreError> {
-        self.state().rules.insert(collection.to_owned(), *rules);
+        self.state.lock().rules.insert(collection.to_owned(), *rules);
         Ok(())
     }
 
@@ -39,7 +39,7 @@ impl Locks for MemoryStore {
         claim: &Claim,
         _until: Deadline,
     ) -> Result<TryAcquire, StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let moment = state.moment();
         let fenced = state.is_fenced(key.collection());
         let record = state.locks.entry(key.clone()).or_default();
@@ -61,7 +61,7 @@ impl Locks for MemoryStore {
         ttl: Duration,
         _until: Deadline,
     ) -> Result<Renewed, StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = state.now();
         let aids: Vec<_> = active.iter().map(|it| it.aid.clone()).collect();
         let mut documents = 0;
@@ -85,7 +85,7 @@ impl Locks for MemoryStore {
         removal: Removal<'_>,
         _until: Deadline,
     ) -> Result<Released, StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = state.now();
         Ok(match removal {
             Removal::Release(Acquisition { key, aid, token, .. }) => {
@@ -121,7 +121,7 @@ impl Locks for MemoryStore {
         limit: usize,
         _until: Deadline,
     ) -> Result<Vec<Lock>, StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let moment = state.moment();
         let now = moment.now;
         Ok(match query {
@@ -152,7 +152,7 @@ impl Locks for MemoryStore {
         _until: Deadline,
     ) -> Result<HandedOver, StoreError> {
         let Acquisition { key, aid, token, .. } = from;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let moment = state.moment();
         let now = moment.now;
         let fenced = state.is_fenced(key.collection());
@@ -193,7 +193,7 @@ impl Locks for MemoryStore {
         load: bool,
         _until: Deadline,
     ) -> Result<Option<Confirmed>, StoreError> {
-        let state = self.state();
+        let state = self.state.lock();
         let moment = state.moment();
         let grant = state.locks.get(key).and_then(|record| record.live(Some(aid), moment.now));
         let Some(mine) = grant.filter(|grant| grant.aid == *aid) else { return Ok(None) };
@@ -213,7 +213,7 @@ impl Locks for MemoryStore {
         aid: &Aid,
         _until: Deadline,
     ) -> Result<Vec<LockKey>, StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = state.now();
         Ok(state.remove_all(&[collection], aid, now))
     }
@@ -226,7 +226,7 @@ impl Locks for MemoryStore {
         _until: Deadline,
     ) -> Result<Released, StoreError> {
         let Acquisition { key, aid, token, .. } = held;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = state.now();
         let grants = state.locks.get_mut(key).map_or(&mut [][..], |record| &mut record.grants);
         let is_it = |grant: &&mut Grant| {
@@ -247,7 +247,7 @@ impl Locks for MemoryStore {
         waiters: &Waiters,
         _until: Deadline,
     ) -> Result<Option<Ticket>, StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = state.now();
         if !state.is_fair(key.collection()) {
             return Ok(None);
@@ -267,7 +267,7 @@ impl Locks for MemoryStore {
     }
 
     async fn watch(&self, collection: &str, _until: Deadline) -> Result<Option<Watch>, StoreError> {
-        Ok(Some(self.state().changes.watch(collection)))
+        Ok(Some(self.state.lock().changes.watch(collection)))
     }
 
     async fn collections(
@@ -276,7 +276,7 @@ impl Locks for MemoryStore {
         limit: usize,
         _until: Deadline,
     ) -> Result<Vec<String>, StoreError> {
-        let state = self.state();
+        let state = self.state.lock();
         let of_documents = state.documents.keys().map(|key| key.collection().to_owned());
         let of_locks = state.rules.keys().map(|name| format!("{name}.lock"));
         let all: BTreeSet<_> = of_documents.chain(of_locks).collect();

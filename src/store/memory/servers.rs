@@ -16,13 +16,13 @@ impl Servers for MemoryStore {
         freeze: Option<&NewFreeze>,
         _until: Deadline,
     ) -> Result<Vec<Freeze>, StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.set_freeze(scope, freeze);
         Ok(state.freezes())
     }
 
     async fn freezes(&self, _until: Deadline) -> Result<Vec<Freeze>, StoreError> {
-        Ok(self.state().freezes())
+        Ok(self.state.lock().freezes())
     }
 
     async fn obey_freeze(
@@ -31,7 +31,7 @@ impl Servers for MemoryStore {
         server: Uuid,
         _until: Deadline,
     ) -> Result<(), StoreError> {
-        self.state().obey_freeze(id, server);
+        self.state.lock().obey_freeze(id, server);
         Ok(())
     }
 
@@ -41,6 +41,6 @@ impl Servers for MemoryStore {
         note: Option<&ServerNote>,
         _until: Deadline,
     ) -> Result<Fleet, StoreError> {
-        Ok(Fleet::new(Topology::Embedded, self.state().note_server(id, note)))
+        Ok(Fleet::new(Topology::Embedded, self.state.lock().note_server(id, note)))
     }
 }

@@ -25,7 +25,7 @@ impl Sessions for MemoryStore {
         _worker: Uuid,
         _until: Deadline,
     ) -> Result<Vec<LockKey>, StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = state.now();
         let holder = state.holder_of(collections, aid);
         let locks = state.remove_all(collections, aid, now);
@@ -37,7 +37,7 @@ impl Sessions for MemoryStore {
         aids: &[Aid],
         _until: Deadline,
     ) -> Result<Vec<Option<LastEnd>>, StoreError> {
-        let state = self.state();
+        let state = self.state.lock();
         let now = state.now();
         Ok(aids.iter().map(|aid| state.ends.last(aid, now)).collect())
     }
@@ -49,7 +49,7 @@ impl Sessions for MemoryStore {
         limit: usize,
         _until: Deadline,
     ) -> Result<Swept, StoreError> {
-        Ok(self.state().sweep(collections, limit))
+        Ok(self.state.lock().sweep(collections, limit))
     }
 
     async fn overdue(
@@ -58,7 +58,7 @@ impl Sessions for MemoryStore {
         limit: usize,
         _until: Deadline,
     ) -> Result<Vec<Aid>, StoreError> {
-        Ok(self.state().overdue(names, limit))
+        Ok(self.state.lock().overdue(names, limit))
     }
 
     async fn put_news(
@@ -67,7 +67,7 @@ impl Sessions for MemoryStore {
         lease: Duration,
         _until: Deadline,
     ) -> Result<(), StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = state.now();
         state.takeovers.begin(takeover, lease, now);
         Ok(())
@@ -81,7 +81,7 @@ impl Sessions for MemoryStore {
         limit: usize,
         _until: Deadline,
     ) -> Result<Vec<News>, StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = state.now();
         Ok(match what {
             Outbox::Ends => {
@@ -104,7 +104,7 @@ impl Sessions for MemoryStore {
         settled: Settled,
         _until: Deadline,
     ) -> Result<(), StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         for id in news {
             match id {
                 NewsId::Ended(aid, event) => state.ends.settle(aid, *event, worker, settled),

@@ -33,20 +33,20 @@ impl MemoryStore {
     /// The current time of the store's clock.
     #[must_use]
     pub fn clock(&self) -> Duration {
-        self.state().now()
+        self.state.lock().now()
     }
 
     /// Turns the store's clock back, as a failover to a server with a slower clock does: records may be
     /// newer than the clock. The clock does not go back beyond its start.
     pub fn turn_back(&self, by: Duration) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.turned_on = state.turned_on.saturating_sub(by);
     }
 
     /// An independent store with the same content and the same clock. It has no watchers.
     #[must_use]
     pub fn fork(&self) -> Self {
-        let state = self.state();
+        let state = self.state.lock();
         let (locks, documents) = (state.locks.clone(), state.documents.clone());
         state.fork_with(locks, documents, state.ends.clone())
     }
@@ -54,7 +54,7 @@ impl MemoryStore {
     /// The same, with only this document and its locks.
     #[must_use]
     pub fn fork_of(&self, key: &LockKey) -> Self {
-        let state = self.state();
+        let state = self.state.lock();
         let record = state.locks.get(key).map(|record| (key.clone(), record.clone()));
         let document = state.documents.get(key).map(|it| (key.clone(), it.clone()));
         let (locks, documents) = (record.into_iter().collect(), document.into_iter().collect());
@@ -63,38 +63,38 @@ impl MemoryStore {
 
     /// Replaces the content with that of another store, but keeps the clock. Watchers are not told.
     pub fn take_all_from(&self, other: &Self) {
-        let theirs = other.state();
+        let theirs = other.state.lock();
         let (locks, documents) = (theirs.locks.clone(), theirs.documents.clone());
         let (ends, former) = (theirs.ends.clone(), theirs.former.clone());
         drop(theirs);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.locks, state.documents) = (locks, documents);
         (state.ends, state.former) = (ends, former);
     }
 
     /// Copies the document from another store, if it exists there.
     pub fn take_document_from(&self, other: &Self, key: &LockKey) {
-        let document = other.state().documents.get(key).cloned();
-        self.state().documents.extend(document.map(|document| (key.clone(), document)));
+        let document = other.state.lock().documents.get(key).cloned();
+        self.state.lock().documents.extend(document.map(|document| (key.clone(), document)));
     }
 
     /// Copies the lock record of a document from another store.
     pub fn take_record_from(&self, other: &Self, key: &LockKey) {
-        let record = other.state().locks.get(key).cloned();
-        self.state().locks.extend(record.map(|record| (key.clone(), record)));
+        let record = other.state.lock().locks.get(key).cloned();
+        self.state.lock().locks.extend(record.map(|record| (key.clone(), record)));
     }
 
     /// Whether both stores have the same lock record for a document.
     #[must_use]
     pub fn has_same_record(&self, other: &Self, key: &LockKey) -> bool {
-        let theirs: Option<Record> = other.state().locks.get(key).cloned();
-        self.state().locks.get(key) == theirs.as_ref()
+        let theirs: Option<Record> = other.state.lock().locks.get(key).cloned();
+        self.state.lock().locks.get(key) == theirs.as_ref()
     }
 
     /// All grants, including expired ones.
     #[must_use]
     pub fn on_record(&self) -> Vec<OnRecord> {
-        let state = self.state();
+        let state = self.state.lock();
         let grants = state.locks.iter().flat_map(|(key, record)| {
             record.grants.iter().map(|grant| OnRecord {
                 key: key.clone(),

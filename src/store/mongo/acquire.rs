@@ -4,11 +4,11 @@ use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hash},
     slice,
-    sync::{Mutex, PoisonError},
     time::Instant,
 };
 
 use mongodb::bson::{DateTime, Document, doc};
+use parking_lot::Mutex;
 
 use crate::{
     error::StoreErrorKind,
@@ -342,7 +342,7 @@ impl Seen {
     /// Reads or changes the slot of this record, which belongs to the record if it has the same hash.
     fn slot<T>(&self, id: &LockId, use_it: impl FnOnce(&mut Slot, u64) -> T) -> T {
         let hash = self.hash(id);
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.lock();
         use_it(&mut slots[hash as usize % SLOTS], hash)
     }
 

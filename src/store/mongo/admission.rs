@@ -12,11 +12,12 @@ use std::{
     convert::Infallible,
     future::Future,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use mongodb::bson::Bson;
+use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{timeout, timeout_at},
@@ -89,32 +90,28 @@ impl Admission {
         Self { records: Mutex::new(records), shared }
     }
 
-    fn records(&self) -> MutexGuard<'_, Records> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The records known to be stuck.
     pub(super) fn stuck(&self) -> Vec<Bson> {
-        let records = self.records();
+        let records = self.records.lock();
         records.of.iter().filter(|(_, it)| it.is_stuck).map(|(id, _)| Bson::from(id)).collect()
     }
 
     /// True if a write of this record must not share a command with others: writes on it are under way, or it is
     /// stuck, or is suspected to be.
     pub(super) fn is_used(&self, id: &LockId) -> bool {
-        self.records().of.contains_key(id)
+        self.records.lock().of.contains_key(id)
     }
 
     /// One of these records is stuck, or the database is slow: the next write on each is sent alone, to find out.
     pub(super) fn suspect<'a>(&self, ids: impl Iterator<Item = &'a LockId>) {
-        let mut records = self.records();
+        let mut records = self.records.lock();
         for id in ids {
             records.entry(id);
         }
     }
 
     fn join<'a>(&'a self, id: &'a LockId) -> Result<(Pending<'a>, Arc<Semaphore>)> {
-        let mut records = self.records();
+        let mut records = self.records.lock();
         let record = records.entry(id);
         if record.writes >= WAITING_FOR_ONE_RECORD {
             return Err(not_sent());
@@ -159,7 +156,7 @@ impl Call<'_> {
         let latest = Instant::now() + self.until.read_limit();
         let (pending, permits) = self.admission.join(id)?;
         let own = permit(permits, latest).await?;
-        let is_stuck = self.admission.records().of.get(id).is_some_and(|it| it.is_stuck);
+        let is_stuck = self.admission.records.lock().of.get(id).is_some_and(|it| it.is_stuck);
         let way = match is_stuck {
             true => Way::Stuck(permit(Arc::clone(&self.admission.shared.stuck), latest).await?),
             false => Way::Gate(gate.enter(send_by).await?),
@@ -183,7 +180,7 @@ struct Pending<'a> {
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        let mut records = self.admission.records();
+        let mut records = self.admission.records.lock();
         if let Some(record) = records.of.get_mut(self.id) {
             record.writes -= 1;
             if record.writes == 0 && !record.is_stuck {
@@ -223,7 +220,7 @@ impl Admitted<'_> {
                 write.await
             }
         };
-        if let Some(record) = pending.admission.records().of.get_mut(pending.id) {
+        if let Some(record) = pending.admission.records.lock().of.get_mut(pending.id) {
             record.is_stuck = done.as_ref().is_err_and(exceeded_time_limit);
         }
         done
@@ -240,9 +237,13 @@ mod tests {
         let ids: Vec<_> = (0..10 * REMEMBERED as i64).map(LockId::from).collect();
         let (used, unused) = ids.split_at(3 * REMEMBERED);
         let users: Vec<_> = used.iter().map(|id| admission.join(id).unwrap()).collect();
-        assert_eq!(admission.records().sweep_at, 4 * REMEMBERED, "scanned twice, not at each call");
+        assert_eq!(
+            admission.records.lock().sweep_at,
+            4 * REMEMBERED,
+            "scanned twice, not at each call"
+        );
         admission.suspect(unused.iter());
-        let records = admission.records().of.len();
+        let records = admission.records.lock().of.len();
         assert!((used.len()..=2 * used.len()).contains(&records), "{records}");
         drop(users);
         assert!(used.iter().all(|id| !admission.is_used(id)));

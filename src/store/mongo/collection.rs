@@ -1,6 +1,6 @@
 //! The collections of a store: prepared, or opened as they are.
 
-use std::sync::{Arc, PoisonError, atomic::AtomicBool};
+use std::sync::{Arc, atomic::AtomicBool};
 
 use futures_util::TryStreamExt;
 use mongodb::{
@@ -146,7 +146,7 @@ impl MongoStore {
             groups: Groups::default(),
             has_warned: AtomicBool::default(),
         };
-        let mut all = self.inner.collections.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.inner.collections.write();
         all.insert(collection.to_owned(), Arc::new(prepared));
     }
 

@@ -13,11 +13,12 @@ use std::{
     convert::Infallible,
     future::Future,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use mongodb::error::Error;
+use parking_lot::Mutex;
 use tokio::{
     sync::oneshot::{self, Receiver, Sender},
     time::{sleep_until, timeout, timeout_at},
@@ -91,13 +92,9 @@ pub(super) struct Slot<J, R> {
 }
 
 impl<J, R> Slot<J, R> {
-    fn new(group: &Arc<Group<J, R>>) -> Self {
-        Self { group: Arc::clone(group), began: Instant::now(), is_late: false }
-    }
-
     /// The command is late: the next one is sent, unless `at_most` are late already.
     fn pass_on(&mut self, at_most: usize) {
-        let mut state = self.group.state();
+        let mut state = self.group.state.lock();
         if !self.is_late && state.late < at_most {
             state.late += 1;
             drop(state);
@@ -107,22 +104,23 @@ impl<J, R> Slot<J, R> {
     }
 
     fn call_next(&self) {
-        let mut state = self.group.state();
-        state.took(self.began.elapsed());
+        let mut state = self.group.state.lock();
+        let took = self.began.elapsed().min(PATIENCE);
+        state.usual = (state.usual * (MEAN_OF - 1) + took) / MEAN_OF;
         let Some(Member { job, told, .. }) = state.pop() else {
             state.under_way -= 1;
             return;
         };
         drop(state);
         // If the caller is gone by now, the slot that comes back goes to the next one.
-        drop(told.send(Told::Lead(job, Slot::new(&self.group))));
+        drop(told.send(Told::Lead(job, self.group.slot())));
     }
 }
 
 impl<J, R> Drop for Slot<J, R> {
     fn drop(&mut self) {
         if self.is_late {
-            self.group.state().late -= 1;
+            self.group.state.lock().late -= 1;
         } else {
             self.call_next();
         }
@@ -133,10 +131,6 @@ impl<J, R> State<J, R> {
     /// The first member that still waits.
     fn pop(&mut self) -> Option<Member<J, R>> {
         std::iter::from_fn(|| self.waiting.pop_front()).find(|it| !it.told.is_closed())
-    }
-
-    fn took(&mut self, time: Duration) {
-        self.usual = (self.usual * (MEAN_OF - 1) + time.min(PATIENCE)) / MEAN_OF;
     }
 }
 
@@ -149,18 +143,18 @@ impl<J, R> Group<J, R> {
         Arc::new(Self { at_most, at_once, pace, state })
     }
 
-    fn state(&self) -> MutexGuard<'_, State<J, R>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slot(self: &Arc<Self>) -> Slot<J, R> {
+        Slot { group: Arc::clone(self), began: Instant::now(), is_late: false }
     }
 
     /// The usual time of a command.
     pub(super) fn usual(&self) -> Duration {
-        self.state().usual
+        self.state.lock().usual
     }
 
     /// How long a job that arrives now is expected to wait until it is sent.
     pub(super) fn wait(&self) -> Duration {
-        self.wait_behind(&self.state())
+        self.wait_behind(&self.state.lock())
     }
 
     fn wait_behind(&self, state: &State<J, R>) -> Duration {
@@ -190,7 +184,7 @@ impl<J, R> Group<J, R> {
         self.gather().await;
         let (mut jobs, mut others) = (vec![job], Vec::new());
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             while others.len() + 1 < self.at_once {
                 let Some(Member { job, told, .. }) = state.pop() else { break };
                 jobs.push(job);
@@ -224,7 +218,7 @@ impl<J, R> Group<J, R> {
     /// Waits until the next command may be sent, unless a full one waits already.
     async fn gather(&self) {
         let at = {
-            let (mut state, now) = (self.state(), Instant::now());
+            let (mut state, now) = (self.state.lock(), Instant::now());
             let is_full = state.waiting.len() + 1 >= self.at_once;
             let at = if is_full { now } else { state.next_at.max(now) };
             state.next_at = at + self.pace;
@@ -249,13 +243,13 @@ impl<J, R> Group<J, R> {
     /// Joins the queue, unless it is too long for this job.
     fn join(self: &Arc<Self>, job: J, send_by: Instant) -> Result<(u64, Receiver<Told<J, R>>)> {
         let (told, receiver) = oneshot::channel();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         if state.under_way < self.at_most {
             state.under_way += 1;
             drop(state);
-            drop(told.send(Told::Lead(job, Slot::new(self))));
+            drop(told.send(Told::Lead(job, self.slot())));
             return Ok((number, receiver));
         }
         let is_sent_at = Instant::now() + self.wait_behind(&state);
@@ -268,7 +262,7 @@ impl<J, R> Group<J, R> {
 
     /// Takes the job back. False if it no longer waits.
     fn leave(&self, number: u64) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let at = state.waiting.binary_search_by_key(&number, |member| member.number);
         at.is_ok_and(|at| state.waiting.remove(at).is_some())
     }
@@ -346,14 +340,14 @@ mod tests {
         }
 
         async fn waiting(&self, jobs: usize) {
-            while self.group.state().waiting.len() < jobs {
+            while self.group.state.lock().waiting.len() < jobs {
                 yield_now().await;
             }
         }
 
         async fn is_idle(&self) {
             let is_idle = || {
-                let state = self.group.state();
+                let state = self.group.state.lock();
                 state.under_way + state.late == 0
             };
             while !is_idle() {
@@ -377,7 +371,7 @@ mod tests {
         );
         assert_eq!(doubling.sizes().iter().sum::<usize>(), 500);
         assert!(doubling.sizes().contains(&AT_ONCE), "{:?}", doubling.sizes());
-        assert_eq!(doubling.group.state().under_way, 0);
+        assert_eq!(doubling.group.state.lock().under_way, 0);
     }
 
     #[tokio::test]
@@ -429,7 +423,7 @@ mod tests {
         let doubling = Doubling::new();
         doubling.all_under_way().await;
         let usual = Duration::from_secs(60);
-        doubling.group.state().usual = usual;
+        doubling.group.state.lock().usual = usual;
         // Two commands a minute: two full ones are sent within the first minute.
         let send_by = Instant::now() + usual + usual / 4;
         let waits = |_| {
@@ -438,7 +432,7 @@ mod tests {
         };
         let all: Vec<_> = (0..3 * AT_ONCE).map(waits).collect();
         let refused = || all.iter().filter(|it| it.is_finished()).count();
-        while refused() + doubling.group.state().waiting.len() < all.len() {
+        while refused() + doubling.group.state.lock().waiting.len() < all.len() {
             yield_now().await;
         }
         let refused = refused();
@@ -486,7 +480,7 @@ mod tests {
     #[tokio::test]
     async fn after_a_stall_an_idle_group_sends_at_once_and_soon_expects_its_usual_time_again() {
         let doubling = Doubling::new();
-        doubling.group.state().usual = PATIENCE;
+        doubling.group.state.lock().usual = PATIENCE;
         doubling.gate.add_permits(1_000);
         for job in 0..50 {
             assert_eq!(doubling.submit(job, Instant::now()).await.unwrap(), 2 * job);
@@ -507,7 +501,7 @@ mod tests {
         doubling.gate.add_permits(10);
         assert_eq!(last.await.unwrap().unwrap(), 18);
         join_all(running).await;
-        assert_eq!(doubling.group.state().under_way, 0);
+        assert_eq!(doubling.group.state.lock().under_way, 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -554,12 +548,12 @@ mod tests {
         let first = join_all((0..UNDER_WAY).map(|_| gate.enter(later()))).await;
         let next = Arc::clone(&gate);
         let next = tokio::spawn(async move { next.enter(later()).await.is_ok() });
-        while gate.state().waiting.is_empty() {
+        while gate.state.lock().waiting.is_empty() {
             yield_now().await;
         }
         assert!(!next.is_finished());
         drop(first);
         assert!(next.await.unwrap());
-        assert_eq!(gate.state().under_way, 0);
+        assert_eq!(gate.state.lock().under_way, 0);
     }
 }

@@ -1,7 +1,5 @@
 //! What the store needs in the database: collections, their indexes, and actions of the database user.
 
-use std::sync::PoisonError;
-
 use crate::{
     error::StoreError,
     key::{Lockable, Named},
@@ -71,7 +69,7 @@ impl MongoStore {
         let has_streams =
             self.has_transactions().await.doing(|| "asking the server for its kind")?;
         let mut needs = of(collections, has_streams);
-        let others = self.inner.other_needs.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = self.inner.other_needs.lock();
         needs.extend(others.values().cloned());
         Ok(needs)
     }
@@ -79,7 +77,7 @@ impl MongoStore {
     /// Counts the needs of another collection among those of this store, so that health examines them: of the web
     /// sessions, for example.
     pub fn also_needs(&self, needs: Needs) {
-        let mut others = self.inner.other_needs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut others = self.inner.other_needs.lock();
         others.insert(needs.collection.clone(), needs);
     }
 }
