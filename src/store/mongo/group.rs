@@ -318,7 +318,7 @@ mod tests {
 
         async fn submit(&self, job: u32, send_by: Instant) -> Result<u32> {
             let carry_out = async |jobs: Vec<u32>| {
-                self.sizes.lock().unwrap().push(jobs.len());
+                self.sizes.lock().push(jobs.len());
                 self.gate.acquire().await.unwrap().forget();
                 jobs.iter().map(|job| Ok(2 * job)).collect()
             };
@@ -356,7 +356,7 @@ mod tests {
         }
 
         fn sizes(&self) -> Vec<usize> {
-            self.sizes.lock().unwrap().clone()
+            self.sizes.lock().clone()
         }
     }
 
