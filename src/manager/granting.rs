@@ -178,13 +178,13 @@ impl Granting {
         let permit = self.claim_permit()?;
         let (granting, own_scope, key) = (Arc::clone(self), scope.clone(), key.clone());
         let acquire = async move {
-            let (mut claim, mut attempts) = (claim, 0);
+            let (mut claim, mut attempts) = (Arc::new(claim), 0);
             let answer = calls::retry(until, calls::FOREGROUND, |until| {
                 attempts += 1;
                 if attempts > 1 {
-                    claim.token = claim.token.next_attempt();
+                    Arc::make_mut(&mut claim).token = claim.token.next_attempt();
                 }
-                let (granting, key, claim) = (&granting, &key, claim.clone());
+                let (granting, key, claim) = (&granting, &key, Arc::clone(&claim));
                 async move { granting.calls.store.try_acquire(key, &claim, until).await }
             });
             let answer = answer.await;

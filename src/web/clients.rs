@@ -18,7 +18,7 @@ use crate::{
     actor::Actor,
     lock::Aid,
     manager::LockManager,
-    web::wrap::{Locking, LockingMiddleware, Whose},
+    web::wrap::{Identified, Locking, LockingMiddleware},
 };
 
 /// A wrap for clients without cookies. Made by [`LockManager::clients`].
@@ -26,7 +26,7 @@ pub type LockingClients = Locking<Clients>;
 
 /// Tells for each request whose it is; see [`LockManager::clients`].
 #[derive(Clone)]
-pub struct Clients(Whose);
+pub struct Clients(Identified);
 
 impl fmt::Debug for Clients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

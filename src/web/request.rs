@@ -212,27 +212,21 @@ impl RequestLocks {
         }
     }
 
-    pub(super) fn session_loaded(&self, session: Session) {
-        let aid = aid_in(&session);
-        self.began_empty.set(session.entries().is_empty());
-        self.whose.replace(Whose::Session(session));
-        self.person_before.replace(self.who());
-        self.came(aid);
-    }
-
-    /// The same for a client without a session.
-    pub(super) fn client_came(&self, whose: Option<(Aid, Actor)>) {
-        let (aid, actor) = whose.unzip();
-        self.whose.replace(Whose::Client(actor));
-        self.came(aid);
-    }
-
-    fn came(&self, aid: Option<Aid>) {
+    /// The wrap knows whose request it is.
+    pub(super) fn belongs_to(&self, whose: Whose, aid: Option<Aid>) {
+        let began_empty = matches!(&whose, Whose::Session(it) if it.entries().is_empty());
+        self.began_empty.set(began_empty);
+        self.whose.replace(whose);
+        if let Whose::Session(_) = &*self.whose.borrow() {
+            self.person_before.replace(self.who());
+        }
         if let Some(aid) = aid.as_ref().filter(|_| !self.idle) {
             // The tab that this request names, or else the acquisitions.
             let named: Vec<_> = match (self.tab, &self.offered) {
                 (Some(tab), _) => vec![Named::Tab(tab)],
-                (None, tokens) => tokens.iter().flatten().copied().map(Named::Token).collect(),
+                (None, tokens) => {
+                    tokens.iter().flatten().map(|token| Named::Token(*token)).collect()
+                }
             };
             self.renewal.replace(self.manager.inner.sessions.touch(aid, &named));
         }
@@ -413,7 +407,8 @@ impl RequestLocks {
     /// # Errors
     /// 401 if a client has no valid login, or no longer: what it holds is not known, and so not lost.
     pub(super) fn check_client(&self) -> Result<(), LockError> {
-        if self.is_client() && self.aid.borrow().is_none() {
+        let is_client = matches!(*self.whose.borrow(), Whose::Client(_));
+        if is_client && self.aid.borrow().is_none() {
             return Err(LockError::LoginRequired);
         }
         Ok(())
@@ -451,7 +446,7 @@ impl Drop for State {
     }
 }
 
-fn aid_in(session: &Session) -> Option<Aid> {
+pub(super) fn aid_in(session: &Session) -> Option<Aid> {
     session.get(AID).ok().flatten()
 }
 

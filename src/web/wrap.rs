@@ -20,14 +20,14 @@ use crate::{
     web::{
         access::{Access, AccessPolicy, Answers},
         problem::{SERVED, Served},
-        request::{RequestLocks, Settings},
+        request::{RequestLocks, Settings, Whose, aid_in},
     },
 };
 
 pub(super) type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Tells whose request it is.
-pub(super) type Whose = Rc<dyn Fn(&ServiceRequest) -> Option<(Aid, Actor)>>;
+pub(super) type Identified = Rc<dyn Fn(&ServiceRequest) -> Option<(Aid, Actor)>>;
 
 /// Well below the minute after which proxies stop waiting for an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -273,7 +273,7 @@ pub struct LockingMiddleware<S> {
     pub(super) manager: LockManager,
     pub(super) settings: Rc<Settings>,
     /// For clients without a session.
-    pub(super) whose: Option<Whose>,
+    pub(super) whose: Option<Identified>,
 }
 
 impl<S> fmt::Debug for LockingMiddleware<S> {
@@ -299,7 +299,8 @@ where
             Err(error) => return Box::pin(async { Err(error.into()) }),
         };
         if let Some(whose) = &self.whose {
-            locks.client_came(whose(&req));
+            let (aid, actor) = whose(&req).unzip();
+            locks.belongs_to(Whose::Client(actor), aid);
         }
         let served = Served {
             manager: self.manager.clone(),
@@ -450,7 +451,9 @@ where
     fn call(&self, req: ServiceRequest) -> Self::Future {
         let locks = req.extensions().get::<RequestLocks>().cloned();
         if let Some(locks) = &locks {
-            locks.session_loaded(req.get_session());
+            let session = req.get_session();
+            let aid = aid_in(&session);
+            locks.belongs_to(Whose::Session(session), aid);
         }
         let call = self.service.call(req);
         Box::pin(async move {

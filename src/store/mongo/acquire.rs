@@ -185,7 +185,7 @@ impl Claiming<'_> {
         if is_simple && !rules.fenced && !seen.is_there(id) {
             call.until.in_time()?;
             // Until the outcome is known, another claim looks closer at once.
-            seen.there(id);
+            seen.note(id, None);
             let asked = Instant::now();
             let job = Take { id: id.clone(), token, update: self.update.if_free() };
             let taken = call.take(job).await;
@@ -254,7 +254,7 @@ impl Claiming<'_> {
         let asked = Instant::now();
         let record = call.modify(admitted, by_id(id), update, true, Some(fields)).await?;
         self.was_sent = true;
-        call.seen.there(id);
+        call.seen.note(id, None);
         let is_answer = |record: &Document| !record.get_bool(MORE).unwrap_or(false);
         Ok(record.filter(is_answer).and_then(|record| self.found(record, asked)))
     }
@@ -363,18 +363,14 @@ impl Seen {
         held.is_some_and(|(aid, until)| aid != self.hash(than) && until > Instant::now())
     }
 
-    /// Notes that the record exists.
-    pub(super) fn there(&self, id: &LockId) {
-        self.note(id, None);
-    }
-
     /// Notes that this lock is live. Only an exclusive lock refuses everybody else.
     pub(super) fn held(&self, lock: &Lock) {
         let is_exclusive = lock.mode == Mode::Exclusive;
         self.note(lock.key.id(), is_exclusive.then_some((&lock.aid, lock.expires_at)));
     }
 
-    fn note(&self, id: &LockId, held: Option<(&Aid, Instant)>) {
+    /// Notes that the record exists, and whether an exclusive lock is live until then.
+    pub(super) fn note(&self, id: &LockId, held: Option<(&Aid, Instant)>) {
         let held = held.map(|(aid, until)| (self.hash(aid), until));
         self.slot(id, |slot, hash| *slot = Slot { id: hash, held });
     }
@@ -408,7 +404,7 @@ mod tests {
     fn what_was_seen_is_remembered_until_it_has_gone() {
         let (seen, id) = (Seen::new(), LockId::from(5_i64));
         assert!(!seen.is_there(&id));
-        seen.there(&id);
+        seen.note(&id, None);
         assert!(seen.is_there(&id));
         assert!(!seen.is_there(&LockId::from(6_i64)));
         seen.gone(&id);
