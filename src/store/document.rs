@@ -12,7 +12,7 @@ mod encoded;
 mod merge;
 mod paths;
 
-pub use changes::{Changes, Original};
+pub use changes::Changes;
 #[cfg(feature = "_mongo")]
 pub(super) use encoded::Encoded;
 #[cfg(feature = "_mongo")]
@@ -68,6 +68,24 @@ impl StoredDocument {
             #[cfg(feature = "_mongo")]
             Format::Bson => super::mongo::codec::decode(&self.bytes),
         }
+    }
+}
+
+/// A document as it was loaded or last saved, for a save of the differences.
+#[derive(Debug, Clone)]
+pub struct Original {
+    loaded: StoredDocument,
+    before: StoredDocument,
+}
+
+impl Original {
+    /// `loaded` is the stored document, and `value` the same as a Rust value, not changed yet.
+    ///
+    /// # Errors
+    /// The error of serde if `value` has no stored form.
+    pub fn new<T: Serialize>(loaded: StoredDocument, value: &T) -> Result<Self, BoxError> {
+        let before = StoredDocument::encode(loaded.format, value)?;
+        Ok(Self { loaded, before })
     }
 }
 

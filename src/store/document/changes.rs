@@ -5,7 +5,7 @@ use std::slice;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    Format, StoredDocument,
+    Format, Original, StoredDocument,
     aliases::without_aliases,
     encoded::{Encoded, Reread, read, reread},
     merge::{Merge, Path, Value, Versions, are_alike, are_same},
@@ -22,23 +22,7 @@ const PROBED_BYTES: usize = 16 << 20;
 /// At least so many, also in a large document.
 const FEWEST_PROBES: usize = 8;
 
-/// A document as it was loaded or last saved, for a save of the differences.
-#[derive(Debug, Clone)]
-pub struct Original {
-    loaded: StoredDocument,
-    before: StoredDocument,
-}
-
 impl Original {
-    /// `loaded` is the stored document, and `value` the same as a Rust value, not changed yet.
-    ///
-    /// # Errors
-    /// The error of serde if `value` has no stored form.
-    pub fn new<T: Serialize>(loaded: StoredDocument, value: &T) -> Result<Self, BoxError> {
-        let before = StoredDocument::encode(loaded.format, value)?;
-        Ok(Self { loaded, before })
-    }
-
     /// `value` as the whole document, without the fields that its type does not name.
     ///
     /// # Errors
