@@ -383,7 +383,7 @@ fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKe
             .detail("there is no such collection of lockable documents")
     };
     if permissions.reach(collection) {
-        return Ok(permissions.manager.key(collection, id)?);
+        return Ok(permissions.manager.inner.collections.key(collection, id)?);
     }
     if !permissions.manager.inner.collections.is_registered(collection) {
         // A developer's mistake or a guess of a client, so this is not logged as an error.
