@@ -79,7 +79,8 @@ impl Granting {
                     granting.seen.watched.saw(&lock, asked);
                     granting.seen.queues.machine.lock().held(&lock);
                     let fresh = granting.provisional(lock, &claim, &gift.scope, permit);
-                    gift.give(Acquired::Granted(fresh));
+                    // If the waiter has left in the meantime, the lock is given back.
+                    drop(gift.sender.send(Acquired::Granted(fresh)));
                     Ok(Released::Released)
                 }
                 Ok(HandedOver::Released) => {

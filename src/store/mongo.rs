@@ -210,7 +210,7 @@ impl MongoStore {
     }
 
     async fn has_transactions(&self) -> Result<bool> {
-        Ok(self.kind().await? != Topology::Standalone)
+        Ok(!matches!(self.kind().await?, Topology::Standalone))
     }
 
     fn call(&self, collection: &str, until: Deadline) -> Result<Call<'_>> {

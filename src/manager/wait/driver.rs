@@ -88,14 +88,7 @@ pub(in crate::manager) struct Queues {
 #[derive(Debug)]
 pub(in crate::manager) struct Gift {
     pub(in crate::manager) scope: TaskTracker,
-    sender: Sender<Acquired>,
-}
-
-impl Gift {
-    /// If the waiter has left in the meantime, the lock is given back.
-    pub(in crate::manager) fn give(self, acquired: Acquired) {
-        drop(self.sender.send(acquired));
-    }
+    pub(in crate::manager) sender: Sender<Acquired>,
 }
 
 /// The waiter to hand a lock over to.
