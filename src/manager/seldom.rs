@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-#[cfg(feature = "web")]
 use parking_lot::Mutex;
+#[cfg(feature = "web")]
 use tokio::time::sleep;
 #[cfg(feature = "web")]
 use tokio_util::sync::CancellationToken;
