@@ -318,20 +318,38 @@ async fn a_dropped_renewal_and_a_dropped_release_are_carried_out() {
 #[tokio::test]
 async fn a_holders_belief_is_counted_from_before_the_request() {
     let Faulty { proxy, app, .. } = Faulty::new().await;
-    let (a, alice, bob) = (key("a"), Aid::new(), Aid::new());
-    let lock = |answer: Result<TryAcquire, LockError>| match answer.unwrap() {
-        TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock) => lock,
-    };
-    let fresh = ("a fresh grant", &alice, "findAndModify");
-    let again = ("a reentry", &alice, "findAndModify");
-    for (verb, aid, command) in [fresh, again, ("a refusal", &bob, "find")] {
+    let (alice, bob) = (Aid::new(), Aid::new());
+    let claimed = async |document: usize, aid, command| {
         proxy.hold_reply_to(command);
-        let (answer, executed) = answered_late(&proxy, app.try_acquire(&a, aid)).await;
-        assert!(lock(answer).expires_at <= executed + TTL, "{verb}");
+        let key = key(&document.to_string());
+        let (answer, executed) = answered_late(&proxy, app.try_acquire(&key, aid)).await;
+        let (TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock)) =
+            answer.unwrap();
+        (lock.expires_at, executed)
+    };
+    counted_from_before("a fresh grant", async |n| claimed(n, &alice, "findAndModify").await).await;
+    counted_from_before("a reentry", async |_| claimed(0, &alice, "findAndModify").await).await;
+    counted_from_before("a refusal", async |_| claimed(0, &bob, "find").await).await;
+    counted_from_before("a look", async |_| {
+        proxy.hold_reply_to("find");
+        let key = key("0");
+        let (seen, executed) = answered_late(&proxy, app.locks.inspect(&key)).await;
+        (seen.unwrap().unwrap().expires_at, executed)
+    })
+    .await;
+}
+
+/// Each attempt returns the end of the belief and the moment at which the command was executed.
+/// On a busy machine the command may need a repetition, which begins later, or a background task may send the
+/// command that is held. So one attempt of five has to be good; a belief that is counted from the reply never is.
+async fn counted_from_before(verb: &str, attempt: impl AsyncFn(usize) -> (Instant, Instant)) {
+    for n in 0..5 {
+        let (expires_at, executed) = attempt(n).await;
+        if expires_at <= executed + TTL {
+            return;
+        }
     }
-    proxy.hold_reply_to("find");
-    let (seen, executed) = answered_late(&proxy, app.locks.inspect(&a)).await;
-    assert!(seen.unwrap().unwrap().expires_at <= executed + TTL, "a look");
+    panic!("{verb}: counted from a later moment than its execution");
 }
 
 /// The outcome of an operation with a delayed reply, and a moment after the server carried it out.
