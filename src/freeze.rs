@@ -16,7 +16,7 @@ use crate::{
 /// A year, for a freeze without an end that anybody will see.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// What a freeze covers.
+/// The collections that a freeze covers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// All collections of documents. Not the [named locks](Named) of jobs, because the job that
@@ -57,15 +57,15 @@ impl fmt::Display for Scope {
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Freeze {
-    /// What is frozen. As JSON the name of the collection, or `null` for all.
+    /// The frozen collections. As JSON the name of the collection, or `null` for all.
     #[serde(rename = "collection", serialize_with = "collection")]
     pub scope: Scope,
     /// Why, for the people who cannot edit meanwhile.
     pub reason: String,
-    /// When it ends by itself, by the store's clock.
+    /// The end of the freeze, by the store's clock.
     #[serde(skip)]
     pub until: SystemTime,
-    /// Who has frozen it: the label of the [`Actor`](crate::Actor). `None` for a freeze of an earlier version.
+    /// The person who froze it: the label of the [`Actor`](crate::Actor). `None` for a freeze of an earlier version.
     #[serde(skip)]
     pub by: Option<String>,
     /// Which freeze it is. `None` for a freeze of an earlier version.
@@ -126,7 +126,7 @@ pub struct NewFreeze {
     pub id: Uuid,
     /// Why, for people.
     pub reason: String,
-    /// Who has frozen it.
+    /// The person who froze it.
     pub by: String,
     /// When it ends.
     pub end: End,

@@ -1,11 +1,11 @@
 //! The contract between the manager and the place where locks and documents live: four traits.
 //!
-//! | trait | what a store does with it | without it |
+//! | trait | purpose | without it |
 //! |---|---|---|
 //! | [`Locks`] | grants, renews and releases locks | – |
 //! | [`Documents`] | loads documents, and saves them under their locks | no extractors: locks only |
 //! | [`Sessions`] | remembers the ends of sessions, and keeps the news for listeners | a session that ends releases its locks, and nobody is told |
-//! | [`Servers`] | freezes, and what the servers tell each other | no freezes |
+//! | [`Servers`] | freezes, and notes of the servers for each other | no freezes |
 //!
 //! Only five verbs are required: those of [`Locks`] without a body. Every other verb has a default, which does
 //! without the ability or refuses. A store says [what it can do](Locks::can), and the conformance suite checks that.
@@ -72,7 +72,7 @@ pub use crate::{
     takeover::TakeoverKind,
 };
 
-/// Keeps locks, documents, sessions and servers: what a [`LockManager`](crate::LockManager) needs. Implemented for
+/// Keeps locks, documents, sessions and servers for a [`LockManager`](crate::LockManager). Implemented for
 /// every type that has the four traits, each of which may be empty but [`Locks`].
 ///
 /// [`MemoryStore`] is the reference: every store must behave as it does. Test a store of your own with
@@ -144,7 +144,7 @@ pub mod verbs {
     pub use super::{Deadline, Documents, Locks, Servers, Sessions};
 }
 
-/// What a store can do beyond the required verbs.
+/// An ability of a store beyond the required verbs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ability {
@@ -170,7 +170,7 @@ pub enum Ability {
     Servers,
 }
 
-/// Locks: who holds them, and for how long.
+/// Locks, their holders and their leases.
 pub trait Locks: Send + Sync + 'static {
     /// Makes the collection ready: its lock collection, indexes, and the ttl for foreign records.
     ///
@@ -455,7 +455,8 @@ pub trait Documents: Send + Sync + 'static {
 /// - One worker claims an end, and stores the names of the locks with it *before* it removes them. The
 ///   end is therefore announced with all its locks: once, or at least once if the worker dies.
 ///
-/// The outbox has three verbs. [`put_news`](Self::put_news) is for takeovers; ends are put into it by the two verbs above.
+/// The outbox has three verbs. [`put_news`](Self::put_news) puts takeovers into it;
+/// [`end_session`](Self::end_session) and [`sweep`](Self::sweep) put ends into it.
 /// [`take_news`](Self::take_news) reserves news for one worker, and [`settle_news`](Self::settle_news) says what became of them.
 ///
 /// By default a store remembers no ends: a session that ends releases its locks, a claim that is under way at that
@@ -571,7 +572,7 @@ pub trait Sessions: Locks {
     }
 }
 
-/// What the servers of an application tell each other: freezes, and notes of themselves. By default a store cannot
+/// Freezes, and the notes of the servers of an application. By default a store cannot
 /// keep a freeze, and the only server is the caller.
 pub trait Servers: Send + Sync + 'static {
     /// Freezes this scope, or ends its freeze, in one step. Returns the freezes that are then on. An end that

@@ -335,7 +335,7 @@ impl LockManagerBuilder {
         self
     }
 
-    /// Decides who may break which lock. Default: nobody may.
+    /// Decides whether a person may break a lock. Default: nobody may.
     ///
     /// Called with the actor and the current lock; must not block.
     pub fn break_policy(
@@ -346,7 +346,7 @@ impl LockManagerBuilder {
         self
     }
 
-    /// Decides who may take over which lock from another session, by the [lock API](crate::lock_api).
+    /// Decides whether a person may take a lock over from another session, by the [lock API](crate::lock_api).
     /// Default: people may take over locks from their own other sessions, as told by [`Actor::with_id`].
     ///
     /// The new holder has the lock at once. The former holder is told, and its saves are refused, but it
@@ -368,7 +368,7 @@ impl LockManagerBuilder {
         self
     }
 
-    /// Decides who may see the locks of all users, at `/admin` of the [lock API](crate::lock_api).
+    /// Decides whether a person may see the locks of all users, at `/admin` of the [lock API](crate::lock_api).
     /// Default: there is no such page.
     ///
     /// The [break policy](Self::break_policy) still decides who may break a lock there.

@@ -1,4 +1,4 @@
-//! Granting locks: a claim at once or after a wait, re-entry by one read, and what is given back because nobody wants it.
+//! Granting locks: a claim at once or after a wait, re-entry by one read, and the return of unwanted grants.
 //!
 //! A read may be older than a break by a moment. That is harmless: every guarded write checks the lock, and the next read
 //! sees the break.
@@ -40,7 +40,7 @@ pub(crate) struct Granting {
     pub(super) freezes: Arc<Freezes>,
     pub(super) seen: Arc<Seen>,
     pub(super) reads: Arc<Reads>,
-    /// For the claims, and for what is given back because nobody knows whether it was granted.
+    /// For the claims, and for the return of claims whose outcome is unknown.
     pub(super) claims: Arc<Semaphore>,
     /// Makes the reaper sweep soon: a grant may be a takeover from an idle session.
     pub(super) reaper: Arc<Notify>,

@@ -65,7 +65,7 @@ const SEC_PURPOSE: HeaderName = HeaderName::from_static("sec-purpose");
 /// Names the collection of a type for a request.
 type CollectionNames = dyn Fn(&HttpRequest, &'static str) -> Option<String>;
 
-/// What the application has set at `locks.session(…)`.
+/// The settings of the application at `locks.session(…)`.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) identify: Option<Identify>,

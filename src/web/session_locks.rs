@@ -116,7 +116,7 @@ impl SessionLocks {
         let acquired =
             self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await;
         if let Err(LockError::Held(_)) = &acquired {
-            // Nor learn who is creating it.
+            // Nor may everybody learn the name of its creator.
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
         let (mine, ()) = acquired?;
@@ -190,7 +190,7 @@ impl SessionLocks {
         self.all_or_none(keys?, wait, take, LockedDoc::mine).await
     }
 
-    /// Takes or confirms the exclusive locks on those of these documents that are free, for a bulk edit; the session
+    /// Takes or confirms the exclusive locks on the free ones of these documents, for a bulk edit; the session
     /// is not in its own way, whichever tab holds a lock. Each document has its own outcome, in the order of the keys:
     /// a refusal names the holder. Duplicate keys count once.
     ///
@@ -210,7 +210,7 @@ impl SessionLocks {
         self.each(keys.into_iter().collect(), take).await
     }
 
-    /// [`open`](Self::open) for those of these documents that are free, as [`lock_each`](Self::lock_each) does it.
+    /// [`open`](Self::open) for the free ones of these documents, as [`lock_each`](Self::lock_each) does.
     ///
     /// # Errors
     /// As `lock_each`, and if an id is invalid.

@@ -71,7 +71,7 @@ impl<W> Locking<W> {
         Self { manager: manager.clone(), inner, settings }
     }
 
-    /// Decides for each document who may look at its lock, and who may lock it. Asked before the store: by the
+    /// Decides for each document whether a person may look at its lock, and may lock it. Asked before the store: by the
     /// [lock API](crate::lock_api), the status of many documents and the events, and by the extractors
     /// ([`LockedDoc`](crate::LockedDoc), [`SharedDoc`](crate::SharedDoc), [`HeldDoc`](crate::HeldDoc)) and by
     /// [`SessionLocks::lock`](crate::SessionLocks::lock) and [`lock_all`](crate::SessionLocks::lock_all).

@@ -1,5 +1,5 @@
 //! The waiters of this process, as a state machine without I/O: a [driver](super::driver) tells it what
-//! happens, and does what it says.
+//! happens, and executes its steps.
 //!
 //! Each document that somebody waits for has a queue, in the order of arrival. A caller that is willing to
 //! wait joins the queue. Then its driver asks again and again for the [next step](Machine::next), and
@@ -78,7 +78,7 @@ const KEEP_NUMBER: Duration = Duration::from_secs(3);
 const RENEW_PLACE: Duration = Duration::from_secs(1);
 
 /// All requests of a server meet here. So the time for one event grows at most with the logarithm of the
-/// number of waiters. `H` is what it takes to hand the lock over to a waiter.
+/// number of waiters. `H` is the means to hand the lock over to a waiter.
 #[derive(Debug)]
 pub(in crate::manager) struct Machine<H> {
     limits: WaiterLimits,
@@ -101,7 +101,7 @@ pub(in crate::manager) struct Machine<H> {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::manager) struct WaiterLimits {
     pub(in crate::manager) per_session: usize,
-    /// In all sessions of a person. At least that of one session.
+    /// In all sessions of a person. At least the limit of one session.
     pub(in crate::manager) per_person: usize,
     pub(in crate::manager) all: usize,
 }
@@ -120,7 +120,7 @@ pub(super) struct Waiter<H> {
     pub(super) circle: Option<Circle>,
     /// In a fair collection.
     pub(super) ticket: Option<Ticket>,
-    /// What the place in the store becomes if this waiter is granted the lock.
+    /// The place in the store after a grant to this waiter.
     pub(super) leaves: Option<Tickets>,
     /// Until a handover to it begins.
     heir: Option<H>,
@@ -177,7 +177,7 @@ pub(super) struct Owner {
     pub(super) in_the_way: usize,
 }
 
-/// What a waiter does next.
+/// The next step of a waiter.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
     /// Ask the store. The waiter is now asking.
@@ -409,7 +409,7 @@ impl<H> Machine<H> {
                 } else if gone.is_called
                     && let Some(queue) = self.queues.get_mut(&key)
                 {
-                    // News arrived before the grant did. Nearly always it is late news of the release that
+                    // News arrived before the grant. Nearly always this is late news of the release that
                     // led to this grant. If the next waiter asked at once, it could not be handed the lock,
                     // and the next release would bring such late news again.
                     queue.looks_again = Some(now + LOOK_AGAIN);
@@ -595,7 +595,7 @@ impl<H> Machine<H> {
         self.guards.get(key).into_iter().flatten().map(|guard| guard.owner.clone()).collect()
     }
 
-    /// Changes what is known of an owner. Returns whether a search for circles can go on from it: it waits in a
+    /// Changes the knowledge of an owner. Returns whether a search for circles can go on from it: it waits in a
     /// second place, or holds a lock that others wait for.
     fn change(&mut self, owner: &Aid, change: impl FnOnce(&mut Owner)) -> bool {
         let it = self.owners.entry(owner.clone()).or_default();
@@ -684,7 +684,7 @@ fn from(collection: &str, after: Option<LockKey>) -> (Bound<LockKey>, Bound<Lock
     (after.map_or_else(first, Bound::Excluded), Bound::Unbounded)
 }
 
-/// The numbers of waiters whose time is over and who may be back at once, with their tickets.
+/// The numbers of waiters that have timed out and may be back at once, with their tickets.
 #[derive(Debug, Default)]
 struct KeptNumbers {
     of: HashMap<(LockKey, Aid), (u64, Option<Ticket>, Instant)>,

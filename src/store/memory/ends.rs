@@ -18,7 +18,7 @@ const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ends {
     of: HashMap<Aid, End>,
-    /// Expired locks of sessions that still had others, and until when they count.
+    /// The expired locks of sessions that still had live locks, and the end of the time for which they count.
     noted: HashMap<Aid, (Names, Duration)>,
     /// The size at which old ends are searched for, so that the search costs nothing on average.
     sweep_at: usize,

@@ -68,8 +68,8 @@ impl Call<'_> {
 
     /// The records with a lock that is to be renewed.
     ///
-    /// What one session names also counts for the others, so that the filter stays short. That changes nothing: tabs and
-    /// tokens have random names that only their own session knows.
+    /// The filter does not say which session has named which tab, so that it stays short. That changes nothing: the names of tabs
+    /// and tokens are random, and known only to their own session.
     fn renewable(&self, active: &[Active]) -> Document {
         let aids = aids_of(active);
         let whole = active.iter().filter(|it| it.named.is_none()).map(|it| it.aid.as_str());

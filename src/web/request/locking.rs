@@ -147,7 +147,7 @@ impl RequestLocks {
         if self.has_policy() { self.permissions().check_all(keys).await } else { Ok(()) }
     }
 
-    /// True if a policy decides what the routes of the application may lock.
+    /// True if a policy decides about locks in the routes of the application.
     pub(in crate::web) fn has_policy(&self) -> bool {
         self.settings.access.is_some() && !self.settings.extractors_do_not_ask
     }
@@ -169,7 +169,7 @@ impl RequestLocks {
         Person::of(self.person().as_ref(), aid.as_ref(), self.address)
     }
 
-    /// What this person may see and lock.
+    /// The permissions of this person.
     pub(in crate::web) fn permissions(&self) -> Permissions {
         Permissions {
             manager: self.manager.clone(),
@@ -340,7 +340,7 @@ impl RequestLocks {
             self.begin();
             let wait = if has_waited { Wait::no() } else { how.wait.since(began) };
             let acquired = manager.acquire_or_wait(&wanted, &wanted.aid, wait, &self.scope).await?;
-            // Not after an error: the answer need not wait for what is given back.
+            // Not after an error: the answer need not wait until an unwanted lock is given back.
             let until = self.begin();
             let from = match acquired {
                 Acquired::Granted(fresh) => {
