@@ -47,11 +47,9 @@ impl Granting {
 
     /// The next waiter. `None` also if there is no permit for its claim: it asks when the lock is released.
     fn heir(&self, held: &Acquisition) -> Option<(Heir, ClaimPermit)> {
-        if !self.seen.queues.machine.lock().has_waiters(&held.key) {
-            return None;
-        }
+        let is_fair = self.seen.queues.machine.lock().is_fair(&held.key)?;
         let permit = self.claim_permit().ok()?;
-        Some((self.seen.queues.heir(held)?, permit))
+        Some((self.seen.queues.heir(held, is_fair)?, permit))
     }
 
     /// Releases a lock by a handover to the next waiter. One command replaces two commands, each of which

@@ -115,7 +115,7 @@ impl Sessions {
         name = "doclock.end_session", skip_all,
         fields(outcome = tracing::field::Empty),
     ))]
-    pub(super) async fn end(
+    pub(crate) async fn end(
         self: &Arc<Self>,
         aid: &Aid,
         reason: EndReason,

@@ -277,13 +277,13 @@ impl Locks for MongoStore {
     ) -> Result<Released, StoreError> {
         let Some(key) = removal.key() else { return Ok(Released::AlreadyGone) };
         let removed = async { self.call(key.collection(), until)?.remove_lock(removal).await };
-        removed.await.doing(|| {
+        removed.await.map_err(|e| {
             let doing = match removal {
                 Removal::Release(_) => "releasing",
                 Removal::Retract(_) => "giving back",
                 Removal::Break { .. } => "breaking",
             };
-            format!("{doing} the lock on {key:?}")
+            error::store_error(format!("{doing} the lock on {key:?}"), e)
         })
     }
 

@@ -132,7 +132,7 @@ impl Permissions {
     ) -> Result<Vec<LockKey>, LockError> {
         let keys: Vec<_> = keys.into_iter().filter(|key| self.reach(key.collection())).collect();
         match &self.policy {
-            _ if access == Access::Look && self.sees_all() => Ok(keys),
+            _ if matches!(access, Access::Look) && self.sees_all() => Ok(keys),
             _ if self.must_log_in() => Ok(Vec::new()),
             None => Ok(keys),
             Some(policy) => {

@@ -1,6 +1,6 @@
 //! Errors as answers: `application/problem+json`, RFC 9457.
 
-use std::{cell::RefCell, fmt, time::Duration};
+use std::{cell::RefCell, fmt, rc::Rc, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse, ResponseError,
@@ -287,13 +287,13 @@ pub(super) struct Served {
     pub(super) method: Method,
     pub(super) uri: Uri,
     /// The document that it asked for last.
-    pub(super) document: Option<LockKey>,
+    pub(super) document: Rc<RefCell<Option<LockKey>>>,
     /// The log says already why the application is not set up correctly.
     pub(super) is_told: bool,
 }
 
 /// Reads or changes the notes on the current request. `None` outside of the wraps.
-pub(super) fn served<T>(access: impl FnOnce(&mut Served) -> T) -> Option<T> {
+fn served<T>(access: impl FnOnce(&mut Served) -> T) -> Option<T> {
     SERVED.try_with(|served| access(&mut served.borrow_mut())).ok()
 }
 
@@ -329,6 +329,7 @@ pub(super) fn log_fault(error: &LockError) {
 }
 
 fn named(Served { method, uri, document, .. }: &Served) -> String {
+    let document = document.borrow();
     let document = document.as_ref().map(|key| format!(" for {}", key.shown())).unwrap_or_default();
     format!("{method} {}{document} has failed", printable(&short(uri.path())))
 }

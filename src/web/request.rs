@@ -29,6 +29,7 @@ use tokio_util::task::TaskTracker;
 pub(super) use self::locking::{Ask, Found, Mine};
 use crate::{
     actor::Actor,
+    ended::EndReason,
     error::{LockError, StoreError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, PageId, TabId},
@@ -119,6 +120,8 @@ pub(crate) struct State {
     pub(super) address: Option<IpAddr>,
     /// The page is preloaded: nobody has asked for it yet.
     speculative: bool,
+    /// The document that the request asked for last, for the log.
+    pub(super) document: Rc<RefCell<Option<LockKey>>>,
     /// The tokens that the client sent; `None` if the header is malformed.
     offered: Option<Vec<LockToken>>,
     whose: RefCell<Whose>,
@@ -174,6 +177,7 @@ impl RequestLocks {
             page: named(headers, PAGE),
             address: req.peer_addr().map(|it| it.ip()),
             speculative: headers.contains_key(SEC_PURPOSE),
+            document: Rc::default(),
             offered: offered_tokens(headers),
             whose: RefCell::new(Whose::Nobodys),
             person_before: RefCell::default(),
@@ -335,7 +339,7 @@ impl RequestLocks {
             fresh.retain(|fresh| fresh.lock.aid != aid);
             self.held.replace(fresh.iter().map(|fresh| fresh.token).collect());
             self.fresh.replace(fresh);
-            if let Err(e) = self.manager.end_session(&aid).await {
+            if let Err(e) = self.manager.inner.sessions.end(&aid, EndReason::LoggedOut).await {
                 log::error!(
                     target: "actix_doclock::session",
                     "the locks of the ended session {aid:?} were not released, and remain until they \

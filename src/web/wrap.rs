@@ -306,7 +306,7 @@ where
             manager: self.manager.clone(),
             method: req.method().clone(),
             uri: req.uri().clone(),
-            document: None,
+            document: Rc::clone(&locks.document),
             is_told: false,
         };
         let call = self.service.call(req);

@@ -136,8 +136,11 @@ impl Queues {
     }
 
     /// The waiter to hand this lock over to, instead of releasing it.
-    pub(in crate::manager) fn heir(&self, released: &Acquisition) -> Option<Heir> {
-        let order = self.places.together_at_once(&released.key).ok()?;
+    pub(in crate::manager) fn heir(&self, released: &Acquisition, is_fair: bool) -> Option<Heir> {
+        let order = match is_fair {
+            true => self.places.together_at_once(&released.key).ok()?,
+            false => None,
+        };
         let (wanted, gift, turn) = self.machine.lock().heir(released, clock::now())?;
         let in_turn = turn.zip(order).map(|(turn, order)| self.places.in_turn(turn, order));
         Some(Heir { wanted, gift, in_turn })

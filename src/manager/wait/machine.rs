@@ -426,8 +426,13 @@ impl<H> Machine<H> {
         is_stale
     }
 
-    pub(in crate::manager) fn has_waiters(&self, key: &LockKey) -> bool {
+    pub(super) fn has_waiters(&self, key: &LockKey) -> bool {
         self.queues.contains_key(key)
+    }
+
+    /// `None` if nobody waits for the document.
+    pub(in crate::manager) fn is_fair(&self, key: &LockKey) -> Option<bool> {
+        Some(self.queues.get(key)?.is_fair)
     }
 
     pub(in crate::manager) fn has_waiters_in(&self, collection: &str) -> bool {

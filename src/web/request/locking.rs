@@ -20,7 +20,7 @@ use crate::{
     store::{Acquisition, Confirmed, Released, StoredDocument},
     web::{
         access::Permissions,
-        problem::{Problem, misconfigured, served},
+        problem::{Problem, misconfigured},
         request::{RequestLocks, Whose},
     },
 };
@@ -201,7 +201,7 @@ impl RequestLocks {
     where
         F: Future<Output = Result<T, LockError>>,
     {
-        served(|it| it.document = Some(key.clone()));
+        self.document.replace(Some(key.clone()));
         match self.acquire_or_refuse(key, how, work).await {
             Ok(acquired) => Ok(acquired),
             Err(error) => Err(self.described(error).await),
@@ -475,7 +475,7 @@ impl RequestLocks {
         load: bool,
         until: Instant,
     ) -> Result<(Mine, Option<StoredDocument>), LockError> {
-        served(|it| it.document = Some(key.clone()));
+        self.document.replace(Some(key.clone()));
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {
