@@ -77,7 +77,7 @@ pub(in crate::manager) struct Queues {
     /// For the waiters that ask the store.
     asking: Arc<Semaphore>,
     /// Ends all waits.
-    stop: CancellationToken,
+    pub(in crate::manager) stop: CancellationToken,
     pub(super) places: Places,
     pub(super) calls: Arc<Calls>,
     collections: Arc<Collections>,
@@ -119,11 +119,6 @@ impl Queues {
         }
     }
 
-    /// Ends all waits, from now on.
-    pub(in crate::manager) fn stop(&self) {
-        self.stop.cancel();
-    }
-
     /// Calls the first waiter of every document of the collection.
     pub(in crate::manager) fn call_all(&self, collection: &str) {
         let mut last = None;
@@ -137,10 +132,8 @@ impl Queues {
 
     /// The waiter to hand this lock over to, instead of releasing it.
     pub(in crate::manager) fn heir(&self, released: &Acquisition, is_fair: bool) -> Option<Heir> {
-        let order = match is_fair {
-            true => self.places.together_at_once(&released.key).ok()?,
-            false => None,
-        };
+        let key = &released.key;
+        let order = if is_fair { self.places.together_at_once(key).ok()? } else { None };
         let (wanted, gift, turn) = self.machine.lock().heir(released, clock::now())?;
         let in_turn = turn.zip(order).map(|(turn, order)| self.places.in_turn(turn, order));
         Some(Heir { wanted, gift, in_turn })

@@ -177,7 +177,7 @@ impl LockManager {
     pub fn begin_shutdown(&self) {
         self.begin_drain();
         self.inner.events.close();
-        self.inner.seen.queues.stop();
+        self.inner.seen.queues.stop.cancel();
     }
 
     /// Health says from now on that this server is being stopped. Everything goes on.
