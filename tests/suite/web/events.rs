@@ -323,12 +323,14 @@ async fn a_stream_ends_with_its_session_on_every_server_also_if_it_held_no_lock(
         carol.post("/locks/note/b").await.token();
         for (n, mut stream) in streams.into_iter().enumerate() {
             // A stream that has not noticed goes on for a quarter of an hour.
-            let mut next = async || timeout(SOON, stream.next()).await.expect("it ends");
-            while let Some((event, data)) = next().await {
-                // The other server learns of the end a moment later.
-                let is_told = event == "resync" || data["key"] == "note/a" || n == 2;
-                assert!(is_told, "{ends}: {event} {data}");
-            }
+            let ends_soon = timeout(SOON, async {
+                while let Some((event, data)) = stream.next().await {
+                    // The other server learns of the end a moment later.
+                    let is_told = event == "resync" || data["key"] == "note/a" || n == 2;
+                    assert!(is_told, "{ends}: {event} {data}");
+                }
+            });
+            ends_soon.await.expect("it ends with its session");
         }
         while others.event().await.1["key"] != "note/b" {}
         carol.delete("/locks/note/b").await;
