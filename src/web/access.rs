@@ -96,7 +96,7 @@ impl AccessPolicy {
 
 /// What one person may see and do.
 pub(super) struct Permissions {
-    pub(super) manager: LockManager,
+    pub(super) manager: Rc<LockManager>,
     pub(super) person: Option<Actor>,
     pub(super) knows_people: bool,
     /// The policy is asked for visitors without a login, too.

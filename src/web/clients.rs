@@ -121,7 +121,7 @@ where
     type Future = Ready<Result<Self::Transform, ()>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
-        let (manager, settings) = (self.manager.clone(), Rc::new(self.settings.clone()));
+        let (manager, settings) = (Rc::clone(&self.manager), Rc::new(self.settings.clone()));
         let whose = Some(Rc::clone(&self.inner.0));
         ready(Ok(LockingMiddleware { service, manager, settings, whose }))
     }

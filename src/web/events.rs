@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     fmt::Write,
+    rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -62,7 +63,7 @@ struct Listener {
     has_ended: bool,
     until: Instant,
     /// For the first message.
-    manager: crate::LockManager,
+    manager: Rc<crate::LockManager>,
     _admitted: Admitted,
 }
 

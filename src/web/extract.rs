@@ -7,6 +7,7 @@ use std::{
     marker::PhantomData,
     ops::{Deref, DerefMut},
     pin::Pin,
+    rc::Rc,
     slice,
     time::Instant,
 };
@@ -113,7 +114,7 @@ pub struct Guarded<T, How> {
     /// The document as it was last loaded or saved.
     original: Original,
     mine: Mine,
-    locks: RequestLocks,
+    locks: Rc<RequestLocks>,
     how: PhantomData<How>,
 }
 
@@ -271,7 +272,7 @@ impl<T: Lockable, How> Guarded<T, How> {
         &self.mine
     }
 
-    pub(super) fn new(mine: Mine, document: (T, Original), locks: RequestLocks) -> Self {
+    pub(super) fn new(mine: Mine, document: (T, Original), locks: Rc<RequestLocks>) -> Self {
         let (document, original) = document;
         Self { document, original, mine, locks, how: PhantomData }
     }
@@ -334,7 +335,7 @@ async fn acquire<T: Lockable, How>(
 
 /// Locks and loads a document that this person may lock.
 pub(super) async fn open<T: Lockable, How>(
-    locks: &RequestLocks,
+    locks: &Rc<RequestLocks>,
     key: &LockKey,
     how: Ask<'_>,
 ) -> Result<Guarded<T, How>, LockError> {
@@ -346,7 +347,7 @@ pub(super) async fn open<T: Lockable, How>(
     };
     let how = Ask { of_document: true, load: true, ..how };
     let (mine, document) = locks.acquire(key, how, load).await?;
-    Ok(Guarded::new(mine, document, locks.clone()))
+    Ok(Guarded::new(mine, document, Rc::clone(locks)))
 }
 
 /// The document, which may have been read together with its lock.

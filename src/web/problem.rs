@@ -283,7 +283,7 @@ tokio::task_local! {
 
 /// The current request, as the log names it.
 pub(super) struct Served {
-    pub(super) manager: LockManager,
+    pub(super) manager: Rc<LockManager>,
     pub(super) method: Method,
     pub(super) uri: Uri,
     /// The document that it asked for last.

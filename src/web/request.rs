@@ -7,7 +7,6 @@ use std::{
     cell::{Cell, RefCell},
     fmt,
     net::IpAddr,
-    ops::Deref,
     rc::Rc,
     str::FromStr,
     time::{Duration, Instant},
@@ -97,19 +96,8 @@ pub(crate) enum Whose {
 
 /// The locks in one request. Lives in the extensions of the request, shared by `locks.session(…)` and the
 /// extractors.
-#[derive(Clone)]
-pub(crate) struct RequestLocks(Rc<State>);
-
-impl Deref for RequestLocks {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.0
-    }
-}
-
-pub(crate) struct State {
-    pub(super) manager: LockManager,
+pub(crate) struct RequestLocks {
+    pub(super) manager: Rc<LockManager>,
     pub(super) settings: Rc<Settings>,
     /// The page has sent this request automatically, and its person has been away for long.
     idle: bool,
@@ -158,10 +146,10 @@ impl RequestLocks {
     /// If they are there already.
     pub(super) fn begin_request(
         req: &ServiceRequest,
-        manager: &LockManager,
+        manager: &Rc<LockManager>,
         settings: &Rc<Settings>,
-    ) -> Result<Self, LockError> {
-        if req.extensions().contains::<Self>() {
+    ) -> Result<Rc<Self>, LockError> {
+        if req.extensions().contains::<Rc<Self>>() {
             return Err(misconfigured(
                 "the request passes `locks.session(…)` or `locks.clients(…)` twice: keep the wrap of \
                  the whole application, remove the wrap of the scope",
@@ -169,8 +157,8 @@ impl RequestLocks {
         }
         let headers = req.headers();
         let idle = named(headers, IDLE_MS).map(Duration::from_millis);
-        let locks = Self(Rc::new(State {
-            manager: manager.clone(),
+        let locks = Rc::new(Self {
+            manager: Rc::clone(manager),
             settings: Rc::clone(settings),
             idle: idle.zip(settings.idle_after).is_some_and(|(idle, limit)| idle >= limit),
             tab: named(headers, TAB),
@@ -192,8 +180,8 @@ impl RequestLocks {
             cookies: Cell::default(),
             began_empty: Cell::default(),
             is_to_be_saved: Cell::default(),
-        }));
-        req.extensions_mut().insert(locks.clone());
+        });
+        req.extensions_mut().insert(Rc::clone(&locks));
         req.extensions_mut().insert(Rc::clone(&settings.same_site));
         Ok(locks)
     }
@@ -439,7 +427,7 @@ impl fmt::Debug for RequestLocks {
     }
 }
 
-impl Drop for State {
+impl Drop for RequestLocks {
     fn drop(&mut self) {
         // The connection was lost while the session was being saved. The person has logged out, so the
         // locks are released. If the session store did not save the logout, the session gets a new aid

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     future::{Ready, ready},
+    rc::Rc,
     slice,
 };
 
@@ -42,7 +43,7 @@ const AT_ONCE: usize = 64;
 /// ```
 #[derive(Debug)]
 pub struct SessionLocks {
-    pub(super) locks: RequestLocks,
+    pub(super) locks: Rc<RequestLocks>,
     request: HttpRequest,
 }
 

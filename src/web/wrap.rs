@@ -43,7 +43,7 @@ const EVENT_STREAMS_PER_PERSON: usize = 64;
 /// [`locks.session(…)`](LockManager::session) or by [`locks.clients(…)`](LockManager::clients).
 #[must_use = "wrap the application in it: `App::new().wrap(…)`"]
 pub struct Locking<W> {
-    pub(super) manager: LockManager,
+    pub(super) manager: Rc<LockManager>,
     pub(super) inner: W,
     pub(super) settings: Settings,
 }
@@ -68,7 +68,7 @@ impl<W> Locking<W> {
             },
             same_site: Rc::default(),
         };
-        Self { manager: manager.clone(), inner, settings }
+        Self { manager: Rc::new(manager.clone()), inner, settings }
     }
 
     /// Decides for each document whether a person may look at its lock, and may lock it. Asked before the store: by the
@@ -270,7 +270,7 @@ impl<W> fmt::Debug for Locking<W> {
 /// The service that [`Locking`] makes: for a session, the part outside the session middleware.
 pub struct LockingMiddleware<S> {
     pub(super) service: S,
-    pub(super) manager: LockManager,
+    pub(super) manager: Rc<LockManager>,
     pub(super) settings: Rc<Settings>,
     /// For clients without a session.
     pub(super) whose: Option<Identified>,
@@ -303,7 +303,7 @@ where
             locks.belongs_to(Whose::Client(actor), aid);
         }
         let served = Served {
-            manager: self.manager.clone(),
+            manager: Rc::clone(&self.manager),
             method: req.method().clone(),
             uri: req.uri().clone(),
             document: Rc::clone(&locks.document),
@@ -423,7 +423,7 @@ where
 
     fn new_transform(&self, service: S) -> Self::Future {
         let session = self.inner.0.new_transform(Inner { service });
-        let (manager, settings) = (self.manager.clone(), Rc::new(self.settings.clone()));
+        let (manager, settings) = (Rc::clone(&self.manager), Rc::new(self.settings.clone()));
         Box::pin(async move {
             Ok(LockingMiddleware { service: session.await?, manager, settings, whose: None })
         })
@@ -449,7 +449,7 @@ where
     forward_ready!(service);
 
     fn call(&self, req: ServiceRequest) -> Self::Future {
-        let locks = req.extensions().get::<RequestLocks>().cloned();
+        let locks = req.extensions().get::<Rc<RequestLocks>>().cloned();
         if let Some(locks) = &locks {
             let session = req.get_session();
             let aid = aid_in(&session);

@@ -99,8 +99,8 @@ impl Ask<'_> {
 
 /// For the extractors and the lock API.
 impl RequestLocks {
-    pub(in crate::web) fn of(req: &HttpRequest) -> Result<Self, LockError> {
-        req.extensions().get::<Self>().cloned().ok_or_else(|| {
+    pub(in crate::web) fn of(req: &HttpRequest) -> Result<Rc<Self>, LockError> {
+        req.extensions().get::<Rc<Self>>().cloned().ok_or_else(|| {
             misconfigured(
                 "the application is not wrapped in `locks.session(…)` or `locks.clients(…)`: replace \
                  `.wrap(SessionMiddleware::new(store, key))` with \
@@ -172,7 +172,7 @@ impl RequestLocks {
     /// The permissions of this person.
     pub(in crate::web) fn permissions(&self) -> Permissions {
         Permissions {
-            manager: self.manager.clone(),
+            manager: Rc::clone(&self.manager),
             person: self.person(),
             knows_people: self.settings.identify.is_some() || self.is_client(),
             admits_visitors: self.settings.admits_visitors,
