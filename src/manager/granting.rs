@@ -361,8 +361,9 @@ impl Granting {
         }
     }
 
-    /// Gives back a grant that its request does not want. Nobody waits for this, and it is tried until
-    /// the lock would expire.
+    /// Gives back a grant that its request does not want. Nobody waits for this, and it is tried for as long as the
+    /// ttl: the lock expires then, unless another page of its session renews it. Tried for another ttl if the process
+    /// was paused meanwhile, and so could not try.
     pub(super) fn give_back(
         self: &Arc<Self>,
         attempts: Vec<Acquisition>,
@@ -371,10 +372,14 @@ impl Granting {
     ) {
         let (granting, until) = (Arc::clone(self), clock::now() + self.ttl);
         self.calls.runner.spawn(scope, async move {
-            let retracted = calls::retry(until, calls::BACKGROUND, |until| {
-                granting.calls.store.remove_lock(Removal::Retract(&attempts), until)
-            });
-            match retracted.await {
+            let retract =
+                |until| granting.calls.store.remove_lock(Removal::Retract(&attempts), until);
+            let mut retracted = calls::retry(until, calls::BACKGROUND, retract).await;
+            if retracted.is_err() && clock::since(until) > granting.calls.deadline {
+                let until = clock::now() + granting.ttl;
+                retracted = calls::retry(until, calls::BACKGROUND, retract).await;
+            }
+            match retracted {
                 // The lock was never granted, or was given back before, or it is still there for another
                 // request that was told of it. The first waiter asks the store.
                 Ok(Released::AlreadyGone) => {

@@ -547,12 +547,17 @@ impl Desk {
 
     /// Gives back the lock of a failed request, unless another request was told of it.
     async fn gives_back(self, lock: Lock) {
-        let until = Instant::now() + self.world().settings.ttl;
+        let settings = &self.world().settings;
+        let mut until = Instant::now() + settings.ttl;
         let tokens = [lock.token.expect("our own")];
         while Instant::now() < until {
             let link = &self.server.link;
             if link.retract(&lock.key, &lock.aid, &tokens, lock.mode).await.is_ok() {
                 return;
+            }
+            // The server was paused, and could not try.
+            if Instant::now() > until + settings.deadline {
+                until = Instant::now() + settings.ttl;
             }
             sleep(Duration::from_millis(100)).await;
         }

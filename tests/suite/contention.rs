@@ -80,19 +80,19 @@ async fn count_under_locks(tasks: u64, documents: u64, acquisitions: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_sessions_on_one_document_are_inside_one_at_a_time() {
-    count_under_locks(64, 1, 1_000).await;
+    count_under_locks(64, 1, 300).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_sessions_on_many_documents_are_inside_one_at_a_time() {
-    count_under_locks(64, 16, 6_000).await;
+    count_under_locks(64, 16, 2_000).await;
 }
 
 /// Every other round uses a document without a record, and the others a document with an expired lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_simultaneous_sessions_exactly_one_wins() {
     const CONTENDERS: usize = 32;
-    const ROUNDS: usize = 120;
+    const ROUNDS: usize = 60;
     let (apps, database) = two_servers().await;
     for round in 0..ROUNDS {
         let key = key(&format!("{}", round / 2));

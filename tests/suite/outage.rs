@@ -3,13 +3,19 @@
 
 use std::time::{Duration, Instant};
 
-use actix_doclock::{Aid, Lock, LockError, StoreErrorKind, TryAcquire, store::Saved};
+use actix_doclock::store::verbs::*;
+use actix_doclock::store::{Active, Claim, Query, Removal, Renewed, Rules};
+use actix_doclock::{
+    Aid, Holder, Lock, LockError, LockKey, LockManager, Released, StoreError, StoreErrorKind,
+    TryAcquire, store::Saved,
+};
 use mongodb::Database;
-use tokio::time::sleep;
+use tokio::sync::watch;
+use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::rig;
 use crate::rig::app::{
-    App, count, eventually, key, put, record, store_error_kind, title, with_deadline,
+    App, WorkItem, count, eventually, key, put, record, store_error_kind, title, with_deadline,
 };
 use crate::rig::faulty::Faulty;
 use crate::rig::mongod::Mongod;
@@ -237,4 +243,73 @@ async fn after_a_short_pause_the_request_under_way_is_answered() {
     };
     let (answer, ()) = tokio::join!(acquire, resume);
     assert!(matches!(answer.unwrap(), TryAcquire::Granted(_)));
+}
+
+/// A store that carries out nothing while its process is paused, and then finds no primary for a moment.
+struct PausedProcess {
+    goes_on: tokio::time::Instant,
+    given_back: watch::Sender<bool>,
+}
+
+fn no_primary<T>() -> Result<T, StoreError> {
+    Err(StoreError::new(StoreErrorKind::Unavailable, "there is no primary"))
+}
+
+impl Locks for PausedProcess {
+    async fn prepare(&self, _: &str, _: &Rules, _: Deadline) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn try_acquire(
+        &self,
+        _: &LockKey,
+        _: &Claim,
+        _: Deadline,
+    ) -> Result<TryAcquire, StoreError> {
+        no_primary()
+    }
+    async fn renew(
+        &self,
+        _: &str,
+        _: &[Active],
+        _: Duration,
+        _: Deadline,
+    ) -> Result<Renewed, StoreError> {
+        no_primary()
+    }
+    async fn remove_lock(&self, _: Removal<'_>, _: Deadline) -> Result<Released, StoreError> {
+        sleep_until(self.goes_on).await;
+        if self.goes_on.elapsed() < Duration::from_secs(1) {
+            return no_primary();
+        }
+        self.given_back.send_replace(true);
+        Ok(Released::Released)
+    }
+    async fn locks(
+        &self,
+        _: &str,
+        _: Query<'_>,
+        _: usize,
+        _: Deadline,
+    ) -> Result<Vec<Lock>, StoreError> {
+        no_primary()
+    }
+}
+
+impl Documents for PausedProcess {}
+impl Sessions for PausedProcess {}
+impl Servers for PausedProcess {}
+
+/// The claim may have been granted before the pause, and another page of the session may renew the lock meanwhile.
+#[tokio::test(start_paused = true)]
+async fn after_a_pause_longer_than_the_ttl_an_unwanted_lock_is_still_given_back() {
+    let ttl = Duration::from_secs(60);
+    let (given_back, mut is_given_back) = watch::channel(false);
+    let goes_on = tokio::time::Instant::now() + 3 * ttl;
+    let locks = LockManager::builder(PausedProcess { goes_on, given_back }).ttl(ttl);
+    let locks = locks.deadline(DEADLINE).without_reaper().build().await.unwrap();
+    locks.register::<WorkItem>().await.unwrap();
+    let unknown = locks.lock_for_session(&key("a"), &Aid::new(), &Holder::new("alice")).await;
+    assert_eq!(store_error_kind(unknown), StoreErrorKind::Unavailable);
+    let in_time = timeout(10 * ttl, is_given_back.wait_for(|it| *it)).await;
+    in_time.expect("it is given back").unwrap();
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::*;
 use crate::rig::{age, client, fresh_name, replica_set::ReplicaSet};
 
-const OWNERS: usize = 5_000;
+const OWNERS: usize = 1_200;
 
 #[derive(Serialize, Deserialize)]
 struct Ledger {}
@@ -37,8 +37,8 @@ async fn fences_rise_over_release_expiry_removal_of_the_record_and_two_failovers
     for n in 0..OWNERS {
         let fail_over = async {
             match n {
-                1_500 => set.step_down().await,
-                3_500 => set.kill_primary().await,
+                400 => set.step_down().await,
+                800 => set.kill_primary().await,
                 _ => {}
             }
         };
@@ -48,7 +48,7 @@ async fn fences_rise_over_release_expiry_removal_of_the_record_and_two_failovers
         let fence = guard.fence().expect("a fenced collection");
         assert!(fence > last, "owner {n}: {fence} after {last}");
         last = fence;
-        match n % 100 {
+        match n % 50 {
             // Its holder is idle and does not know that the lock is over.
             10 => {
                 age(&database, &key, TTL).await;

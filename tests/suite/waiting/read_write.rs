@@ -15,7 +15,7 @@ use super::*;
 use crate::rig::app::lock_records;
 
 const TASKS: usize = 32;
-const STEPS: usize = 20_000;
+const STEPS: usize = 6_400;
 const DOCUMENTS: [&str; 3] = ["a", "b", "c"];
 /// The ttl of a session that is about to become idle.
 const SHORT: Duration = Duration::from_millis(200);
