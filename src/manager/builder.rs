@@ -499,7 +499,6 @@ impl LockManagerBuilder {
             seen: Arc::clone(&seen),
             reads: Arc::clone(&reads),
             claims: Arc::new(Semaphore::new(claim::CLAIMS)),
-            reaper: Arc::default(),
             ttl,
             max_hold: self.settings.max_hold,
             max_locks: self.settings.max_locks_per_session,

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -42,8 +42,6 @@ pub(crate) struct Granting {
     pub(super) reads: Arc<Reads>,
     /// For the claims, and for the return of claims whose outcome is unknown.
     pub(super) claims: Arc<Semaphore>,
-    /// Makes the reaper sweep soon: a grant may be a takeover from an idle session.
-    pub(super) reaper: Arc<Notify>,
     pub(super) ttl: Duration,
     pub(super) max_hold: Option<Duration>,
     pub(super) max_locks: usize,
@@ -155,7 +153,6 @@ impl Granting {
         let acquired = acquired?;
         if let Acquired::Granted(fresh) = &acquired {
             self.freezes.refuse(&fresh.lock.key, until).await?;
-            self.reaper.notify_one();
         }
         Ok(acquired)
     }

@@ -195,7 +195,6 @@ impl LockManager {
             }
             match handed {
                 Ok(Some(lock)) => {
-                    manager.inner.granting.reaper.notify_one();
                     manager.inner.seen.watched.ended(&held);
                     manager.inner.seen.watched.saw(&lock, asked);
                     manager.inner.seen.queues.machine.lock().held(&lock);

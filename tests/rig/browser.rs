@@ -1,5 +1,6 @@
 //! Headless Chromium: one instance for each person, so that no two people share cookies or processes.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -39,6 +40,8 @@ const ANSWERS: [&str; 7] = ["400", "401", "403", "409", "412", "423", "503"];
 #[derive(Debug)]
 pub(crate) struct Browser {
     driver: WebDriver,
+    /// The tab that gets the commands.
+    current: RefCell<Option<WindowHandle>>,
     // When the server ends, so does the browser with all its processes and files.
     server: Server,
 }
@@ -86,7 +89,7 @@ impl Browser {
         let driver = WebDriver::new(url, wanted).await.expect("Chromium starts");
         // The browser is not asked to quit: a page may be frozen, or may ask whether it should be left.
         driver.clone().leak().expect("a session that is open");
-        Rc::new(Self { driver, server })
+        Rc::new(Self { driver, current: RefCell::default(), server })
     }
 
     /// Opens another tab in the foreground.
@@ -132,8 +135,11 @@ impl Page {
     }
 
     async fn driver(&self) -> &WebDriver {
-        let driver = &self.browser.driver;
-        driver.switch_to_window(self.window.clone()).await.expect("the tab is open");
+        let Browser { driver, current, .. } = &*self.browser;
+        if current.borrow().as_ref() != Some(&self.window) {
+            driver.switch_to_window(self.window.clone()).await.expect("the tab is open");
+            current.replace(Some(self.window.clone()));
+        }
         driver
     }
 
@@ -184,6 +190,7 @@ impl Page {
         let windows = self.browser.driver.windows().await.expect("the first tab stays");
         let first = windows.into_iter().next().expect("the first tab stays");
         self.browser.driver.switch_to_window(first).await.expect("the first tab stays");
+        self.browser.current.take();
     }
 
     /// Switches the network off or on.

@@ -93,7 +93,6 @@ pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };
         let (stop, all) = (manager.inner.stop.token(), Arc::clone(&manager.inner.collections));
-        let granted = Arc::clone(&manager.inner.granting.reaper);
         let began = clock::now();
         let pause = tokio::select! {
             biased;
@@ -118,8 +117,6 @@ pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
                 // Types are being registered. A server that does not know all of them yet would take a
                 // session to be idle that holds locks on other types.
                 () = all.new.notified() => next = clock::now() + interval,
-                // The grant may be a takeover of an expired lock, whose holder should be reported soon.
-                () = granted.notified() => next = next.min(clock::now() + interval),
                 () = sleep_until(next.into()) => break,
             }
         }
