@@ -66,7 +66,7 @@ pub enum LockError {
         key: LockKey,
         /// How many waiters are allowed.
         limit: usize,
-        /// True if the limit is that of one session or person, false if it is that of the server.
+        /// True for a limit of one session or person, false for the limit of the server.
         per_session: bool,
     },
 

@@ -22,7 +22,7 @@ pub enum Scope {
     /// All collections of documents. Not the [named locks](Named) of jobs, because the job that
     /// changes the documents may need one.
     All,
-    /// One collection of documents, or that of the named locks.
+    /// One collection of documents, or the collection of the named locks.
     Collection(String),
 }
 

@@ -55,8 +55,8 @@ pub trait Lockable: Serialize + DeserializeOwned + 'static {
     /// Default: in that order within each process, and in any order between processes.
     ///
     /// Fairness costs one more command for all waiters of a server that arrive together, and one command a
-    /// second from each server with waiters for a document. If a server dies while it has waiters, the next waiter loses at most 5 s. All servers
-    /// must use the same value.
+    /// second from each server with waiters for a document. If a server dies while it has waiters, the next waiter
+    /// loses at most 5 s. All servers must use the same value.
     const FAIR: bool = false;
 
     /// Whether the lock API shows the locks of this type and lets people take them. Default: yes, except
@@ -293,7 +293,7 @@ impl LockKey {
         let LockId::String(id) = &self.id else { return self.to_string() };
         let mut quoted = String::from('"');
         for c in id.chars() {
-            // What a terminal would obey, or not show, is shown by its number.
+            // Shows control characters and invisible characters by their numbers.
             let is_plain = c.escape_debug().len() == 1;
             if is_plain || matches!(c, '\'') {
                 quoted.push(c);

@@ -97,10 +97,10 @@ pub use watch::{changes::Wakeup, events::LockEvents};
 /// waits for it any more. So all methods may be dropped at any point.
 ///
 /// # Errors
-/// All operations can fail with [`LockError::Store`](crate::LockError::Store): the store was not reached in time, or it refused
-/// the operation. The [kind](crate::StoreError::kind) of the error tells whether the outcome is unknown.
-/// In that case the manager has tried until the deadline, and a lock that may be left behind expires
-/// within the ttl. An operation on a collection that was never [registered](Self::register) fails with
+/// All operations can fail with [`LockError::Store`](crate::LockError::Store): the store was not reached in time, or
+/// it refused the operation. The [kind](crate::StoreError::kind) of the error tells whether the outcome is unknown. In
+/// that case the manager has tried until the deadline, and a lock that may be left behind expires within the ttl. An
+/// operation on a collection that was never [registered](Self::register) fails with
 /// [`LockError::Misconfigured`](crate::LockError::Misconfigured).
 #[derive(Clone)]
 pub struct LockManager {

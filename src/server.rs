@@ -1,4 +1,4 @@
-//! What the servers of an application note of themselves, so that servers that disagree are found.
+//! The notes of the servers of an application, so that servers that disagree are found.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 

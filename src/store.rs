@@ -218,7 +218,8 @@ pub trait Locks: Send + Sync + 'static {
     ) -> impl Future<Output = Result<TryAcquire, StoreError>> + Send;
 
     /// Renews the leases of these sessions, for at least `ttl`, and returns the number of documents: every live lock
-    /// that a session has taken without a tab, every shared lock, and the locks of tabs that are [named](Active::named).
+    /// that a session has taken without a tab, every shared lock, and the locks of tabs that are
+    /// [named](Active::named).
     ///
     /// A lock with a longer ttl keeps it. A shorter ttl becomes `ttl`: another server granted that lock
     /// before the setting was raised, and now this server decides when to renew it. Neither goes beyond the
@@ -544,8 +545,8 @@ pub trait Sessions: Locks {
     /// Takes at most `limit` news that are ready and not told yet. For the time of `lease` no other worker gets them;
     /// after that they count as [repeated](crate::SessionEnded::repeated).
     ///
-    /// If nobody has settled a takeover within the lease of its `put_news`, the server that put it has died. The takeover
-    /// is dropped if the lock is still live, and otherwise told.
+    /// If nobody has settled a takeover within the lease of its `put_news`, the server that put it has died. The
+    /// takeover is dropped if the lock is still live, and otherwise told.
     fn take_news(
         &self,
         _what: Outbox<'_>,

@@ -39,8 +39,8 @@ const OPERATIONS: usize = 16_384;
 /// and are at most as many as there are sessions, locks and tasks.
 const TAKE_WORK_IN: &[&str] = &["confirm", "exists", "inspect", "load", "locks_on", "save"];
 
-/// The store, and how it is called: each call runs to its end in a task of its own, and is repeated while its outcome is
-/// unknown and its caller waits.
+/// The store, and how it is called: each call runs to its end in a task of its own, and is repeated while its outcome
+/// is unknown and its caller waits.
 pub(crate) struct Calls {
     pub(super) store: Arc<dyn DynStore>,
     pub(super) runner: Runner,

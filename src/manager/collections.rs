@@ -24,9 +24,9 @@ use crate::{
     store::{Ability, Pattern, Rules},
 };
 
-/// How many collections a manager knows, if some of them are known [by pattern](crate::LockManager::register_matching): it takes
-/// no more by pattern then. Each costs about 1 MB of memory, and a change stream while somebody waits in it or listens
-/// to events.
+/// How many collections a manager knows, if some of them are known [by
+/// pattern](crate::LockManager::register_matching): it takes no more by pattern then. Each costs about 1 MB of memory,
+/// and a change stream while somebody waits in it or listens to events.
 pub const MAX_COLLECTIONS: usize = 100;
 
 /// How often a manager looks for the collections that other servers have prepared.
@@ -55,7 +55,7 @@ struct Known {
     patterns: Vec<(Pattern, Registered)>,
 }
 
-/// What the type says of its collection.
+/// The settings of a collection, from its type.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Registered {
     /// [`Lockable::COLLECTION`] of the type.

@@ -1,4 +1,4 @@
-//! What the manager offers, each method by one of its parts.
+//! The public methods of the manager; each calls one of its parts.
 
 use futures_util::future::BoxFuture;
 use tokio_util::task::TaskTracker;
@@ -48,11 +48,11 @@ impl LockManager {
     /// A collection is prepared on its first use, if it exists: nobody can create collections by asking for locks, only
     /// by [`SessionLocks::create`](crate::SessionLocks::create). So the
     /// first lock in it takes some commands more, and the database user needs the rights to create indexes, unless
-    /// `doclock init` has prepared it. All servers learn of it within a minute, or when a request names it. A session that
-    /// ends on one server releases its locks in all collections, whether or not that server has used them.
+    /// `doclock init` has prepared it. All servers learn of it within a minute, or when a request names it. A session
+    /// that ends on one server releases its locks in all collections, whether or not that server has used them.
     ///
-    /// A manager takes no collection by pattern if it knows 100 collections already. For more tenants, keep the tenants in one collection, or use a
-    /// manager for each database.
+    /// A manager takes no collection by pattern if it knows 100 collections already. For more tenants, keep the
+    /// tenants in one collection, or use a manager for each database.
     ///
     /// # Errors
     /// [`LockError::InvalidKey`] if no collection can have such a name. [`LockError::Misconfigured`] if more than 100

@@ -29,7 +29,7 @@ const SETTLED: Duration = Duration::from_secs(1);
 const NAMED: usize = 8;
 const NAME_BYTES: usize = 200;
 
-/// What this server notes of itself, and what it knows of the others.
+/// The note of this server, and the notes of the others that it has read.
 pub(crate) struct Servers {
     calls: Arc<Calls>,
     ttl: Duration,

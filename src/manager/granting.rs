@@ -1,7 +1,7 @@
 //! Granting locks: a claim at once or after a wait, re-entry by one read, and the return of unwanted grants.
 //!
-//! A read may be older than a break by a moment. That is harmless: every guarded write checks the lock, and the next read
-//! sees the break.
+//! A read may be older than a break by a moment. That is harmless: every guarded write checks the lock, and the next
+//! read sees the break.
 
 use std::{
     slice,
@@ -132,8 +132,8 @@ impl Granting {
         Ok(answer)
     }
 
-    /// `label` is the collection in metrics. `order` is kept until the outcome is known, or for a deadline. A claim that comes later is corrected by
-    /// the next command.
+    /// `label` is the collection in metrics. `order` is kept until the outcome is known, or for a deadline. A claim
+    /// that comes later is corrected by the next command.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.acquire", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),

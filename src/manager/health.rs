@@ -177,7 +177,7 @@ struct Unauthorized {
     problem: String,
 }
 
-/// What the database user may not do. Without the three on the locks, nothing can be locked.
+/// The actions that the database user lacks. Without the three on the locks, nothing can be locked.
 fn unauthorized(status: &StoreStatus) -> impl Iterator<Item = Unauthorized> {
     status.missing_privileges.iter().map(|(collection, actions)| {
         let is_vital = |action: &String| ["find", "insert", "update"].contains(&&**action);

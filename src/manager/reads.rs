@@ -25,7 +25,7 @@ pub(crate) const LISTED: usize = 1_000;
 /// How old the knowledge of collections may be for a list.
 const LISTS: Duration = Duration::from_secs(10);
 
-/// Reads by the registered collections. What the answers tell is passed on.
+/// Reads in the registered collections. The answers are passed on as news.
 pub(crate) struct Reads {
     pub(super) calls: Arc<Calls>,
     pub(super) collections: Arc<Collections>,

@@ -1,7 +1,7 @@
-//! What the answers of the store tell: each is news for the watchers of the lock, for the waiters, and for the session.
+//! The news in the answers of the store, for the watchers of the lock, for the waiters, and for the session.
 //!
-//! Of each session that was active here recently it is known when its locks are due for renewal, about how many locks it
-//! has, and which of them several of its requests know.
+//! Of each session that was active here recently it is known when its locks are due for renewal, about how many locks
+//! it has, and which of them several of its requests know.
 
 use std::{
     collections::{HashMap, VecDeque},

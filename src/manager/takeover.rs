@@ -259,7 +259,7 @@ fn takeover(lock: &Lock, kind: TakeoverKind, actor: &Actor, reason: &str) -> Tak
     }
 }
 
-/// What the watchers of the lock are told.
+/// The news for the watchers of the lock.
 fn mark(takeover: &Takeover) -> TakenBy {
     TakenBy { by: takeover.by.label.clone(), reason: takeover.reason.clone() }
 }

@@ -82,7 +82,7 @@ struct WatchedLock {
     watchers: usize,
 }
 
-/// What this process believes about a lock.
+/// The belief of this process about a lock.
 #[derive(Debug, Clone, Copy)]
 enum Belief {
     /// Live until `until`, according to an answer of the moment `known`.

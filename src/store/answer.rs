@@ -1,4 +1,4 @@
-//! What the verbs of a store answer.
+//! The answers of the verbs of a store.
 
 use std::time::Duration;
 

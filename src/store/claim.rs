@@ -1,4 +1,4 @@
-//! What a verb is about: a claim, a grant, a removal, a query.
+//! The arguments of the verbs: a claim, a grant, a removal, a query.
 
 use std::time::Duration;
 

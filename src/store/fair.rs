@@ -27,7 +27,7 @@ pub struct Turn {
     pub others: Waiters,
 }
 
-/// What the queue of a document keeps for one server, however many waiters the server has.
+/// The place of one server in the queue of a document, however many waiters the server has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiters {
     /// The server.
@@ -51,7 +51,7 @@ pub struct Place {
     pub aid: Aid,
     /// The first waiter as others see it.
     pub holder: Holder,
-    /// What the first waiter wants.
+    /// The mode that the first waiter wants.
     pub mode: Mode,
 }
 

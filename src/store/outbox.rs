@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use crate::{ended::SessionEnded, lock::Aid, takeover::Takeover};
 
-/// What a listener is told.
+/// The news for a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
     /// A session has ended or has become idle.

@@ -22,7 +22,7 @@ pub struct StoreStatus {
     /// The indexes that [`prepare`](crate::store::Locks::prepare) creates but that are missing now, by the
     /// name of the lock collection, such as `workitem.lock`.
     pub missing_indexes: BTreeMap<String, Vec<String>>,
-    /// What the database user may not do although it must, by the name of the collection. The privileges to create
+    /// The actions that the database user lacks, by the name of the collection. The privileges to create
     /// indexes are not included: another user may have created them.
     pub missing_privileges: BTreeMap<String, Vec<String>>,
 }
@@ -42,7 +42,7 @@ impl StoreStatus {
 pub struct Fleet {
     /// The kind of deployment.
     pub topology: Topology,
-    /// The notes of all servers, that of the asker included.
+    /// The notes of all servers, including the asker.
     pub servers: Vec<ServerNote>,
 }
 

@@ -24,7 +24,7 @@ use crate::{
     manager::LockManager,
 };
 
-/// What a person asks for, in an [access policy](crate::web::LockingSession::access_policy).
+/// The permission about which an [access policy](crate::web::LockingSession::access_policy) decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Access {
@@ -263,7 +263,7 @@ impl Answers {
     ) -> Vec<(LockKey, Call)> {
         let mut all = self.of.borrow_mut();
         if !all.contains_key(person) {
-            // A person who is new here pays for those who have gone.
+            // A new person triggers the removal of the persons that have gone.
             all.retain(|_, of| of.known.values().any(Known::is_fresh));
         }
         let new = || OfPerson { known: HashMap::new(), turn: Rc::new(Semaphore::new(1)) };

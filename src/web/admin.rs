@@ -77,7 +77,7 @@ struct AllBody {
     more: bool,
     /// Whether changes are reported at once; otherwise within about a second.
     told: bool,
-    /// What is frozen at the moment.
+    /// The freezes that are on.
     frozen: Vec<Freeze>,
 }
 

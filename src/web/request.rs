@@ -362,8 +362,8 @@ impl RequestLocks {
         self.settle().await;
     }
 
-    /// The error of this request. actix-session turns an outage of its store into an empty 500, but a wrap around it may
-    /// tell.
+    /// The error of this request. actix-session turns an outage of its store into an empty 500, but a wrap around it
+    /// may tell.
     pub(super) fn explained(&self, error: Error) -> Error {
         let was_loaded = !matches!(*self.whose.borrow(), Whose::Nobodys);
         let is_of_session = !was_loaded || self.cookies.get().is_some();

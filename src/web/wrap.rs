@@ -1,5 +1,5 @@
-//! The wraps: their settings and their service; and `locks.session(…)`, which wraps a session middleware, with one part of the
-//! locks around it and one inside it.
+//! The wraps: their settings and their service; and `locks.session(…)`, which wraps a session middleware, with one
+//! part of the locks around it and one inside it.
 
 use std::{cell::RefCell, fmt, future::Future, pin::Pin, rc::Rc, time::Duration};
 

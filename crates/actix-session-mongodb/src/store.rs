@@ -119,7 +119,8 @@ impl MongoSessionStore {
     }
 
     /// Runs an operation to its end in a task of its own, because a command of the driver must not be dropped
-    /// half-way. Repeats it while its outcome is unknown and time is left. The caller waits no longer than the deadline.
+    /// half-way. Repeats it while its outcome is unknown and time is left. The caller waits no longer than the
+    /// deadline.
     pub(crate) async fn run<A, T>(
         &self,
         doing: &str,

@@ -43,7 +43,8 @@ pub(crate) fn request<T>(access: impl FnOnce(&mut Request) -> T) -> Option<T> {
 ///
 /// Without the wrap, a later request overwrites the changes of a concurrent one, as in all other stores; a renewed
 /// session begins a new absolute time-out; a request of a session that has ended meanwhile sends the dead key to
-/// the browser; and an outage of the database is an empty 500 instead of a 503. With another store the wrap does nothing.
+/// the browser; and an outage of the database is an empty 500 instead of a 503. With another store the wrap does
+/// nothing.
 #[must_use = "wrap the application in it: `App::new().wrap(…)`"]
 #[derive(Clone)]
 pub struct SessionWrap<K: SessionStore>(pub SessionMiddleware<K>);

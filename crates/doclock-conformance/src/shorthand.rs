@@ -101,7 +101,8 @@ pub trait Shorthand: Store {
         async move { Ok(self.last_ends(slice::from_ref(aid), NONE).await?.pop().flatten()) }
     }
 
-    /// How long ago the session ended permanently, by [`Sessions::last_ends`](actix_doclock::store::Sessions::last_ends).
+    /// How long ago the session ended permanently, by
+    /// [`Sessions::last_ends`](actix_doclock::store::Sessions::last_ends).
     fn session_ended(
         &self,
         aid: &Aid,

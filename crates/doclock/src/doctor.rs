@@ -28,11 +28,11 @@ pub use finding::{Finding, Severity};
 /// The usual collection of web sessions.
 pub const SESSIONS: &str = "doclock.session";
 
-/// Looks for dangers to the locks of these collections: the kind of deployment, the write concern of the URI, a majority
-/// that does not follow, missing indexes, a TTL index that differs from `ttl` or from the locks that are held, the
-/// collection of web sessions if there is one, servers that disagree, servers whose clocks differ, missing privileges of
-/// the database user, and the sharding of the lock collections. The worst finding comes first; an empty list means that
-/// nothing is wrong.
+/// Looks for dangers to the locks of these collections: the kind of deployment, the write concern of the URI, a
+/// majority that does not follow, missing indexes, a TTL index that differs from `ttl` or from the locks that are
+/// held, the collection of web sessions if there is one, servers that disagree, servers whose clocks differ, missing
+/// privileges of the database user, and the sharding of the lock collections. The worst finding comes first; an empty
+/// list means that nothing is wrong.
 ///
 /// It only reads, so an application may log the findings when it starts:
 ///

@@ -77,7 +77,7 @@ pub(in crate::manager) struct Listeners {
     pub(in crate::manager) taken: Option<Listener<Takeover>>,
 }
 
-/// What a listener hears of.
+/// The news for a listener.
 pub(in crate::manager) trait Announced: Clone + Send + Sync + 'static {
     /// For the log.
     const ALL: &'static str;
@@ -196,7 +196,7 @@ async fn announce_some<E: Announced>(
         return Ok(false);
     }
     told.clone_from(&taken);
-    // What was taken is announced completely, even if this future is dropped.
+    // All news that was taken is announced, even if this future is dropped.
     let (own, listener) = (manager.clone(), listener.clone());
     let called = manager.inner.calls.runner.spawn(&TaskTracker::new(), async move {
         join_all(taken.iter().map(|event| listener.call(event.clone(), limit, event.name()))).await;

@@ -111,7 +111,7 @@ impl LockManager {
             );
             let ends = ends.await?;
             let without = aids.into_iter().zip(ends).filter(|(_, end)| {
-                // An older end was that of an earlier idle time.
+                // An older end belongs to an earlier idle time.
                 end.is_none_or(|end| end.ago > since.saturating_add(BEFORE))
             });
             let without: Vec<_> =

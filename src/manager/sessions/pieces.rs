@@ -41,7 +41,7 @@ const PARTS: usize = 10;
 /// After a call that took no longer than this, the next one may be twice as large.
 const QUICK: Duration = Duration::from_millis(100);
 
-/// What the renewals of each registered collection have in common.
+/// The pace of the renewals in each registered collection.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Paces(Mutex<HashMap<String, Arc<Pace>>>);
 

@@ -71,7 +71,7 @@ pub(in crate::manager) trait Needs: Sync {
     fn watch(&self, collection: &'static str) -> Option<Duration>;
 }
 
-/// The queues of this process, and what it takes to serve them.
+/// The queues of this process, and the parts that serve them.
 pub(in crate::manager) struct Queues {
     pub(in crate::manager) machine: Mutex<Machine<Gift>>,
     /// For the waiters that ask the store.

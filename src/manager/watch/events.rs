@@ -42,7 +42,7 @@ const POLL: Duration = Duration::from_secs(1);
 /// How long it is remembered who took a lock: long enough for this process to see the change.
 const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
 
-/// The subscribers, and what they were told last.
+/// The subscribers, and the last state that they were told.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Events(Mutex<Feed>);
 

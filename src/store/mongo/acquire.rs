@@ -175,9 +175,9 @@ impl Claiming<'_> {
     // met, and the server did not retry; reported as unavailable, and repeated. Write concern time-out
     // or lost connection → not known; repeated.
     //
-    // The command has three forms: it costs more than an insert only by the length of its pipeline. A shorter form that finds no answer has changed nothing that matters, and the next
-    // form follows. No two forms may both grant: a delayed second command could resurrect a released
-    // lock.
+    // The command has three forms: it costs more than an insert only by the length of its pipeline. A shorter form
+    // that finds no answer has changed nothing that matters, and the next form follows. No two forms may both grant: a
+    // delayed second command could resurrect a released lock.
     async fn ask(&mut self) -> Result<Found> {
         let (Self { call, key, .. }, Update { claim, rules, .. }) = (&*self, self.update);
         let (id, seen, token) = (key.id(), &call.seen, claim.token);
@@ -216,8 +216,8 @@ impl Claiming<'_> {
         found.ok_or_else(|| failure(StoreErrorKind::Other, "MongoDB returned no lock"))
     }
 
-    /// Reads what an earlier attempt was granted, because the reply to the shortest form does not contain the server's
-    /// time.
+    /// Reads the lock that an earlier attempt was granted, because the reply to the shortest form does not contain the
+    /// server's time.
     async fn granted_before(&self) -> Result<Found> {
         let Claim { aid, token, .. } = self.update.claim;
         let own = Query::Each { keys: slice::from_ref(self.key), aid: Some(aid) };
@@ -318,8 +318,8 @@ impl Fetched {
 /// The maximum number of remembered records: 128 KiB for each collection.
 const SLOTS: usize = 4096;
 
-/// The last known state of each record, in this process. Hints which form of a claim will suffice, never a decision: two records may share a slot, and this process does
-/// not see the changes by other processes.
+/// The last known state of each record, in this process. Hints which form of a claim will suffice, never a decision:
+/// two records may share a slot, and this process does not see the changes by other processes.
 #[derive(Debug)]
 pub(super) struct Seen {
     slots: Mutex<Box<[Slot]>>,

@@ -21,7 +21,8 @@ use crate::{
 const SERVER_SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections to each member, opened as needed. More than all writes that are under way at once: at most 96 on single
-/// records and in saves, and a few for many records. So reads find a connection, also while no majority acknowledges a write.
+/// records and in saves, and a few for many records. So reads find a connection, also while no majority acknowledges a
+/// write.
 pub(super) const POOL: u32 = 128;
 
 /// How long to wait for an election, which takes 12 s by default.

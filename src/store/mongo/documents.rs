@@ -238,10 +238,10 @@ impl Save<'_> {
 
     // 1 → written; 0 → the document was deleted without regard to the lock. 11000 → there is such a document already.
     //
-    // In a transaction all reads and writes are of one snapshot: a document that another program changes in between makes
-    // the write fail with a conflict. Elsewhere the document is written only `if_unchanged` since it was read. `None`:
-    // another program has changed it, so the changes must be applied again. 11000 may also mean that a repetition after a
-    // lost reply meets its own document.
+    // In a transaction all reads and writes are of one snapshot: a document that another program changes in between
+    // makes the write fail with a conflict. Elsewhere the document is written only `if_unchanged` since it was read.
+    // `None`: another program has changed it, so the changes must be applied again. 11000 may also mean that a
+    // repetition after a lost reply meets its own document.
     async fn write(
         &self,
         session: &mut ClientSession,

@@ -160,7 +160,7 @@ fn unreachable(error: &Error) -> &'static str {
     }
 }
 
-/// What the server does not permit.
+/// The action that the server does not permit.
 fn denied(error: &Error) -> String {
     let is_wrong_password = matches!(error.kind.as_ref(), ErrorKind::Authentication { .. })
         || code(error) == Some(AUTHENTICATION_FAILED);

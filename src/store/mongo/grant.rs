@@ -2,7 +2,8 @@
 //! of readers stand in its `readers`.
 //!
 //! Two rules keep strings from users from being read as operators: in a filter, write `{field: {$eq:
-//! …}}`; in a pipeline, write `{$literal: …}`. Only `_id` may stand without an operator: see [`by_id`](super::record::by_id).
+//! …}}`; in a pipeline, write `{$literal: …}`. Only `_id` may stand without an operator: see
+//! [`by_id`](super::record::by_id).
 //!
 //! An error in an expression would make the document unlockable forever, whatever a foreign program
 //! wrote there. So every expression checks the type before it calculates, and stays within bounds.
@@ -28,7 +29,7 @@ use crate::{
 pub(super) struct Target {
     pub(super) id: LockId,
     aid: Aid,
-    /// The token; or those of all attempts of a claim, any of which may have been granted.
+    /// The token; or the tokens of all attempts of a claim, any of which may have been granted.
     tokens: Vec<String>,
     /// Shared if the mode is not known.
     pub(super) mode: Mode,
@@ -301,8 +302,8 @@ pub(super) fn next_fence() -> Document {
     doc! { "$max": [{ "$add": [last, 1_i64] }, { "$toLong": "$$NOW" }] }
 }
 
-/// The fields of an exclusive lock that is renewed. The record of a foreign program has no ttl of its own, and gets none
-/// here.
+/// The fields of an exclusive lock that is renewed. The record of a foreign program has no ttl of its own, and gets
+/// none here.
 pub(super) fn renewed_exclusive(ttl: impl Into<Bson>, rules: &Rules) -> Document {
     let capped = Grant::Exclusive.capped(ttl);
     let is_ours = doc! { "$isNumber": "$ttl" };

@@ -172,8 +172,8 @@ pub(super) async fn ensure(
     .await
 }
 
-/// Begins again whenever another server, of another version perhaps, has created or replaced an index in the meantime. It
-/// may be first with each of them.
+/// Begins again whenever another server, of another version perhaps, has created or replaced an index in the meantime.
+/// It may be first with each of them.
 async fn beside_other_servers<F>(
     collection: &Collection<Document>,
     ensure: impl Fn() -> F,

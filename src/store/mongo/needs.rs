@@ -1,4 +1,4 @@
-//! What the store needs in the database: collections, their indexes, and actions of the database user.
+//! The needs of the store in the database: collections, their indexes, and actions of the database user.
 
 use crate::{
     error::StoreError,
@@ -20,7 +20,7 @@ const ONE_RECORD: &[&str] = &["find", "insert", "update"];
 const DOCUMENTS: &[&str] = &["find", "update"];
 const NO_INDEX: [Index; 0] = [];
 
-/// What a [`MongoStore`] needs of one collection, for programs that examine a database.
+/// The needs of a [`MongoStore`] in one collection, for programs that examine a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Needs {
@@ -60,7 +60,7 @@ impl Needs {
 }
 
 impl MongoStore {
-    /// What this store needs in the database for the locks of these collections, and the
+    /// The needs of this store in the database for the locks of these collections, and the
     /// [other needs](Self::also_needs).
     ///
     /// # Errors

@@ -68,8 +68,8 @@ impl Call<'_> {
 
     /// The records with a lock that is to be renewed.
     ///
-    /// The filter does not say which session has named which tab, so that it stays short. That changes nothing: the names of tabs
-    /// and tokens are random, and known only to their own session.
+    /// The filter does not say which session has named which tab, so that it stays short. That changes nothing: the
+    /// names of tabs and tokens are random, and known only to their own session.
     fn renewable(&self, active: &[Active]) -> Document {
         let aids = aids_of(active);
         let whole = active.iter().filter(|it| it.named.is_none()).map(|it| it.aid.as_str());

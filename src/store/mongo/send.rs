@@ -3,7 +3,7 @@
 //! Writes are run as raw commands, because the driver has no time limit for updates and deletes. The
 //! driver also does not number raw commands for its own retries, which spares the server the
 //! bookkeeping of a retryable write. No number is needed: every write of the store can tell its own
-//! work from that of an earlier attempt, and the manager repeats it.
+//! work from the work of an earlier attempt, and the manager repeats it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,8 +40,8 @@ use crate::{
 
 /// The longest wait for a majority, so that no request waits forever while replication stands still.
 pub(super) const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The server's time limit for the first attempt of a write, unless the deadline comes first, and for a command of several
-/// callers, each with a deadline of its own. Together with the number of writes on [one
+/// The server's time limit for the first attempt of a write, unless the deadline comes first, and for a command of
+/// several callers, each with a deadline of its own. Together with the number of writes on [one
 /// record](super::admission), it bounds the connections that a newly stuck record takes from the pool.
 pub(super) const LIMIT: Duration = Duration::from_millis(500);
 /// The longest time for a read, or for a write to be admitted, and the time of a caller without a deadline.
@@ -232,8 +232,8 @@ pub(super) struct Take {
     pub(super) update: Vec<Document>,
 }
 
-/// The commands that several callers share. Each kind has commands of its own, so that claims never keep locks from being
-/// given back.
+/// The commands that several callers share. Each kind has commands of its own, so that claims never keep locks from
+/// being given back.
 #[derive(Debug)]
 pub(super) struct Groups {
     /// Claims of free documents.

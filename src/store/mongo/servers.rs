@@ -1,5 +1,5 @@
-//! Freezes, and the notes of the servers: one record for each kind, so that a server reads all of a kind by one `_id`, and
-//! writes and reads by one command.
+//! Freezes, and the notes of the servers: one record for each kind, so that a server reads all of a kind by one `_id`,
+//! and writes and reads by one command.
 //!
 //! ```text
 //! doclock.frozen: { _id: "freezes", of: [ { collection, id, reason, by, since, until, obeyed: [ "<server>" ] } ] }

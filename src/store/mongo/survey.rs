@@ -1,4 +1,4 @@
-//! Compares a database with what the store needs in it.
+//! Compares a database with the needs of the store.
 
 use std::collections::BTreeSet;
 
@@ -23,14 +23,14 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
-    /// The name of the database user, and the database that keeps the user. `None` if nobody is authenticated, or if the
-    /// server does not say.
+    /// The name of the database user, and the database that keeps the user. `None` if nobody is authenticated, or if
+    /// the server does not say.
     pub user: Option<(String, String)>,
     /// The collections, in the order of the needs.
     pub collections: Vec<Surveyed>,
 }
 
-/// A collection, compared with what the store needs of it.
+/// A collection, compared with the needs of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Surveyed {

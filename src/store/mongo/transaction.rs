@@ -240,9 +240,9 @@ impl MongoStore {
     /// [`LockError::Lost`] or [`LockError::NotFound`]: nothing was written; a lock on a missing document is
     /// released. [`LockError::Rejected`] if the database does not accept the update.
     /// [`LockError::Document`] if the updated document is no `T`; nothing was written, except on a standalone
-    /// server. [`LockError::Misconfigured`] if the lock is shared, or not on a document of type `T`. [`LockError::Store`] if the database does not
-    /// answer; nothing was written. [`LockError::OutcomeUnknown`] if it is unknown whether the document was
-    /// updated: a repetition may apply the update twice.
+    /// server. [`LockError::Misconfigured`] if the lock is shared, or not on a document of type `T`.
+    /// [`LockError::Store`] if the database does not answer; nothing was written. [`LockError::OutcomeUnknown`] if it
+    /// is unknown whether the document was updated: a repetition may apply the update twice.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be updated.
@@ -437,7 +437,7 @@ fn refused(key: &LockKey, error: TransactionError) -> LockError {
     };
     let source = save_error(format!("updating {key:?}"), error);
     match source.kind() {
-        // What the server refuses is the update of the application.
+        // The server has refused the update of the application.
         StoreErrorKind::Rejected | StoreErrorKind::Other => {
             LockError::Rejected { key: key.clone(), source }
         }

@@ -16,7 +16,7 @@
 //! - *Ahead of a reader: the nearest writer*, which waits for all waiters ahead of itself.
 //! - *Each part of a queue once.* A waiter ahead of one writer is ahead of every writer behind that writer.
 //!
-//! # What is found
+//! # Which circles are found
 //! One search visits [`BUDGET`] holders, waiters ahead and places where they wait. If that is not enough,
 //! it gives up and refuses nobody: a deadlock then lasts until one of its waits ends. So the length of the
 //! queues does not matter, as long as their waiters wait for one document each and hold nothing that others

@@ -45,7 +45,7 @@ impl Known {
         Self { asked: None, collection, locks: HashMap::default(), is_complete: false }
     }
 
-    /// Reads these documents by one read, and tells what has changed.
+    /// Reads these documents by one read, and reports the changes.
     pub(in crate::manager) async fn look_at(
         &mut self,
         manager: &LockManager,

@@ -45,8 +45,8 @@ fn switch(branches: Vec<Branch>, default: Document) -> Vec<Document> {
 }
 
 impl Update<'_> {
-    /// The full form: takes the lock if no other session is in the way, and renews it if it is the session's own. If the
-    /// lock is another session's, leaves the record as it is (no write, no change event). An expired lock of
+    /// The full form: takes the lock if no other session is in the way, and renews it if it is the session's own. If
+    /// the lock is another session's, leaves the record as it is (no write, no change event). An expired lock of
     /// another session is replaced only if it is among the `traced`.
     ///
     /// Modelled on DistributedLock's `MongoDistributedLock`: one upsert by `_id`, on server time.
@@ -360,8 +360,8 @@ impl Update<'_> {
     }
 }
 
-/// For the answer to the short form: the fields of an exclusive lock, and whether the full form must follow, because there
-/// are readers, or the session comes back to a lock in its grace period.
+/// For the answer to the short form: the fields of an exclusive lock, and whether the full form must follow, because
+/// there are readers, or the session comes back to a lock in its grace period.
 pub(in crate::store::mongo) fn short_answer_fields(claim: &Claim) -> Document {
     let comes_back = doc! { "$eq": ["$aid", literal(claim.aid.as_str())] };
     let mut fields = exclusive_fields();
