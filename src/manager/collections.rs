@@ -413,20 +413,16 @@ impl Collections {
     }
 }
 
-/// Looks for collections that other servers have prepared, until the manager is gone or shut down.
+/// Looks for collections that other servers have prepared, until the manager is gone.
 pub(super) async fn follow(manager: Weak<Inner>) {
     let mut rhythm = Rhythm::new("looking for collections", LOOK);
     while let Some(inner) = manager.upgrade() {
-        let (stop, all) = (inner.stop.token(), &inner.collections);
-        let pause = match all.look_for_collections(LOOK / 2, inner.calls.until()).await {
+        let looked = inner.collections.look_for_collections(LOOK / 2, inner.calls.until());
+        let pause = match looked.await {
             Ok(()) => rhythm.after_success(Some(LOOK)),
             Err(e) => rhythm.after_failure(&e).min(LOOK),
         };
         drop(inner);
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            () = sleep(pause) => {}
-        }
+        sleep(pause).await;
     }
 }

@@ -179,43 +179,33 @@ pub(super) const STANDALONE: &str = "the database is a standalone server, withou
     a save checks its lock and then writes, with a gap between the two, and waiters poll; use a replica set, of \
     which one member is enough";
 
-/// Notes this server until the manager is gone or shut down.
+/// Notes this server until the manager is gone.
 pub(super) async fn follow(manager: Weak<Inner>) {
     let mut rhythm = Rhythm::new("noting this server for the others", EVERY);
-    loop {
-        let Some(inner) = manager.upgrade() else { return };
+    while let Some(inner) = manager.upgrade() {
         let servers = &inner.servers;
-        let (stop, changed) = (inner.stop.token(), Arc::clone(&servers.changed));
+        let changed = Arc::clone(&servers.changed);
         let settled = {
             let state = servers.state.lock();
             let is_known = !state.collections.is_empty();
             is_known.then(|| SETTLED.saturating_sub(clock::since(state.since)))
         };
         let pause = match settled {
-            None => None,
-            Some(Duration::ZERO) => {
-                let noted = tokio::select! {
-                    biased;
-                    () = stop.cancelled() => return,
-                    noted = servers.tell() => noted,
-                };
-                Some(match noted {
-                    Ok(()) => rhythm.after_success(Some(EVERY)),
-                    Err(e) => {
-                        servers.state.lock().problems =
-                            vec![format!("this server cannot note itself for the others: {e}")];
-                        rhythm.after_failure(&e)
-                    }
-                })
-            }
-            settled => settled,
+            None => EVERY,
+            Some(Duration::ZERO) => match servers.tell().await {
+                Ok(()) => rhythm.after_success(Some(EVERY)),
+                Err(e) => {
+                    servers.state.lock().problems =
+                        vec![format!("this server cannot note itself for the others: {e}")];
+                    rhythm.after_failure(&e)
+                }
+            },
+            Some(settled) => settled,
         };
         drop(inner);
         tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
             () = changed.notified() => {}
-            () = sleep(pause.unwrap_or(EVERY)) => {}
+            () = sleep(pause) => {}
         }
     }
 }

@@ -175,12 +175,12 @@ pub(super) fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
     LockError::Frozen { key: key.clone(), freeze: Box::new(freeze) }
 }
 
-/// Asks for freezes until the manager is gone or shut down.
+/// Asks for freezes until the manager is gone.
 pub(super) async fn follow(manager: Weak<Inner>) {
     let mut rhythm = Rhythm::new("asking for freezes", POLL);
     let mut noted = Vec::new();
     while let Some(inner) = manager.upgrade() {
-        let (stop, freezes) = (inner.stop.token(), &inner.freezes);
+        let freezes = &inner.freezes;
         // Without a type nothing can be locked, and the store may not be prepared.
         let pause = if inner.collections.names().is_empty() {
             POLL
@@ -189,22 +189,13 @@ pub(super) async fn follow(manager: Weak<Inner>) {
                 freezes.ask(inner.calls.until()).await?;
                 freezes.note_obedience(&mut noted, inner.collections.grants_locks()).await
             };
-            let asked = tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                asked = ask => asked,
-            };
-            match asked {
+            match ask.await {
                 Ok(()) => rhythm.after_success(Some(POLL)),
                 Err(e) => rhythm.after_failure(&e).min(POLL),
             }
         };
         drop(inner);
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            () = sleep(pause) => {}
-        }
+        sleep(pause).await;
     }
 }
 

@@ -209,7 +209,7 @@ async fn announce_some<E: Announced>(
     Ok(true)
 }
 
-/// Calls the listener until the manager is gone or shut down.
+/// Calls the listener until the manager is gone.
 pub(in crate::manager) async fn run<E: Announced>(
     manager: Weak<Inner>,
     listener: Listener<E>,
@@ -222,24 +222,13 @@ pub(in crate::manager) async fn run<E: Announced>(
     let mut told = Vec::new();
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };
-        let (stop, wakes) = (manager.inner.stop.token(), E::wakes(&manager.inner));
-        let outcome = tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            outcome = announce_some(&manager, &listener, limit, worker, &mut told) => outcome,
-        };
+        let wakes = E::wakes(&manager.inner);
+        let outcome = announce_some(&manager, &listener, limit, worker, &mut told).await;
         drop(manager);
-        let wait = async {
-            match outcome {
-                Ok(true) => drop(rhythm.after_success(None)),
-                Ok(false) => wakes.notified().await,
-                Err(e) => sleep(rhythm.after_failure(&e)).await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            () = wait => {}
+        match outcome {
+            Ok(true) => drop(rhythm.after_success(None)),
+            Ok(false) => wakes.notified().await,
+            Err(e) => sleep(rhythm.after_failure(&e)).await,
         }
     }
 }

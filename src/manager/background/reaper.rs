@@ -87,25 +87,20 @@ impl LockManager {
     }
 }
 
-/// Sweeps until the manager is gone or shut down.
+/// Sweeps until the manager is gone.
 pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
     let mut rhythm = Rhythm::new("looking for idle sessions", interval);
     while let Some(inner) = manager.upgrade() {
         let manager = LockManager { inner };
-        let (stop, all) = (manager.inner.stop.token(), Arc::clone(&manager.inner.collections));
-        let began = clock::now();
-        let pause = tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            swept = manager.sweep_some() => match swept {
-                Ok(swept) if swept.more => Duration::ZERO,
-                Ok(swept) => {
-                    // A lock that is taken from now on does not expire before that either.
-                    let soonest = manager.ttl().min(swept.next.unwrap_or(Duration::MAX));
-                    rhythm.after_success(Some(soonest.saturating_sub(clock::since(began))))
-                }
-                Err(e) => rhythm.after_failure(&e),
-            },
+        let (all, began) = (Arc::clone(&manager.inner.collections), clock::now());
+        let pause = match manager.sweep_some().await {
+            Ok(swept) if swept.more => Duration::ZERO,
+            Ok(swept) => {
+                // A lock that is taken from now on does not expire before that either.
+                let soonest = manager.ttl().min(swept.next.unwrap_or(Duration::MAX));
+                rhythm.after_success(Some(soonest.saturating_sub(clock::since(began))))
+            }
+            Err(e) => rhythm.after_failure(&e),
         };
         // Does not keep the manager alive while nothing is due.
         drop(manager);
@@ -113,7 +108,6 @@ pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
         loop {
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
                 // Types are being registered. A server that does not know all of them yet would take a
                 // session to be idle that holds locks on other types.
                 () = all.new.notified() => next = clock::now() + interval,

@@ -65,7 +65,8 @@ impl Panics {
 }
 
 impl LockManager {
-    /// Runs a background task to its end, and starts it again whenever it panics.
+    /// Runs a background task to its end, or until the manager is shut down or gone, and starts it again whenever it
+    /// panics. The end drops the task at an `await`: the commands that it has sent are tasks of their own.
     ///
     /// `panicked` is called after each panic, to make sure that nothing relies on the task until it runs
     /// again. The task gets a weak handle, so it does not keep the manager alive.
@@ -79,7 +80,7 @@ impl LockManager {
         F: Future<Output = ()> + Send + 'static,
     {
         let inner = Arc::downgrade(&self.inner);
-        let runtime = self.inner.calls.runner.runtime().clone();
+        let (runtime, stop) = (self.inner.calls.runner.runtime().clone(), self.inner.stop.token());
         let supervisor = async move {
             let mut pause = FIRST_PAUSE;
             loop {
@@ -102,17 +103,12 @@ impl LockManager {
                 observe::panicked(task);
                 manager.inner.panics.note(task, message);
                 panicked(&manager);
-                let stop = manager.inner.stop.token();
                 drop(manager);
-                tokio::select! {
-                    biased;
-                    () = stop.cancelled() => return,
-                    () = sleep(now) => {}
-                }
+                sleep(now).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         };
-        runtime.spawn(supervisor).abort_handle()
+        runtime.spawn(stop.run_until_cancelled_owned(supervisor)).abort_handle()
     }
 }
 

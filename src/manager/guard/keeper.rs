@@ -185,16 +185,11 @@ impl LockManager {
     }
 }
 
-/// Renews the guards with this ttl until there are none, or until the manager is gone or shut down.
+/// Renews the guards with this ttl until there are none, or until the manager is gone.
 async fn run(manager: Weak<Inner>, ttl: Duration, first: Instant) {
-    let Some(stop) = manager.upgrade().map(|inner| inner.stop.token()) else { return };
     let mut next = first;
     loop {
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            () = sleep_until(next.into()) => {}
-        }
+        sleep_until(next.into()).await;
         let Some(inner) = manager.upgrade() else { return };
         let due = inner.kept.round(ttl);
         if due.is_empty() {

@@ -170,26 +170,16 @@ impl LockManager {
     }
 }
 
-/// Passes the changes on as long as somebody wants them, until the manager is gone or shut down.
+/// Passes the changes on as long as somebody wants them, until the manager is gone.
 async fn listen(manager: Weak<Inner>, collection: &'static str, changes: Sender<Change>) {
     let mut rhythm = Rhythm::new(format!("watching the locks in {collection}"), FIRST_PAUSE);
     while let Some(inner) = manager.upgrade() {
         let manager_now = LockManager { inner };
-        let stop = manager_now.inner.stop.token();
-        let opened = tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            opened = manager_now.open_watch(collection) => opened,
-        };
-        let pause = match opened {
+        let pause = match manager_now.open_watch(collection).await {
             Ok(Some(watch)) => {
                 manager_now.is_watched(collection, Wakeup::Told);
                 drop(manager_now);
-                let lost = tokio::select! {
-                    biased;
-                    () = stop.cancelled() => return,
-                    lost = pass_on(&manager, collection, &changes, watch, &mut rhythm) => lost,
-                };
+                let lost = pass_on(&manager, collection, &changes, watch, &mut rhythm).await;
                 let (Some(why), Some(inner)) = (lost, manager.upgrade()) else { return };
                 let manager_now = LockManager { inner };
                 manager_now.is_watched(collection, Wakeup::Polling);
@@ -220,11 +210,7 @@ async fn listen(manager: Weak<Inner>, collection: &'static str, changes: Sender<
                 rhythm.after_failure(&e)
             }
         };
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            () = sleep(pause) => {}
-        }
+        sleep(pause).await;
     }
 }
 

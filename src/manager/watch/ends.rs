@@ -145,7 +145,7 @@ async fn look(manager: Weak<Inner>) {
     loop {
         sleep(jittered(LOOK)).await;
         let Some(inner) = manager.upgrade() else { return };
-        if inner.stop.token().is_cancelled() || inner.served.is_idle() {
+        if inner.served.is_idle() {
             return;
         }
         LockManager { inner }.look_for_ends().await;

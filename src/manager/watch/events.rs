@@ -197,24 +197,12 @@ impl LockManager {
     }
 }
 
-/// Tells the changes until there are no subscribers, or until the manager is gone or shut down.
-async fn follow(manager: Weak<Inner>, collection: &'static str) {
-    let Some(stop) = manager.upgrade().map(|inner| inner.stop.token()) else { return };
-    tokio::select! {
-        biased;
-        () = stop.cancelled() => {
-            if let Some(inner) = manager.upgrade() {
-                inner.events.close();
-            }
-        }
-        () = look_and_tell(&manager, collection) => {}
-    }
-}
-
+/// Tells the changes until there are no subscribers, or until the manager is gone.
+///
 /// The subscribers are asked to [resync](LockEvent::Resync) when the changes begin to be told, when
 /// polling begins, and whenever some changes were not seen. During an outage they are not asked, because
 /// all of them would then ask in vain.
-async fn look_and_tell(manager: &Weak<Inner>, collection: &'static str) {
+async fn follow(manager: Weak<Inner>, collection: &'static str) {
     let now = || Some(LockManager { inner: manager.upgrade()? });
     let Some(mut changes) = now().and_then(|now| now.changes(collection)) else { return };
     let (mut known, mut was) = (Known::new(collection), Wakeup::Opening);
@@ -244,7 +232,7 @@ async fn look_and_tell(manager: &Weak<Inner>, collection: &'static str) {
         }
         drop(now);
         if is_told {
-            tell(manager, &mut known, &mut changes).await;
+            tell(&manager, &mut known, &mut changes).await;
         } else if how == Wakeup::Told {
             // The locks could not be listed. The changes wait.
             sleep(jittered(POLL)).await;
