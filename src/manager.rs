@@ -19,7 +19,6 @@ mod counts;
 mod describe;
 mod facade;
 mod fleet;
-mod freeze;
 mod freezes;
 mod granting;
 mod guard;
@@ -105,10 +104,10 @@ pub use watch::{changes::Wakeup, events::LockEvents};
 #[derive(Clone)]
 pub struct LockManager {
     /// The parts.
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) parts: Arc<Parts>,
 }
 
-pub(crate) struct Inner {
+pub(crate) struct Parts {
     pub(crate) calls: Arc<Calls>,
     pub(crate) collections: Arc<Collections>,
     pub(crate) freezes: Arc<Freezes>,
@@ -121,12 +120,12 @@ pub(crate) struct Inner {
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
     /// Only for health: a stop has begun. It is also cancelled when `stop` is.
-    stop_begins: CancellationToken,
+    pub(crate) stop_begins: CancellationToken,
     pub(crate) servers: Arc<fleet::Servers>,
     events: Arc<watch::events::Events>,
     /// `None` if the application does not describe its documents.
     descriptions: Option<Arc<describe::Descriptions>>,
-    event_streams: watch::streams::Streams,
+    pub(crate) event_streams: watch::streams::Streams,
     served: Arc<watch::ends::Served>,
     pub(crate) seldom: Arc<Seldom>,
     /// Ends the background tasks, also when the last handle is dropped.
@@ -164,13 +163,13 @@ impl LockManager {
     /// How long a lock outlives the last activity of its session.
     #[must_use]
     pub fn ttl(&self) -> Duration {
-        self.inner.settings.ttl
+        self.parts.settings.ttl
     }
 
     /// How long an operation may take at most.
     #[must_use]
     pub fn deadline(&self) -> Duration {
-        self.inner.settings.deadline
+        self.parts.settings.deadline
     }
 
     /// Stops the reaper, the listener and the renewal of guards, refuses all waiters, and waits until the
@@ -181,9 +180,9 @@ impl LockManager {
     /// sessions that were not announced are left to the other servers, or to the next start.
     pub async fn shutdown(&self) {
         self.begin_shutdown();
-        self.inner.stop.0.cancel();
-        let drained = self.inner.calls.runner.drain(self.deadline() * 2);
-        tokio::join!(self.inner.servers.forget(), drained);
+        self.parts.stop.0.cancel();
+        let drained = self.parts.calls.runner.drain(self.deadline() * 2);
+        tokio::join!(self.parts.servers.forget(), drained);
     }
 }
 
@@ -191,14 +190,20 @@ impl LockManager {
     /// A request has failed because the database is down.
     #[cfg(feature = "web")]
     pub(crate) fn request_failed(&self, line: String) {
-        self.inner.seldom.request_failed(line, &self.inner.calls.runner, self.inner.stop.token());
+        self.parts.seldom.request_failed(line, &self.parts.calls.runner, self.parts.stop.token());
+    }
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for LockManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockManager")
-            .field("settings", &self.inner.settings)
+            .field("settings", &self.parts.settings)
             .finish_non_exhaustive()
     }
 }

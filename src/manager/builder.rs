@@ -14,7 +14,7 @@ use crate::{
     key::LockKey,
     lock::{Holder, Lock},
     manager::{
-        Inner, LockManager, Stop,
+        LockManager, Parts, Stop,
         background::{
             listener::{self, Listener, Listeners},
             reaper,
@@ -521,7 +521,7 @@ impl LockManagerBuilder {
             stop: stop.token(),
             ttl,
         });
-        let inner = Arc::new(Inner {
+        let parts = Arc::new(Parts {
             calls,
             collections,
             freezes,
@@ -546,30 +546,29 @@ impl LockManagerBuilder {
             sweeps: Default::default(),
             panics: Default::default(),
         });
-        let manager = LockManager { inner };
-        let weak = Arc::downgrade(&manager.inner);
-        manager.inner.collections.follow_with(move || {
-            if let Some(inner) = weak.upgrade() {
-                LockManager { inner }.follow_all();
+        let weak = Arc::downgrade(&parts);
+        parts.collections.follow_with(move || {
+            if let Some(parts) = weak.upgrade() {
+                parts.follow_all();
             }
         });
-        manager.supervise("freezes", |_| {}, freezes::follow);
-        manager.supervise("collections", |_| {}, collections::follow);
+        parts.supervise("freezes", |_| {}, freezes::follow);
+        parts.supervise("collections", |_| {}, collections::follow);
         if let Some(interval) = reaper_interval {
-            let run = move |inner| reaper::run(inner, interval);
-            manager.inner.sweeps.by(manager.supervise("reaper", |_| {}, run));
-            manager.supervise("note of this server", |_| {}, fleet::follow);
+            let run = move |parts| reaper::run(parts, interval);
+            parts.sweeps.by(parts.supervise("reaper", |_| {}, run));
+            parts.supervise("note of this server", |_| {}, fleet::follow);
         }
         let (Listeners { ended, taken }, limit) = (self.listeners, self.listener_timeout);
         if let Some(listener) = ended {
-            let run = move |inner| listener::run(inner, listener.clone(), limit);
-            manager.supervise("listener", |_| {}, run);
+            let run = move |parts| listener::run(parts, listener.clone(), limit);
+            parts.supervise("listener", |_| {}, run);
         }
         if let Some(listener) = taken {
-            let run = move |inner| listener::run(inner, listener.clone(), limit);
-            manager.supervise("listener for taken locks", |_| {}, run);
+            let run = move |parts| listener::run(parts, listener.clone(), limit);
+            parts.supervise("listener for taken locks", |_| {}, run);
         }
-        Ok(manager)
+        Ok(LockManager { parts })
     }
 }
 

@@ -59,6 +59,20 @@ impl Calls {
         clock::now() + self.deadline
     }
 
+    /// Calls a verb, with the usual deadline.
+    pub(super) async fn ask<A, T>(
+        &self,
+        verb: &'static str,
+        args: A,
+        attempt: for<'a> fn(&'a dyn DynStore, &'a A, Deadline) -> Answer<'a, T>,
+    ) -> Result<T, LockError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.run(verb, self.until(), args, attempt).await
+    }
+
     /// Calls a verb.
     pub(super) async fn run<A, T>(
         &self,

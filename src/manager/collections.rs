@@ -17,9 +17,10 @@ use tokio::{
 use crate::{
     clock,
     error::{LockError, StoreError, StoreErrorKind},
+    freeze::Scope,
     key::{InvalidKey, LockId, LockKey, Lockable},
     manager::{
-        Inner, calls::Calls, fleet::Servers, freezes::Freezes, rhythm::Rhythm, seldom::Seldom,
+        Parts, calls::Calls, fleet::Servers, freezes::Freezes, rhythm::Rhythm, seldom::Seldom,
     },
     store::{Ability, Pattern, Rules},
 };
@@ -230,6 +231,20 @@ impl Collections {
         self.known.read().by_name.values().any(|it| !it.attached)
     }
 
+    /// A scope to freeze or thaw.
+    ///
+    /// # Errors
+    /// [`LockError::Misconfigured`] if it is one collection that is not registered.
+    pub(super) async fn scope(&self, scope: Scope) -> Result<Scope, LockError> {
+        let Scope::Collection(name) = &scope else { return Ok(scope) };
+        match self.ready(&LockKey::new(&**name, 0)?, self.calls.until()).await {
+            Err(LockError::NotFound { .. }) => Err(LockError::Misconfigured(format!(
+                "there is no collection `{name}`: name one as it is stored, or freeze all"
+            ))),
+            ready => ready.map(|_| scope),
+        }
+    }
+
     /// The name for the metrics: however many collections clients name, few have a label.
     pub(super) fn label(&self, key: &LockKey) -> &'static str {
         self.get(key.collection()).map_or("other", |(name, _)| name)
@@ -414,15 +429,15 @@ impl Collections {
 }
 
 /// Looks for collections that other servers have prepared, until the manager is gone.
-pub(super) async fn follow(manager: Weak<Inner>) {
+pub(super) async fn follow(manager: Weak<Parts>) {
     let mut rhythm = Rhythm::new("looking for collections", LOOK);
-    while let Some(inner) = manager.upgrade() {
-        let looked = inner.collections.look_for_collections(LOOK / 2, inner.calls.until());
+    while let Some(parts) = manager.upgrade() {
+        let looked = parts.collections.look_for_collections(LOOK / 2, parts.calls.until());
         let pause = match looked.await {
             Ok(()) => rhythm.after_success(Some(LOOK)),
             Err(e) => rhythm.after_failure(&e).min(LOOK),
         };
-        drop(inner);
+        drop(parts);
         sleep(pause).await;
     }
 }

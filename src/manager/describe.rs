@@ -15,8 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    actor::Actor, clock, description::Description, error::BoxError, key::LockKey,
-    manager::LockManager,
+    actor::Actor, clock, description::Description, error::BoxError, key::LockKey, manager::Parts,
 };
 
 /// How many documents one call asks for.
@@ -92,7 +91,7 @@ impl Descriptions {
         self: &Arc<Self>,
         person: Option<&Actor>,
         keys: &[LockKey],
-        manager: &LockManager,
+        parts: &Arc<Parts>,
     ) -> (Titles, Calls) {
         let person = person.filter(|_| self.describe.is_personal).cloned();
         let (mut titles, mut calls, mut unknown) = (Titles::new(), Calls::new(), Vec::new());
@@ -116,8 +115,8 @@ impl Descriptions {
                 calls.push((key.clone(), call.clone()));
             }
             let (this, person, keys) = (Arc::clone(self), person.clone(), keys.to_vec());
-            let asks = manager.clone();
-            manager.inner.calls.runner.spawn_untracked(async move {
+            let asks = Arc::clone(parts);
+            parts.calls.runner.spawn_untracked(async move {
                 let answer = this.ask(person.clone(), keys.clone(), asks).await;
                 let _ = told.send(Some(this.learn(&person, &keys, answer)));
             });
@@ -126,7 +125,7 @@ impl Descriptions {
     }
 
     /// Asks the application, if it is this call's turn in time.
-    async fn ask(&self, person: Option<Actor>, keys: Vec<LockKey>, manager: LockManager) -> Answer {
+    async fn ask(&self, person: Option<Actor>, keys: Vec<LockKey>, parts: Arc<Parts>) -> Answer {
         let turn = Arc::clone(&self.turns).acquire_owned();
         let Ok(Ok(turn)) = timeout_at((clock::now() + LIMIT).into(), turn).await else {
             return Answer::NoTurn;
@@ -139,7 +138,7 @@ impl Descriptions {
             Ok(titles) => Answer::Titles(titles),
             Err(why) => {
                 // It usually needs the same database, so its failure says nothing about the function.
-                let answers = manager.inner.freezes.ask(clock::now() + LIMIT).await;
+                let answers = parts.freezes.ask(clock::now() + LIMIT).await;
                 Answer::Failure { why, outage: answers.is_err() }
             }
         }
@@ -255,21 +254,15 @@ impl State {
     }
 }
 
-impl LockManager {
-    /// The titles and links of these documents, as far as the application
-    /// [describes](crate::LockManagerBuilder::describe) them. Never fails, and answers within 2 s: a
-    /// document without a title is left out.
-    pub async fn descriptions(&self, keys: &[LockKey]) -> HashMap<LockKey, Description> {
-        self.descriptions_for(None, keys).await
-    }
-
-    /// The same for this person.
+impl Parts {
+    /// The titles and links of these documents that the application gives for this person. Never fails, and answers
+    /// within 2 s: a document without a title is left out.
     pub(crate) async fn descriptions_for(
-        &self,
+        self: &Arc<Self>,
         person: Option<&Actor>,
         keys: &[LockKey],
     ) -> HashMap<LockKey, Description> {
-        let Some(descriptions) = &self.inner.descriptions else { return HashMap::new() };
+        let Some(descriptions) = &self.descriptions else { return HashMap::new() };
         let until = clock::now() + LIMIT;
         let (mut titles, calls) = descriptions.look(person, keys, self);
         for (key, mut call) in calls {
@@ -283,14 +276,10 @@ impl LockManager {
 
     /// The same for one document.
     pub(crate) async fn description(
-        &self,
+        self: &Arc<Self>,
         person: Option<&Actor>,
         key: &LockKey,
     ) -> Option<Description> {
         self.descriptions_for(person, std::slice::from_ref(key)).await.remove(key)
-    }
-
-    pub(super) fn describes(&self) -> bool {
-        self.inner.descriptions.is_some()
     }
 }

@@ -1,15 +1,20 @@
 //! The public methods of the manager; each calls one of its parts.
 
+use std::collections::HashMap;
+
 use futures_util::future::BoxFuture;
 use tokio_util::task::TaskTracker;
 
 use crate::{
+    actor::Actor,
+    description::Description,
     ended::EndReason,
     error::LockError,
+    freeze::{End, Scope},
     key::{LockKey, Lockable},
     lock::{Aid, Holder, Lock, Mode},
     manager::{
-        LockManager,
+        LockEvents, LockManager,
         claim::{Acquired, Wanted},
     },
     store::{Acquisition, Released, TryAcquire},
@@ -39,7 +44,7 @@ impl LockManager {
     /// # Errors
     /// As `register`.
     pub async fn register_in<T: Lockable>(&self, collection: &str) -> Result<(), LockError> {
-        self.inner.collections.register::<T>(collection).await
+        self.parts.collections.register::<T>(collection).await
     }
 
     /// Makes the documents of `T` lockable in every collection that the pattern covers: one `*` stands for one or more
@@ -59,7 +64,7 @@ impl LockManager {
     /// collections have locks already. Otherwise as [`register`](Self::register), for those that have. After such an
     /// error the pattern is registered, and the others of these collections are prepared.
     pub async fn register_matching<T: Lockable>(&self, pattern: &str) -> Result<(), LockError> {
-        self.inner.collections.register_matching::<T>(pattern).await
+        self.parts.collections.register_matching::<T>(pattern).await
     }
 
     /// Names a document by the id in a URL. The collection must be registered.
@@ -68,7 +73,7 @@ impl LockManager {
     /// [`LockError::InvalidKey`] if `id` is not of the collection's id type;
     /// [`LockError::Misconfigured`] if the collection is not registered.
     pub fn key(&self, collection: &str, id: &str) -> Result<LockKey, LockError> {
-        self.inner.collections.key(collection, id)
+        self.parts.collections.key(collection, id)
     }
 
     /// Makes [`list`](Self::list) and [`events`](Self::events) include a collection whose type this
@@ -80,7 +85,7 @@ impl LockManager {
     /// [register](Self::register) their types.
     #[cfg(feature = "_mongo")]
     pub fn attach(&self, collection: &'static str) {
-        self.inner.collections.attach(collection);
+        self.parts.collections.attach(collection);
     }
 
     /// The live lock on this document, if there is one. Only for display: it may change at any moment.
@@ -88,7 +93,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, LockError> {
-        self.inner.reads.inspect(key, None, self.inner.calls.until()).await
+        self.parts.reads.inspect(key, None, self.parts.calls.until()).await
     }
 
     /// The live locks on these documents, in their order: for each document what
@@ -97,7 +102,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn inspect_many(&self, keys: &[LockKey]) -> Result<Vec<Option<Lock>>, LockError> {
-        self.inner.reads.inspect_many(keys, None, self.inner.calls.until()).await
+        self.parts.reads.inspect_many(keys, None, self.parts.calls.until()).await
     }
 
     /// All live locks on this document: one exclusive lock, or the locks of its readers.
@@ -106,7 +111,7 @@ impl LockManager {
     /// See [`LockManager`].
     pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, LockError> {
         let (collection, keys) = (key.collection(), vec![key.clone()]);
-        self.inner.reads.locks_on(collection, keys, self.inner.calls.until()).await
+        self.parts.reads.locks_on(collection, keys, self.parts.calls.until()).await
     }
 
     /// All live locks, at most 1 000 in each registered collection.
@@ -114,7 +119,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
-        self.inner.reads.list(None, self.inner.calls.until()).await
+        self.parts.reads.list(None, self.parts.calls.until()).await
     }
 
     /// The live locks of one session.
@@ -122,7 +127,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn list_of(&self, aid: &Aid) -> Result<Vec<Lock>, LockError> {
-        self.inner.reads.list(Some(aid), self.inner.calls.until()).await
+        self.parts.reads.list(Some(aid), self.parts.calls.until()).await
     }
 
     /// Renews the lease of every live lock of the session, in all its tabs, and counts these locks.
@@ -133,7 +138,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`]. Also if an open transaction blocks one of the locks; the others are then renewed.
     pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
-        self.inner.sessions.renew(aid).await
+        self.parts.sessions.renew(aid).await
     }
 
     /// Ends the session, as its logout does: all its locks are released, and for a minute the extractors
@@ -147,7 +152,7 @@ impl LockManager {
     /// # Cancel safety
     /// If the future is dropped, the session is still ended.
     pub async fn end_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        self.inner.sessions.end(aid, EndReason::LoggedOut).await
+        self.parts.sessions.end(aid, EndReason::LoggedOut).await
     }
 
     /// Ends another session: as [`end_session`](Self::end_session), with the reason
@@ -159,7 +164,7 @@ impl LockManager {
     /// # Errors
     /// As `end_session`. It is also as cancel safe.
     pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        self.inner.sessions.end(aid, EndReason::Revoked).await
+        self.parts.sessions.end(aid, EndReason::Revoked).await
     }
 
     /// A hook for a session store that tells when its sessions end: the locks of the session are released before the
@@ -185,7 +190,7 @@ impl LockManager {
         &self,
     ) -> impl Fn(E) -> BoxFuture<'static, Result<(), LockError>> + Clone + Send + Sync + use<E>
     {
-        self.inner.sessions.ends()
+        self.parts.sessions.ends()
     }
 
     /// Releases all locks of the session, which goes on and may take new locks. Returns the documents
@@ -194,7 +199,7 @@ impl LockManager {
     /// # Errors
     /// See [`LockManager`].
     pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
-        self.inner.sessions.release_all(aid).await
+        self.parts.sessions.release_all(aid).await
     }
 
     /// Takes the lock on `key` for the session `aid`, or says who holds it. One command.
@@ -217,9 +222,9 @@ impl LockManager {
         let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
         let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
         let acquired = self
-            .inner
+            .parts
             .granting
-            .acquire(&wanted, &TaskTracker::new(), self.inner.calls.until())
+            .acquire(&wanted, &TaskTracker::new(), self.parts.calls.until())
             .await?;
         Ok(match acquired {
             Acquired::Granted(fresh) => TryAcquire::Granted(fresh.confirm()),
@@ -236,8 +241,171 @@ impl LockManager {
     /// See [`LockManager`]. It is no error if the lock is already gone.
     pub async fn release(&self, lock: &Lock) -> Result<Released, LockError> {
         match Acquisition::of(lock) {
-            Some(held) => self.inner.granting.release_by(&held, self.inner.calls.until()).await,
+            Some(held) => self.parts.granting.release_by(&held, self.parts.calls.until()).await,
             None => Ok(Released::AlreadyGone),
         }
+    }
+
+    /// Removes the lock of another session that was shown to `actor`, if the
+    /// [policy](crate::LockManagerBuilder::break_policy) allows that. Later guarded saves of the former holder are refused.
+    /// A newer lock on the document stays.
+    ///
+    /// The `reason`, cut to [`MAX_REASON_BYTES`](crate::limits::MAX_REASON_BYTES), is written to the log and sent to the
+    /// subscribers of [events](Self::events). The log line has the actor, the reason and the holder, and the target
+    /// `actix_doclock::audit`. If the application [describes](crate::LockManagerBuilder::describe) its documents, the line
+    /// also has the title, and is written up to 2 s later.
+    ///
+    /// # Errors
+    /// [`LockError::BreakRefused`] by the policy. Otherwise see [`LockManager`]. It is no error if the lock is already
+    /// gone.
+    pub async fn break_lock(
+        &self,
+        lock: &Lock,
+        actor: &Actor,
+        reason: &str,
+    ) -> Result<Released, LockError> {
+        self.parts.break_lock(lock, actor, reason).await
+    }
+
+    /// Waits until this acquisition of a lock is gone, as far as this process can know.
+    ///
+    /// Resolves when an operation of this manager learns it: the lock was released or broken, its session
+    /// ended, or another session holds it. Without news, the server is asked shortly before the lock
+    /// expires, because other servers may have renewed it. Without an answer, the lock counts as gone
+    /// when it expires, counted from before the request of its last renewal was sent: so before the
+    /// server grants it to anybody else.
+    ///
+    /// This method does not renew the lock.
+    ///
+    /// ```
+    /// # use actix_doclock::{Aid, Holder, LockKey, LockManager, Lockable, MemoryStore, TryAcquire};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct Invoice { #[serde(rename = "_id")] number: i64 }
+    /// # impl Lockable for Invoice { type Id = i64; const COLLECTION: &'static str = "invoice"; }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockManager::builder(MemoryStore::new()).build().await?;
+    /// # locks.register::<Invoice>().await?;
+    /// # async fn print_all_pages() {}
+    /// # let (key, aid) = (LockKey::of::<Invoice>(4711)?, Aid::new());
+    /// if let TryAcquire::Granted(lock) = locks.lock_for_session(&key, &aid, &Holder::new("job")).await? {
+    ///     tokio::select! {
+    ///         () = print_all_pages() => {}
+    ///         () = locks.lost(&lock) => eprintln!("somebody broke the lock: stopped printing"),
+    ///     }
+    ///     locks.release(&lock).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub fn lost(&self, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
+        self.parts.lost(lock)
+    }
+
+    /// The events of all locks in all registered collections from now on, on any server.
+    ///
+    /// On a replica set the server reports each event within milliseconds; elsewhere the locks are listed
+    /// once a second. In both cases, one watch for each collection serves all subscribers. A subscriber
+    /// that takes the events too slowly misses some, and is told so.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{LockEvent, LockManager};
+    /// # async fn follow(locks: LockManager) {
+    /// let mut events = locks.events();
+    /// while let Some(event) = events.next().await {
+    ///     match &*event {
+    ///         LockEvent::Resync => println!("read everything again: locks.list()"),
+    ///         other => println!("{}: {:?}", other.name(), other.lock()),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn events(&self) -> LockEvents {
+        LockEvents::of(&self.parts)
+    }
+
+    /// The titles and links of these documents, as far as the application
+    /// [describes](crate::LockManagerBuilder::describe) them. Never fails, and answers within 2 s: a
+    /// document without a title is left out.
+    pub async fn descriptions(&self, keys: &[LockKey]) -> HashMap<LockKey, Description> {
+        self.parts.descriptions_for(None, keys).await
+    }
+
+    /// Freezes a collection, or all of them: until then no new locks are granted. Instead of a lock,
+    /// callers get [`LockError::Frozen`] with the reason, and waiters get it at once. Held locks stay:
+    /// their holders may save, and release them. So the documents are at rest when the last of these locks
+    /// is gone, which [`list`](Self::list) shows.
+    ///
+    /// All servers of the cluster obey within two seconds. The freeze survives their restarts, and ends by
+    /// itself, by the store's clock: at a time, or after a duration. A second freeze of the same scope replaces the
+    /// first. The `reason` is cut to [`MAX_REASON_BYTES`]. `by` is recorded with the freeze, and stands in the
+    /// log. [`Freeze::obeyed_by`] tells how many servers have noted that they obey.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use actix_doclock::{Actor, LockError, LockManager};
+    /// # async fn migrate(locks: &LockManager) -> Result<(), LockError> {
+    /// let (why, an_hour) = ("The numbers of all work items are changed.", Duration::from_secs(60 * 60));
+    /// locks.freeze("workitem", why, an_hour, &Actor::new("migration 12")).await?;
+    /// // … wait for the held locks, or break them; migrate …
+    /// locks.thaw("workitem").await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`LockError::PastFreeze`] if the end has passed; nothing changes then. [`LockError::Misconfigured`] if the
+    /// collection is not registered, or for all collections if none is. Otherwise see [`LockManager`].
+    pub async fn freeze(
+        &self,
+        scope: impl Into<Scope>,
+        reason: &str,
+        until: impl Into<End>,
+        by: &Actor,
+    ) -> Result<(), LockError> {
+        let scope = self.parts.collections.scope(scope.into()).await?;
+        if !self.parts.collections.has_any() {
+            let message = "a freeze of all collections without any that is registered";
+            return Err(LockError::Misconfigured(message.to_owned()));
+        }
+        self.parts.freezes.begin(scope, reason, until.into(), by).await
+    }
+
+    /// Ends the freeze of this scope. Returns whether there was one. A freeze of [`Scope::All`] and that of
+    /// a collection end independently.
+    ///
+    /// # Errors
+    /// See [`LockManager`].
+    pub async fn thaw(&self, scope: impl Into<Scope>) -> Result<bool, LockError> {
+        let scope = self.parts.collections.scope(scope.into()).await?;
+        self.parts.freezes.end(scope).await
+    }
+
+    /// Removes expired locks, and ends the idle sessions, in all registered collections. Returns the
+    /// number of these sessions. The [reaper](crate::LockManagerBuilder::reaper_interval) does the same
+    /// continuously; this method is for tests, and for processes without a reaper.
+    ///
+    /// The listener is called in the background; [`shutdown`](Self::shutdown) waits for it.
+    ///
+    /// # Errors
+    /// [`LockError::Store`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the current batch of sessions is still ended.
+    pub async fn sweep(&self) -> Result<usize, LockError> {
+        self.parts.sweep().await
+    }
+
+    /// Ends all [streams of events](Self::events), those over HTTP too, refuses all waiters
+    /// ([`LockError::ShutDown`](crate::LockError::ShutDown)), and accepts no new ones. Everything else goes on.
+    ///
+    /// Call it before a graceful stop of the HTTP server, which waits for requests to end;
+    /// [`serve`](Self::serve) does so. [`shutdown`](Self::shutdown) comes afterwards.
+    pub fn begin_shutdown(&self) {
+        self.parts.stop_begins.cancel();
+        self.parts.events.close();
+        self.parts.seen.queues.stop.cancel();
     }
 }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::{
     clock,
     error::LockError,
-    manager::{Inner, calls::Calls, rhythm::Rhythm},
+    manager::{Parts, calls::Calls, rhythm::Rhythm},
     random,
     server::{Flags, ServerNote},
     store::{Fleet, Topology},
@@ -118,10 +118,9 @@ impl Servers {
     async fn tell(&self) -> Result<(), LockError> {
         let note = self.note();
         let args = (self.id, note.clone());
-        let noted =
-            self.calls.run("note_server", self.calls.until(), args, |store, (id, note), until| {
-                store.note_server(*id, Some(note), until)
-            });
+        let noted = self.calls.ask("note_server", args, |store, (id, note), until| {
+            store.note_server(*id, Some(note), until)
+        });
         let Fleet { topology, servers: all } = noted.await?;
         let differs = |other: &ServerNote| {
             Some(format!("{other} differs from this one: {}", note.difference(other)?))
@@ -148,10 +147,9 @@ impl Servers {
         if self.state.lock().count.take().is_none() {
             return;
         }
-        let forgotten =
-            self.calls.run("note_server", self.calls.until(), self.id, |store, id, until| {
-                store.note_server(*id, None, until)
-            });
+        let forgotten = self
+            .calls
+            .ask("note_server", self.id, |store, id, until| store.note_server(*id, None, until));
         if let Err(e) = forgotten.await {
             log::debug!(target: "actix_doclock::manager", "the note of this server stays for a while: {e}");
         }
@@ -180,10 +178,10 @@ pub(super) const STANDALONE: &str = "the database is a standalone server, withou
     which one member is enough";
 
 /// Notes this server until the manager is gone.
-pub(super) async fn follow(manager: Weak<Inner>) {
+pub(super) async fn follow(manager: Weak<Parts>) {
     let mut rhythm = Rhythm::new("noting this server for the others", EVERY);
-    while let Some(inner) = manager.upgrade() {
-        let servers = &inner.servers;
+    while let Some(parts) = manager.upgrade() {
+        let servers = &parts.servers;
         let changed = Arc::clone(&servers.changed);
         let settled = {
             let state = servers.state.lock();
@@ -202,7 +200,7 @@ pub(super) async fn follow(manager: Weak<Inner>) {
             },
             Some(settled) => settled,
         };
-        drop(inner);
+        drop(parts);
         tokio::select! {
             () = changed.notified() => {}
             () = sleep(pause) => {}

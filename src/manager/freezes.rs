@@ -3,7 +3,7 @@
 use std::{
     future::{Future, pending},
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use parking_lot::Mutex;
@@ -11,18 +11,21 @@ use tokio::{sync::watch, time::sleep};
 use uuid::Uuid;
 
 use crate::{
+    actor::Actor,
     clock,
     error::LockError,
     event::LockEvent,
-    freeze::Freeze,
+    freeze::{End, Freeze, NewFreeze, Scope},
     key::LockKey,
-    manager::{Inner, calls::Calls, rhythm::Rhythm, watch::events::Events},
+    manager::{MAX_REASON_BYTES, Parts, calls::Calls, rhythm::Rhythm, watch::events::Events},
     random,
-    text::short,
+    text::{cut, short},
 };
 
 /// How often each server asks for freezes.
 const POLL: Duration = Duration::from_secs(1);
+/// A freeze for longer has no end that anybody will see.
+const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
 /// If the last answer is older, a grant asks again before it counts. So all servers obey within two seconds.
 const OLD: Duration = Duration::from_secs(2);
 
@@ -78,7 +81,7 @@ impl Freezes {
     }
 
     /// Those that this server knows.
-    pub(super) fn all(&self) -> Vec<Freeze> {
+    pub(crate) fn all(&self) -> Vec<Freeze> {
         let mut all = self.known.borrow().clone();
         all.retain(|freeze| !freeze.ends_in().is_zero());
         all
@@ -99,6 +102,52 @@ impl Freezes {
 }
 
 impl Freezes {
+    /// Freezes this scope, which is registered.
+    pub(super) async fn begin(
+        &self,
+        scope: Scope,
+        reason: &str,
+        end: End,
+        by: &Actor,
+    ) -> Result<(), LockError> {
+        let end = match end {
+            End::At(until) => End::At(until.min(end_of_9999())),
+            End::In(lasts) => End::In(lasts.min(LONGEST)),
+        };
+        let reason = cut(reason.to_owned(), MAX_REASON_BYTES);
+        let new = NewFreeze { id: random::uuid(), reason, by: short(&by.label), end };
+        let (asked, args) = (clock::now(), (scope.clone(), new.clone()));
+        let known = self.calls.ask("freeze", args, |store, (scope, new), until| {
+            store.set_freeze(scope, Some(new), until)
+        });
+        let known = known.await?;
+        let is_on = known.iter().any(|freeze| freeze.id == Some(new.id));
+        self.saw_and_tell(known, asked, clock::now());
+        if !is_on {
+            return Err(LockError::PastFreeze);
+        }
+        log::info!(
+            target: "actix_doclock::audit",
+            "{scope} is frozen by {}; reason: {:?}", by.holder().shown(), new.reason,
+        );
+        Ok(())
+    }
+
+    /// Ends the freeze of this scope. True if there was one.
+    pub(super) async fn end(&self, scope: Scope) -> Result<bool, LockError> {
+        let before = self.calls.ask("freezes", (), |store, (), until| store.freezes(until)).await?;
+        let asked = clock::now();
+        let left = self
+            .calls
+            .ask("thaw", scope.clone(), |store, scope, until| store.set_freeze(scope, None, until));
+        self.saw_and_tell(left.await?, asked, clock::now());
+        let was_frozen = before.iter().any(|freeze| freeze.scope == scope);
+        if was_frozen {
+            log::info!(target: "actix_doclock::audit", "{scope} is not frozen any more");
+        }
+        Ok(was_frozen)
+    }
+
     /// Asks the store for freezes.
     pub(super) async fn ask(&self, until: Instant) -> Result<(), LockError> {
         let asked = clock::now();
@@ -120,12 +169,9 @@ impl Freezes {
             // A program that only looks at locks is no server.
             if !noted.contains(&id) && grants_locks {
                 let args = (id, self.server);
-                let note = self.calls.run(
-                    "obey_freeze",
-                    self.calls.until(),
-                    args,
-                    |store, (id, server), until| store.obey_freeze(*id, *server, until),
-                );
+                let note = self.calls.ask("obey_freeze", args, |store, (id, server), until| {
+                    store.obey_freeze(*id, *server, until)
+                });
                 note.await?;
                 noted.push(id);
             }
@@ -171,30 +217,35 @@ fn log_changes(before: &[Freeze], now: &[Freeze]) {
     }
 }
 
+/// The last date that stores can show.
+fn end_of_9999() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(253_402_300_799)
+}
+
 pub(super) fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
     LockError::Frozen { key: key.clone(), freeze: Box::new(freeze) }
 }
 
 /// Asks for freezes until the manager is gone.
-pub(super) async fn follow(manager: Weak<Inner>) {
+pub(super) async fn follow(manager: Weak<Parts>) {
     let mut rhythm = Rhythm::new("asking for freezes", POLL);
     let mut noted = Vec::new();
-    while let Some(inner) = manager.upgrade() {
-        let freezes = &inner.freezes;
+    while let Some(parts) = manager.upgrade() {
+        let freezes = &parts.freezes;
         // Without a type nothing can be locked, and the store may not be prepared.
-        let pause = if inner.collections.names().is_empty() {
+        let pause = if parts.collections.names().is_empty() {
             POLL
         } else {
             let ask = async {
-                freezes.ask(inner.calls.until()).await?;
-                freezes.note_obedience(&mut noted, inner.collections.grants_locks()).await
+                freezes.ask(parts.calls.until()).await?;
+                freezes.note_obedience(&mut noted, parts.collections.grants_locks()).await
             };
             match ask.await {
                 Ok(()) => rhythm.after_success(Some(POLL)),
                 Err(e) => rhythm.after_failure(&e).min(POLL),
             }
         };
-        drop(inner);
+        drop(parts);
         sleep(pause).await;
     }
 }
@@ -202,9 +253,7 @@ pub(super) async fn follow(manager: Weak<Inner>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::SystemTime;
-
-    use crate::{freeze::Scope, manager::calls::Runner, store::MemoryStore};
+    use crate::{manager::calls::Runner, store::MemoryStore};
 
     fn freezes() -> Freezes {
         let store = Arc::new(MemoryStore::new());

@@ -18,7 +18,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
-        LockManager,
+        Parts,
         calls::{self, Calls},
         claim::{Acquired, ClaimPermit, Provisional, Wait, Wanted},
         collections::Collections,
@@ -47,21 +47,21 @@ pub(crate) struct Granting {
     pub(super) max_locks: usize,
 }
 
-impl LockManager {
+impl Parts {
     /// Takes the lock, and waits for it as long as `wait` says. `owner` is the waiter that a search for circles
     /// sees: the session itself, or the job that the guard belongs to.
     ///
     /// # Cancel safety
     /// If the future is dropped, it leaves the queue and gives a fresh grant back.
     pub(crate) async fn acquire_or_wait(
-        &self,
+        self: &Arc<Self>,
         wanted: &Wanted,
         owner: &Aid,
         wait: Wait,
         scope: &TaskTracker,
     ) -> Result<Acquired, LockError> {
         if wait.0 == Some(Duration::ZERO) {
-            self.inner.granting.acquire(wanted, scope, self.inner.calls.until()).await
+            self.granting.acquire(wanted, scope, self.calls.until()).await
         } else {
             self.wait(wanted, owner, wait, scope).await
         }
@@ -72,21 +72,21 @@ impl LockManager {
         fields(collection = wanted.key.collection(), outcome = tracing::field::Empty),
     ))]
     async fn wait(
-        &self,
+        self: &Arc<Self>,
         wanted: &Wanted,
         owner: &Aid,
         wait: Wait,
         scope: &TaskTracker,
     ) -> Result<Acquired, LockError> {
-        let label = self.inner.collections.label(&wanted.key);
+        let label = self.collections.label(&wanted.key);
         let mut waiting = observe::Waiting::begins(label, wanted.mode);
-        let acquired = self.inner.seen.queues.acquire(self, wanted, owner, wait, scope).await;
+        let acquired = self.seen.queues.acquire(self, wanted, owner, wait, scope).await;
         waiting.ends(&acquired);
         acquired
     }
 }
 
-impl Needs for LockManager {
+impl Needs for Arc<Parts> {
     async fn claim(
         &self,
         wanted: &Wanted,
@@ -95,9 +95,9 @@ impl Needs for LockManager {
         until: Instant,
     ) -> Result<Acquired, LockError> {
         let (turn, order) = in_turn.map(|it| (it.turn, it.order)).unzip();
-        let claim = wanted.claim(self.inner.settings.max_hold, turn);
-        let label = self.inner.collections.label(&wanted.key);
-        self.inner.granting.claim(label, &wanted.key, claim, order, scope, until).await
+        let claim = wanted.claim(self.settings.max_hold, turn);
+        let label = self.collections.label(&wanted.key);
+        self.granting.claim(label, &wanted.key, claim, order, scope, until).await
     }
 
     async fn look(
@@ -106,12 +106,12 @@ impl Needs for LockManager {
         aid: &Aid,
         until: Instant,
     ) -> Result<Option<Lock>, LockError> {
-        self.inner.reads.inspect(key, Some(aid), until).await
+        self.reads.inspect(key, Some(aid), until).await
     }
 
     fn watch(&self, collection: &'static str) -> Option<Duration> {
         self.watch_over(collection);
-        (self.inner.watches.state(collection) != Some(Wakeup::Told)).then(poll_pause)
+        (self.watches.state(collection) != Some(Wakeup::Told)).then(poll_pause)
     }
 }
 

@@ -4,7 +4,7 @@ pub(super) mod job;
 pub(super) mod keeper;
 mod write;
 
-use std::{fmt, future::Future, ops::Deref};
+use std::{fmt, future::Future, ops::Deref, sync::Arc};
 
 use futures_util::future::{join_all, select_all};
 
@@ -13,7 +13,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, FencingToken, Lock, LockToken, Mode},
     manager::{
-        LockManager,
+        Parts,
         claim::{Acquired, Wanted},
         watched::LockWatch,
     },
@@ -31,7 +31,7 @@ use crate::{
 ///   never blocks), or with its process after the ttl.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct LockGuard {
-    manager: LockManager,
+    parts: Arc<Parts>,
     lock: Lock,
     held: Acquisition,
     wanted: Wanted,
@@ -43,7 +43,7 @@ pub struct LockGuard {
 
 impl LockGuard {
     pub(super) fn new(
-        manager: LockManager,
+        parts: Arc<Parts>,
         lock: Lock,
         wanted: Wanted,
         owner: Aid,
@@ -51,9 +51,9 @@ impl LockGuard {
         // Only possible if somebody has edited the lock record by hand.
         let held = Acquisition::of(&lock)
             .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
-        let watch = manager.inner.seen.watched.watch(&lock, held.token);
-        manager.keep(&wanted, &held, &owner);
-        Ok(Self { manager, lock, held, wanted, owner, is_released: false, _watch: watch })
+        let watch = parts.seen.watched.watch(&lock, held.token);
+        parts.keep(&wanted, &held, &owner);
+        Ok(Self { parts, lock, held, wanted, owner, is_released: false, _watch: watch })
     }
 
     /// The locked document.
@@ -94,7 +94,7 @@ impl LockGuard {
     /// # Cancel safety
     /// May be dropped and called again.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.manager.lost(&self.lock)
+        self.parts.lost(&self.lock)
     }
 
     /// Makes a shared lock exclusive. Granted if this is the only reader. Otherwise it is refused, and
@@ -114,13 +114,7 @@ impl LockGuard {
         }
         let wanted = Wanted { mode: Mode::Exclusive, ..self.wanted.clone() };
         let scope = Default::default();
-        match self
-            .manager
-            .inner
-            .granting
-            .acquire(&wanted, &scope, self.manager.inner.calls.until())
-            .await?
-        {
+        match self.parts.granting.acquire(&wanted, &scope, self.parts.calls.until()).await? {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
             Acquired::AlreadyMine(lock) => self.becomes(lock, wanted),
             Acquired::Granted(fresh) => self.becomes(fresh.confirm(), wanted),
@@ -128,7 +122,7 @@ impl LockGuard {
     }
 
     fn becomes(&mut self, lock: Lock, wanted: Wanted) -> Result<(), LockError> {
-        let upgraded = Self::new(self.manager.clone(), lock, wanted, self.owner.clone())?;
+        let upgraded = Self::new(Arc::clone(&self.parts), lock, wanted, self.owner.clone())?;
         let mut shared = std::mem::replace(self, upgraded);
         // The grant has removed the shared lock.
         shared.is_released = true;
@@ -144,13 +138,8 @@ impl LockGuard {
     /// If the future is dropped, the lock is still released.
     pub async fn release(mut self) -> Result<Released, LockError> {
         // A renewal at this moment would report the lock as lost.
-        self.manager.keep_no_more(&self.held);
-        let released = self
-            .manager
-            .inner
-            .granting
-            .release_by(&self.held, self.manager.inner.calls.until())
-            .await;
+        self.parts.keep_no_more(&self.held);
+        let released = self.parts.granting.release_by(&self.held, self.parts.calls.until()).await;
         self.is_released = released.is_ok();
         released
     }
@@ -158,9 +147,9 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        self.manager.keep_no_more(&self.held);
+        self.parts.keep_no_more(&self.held);
         if !self.is_released {
-            self.manager.inner.granting.release_in_background(self.held.clone());
+            self.parts.granting.release_in_background(self.held.clone());
         }
     }
 }

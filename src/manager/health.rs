@@ -239,21 +239,21 @@ impl LockManager {
     #[must_use]
     pub fn health(&self) -> Health {
         Health {
-            collections: self.inner.collections.names(),
-            wakeups: self.inner.watches.states(),
-            waiting: self.inner.seen.queues.machine.lock().waiting(),
-            guards: self.inner.kept.len(),
-            event_streams: self.inner.event_streams.count(),
-            reaper: self.inner.sweeps.health(
-                self.inner.settings.reaper_interval,
+            collections: self.parts.collections.names(),
+            wakeups: self.parts.watches.states(),
+            waiting: self.parts.seen.queues.machine.lock().waiting(),
+            guards: self.parts.kept.len(),
+            event_streams: self.parts.event_streams.count(),
+            reaper: self.parts.sweeps.health(
+                self.parts.settings.reaper_interval,
                 self.deadline(),
-                self.inner.unannounced.so_far(),
+                self.parts.unannounced.so_far(),
             ),
-            panics: self.inner.panics.all(),
-            frozen: self.freezes(),
-            servers: self.inner.servers.count(),
-            disagreements: self.inner.servers.problems(),
-            stopping: self.inner.stop_begins.is_cancelled(),
+            panics: self.parts.panics.all(),
+            frozen: self.parts.freezes.all(),
+            servers: self.parts.servers.count(),
+            disagreements: self.parts.servers.problems(),
+            stopping: self.parts.stop_begins.is_cancelled(),
         }
     }
 
@@ -280,10 +280,9 @@ impl LockManager {
     /// May be dropped.
     pub async fn check_health(&self) -> HealthReport {
         let asked = clock::now();
-        let answer = self.inner.calls.run(
+        let answer = self.parts.calls.ask(
             "status",
-            self.inner.calls.until(),
-            self.inner.collections.names(),
+            self.parts.collections.names(),
             |store, names, until| store.status(names, until),
         );
         let (reachable, error, status) = match answer.await {

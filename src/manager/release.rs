@@ -213,7 +213,7 @@ mod tests {
             let key = LockKey::of::<Page>(n).unwrap();
             locks.lock_for_session(&key, &Aid::new(), &Holder::new("alice")).await
         };
-        let all = locks.inner.granting.claims.try_acquire_many(CLAIMS as u32).unwrap();
+        let all = locks.parts.granting.claims.try_acquire_many(CLAIMS as u32).unwrap();
         match claim(1).await {
             Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
             other => panic!("{other:?}"),
@@ -221,7 +221,7 @@ mod tests {
         assert!(locks.list().await.unwrap().is_empty());
         drop(all);
         drop(claim(1).await.unwrap());
-        assert_eq!(locks.inner.granting.claims.available_permits(), CLAIMS, "it is given back");
+        assert_eq!(locks.parts.granting.claims.available_permits(), CLAIMS, "it is given back");
     }
 
     #[tokio::test]
@@ -231,7 +231,7 @@ mod tests {
         let (key, aid) = (LockKey::of::<Page>(1).unwrap(), Aid::new());
         let alice = Holder::new("alice");
         drop(locks.lock_for_session(&key, &aid, &alice).await.unwrap());
-        let all = locks.inner.calls.all_places();
+        let all = locks.parts.calls.all_places();
         match locks.inspect(&key).await {
             Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
             other => panic!("{other:?}"),

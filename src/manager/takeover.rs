@@ -1,6 +1,9 @@
 //! Breaks and takeovers: a holder loses its lock to somebody else.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
 
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -10,10 +13,9 @@ use crate::{
     clock,
     description::Description,
     error::{LockError, StoreError},
-    key::LockKey,
     lock::{Holder, Lock, Mode},
     manager::{
-        LockManager, calls,
+        Parts, calls,
         claim::{Provisional, Wanted},
         observe,
     },
@@ -30,74 +32,50 @@ const TO_SETTLE: Duration = Duration::from_secs(30);
 /// The longest reason for a break that is kept and shown, in bytes. A longer one is cut.
 pub const MAX_REASON_BYTES: usize = 500;
 
-impl LockManager {
-    /// Removes another session's lock, if the [policy](crate::LockManagerBuilder::break_policy) allows
-    /// `actor` to do so. Returns the lock that was broken; `None` if the document was free.
-    ///
-    /// Later guarded saves of the former holder are refused.
-    ///
-    /// # Errors
-    /// [`LockError::BreakRefused`] by the policy. Otherwise see [`LockManager`].
-    pub async fn break_lock(
-        &self,
-        key: &LockKey,
-        actor: &Actor,
-    ) -> Result<Option<Lock>, LockError> {
-        let Some(lock) = self.inspect(key).await? else {
-            return Ok(None);
-        };
-        let released = self.break_seen(&lock, actor, "").await?;
-        Ok((released == Released::Released).then_some(lock))
-    }
-
-    /// As [`break_lock`](Self::break_lock), but breaks only the lock that was shown to the actor. The
-    /// `reason`, cut to [`MAX_REASON_BYTES`], is written to the log and sent to the subscribers of
-    /// [events](Self::events).
-    ///
-    /// Writes a log line with the actor, the reason and the holder, with the target
-    /// `actix_doclock::audit`. If the application [describes](crate::LockManagerBuilder::describe) its
-    /// documents, the line also has the title, and is written up to 2 s later.
-    ///
-    /// # Errors
-    /// As `break_lock`. It is no error if the lock is already gone.
+impl Parts {
+    /// Breaks the lock that was shown to the actor.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.break", skip_all,
         fields(collection = lock.key.collection(), outcome = tracing::field::Empty),
     ))]
-    pub async fn break_seen(
-        &self,
+    pub(crate) async fn break_lock(
+        self: &Arc<Self>,
         lock: &Lock,
         actor: &Actor,
         reason: &str,
     ) -> Result<Released, LockError> {
-        if !self.inner.settings.may_break(actor, lock) {
-            observe::broken(self.inner.collections.label(&lock.key), None);
+        if !self.settings.may_break(actor, lock) {
+            observe::broken(self.collections.label(&lock.key), None);
             return Err(LockError::BreakRefused { key: lock.key.clone() });
         }
         let takeover = takeover(lock, TakeoverKind::Broken, actor, reason);
-        let (manager, until, lock) = (self.clone(), self.inner.calls.until(), lock.clone());
+        let (parts, until, lock) = (Arc::clone(self), self.calls.until(), lock.clone());
         let break_it = async move {
-            manager.put_news(&takeover, until).await?;
+            parts.put_news(&takeover, until).await?;
             let taken = &mark(&takeover);
             let broken = calls::retry(until, calls::FOREGROUND, |until| {
-                manager.inner.calls.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
+                parts.calls.store.remove_lock(Removal::Break { seen: &lock, taken }, until)
             });
             let broken = broken.await?;
-            observe::broken(manager.inner.collections.label(&lock.key), Some(broken));
+            observe::broken(parts.collections.label(&lock.key), Some(broken));
             if let Some(gone) = Acquisition::of(&lock) {
-                manager.inner.seen.gone(&gone);
+                parts.seen.gone(&gone);
             }
-            manager.took(&takeover, broken == Released::Released);
+            parts.took(&takeover, broken == Released::Released);
             Ok(broken)
         };
-        self.inner.calls.complete("break_lock", until, &TaskTracker::new(), break_it).await
+        self.calls.complete("break_lock", until, &TaskTracker::new(), break_it).await
     }
 
     /// Notes that a lock is about to be taken, so that the application is told even if this server dies.
-    async fn put_news(&self, takeover: &Takeover, until: Instant) -> Result<(), StoreError> {
-        let lease = self.deadline() + TO_SETTLE;
+    async fn put_news(
+        self: &Arc<Self>,
+        takeover: &Takeover,
+        until: Instant,
+    ) -> Result<(), StoreError> {
+        let lease = self.calls.deadline + TO_SETTLE;
         let noted = calls::retry(until, calls::FOREGROUND, |until| {
-            self.inner.calls.store.put_news(takeover, lease, until)
+            self.calls.store.put_news(takeover, lease, until)
         });
         let noted = noted.await;
         if noted.is_err() {
@@ -108,18 +86,18 @@ impl LockManager {
     }
 
     /// Tells everybody that the lock was taken; or forgets it, if the lock was gone before.
-    fn took(&self, takeover: &Takeover, is_taken: bool) {
+    fn took(self: &Arc<Self>, takeover: &Takeover, is_taken: bool) {
         if is_taken {
             if let Some(token) = takeover.token {
-                self.inner.events.was_taken(token, mark(takeover));
+                self.events.was_taken(token, mark(takeover));
             }
             let reason = match takeover.kind {
                 TakeoverKind::Broken => "broken",
                 TakeoverKind::TakenOver => "taken_over",
             };
             observe::lost(
-                &self.inner.seen.losses,
-                self.inner.collections.label(&takeover.key),
+                &self.seen.losses,
+                self.collections.label(&takeover.key),
                 takeover.token,
                 reason,
                 "break",
@@ -130,15 +108,15 @@ impl LockManager {
     }
 
     /// Nobody waits for this.
-    fn settle(&self, event: Uuid, settled: Settled) {
-        let (manager, until) = (self.clone(), clock::now() + self.deadline() + TO_SETTLE);
+    fn settle(self: &Arc<Self>, event: Uuid, settled: Settled) {
+        let (parts, until) = (Arc::clone(self), clock::now() + self.calls.deadline + TO_SETTLE);
         let news = [NewsId::Takeover(event)];
-        self.inner.calls.runner.spawn(&TaskTracker::new(), async move {
+        self.calls.runner.spawn(&TaskTracker::new(), async move {
             let done = calls::retry(until, calls::BACKGROUND, |until| {
-                manager.inner.calls.store.settle_news(&news, event, settled, until)
+                parts.calls.store.settle_news(&news, event, settled, until)
             });
             match done.await {
-                Ok(()) => manager.inner.announce.notify(),
+                Ok(()) => parts.announce.notify(),
                 Err(e) => log::warn!(
                     target: "actix_doclock::manager",
                     "a break or takeover is told later, because its note could not be settled: {e}",
@@ -150,8 +128,8 @@ impl LockManager {
     /// Whether [`take_over`](Self::take_over) would let this actor have the lock.
     pub(crate) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
         can_be_taken_over(lock)
-            && self.inner.freezes.on(lock.key.collection()).is_none()
-            && self.inner.settings.may_take_over(actor, lock)
+            && self.freezes.on(lock.key.collection()).is_none()
+            && self.settings.may_take_over(actor, lock)
     }
 
     /// Takes the exclusive lock `from` its holder in one step, so that no other caller gets it in
@@ -163,7 +141,7 @@ impl LockManager {
     /// # Cancel safety
     /// If the future is dropped, the lock is given back, but not to its former holder.
     pub(crate) async fn take_over(
-        &self,
+        self: &Arc<Self>,
         from: &Lock,
         wanted: &Wanted,
         actor: &Actor,
@@ -173,66 +151,63 @@ impl LockManager {
         let Some(held) = Acquisition::of(from) else { return Ok(None) };
         let is_new = from.aid != wanted.aid;
         if is_new {
-            self.inner.freezes.refuse(&from.key, until).await?;
+            self.freezes.refuse(&from.key, until).await?;
         }
-        let mut claim = wanted.claim(self.inner.settings.max_hold, None);
+        let mut claim = wanted.claim(self.settings.max_hold, None);
         // A session that moves its lock to another tab takes it from nobody.
         let takeover = is_new.then(|| takeover(from, TakeoverKind::TakenOver, actor, ""));
         claim.taken = takeover.as_ref().map(mark);
-        let (manager, own_scope, permit) =
-            (self.clone(), scope.clone(), self.inner.granting.claim_permit()?);
+        let (parts, own_scope, permit) =
+            (Arc::clone(self), scope.clone(), self.granting.claim_permit()?);
         let take = async move {
             if let Some(takeover) = &takeover {
-                manager.put_news(takeover, until).await?;
+                parts.put_news(takeover, until).await?;
             }
             let asked = clock::now();
             let handed = calls::retry(until, calls::FOREGROUND, |until| {
-                manager.inner.calls.store.hand_over(&held, &claim, until)
+                parts.calls.store.hand_over(&held, &claim, until)
             });
             let handed = handed.await.map(HandedOver::lock);
             if let (Some(takeover), Ok(lock)) = (&takeover, &handed) {
-                manager.took(takeover, lock.is_some());
+                parts.took(takeover, lock.is_some());
             }
             match handed {
                 Ok(Some(lock)) => {
-                    manager.inner.seen.watched.ended(&held);
-                    manager.inner.seen.watched.saw(&lock, asked);
-                    manager.inner.seen.queues.machine.lock().held(&lock);
+                    parts.seen.watched.ended(&held);
+                    parts.seen.watched.saw(&lock, asked);
+                    parts.seen.queues.machine.lock().held(&lock);
                     if takeover.is_some() {
                         observe::broken(
-                            manager.inner.collections.label(&held.key),
+                            parts.collections.label(&held.key),
                             Some(Released::Released),
                         );
                     }
-                    Ok(Some(manager.inner.granting.provisional(lock, &claim, &own_scope, permit)))
+                    Ok(Some(parts.granting.provisional(lock, &claim, &own_scope, permit)))
                 }
                 Ok(None) => Ok(None),
                 Err(error) => {
                     // The takeover may have been carried out, or may still be under way: then the lock
                     // belongs to the claim.
-                    manager
-                        .inner
-                        .granting
-                        .claim_failed(&error, &held.key, &claim, &own_scope, &permit);
+                    parts.granting.claim_failed(&error, &held.key, &claim, &own_scope, &permit);
                     Err(error)
                 }
             }
         };
-        let fresh = self.inner.calls.complete("take_over", until, scope, take).await?;
+        let fresh = self.calls.complete("take_over", until, scope, take).await?;
         if is_new && fresh.is_some() {
-            self.inner.freezes.refuse(&from.key, until).await?;
+            self.freezes.refuse(&from.key, until).await?;
         }
         Ok(fresh)
     }
 
     /// If a title is needed, the line is written in the background.
-    fn audit(&self, takeover: &Takeover) {
-        if !self.describes() {
+    fn audit(self: &Arc<Self>, takeover: &Takeover) {
+        if self.descriptions.is_none() {
             return audit(takeover, None);
         }
-        let (manager, takeover) = (self.clone(), takeover.clone());
-        drop(self.inner.calls.runner.spawn(&TaskTracker::new(), async move {
-            let description = manager.description(None, &takeover.key).await;
+        let (parts, takeover) = (Arc::clone(self), takeover.clone());
+        drop(self.calls.runner.spawn(&TaskTracker::new(), async move {
+            let description = parts.description(None, &takeover.key).await;
             audit(&takeover, description);
         }));
     }

@@ -18,7 +18,7 @@ use crate::{
     clock,
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
-    manager::LockManager,
+    manager::Parts,
     random::HashMap,
     store::Acquisition,
 };
@@ -216,44 +216,12 @@ async fn has_passed(until: Instant) {
     poll_fn(|_| if clock::now() < until { Poll::Pending } else { Poll::Ready(()) }).await;
 }
 
-impl LockManager {
+impl Parts {
     /// Waits until this acquisition of a lock is gone, as far as this process can know.
-    ///
-    /// Resolves when an operation of this manager learns it: the lock was released or broken, its session
-    /// ended, or another session holds it. Without news, the server is asked shortly before the lock
-    /// expires, because other servers may have renewed it. Without an answer, the lock counts as gone
-    /// when it expires, counted from before the request of its last renewal was sent: so before the
-    /// server grants it to anybody else.
-    ///
-    /// This method does not renew the lock.
-    ///
-    /// ```
-    /// # use actix_doclock::{Aid, Holder, LockKey, LockManager, Lockable, MemoryStore, TryAcquire};
-    /// # #[derive(serde::Serialize, serde::Deserialize)]
-    /// # struct Invoice { #[serde(rename = "_id")] number: i64 }
-    /// # impl Lockable for Invoice { type Id = i64; const COLLECTION: &'static str = "invoice"; }
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = LockManager::builder(MemoryStore::new()).build().await?;
-    /// # locks.register::<Invoice>().await?;
-    /// # async fn print_all_pages() {}
-    /// # let (key, aid) = (LockKey::of::<Invoice>(4711)?, Aid::new());
-    /// if let TryAcquire::Granted(lock) = locks.lock_for_session(&key, &aid, &Holder::new("job")).await? {
-    ///     tokio::select! {
-    ///         () = print_all_pages() => {}
-    ///         () = locks.lost(&lock) => eprintln!("somebody broke the lock: stopped printing"),
-    ///     }
-    ///     locks.release(&lock).await?;
-    /// }
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Cancel safety
-    /// May be dropped and called again.
-    pub fn lost(&self, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
-        let (manager, lock) = (self.clone(), lock.clone());
+    pub(crate) fn lost(self: &Arc<Self>, lock: &Lock) -> impl Future<Output = ()> + Send + use<> {
+        let (parts, lock) = (Arc::clone(self), lock.clone());
         // Watches from now on, not from the first poll.
-        let watch = lock.token.map(|token| manager.inner.seen.watched.watch(&lock, token));
+        let watch = lock.token.map(|token| parts.seen.watched.watch(&lock, token));
         async move {
             // A lock of a foreign program has no token, and this process does not hold it.
             let Some(mut watch) = watch else { return };
@@ -268,11 +236,7 @@ impl LockManager {
                     // The answer arrives through the watch, as all others do.
                     let _ = timeout_at(
                         until.into(),
-                        manager.inner.reads.inspect(
-                            &lock.key,
-                            Some(&lock.aid),
-                            manager.inner.calls.until(),
-                        ),
+                        parts.reads.inspect(&lock.key, Some(&lock.aid), parts.calls.until()),
                     )
                     .await;
                     sleep_until(until.into()).await;

@@ -111,14 +111,14 @@ pub(super) struct Permissions {
 impl Permissions {
     /// True for an administrator, who may look at all locks. The policy is asked once.
     pub(super) fn sees_all(&self) -> bool {
-        let policy = &self.manager.inner.settings;
+        let policy = &self.manager.parts.settings;
         *self.sees_all.get_or_init(|| policy.may_see_all(&self.actor) == Some(true))
     }
 
     /// Whether there are such locks over HTTP, for this person.
     pub(super) fn reach(&self, collection: &str) -> bool {
-        self.manager.inner.collections.is_over_http(collection)
-            || self.manager.inner.collections.is_registered(collection) && self.sees_all()
+        self.manager.parts.collections.is_over_http(collection)
+            || self.manager.parts.collections.is_registered(collection) && self.sees_all()
     }
 
     /// Of these documents, those with which the person may do this by the lock API.

@@ -44,7 +44,7 @@ pub(super) fn routes(config: &mut ServiceConfig) {
 /// # Errors
 /// 404 if the application has no admin policy: then there is no such page. 403 if the policy refuses.
 pub(super) fn allowed(locks: &SessionLocks) -> Result<(), Problem> {
-    match locks.locks.manager.inner.settings.may_see_all(&locks.locks.actor()) {
+    match locks.locks.manager.parts.settings.may_see_all(&locks.locks.actor()) {
         Some(true) => Ok(()),
         Some(false) => Err(Problem::new(StatusCode::FORBIDDEN, "not_an_administrator")
             .detail("only administrators may see the locks of all users")),
@@ -100,10 +100,11 @@ struct LockBody {
 
 async fn all(locks: SessionLocks) -> Result<Current<AllBody>, Problem> {
     allowed(&locks)?;
-    let (told, frozen) = (locks.locks.manager.is_told_of_events(), locks.locks.manager.freezes());
+    let parts = &locks.locks.manager.parts;
+    let (told, frozen) = (parts.is_told_of_events(), parts.freezes.all());
     let (all, actor) = (AllLocks::list(&locks).await?, locks.locks.actor());
     let bodies = all.locks.into_iter().map(|lock| {
-        let may_break = locks.locks.manager.inner.settings.may_break(&actor, &lock);
+        let may_break = locks.locks.manager.parts.settings.may_break(&actor, &lock);
         LockBody::new(lock, may_break)
     });
     Ok(Current(AllBody { more: all.more, locks: bodies.collect(), told, frozen }))
@@ -145,7 +146,7 @@ impl AllLocks {
         let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
         let keys: Vec<_> = documents.into_values().flatten().cloned().collect();
         let admin = locks.locks.actor();
-        let titles = locks.locks.manager.descriptions_for(Some(&admin), &keys).await;
+        let titles = locks.locks.manager.parts.descriptions_for(Some(&admin), &keys).await;
         for lock in &mut all {
             lock.description = titles.get(&lock.key).cloned().map(Box::new);
         }

@@ -205,7 +205,7 @@ async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine,
         if found.has_waited {
             locks.permissions().check(key, Access::Lock).await?;
         }
-        if !found.is_fresh || locks.manager.inner.reads.exists(key, until).await? {
+        if !found.is_fresh || locks.manager.parts.reads.exists(key, until).await? {
             return Ok(());
         }
         Err(LockError::NotFound { key: key.clone() })
@@ -250,9 +250,9 @@ async fn release(
             let mode = Mode::Shared;
             let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
             if grace.is_zero() {
-                locks.locks.manager.inner.granting.release_by(&held, until).await?;
+                locks.locks.manager.parts.granting.release_by(&held, until).await?;
             } else {
-                locks.locks.manager.inner.granting.release_in(&held, page, grace, until).await?;
+                locks.locks.manager.parts.granting.release_in(&held, page, grace, until).await?;
             }
         }
     }
@@ -293,10 +293,10 @@ async fn heartbeat(
     locks.locks.renewed(until).await;
     let until = locks.locks.begin();
     let named = believed.keys().filter_map(|name| Some(name.split_once('/')?.0));
-    locks.locks.manager.inner.collections.learn(named, until).await;
+    locks.locks.manager.parts.collections.learn(named, until).await;
     let aid = locks.locks.aid();
     let held = match &aid {
-        Some(aid) => locks.locks.manager.inner.reads.list(Some(aid), until).await?,
+        Some(aid) => locks.locks.manager.parts.reads.list(Some(aid), until).await?,
         None => Vec::new(),
     };
     let tokens: HashMap<String, Option<LockToken>> =
@@ -306,7 +306,7 @@ async fn heartbeat(
         .map(|(name, token)| {
             let (collection, id) = name.split_once('/').unwrap_or_default();
             if let (Some(_), Ok(key)) = (&aid, locks.locks.manager.key(collection, id)) {
-                locks.locks.manager.inner.granting.missed_lock(&key, *token, "heartbeat");
+                locks.locks.manager.parts.granting.missed_lock(&key, *token, "heartbeat");
             }
             LostBody { key: name.clone(), collection: collection.into(), id: id.into() }
         })
@@ -345,12 +345,12 @@ async fn break_lock(
     // If the document has several readers, all of their locks must be broken, or none.
     let (meant, actor): (Vec<_>, _) =
         (on_it.iter().filter(is_meant).collect(), locks.locks.actor());
-    if !meant.iter().all(|lock| locks.locks.manager.inner.settings.may_break(&actor, lock)) {
+    if !meant.iter().all(|lock| locks.locks.manager.parts.settings.may_break(&actor, lock)) {
         return Err(LockError::BreakRefused { key }.into());
     }
     let mut broken = 0;
     for lock in meant {
-        let outcome = locks.locks.manager.break_seen(lock, &actor, &reason).await?;
+        let outcome = locks.locks.manager.break_lock(lock, &actor, &reason).await?;
         broken += usize::from(outcome == Released::Released);
     }
     Ok(HttpResponse::NoContent().insert_header((DOCLOCK_BROKEN, broken)).finish())
@@ -383,11 +383,11 @@ fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKe
             .detail("there is no such collection of lockable documents")
     };
     if permissions.reach(collection) {
-        return Ok(permissions.manager.inner.collections.key(collection, id)?);
+        return Ok(permissions.manager.parts.collections.key(collection, id)?);
     }
-    if !permissions.manager.inner.collections.is_registered(collection) {
+    if !permissions.manager.parts.collections.is_registered(collection) {
         // A developer's mistake or a guess of a client, so this is not logged as an error.
-        permissions.manager.inner.seldom.warn("collection", || {
+        permissions.manager.parts.seldom.warn("collection", || {
             let collection = short(&printable(collection));
             format!(
                 "a client asked the lock API for the collection {collection}, which is not registered: \

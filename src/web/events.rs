@@ -77,7 +77,7 @@ pub(super) async fn stream(
     let Asked { tab, keys } = asked.map_err(malformed)?.into_inner();
     let (manager, address, person) =
         (locks.locks.manager.clone(), locks.locks.address, locks.locks.counts_as());
-    let admitted = manager.event_streams().admit(address, person, locks.locks.settings.streams);
+    let admitted = manager.parts.event_streams.admit(address, person, locks.locks.settings.streams);
     let admitted = admitted.ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
             .detail("you or this server have too many open event streams; poll instead")
@@ -88,7 +88,7 @@ pub(super) async fn stream(
         keys.map(|keys| keys.split(',').map(ToOwned::to_owned).collect());
     let events = manager.events();
     let is_anonymous = permissions.person.is_some() && locks.locks.aid().is_none();
-    let end = locks.locks.aid().map(|aid| manager.end_of(&aid));
+    let end = locks.locks.aid().map(|aid| manager.parts.end_of(&aid));
     let listener = Listener {
         events,
         aid: locks.locks.aid(),
@@ -187,7 +187,7 @@ impl Listener {
     /// The data of the event for this receiver.
     fn data(&self, event: &Arc<LockEvent>) -> Value {
         let Some(lock) = event.lock() else {
-            return json!({ "told": self.manager.is_told_of_events() });
+            return json!({ "told": self.manager.parts.is_told_of_events() });
         };
         let mut data = json!({
             "key": lock.key.to_string(),

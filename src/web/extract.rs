@@ -143,7 +143,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// If the future is dropped, the document may or may not be written.
     pub async fn save(&mut self) -> Result<(), LockError> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let saves = &self.locks.manager.inner.saves;
+        let saves = &self.locks.manager.parts.saves;
         let saved = saves.save(&held, &self.original, &self.document, until).await;
         self.written(saved, until).await
     }
@@ -155,7 +155,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// As `save`. It is also as cancel safe.
     pub async fn replace(&mut self) -> Result<(), LockError> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let saves = &self.locks.manager.inner.saves;
+        let saves = &self.locks.manager.parts.saves;
         let replaced = saves.replace(&held, &self.original, &self.document, until).await;
         self.written(replaced, until).await
     }
@@ -191,7 +191,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<(), LockError> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
-        let deleted = self.locks.manager.inner.saves.delete(&held, until).await;
+        let deleted = self.locks.manager.parts.saves.delete(&held, until).await;
         match &deleted {
             Ok(()) | Err(LockError::NotFound { .. }) => {
                 self.locks.let_go(&self.mine, "deleted").await;
@@ -247,7 +247,7 @@ impl<T: Lockable, How> Guarded<T, How> {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.locks.manager.inner.saves.held(self.mine.acquisition())
+        self.locks.manager.parts.saves.held(self.mine.acquisition())
     }
 
     /// Waits until this process learns that the lock is gone, at the latest when the lock expires; see
@@ -359,7 +359,7 @@ async fn loaded<T: Lockable>(
 ) -> Result<(T, Original), LockError> {
     let document = match document {
         Some(document) => document,
-        None => locks.manager.inner.reads.load(key, until).await?,
+        None => locks.manager.parts.reads.load(key, until).await?,
     };
     decode(key, document)
 }
@@ -402,7 +402,7 @@ fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKe
     })?;
     let not_an_id = |_| InvalidKey::NotOfType { collection: T::COLLECTION };
     let key = locks.key_of::<T>(req, param.parse().map_err(not_an_id)?)?;
-    if locks.manager.inner.collections.is_registered(key.collection()) {
+    if locks.manager.parts.collections.is_registered(key.collection()) {
         return Ok(key);
     }
     Err(misconfigured(format!(

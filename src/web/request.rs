@@ -220,7 +220,7 @@ impl RequestLocks {
                     tokens.iter().flatten().map(|token| Named::Token(*token)).collect()
                 }
             };
-            self.renewal.replace(self.manager.inner.sessions.touch(aid, &named));
+            self.renewal.replace(self.manager.parts.sessions.touch(aid, &named));
         }
         self.aid_before.replace(aid.clone());
         self.aid.replace(aid);
@@ -242,7 +242,7 @@ impl RequestLocks {
             && self.tab != Some(tab)
             && !self.idle
         {
-            drop(self.manager.inner.sessions.touch(&lock.aid, &[Named::Token(token)]));
+            drop(self.manager.parts.sessions.touch(&lock.aid, &[Named::Token(token)]));
         }
     }
 
@@ -293,7 +293,7 @@ impl RequestLocks {
             if now.as_ref() != Some(&aid) {
                 // Cannot fail for a string, and does nothing in a purged session.
                 let _ = session.insert(AID, &aid);
-                self.manager.inner.sessions.session_begins(&aid);
+                self.manager.parts.sessions.session_begins(&aid);
             }
         }
         if keeps_locks && aid_in(session) != *self.aid.borrow() {
@@ -327,7 +327,7 @@ impl RequestLocks {
             fresh.retain(|fresh| fresh.lock.aid != aid);
             self.held.replace(fresh.iter().map(|fresh| fresh.token).collect());
             self.fresh.replace(fresh);
-            if let Err(e) = self.manager.inner.sessions.end(&aid, EndReason::LoggedOut).await {
+            if let Err(e) = self.manager.parts.sessions.end(&aid, EndReason::LoggedOut).await {
                 log::error!(
                     target: "actix_doclock::session",
                     "the locks of the ended session {aid:?} were not released, and remain until they \
@@ -372,7 +372,7 @@ impl RequestLocks {
             return error;
         }
         let outage = StoreError::new(StoreErrorKind::Unavailable, error.to_string());
-        self.manager.inner.sessions.failed(&outage);
+        self.manager.parts.sessions.failed(&outage);
         Problem::from(LockError::Store(outage)).into()
     }
 
@@ -433,7 +433,7 @@ impl Drop for RequestLocks {
         // locks are released. If the session store did not save the logout, the session gets a new aid
         // later.
         if let Some(aid) = self.ending.take() {
-            self.manager.inner.sessions.end_in_background(aid);
+            self.manager.parts.sessions.end_in_background(aid);
         }
     }
 }

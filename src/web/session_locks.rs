@@ -64,7 +64,7 @@ impl SessionLocks {
     pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
         let until = self.locks.begin();
         match self.locks.aid() {
-            Some(aid) => self.locks.manager.inner.reads.list(Some(&aid), until).await,
+            Some(aid) => self.locks.manager.parts.reads.list(Some(&aid), until).await,
             None => Ok(Vec::new()),
         }
     }
@@ -107,10 +107,10 @@ impl SessionLocks {
         document: T,
     ) -> Result<LockedDoc<T>, LockError> {
         let key = self.key_of::<T>(id)?;
-        self.locks.manager.inner.collections.ready_to_create(&key, self.locks.begin()).await?;
+        self.locks.manager.parts.collections.ready_to_create(&key, self.locks.begin()).await?;
         // Not everybody may lock a document that is there already, even for a moment.
         if self.locks.has_policy()
-            && self.locks.manager.inner.reads.exists(&key, self.locks.begin()).await?
+            && self.locks.manager.parts.reads.exists(&key, self.locks.begin()).await?
         {
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
@@ -122,7 +122,7 @@ impl SessionLocks {
         }
         let (mine, ()) = acquired?;
         let until = self.locks.begin();
-        match self.locks.manager.inner.saves.create(&mine.acquisition(), &document, until).await {
+        match self.locks.manager.parts.saves.create(&mine.acquisition(), &document, until).await {
             Ok(original) => Ok(LockedDoc::new(mine, (document, original), self.locks.clone())),
             Err(error) => {
                 if mine.is_fresh {
@@ -272,7 +272,7 @@ impl SessionLocks {
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T, LockError> {
         let key = self.key_of::<T>(id)?;
-        let document = self.locks.manager.inner.reads.load(&key, self.locks.begin()).await?;
+        let document = self.locks.manager.parts.reads.load(&key, self.locks.begin()).await?;
         document.decode().map_err(|source| LockError::Document { key, source })
     }
 

@@ -363,7 +363,7 @@ impl LockManager {
         let digest =
             Sha256::new().chain_update("actix-doclock session key").chain_update(key.master());
         let digest = digest.finalize();
-        self.inner
+        self.parts
             .servers
             .note_key(digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect());
     }

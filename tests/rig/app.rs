@@ -6,7 +6,7 @@ use actix_doclock::store::verbs::*;
 use actix_doclock::{
     Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, LockManagerBuilder, Lockable,
     MongoStore, StoreError, StoreErrorKind, TryAcquire,
-    store::{Acquisition, Saved, StoredDocument as Encoded, TakenBy},
+    store::{Acquisition, Released, Saved, StoredDocument as Encoded, TakenBy},
 };
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::{Collection, Database};
@@ -119,8 +119,19 @@ impl App {
 
     /// Breaks the lock on `key`; needs a policy that allows it.
     pub(crate) async fn break_lock(&self, key: &LockKey) -> Option<Lock> {
-        self.locks.break_lock(key, &Actor::new("admin")).await.unwrap()
+        break_on(&self.locks, key, &Actor::new("admin")).await.unwrap()
     }
+}
+
+/// Breaks the lock on `key`. Returns it; `None` if there is none.
+pub(crate) async fn break_on(
+    locks: &LockManager,
+    key: &LockKey,
+    by: &Actor,
+) -> Result<Option<Lock>, LockError> {
+    let Some(lock) = locks.inspect(key).await? else { return Ok(None) };
+    let broken = locks.break_lock(&lock, by, "").await?;
+    Ok((broken == Released::Released).then_some(lock))
 }
 
 /// An administrator who breaks locks without a reason.

@@ -468,7 +468,7 @@ impl Worker {
             let (op, token) = (world.next_op(), lock.token.expect("our own").to_string());
             world.stats().broken += 1;
             world.takes(op, token);
-            drop(self.server.locks.break_seen(&lock, &Actor::new("root"), "").await);
+            drop(self.server.locks.break_lock(&lock, &Actor::new("root"), "").await);
         }
     }
 }

@@ -508,7 +508,7 @@ async fn an_audit_line_names_people_by_their_ids_and_a_document_so_that_show_fin
     for (n, id) in ids.into_iter().enumerate() {
         let key = LockKey::new("workitem", id).unwrap();
         let broken = lock(&key).await;
-        app.locks.break_seen(&broken, &root, &format!("{reason}, {n}")).await.unwrap();
+        app.locks.break_lock(&broken, &root, &format!("{reason}, {n}")).await.unwrap();
         let lines = log_lines().lock().unwrap().clone();
         let line = lines.iter().find(|line| line.contains(&format!("{reason}, {n}\""))).unwrap();
         assert!(line.contains("was broken by \"Root\" (id \"root@example.org\")"), "{line}");

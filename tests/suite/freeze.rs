@@ -31,7 +31,8 @@ fn in_an_hour() -> SystemTime {
 
 /// Waits until this server knows of as many freezes.
 async fn knows(app: &App, freezes: usize) {
-    eventually("the server asks for freezes", async || app.locks.freezes().len() == freezes).await;
+    eventually("the server asks for freezes", async || app.locks.health().frozen.len() == freezes)
+        .await;
 }
 
 async fn why(app: &App, id: &str) -> String {
@@ -91,7 +92,7 @@ async fn a_freeze_says_who_until_when_by_the_servers_clock_and_how_many_servers_
     assert!(matches!(freeze.get_str("by"), Ok("Root")), "{freeze}");
     let of = |field| freeze.get_datetime(field).unwrap().timestamp_millis();
     assert_eq!(of("until") - of("since"), 3_600_000, "by one clock");
-    assert_eq!(other.locks.freezes()[0].by.as_deref(), Some("Root"));
+    assert_eq!(other.locks.health().frozen[0].by.as_deref(), Some("Root"));
     // The servers and the program that looks; the lines of other tests have other reasons.
     let begins = ["this server grants no new locks", &reason];
     eventually("each server's log says so", async || count_logged(&begins) == 3).await;
@@ -169,7 +170,7 @@ async fn a_freeze_that_has_passed_or_names_no_collection_is_refused() {
     assert!(matches!(refused, Err(LockError::PastFreeze)), "{refused:?}");
     let refused = one.locks.freeze("workitme", "typo", in_an_hour(), &root()).await;
     assert!(matches!(refused, Err(LockError::Misconfigured(_))), "{refused:?}");
-    assert_eq!(one.locks.freezes(), []);
+    assert_eq!(one.locks.health().frozen, []);
     one.granted(&key("a"), &Aid::new()).await;
 }
 

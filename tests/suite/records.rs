@@ -125,7 +125,7 @@ async fn write_records(database: &Database) -> JoinHandle<()> {
     app.locks.end_session(&ended()).await.unwrap();
     let broken = lock(key("broken"), Aid::new(), "frank").await;
     let chief = Actor::new("chief").with_id("chief@example.org");
-    app.locks.break_seen(&broken, &chief, "goes home").await.unwrap();
+    app.locks.break_lock(&broken, &chief, "goes home").await.unwrap();
     let in_an_hour = Duration::from_secs(3_600);
     app.locks.freeze("fenced", "migration", in_an_hour, &Actor::new("chief")).await.unwrap();
     for (collection, condition, records) in [

@@ -423,7 +423,9 @@ async fn an_unregistered_type_is_misconfigured_and_the_error_says_so() {
     let outcomes = [
         app.try_acquire(&other, &Aid::new()).await.map(drop),
         app.locks.inspect(&other).await.map(drop),
-        app.locks.break_lock(&other, &actix_doclock::Actor::new("admin")).await.map(drop),
+        crate::rig::app::break_on(&app.locks, &other, &actix_doclock::Actor::new("admin"))
+            .await
+            .map(drop),
         app.locks.key("invoice", "1").map(drop),
     ];
     for outcome in outcomes {

@@ -377,6 +377,8 @@ async fn contention_is_never_an_error() {
     assert_eq!(app.locks.renew(&Aid::new()).await.unwrap(), 0);
     let not_mine = Lock { aid: Aid::new(), ..lock };
     assert_eq!(app.locks.release(&not_mine).await.unwrap(), Released::AlreadyGone);
-    let refused = app.locks.break_lock(&key("ours"), &actix_doclock::Actor::new("bob")).await;
+    let refused =
+        crate::rig::app::break_on(&app.locks, &key("ours"), &actix_doclock::Actor::new("bob"))
+            .await;
     assert!(matches!(refused, Err(LockError::BreakRefused { .. })), "{refused:?}");
 }

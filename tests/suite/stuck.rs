@@ -278,8 +278,8 @@ async fn a_break_that_is_majority_committed_late_is_reported_as_a_break() {
     let lock = app.granted(&key("a"), &Aid::new()).await;
     server.majority_is_late_for("update").await;
     let root = Actor::new("root");
-    assert_eq!(app.locks.break_seen(&lock, &root, "").await.unwrap(), Released::Released);
-    assert_eq!(app.locks.break_seen(&lock, &root, "").await.unwrap(), Released::AlreadyGone);
+    assert_eq!(app.locks.break_lock(&lock, &root, "").await.unwrap(), Released::Released);
+    assert_eq!(app.locks.break_lock(&lock, &root, "").await.unwrap(), Released::AlreadyGone);
 }
 
 /// The majority is slow: the primary has deleted the lock, and the repetition finds nothing.

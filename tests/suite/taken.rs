@@ -59,7 +59,7 @@ async fn a_break_is_told_once_in_the_cluster_with_the_people_and_the_reason() {
     let third = server_with(&database, |settings| settings.without_reaper()).await;
     let lock = hers(&third).await;
     let root = Actor::new("Root").with_id("root@example.org");
-    third.locks.break_seen(&lock, &root, "on holiday").await.unwrap();
+    third.locks.break_lock(&lock, &root, "on holiday").await.unwrap();
     let told = until_heard(&heard, 1).await;
     let from = told[0].from.as_ref().unwrap();
     assert_eq!((&*from.label, from.user.as_deref()), ("Alice", Some("alice@example.org")));
@@ -69,10 +69,10 @@ async fn a_break_is_told_once_in_the_cluster_with_the_people_and_the_reason() {
     assert_eq!((&told[0].key, &told[0].aid, told[0].token), (&lock.key, &lock.aid, lock.token));
 
     // A second break of the same lock finds nothing, and the next one is the next event.
-    let gone = third.locks.break_seen(&lock, &root, "again").await.unwrap();
+    let gone = third.locks.break_lock(&lock, &root, "again").await.unwrap();
     assert_eq!(gone, Released::AlreadyGone);
     let lock = hers(&third).await;
-    third.locks.break_seen(&lock, &root, "the next lock").await.unwrap();
+    third.locks.break_lock(&lock, &root, "the next lock").await.unwrap();
     let told = until_heard(&heard, 2).await;
     assert_eq!(
         told.iter().map(|it| &*it.reason).collect::<Vec<_>>(),
@@ -105,7 +105,7 @@ async fn a_listener_that_fails_or_panics_or_hangs_is_not_called_again_and_the_ne
     .await;
     for nth in 1..=4 {
         let lock = hers(&app).await;
-        app.locks.break_seen(&lock, &Actor::new("root"), &nth.to_string()).await.unwrap();
+        app.locks.break_lock(&lock, &Actor::new("root"), &nth.to_string()).await.unwrap();
         let told = until_heard(&heard, nth).await;
         assert_eq!(told.last().unwrap().reason, nth.to_string());
         assert_eq!(told.len(), nth);
@@ -129,7 +129,7 @@ async fn both_listeners_hear_their_own_events() {
     })
     .await;
     let lock = hers(&app).await;
-    app.locks.break_seen(&lock, &Actor::new("root"), "").await.unwrap();
+    app.locks.break_lock(&lock, &Actor::new("root"), "").await.unwrap();
     let other = hers(&app).await;
     app.locks.end_session(&other.aid).await.unwrap();
     until_heard(&heard, 1).await;
@@ -158,6 +158,6 @@ async fn a_listener_that_hangs_does_not_hold_up_the_other_one() {
     app.locks.end_session(&lock.aid).await.unwrap();
     eventually("it hangs", async || *hangs.lock().unwrap()).await;
     let lock = hers(&app).await;
-    app.locks.break_seen(&lock, &Actor::new("root"), "").await.unwrap();
+    app.locks.break_lock(&lock, &Actor::new("root"), "").await.unwrap();
     until_heard(&heard, 1).await;
 }

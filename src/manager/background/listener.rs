@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::{
     ended::SessionEnded,
     error::{BoxError, LockError},
-    manager::{Inner, LockManager, rhythm::Rhythm},
+    manager::{Parts, rhythm::Rhythm},
     random,
     store::{News, NewsId, Outbox, Settled},
     takeover::Takeover,
@@ -92,7 +92,7 @@ pub(in crate::manager) trait Announced: Clone + Send + Sync + 'static {
     fn id(&self) -> NewsId;
 
     /// Wakes the announcer.
-    fn wakes(inner: &Inner) -> Arc<Notify>;
+    fn wakes(parts: &Parts) -> Arc<Notify>;
 }
 
 impl Announced for SessionEnded {
@@ -114,8 +114,8 @@ impl Announced for SessionEnded {
         NewsId::Ended(self.aid.clone(), Some(self.event))
     }
 
-    fn wakes(inner: &Inner) -> Arc<Notify> {
-        Arc::clone(&inner.announce.ended)
+    fn wakes(parts: &Parts) -> Arc<Notify> {
+        Arc::clone(&parts.announce.ended)
     }
 }
 
@@ -138,42 +138,30 @@ impl Announced for Takeover {
         NewsId::Takeover(self.event)
     }
 
-    fn wakes(inner: &Inner) -> Arc<Notify> {
-        Arc::clone(&inner.announce.taken)
+    fn wakes(parts: &Parts) -> Arc<Notify> {
+        Arc::clone(&parts.announce.taken)
     }
 }
 
 /// Some events that wait to be announced.
 async fn take<E: Announced>(
-    manager: &LockManager,
+    parts: &Arc<Parts>,
     worker: Uuid,
     lease: Duration,
 ) -> Result<Vec<E>, LockError> {
-    let args = (manager.inner.collections.names(), worker, lease);
-    let taken = manager.inner.calls.run(
-        "take_news",
-        manager.inner.calls.until(),
-        args,
-        |store, (all, by, lease), until| {
-            store.take_news(E::outbox(all), *by, *lease, AT_ONCE, until)
-        },
-    );
+    let args = (parts.collections.names(), worker, lease);
+    let taken = parts.calls.ask("take_news", args, |store, (all, by, lease), until| {
+        store.take_news(E::outbox(all), *by, *lease, AT_ONCE, until)
+    });
     Ok(taken.await?.into_iter().filter_map(E::of).collect())
 }
 
 /// Records that the listener was called.
-async fn note<E: Announced>(
-    manager: &LockManager,
-    worker: Uuid,
-    told: &[E],
-) -> Result<(), LockError> {
+async fn note<E: Announced>(parts: &Arc<Parts>, worker: Uuid, told: &[E]) -> Result<(), LockError> {
     let args = (worker, told.iter().map(E::id).collect::<Vec<_>>());
-    let noted = manager.inner.calls.run(
-        "settle_news",
-        manager.inner.calls.until(),
-        args,
-        |store, (worker, told), until| store.settle_news(told, *worker, Settled::Told, until),
-    );
+    let noted = parts.calls.ask("settle_news", args, |store, (worker, told), until| {
+        store.settle_news(told, *worker, Settled::Told, until)
+    });
     noted.await
 }
 
@@ -181,24 +169,24 @@ async fn note<E: Announced>(
 ///
 /// `told` contains events that have been announced although that could not be recorded.
 async fn announce_some<E: Announced>(
-    manager: &LockManager,
+    parts: &Arc<Parts>,
     listener: &Listener<E>,
     limit: Duration,
     worker: Uuid,
     told: &mut Vec<E>,
 ) -> Result<bool, LockError> {
     if !told.is_empty() {
-        note(manager, worker, told).await?;
+        note(parts, worker, told).await?;
         told.clear();
     }
-    let taken = take::<E>(manager, worker, limit + TIME_TO_SAY_SO).await?;
+    let taken = take::<E>(parts, worker, limit + TIME_TO_SAY_SO).await?;
     if taken.is_empty() {
         return Ok(false);
     }
     told.clone_from(&taken);
     // All news that was taken is announced, even if this future is dropped.
-    let (own, listener) = (manager.clone(), listener.clone());
-    let called = manager.inner.calls.runner.spawn(&TaskTracker::new(), async move {
+    let (own, listener) = (Arc::clone(parts), listener.clone());
+    let called = parts.calls.runner.spawn(&TaskTracker::new(), async move {
         join_all(taken.iter().map(|event| listener.call(event.clone(), limit, event.name()))).await;
         note(&own, worker, &taken).await
     });
@@ -211,7 +199,7 @@ async fn announce_some<E: Announced>(
 
 /// Calls the listener until the manager is gone.
 pub(in crate::manager) async fn run<E: Announced>(
-    manager: Weak<Inner>,
+    manager: Weak<Parts>,
     listener: Listener<E>,
     limit: Duration,
 ) {
@@ -220,11 +208,10 @@ pub(in crate::manager) async fn run<E: Announced>(
     let worker = random::uuid();
     let mut rhythm = Rhythm::new(E::ALL, FIRST_PAUSE);
     let mut told = Vec::new();
-    while let Some(inner) = manager.upgrade() {
-        let manager = LockManager { inner };
-        let wakes = E::wakes(&manager.inner);
-        let outcome = announce_some(&manager, &listener, limit, worker, &mut told).await;
-        drop(manager);
+    while let Some(parts) = manager.upgrade() {
+        let wakes = E::wakes(&parts);
+        let outcome = announce_some(&parts, &listener, limit, worker, &mut told).await;
+        drop(parts);
         match outcome {
             Ok(true) => drop(rhythm.after_success(None)),
             Ok(false) => wakes.notified().await,

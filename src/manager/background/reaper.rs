@@ -11,7 +11,7 @@ use tokio::time::sleep_until;
 use crate::{
     clock,
     error::LockError,
-    manager::{Inner, LockManager, observe, rhythm::Rhythm},
+    manager::{Parts, observe, rhythm::Rhythm},
     random,
     store::Swept,
 };
@@ -20,19 +20,9 @@ use crate::{
 /// they need little memory.
 const AT_ONCE: usize = 200;
 
-impl LockManager {
-    /// Removes expired locks, and ends the idle sessions, in all registered collections. Returns the
-    /// number of these sessions. The [reaper](crate::LockManagerBuilder::reaper_interval) does the same
-    /// continuously; this method is for tests, and for processes without a reaper.
-    ///
-    /// The listener is called in the background; [`shutdown`](Self::shutdown) waits for it.
-    ///
-    /// # Errors
-    /// [`LockError::Store`].
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, the current batch of sessions is still ended.
-    pub async fn sweep(&self) -> Result<usize, LockError> {
+impl Parts {
+    /// Ends all idle sessions, and returns their number.
+    pub(in crate::manager) async fn sweep(&self) -> Result<usize, LockError> {
         let mut sessions = 0;
         loop {
             let swept = self.sweep_some().await?;
@@ -48,25 +38,17 @@ impl LockManager {
         fields(outcome = tracing::field::Empty),
     ))]
     async fn sweep_some(&self) -> Result<Swept, LockError> {
-        let collections = self.inner.collections.names();
+        let collections = self.collections.names();
         if collections.is_empty() {
             return Ok(Swept::default());
         }
         let (args, began) = ((collections.clone(), random::uuid()), clock::now());
-        let swept = self.inner.calls.run(
-            "sweep",
-            self.inner.calls.until(),
-            args,
-            |store, (collections, worker), until| store.sweep(collections, *worker, AT_ONCE, until),
-        );
+        let swept = self.calls.ask("sweep", args, |store, (collections, worker), until| {
+            store.sweep(collections, *worker, AT_ONCE, until)
+        });
         let swept = swept.await;
-        self.inner.sweeps.saw(&swept);
-        observe::swept(
-            &self.inner.seen.losses,
-            |key| self.inner.collections.label(key),
-            began,
-            &swept,
-        );
+        self.sweeps.saw(&swept);
+        observe::swept(&self.seen.losses, |key| self.collections.label(key), began, &swept);
         let swept = swept?;
         if swept.sessions > 0 {
             log::debug!(
@@ -81,29 +63,28 @@ impl LockManager {
             );
         }
         if swept.announcements {
-            self.inner.announce.notify();
+            self.announce.notify();
         }
         Ok(swept)
     }
 }
 
 /// Sweeps until the manager is gone.
-pub(in crate::manager) async fn run(manager: Weak<Inner>, interval: Duration) {
+pub(in crate::manager) async fn run(manager: Weak<Parts>, interval: Duration) {
     let mut rhythm = Rhythm::new("looking for idle sessions", interval);
-    while let Some(inner) = manager.upgrade() {
-        let manager = LockManager { inner };
-        let (all, began) = (Arc::clone(&manager.inner.collections), clock::now());
-        let pause = match manager.sweep_some().await {
+    while let Some(parts) = manager.upgrade() {
+        let (all, began) = (Arc::clone(&parts.collections), clock::now());
+        let pause = match parts.sweep_some().await {
             Ok(swept) if swept.more => Duration::ZERO,
             Ok(swept) => {
                 // A lock that is taken from now on does not expire before that either.
-                let soonest = manager.ttl().min(swept.next.unwrap_or(Duration::MAX));
+                let soonest = parts.settings.ttl.min(swept.next.unwrap_or(Duration::MAX));
                 rhythm.after_success(Some(soonest.saturating_sub(clock::since(began))))
             }
             Err(e) => rhythm.after_failure(&e),
         };
         // Does not keep the manager alive while nothing is due.
-        drop(manager);
+        drop(parts);
         let mut next = clock::now() + pause;
         loop {
             tokio::select! {

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     clock,
-    manager::{Inner, LockManager, observe, rhythm::jittered},
+    manager::{Parts, observe, rhythm::jittered},
     store::millis,
     text::cut,
 };
@@ -64,33 +64,32 @@ impl Panics {
     }
 }
 
-impl LockManager {
+impl Parts {
     /// Runs a background task to its end, or until the manager is shut down or gone, and starts it again whenever it
     /// panics. The end drops the task at an `await`: the commands that it has sent are tasks of their own.
     ///
     /// `panicked` is called after each panic, to make sure that nothing relies on the task until it runs
     /// again. The task gets a weak handle, so it does not keep the manager alive.
     pub(in crate::manager) fn supervise<F>(
-        &self,
+        self: &Arc<Self>,
         task: &'static str,
-        panicked: impl Fn(&LockManager) + Send + 'static,
-        start: impl Fn(Weak<Inner>) -> F + Send + 'static,
+        panicked: impl Fn(&Self) + Send + 'static,
+        start: impl Fn(Weak<Parts>) -> F + Send + 'static,
     ) -> AbortHandle
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let inner = Arc::downgrade(&self.inner);
-        let (runtime, stop) = (self.inner.calls.runner.runtime().clone(), self.inner.stop.token());
+        let weak = Arc::downgrade(self);
+        let (runtime, stop) = (self.calls.runner.runtime().clone(), self.stop.token());
         let supervisor = async move {
             let mut pause = FIRST_PAUSE;
             loop {
                 let began = clock::now();
-                let mut running = Running(tokio::spawn(start(Weak::clone(&inner))));
+                let mut running = Running(tokio::spawn(start(Weak::clone(&weak))));
                 let Err(error) = (&mut running.0).await else { return };
-                let (Ok(panic), Some(inner)) = (error.try_into_panic(), inner.upgrade()) else {
+                let (Ok(panic), Some(parts)) = (error.try_into_panic(), weak.upgrade()) else {
                     return;
                 };
-                let manager = LockManager { inner };
                 if clock::since(began) >= PROVEN {
                     pause = FIRST_PAUSE;
                 }
@@ -101,9 +100,9 @@ impl LockManager {
                      this with the message: {message}",
                 );
                 observe::panicked(task);
-                manager.inner.panics.note(task, message);
-                panicked(&manager);
-                drop(manager);
+                parts.panics.note(task, message);
+                panicked(&parts);
+                drop(parts);
                 sleep(now).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -135,7 +134,7 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::store::MemoryStore;
+    use crate::{LockManager, store::MemoryStore};
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_is_started_again_and_its_panics_are_told() {
@@ -144,7 +143,7 @@ mod tests {
         let runs = Arc::new(Semaphore::new(0));
         let (started, told, running) =
             (Arc::clone(&starts), Arc::clone(&noticed), Arc::clone(&runs));
-        let supervisor = manager.supervise(
+        let supervisor = manager.parts.supervise(
             "test",
             move |_| {
                 told.fetch_add(1, Ordering::SeqCst);
@@ -172,8 +171,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_task_that_ends_by_itself_and_one_of_a_manager_that_was_shut_down_stay_ended() {
         let manager = LockManager::builder(MemoryStore::new()).build().await.unwrap();
-        let ends = manager.supervise("ends", |_| {}, |_| async {});
-        let panics = manager.supervise("panics", |_| {}, |_| async { panic!("on purpose") });
+        let ends = manager.parts.supervise("ends", |_| {}, |_| async {});
+        let panics = manager.parts.supervise("panics", |_| {}, |_| async { panic!("on purpose") });
         while !ends.is_finished() {
             tokio::task::yield_now().await;
         }

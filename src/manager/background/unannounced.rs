@@ -10,7 +10,7 @@ use crate::{
     clock,
     error::LockError,
     lock::Aid,
-    manager::{LockManager, observe},
+    manager::{Parts, observe},
     store::{Query, Swept},
 };
 use parking_lot::Mutex;
@@ -43,7 +43,7 @@ impl Unannounced {
     }
 }
 
-impl LockManager {
+impl Parts {
     /// After each sweep. In normal operation this costs nothing: only a sweep that reaches its limit has a
     /// list made of all that is overdue, and once the sweeps have caught up, the list is gone through.
     pub(in crate::manager) async fn watch_the_overdue(
@@ -51,7 +51,7 @@ impl LockManager {
         collections: &[&'static str],
         swept: &Swept,
     ) -> Result<(), LockError> {
-        let unannounced = &self.inner.unannounced;
+        let unannounced = &self.unannounced;
         let is_watching = !unannounced.0.lock().overdue.is_empty();
         if swept.more && !is_watching {
             let since = clock::now();
@@ -83,12 +83,7 @@ impl LockManager {
 
     async fn overdue(&self, collections: &[&'static str]) -> Result<Vec<Aid>, LockError> {
         let args = collections.to_vec();
-        self.inner
-            .calls
-            .run("overdue", self.inner.calls.until(), args, |store, all, until| {
-                store.overdue(all, MOST, until)
-            })
-            .await
+        self.calls.ask("overdue", args, |store, all, until| store.overdue(all, MOST, until)).await
     }
 
     /// How many of these sessions have neither an end nor a lock, expired or not.
@@ -103,12 +98,9 @@ impl LockManager {
         let mut missed = 0;
         for aids in aids.chunks(AT_ONCE) {
             let aids = aids.to_vec();
-            let ends = self.inner.calls.run(
-                "last_ends",
-                self.inner.calls.until(),
-                aids.clone(),
-                |store, aids, until| store.last_ends(aids, until),
-            );
+            let ends = self
+                .calls
+                .ask("last_ends", aids.clone(), |store, aids, until| store.last_ends(aids, until));
             let ends = ends.await?;
             let without = aids.into_iter().zip(ends).filter(|(_, end)| {
                 // An older end belongs to an earlier idle time.
@@ -119,14 +111,9 @@ impl LockManager {
             let mut came_back = HashSet::new();
             for &collection in collections.iter().filter(|_| !without.is_empty()) {
                 let args = (collection, without.clone());
-                let live = self.inner.calls.run(
-                    "list",
-                    self.inner.calls.until(),
-                    args,
-                    |store, (collection, aids), until| {
-                        store.locks(collection, Query::Of(aids), MOST, until)
-                    },
-                );
+                let live = self.calls.ask("list", args, |store, (collection, aids), until| {
+                    store.locks(collection, Query::Of(aids), MOST, until)
+                });
                 came_back.extend(live.await?.into_iter().map(|lock| lock.aid));
             }
             missed += without.iter().filter(|aid| !came_back.contains(aid)).count() as u64;

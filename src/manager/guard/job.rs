@@ -1,6 +1,6 @@
 //! Locks outside requests: for jobs, workers and scheduled tasks.
 
-use std::{collections::BTreeSet, future::Future, time::Duration};
+use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 use tokio_util::task::TaskTracker;
@@ -11,7 +11,7 @@ use crate::{
     key::LockKey,
     lock::{Aid, Holder, Mode},
     manager::{
-        LockManager,
+        LockManager, Parts,
         claim::{Acquired, Wait, Wanted},
         guard::{LockGuard, LockGuards},
     },
@@ -50,7 +50,7 @@ const AT_ONCE: usize = 64;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Job {
-    manager: LockManager,
+    parts: Arc<Parts>,
     /// The identity of the job in a deadlock search. Each of its locks is held by a session of its own.
     aid: Aid,
     holder: Holder,
@@ -65,7 +65,7 @@ impl Job {
     /// crash, and that a stall of the process is noticed as a loss sooner.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        let longest = self.manager.ttl();
+        let longest = self.parts.settings.ttl;
         self.ttl = ttl.clamp(Duration::from_secs(1).min(longest), longest);
         self
     }
@@ -181,13 +181,13 @@ impl Job {
         let (key, aid, holder) = (key.clone(), Aid::of_job(), self.holder.clone());
         let ttl = self.ttl;
         let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
-        let (manager, scope) = (self.manager.clone(), TaskTracker::new());
-        let lock = match manager.acquire_or_wait(&wanted, &self.aid, wait, &scope).await? {
+        let (parts, scope) = (Arc::clone(&self.parts), TaskTracker::new());
+        let lock = match parts.acquire_or_wait(&wanted, &self.aid, wait, &scope).await? {
             Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
             Acquired::AlreadyMine(lock) => lock,
             Acquired::Granted(fresh) => fresh.confirm(),
         };
-        LockGuard::new(manager, lock, wanted, self.aid.clone())
+        LockGuard::new(parts, lock, wanted, self.aid.clone())
     }
 }
 
@@ -197,7 +197,7 @@ impl LockManager {
     #[must_use]
     pub fn job(&self, label: impl Into<String>) -> Job {
         Job {
-            manager: self.clone(),
+            parts: Arc::clone(&self.parts),
             aid: Aid::of_job(),
             holder: Holder::new(label),
             ttl: self.ttl(),
@@ -259,6 +259,6 @@ impl LockManager {
     }
 
     fn anonymous_job(&self) -> Job {
-        self.job(self.inner.settings.holder.label.clone())
+        self.job(self.parts.settings.holder.label.clone())
     }
 }

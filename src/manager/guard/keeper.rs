@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Weak,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -16,9 +16,7 @@ use crate::{
     error::LockError,
     key::LockKey,
     lock::{Aid, LockToken},
-    manager::{
-        Inner, LockManager, claim::Wanted, observe, rhythm::jittered, sessions::pieces::Piece,
-    },
+    manager::{Parts, claim::Wanted, observe, rhythm::jittered, sessions::pieces::Piece},
     random::HashMap,
     store::{Acquisition, Active, Query},
 };
@@ -65,30 +63,35 @@ impl Kept {
     }
 }
 
-impl LockManager {
+impl Parts {
     /// From now on the lock is renewed, and its waiters wait for `owner`.
-    pub(in crate::manager) fn keep(&self, wanted: &Wanted, held: &Acquisition, owner: &Aid) {
+    pub(in crate::manager) fn keep(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        held: &Acquisition,
+        owner: &Aid,
+    ) {
         let entry = KeptGuard { held: held.clone(), ttl: wanted.ttl };
-        let mut guards = self.inner.kept.0.lock();
+        let mut guards = self.kept.0.lock();
         let is_new = guards.of.insert(held.token, entry).is_none();
         if guards.ttls.insert(wanted.ttl) {
             let (ttl, first) = (wanted.ttl, clock::now() + wanted.ttl / 3);
             // Starts again at once after a panic: leases may be about to expire.
-            self.supervise("renewal of guards", |_| {}, move |inner| run(inner, ttl, first));
+            self.supervise("renewal of guards", |_| {}, move |parts| run(parts, ttl, first));
         }
         drop(guards);
         if is_new {
-            observe::guard(self.inner.collections.label(&held.key), true);
+            observe::guard(self.collections.label(&held.key), true);
         }
-        self.inner.seen.queues.machine.lock().guard_taken(held, owner);
+        self.seen.queues.machine.lock().guard_taken(held, owner);
     }
 
     /// Says whether the guard was kept until now.
     pub(in crate::manager) fn keep_no_more(&self, held: &Acquisition) -> bool {
-        let kept = self.inner.kept.0.lock().of.remove(&held.token);
-        self.inner.seen.queues.machine.lock().guard_dropped(held);
+        let kept = self.kept.0.lock().of.remove(&held.token);
+        self.seen.queues.machine.lock().guard_dropped(held);
         if kept.is_some() {
-            observe::guard(self.inner.collections.label(&held.key), false);
+            observe::guard(self.collections.label(&held.key), false);
         }
         kept.is_some()
     }
@@ -116,7 +119,7 @@ impl LockManager {
         until: Instant,
     ) -> Result<(), LockError> {
         let active: Vec<_> = guards.keys().map(Active::whole).collect();
-        let mut pieces = self.inner.sessions.renew_in_pieces([collection], &active, ttl, until);
+        let mut pieces = self.sessions.renew_in_pieces([collection], &active, ttl, until);
         let mut all = Ok(());
         while let Some(Piece { aids, asked, renewed }) = pieces.recv().await {
             let guards: Vec<_> = aids.iter().filter_map(|aid| guards.get(aid)).collect();
@@ -140,36 +143,35 @@ impl LockManager {
         lives: Instant,
         until: Instant,
     ) -> Result<(), LockError> {
-        let until = until.min(self.inner.calls.until());
+        let until = until.min(self.calls.until());
         let documents: BTreeSet<&LockKey> = guards.iter().map(|held| &held.key).collect();
         // If a document has several readers, the count does not tell which of them were renewed. When a
         // `max_hold` ends, only the server knows: it may have granted the lock to an earlier attempt
         // whose answer was lost.
-        let has_max_hold = self.inner.settings.max_hold.is_some();
+        let has_max_hold = self.settings.max_hold.is_some();
         let is_one_each = documents.len() == guards.len();
         if renewed == guards.len() as u64 && is_one_each && !has_max_hold {
             for held in guards {
-                self.inner.seen.watched.renewed(held, lives);
+                self.seen.watched.renewed(held, lives);
             }
             return Ok(());
         }
         let args = (collection.to_owned(), aids);
-        let listed =
-            self.inner.calls.run("list", until, args, |store, (collection, aids), until| {
-                store.locks(collection, Query::Of(aids), usize::MAX, until)
-            });
+        let listed = self.calls.run("list", until, args, |store, (collection, aids), until| {
+            store.locks(collection, Query::Of(aids), usize::MAX, until)
+        });
         let listed = listed.await?;
         let live: HashMap<_, _> = listed.iter().map(|lock| (lock.token, lock)).collect();
         for held in guards {
             match live.get(&Some(held.token)) {
-                Some(lock) => self.inner.seen.watched.renewed(held, lock.expires_at),
+                Some(lock) => self.seen.watched.renewed(held, lock.expires_at),
                 // Its guard has given the lock back in the meantime.
                 None if !self.keep_no_more(held) => {}
                 None => {
-                    self.inner.seen.gone(held);
+                    self.seen.gone(held);
                     observe::lost(
-                        &self.inner.seen.losses,
-                        self.inner.collections.label(&held.key),
+                        &self.seen.losses,
+                        self.collections.label(&held.key),
                         Some(held.token),
                         "unknown",
                         "renewal",
@@ -186,17 +188,17 @@ impl LockManager {
 }
 
 /// Renews the guards with this ttl until there are none, or until the manager is gone.
-async fn run(manager: Weak<Inner>, ttl: Duration, first: Instant) {
+async fn run(manager: Weak<Parts>, ttl: Duration, first: Instant) {
     let mut next = first;
     loop {
         sleep_until(next.into()).await;
-        let Some(inner) = manager.upgrade() else { return };
-        let due = inner.kept.round(ttl);
+        let Some(parts) = manager.upgrade() else { return };
+        let due = parts.kept.round(ttl);
         if due.is_empty() {
             return;
         }
         let began = clock::now();
-        next = match (LockManager { inner }).renew_round(ttl, &due).await {
+        next = match parts.renew_round(ttl, &due).await {
             Ok(()) => began + ttl / 3,
             Err(e) => {
                 let pause = jittered((ttl / 12).min(LONGEST_PAUSE));

@@ -13,9 +13,9 @@ impl LockGuard {
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     /// [`LockError::Misconfigured`] if the lock is not on a document of type `T`.
     pub async fn load<T: Lockable>(&self) -> Result<T, LockError> {
-        self.manager.inner.collections.is_of::<T>(self.key())?;
+        self.parts.collections.is_of::<T>(self.key())?;
         let key = self.key();
-        let document = self.manager.inner.reads.load(key, self.manager.inner.calls.until()).await?;
+        let document = self.parts.reads.load(key, self.parts.calls.until()).await?;
         document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
     }
 
@@ -44,16 +44,11 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
     pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T, LockError> {
-        self.manager.inner.collections.is_of::<T>(self.key())?;
-        let loaded =
-            self.manager.inner.reads.load(self.key(), self.manager.inner.calls.until()).await?;
+        self.parts.collections.is_of::<T>(self.key())?;
+        let loaded = self.parts.reads.load(self.key(), self.parts.calls.until()).await?;
         let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
-        self.manager
-            .inner
-            .saves
-            .save(&self.held, &original, &document, self.manager.inner.calls.until())
-            .await?;
+        self.parts.saves.save(&self.held, &original, &document, self.parts.calls.until()).await?;
         Ok(document)
     }
 
@@ -63,13 +58,8 @@ impl LockGuard {
     /// [`LockError::Rejected`] if there is such a document already. Otherwise as
     /// [`update`](Self::update), which is also as cancel safe.
     pub async fn create<T: Lockable>(&self, document: &T) -> Result<(), LockError> {
-        self.manager.inner.collections.is_of::<T>(self.key())?;
-        self.manager
-            .inner
-            .saves
-            .create(&self.held, document, self.manager.inner.calls.until())
-            .await
-            .map(drop)
+        self.parts.collections.is_of::<T>(self.key())?;
+        self.parts.saves.create(&self.held, document, self.parts.calls.until()).await.map(drop)
     }
 
     /// Deletes the document if the exclusive lock is still held. Releases the lock in any case.
@@ -81,7 +71,7 @@ impl LockGuard {
     /// If the future is dropped, the document may or may not be deleted.
     pub async fn delete(self) -> Result<(), LockError> {
         // The drop of the guard releases the lock.
-        self.manager.inner.saves.delete(&self.held, self.manager.inner.calls.until()).await
+        self.parts.saves.delete(&self.held, self.parts.calls.until()).await
     }
 
     /// The lock, for guarded writes of your own:
@@ -90,6 +80,6 @@ impl LockGuard {
     #[cfg(feature = "_mongo")]
     #[must_use]
     pub fn held(&self) -> crate::store::HeldLock {
-        self.manager.inner.saves.held(self.held.clone())
+        self.parts.saves.held(self.held.clone())
     }
 }

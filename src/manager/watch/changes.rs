@@ -22,7 +22,7 @@ use crate::{
     clock,
     error::{LockError, StoreError, StoreErrorKind},
     manager::{
-        Inner, LockManager,
+        Parts,
         rhythm::{Rhythm, jittered},
     },
     store::{Change, Deadline, Watch},
@@ -82,29 +82,29 @@ pub(in crate::manager) fn poll_pause() -> Duration {
     jittered(POLL)
 }
 
-impl LockManager {
+impl Parts {
     /// Makes sure that the waiters of this collection are woken. Call it after joining a queue, and ask
     /// the store again when called: earlier changes are not reported.
-    pub(in crate::manager) fn watch_over(&self, collection: &'static str) {
+    pub(in crate::manager) fn watch_over(self: &Arc<Self>, collection: &'static str) {
         self.watched(collection, |_| ());
     }
 
     /// All changes in this collection from now on. A [`Missed`](Change::Missed) also reports that the
     /// collection is watched in another way than before. `None` once the manager is shut down.
-    pub(super) fn changes(&self, collection: &'static str) -> Option<Receiver<Change>> {
+    pub(super) fn changes(self: &Arc<Self>, collection: &'static str) -> Option<Receiver<Change>> {
         self.watched(collection, Sender::subscribe)
     }
 
     fn watched<T>(
-        &self,
+        self: &Arc<Self>,
         collection: &'static str,
         join: impl FnOnce(&Sender<Change>) -> T,
     ) -> Option<T> {
-        let mut all = self.inner.watches.0.lock();
+        let mut all = self.watches.0.lock();
         if let Some(watched) = all.get(collection) {
             return Some(join(&watched.changes));
         }
-        if self.inner.stop.token().is_cancelled() {
+        if self.stop.token().is_cancelled() {
             return None;
         }
         let changes = Sender::new(KEPT);
@@ -116,18 +116,17 @@ impl LockManager {
         drop(all);
         // The waiters poll until the watch works again.
         let panicked = move |now: &Self| now.is_watched(collection, Wakeup::Polling);
-        self.supervise("watch", panicked, move |inner| listen(inner, collection, changes.clone()));
+        self.supervise("watch", panicked, move |parts| listen(parts, collection, changes.clone()));
         Some(joined)
     }
 
     fn is_wanted(&self, collection: &str, changes: &Sender<Change>) -> bool {
-        changes.receiver_count() > 0
-            || self.inner.seen.queues.machine.lock().has_waiters_in(collection)
+        changes.receiver_count() > 0 || self.seen.queues.machine.lock().has_waiters_in(collection)
     }
 
     /// Ends the watch if nobody wants it, so that the next waiter or subscriber opens a new one.
     fn ends_watch(&self, collection: &'static str, changes: &Sender<Change>) -> bool {
-        let mut all = self.inner.watches.0.lock();
+        let mut all = self.watches.0.lock();
         // A waiter joins its queue before it looks for a watch. A subscriber joins under this mutex.
         let is_idle = !self.is_wanted(collection, changes);
         if is_idle {
@@ -139,16 +138,13 @@ impl LockManager {
     /// Makes one attempt only. The caller pauses before the next one anyway, and on a server that closes
     /// connections each attempt would cost other operations their connections.
     async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, LockError> {
-        let store = Arc::clone(&self.inner.calls.store);
+        let store = Arc::clone(&self.calls.store);
         let opening = async move { store.watch(collection, Deadline::NONE).await };
-        self.inner
-            .calls
-            .complete("watch", self.inner.calls.until(), &TaskTracker::new(), opening)
-            .await
+        self.calls.complete("watch", self.calls.until(), &TaskTracker::new(), opening).await
     }
 
     fn is_watched(&self, collection: &'static str, how: Wakeup) {
-        if let Some(watched) = self.inner.watches.0.lock().get_mut(collection) {
+        if let Some(watched) = self.watches.0.lock().get_mut(collection) {
             watched.how = how;
         }
         // The waiters ask again: because of earlier changes, or because they must poll from now on.
@@ -158,12 +154,12 @@ impl LockManager {
     fn tell(&self, collection: &str, change: Change) {
         match &change {
             Change::Freed(key) | Change::Broken(key, ..) => {
-                self.inner.seen.queues.machine.lock().freed(key);
+                self.seen.queues.machine.lock().freed(key);
             }
             Change::Granted(_) => {}
-            Change::Missed => self.inner.seen.queues.call_all(collection),
+            Change::Missed => self.seen.queues.call_all(collection),
         }
-        if let Some(watched) = self.inner.watches.0.lock().get(collection) {
+        if let Some(watched) = self.watches.0.lock().get(collection) {
             // There may be no subscriber.
             let _ = watched.changes.send(change);
         }
@@ -171,40 +167,38 @@ impl LockManager {
 }
 
 /// Passes the changes on as long as somebody wants them, until the manager is gone.
-async fn listen(manager: Weak<Inner>, collection: &'static str, changes: Sender<Change>) {
+async fn listen(manager: Weak<Parts>, collection: &'static str, changes: Sender<Change>) {
     let mut rhythm = Rhythm::new(format!("watching the locks in {collection}"), FIRST_PAUSE);
-    while let Some(inner) = manager.upgrade() {
-        let manager_now = LockManager { inner };
-        let pause = match manager_now.open_watch(collection).await {
+    while let Some(parts) = manager.upgrade() {
+        let pause = match parts.open_watch(collection).await {
             Ok(Some(watch)) => {
-                manager_now.is_watched(collection, Wakeup::Told);
-                drop(manager_now);
+                parts.is_watched(collection, Wakeup::Told);
+                drop(parts);
                 let lost = pass_on(&manager, collection, &changes, watch, &mut rhythm).await;
-                let (Some(why), Some(inner)) = (lost, manager.upgrade()) else { return };
-                let manager_now = LockManager { inner };
-                manager_now.is_watched(collection, Wakeup::Polling);
-                if manager_now.ends_watch(collection, &changes) {
+                let (Some(why), Some(parts)) = (lost, manager.upgrade()) else { return };
+                parts.is_watched(collection, Wakeup::Polling);
+                if parts.ends_watch(collection, &changes) {
                     return;
                 }
                 rhythm.after_failure(&why)
             }
             Ok(None) => {
-                if manager_now.inner.watches.state(collection) != Some(Wakeup::Polling) {
+                if parts.watches.state(collection) != Some(Wakeup::Polling) {
                     log::info!(
                         target: "actix_doclock::background",
                         "this server has no change streams (it is not a replica set): the first waiter for \
                          each lock in {collection} asks for it every {POLL:?}",
                     );
-                    manager_now.is_watched(collection, Wakeup::Polling);
+                    parts.is_watched(collection, Wakeup::Polling);
                 }
-                if manager_now.ends_watch(collection, &changes) {
+                if parts.ends_watch(collection, &changes) {
                     return;
                 }
                 KEEP
             }
             Err(e) => {
-                manager_now.is_watched(collection, Wakeup::Polling);
-                if manager_now.ends_watch(collection, &changes) {
+                parts.is_watched(collection, Wakeup::Polling);
+                if parts.ends_watch(collection, &changes) {
                     return;
                 }
                 rhythm.after_failure(&e)
@@ -216,7 +210,7 @@ async fn listen(manager: Weak<Inner>, collection: &'static str, changes: Sender<
 
 /// Returns why the watch was lost; `None` if nobody wants it any more.
 async fn pass_on(
-    manager: &Weak<Inner>,
+    manager: &Weak<Parts>,
     collection: &'static str,
     changes: &Sender<Change>,
     mut watch: Watch,
@@ -226,7 +220,7 @@ async fn pass_on(
     let mut keep_until = opened + KEEP;
     loop {
         let change = timeout_at(keep_until.into(), watch.next()).await;
-        let now = LockManager { inner: manager.upgrade()? };
+        let now = manager.upgrade()?;
         if matches!(change, Ok(Some(Ok(_))) | Err(_)) && clock::since(opened) >= PROVEN {
             rhythm.works();
         }

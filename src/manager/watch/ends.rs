@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     clock,
     lock::Aid,
-    manager::{Inner, LockManager, rhythm::jittered},
+    manager::{Parts, rhythm::jittered},
     random::HashMap,
 };
 
@@ -49,7 +49,7 @@ struct ServedSession {
 pub(crate) struct EndOf {
     aid: Aid,
     ended: CancellationToken,
-    manager: LockManager,
+    parts: Arc<Parts>,
 }
 
 impl EndOf {
@@ -64,7 +64,7 @@ impl EndOf {
 
 impl Drop for EndOf {
     fn drop(&mut self) {
-        let sessions = &mut self.manager.inner.served.0.lock().sessions;
+        let sessions = &mut self.parts.served.0.lock().sessions;
         // A session that has ended was forgotten, and another one may have come back under its name.
         if let Some(session) = sessions.get_mut(&self.aid).filter(|_| !self.has_come()) {
             session.users -= 1;
@@ -91,10 +91,10 @@ impl Served {
     }
 }
 
-impl LockManager {
+impl Parts {
     /// Tells within about a second that this session has ended.
-    pub(crate) fn end_of(&self, aid: &Aid) -> EndOf {
-        let mut state = self.inner.served.0.lock();
+    pub(crate) fn end_of(self: &Arc<Self>, aid: &Aid) -> EndOf {
+        let mut state = self.served.0.lock();
         let has_task = mem::replace(&mut state.has_task, true);
         let session = state.sessions.entry(aid.clone()).or_insert_with(|| ServedSession {
             ended: CancellationToken::new(),
@@ -107,19 +107,16 @@ impl LockManager {
         if !has_task {
             self.supervise("ends of sessions", |_| {}, look);
         }
-        EndOf { aid: aid.clone(), ended, manager: self.clone() }
+        EndOf { aid: aid.clone(), ended, parts: Arc::clone(self) }
     }
 
     async fn look_for_ends(&self) {
-        let aids: Vec<_> = self.inner.served.0.lock().sessions.keys().cloned().collect();
+        let aids: Vec<_> = self.served.0.lock().sessions.keys().cloned().collect();
         for aids in aids.chunks(AT_ONCE) {
             let args: Arc<[Aid]> = aids.into();
-            let ends = self.inner.calls.run(
-                "last_ends",
-                self.inner.calls.until(),
-                args,
-                |store, aids, until| store.last_ends(aids, until),
-            );
+            let ends = self
+                .calls
+                .ask("last_ends", args, |store, aids, until| store.last_ends(aids, until));
             let ends = match ends.await {
                 Ok(ends) => ends,
                 Err(e) => {
@@ -128,12 +125,12 @@ impl LockManager {
                 }
             };
             for (aid, end) in aids.iter().zip(ends) {
-                let began = self.inner.served.0.lock().sessions.get(aid).map(|it| it.began);
+                let began = self.served.0.lock().sessions.get(aid).map(|it| it.began);
                 if let (Some(end), Some(began)) = (end, began)
                     && end.for_good
                     && end.ago <= clock::since(began) + IS_NEWS_FOR
                 {
-                    self.inner.served.ended(aid);
+                    self.served.ended(aid);
                 }
             }
         }
@@ -141,13 +138,13 @@ impl LockManager {
 }
 
 /// Looks as long as a session is served.
-async fn look(manager: Weak<Inner>) {
+async fn look(manager: Weak<Parts>) {
     loop {
         sleep(jittered(LOOK)).await;
-        let Some(inner) = manager.upgrade() else { return };
-        if inner.served.is_idle() {
+        let Some(parts) = manager.upgrade() else { return };
+        if parts.served.is_idle() {
             return;
         }
-        LockManager { inner }.look_for_ends().await;
+        parts.look_for_ends().await;
     }
 }

@@ -19,12 +19,9 @@ use crate::{
     event::LockEvent,
     lock::{Lock, LockToken},
     manager::{
-        Inner, LockManager,
+        Parts,
         rhythm::jittered,
-        watch::{
-            changes::{KEEP, Wakeup},
-            streams::Streams,
-        },
+        watch::changes::{KEEP, Wakeup},
     },
     store::{Change, TakenBy},
 };
@@ -91,7 +88,7 @@ impl Events {
         is_idle
     }
 
-    fn close(&self) {
+    pub(in crate::manager) fn close(&self) {
         self.0.lock().sender = None;
     }
 }
@@ -128,72 +125,35 @@ impl LockEvents {
     }
 }
 
-impl LockManager {
-    /// The events of all locks in all registered collections from now on, on any server.
-    ///
-    /// On a replica set the server reports each event within milliseconds; elsewhere the locks are listed
-    /// once a second. In both cases, one watch for each collection serves all subscribers. A subscriber
-    /// that takes the events too slowly misses some, and is told so.
-    ///
-    /// ```no_run
-    /// # use actix_doclock::{LockEvent, LockManager};
-    /// # async fn follow(locks: LockManager) {
-    /// let mut events = locks.events();
-    /// while let Some(event) = events.next().await {
-    ///     match &*event {
-    ///         LockEvent::Resync => println!("read everything again: locks.list()"),
-    ///         other => println!("{}: {:?}", other.name(), other.lock()),
-    ///     }
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn events(&self) -> LockEvents {
-        let receiver = self.inner.events.0.lock().sender.as_ref().map(broadcast::Sender::subscribe);
-        self.follow_all();
-        LockEvents { receiver, is_new: true }
+impl LockEvents {
+    /// The events from now on.
+    pub(in crate::manager) fn of(parts: &Arc<Parts>) -> Self {
+        let receiver = parts.events.0.lock().sender.as_ref().map(broadcast::Sender::subscribe);
+        parts.follow_all();
+        Self { receiver, is_new: true }
     }
+}
 
+impl Parts {
     /// Watches all registered collections, if there are subscribers.
-    pub(in crate::manager) fn follow_all(&self) {
-        let names = self.inner.collections.names();
-        let mut state = self.inner.events.0.lock();
-        if state.is_idle() || self.inner.stop.token().is_cancelled() {
+    pub(in crate::manager) fn follow_all(self: &Arc<Self>) {
+        let names = self.collections.names();
+        let mut state = self.events.0.lock();
+        if state.is_idle() || self.stop.token().is_cancelled() {
             return;
         }
         for collection in names {
             if state.followed.insert(collection) {
                 // The subscribers are told when the task works again.
-                self.supervise("events", |_| {}, move |inner| follow(inner, collection));
+                self.supervise("events", |_| {}, move |parts| follow(parts, collection));
             }
         }
-    }
-
-    /// Ends all [streams of events](Self::events), those over HTTP too, refuses all waiters
-    /// ([`LockError::ShutDown`](crate::LockError::ShutDown)), and accepts no new ones. Everything else goes on.
-    ///
-    /// Call it before a graceful stop of the HTTP server, which waits for requests to end;
-    /// [`serve`](Self::serve) does so. [`shutdown`](Self::shutdown) comes afterwards.
-    pub fn begin_shutdown(&self) {
-        self.begin_drain();
-        self.inner.events.close();
-        self.inner.seen.queues.stop.cancel();
-    }
-
-    /// Health says from now on that this server is being stopped. Everything goes on.
-    pub(crate) fn begin_drain(&self) {
-        self.inner.stop_begins.cancel();
-    }
-
-    /// Counts the streams of events over HTTP.
-    pub(crate) fn event_streams(&self) -> &Streams {
-        &self.inner.event_streams
     }
 
     /// Whether the store reports changes in all watched collections. Otherwise the locks are listed once
     /// a second.
     pub(crate) fn is_told_of_events(&self) -> bool {
-        self.inner.watches.states().values().all(|how| *how != Wakeup::Polling)
+        self.watches.states().values().all(|how| *how != Wakeup::Polling)
     }
 }
 
@@ -202,15 +162,16 @@ impl LockManager {
 /// The subscribers are asked to [resync](LockEvent::Resync) when the changes begin to be told, when
 /// polling begins, and whenever some changes were not seen. During an outage they are not asked, because
 /// all of them would then ask in vain.
-async fn follow(manager: Weak<Inner>, collection: &'static str) {
-    let now = || Some(LockManager { inner: manager.upgrade()? });
-    let Some(mut changes) = now().and_then(|now| now.changes(collection)) else { return };
+async fn follow(manager: Weak<Parts>, collection: &'static str) {
+    let Some(mut changes) = manager.upgrade().and_then(|now| now.changes(collection)) else {
+        return;
+    };
     let (mut known, mut was) = (Known::new(collection), Wakeup::Opening);
-    while let Some(now) = now() {
-        if now.inner.events.ends(collection) {
+    while let Some(now) = manager.upgrade() {
+        if now.events.ends(collection) {
             return;
         }
-        let how = now.inner.watches.state(collection).unwrap_or(Wakeup::Opening);
+        let how = now.watches.state(collection).unwrap_or(Wakeup::Opening);
         if how == Wakeup::Opening {
             drop(now);
             // The state has changed, or there may be no more subscribers.
@@ -221,7 +182,7 @@ async fn follow(manager: Weak<Inner>, collection: &'static str) {
         let is_told = how == Wakeup::Told && looked.is_ok();
         let begins_to_poll = how == Wakeup::Polling && was != how;
         if is_told || begins_to_poll || matches!(looked, Ok(Looked::Anew)) {
-            now.inner.events.tell(LockEvent::Resync);
+            now.events.tell(LockEvent::Resync);
         }
         was = how;
         if let Err(why) = looked {
@@ -244,18 +205,17 @@ async fn follow(manager: Weak<Inner>, collection: &'static str) {
 }
 
 /// Tells each change, until a change was missed or could not be read, or until there are no subscribers.
-async fn tell(manager: &Weak<Inner>, known: &mut Known, changes: &mut Receiver<Change>) {
+async fn tell(manager: &Weak<Parts>, known: &mut Known, changes: &mut Receiver<Change>) {
     loop {
         let change = timeout(KEEP, changes.recv()).await;
-        let Some(inner) = manager.upgrade() else { return };
-        let now = LockManager { inner };
+        let Some(now) = manager.upgrade() else { return };
         // All changes that have arrived since are read together: by one read, however many there are.
         let (mut changed, mut next) = (BTreeSet::new(), change.ok());
         while let Some(change) = next {
             match change {
                 Ok(Change::Freed(key) | Change::Granted(key)) => drop(changed.insert(key)),
                 Ok(Change::Broken(key, token, taken)) => {
-                    now.inner.events.was_taken(token, taken);
+                    now.events.was_taken(token, taken);
                     changed.insert(key);
                 }
                 Ok(Change::Missed) | Err(_) => return,
@@ -263,7 +223,7 @@ async fn tell(manager: &Weak<Inner>, known: &mut Known, changes: &mut Receiver<C
             next = (changed.len() < AT_ONCE).then(|| changes.recv().now_or_never()).flatten();
         }
         let is_read = changed.is_empty() || known.look_at(&now, changed).await.is_ok();
-        if !is_read || now.inner.events.0.lock().is_idle() {
+        if !is_read || now.events.0.lock().is_idle() {
             return;
         }
     }

@@ -56,7 +56,7 @@ fn state(lock: &Lock, locks: &RequestLocks) -> &'static str {
 
 impl StateBody {
     fn of(key: &LockKey, lock: Option<Lock>, locks: &RequestLocks) -> Self {
-        let freeze = locks.manager.inner.freezes.on(key.collection());
+        let freeze = locks.manager.parts.freezes.on(key.collection());
         let state = lock.as_ref().map_or("free", |lock| state(lock, locks));
         let may_take_over = match (state, &lock) {
             ("held", Some(lock)) => Some(locks.may_take_over(lock)),
@@ -82,7 +82,7 @@ pub(super) async fn of_one(
 ) -> Result<Current<StateBody>, Problem> {
     let key = allowed(&locks, &req, Access::Look).await?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
-    let lock = locks.locks.manager.inner.reads.inspect(&key, aid.as_ref(), until).await?;
+    let lock = locks.locks.manager.parts.reads.inspect(&key, aid.as_ref(), until).await?;
     Ok(Current(StateBody::of(&key, lock, &locks.locks)))
 }
 
@@ -138,7 +138,7 @@ pub(super) async fn of_many(
     }
     let keys = permissions.allowed(known, Access::Look).await?;
     let (aid, until) = (locks.locks.aid(), locks.locks.begin());
-    let found = locks.locks.manager.inner.reads.inspect_many(&keys, aid.as_ref(), until).await?;
+    let found = locks.locks.manager.parts.reads.inspect_many(&keys, aid.as_ref(), until).await?;
     let known = keys.into_iter().zip(found).map(|(key, lock)| {
         Row::Known(KeyedState {
             collection: key.collection().to_owned(),

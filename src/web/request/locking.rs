@@ -111,7 +111,7 @@ impl RequestLocks {
 
     /// The deadline of an operation that begins now.
     pub(in crate::web) fn begin(&self) -> Instant {
-        let until = self.manager.inner.calls.until();
+        let until = self.manager.parts.calls.until();
         self.until.set(Some(until));
         until
     }
@@ -128,7 +128,7 @@ impl RequestLocks {
 
     pub(in crate::web) fn actor(&self) -> Actor {
         self.person()
-            .unwrap_or_else(|| Actor::new(self.manager.inner.settings.holder.label.clone()))
+            .unwrap_or_else(|| Actor::new(self.manager.parts.settings.holder.label.clone()))
     }
 
     pub(super) fn person(&self) -> Option<Actor> {
@@ -215,7 +215,7 @@ impl RequestLocks {
         | LockError::WouldDeadlock { holder: Some(lock), .. } = &mut error
         {
             let person = self.person();
-            let description = self.manager.description(person.as_ref(), &lock.key).await;
+            let description = self.manager.parts.description(person.as_ref(), &lock.key).await;
             lock.description = description.map(Box::new);
         }
         error
@@ -260,7 +260,7 @@ impl RequestLocks {
             return self.keep_if_found(mine, None, worked, until).await;
         }
         if how.of_document
-            && !self.manager.inner.granting.may_exist(key, &aid, self.begin()).await?
+            && !self.manager.parts.granting.may_exist(key, &aid, self.begin()).await?
         {
             self.release_key(key).await?;
             return Err(LockError::NotFound { key: key.clone() });
@@ -274,14 +274,14 @@ impl RequestLocks {
             // tombstone. A lock from an earlier request was released by that end.
             let alive = async {
                 if mine.is_fresh {
-                    self.manager.inner.sessions.refuse_ended(&aid, until).await
+                    self.manager.parts.sessions.refuse_ended(&aid, until).await
                 } else {
                     Ok(())
                 }
             };
             let room = async {
                 if mine.is_fresh {
-                    self.manager.inner.granting.may_hold_another(&aid, until).await
+                    self.manager.parts.granting.may_hold_another(&aid, until).await
                 } else {
                     Ok(())
                 }
@@ -324,14 +324,14 @@ impl RequestLocks {
     ) -> Result<(Mine, Option<Provisional>, Option<StoredDocument>), LockError> {
         let (actor, manager) = (self.actor(), &self.manager);
         let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
-        let (holder, ttl) = (actor.holder(), manager.inner.settings.ttl);
+        let (holder, ttl) = (actor.holder(), manager.parts.settings.ttl);
         let (tab, page) = (self.tab, self.page);
         let person = Some(self.counts_as());
         let wanted = Wanted { key, aid, person, holder, tab, page, mode, ttl };
         // A request of an idle page renews nothing else, so it must renew this lock.
         if !self.idle
             && let Some(confirmed) =
-                manager.inner.granting.reenter(&wanted, how.load, self.begin()).await?
+                manager.parts.granting.reenter(&wanted, how.load, self.begin()).await?
         {
             return Ok((Mine::new(confirmed.lock)?, None, confirmed.document));
         }
@@ -339,7 +339,8 @@ impl RequestLocks {
         loop {
             self.begin();
             let wait = if has_waited { Wait::no() } else { how.wait.since(began) };
-            let acquired = manager.acquire_or_wait(&wanted, &wanted.aid, wait, &self.scope).await?;
+            let acquired =
+                manager.parts.acquire_or_wait(&wanted, &wanted.aid, wait, &self.scope).await?;
             // Not after an error: the answer need not wait until an unwanted lock is given back.
             let until = self.begin();
             let from = match acquired {
@@ -354,7 +355,7 @@ impl RequestLocks {
                 }
                 Acquired::AlreadyMine(lock) => {
                     if how.any_tab || !self.is_of_another_tab(&lock) {
-                        manager.inner.granting.told(&lock);
+                        manager.parts.granting.told(&lock);
                         return Ok((Mine::new(lock)?, None, None));
                     }
                     if !how.take_over {
@@ -366,13 +367,13 @@ impl RequestLocks {
                     if !how.take_over || !can_be_taken_over(&lock) {
                         return Err(LockError::Held(Box::new(lock)));
                     }
-                    if !manager.may_take_over(&actor, &lock) {
+                    if !manager.parts.may_take_over(&actor, &lock) {
                         return Err(LockError::TakeOverRefused { key: lock.key });
                     }
                     lock
                 }
             };
-            let taken = manager.take_over(&from, &wanted, &actor, &self.scope, until).await?;
+            let taken = manager.parts.take_over(&from, &wanted, &actor, &self.scope, until).await?;
             if let Some(fresh) = taken {
                 let (lock, token) = (fresh.lock.clone(), fresh.token);
                 return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
@@ -403,7 +404,7 @@ impl RequestLocks {
     }
 
     pub(in crate::web) fn may_take_over(&self, lock: &Lock) -> bool {
-        self.manager.may_take_over(&self.actor(), lock)
+        self.manager.parts.may_take_over(&self.actor(), lock)
     }
 
     /// Releases the lock of this tab, whatever its token. Reads the locks of this session only, so that the time
@@ -411,7 +412,7 @@ impl RequestLocks {
     pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
         let Some(aid) = self.aid() else { return Ok(Released::AlreadyGone) };
         let until = self.begin();
-        let own = self.manager.inner.reads.list_in(key.collection(), &aid, until).await?;
+        let own = self.manager.parts.reads.list_in(key.collection(), &aid, until).await?;
         match own.into_iter().find(|lock| lock.key == *key) {
             None => Ok(Released::AlreadyGone),
             Some(lock) if self.is_of_another_tab(&lock) => {
@@ -436,7 +437,7 @@ impl RequestLocks {
             }
             Err(e) => {
                 if let LockError::NotFound { .. } = e {
-                    self.manager.inner.granting.missed(&mine.lock.aid);
+                    self.manager.parts.granting.missed(&mine.lock.aid);
                     // A lock on a missing document is of no use, not even one from an earlier request.
                     self.release(&mine, until).await?;
                     if let Some(fresh) = fresh {
@@ -479,7 +480,7 @@ impl RequestLocks {
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {
-            Some(aid) => self.manager.inner.reads.confirm(key, aid, load, until).await?,
+            Some(aid) => self.manager.parts.reads.confirm(key, aid, load, until).await?,
             None => None,
         };
         let (lock, document) = match confirmed {
@@ -512,7 +513,7 @@ impl RequestLocks {
         if aid.is_none() && offered.is_empty() {
             return Err(lost(None));
         }
-        match self.manager.inner.reads.inspect(key, aid.as_ref(), until).await? {
+        match self.manager.parts.reads.inspect(key, aid.as_ref(), until).await? {
             Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(mode) => Ok(lock),
             Some(lock)
                 if Some(&lock.aid) != aid.as_ref()
@@ -523,7 +524,7 @@ impl RequestLocks {
                 } else {
                     "let it send the cookies back, or use `locks.clients(…)`"
                 };
-                self.manager.inner.seldom.warn("session", || {
+                self.manager.parts.seldom.warn("session", || {
                     format!(
                         "a client sent the `Lock-Token` of {key:?} in a request of another session, so that \
                          its lock is of no use to it: {advice}"
@@ -533,13 +534,13 @@ impl RequestLocks {
             }
             other => {
                 let Some(aid) = aid else { return Err(lost(None)) };
-                let lost = match self.manager.inner.sessions.refuse_ended(&aid, until).await {
+                let lost = match self.manager.parts.sessions.refuse_ended(&aid, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
                     Err(e) => return Err(e),
                     Ok(()) => lost(other.map(Box::new)),
                 };
                 if let Some(token) = offered.first() {
-                    self.manager.inner.granting.missed_lock(key, *token, "request");
+                    self.manager.parts.granting.missed_lock(key, *token, "request");
                 }
                 Err(lost)
             }
@@ -552,7 +553,7 @@ impl RequestLocks {
         mine: &Mine,
         until: Instant,
     ) -> Result<Released, LockError> {
-        let released = self.manager.inner.granting.release_by(&mine.acquisition(), until).await?;
+        let released = self.manager.parts.granting.release_by(&mine.acquisition(), until).await?;
         self.forget(mine.token);
         Ok(released)
     }
@@ -566,7 +567,7 @@ impl RequestLocks {
                 "{:?} is {done}, but its lock is not released yet: {e}", held.key,
             );
             self.forget(held.token);
-            self.manager.inner.granting.release_in_background(held);
+            self.manager.parts.granting.release_in_background(held);
         }
     }
 

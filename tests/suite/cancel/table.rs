@@ -49,7 +49,7 @@ pub(super) const EXEMPT: &[(&str, &str)] = &[
     ("store/mongo/servers.rs::servers", "reads"),
     ("store/mongo/collection.rs::lock_collections", "reads"),
     ("store/mongo/collection.rs::attach", "reads"),
-    ("manager/describe.rs::descriptions", "without a lock; the call goes on"),
+    ("manager/facade.rs::descriptions", "without a lock; the call goes on"),
     ("store/mongo/transaction.rs::transaction", "needs a real server: see `transactions`"),
     ("store/mongo/transaction.rs::confirm_in", "in a transaction of the caller"),
     ("store/mongo/transaction.rs::update", "made of a transaction"),
@@ -117,19 +117,16 @@ fn manager() -> Vec<Case> {
             s.locks.check_health().await
         }
         // A freeze of the lock's own collection would be in the way of the next case.
-        "manager/freeze.rs::freeze" => Hers, 0, |s| { s.hers().await; } {
+        "manager/facade.rs::freeze" => Hers, 0, |s| { s.hers().await; } {
             s.locks.freeze(Named::COLLECTION, "", SystemTime::now() + TTL, &Actor::new("root")).await
         }
-        "manager/freeze.rs::thaw" => Hers, 0, |s| { s.hers().await; } {
+        "manager/facade.rs::thaw" => Hers, 0, |s| { s.hers().await; } {
             s.locks.thaw(Named::COLLECTION).await
         }
-        "manager/takeover.rs::break_lock" => HersOrFree, 1, |s| { s.hers().await; } {
-            s.locks.break_lock(&s.key, &s.actor()).await
+        "manager/facade.rs::break_lock" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
+            s.locks.break_lock(&lock, &s.actor(), "").await
         }
-        "manager/takeover.rs::break_seen" => FreeOnceBegun, 0, |s| { let lock = s.hers().await; } {
-            s.locks.break_seen(&lock, &s.actor(), "").await
-        }
-        "manager/background/reaper.rs::sweep" => Hers, 0, |s| { s.hers().await; } { s.locks.sweep().await }
+        "manager/facade.rs::sweep" => Hers, 0, |s| { s.hers().await; } { s.locks.sweep().await }
         "manager/watch/events.rs::next" => Hers, 1, |s| {
             s.hers().await;
             let mut events = s.locks.events();

@@ -220,8 +220,10 @@ async fn releases_and_breaks_are_counted() {
     );
 
     granted(&locks, "b", &Aid::new()).await;
-    locks.break_lock(&key("b"), &Actor::new("bob")).await.unwrap_err();
-    locks.break_lock(&key("b"), &Actor::new("root").with_role("chief")).await.unwrap();
+    crate::rig::app::break_on(&locks, &key("b"), &Actor::new("bob")).await.unwrap_err();
+    crate::rig::app::break_on(&locks, &key("b"), &Actor::new("root").with_role("chief"))
+        .await
+        .unwrap();
     seen.assert_only(
         names::BREAKS,
         &[
@@ -248,7 +250,7 @@ async fn renewals_and_lost_guards_are_counted() {
     let other = LockManager::builder(store).without_reaper().break_policy(|_, _| true);
     let other = other.build().await.unwrap();
     other.register::<WorkItem>().await.unwrap();
-    other.break_lock(&key("a"), &Actor::new("root")).await.unwrap().unwrap();
+    crate::rig::app::break_on(&other, &key("a"), &Actor::new("root")).await.unwrap().unwrap();
     guard.lost().await;
     eventually("its loss is noticed", async || {
         seen.of(names::LOST, "collection=workitem,reason=unknown,noticed=renewal") == 1.0

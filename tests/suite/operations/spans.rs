@@ -42,7 +42,7 @@ async fn one_of_each() -> (Aid, String) {
     let soon = Wait::for_at_most(std::time::Duration::from_millis(1));
     locks.acquire(&key("secret"), soon).await.unwrap_err();
     locks.renew(&aid).await.unwrap();
-    locks.break_lock(&key("secret"), &Actor::new("bob")).await.unwrap_err();
+    crate::rig::app::break_on(&locks, &key("secret"), &Actor::new("bob")).await.unwrap_err();
     locks.release(&lock).await.unwrap();
     locks.sweep().await.unwrap();
     locks.end_session(&aid).await.unwrap();

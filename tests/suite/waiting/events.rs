@@ -78,7 +78,7 @@ async fn every_event_is_reported(cluster: &Cluster, broken: &str) {
 
     let seen = take(&there, "b", &alice, "alice").await;
     hears(&mut events, "b", "acquired", "alice").await;
-    there.break_seen(&seen, &Actor::new("root"), "on holiday").await.unwrap();
+    there.break_lock(&seen, &Actor::new("root"), "on holiday").await.unwrap();
     let by = (broken == "broken").then(|| ("root".to_owned(), "on holiday".to_owned()));
     assert_eq!(next_on(&mut events, "b").await, (broken.to_owned(), "alice".to_owned(), by));
 

@@ -36,7 +36,7 @@ on_each_store! {
             }
         });
         in_time("it works", begun.notified()).await;
-        locks.break_lock(&key, &actix_doclock::Actor::new("admin")).await.unwrap();
+        crate::rig::app::break_on(&locks, &key, &actix_doclock::Actor::new("admin")).await.unwrap();
         let lost = in_time("it is dropped", work).await.unwrap();
         assert!(matches!(lost, Err(LockError::Lost { .. })), "{lost:?}");
     }
@@ -100,7 +100,7 @@ on_each_store! {
         let locks = cluster.server_with(|settings| settings.break_policy(|_, _| true)).await;
         let guard = locks.acquire(&key("a"), Wait::no()).await.unwrap();
         guard.create(&WorkItem { id: "a".to_owned(), title: "old".to_owned() }).await.unwrap();
-        let lost = locks.break_lock(&key("a"), &actix_doclock::Actor::new("admin")).await.unwrap();
+        let lost = crate::rig::app::break_on(&locks, &key("a"), &actix_doclock::Actor::new("admin")).await.unwrap();
         assert!(lost.is_some());
         let next = locks.acquire(&key("a"), Wait::no()).await.unwrap();
         let late = guard.update(|it: &mut WorkItem| it.title = "late".to_owned()).await;

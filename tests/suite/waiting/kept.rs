@@ -65,7 +65,7 @@ async fn a_thousand_guards_are_renewed_together_and_only_the_broken_one_is_lost(
     assert!((1..=60).contains(&sent.len()), "{sent:?}");
 
     let broken = guards.remove(MANY / 2);
-    other.break_lock(broken.key(), &Actor::new("admin")).await.unwrap();
+    crate::rig::app::break_on(&other, broken.key(), &Actor::new("admin")).await.unwrap();
     let since = Instant::now();
     in_time("it is noticed", broken.lost()).await;
     assert!(since.elapsed() < TTL * 2 / 3, "by the next renewal, not at its expiry");

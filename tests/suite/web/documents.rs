@@ -99,7 +99,8 @@ async fn a_lock_that_is_lost_between_load_and_save_writes_nothing() {
     let save = move |mut note: HeldDoc<Note>| {
         let (breaker, broken) = (breaker.clone(), broken.clone());
         async move {
-            breaker.break_lock(&broken, &Actor::new("root").with_role("chief")).await?;
+            crate::rig::app::break_on(&breaker, &broken, &Actor::new("root").with_role("chief"))
+                .await?;
             note.text = "too late".to_owned();
             note.save().await.map(|()| HttpResponse::Ok())
         }

@@ -13,7 +13,8 @@ async fn saves_are_timed_by_outcome_and_lost_locks_are_counted() {
     let save = move |mut note: HeldDoc<Note>| {
         let breaker = breaker.clone();
         async move {
-            breaker.break_lock(&key("a"), &Actor::new("root").with_role("chief")).await?;
+            crate::rig::app::break_on(&breaker, &key("a"), &Actor::new("root").with_role("chief"))
+                .await?;
             note.text = "too late".to_owned();
             note.save().await.map(|()| HttpResponse::Ok())
         }
@@ -42,7 +43,7 @@ async fn saves_are_timed_by_outcome_and_lost_locks_are_counted() {
     let other = LockManager::builder(store).without_reaper().break_policy(|_, _| true);
     let other = other.build().await.unwrap();
     other.register::<Note>().await.unwrap();
-    other.break_lock(&key("b"), &Actor::new("root")).await.unwrap().unwrap();
+    crate::rig::app::break_on(&other, &key("b"), &Actor::new("root")).await.unwrap().unwrap();
     let believed = serde_json::json!({ "locks": { "note/b": token } });
     for _ in 0..2 {
         let answer = alice.post_json("/locks/heartbeat", believed.clone()).await;

@@ -202,7 +202,7 @@ async fn the_audit_log_names_documents_by_their_titles_and_no_break_waits_for_th
     let actix_doclock::TryAcquire::Granted(lock) = granted else { panic!("{granted:?}") };
     let root = Actor::new("root").with_role("chief");
     let before = Instant::now();
-    let broken = locks.break_seen(&lock, &root, "why\n").await.unwrap();
+    let broken = locks.break_lock(&lock, &root, "why\n").await.unwrap();
     assert_eq!(broken, Released::Released);
     assert!(before.elapsed() < Duration::from_millis(300) && !logged("Audited"));
     // The line is not lost if the server stops now.

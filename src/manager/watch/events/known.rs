@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 
 use crate::{
     clock, ended::EndReason, error::LockError, event::LockEvent, key::LockKey, lock::Lock,
-    manager::LockManager, random::HashMap, store::Query,
+    manager::Parts, random::HashMap, store::Query,
 };
 
 /// For how many documents of a collection the holders are remembered. Beyond that, the subscribers are
@@ -48,15 +48,11 @@ impl Known {
     /// Reads these documents by one read, and reports the changes.
     pub(in crate::manager) async fn look_at(
         &mut self,
-        manager: &LockManager,
+        parts: &Parts,
         keys: BTreeSet<LockKey>,
     ) -> Result<(), LockError> {
         let asked = keys.iter().cloned().collect();
-        let listed = manager
-            .inner
-            .reads
-            .locks_on(self.collection, asked, manager.inner.calls.until())
-            .await?;
+        let listed = parts.reads.locks_on(self.collection, asked, parts.calls.until()).await?;
         let mut now = by_document(listed);
         let is_unknown = |key: &LockKey| !now.contains_key(key) && !self.locks.contains_key(key);
         if !self.is_complete
@@ -64,24 +60,21 @@ impl Known {
             && self.asked.is_none_or(|at| clock::since(at) >= RESYNC)
         {
             self.asked = Some(clock::now());
-            manager.inner.events.tell(LockEvent::Resync);
+            parts.events.tell(LockEvent::Resync);
         }
         let now = keys.into_iter().map(|key| (now.remove(&key).unwrap_or_default(), key));
-        self.are_now(manager, now.map(|(locks, key)| (key, locks)).collect()).await;
+        self.are_now(parts, now.map(|(locks, key)| (key, locks)).collect()).await;
         Ok(())
     }
 
     pub(in crate::manager) async fn look_at_all(
         &mut self,
-        manager: &LockManager,
+        parts: &Parts,
     ) -> Result<Looked, LockError> {
         let args = (self.collection, MOST);
-        let listed = manager.inner.calls.run(
-            "list",
-            manager.inner.calls.until(),
-            args,
-            |store, (collection, most), until| store.locks(collection, Query::All, *most, until),
-        );
+        let listed = parts.calls.ask("list", args, |store, (collection, most), until| {
+            store.locks(collection, Query::All, *most, until)
+        });
         let mut now = by_document(listed.await?);
         let was_new = self.locks.is_empty() && !self.is_complete;
         self.is_complete = now.len() < MOST;
@@ -93,12 +86,12 @@ impl Known {
         }
         let keys: BTreeSet<LockKey> = self.locks.keys().chain(now.keys()).cloned().collect();
         let now = keys.into_iter().map(|key| (now.remove(&key).unwrap_or_default(), key));
-        self.are_now(manager, now.map(|(locks, key)| (key, locks)).collect()).await;
+        self.are_now(parts, now.map(|(locks, key)| (key, locks)).collect()).await;
         Ok(Looked::AndTold)
     }
 
     /// Tells how the locks on these documents differ from before.
-    async fn are_now(&mut self, manager: &LockManager, now: Vec<(LockKey, Vec<Lock>)>) {
+    async fn are_now(&mut self, parts: &Parts, now: Vec<(LockKey, Vec<Lock>)>) {
         let mut gone = Vec::new();
         for (key, locks) in &now {
             if let Some(known) = self.locks.get_mut(key) {
@@ -108,9 +101,9 @@ impl Known {
             }
         }
         for some in gone.chunks(AT_ONCE) {
-            let asked = some.iter().map(|(lock, seen)| why_gone(manager, lock.clone(), *seen));
+            let asked = some.iter().map(|(lock, seen)| why_gone(parts, lock.clone(), *seen));
             for event in join_all(asked).await {
-                manager.inner.events.tell(event);
+                parts.events.tell(event);
             }
         }
         let at = clock::now();
@@ -120,7 +113,7 @@ impl Known {
                 match known.iter_mut().find(|(old, _)| is_same(old, &lock)) {
                     Some((old, _)) => *old = lock,
                     None => {
-                        manager.inner.events.tell(LockEvent::Acquired(lock.clone()));
+                        parts.events.tell(LockEvent::Acquired(lock.clone()));
                         known.push((lock, at));
                     }
                 }
@@ -145,12 +138,12 @@ fn is_same(old: &Lock, new: &Lock) -> bool {
     old.token == new.token && (old.token.is_some() || old.since == new.since)
 }
 
-async fn why_gone(manager: &LockManager, lock: Lock, seen: Instant) -> LockEvent {
-    if let Some(taken) = manager.inner.events.taken_by(&lock) {
+async fn why_gone(parts: &Parts, lock: Lock, seen: Instant) -> LockEvent {
+    if let Some(taken) = parts.events.taken_by(&lock) {
         return LockEvent::Broken(lock, taken);
     }
     // The end of a session is recorded before its locks are removed.
-    match manager.inner.sessions.last_end(&lock.aid, manager.inner.calls.until()).await {
+    match parts.sessions.last_end(&lock.aid, parts.calls.until()).await {
         Ok(Some(end)) if end.reason == EndReason::Expired => {
             if end.ago <= clock::since(seen) {
                 LockEvent::Expired(lock)

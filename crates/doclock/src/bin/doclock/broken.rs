@@ -27,7 +27,7 @@ pub(crate) async fn break_lock(
     let actor = Actor::new(&args.actor);
     let mut broken = Vec::new();
     for lock in seen.iter().filter(|_| agreed) {
-        if locks.break_seen(lock, &actor, &args.reason).await? == Released::Released {
+        if locks.break_lock(lock, &actor, &args.reason).await? == Released::Released {
             broken.push(lock);
         }
     }

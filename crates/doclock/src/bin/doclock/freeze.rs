@@ -86,7 +86,7 @@ pub(crate) async fn thaw(
 ) -> Result<Outcome, Failure> {
     let (locks, scope) = scope(store, args).await?;
     let was_frozen = locks.thaw(scope.clone()).await?;
-    let left = locks.freezes();
+    let left = locks.health().frozen;
     if json {
         let left: Vec<_> = left.iter().map(as_json).collect();
         output::print_json(&json!({ "thawed": was_frozen, "frozen": left }))?;
