@@ -1,29 +1,27 @@
-//! Reports operations to the crates `metrics` and `tracing`. Without these features the calls compile to
-//! nothing.
+//! Reports operations to the crates `metrics` and `tracing`. Without these features nothing is reported.
 //!
 //! Spans are named `doclock.<verb>`, and carry the collection and the outcome. The metrics are in
 //! `manager/observe/metrics.rs`. Neither carries an id, a session, a token or a name. A span covers the
 //! caller that waits for the answer. The task of the operation has no span: it may outlive the request by
 //! far, and the request's span would then last as long.
-#![cfg_attr(not(feature = "metrics"), allow(unused_variables))]
-
 #[cfg(feature = "metrics")]
 pub mod metrics;
 
-#[cfg(feature = "metrics")]
-use std::collections::{HashSet, VecDeque};
-use std::time::Instant;
+use std::{
+    collections::{HashSet, VecDeque},
+    time::Instant,
+};
 
 #[cfg(feature = "metrics")]
 use ::metrics::{counter, gauge, histogram};
-#[cfg(feature = "metrics")]
+#[cfg(not(feature = "metrics"))]
+use nothing::{counter, gauge, histogram};
 use parking_lot::Mutex;
 
 #[cfg(feature = "metrics")]
-use crate::clock;
-#[cfg(feature = "metrics")]
 use crate::manager::observe::metrics::*;
 use crate::{
+    clock,
     ended::EndReason,
     error::{LockError, StoreError},
     key::LockKey,
@@ -34,33 +32,22 @@ use crate::{
 
 /// Times an operation on one lock.
 pub(super) struct Timer {
-    #[cfg(feature = "metrics")]
     collection: &'static str,
-    #[cfg(feature = "metrics")]
-    mode: &'static str,
-    #[cfg(feature = "metrics")]
+    mode: Mode,
     began: Instant,
 }
 
 impl Timer {
     pub(super) fn start(collection: &'static str, mode: Mode) -> Self {
-        Self {
-            #[cfg(feature = "metrics")]
-            collection,
-            #[cfg(feature = "metrics")]
-            mode: word(mode),
-            #[cfg(feature = "metrics")]
-            began: clock::now(),
-        }
+        Self { collection, mode, began: clock::now() }
     }
 
     /// The acquire ends.
     pub(super) fn ends(self, outcome: &'static str) {
         into_span(outcome);
-        #[cfg(feature = "metrics")]
         histogram!(
             ACQUIRE_SECONDS,
-            "collection" => self.collection, "mode" => self.mode, "outcome" => outcome,
+            "collection" => self.collection, "mode" => word(self.mode), "outcome" => outcome,
         )
         .record(clock::since(self.began));
     }
@@ -75,7 +62,6 @@ impl Timer {
             Err(_) => "error",
         };
         into_span(outcome);
-        #[cfg(feature = "metrics")]
         histogram!(SAVE_SECONDS, "collection" => self.collection, "outcome" => outcome)
             .record(clock::since(self.began));
     }
@@ -83,54 +69,40 @@ impl Timer {
 
 /// A caller that may wait. It is counted as long as this value lives.
 pub(super) struct Waiting {
-    #[cfg(feature = "metrics")]
     timer: Timer,
-    #[cfg(feature = "metrics")]
     outcome: &'static str,
 }
 
 impl Waiting {
     pub(super) fn begins(collection: &'static str, mode: Mode) -> Self {
-        #[cfg(feature = "metrics")]
-        {
-            let timer = Timer::start(collection, mode);
-            gauge!(WAITING, "collection" => timer.collection).increment(1);
-            Self { timer, outcome: "dropped" }
-        }
-        #[cfg(not(feature = "metrics"))]
-        Self {}
+        gauge!(WAITING, "collection" => collection).increment(1);
+        Self { timer: Timer::start(collection, mode), outcome: "dropped" }
     }
 
     pub(super) fn ends(&mut self, acquired: &Result<Acquired, LockError>) {
         let outcome = outcome(acquired);
         into_span(outcome);
-        #[cfg(feature = "metrics")]
-        {
-            self.outcome = outcome;
-            let (collection, mode) = (self.timer.collection, self.timer.mode);
-            match acquired {
-                Ok(Acquired::Held(_)) => {
-                    counter!(REFUSALS, "collection" => collection, "mode" => mode).increment(1);
-                }
-                Err(LockError::TooManyWaiters { per_session, .. }) => {
-                    let limit = if *per_session { "session" } else { "server" };
-                    counter!(WAITERS_REFUSED, "collection" => collection, "limit" => limit)
-                        .increment(1);
-                }
-                _ => {}
+        self.outcome = outcome;
+        let Timer { collection, mode, .. } = self.timer;
+        match acquired {
+            Ok(Acquired::Held(_)) => refused(collection, mode),
+            Err(LockError::TooManyWaiters { per_session, .. }) => {
+                let limit = if *per_session { "session" } else { "server" };
+                counter!(WAITERS_REFUSED, "collection" => collection, "limit" => limit)
+                    .increment(1);
             }
+            _ => {}
         }
     }
 }
 
-#[cfg(feature = "metrics")]
 impl Drop for Waiting {
     fn drop(&mut self) {
         let Timer { collection, mode, began } = self.timer;
         gauge!(WAITING, "collection" => collection).decrement(1);
         histogram!(
             WAIT_SECONDS,
-            "collection" => collection, "mode" => mode, "outcome" => self.outcome,
+            "collection" => collection, "mode" => word(mode), "outcome" => self.outcome,
         )
         .record(clock::since(began));
     }
@@ -138,7 +110,6 @@ impl Drop for Waiting {
 
 /// A caller that does not wait was refused.
 pub(super) fn refused(collection: &'static str, mode: Mode) {
-    #[cfg(feature = "metrics")]
     counter!(REFUSALS, "collection" => collection, "mode" => word(mode)).increment(1);
 }
 
@@ -149,12 +120,10 @@ pub(super) fn search_gave_up(looked_at: usize) {
         "a search for deadlocks has given up after {looked_at} steps: a deadlock may last until one of its \
          waits is over",
     );
-    #[cfg(feature = "metrics")]
     counter!(DEADLOCK_SEARCHES_GIVEN_UP).increment(1);
 }
 
 pub(super) fn handed_over(collection: &'static str) {
-    #[cfg(feature = "metrics")]
     counter!(HAND_OVERS, "collection" => collection).increment(1);
 }
 
@@ -165,7 +134,6 @@ pub(super) fn released<E>(collection: &'static str, released: &Result<Released, 
         Err(_) => "error",
     };
     into_span(outcome);
-    #[cfg(feature = "metrics")]
     counter!(RELEASES, "collection" => collection, "outcome" => outcome).increment(1);
 }
 
@@ -177,23 +145,19 @@ pub(super) fn broken(collection: &'static str, broken: Option<Released>) {
         None => "refused",
     };
     into_span(outcome);
-    #[cfg(feature = "metrics")]
     counter!(BREAKS, "collection" => collection, "outcome" => outcome).increment(1);
 }
 
 /// How many lost acquisitions are remembered as counted.
-#[cfg(feature = "metrics")]
 const COUNTED: usize = 10_000;
 
 /// The losses that this server has counted: a lock that was broken here counts once, although its holder
 /// notices the loss later.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    #[cfg(feature = "metrics")]
     counted: Mutex<(HashSet<LockToken>, VecDeque<LockToken>)>,
 }
 
-#[cfg(feature = "metrics")]
 impl Losses {
     /// True if this acquisition was not counted before.
     fn is_new(&self, token: LockToken) -> bool {
@@ -221,8 +185,7 @@ pub(super) fn lost(
     reason: &'static str,
     noticed: &'static str,
 ) {
-    #[cfg(feature = "metrics")]
-    if token.is_none_or(|token| losses.is_new(token)) {
+    if cfg!(feature = "metrics") && token.is_none_or(|token| losses.is_new(token)) {
         counter!(LOST, "collection" => collection, "reason" => reason, "noticed" => noticed)
             .increment(1);
     }
@@ -235,12 +198,10 @@ pub(super) fn confirmed(is_confirmed: bool) {
 pub(super) fn renewed<T>(of: &'static str, renewed: &Result<T, LockError>) {
     let outcome = ok_or_error(renewed);
     into_span(outcome);
-    #[cfg(feature = "metrics")]
     counter!(RENEWALS, "of" => of, "outcome" => outcome).increment(1);
 }
 
 pub(super) fn session_ended(reason: EndReason) {
-    #[cfg(feature = "metrics")]
     ended(reason, 1);
 }
 
@@ -252,58 +213,43 @@ pub(super) fn swept(
 ) {
     let outcome = ok_or_error(swept);
     into_span(outcome);
-    #[cfg(feature = "metrics")]
-    {
-        histogram!(SWEEP_SECONDS, "outcome" => outcome).record(clock::since(began));
-        let Ok(swept) = swept else { return };
-        if swept.sessions > 0 {
-            ended(EndReason::Expired, swept.sessions as u64);
-        }
-        for (key, token) in &swept.expired {
-            lost(losses, label(key), Some(*token), "expired", "reaper");
-        }
+    histogram!(SWEEP_SECONDS, "outcome" => outcome).record(clock::since(began));
+    let Ok(swept) = swept else { return };
+    if swept.sessions > 0 {
+        ended(EndReason::Expired, swept.sessions as u64);
+    }
+    for (key, token) in &swept.expired {
+        lost(losses, label(key), Some(*token), "expired", "reaper");
     }
 }
 
 /// Idle sessions whose locks were gone before the reaper came to them.
 pub(super) fn unannounced(sessions: u64) {
-    #[cfg(feature = "metrics")]
     counter!(UNANNOUNCED).increment(sessions);
-    #[cfg(not(feature = "metrics"))]
-    let _ = sessions;
 }
 
 pub(super) fn failed(verb: &'static str, error: &StoreError) {
     into_span("error");
-    #[cfg(feature = "metrics")]
     counter!(STORE_ERRORS, "verb" => verb, "kind" => kind(error)).increment(1);
 }
 
 /// A session has asked for more locks than it may hold.
 pub(super) fn locks_refused() {
-    #[cfg(feature = "metrics")]
     counter!(LOCKS_REFUSED).increment(1);
 }
 
 pub(super) fn panicked(task: &'static str) {
-    #[cfg(feature = "metrics")]
     counter!(TASK_PANICS, "task" => task).increment(1);
-    #[cfg(not(feature = "metrics"))]
-    let _ = task;
 }
 
 pub(super) fn tried_again(error: &StoreError) {
-    #[cfg(feature = "metrics")]
     counter!(STORE_RETRIES, "kind" => kind(error)).increment(1);
 }
 
 /// A guard has begun or ceased to hold a lock.
 pub(super) fn guard(collection: &'static str, holds: bool) {
-    #[cfg(feature = "metrics")]
-    {
-        let guards = gauge!(GUARDS, "collection" => collection);
-        if holds { guards.increment(1) } else { guards.decrement(1) }
-    }
+    let guards = gauge!(GUARDS, "collection" => collection);
+    if holds { guards.increment(1) } else { guards.decrement(1) }
 }
 
 /// The outcome of an acquire, in one word.
@@ -324,7 +270,6 @@ fn ok_or_error<T, E>(result: &Result<T, E>) -> &'static str {
     if result.is_ok() { "ok" } else { "error" }
 }
 
-#[cfg(feature = "metrics")]
 fn ended(reason: EndReason, sessions: u64) {
     let reason = match reason {
         EndReason::LoggedOut => "logged_out",
@@ -341,7 +286,6 @@ fn into_span(outcome: &'static str) {
     tracing::Span::current().record("outcome", outcome);
 }
 
-#[cfg(feature = "metrics")]
 fn word(mode: Mode) -> &'static str {
     match mode {
         Mode::Exclusive => "exclusive",
@@ -349,7 +293,6 @@ fn word(mode: Mode) -> &'static str {
     }
 }
 
-#[cfg(feature = "metrics")]
 fn kind(error: &StoreError) -> &'static str {
     use crate::error::StoreErrorKind;
     match error.kind() {
@@ -360,4 +303,24 @@ fn kind(error: &StoreError) -> &'static str {
         StoreErrorKind::Rejected => "rejected",
         StoreErrorKind::Other => "other",
     }
+}
+
+/// Without the feature `metrics`: the same calls, which do nothing.
+#[cfg(not(feature = "metrics"))]
+mod nothing {
+    pub(super) struct Nothing;
+
+    impl Nothing {
+        pub(super) fn increment<T>(&self, _: T) {}
+        pub(super) fn decrement<T>(&self, _: T) {}
+        pub(super) fn record<T>(&self, _: T) {}
+    }
+
+    macro_rules! nothing {
+        ($name:ident $(, $label:literal => $value:expr)* $(,)?) => {{
+            let _ = ($($value,)*);
+            nothing::Nothing
+        }};
+    }
+    pub(super) use {nothing as counter, nothing as gauge, nothing as histogram};
 }
