@@ -1,7 +1,5 @@
 //! The table of all locks, for administrators.
 
-mod csv;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use actix_web::{
@@ -15,7 +13,7 @@ use actix_web::{
 use serde::Serialize;
 
 use crate::{
-    error::LockError,
+    description::Description,
     freeze::Freeze,
     key::LockKey,
     lock::{Holder, Lock, LockToken, Mode},
@@ -37,13 +35,12 @@ pub(super) fn routes(config: &mut ServiceConfig) {
         .route("/admin", web::get().to(page))
         .route("/admin.js", web::get().to(script))
         .route("/admin.css", web::get().to(style))
-        .route("/admin.json", web::get().to(all))
-        .route("/admin.csv", web::get().to(csv::all));
+        .route("/admin.json", web::get().to(all));
 }
 
 /// # Errors
 /// 404 if the application has no admin policy: then there is no such page. 403 if the policy refuses.
-pub(super) fn allowed(locks: &SessionLocks) -> Result<(), Problem> {
+fn allowed(locks: &SessionLocks) -> Result<(), Problem> {
     match locks.locks.manager.parts.settings.may_see_all(&locks.locks.actor()) {
         Some(true) => Ok(()),
         Some(false) => Err(Problem::new(StatusCode::FORBIDDEN, "not_an_administrator")
@@ -100,19 +97,28 @@ struct LockBody {
 
 async fn all(locks: SessionLocks) -> Result<Current<AllBody>, Problem> {
     allowed(&locks)?;
-    let parts = &locks.locks.manager.parts;
-    let (told, frozen) = (parts.is_told_of_events(), parts.freezes.all());
-    let (all, actor) = (AllLocks::list(&locks).await?, locks.locks.actor());
-    let bodies = all.locks.into_iter().map(|lock| {
-        let may_break = locks.locks.manager.parts.settings.may_break(&actor, &lock);
-        LockBody::new(lock, may_break)
+    let (manager, actor) = (&locks.locks.manager, locks.locks.actor());
+    let (told, frozen) = (manager.parts.is_told_of_events(), manager.parts.freezes.all());
+    let mut all = manager.list().await?;
+    let mut documents: BTreeMap<&str, BTreeSet<&LockKey>> = BTreeMap::new();
+    for lock in &all {
+        documents.entry(lock.key.collection()).or_default().insert(&lock.key);
+    }
+    let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
+    let keys: Vec<_> = documents.into_values().flatten().cloned().collect();
+    let titles = manager.parts.descriptions_for(Some(&actor), &keys).await;
+    // The oldest lock first.
+    all.sort_by_key(|lock| lock.since);
+    let bodies = all.into_iter().map(|lock| {
+        let may_break = manager.parts.settings.may_break(&actor, &lock);
+        LockBody::new(titles.get(&lock.key).cloned(), lock, may_break)
     });
-    Ok(Current(AllBody { more: all.more, locks: bodies.collect(), told, frozen }))
+    Ok(Current(AllBody { more, locks: bodies.collect(), told, frozen }))
 }
 
 impl LockBody {
-    fn new(mut lock: Lock, may_break: bool) -> Self {
-        let (title, link) = lock.description.take().map(|it| (it.title, it.link)).unzip();
+    fn new(called: Option<Description>, lock: Lock, may_break: bool) -> Self {
+        let (title, link) = called.map(|it| (it.title, it.link)).unzip();
         Self {
             key: lock.key.to_string(),
             collection: lock.key.collection().to_owned(),
@@ -126,31 +132,5 @@ impl LockBody {
             may_break,
             holder: lock.holder,
         }
-    }
-}
-
-/// The locks of all users, the oldest lock first, with the titles of their documents.
-struct AllLocks {
-    locks: Vec<Lock>,
-    /// There are more locks than these.
-    more: bool,
-}
-
-impl AllLocks {
-    async fn list(locks: &SessionLocks) -> Result<Self, LockError> {
-        let mut all = locks.locks.manager.list().await?;
-        let mut documents: BTreeMap<&str, BTreeSet<&LockKey>> = BTreeMap::new();
-        for lock in &all {
-            documents.entry(lock.key.collection()).or_default().insert(&lock.key);
-        }
-        let more = documents.values().any(|of_collection| of_collection.len() >= LISTED);
-        let keys: Vec<_> = documents.into_values().flatten().cloned().collect();
-        let admin = locks.locks.actor();
-        let titles = locks.locks.manager.parts.descriptions_for(Some(&admin), &keys).await;
-        for lock in &mut all {
-            lock.description = titles.get(&lock.key).cloned().map(Box::new);
-        }
-        all.sort_by_key(|lock| lock.since);
-        Ok(Self { locks: all, more })
     }
 }

@@ -64,7 +64,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// | `POST /{collection}/{id}/break` | 204, or 403 by the [policy](crate::LockManagerBuilder::break_policy) |
 /// | `GET /events` | server-sent events; 503 if there are [too many](crate::web::LockingSession::event_streams) streams |
 /// | `GET /client.js`, `/client.d.ts` | the helper for pages, an ES module without dependencies |
-/// | `GET /admin`, `/admin.json`, `/admin.csv` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
+/// | `GET /admin`, `/admin.json` | the table of all locks, if there is an [admin policy](crate::LockManagerBuilder::admin_policy) |
 ///
 /// Bodies are JSON of any content type, of at most 64 KiB (`status` and `heartbeat`: 512 KiB), and may be empty. A
 /// session that has ended holds nothing, so `heartbeat` and `release` answer it as any other session.

@@ -191,6 +191,30 @@ function draw(row, lock) {
   cell('mark').setAttribute('aria-label', `Select ${what}`);
 }
 
+// ---- for spreadsheets (RFC 4180) ------------------------------------------------------------
+
+// A spreadsheet would take a cell that begins like this for a formula. It may drop invisible characters, and some end
+// a cell at a semicolon or a tab, even within quotes.
+const FORMULA = /(?<=^|[;\t])(?=[\s\p{C}]*[=+\-@＝＋－＠]|[\t\r\n])/gu;
+
+function quoted(text) {
+  text = String(text).replace(FORMULA, "'");
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+// The shown locks. Spreadsheets take a text without the mark at its begin for Latin 1.
+$('csv').addEventListener('click', () => {
+  const lines = [['collection', 'id', 'title', 'mode', 'holder', 'since', 'expires_in_s']];
+  for (const lock of filter().sort(inOrder)) {
+    const holder = (lock.holder?.label ?? '').replace(/\p{Cc}/gu, ' ');
+    const left = Math.max(0, Math.floor((lock.until - Date.now()) / 1000));
+    lines.push([lock.collection, lock.id, lock.title ?? '', lock.mode, holder, lock.since, left]);
+  }
+  const text = lines.map(cells => cells.map(quoted).join(',') + '\r\n').join('');
+  const url = $('csv').href = URL.createObjectURL(new Blob(['\ufeff', text], { type: 'text/csv' }));
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+});
+
 // ---- sorting and selecting ------------------------------------------------------------------
 
 $('locks').tHead.addEventListener('click', event => {

@@ -337,18 +337,80 @@ async fn a_thousand_rows_are_sorted_filtered_and_selected_without_a_pause() {
     .await;
 }
 
+/// The text of the file that a click on the link hands out.
+async fn downloaded(root: &Page) -> String {
+    root.run_async(
+        "const done = arguments[arguments.length - 1], link = document.getElementById('csv'); \
+         URL.createObjectURL = blob => { blob.text().then(text => done(link.download + ' ' + text)); return '#'; }; \
+         link.click()",
+    )
+    .await
+}
+
 #[actix_web::test]
-async fn the_link_downloads_all_locks_as_csv() {
+async fn the_link_downloads_the_shown_locks_as_csv() {
     three_locks(async |root, _| {
-        let csv: String = root
-            .run_async(
-                "const done = arguments[arguments.length - 1], link = document.getElementById('csv'); \
-                 fetch(link.href).then(answer => answer.text()).then(text => done(link.download + ' ' + text))",
-            )
-            .await;
-        assert!(csv.starts_with("locks.csv collection,id,title,"), "{csv}");
+        let csv = downloaded(root).await;
+        assert!(
+            csv.starts_with("locks.csv collection,id,title,mode,holder,since,expires_in_s\r\n"),
+            "{csv}"
+        );
         assert!(csv.contains("\"Price list, spring\",exclusive,carol,"), "{csv}");
         assert_eq!(csv.lines().count(), 4, "{csv}");
+        root.write("filter", "carol").await;
+        root.until(&format!("{ROWS} === 1")).await;
+        assert_eq!(downloaded(root).await.lines().count(), 2);
+    })
+    .await;
+}
+
+#[actix_web::test]
+async fn in_the_csv_no_cell_ends_early_and_none_is_a_formula() {
+    let cases = [
+        ("plain", "plain"),
+        ("", ""),
+        ("a,b", "\"a,b\""),
+        ("the \"A\" file", "\"the \"\"A\"\" file\""),
+        ("two\r\nlines", "\"two\r\nlines\""),
+        ("=HYPERLINK(\"x\",\"y\")", "\"'=HYPERLINK(\"\"x\"\",\"\"y\"\")\""),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("x;=HYPERLINK(1)", "x;'=HYPERLINK(1)"),
+        ("x\t=1", "x\t'=1"),
+        ("a;b-c", "a;b-c"),
+        ("\t=1", "'\t'=1"),
+        ("\r=1", "\"'\r=1\""),
+        ("\n=1", "\"'\n=1\""),
+        ("1=1", "1=1"),
+        ("＝1", "'＝1"),
+        ("\u{200b}\u{feff}=1", "'\u{200b}\u{feff}=1"),
+    ];
+    let lock = |(n, (title, _)): (usize, &(&str, &str))| {
+        json!({
+            "key": format!("note/{n}"), "collection": "note", "id": n.to_string(), "title": title,
+            "mode": "exclusive", "holder": { "label": "@cmd\r\nnext", "user": "secret-id" },
+            "since": format!("2026-01-01T00:00:{n:02}Z"), "expires_in_ms": 0, "token": n.to_string(),
+        })
+    };
+    let locks: Vec<_> = cases.iter().enumerate().map(lock).collect();
+    let list = json!({ "locks": locks, "more": false, "frozen": [] });
+    three_locks(async |root, _| {
+        let shown = format!(
+            "const date = new Date('2026-01-02T00:00:00Z').toUTCString(); \
+             window.fetch = async () => new Response(JSON.stringify({list}), {{ headers: {{ Date: date }} }}); \
+             document.dispatchEvent(new Event('visibilitychange'))"
+        );
+        root.run::<Value>(&shown).await;
+        root.until(&format!("{ROWS} === {}", cases.len())).await;
+        let csv = downloaded(root).await;
+        let mut rest = &*csv;
+        for (n, (_, written)) in cases.iter().enumerate() {
+            let line = format!("\r\nnote,{n},{written},exclusive,'@cmd  next,2026");
+            let at = rest.find(&line).unwrap_or_else(|| panic!("{line:?} is not in {csv:?}"));
+            rest = &rest[at + line.len()..];
+        }
+        assert!(!csv.contains("secret-id"), "the id of the holder is for policies only");
     })
     .await;
 }

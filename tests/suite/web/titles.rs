@@ -143,35 +143,6 @@ async fn the_table_of_all_locks_has_titles_and_links_to_pages_only() {
 }
 
 #[actix_web::test]
-async fn administrators_get_all_locks_as_a_spreadsheet_without_formulas() {
-    let locks = described(async |keys| {
-        let titles = ["=HYPERLINK(\"http://x\",\"y\")", "Meyer, \"Paul\""];
-        Ok(keys.into_iter().zip(titles.map(Description::new)).collect())
-    })
-    .await;
-    let app = serve_with_cookies(&locks).await;
-    let root = Browser::logged_in(&app, "root").await;
-    Browser::logged_in(&app, "alice").await.get("/locks/admin.csv").await.problem(403);
-    let holder = Holder::new("@cmd\r\nnext").of_user("secret-id");
-    let _ = locks.lock_for_session(&key("a"), &actix_doclock::Aid::new(), &holder).await.unwrap();
-    root.post("/note/b/read").await.token();
-    root.post("/locks/note/-1").await.problem(404);
-
-    let answer = root.get("/locks/admin.csv").await;
-    assert_eq!(answer.header("content-type"), Some("text/csv; charset=utf-8"));
-    let name = "attachment; filename=\"locks.csv\"";
-    assert_eq!(answer.header("content-disposition"), Some(name));
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
-    let text = answer.text();
-    let columns = "\u{feff}collection,id,title,mode,holder,since,expires_in_s\r\n";
-    assert!(text.starts_with(columns), "{text}");
-    let formula = "\"'=HYPERLINK(\"\"http://x\"\",\"\"y\"\")\"";
-    assert!(text.contains(&format!("\r\nnote,a,{formula},exclusive,'@cmd  next,2")), "{text}");
-    assert!(text.contains("\r\nnote,b,\"Meyer, \"\"Paul\"\"\",shared,root,2"), "{text}");
-    assert!(text.ends_with(",59\r\n") && !text.contains("secret-id"), "{text}");
-}
-
-#[actix_web::test]
 async fn a_break_says_whether_the_lock_was_still_there() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;
