@@ -19,9 +19,10 @@ use crate::{
     lock::{Holder, Lock, LockToken, Mode},
     manager::LISTED,
     web::{
-        Problem, SessionLocks,
+        Problem,
         assets::{JAVASCRIPT, file},
         format::{Current, millis, rfc3339},
+        request::{Locks, RequestLocks},
     },
 };
 
@@ -40,8 +41,8 @@ pub(super) fn routes(config: &mut ServiceConfig) {
 
 /// # Errors
 /// 404 if the application has no admin policy: then there is no such page. 403 if the policy refuses.
-fn allowed(locks: &SessionLocks) -> Result<(), Problem> {
-    match locks.locks.manager.parts.settings.may_see_all(&locks.locks.actor()) {
+fn allowed(locks: &RequestLocks) -> Result<(), Problem> {
+    match locks.manager.parts.settings.may_see_all(&locks.actor()) {
         Some(true) => Ok(()),
         Some(false) => Err(Problem::new(StatusCode::FORBIDDEN, "not_an_administrator")
             .detail("only administrators may see the locks of all users")),
@@ -50,19 +51,19 @@ fn allowed(locks: &SessionLocks) -> Result<(), Problem> {
     }
 }
 
-async fn page(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
+async fn page(Locks(locks): Locks, req: HttpRequest) -> Result<HttpResponse, Problem> {
     allowed(&locks)?;
     let mut page = file(&req, "text/html; charset=utf-8", include_str!("assets/admin.html"));
     page.headers_mut().insert(header::CONTENT_SECURITY_POLICY, POLICY);
     Ok(page)
 }
 
-async fn script(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
+async fn script(Locks(locks): Locks, req: HttpRequest) -> Result<HttpResponse, Problem> {
     allowed(&locks)?;
     Ok(file(&req, JAVASCRIPT, include_str!("assets/admin.js")))
 }
 
-async fn style(locks: SessionLocks, req: HttpRequest) -> Result<HttpResponse, Problem> {
+async fn style(Locks(locks): Locks, req: HttpRequest) -> Result<HttpResponse, Problem> {
     allowed(&locks)?;
     Ok(file(&req, "text/css; charset=utf-8", include_str!("assets/admin.css")))
 }
@@ -95,9 +96,9 @@ struct LockBody {
     may_break: bool,
 }
 
-async fn all(locks: SessionLocks) -> Result<Current<AllBody>, Problem> {
+async fn all(Locks(locks): Locks) -> Result<Current<AllBody>, Problem> {
     allowed(&locks)?;
-    let (manager, actor) = (&locks.locks.manager, locks.locks.actor());
+    let (manager, actor) = (&locks.manager, locks.actor());
     let (told, frozen) = (manager.parts.is_told_of_events(), manager.parts.freezes.all());
     let mut all = manager.list().await?;
     let mut documents: BTreeMap<&str, BTreeSet<&LockKey>> = BTreeMap::new();

@@ -23,11 +23,11 @@ use crate::{
     store::{Acquisition, Released},
     text::{printable, short},
     web::{
-        Problem, SessionLocks,
+        Problem,
         access::{Access, Permissions},
         admin, assets, events,
         format::{Current, millis, rfc3339},
-        request::{Ask, Found, Mine, RequestLocks, path_param},
+        request::{Ask, Found, Locks, Mine, RequestLocks, path_param},
         same_site::SameSite,
     },
 };
@@ -159,15 +159,17 @@ impl From<&Lock> for MineBody {
     }
 }
 
-async fn own(locks: SessionLocks) -> Result<Current<Vec<MineBody>>, LockError> {
-    Ok(Current(all_of(&locks, &locks.list().await?).await?))
+async fn own(Locks(locks): Locks) -> Result<Current<Vec<MineBody>>, LockError> {
+    let until = locks.begin();
+    let all = locks.list(until).await?;
+    Ok(Current(all_of(&locks, &all).await?))
 }
 
 /// All locks of the session. Only those who may lock a document see its token.
-async fn all_of(locks: &SessionLocks, all: &[Lock]) -> Result<Vec<MineBody>, LockError> {
+async fn all_of(locks: &RequestLocks, all: &[Lock]) -> Result<Vec<MineBody>, LockError> {
     let keys = all.iter().map(|lock| lock.key.clone()).collect();
     let lockable: HashSet<_> =
-        locks.locks.permissions().allowed(keys, Access::Lock).await?.into_iter().collect();
+        locks.permissions().allowed(keys, Access::Lock).await?.into_iter().collect();
     let bodies = all.iter().map(|lock| {
         let mine = MineBody::from(lock);
         MineBody { token: mine.token.filter(|_| lockable.contains(&lock.key)), ..mine }
@@ -185,13 +187,13 @@ struct AcquireBody {
 
 async fn acquire(
     _: SameSite,
-    locks: SessionLocks,
+    Locks(locks): Locks,
     req: HttpRequest,
     body: Body,
 ) -> Result<(Current<MineBody>, StatusCode), Problem> {
     let key = allowed(&locks, &req, Access::Lock).await?;
     let AcquireBody { mode, wait_ms, take_over } = read(body)?;
-    let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
+    let (locks, mode) = (&locks, mode.unwrap_or(Mode::Exclusive));
     let wait = locks.wait_at_most(Duration::from_millis(wait_ms));
     let how = Ask { mode, offered: locks.offered()?, take_over, ..Ask::exclusive(wait) };
     let mine = take(locks, &key, how).await.map_err(|e| locks.problem(e))?;
@@ -226,33 +228,33 @@ struct ReleaseBody {
 
 async fn release(
     _: SameSite,
-    locks: SessionLocks,
+    Locks(locks): Locks,
     req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
     // Whoever may no longer lock the document may still release it.
-    let key = key(&locks.locks.permissions(), &req)?;
-    locks.locks.check_client()?;
-    let mut tokens = locks.locks.offered()?.to_vec();
+    let key = key(&locks.permissions(), &req)?;
+    locks.check_client()?;
+    let mut tokens = locks.offered()?.to_vec();
     let ReleaseBody { token, page, grace_ms } = read(body)?;
     if let Some(token) = token {
         tokens.push(parse_token(&token)?);
     }
-    let page = page.and_then(|page| page.parse().ok()).or(locks.locks.page);
+    let page = page.and_then(|page| page.parse().ok()).or(locks.page);
     let grace = Duration::from_millis(grace_ms).min(LONGEST_GRACE);
     if tokens.is_empty() {
-        locks.locks.release_key(&key).await?;
+        locks.release_key(&key).await?;
     }
-    let until = locks.locks.begin();
-    if let Some(aid) = locks.locks.aid() {
+    let until = locks.begin();
+    if let Some(aid) = locks.aid() {
         for token in tokens {
             // Or an exclusive lock: a beacon does not say which.
             let mode = Mode::Shared;
             let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
             if grace.is_zero() {
-                locks.locks.manager.parts.granting.release_by(&held, until).await?;
+                locks.manager.parts.granting.release_by(&held, until).await?;
             } else {
-                locks.locks.manager.parts.granting.release_in(&held, page, grace, until).await?;
+                locks.manager.parts.granting.release_in(&held, page, grace, until).await?;
             }
         }
     }
@@ -281,32 +283,28 @@ struct LostBody {
 
 async fn heartbeat(
     _: SameSite,
-    locks: SessionLocks,
+    Locks(locks): Locks,
     body: Body,
 ) -> Result<Current<HeartbeatAnswer>, Problem> {
     let believed = (read::<HeartbeatBody>(body)?.locks.into_iter())
         .map(|(name, token)| Ok((name, parse_token(&token)?)))
         .collect::<Result<HashMap<_, _>, Problem>>()?;
-    locks.locks.check_client()?;
+    locks.check_client()?;
     // `locks.session(…)` has started a renewal of the session's locks, if one was due.
-    let until = locks.locks.begin();
-    locks.locks.renewed(until).await;
-    let until = locks.locks.begin();
+    let until = locks.begin();
+    locks.renewed(until).await;
+    let until = locks.begin();
     let named = believed.keys().filter_map(|name| Some(name.split_once('/')?.0));
-    locks.locks.manager.parts.collections.learn(named, until).await;
-    let aid = locks.locks.aid();
-    let held = match &aid {
-        Some(aid) => locks.locks.manager.parts.reads.list(Some(aid), until).await?,
-        None => Vec::new(),
-    };
+    locks.manager.parts.collections.learn(named, until).await;
+    let held = locks.list(until).await?;
     let tokens: HashMap<String, Option<LockToken>> =
         held.iter().map(|lock| (lock.key.to_string(), lock.token)).collect();
     let is_held = |name: &String, token: &LockToken| tokens.get(name) == Some(&Some(*token));
     let lost = (believed.iter().filter(|(name, token)| !is_held(name, token)))
         .map(|(name, token)| {
             let (collection, id) = name.split_once('/').unwrap_or_default();
-            if let (Some(_), Ok(key)) = (&aid, locks.locks.manager.key(collection, id)) {
-                locks.locks.manager.parts.granting.missed_lock(&key, *token, "heartbeat");
+            if let (Some(_), Ok(key)) = (locks.aid(), locks.manager.key(collection, id)) {
+                locks.manager.parts.granting.missed_lock(&key, *token, "heartbeat");
             }
             LostBody { key: name.clone(), collection: collection.into(), id: id.into() }
         })
@@ -315,7 +313,7 @@ async fn heartbeat(
         return Ok(Current(HeartbeatAnswer { held: all_of(&locks, &held).await?, lost }));
     }
     let is_named = |lock: &&Lock| believed.get(&lock.key.to_string()).copied() == lock.token;
-    let named = held.iter().filter(is_named).inspect(|lock| locks.locks.names(lock));
+    let named = held.iter().filter(is_named).inspect(|lock| locks.names(lock));
     let held = named.map(MineBody::from).collect();
     Ok(Current(HeartbeatAnswer { held, lost }))
 }
@@ -330,7 +328,7 @@ struct BreakBody {
 
 async fn break_lock(
     _: SameSite,
-    locks: SessionLocks,
+    Locks(locks): Locks,
     req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
@@ -340,17 +338,16 @@ async fn break_lock(
         return Err(bad_request(format_args!("a reason has at most {MAX_REASON_BYTES} bytes")));
     }
     let token = token.map(|token| parse_token(&token)).transpose()?;
-    let on_it = locks.locks.manager.locks_on(&key).await?;
+    let on_it = locks.manager.locks_on(&key).await?;
     let is_meant = |lock: &&Lock| token.is_none() || lock.token == token;
     // If the document has several readers, all of their locks must be broken, or none.
-    let (meant, actor): (Vec<_>, _) =
-        (on_it.iter().filter(is_meant).collect(), locks.locks.actor());
-    if !meant.iter().all(|lock| locks.locks.manager.parts.settings.may_break(&actor, lock)) {
+    let (meant, actor): (Vec<_>, _) = (on_it.iter().filter(is_meant).collect(), locks.actor());
+    if !meant.iter().all(|lock| locks.manager.parts.settings.may_break(&actor, lock)) {
         return Err(LockError::BreakRefused { key }.into());
     }
     let mut broken = 0;
     for lock in meant {
-        let outcome = locks.locks.manager.break_lock(lock, &actor, &reason).await?;
+        let outcome = locks.manager.break_lock(lock, &actor, &reason).await?;
         broken += usize::from(outcome == Released::Released);
     }
     Ok(HttpResponse::NoContent().insert_header((DOCLOCK_BROKEN, broken)).finish())
@@ -360,11 +357,11 @@ type Body = Result<Bytes, actix_web::Error>;
 
 /// The document that `/{collection}/{id}` names, if this person may do this with it.
 async fn allowed(
-    locks: &SessionLocks,
+    locks: &RequestLocks,
     req: &HttpRequest,
     access: Access,
 ) -> Result<LockKey, Problem> {
-    let permissions = locks.locks.permissions();
+    let permissions = locks.permissions();
     permissions.check_any()?;
     let key = key(&permissions, req)?;
     permissions.check(&key, access).await?;

@@ -24,9 +24,10 @@ use crate::{
     lock::{Aid, Lock, Mode, TabId},
     manager::watch::{ends::EndOf, events::LockEvents, streams::Admitted},
     web::{
-        Problem, SessionLocks,
+        Problem,
         access::Permissions,
         format::{millis, rfc3339},
+        request::Locks,
     },
 };
 
@@ -68,16 +69,15 @@ struct Listener {
 }
 
 pub(super) async fn stream(
-    locks: SessionLocks,
+    Locks(locks): Locks,
     asked: Result<Query<Asked>, actix_web::Error>,
 ) -> Result<HttpResponse, Problem> {
-    let permissions = locks.locks.permissions();
+    let permissions = locks.permissions();
     permissions.check_any()?;
     let malformed = |e| Problem::new(StatusCode::BAD_REQUEST, "bad_request").detail(e);
     let Asked { tab, keys } = asked.map_err(malformed)?.into_inner();
-    let (manager, address, person) =
-        (locks.locks.manager.clone(), locks.locks.address, locks.locks.counts_as());
-    let admitted = manager.parts.event_streams.admit(address, person, locks.locks.settings.streams);
+    let (manager, address, person) = (locks.manager.clone(), locks.address, locks.counts_as());
+    let admitted = manager.parts.event_streams.admit(address, person, locks.settings.streams);
     let admitted = admitted.ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams")
             .detail("you or this server have too many open event streams; poll instead")
@@ -87,11 +87,11 @@ pub(super) async fn stream(
     let keys: Option<HashSet<_>> =
         keys.map(|keys| keys.split(',').map(ToOwned::to_owned).collect());
     let events = manager.events();
-    let is_anonymous = permissions.person.is_some() && locks.locks.aid().is_none();
-    let end = locks.locks.aid().map(|aid| manager.parts.end_of(&aid));
+    let is_anonymous = permissions.person.is_some() && locks.aid().is_none();
+    let end = locks.aid().map(|aid| manager.parts.end_of(&aid));
     let listener = Listener {
         events,
-        aid: locks.locks.aid(),
+        aid: locks.aid(),
         tab,
         keys,
         permissions,

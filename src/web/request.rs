@@ -25,7 +25,7 @@ use percent_encoding::percent_decode_str;
 use tokio::{sync::oneshot::Receiver, time::timeout_at};
 use tokio_util::task::TaskTracker;
 
-pub(super) use self::locking::{Ask, Found, Mine};
+pub(super) use self::locking::{Ask, Found, Locks, Mine};
 use crate::{
     actor::Actor,
     ended::EndReason,

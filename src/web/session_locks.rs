@@ -62,11 +62,7 @@ impl SessionLocks {
     /// # Errors
     /// [`LockError::Store`].
     pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
-        let until = self.locks.begin();
-        match self.locks.aid() {
-            Some(aid) => self.locks.manager.parts.reads.list(Some(&aid), until).await,
-            None => Ok(Vec::new()),
-        }
+        self.locks.list(self.locks.begin()).await
     }
 
     /// Takes the lock on the document `id`, or confirms that the session holds it. Does not check whether

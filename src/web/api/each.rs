@@ -13,7 +13,11 @@ use crate::{
     lock::Mode,
     manager::Wait,
     web::{
-        Problem, SessionLocks, access::Access, format::Current, request::Ask, same_site::SameSite,
+        Problem,
+        access::Access,
+        format::Current,
+        request::{Ask, Locks},
+        same_site::SameSite,
     },
 };
 
@@ -37,16 +41,16 @@ pub(super) struct EachAnswer {
 
 pub(super) async fn acquire(
     _: SameSite,
-    locks: SessionLocks,
+    Locks(locks): Locks,
     body: Body,
 ) -> Result<Current<EachAnswer>, Problem> {
-    let permissions = locks.locks.permissions();
+    let permissions = locks.permissions();
     permissions.check_any()?;
     let EachBody { keys, mode } = read(body)?;
     if keys.len() > MAX_KEYS {
         return Err(bad_request(format_args!("ask for at most {MAX_KEYS} keys at once")));
     }
-    let (locks, mode) = (&locks.locks, mode.unwrap_or(Mode::Exclusive));
+    let (locks, mode) = (&locks, mode.unwrap_or(Mode::Exclusive));
     let (mut wanted, mut refused) = (BTreeSet::new(), Vec::new());
     for name in keys {
         let Some((collection, id)) = name.split_once('/') else {

@@ -8,10 +8,10 @@ use crate::{
     key::LockKey,
     lock::{Holder, Lock, Mode},
     web::{
-        Problem, SessionLocks,
+        Problem,
         access::Access,
         format::{Current, millis, rfc3339},
-        request::RequestLocks,
+        request::{Locks, RequestLocks},
         same_site::SameSite,
     },
 };
@@ -77,13 +77,13 @@ impl StateBody {
 }
 
 pub(super) async fn of_one(
-    locks: SessionLocks,
+    Locks(locks): Locks,
     req: HttpRequest,
 ) -> Result<Current<StateBody>, Problem> {
     let key = allowed(&locks, &req, Access::Look).await?;
-    let (aid, until) = (locks.locks.aid(), locks.locks.begin());
-    let lock = locks.locks.manager.parts.reads.inspect(&key, aid.as_ref(), until).await?;
-    Ok(Current(StateBody::of(&key, lock, &locks.locks)))
+    let (aid, until) = (locks.aid(), locks.begin());
+    let lock = locks.manager.parts.reads.inspect(&key, aid.as_ref(), until).await?;
+    Ok(Current(StateBody::of(&key, lock, &locks)))
 }
 
 #[derive(Default, Deserialize)]
@@ -117,10 +117,10 @@ struct KeyedState {
 
 pub(super) async fn of_many(
     _: SameSite,
-    locks: SessionLocks,
+    Locks(locks): Locks,
     body: Body,
 ) -> Result<Current<StatusAnswer>, Problem> {
-    let permissions = locks.locks.permissions();
+    let permissions = locks.permissions();
     permissions.check_any()?;
     let StatusBody { keys } = read(body)?;
     if keys.len() > MAX_KEYS {
@@ -137,13 +137,13 @@ pub(super) async fn of_many(
         }
     }
     let keys = permissions.allowed(known, Access::Look).await?;
-    let (aid, until) = (locks.locks.aid(), locks.locks.begin());
-    let found = locks.locks.manager.parts.reads.inspect_many(&keys, aid.as_ref(), until).await?;
+    let (aid, until) = (locks.aid(), locks.begin());
+    let found = locks.manager.parts.reads.inspect_many(&keys, aid.as_ref(), until).await?;
     let known = keys.into_iter().zip(found).map(|(key, lock)| {
         Row::Known(KeyedState {
             collection: key.collection().to_owned(),
             id: key.id().to_string(),
-            state: StateBody::of(&key, lock, &locks.locks),
+            state: StateBody::of(&key, lock, &locks),
             key: key.to_string(),
         })
     });

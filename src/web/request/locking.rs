@@ -2,12 +2,12 @@
 
 use std::{
     cell::OnceCell,
-    future::Future,
+    future::{Future, Ready, ready},
     rc::Rc,
     time::{Duration, Instant},
 };
 
-use actix_web::{HttpMessage, HttpRequest};
+use actix_web::{FromRequest, HttpMessage, HttpRequest, dev::Payload};
 use tokio::time::timeout_at;
 
 use crate::{
@@ -97,6 +97,18 @@ impl Ask<'_> {
     }
 }
 
+/// For the handlers of this crate.
+pub(in crate::web) struct Locks(pub(in crate::web) Rc<RequestLocks>);
+
+impl FromRequest for Locks {
+    type Error = LockError;
+    type Future = Ready<Result<Self, LockError>>;
+
+    fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(RequestLocks::of(req).map(Self))
+    }
+}
+
 /// For the extractors and the lock API.
 impl RequestLocks {
     pub(in crate::web) fn of(req: &HttpRequest) -> Result<Rc<Self>, LockError> {
@@ -124,6 +136,14 @@ impl RequestLocks {
     /// The aid of the session, if the session has ever locked anything or been saved.
     pub(in crate::web) fn aid(&self) -> Option<Aid> {
         self.aid.borrow().clone()
+    }
+
+    /// The live locks of the session.
+    pub(in crate::web) async fn list(&self, until: Instant) -> Result<Vec<Lock>, LockError> {
+        match self.aid() {
+            Some(aid) => self.manager.parts.reads.list(Some(&aid), until).await,
+            None => Ok(Vec::new()),
+        }
     }
 
     pub(in crate::web) fn actor(&self) -> Actor {
