@@ -1,4 +1,4 @@
-//! Granting locks: a claim at once or after a wait, re-entry by one read, and the return of unwanted grants.
+//! Granting locks: a claim at once or after a wait, and re-entry by one read.
 //!
 //! A read may be older than a break by a moment. That is harmless: every guarded write checks the lock, and the next
 //! read sees the break.
@@ -14,23 +14,22 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, StoreError, StoreErrorKind},
+    error::LockError,
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
         Parts,
         calls::{self, Calls},
-        claim::{Acquired, ClaimPermit, Provisional, Wait, Wanted},
+        claim::{Acquired, Wait, Wanted},
         collections::Collections,
         freezes::{Freezes, frozen_by},
         observe,
         reads::Reads,
-        rhythm::jittered,
         seen::Seen,
         wait::{InTurn, Needs, Together},
         watch::changes::{Wakeup, poll_pause},
     },
-    store::{Acquisition, Claim, Confirmed, Query, Released, Removal, TryAcquire},
+    store::{Claim, Confirmed, Query, TryAcquire},
 };
 
 /// Grants locks, and takes them back.
@@ -212,13 +211,6 @@ impl Granting {
         Ok(acquired)
     }
 
-    /// # Errors
-    /// [`Overloaded`](StoreErrorKind::Overloaded).
-    pub(super) fn claim_permit(&self) -> Result<ClaimPermit, StoreError> {
-        let permit = Arc::clone(&self.claims).try_acquire_owned();
-        permit.map(Arc::new).map_err(|_| calls::overloaded("try_acquire"))
-    }
-
     /// Whether a web session that was just granted a lock may keep it. Asks the store only if the session
     /// may be close to the limit.
     pub(crate) async fn may_hold_another(
@@ -304,101 +296,6 @@ impl Granting {
     ) -> Result<bool, LockError> {
         Ok(!self.seen.activity.has_missed(aid) || self.reads.exists(key, until).await?)
     }
-
-    /// A grant that is given back unless its request confirms it. `scope` also tracks that.
-    pub(super) fn provisional(
-        self: &Arc<Self>,
-        lock: Lock,
-        claim: &Claim,
-        scope: &TaskTracker,
-        permit: ClaimPermit,
-    ) -> Provisional {
-        let (granting, scope) = (Arc::clone(self), scope.clone());
-        let give_back = move |unwanted| granting.give_back(vec![unwanted], &scope, permit);
-        // The lock may carry the token of an earlier attempt.
-        let token = lock.token.unwrap_or(claim.token);
-        Provisional { lock, token, give_back: Some(Box::new(give_back)) }
-    }
-
-    /// Unless it was never sent, the claim may have been granted anyway, or may still be under way. No caller
-    /// knows of it.
-    pub(super) fn claim_failed(
-        self: &Arc<Self>,
-        error: &StoreError,
-        key: &LockKey,
-        claim: &Claim,
-        scope: &TaskTracker,
-        permit: &ClaimPermit,
-    ) {
-        if error.kind() == StoreErrorKind::Overloaded {
-            return;
-        }
-        let attempts = attempts(key, claim, claim.token.attempts());
-        self.give_back(attempts.clone(), scope, permit.clone());
-        self.give_back_later(attempts, permit.clone());
-    }
-
-    /// One attempt of the claim was answered. Earlier attempts without an answer may still be under way,
-    /// and could be granted the lock after it was released.
-    pub(super) fn earlier_may_be_late(
-        self: &Arc<Self>,
-        key: &LockKey,
-        claim: &Claim,
-        answer: &TryAcquire,
-        permit: &ClaimPermit,
-    ) {
-        let answered = match answer {
-            TryAcquire::Granted(lock) => lock.token,
-            TryAcquire::AlreadyMine(_) | TryAcquire::Held(_) => Some(claim.token),
-        };
-        let late = claim.token.attempts().filter(|token| Some(*token) != answered);
-        let late = attempts(key, claim, late);
-        if !late.is_empty() {
-            self.give_back_later(late, permit.clone());
-        }
-    }
-
-    /// Gives back a grant that its request does not want. Nobody waits for this, and it is tried for as long as the
-    /// ttl: the lock expires then, unless another page of its session renews it. Tried for another ttl if the process
-    /// was paused meanwhile, and so could not try.
-    pub(super) fn give_back(
-        self: &Arc<Self>,
-        attempts: Vec<Acquisition>,
-        scope: &TaskTracker,
-        permit: ClaimPermit,
-    ) {
-        let (granting, until) = (Arc::clone(self), clock::now() + self.ttl);
-        self.calls.runner.spawn(scope, async move {
-            let retract =
-                |until| granting.calls.store.remove_lock(Removal::Retract(&attempts), until);
-            let mut retracted = calls::retry(until, calls::BACKGROUND, retract).await;
-            if retracted.is_err() && clock::since(until) > granting.calls.deadline {
-                let until = clock::now() + granting.ttl;
-                retracted = calls::retry(until, calls::BACKGROUND, retract).await;
-            }
-            match retracted {
-                // The lock was never granted, or was given back before, or it is still there for another
-                // request that was told of it. The first waiter asks the store.
-                Ok(Released::AlreadyGone) => {
-                    attempts.iter().for_each(|it| granting.seen.queues.machine.lock().ended(it));
-                }
-                retracted => granting.released_in_background(retracted, &attempts),
-            }
-            drop(permit);
-        });
-    }
-
-    /// Gives the lock back once more, for an acquire that was delayed on its way and arrived after the
-    /// first attempt to give it back. Otherwise this orphaned lock would live as long as its session,
-    /// which renews all its locks.
-    fn give_back_later(self: &Arc<Self>, attempts: Vec<Acquisition>, permit: ClaimPermit) {
-        let granting = Arc::downgrade(self);
-        self.calls.runner.spawn_after(jittered(self.ttl / 3), async move {
-            if let Some(granting) = granting.upgrade() {
-                granting.give_back(attempts, &TaskTracker::new(), permit);
-            }
-        });
-    }
 }
 
 fn changes_nothing(wanted: &Wanted, it: &Confirmed) -> bool {
@@ -413,14 +310,4 @@ fn changes_nothing(wanted: &Wanted, it: &Confirmed) -> bool {
         && (page.is_none() || *page == it.page)
         && lock.holder.as_ref() == Some(holder)
         && lock.expires_in() >= *ttl / 3
-}
-
-/// Attempts of one claim.
-fn attempts(
-    key: &LockKey,
-    Claim { aid, mode, .. }: &Claim,
-    tokens: impl Iterator<Item = LockToken>,
-) -> Vec<Acquisition> {
-    let attempt = |token| Acquisition { key: key.clone(), aid: aid.clone(), token, mode: *mode };
-    tokens.map(attempt).collect()
 }

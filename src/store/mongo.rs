@@ -63,6 +63,7 @@ mod group;
 mod hand_over;
 mod held;
 mod indexes;
+mod limits;
 mod many;
 mod needs;
 mod queue;

@@ -22,8 +22,9 @@ use crate::{
             error::{
                 DUPLICATE_KEY, Result, code, exceeded_time_limit, failure, is_not_sent, unavailable,
             },
+            limits::LIMIT,
             record::{Fetched, by_id, in_our_time, presentable, token_in},
-            send::{LIMIT, Take, acknowledged, refusals, run, upserted},
+            send::{Take, acknowledged, refusals, run, upserted},
         },
     },
 };

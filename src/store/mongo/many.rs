@@ -11,7 +11,8 @@ use crate::{
     store::mongo::{
         Call,
         error::{LeftOut, MAX_TIME_EXPIRED, Refused, Result, exceeded_time_limit},
-        send::{LIMIT, Write, write},
+        limits::LIMIT,
+        send::{Write, write},
     },
 };
 
