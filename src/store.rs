@@ -109,6 +109,14 @@ pub trait Store: Locks + Documents + Sessions + Servers {}
 
 impl<S: Locks + Documents + Sessions + Servers> Store for S {}
 
+/// The answer of a verb, or why the store does not know it.
+pub type StoreResult<T> = Result<T, StoreError>;
+
+/// A call of a verb: an `async fn` that returns a [`StoreResult`].
+pub trait Verb<T>: Future<Output = StoreResult<T>> + Send {}
+
+impl<T, F: Future<Output = StoreResult<T>> + Send> Verb<T> for F {}
+
 /// When the caller of a verb stops waiting for the answer, with all repeated attempts. A caller with a deadline repeats
 /// an attempt that has failed; a caller without one does not.
 #[derive(Debug, Clone, Copy)]
@@ -177,12 +185,7 @@ pub trait Locks: Send + Sync + 'static {
     /// Called once for each collection when an application server starts, before any other verb
     /// on it; again with another ttl after a change of configuration. Live locks are not harmed by
     /// a shorter ttl.
-    fn prepare(
-        &self,
-        collection: &str,
-        rules: &Rules,
-        until: Deadline,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+    fn prepare(&self, collection: &str, rules: &Rules, until: Deadline) -> impl Verb<()>;
 
     /// Takes the lock, renews it if the session already holds it, or names the holder.
     ///
@@ -210,12 +213,7 @@ pub trait Locks: Send + Sync + 'static {
     /// them, without a token, and with the time at which the place of its server expires. Re-entry and
     /// upgrades do not queue. A claim that is not refused leaves the [others](Turn::others) in the place
     /// of its server.
-    fn try_acquire(
-        &self,
-        key: &LockKey,
-        claim: &Claim,
-        until: Deadline,
-    ) -> impl Future<Output = Result<TryAcquire, StoreError>> + Send;
+    fn try_acquire(&self, key: &LockKey, claim: &Claim, until: Deadline) -> impl Verb<TryAcquire>;
 
     /// Renews the leases of these sessions, for at least `ttl`, and returns the number of documents: every live lock
     /// that a session has taken without a tab, every shared lock, and the locks of tabs that are
@@ -235,14 +233,10 @@ pub trait Locks: Send + Sync + 'static {
         active: &[Active],
         ttl: Duration,
         until: Deadline,
-    ) -> impl Future<Output = Result<Renewed, StoreError>> + Send;
+    ) -> impl Verb<Renewed>;
 
     /// Removes one lock, if the condition of the [removal](Removal) holds, and nothing else.
-    fn remove_lock(
-        &self,
-        removal: Removal<'_>,
-        until: Deadline,
-    ) -> impl Future<Output = Result<Released, StoreError>> + Send;
+    fn remove_lock(&self, removal: Removal<'_>, until: Deadline) -> impl Verb<Released>;
 
     /// The live locks that the query asks for, on at most `limit` documents of the collection. Each reader
     /// has an entry of its own.
@@ -257,7 +251,7 @@ pub trait Locks: Send + Sync + 'static {
         query: Query<'_>,
         limit: usize,
         until: Deadline,
-    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send;
+    ) -> impl Verb<Vec<Lock>>;
 
     // What follows is optional.
 
@@ -282,7 +276,7 @@ pub trait Locks: Send + Sync + 'static {
         from: &Acquisition,
         claim: &Claim,
         until: Deadline,
-    ) -> impl Future<Output = Result<HandedOver, StoreError>> + Send {
+    ) -> impl Verb<HandedOver> {
         async move {
             if claim.taken.is_some() {
                 return Ok(HandedOver::AlreadyGone);
@@ -305,18 +299,13 @@ pub trait Locks: Send + Sync + 'static {
         _aid: &Aid,
         _load: bool,
         _until: Deadline,
-    ) -> impl Future<Output = Result<Option<Confirmed>, StoreError>> + Send {
+    ) -> impl Verb<Option<Confirmed>> {
         async { Ok(None) }
     }
 
     /// Removes all locks of the session in this collection, and returns the keys of those that were
     /// live. The session continues. By default one removal for each lock.
-    fn release_all(
-        &self,
-        collection: &str,
-        aid: &Aid,
-        until: Deadline,
-    ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send {
+    fn release_all(&self, collection: &str, aid: &Aid, until: Deadline) -> impl Verb<Vec<LockKey>> {
         async move {
             let of = Query::Of(slice::from_ref(aid));
             let held = self.locks(collection, of, usize::MAX, until).await?;
@@ -340,7 +329,7 @@ pub trait Locks: Send + Sync + 'static {
         _page: Option<PageId>,
         _grace: Duration,
         _until: Deadline,
-    ) -> impl Future<Output = Result<Released, StoreError>> + Send {
+    ) -> impl Verb<Released> {
         async { Ok(Released::AlreadyGone) }
     }
 
@@ -358,7 +347,7 @@ pub trait Locks: Send + Sync + 'static {
         _key: &LockKey,
         _waiters: &Waiters,
         _until: Deadline,
-    ) -> impl Future<Output = Result<Option<Ticket>, StoreError>> + Send {
+    ) -> impl Verb<Option<Ticket>> {
         async { Ok(None) }
     }
 
@@ -368,11 +357,7 @@ pub trait Locks: Send + Sync + 'static {
     /// Every change after this call has returned is reported, or [`Missed`](Change::Missed) is. The
     /// expiry of a lock need not be reported. Other changes may be reported as well: a subscriber looks
     /// at the lock after each report.
-    fn watch(
-        &self,
-        _collection: &str,
-        _until: Deadline,
-    ) -> impl Future<Output = Result<Option<Watch>, StoreError>> + Send {
+    fn watch(&self, _collection: &str, _until: Deadline) -> impl Verb<Option<Watch>> {
         async { Ok(None) }
     }
 
@@ -385,18 +370,14 @@ pub trait Locks: Send + Sync + 'static {
         _like: &Pattern,
         _limit: usize,
         _until: Deadline,
-    ) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send {
+    ) -> impl Verb<Vec<String>> {
         async { Ok(Vec::new()) }
     }
 
     /// The state of the store at this moment, with the missing indexes of these collections, which must
     /// be prepared. Changes nothing. If the store takes no writes, that is an answer; `Err` means that
     /// no server answers. By default an embedded store in which nothing is missing.
-    fn status(
-        &self,
-        _collections: &[&str],
-        _until: Deadline,
-    ) -> impl Future<Output = Result<StoreStatus, StoreError>> + Send {
+    fn status(&self, _collections: &[&str], _until: Deadline) -> impl Verb<StoreStatus> {
         async { Ok(StoreStatus::new(Topology::Embedded, true)) }
     }
 }
@@ -409,20 +390,12 @@ pub trait Documents: Send + Sync + 'static {
     }
 
     /// The document as it is now.
-    fn load(
-        &self,
-        _key: &LockKey,
-        _until: Deadline,
-    ) -> impl Future<Output = Result<Option<StoredDocument>, StoreError>> + Send {
+    fn load(&self, _key: &LockKey, _until: Deadline) -> impl Verb<Option<StoredDocument>> {
         async { Err(cannot("keeps no documents")) }
     }
 
     /// True if the document exists. By default the store loads it.
-    fn exists(
-        &self,
-        key: &LockKey,
-        until: Deadline,
-    ) -> impl Future<Output = Result<bool, StoreError>> + Send {
+    fn exists(&self, key: &LockKey, until: Deadline) -> impl Verb<bool> {
         async move { Ok(self.load(key, until).await?.is_some()) }
     }
 
@@ -435,12 +408,7 @@ pub trait Documents: Send + Sync + 'static {
     /// After the deadline the caller has been told that the outcome is unknown, and may have saved something
     /// newer. A save that is delayed on its way therefore gives up by then. If a newer save can
     /// overtake it even later, as between the last check and the commit, the older save must fail.
-    fn save(
-        &self,
-        _held: &Acquisition,
-        _edit: &Edit,
-        _until: Deadline,
-    ) -> impl Future<Output = Result<Saved, StoreError>> + Send {
+    fn save(&self, _held: &Acquisition, _edit: &Edit, _until: Deadline) -> impl Verb<Saved> {
         async { Err(cannot("keeps no documents")) }
     }
 }
@@ -478,7 +446,7 @@ pub trait Sessions: Locks {
         collections: &[&str],
         _worker: Uuid,
         until: Deadline,
-    ) -> impl Future<Output = Result<Vec<LockKey>, StoreError>> + Send {
+    ) -> impl Verb<Vec<LockKey>> {
         async move {
             let mut keys = Vec::new();
             for collection in collections {
@@ -490,11 +458,7 @@ pub trait Sessions: Locks {
 
     /// How each of these sessions last ended or became idle, if the store still remembers it. A permanent end stays
     /// the last one.
-    fn last_ends(
-        &self,
-        aids: &[Aid],
-        _until: Deadline,
-    ) -> impl Future<Output = Result<Vec<Option<LastEnd>>, StoreError>> + Send {
+    fn last_ends(&self, aids: &[Aid], _until: Deadline) -> impl Verb<Vec<Option<LastEnd>>> {
         async { Ok(vec![None; aids.len()]) }
     }
 
@@ -516,7 +480,7 @@ pub trait Sessions: Locks {
         _worker: Uuid,
         _limit: usize,
         _until: Deadline,
-    ) -> impl Future<Output = Result<Swept, StoreError>> + Send {
+    ) -> impl Verb<Swept> {
         async { Ok(Swept::default()) }
     }
 
@@ -527,18 +491,13 @@ pub trait Sessions: Locks {
         _collections: &[&str],
         _limit: usize,
         _until: Deadline,
-    ) -> impl Future<Output = Result<Vec<Aid>, StoreError>> + Send {
+    ) -> impl Verb<Vec<Aid>> {
         async { Ok(Vec::new()) }
     }
 
     /// Puts a takeover that is about to happen into the outbox, and reserves it for the caller, with the event as
     /// its worker, for the time of `lease`. The store sets [`Takeover::at`].
-    fn put_news(
-        &self,
-        _takeover: &Takeover,
-        _lease: Duration,
-        _until: Deadline,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+    fn put_news(&self, _takeover: &Takeover, _lease: Duration, _until: Deadline) -> impl Verb<()> {
         async { Ok(()) }
     }
 
@@ -554,7 +513,7 @@ pub trait Sessions: Locks {
         _lease: Duration,
         _limit: usize,
         _until: Deadline,
-    ) -> impl Future<Output = Result<Vec<News>, StoreError>> + Send {
+    ) -> impl Verb<Vec<News>> {
         async { Ok(Vec::new()) }
     }
 
@@ -568,7 +527,7 @@ pub trait Sessions: Locks {
         _worker: Uuid,
         _settled: Settled,
         _until: Deadline,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+    ) -> impl Verb<()> {
         async { Ok(()) }
     }
 }
@@ -583,26 +542,18 @@ pub trait Servers: Send + Sync + 'static {
         _scope: &Scope,
         _freeze: Option<&NewFreeze>,
         _until: Deadline,
-    ) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
+    ) -> impl Verb<Vec<Freeze>> {
         async { Err(cannot("cannot keep a freeze")) }
     }
 
     /// The freezes that are on. The manager obeys them; the store grants locks as ever.
-    fn freezes(
-        &self,
-        _until: Deadline,
-    ) -> impl Future<Output = Result<Vec<Freeze>, StoreError>> + Send {
+    fn freezes(&self, _until: Deadline) -> impl Verb<Vec<Freeze>> {
         async { Ok(Vec::new()) }
     }
 
     /// Notes that a server has read this freeze and obeys it: once for each server, at most
     /// [`MAX_NOTED`](crate::freeze::MAX_NOTED) servers. Nothing happens if the freeze has ended.
-    fn obey_freeze(
-        &self,
-        _id: Uuid,
-        _server: Uuid,
-        _until: Deadline,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+    fn obey_freeze(&self, _id: Uuid, _server: Uuid, _until: Deadline) -> impl Verb<()> {
         async { Ok(()) }
     }
 
@@ -613,7 +564,7 @@ pub trait Servers: Send + Sync + 'static {
         _id: Uuid,
         note: Option<&ServerNote>,
         _until: Deadline,
-    ) -> impl Future<Output = Result<Fleet, StoreError>> + Send {
+    ) -> impl Verb<Fleet> {
         async move { Ok(Fleet::new(Topology::Embedded, note.cloned().into_iter().collect())) }
     }
 }
@@ -623,7 +574,7 @@ fn cannot(what: &str) -> StoreError {
 }
 
 /// The return type of each verb of [`DynStore`].
-pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
 
 /// Declares the boxed twin of each verb, so that each trait spells out a verb only once.
 macro_rules! erase {

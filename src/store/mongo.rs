@@ -23,7 +23,7 @@ macro_rules! verbs {
             &$self,
             $($arg: $type,)*
             $until: Deadline,
-        ) -> Result<$answer, StoreError> {
+        ) -> $crate::store::StoreResult<$answer> {
             let answer = async { $call.await };
             let failed = |e| $crate::store::mongo::error::store_error(format!($($doing),*), e);
             answer.await.map_err(failed)
@@ -39,13 +39,13 @@ use self::{
     send::Groups,
 };
 use crate::{
-    error::{StoreError, StoreErrorKind},
+    error::StoreErrorKind,
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
         Ability, Acquisition, Active, Claim, Confirmed, Deadline, HandedOver, Locks, Pattern,
-        Query, Released, Removal, Renewed, Rules, StoreStatus, Ticket, Topology, TryAcquire,
-        Waiters, Watch,
+        Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket, Topology,
+        TryAcquire, Waiters, Watch,
     },
 };
 
@@ -198,7 +198,7 @@ impl MongoStore {
     ///
     /// # Errors
     /// If the database is not reached.
-    pub async fn topology(&self) -> Result<Topology, StoreError> {
+    pub async fn topology(&self) -> StoreResult<Topology> {
         self.kind().await.doing(|| "asking the server for its kind")
     }
 
@@ -232,12 +232,7 @@ impl Locks for MongoStore {
         ability != Ability::Watch || self.inner.topology.get() != Some(&Topology::Standalone)
     }
 
-    async fn prepare(
-        &self,
-        collection: &str,
-        rules: &Rules,
-        _until: Deadline,
-    ) -> Result<(), StoreError> {
+    async fn prepare(&self, collection: &str, rules: &Rules, _until: Deadline) -> StoreResult<()> {
         collection::prepare(self, collection, rules).await
     }
 
@@ -271,11 +266,7 @@ impl Locks for MongoStore {
             "watching the locks in {collection}";
     }
 
-    async fn remove_lock(
-        &self,
-        removal: Removal<'_>,
-        until: Deadline,
-    ) -> Result<Released, StoreError> {
+    async fn remove_lock(&self, removal: Removal<'_>, until: Deadline) -> StoreResult<Released> {
         let Some(key) = removal.key() else { return Ok(Released::AlreadyGone) };
         let removed = async { self.call(key.collection(), until)?.remove_lock(removal).await };
         removed.await.map_err(|e| {
@@ -293,16 +284,12 @@ impl Locks for MongoStore {
         like: &Pattern,
         limit: usize,
         _until: Deadline,
-    ) -> Result<Vec<String>, StoreError> {
+    ) -> StoreResult<Vec<String>> {
         let names = collection::collections(self, like, limit).await;
         names.doing(|| "looking for collections")
     }
 
-    async fn status(
-        &self,
-        collections: &[&str],
-        _until: Deadline,
-    ) -> Result<StoreStatus, StoreError> {
+    async fn status(&self, collections: &[&str], _until: Deadline) -> StoreResult<StoreStatus> {
         status::status(self, collections).await
     }
 }

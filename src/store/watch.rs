@@ -4,13 +4,17 @@ use std::{fmt, pin::Pin};
 
 use futures_util::{Stream, StreamExt};
 
-use crate::{error::StoreError, key::LockKey, lock::LockToken, store::TakenBy};
+use crate::{
+    key::LockKey,
+    lock::LockToken,
+    store::{StoreResult, TakenBy},
+};
 
 /// Changes of one collection's locks, as [`Locks::watch`](crate::store::Locks::watch) reports them.
 ///
 /// Ends with an error or with `None` when the store cannot continue. The subscriber then calls `watch`
 /// again.
-pub struct Watch(Pin<Box<dyn Stream<Item = Result<Change, StoreError>> + Send>>);
+pub struct Watch(Pin<Box<dyn Stream<Item = StoreResult<Change>> + Send>>);
 
 /// One report about the locks of a collection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +34,7 @@ pub enum Change {
 
 impl Watch {
     /// Reports the items of this stream.
-    pub fn new(changes: impl Stream<Item = Result<Change, StoreError>> + Send + 'static) -> Self {
+    pub fn new(changes: impl Stream<Item = StoreResult<Change>> + Send + 'static) -> Self {
         Self(Box::pin(changes))
     }
 
@@ -41,7 +45,7 @@ impl Watch {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub async fn next(&mut self) -> Option<Result<Change, StoreError>> {
+    pub async fn next(&mut self) -> Option<StoreResult<Change>> {
         self.0.next().await
     }
 }

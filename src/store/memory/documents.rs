@@ -6,30 +6,21 @@ use crate::{
     key::LockKey,
     lock::Mode,
     store::{
-        Acquisition, Deadline, Documents, Edit, Saved, StoredDocument,
+        Acquisition, Deadline, Documents, Edit, Saved, StoreResult, StoredDocument,
         memory::{MemoryStore, record::Grant, save, save::stored, state::State},
     },
 };
 
 impl Documents for MemoryStore {
-    async fn load(
-        &self,
-        key: &LockKey,
-        _until: Deadline,
-    ) -> Result<Option<StoredDocument>, StoreError> {
+    async fn load(&self, key: &LockKey, _until: Deadline) -> StoreResult<Option<StoredDocument>> {
         Ok(self.state.lock().documents.get(key).map(stored))
     }
 
-    async fn exists(&self, key: &LockKey, _until: Deadline) -> Result<bool, StoreError> {
+    async fn exists(&self, key: &LockKey, _until: Deadline) -> StoreResult<bool> {
         Ok(self.state.lock().documents.contains_key(key))
     }
 
-    async fn save(
-        &self,
-        held: &Acquisition,
-        edit: &Edit,
-        until: Deadline,
-    ) -> Result<Saved, StoreError> {
+    async fn save(&self, held: &Acquisition, edit: &Edit, until: Deadline) -> StoreResult<Saved> {
         let Acquisition { key, aid, token, .. } = held;
         let mut state = self.state.lock();
         let now = state.now();

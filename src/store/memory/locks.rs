@@ -3,13 +3,12 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
-    error::StoreError,
     key::LockKey,
     lock::{Aid, Lock, Mode, PageId},
     store::{
         Ability, Acquisition, Active, Change, Claim, Confirmed, Deadline, HandedOver, Locks,
-        Pattern, Query, Released, Removal, Renewed, Rules, StoreStatus, Ticket, Topology,
-        TryAcquire, Waiters, Watch,
+        Pattern, Query, Released, Removal, Renewed, Rules, StoreResult, StoreStatus, Ticket,
+        Topology, TryAcquire, Waiters, Watch,
         memory::{
             MemoryStore,
             record::{Grant, Record},
@@ -23,12 +22,7 @@ impl Locks for MemoryStore {
         true
     }
 
-    async fn prepare(
-        &self,
-        collection: &str,
-        rules: &Rules,
-        _until: Deadline,
-    ) -> Result<(), StoreError> {
+    async fn prepare(&self, collection: &str, rules: &Rules, _until: Deadline) -> StoreResult<()> {
         self.state.lock().rules.insert(collection.to_owned(), *rules);
         Ok(())
     }
@@ -38,7 +32,7 @@ impl Locks for MemoryStore {
         key: &LockKey,
         claim: &Claim,
         _until: Deadline,
-    ) -> Result<TryAcquire, StoreError> {
+    ) -> StoreResult<TryAcquire> {
         let mut state = self.state.lock();
         let moment = state.moment();
         let fenced = state.is_fenced(key.collection());
@@ -60,7 +54,7 @@ impl Locks for MemoryStore {
         active: &[Active],
         ttl: Duration,
         _until: Deadline,
-    ) -> Result<Renewed, StoreError> {
+    ) -> StoreResult<Renewed> {
         let mut state = self.state.lock();
         let now = state.now();
         let aids: Vec<_> = active.iter().map(|it| it.aid.clone()).collect();
@@ -80,11 +74,7 @@ impl Locks for MemoryStore {
         Ok(Renewed { documents, late: Vec::new() })
     }
 
-    async fn remove_lock(
-        &self,
-        removal: Removal<'_>,
-        _until: Deadline,
-    ) -> Result<Released, StoreError> {
+    async fn remove_lock(&self, removal: Removal<'_>, _until: Deadline) -> StoreResult<Released> {
         let mut state = self.state.lock();
         let now = state.now();
         Ok(match removal {
@@ -120,7 +110,7 @@ impl Locks for MemoryStore {
         query: Query<'_>,
         limit: usize,
         _until: Deadline,
-    ) -> Result<Vec<Lock>, StoreError> {
+    ) -> StoreResult<Vec<Lock>> {
         let mut state = self.state.lock();
         let moment = state.moment();
         let now = moment.now;
@@ -150,7 +140,7 @@ impl Locks for MemoryStore {
         from: &Acquisition,
         claim: &Claim,
         _until: Deadline,
-    ) -> Result<HandedOver, StoreError> {
+    ) -> StoreResult<HandedOver> {
         let Acquisition { key, aid, token, .. } = from;
         let mut state = self.state.lock();
         let moment = state.moment();
@@ -192,7 +182,7 @@ impl Locks for MemoryStore {
         aid: &Aid,
         load: bool,
         _until: Deadline,
-    ) -> Result<Option<Confirmed>, StoreError> {
+    ) -> StoreResult<Option<Confirmed>> {
         let state = self.state.lock();
         let moment = state.moment();
         let grant = state.locks.get(key).and_then(|record| record.live(Some(aid), moment.now));
@@ -212,7 +202,7 @@ impl Locks for MemoryStore {
         collection: &str,
         aid: &Aid,
         _until: Deadline,
-    ) -> Result<Vec<LockKey>, StoreError> {
+    ) -> StoreResult<Vec<LockKey>> {
         let mut state = self.state.lock();
         let now = state.now();
         Ok(state.remove_all(&[collection], aid, now))
@@ -224,7 +214,7 @@ impl Locks for MemoryStore {
         page: Option<PageId>,
         grace: Duration,
         _until: Deadline,
-    ) -> Result<Released, StoreError> {
+    ) -> StoreResult<Released> {
         let Acquisition { key, aid, token, .. } = held;
         let mut state = self.state.lock();
         let now = state.now();
@@ -246,7 +236,7 @@ impl Locks for MemoryStore {
         key: &LockKey,
         waiters: &Waiters,
         _until: Deadline,
-    ) -> Result<Option<Ticket>, StoreError> {
+    ) -> StoreResult<Option<Ticket>> {
         let mut state = self.state.lock();
         let now = state.now();
         if !state.is_fair(key.collection()) {
@@ -266,7 +256,7 @@ impl Locks for MemoryStore {
         Ok(drawn)
     }
 
-    async fn watch(&self, collection: &str, _until: Deadline) -> Result<Option<Watch>, StoreError> {
+    async fn watch(&self, collection: &str, _until: Deadline) -> StoreResult<Option<Watch>> {
         Ok(Some(self.state.lock().changes.watch(collection)))
     }
 
@@ -275,7 +265,7 @@ impl Locks for MemoryStore {
         like: &Pattern,
         limit: usize,
         _until: Deadline,
-    ) -> Result<Vec<String>, StoreError> {
+    ) -> StoreResult<Vec<String>> {
         let state = self.state.lock();
         let of_documents = state.documents.keys().map(|key| key.collection().to_owned());
         let of_locks = state.rules.keys().map(|name| format!("{name}.lock"));
@@ -283,11 +273,7 @@ impl Locks for MemoryStore {
         Ok(all.into_iter().filter(|name| like.matches(name)).take(limit).collect())
     }
 
-    async fn status(
-        &self,
-        _collections: &[&str],
-        _until: Deadline,
-    ) -> Result<StoreStatus, StoreError> {
+    async fn status(&self, _collections: &[&str], _until: Deadline) -> StoreResult<StoreStatus> {
         Ok(StoreStatus::new(Topology::Embedded, true))
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::{LockId, LockKey},
-    store::{Edit, Format, Saved, StoredDocument},
+    store::{Edit, Format, Saved, StoreResult, StoredDocument},
 };
 
 /// # Errors
@@ -16,7 +16,7 @@ pub(super) fn write(
     edit: &Edit,
     key: &LockKey,
     documents: &mut BTreeMap<LockKey, Value>,
-) -> Result<Saved, StoreError> {
+) -> StoreResult<Saved> {
     let json = |document: &StoredDocument| {
         document.decode::<Value>().map_err(|e| unwritable(key, "is not JSON").because(e))
     };

@@ -3,10 +3,9 @@
 use uuid::Uuid;
 
 use crate::{
-    error::StoreError,
     freeze::{Freeze, NewFreeze, Scope},
     server::ServerNote,
-    store::{Deadline, Fleet, Servers, Topology, memory::MemoryStore},
+    store::{Deadline, Fleet, Servers, StoreResult, Topology, memory::MemoryStore},
 };
 
 impl Servers for MemoryStore {
@@ -15,22 +14,17 @@ impl Servers for MemoryStore {
         scope: &Scope,
         freeze: Option<&NewFreeze>,
         _until: Deadline,
-    ) -> Result<Vec<Freeze>, StoreError> {
+    ) -> StoreResult<Vec<Freeze>> {
         let mut state = self.state.lock();
         state.set_freeze(scope, freeze);
         Ok(state.freezes())
     }
 
-    async fn freezes(&self, _until: Deadline) -> Result<Vec<Freeze>, StoreError> {
+    async fn freezes(&self, _until: Deadline) -> StoreResult<Vec<Freeze>> {
         Ok(self.state.lock().freezes())
     }
 
-    async fn obey_freeze(
-        &self,
-        id: Uuid,
-        server: Uuid,
-        _until: Deadline,
-    ) -> Result<(), StoreError> {
+    async fn obey_freeze(&self, id: Uuid, server: Uuid, _until: Deadline) -> StoreResult<()> {
         self.state.lock().obey_freeze(id, server);
         Ok(())
     }
@@ -40,7 +34,7 @@ impl Servers for MemoryStore {
         id: Uuid,
         note: Option<&ServerNote>,
         _until: Deadline,
-    ) -> Result<Fleet, StoreError> {
+    ) -> StoreResult<Fleet> {
         Ok(Fleet::new(Topology::Embedded, self.state.lock().note_server(id, note)))
     }
 }

@@ -6,11 +6,10 @@ use uuid::Uuid;
 
 use crate::{
     ended::EndReason,
-    error::StoreError,
     key::LockKey,
     lock::Aid,
     store::{
-        Deadline, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
+        Deadline, LastEnd, News, NewsId, Outbox, Sessions, Settled, StoreResult, Swept,
         memory::{MemoryStore, ends::Names},
     },
     takeover::Takeover,
@@ -24,7 +23,7 @@ impl Sessions for MemoryStore {
         collections: &[&str],
         _worker: Uuid,
         _until: Deadline,
-    ) -> Result<Vec<LockKey>, StoreError> {
+    ) -> StoreResult<Vec<LockKey>> {
         let mut state = self.state.lock();
         let now = state.now();
         let holder = state.holder_of(collections, aid);
@@ -32,11 +31,7 @@ impl Sessions for MemoryStore {
         Ok(state.ends.for_good(aid, reason, Names { locks, holder }, now))
     }
 
-    async fn last_ends(
-        &self,
-        aids: &[Aid],
-        _until: Deadline,
-    ) -> Result<Vec<Option<LastEnd>>, StoreError> {
+    async fn last_ends(&self, aids: &[Aid], _until: Deadline) -> StoreResult<Vec<Option<LastEnd>>> {
         let state = self.state.lock();
         let now = state.now();
         Ok(aids.iter().map(|aid| state.ends.last(aid, now)).collect())
@@ -48,7 +43,7 @@ impl Sessions for MemoryStore {
         _worker: Uuid,
         limit: usize,
         _until: Deadline,
-    ) -> Result<Swept, StoreError> {
+    ) -> StoreResult<Swept> {
         Ok(self.state.lock().sweep(collections, limit))
     }
 
@@ -57,7 +52,7 @@ impl Sessions for MemoryStore {
         names: &[&str],
         limit: usize,
         _until: Deadline,
-    ) -> Result<Vec<Aid>, StoreError> {
+    ) -> StoreResult<Vec<Aid>> {
         Ok(self.state.lock().overdue(names, limit))
     }
 
@@ -66,7 +61,7 @@ impl Sessions for MemoryStore {
         takeover: &Takeover,
         lease: Duration,
         _until: Deadline,
-    ) -> Result<(), StoreError> {
+    ) -> StoreResult<()> {
         let mut state = self.state.lock();
         let now = state.now();
         state.takeovers.begin(takeover, lease, now);
@@ -80,7 +75,7 @@ impl Sessions for MemoryStore {
         lease: Duration,
         limit: usize,
         _until: Deadline,
-    ) -> Result<Vec<News>, StoreError> {
+    ) -> StoreResult<Vec<News>> {
         let mut state = self.state.lock();
         let now = state.now();
         Ok(match what {
@@ -103,7 +98,7 @@ impl Sessions for MemoryStore {
         worker: Uuid,
         settled: Settled,
         _until: Deadline,
-    ) -> Result<(), StoreError> {
+    ) -> StoreResult<()> {
         let mut state = self.state.lock();
         for id in news {
             match id {

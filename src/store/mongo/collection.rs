@@ -10,10 +10,10 @@ use mongodb::{
 };
 
 use crate::{
-    error::{StoreError, StoreErrorKind},
+    error::StoreErrorKind,
     key::LockKey,
     store::{
-        DEFAULT_TTL, Pattern, Rules,
+        DEFAULT_TTL, Pattern, Rules, StoreResult,
         mongo::{
             Inner, MongoStore, Prepared,
             acquire::Seen,
@@ -51,7 +51,7 @@ pub(super) async fn prepare(
     store: &MongoStore,
     collection: &str,
     rules: &Rules,
-) -> Result<(), StoreError> {
+) -> StoreResult<()> {
     let Inner { database, ended, .. } = &*store.inner;
     store.has_transactions().await.doing(|| "asking the server for its kind")?;
     if rules.text_ids {
@@ -154,7 +154,7 @@ impl MongoStore {
     ///
     /// # Errors
     /// If the database is not reached.
-    pub async fn lock_collections(&self) -> Result<Vec<String>, StoreError> {
+    pub async fn lock_collections(&self) -> StoreResult<Vec<String>> {
         let found = existing(self, doc! { "$regex": r"\.lock$" }).await;
         let mut collections = found.doing(|| "looking for collections")?;
         collections.iter_mut().for_each(|name| name.truncate(name.len() - ".lock".len()));
@@ -171,7 +171,7 @@ impl MongoStore {
     ///
     /// # Errors
     /// If the database is not reached, or its user may not look at the indexes.
-    pub async fn attach(&self, collection: &str) -> Result<Option<Rules>, StoreError> {
+    pub async fn attach(&self, collection: &str) -> StoreResult<Option<Rules>> {
         let existing = indexes::list(self.database(), &format!("{collection}.lock")).await;
         let existing = existing.doing(|| format!("looking at the indexes of {collection}.lock"))?;
         if existing.is_empty() {

@@ -10,9 +10,12 @@ use tokio::time::sleep;
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    store::mongo::{
-        MongoStore,
-        error::{Doing, store_error},
+    store::{
+        StoreResult,
+        mongo::{
+            MongoStore,
+            error::{Doing, store_error},
+        },
     },
 };
 
@@ -47,7 +50,7 @@ impl MongoStore {
     ///
     /// # Errors
     /// If the URI is malformed, or no server answers within the server selection time-out, or no primary in time.
-    pub async fn connect(uri: &str, database: &str) -> Result<Self, StoreError> {
+    pub async fn connect(uri: &str, database: &str) -> StoreResult<Self> {
         if uri.starts_with("mongodb+srv:") && !cfg!(feature = "dns-resolver") {
             return Err(StoreError::new(
                 StoreErrorKind::Other,

@@ -22,7 +22,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::{LockId, LockKey},
     store::{
-        Acquisition, Deadline, Documents, Edit, Format, Saved, StoredDocument,
+        Acquisition, Deadline, Documents, Edit, Format, Saved, StoreResult, StoredDocument,
         mongo::{
             Call, MongoStore, codec, edit,
             error::{DUPLICATE_KEY, Result, code, failure, not_sent, store_error, unavailable},
@@ -56,12 +56,7 @@ impl Documents for MongoStore {
             "looking for {key:?}";
     }
 
-    async fn save(
-        &self,
-        held: &Acquisition,
-        edit: &Edit,
-        until: Deadline,
-    ) -> Result<Saved, StoreError> {
+    async fn save(&self, held: &Acquisition, edit: &Edit, until: Deadline) -> StoreResult<Saved> {
         let saved = async { self.call(held.key.collection(), until)?.save(held, edit).await };
         saved.await.map_err(|e| save_error(format!("saving {:?}", held.key), e))
     }

@@ -55,7 +55,6 @@ use uuid::Uuid;
 
 use crate::{
     ended::{EndReason, MAX_NAMED_LOCKS},
-    error::StoreError,
     key::{LockId, LockKey},
     lock::{Aid, Holder, LockToken},
     store::{

@@ -15,7 +15,7 @@ use mongodb::{
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    store::mongo::codec,
+    store::{StoreResult, mongo::codec},
 };
 
 /// A result with the error of the driver, unless another error is named.
@@ -94,11 +94,11 @@ pub(super) fn is_not_sent(error: &Error) -> bool {
 
 pub(super) trait Doing<T> {
     /// Names the operation that failed, as in "renewing locks in workitem".
-    fn doing<D: Display>(self, what: impl FnOnce() -> D) -> Result<T, StoreError>;
+    fn doing<D: Display>(self, what: impl FnOnce() -> D) -> StoreResult<T>;
 }
 
 impl<T> Doing<T> for Result<T, Error> {
-    fn doing<D: Display>(self, what: impl FnOnce() -> D) -> Result<T, StoreError> {
+    fn doing<D: Display>(self, what: impl FnOnce() -> D) -> StoreResult<T> {
         self.map_err(|error| store_error(what(), error))
     }
 }

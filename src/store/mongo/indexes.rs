@@ -12,7 +12,7 @@ use mongodb::{
 use crate::{
     error::{StoreError, StoreErrorKind},
     store::{
-        Rules,
+        Rules, StoreResult,
         mongo::{
             codec::number,
             error::{Doing, Result, code, is_denied},
@@ -128,7 +128,7 @@ pub(super) async fn ensure_of_locks(
     locks: &Collection<Document>,
     needed: &[Index],
     rules: &Rules,
-) -> Result<(), StoreError> {
+) -> StoreResult<()> {
     beside_other_servers(locks, || async {
         let existing = list(&database_of(locks), locks.name()).await?;
         let was_fenced = !rules.fenced && existing.iter().any(Index::is_of_fenced);
@@ -158,10 +158,7 @@ pub(super) async fn ensure_of_locks(
 }
 
 /// Creates the missing indexes of another collection, and sets the expiry of its TTL index.
-pub(super) async fn ensure(
-    collection: &Collection<Document>,
-    needed: &[Index],
-) -> Result<(), StoreError> {
+pub(super) async fn ensure(collection: &Collection<Document>, needed: &[Index]) -> StoreResult<()> {
     beside_other_servers(collection, || async {
         let existing = list(&database_of(collection), collection.name()).await?;
         for index in needed {
@@ -177,7 +174,7 @@ pub(super) async fn ensure(
 async fn beside_other_servers<F>(
     collection: &Collection<Document>,
     ensure: impl Fn() -> F,
-) -> Result<(), StoreError>
+) -> StoreResult<()>
 where
     F: Future<Output = Result<()>>,
 {

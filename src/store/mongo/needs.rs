@@ -1,10 +1,9 @@
 //! The needs of the store in the database: collections, their indexes, and actions of the database user.
 
 use crate::{
-    error::StoreError,
     key::{Lockable, Named},
     store::{
-        DEFAULT_TTL, Rules,
+        DEFAULT_TTL, Rules, StoreResult,
         mongo::{
             ENDED, FROZEN, MongoStore, REMEMBER_ENDED, SERVERS,
             error::Doing,
@@ -65,7 +64,7 @@ impl MongoStore {
     ///
     /// # Errors
     /// If the database is not reached.
-    pub async fn needs(&self, collections: &[&str]) -> Result<Vec<Needs>, StoreError> {
+    pub async fn needs(&self, collections: &[&str]) -> StoreResult<Vec<Needs>> {
         let has_streams =
             self.has_transactions().await.doing(|| "asking the server for its kind")?;
         let mut needs = of(collections, has_streams);

@@ -16,16 +16,15 @@ use mongodb::{
 use uuid::Uuid;
 
 use crate::{
-    error::StoreError,
     freeze::{End, Freeze, MAX_NOTED, NewFreeze, Scope},
     server::{Flags, ServerNote},
     store::{
-        Deadline, Fleet, Servers,
+        Deadline, Fleet, Servers, StoreResult,
         mongo::{
             FROZEN, MongoStore, SERVERS,
             codec::{self, millis},
             collection::primary,
-            error::{Doing, Result},
+            error::Doing,
             record::presentable,
         },
     },
@@ -49,7 +48,7 @@ impl Servers for MongoStore {
         scope: &Scope,
         freeze: Option<&NewFreeze>,
         until: Deadline,
-    ) -> Result<Vec<Freeze>, StoreError> {
+    ) -> StoreResult<Vec<Freeze>> {
         let written = self
             .frozen()
             .find_one_and_update(doc! { "_id": FREEZES }, with_freeze(scope, freeze))
@@ -61,7 +60,7 @@ impl Servers for MongoStore {
         Ok(freezes(written.doing(|| "freezing or thawing")?))
     }
 
-    async fn freezes(&self, until: Deadline) -> Result<Vec<Freeze>, StoreError> {
+    async fn freezes(&self, until: Deadline) -> StoreResult<Vec<Freeze>> {
         let frozen = self.frozen();
         let found = frozen.find_one(doc! { "_id": FREEZES }).projection(remaining());
         let found = found.max_time(until.read_limit()).await;
@@ -70,7 +69,7 @@ impl Servers for MongoStore {
 
     // findAndModify returns: the record → this server is noted, or there are too many; nothing → it was noted
     // before, or the freeze has ended.
-    async fn obey_freeze(&self, id: Uuid, server: Uuid, until: Deadline) -> Result<(), StoreError> {
+    async fn obey_freeze(&self, id: Uuid, server: Uuid, until: Deadline) -> StoreResult<()> {
         let (id, server) = (id.to_string(), server.to_string());
         let full = format!("this.obeyed.{}", MAX_NOTED - 1);
         let unnoted = doc! { "$elemMatch": { "id": &id, "obeyed": { "$ne": &server } } };
@@ -94,7 +93,7 @@ impl Servers for MongoStore {
         id: Uuid,
         note: Option<&ServerNote>,
         until: Deadline,
-    ) -> Result<Fleet, StoreError> {
+    ) -> StoreResult<Fleet> {
         let topology = self.topology().await?;
         let written = primary(self.database(), SERVERS)
             .find_one_and_update(doc! { "_id": NOTES }, with_note(id, note))
@@ -115,7 +114,7 @@ impl MongoStore {
     ///
     /// # Errors
     /// If the database is not reached, or its user may not read the notes.
-    pub async fn servers(&self) -> Result<Vec<ServerNote>, StoreError> {
+    pub async fn servers(&self) -> StoreResult<Vec<ServerNote>> {
         let counting = doc! { "_id": 0, "of": counting(true.into()) };
         let servers = primary(self.database(), SERVERS);
         let found = servers.find_one(doc! { "_id": NOTES }).projection(counting).await;

@@ -7,24 +7,14 @@ use mongodb::{
     options::{ReadPreference, SelectionCriteria},
 };
 
-use crate::{
-    error::StoreError,
-    store::{
-        StoreStatus, Topology,
-        mongo::{
-            ENDED, MongoStore,
-            error::{Doing, Result},
-            indexes::Index,
-        },
-    },
+use crate::store::{
+    StoreResult, StoreStatus, Topology,
+    mongo::{ENDED, MongoStore, error::Doing, indexes::Index},
 };
 
 // hello returns: the answer of the primary, or else of a member that says that there is none. No
 // answer → unavailable.
-pub(super) async fn status(
-    store: &MongoStore,
-    collections: &[&str],
-) -> Result<StoreStatus, StoreError> {
+pub(super) async fn status(store: &MongoStore, collections: &[&str]) -> StoreResult<StoreStatus> {
     // A missing primary is also an answer.
     let anybody = ReadPreference::PrimaryPreferred { options: None };
     let anybody = SelectionCriteria::ReadPreference(anybody);

@@ -9,9 +9,9 @@ use mongodb::{
     error::Result as MongoResult,
 };
 
-use crate::{
-    error::StoreError,
-    store::mongo::{
+use crate::store::{
+    StoreResult,
+    mongo::{
         MongoStore,
         error::{code, is_denied, store_error},
         indexes::{self, Index},
@@ -55,7 +55,7 @@ impl MongoStore {
     ///
     /// # Errors
     /// If the database is not reached.
-    pub async fn survey(&self, needs: Vec<Needs>) -> Result<Survey, StoreError> {
+    pub async fn survey(&self, needs: Vec<Needs>) -> StoreResult<Survey> {
         let database = self.database();
         let listed = needs.iter().map(async |Needs { collection, indexes, .. }| {
             if indexes.is_empty() {
