@@ -8,6 +8,9 @@ use crate::{
     lock::Lock,
 };
 
+/// A result with the error of the manager, unless another error is named.
+pub(crate) type Result<T, E = LockError> = std::result::Result<T, E>;
+
 /// Why a document could not be locked, held, saved or released.
 ///
 /// Over HTTP each variant has its own status; see [Answers](crate#answers).

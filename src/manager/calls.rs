@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, StoreError, StoreErrorKind},
+    error::{Result, StoreError, StoreErrorKind},
     manager::observe,
     store::{Answer, Deadline, DynStore},
 };
@@ -65,7 +65,7 @@ impl Calls {
         verb: &'static str,
         args: A,
         attempt: for<'a> fn(&'a dyn DynStore, &'a A, Deadline) -> Answer<'a, T>,
-    ) -> Result<T, LockError>
+    ) -> Result<T>
     where
         A: Send + Sync + 'static,
         T: Send + 'static,
@@ -80,7 +80,7 @@ impl Calls {
         until: Instant,
         args: A,
         attempt: for<'a> fn(&'a dyn DynStore, &'a A, Deadline) -> Answer<'a, T>,
-    ) -> Result<T, LockError>
+    ) -> Result<T>
     where
         A: Send + Sync + 'static,
         T: Send + 'static,
@@ -106,7 +106,7 @@ impl Calls {
         until: Instant,
         scope: &TaskTracker,
         operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-    ) -> impl Future<Output = Result<T, LockError>> + Send {
+    ) -> impl Future<Output = Result<T>> + Send {
         // The task begins at once, and the future of the caller is small.
         let outcome = self.runner.spawn(scope, operation);
         async move {

@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     clock,
-    error::{LockError, StoreError, StoreErrorKind},
+    error::{LockError, Result, StoreError, StoreErrorKind},
     freeze::Scope,
     key::{InvalidKey, LockId, LockKey, Lockable},
     manager::{
@@ -125,16 +125,13 @@ impl Collections {
         name
     }
 
-    pub(super) async fn register<T: Lockable>(&self, collection: &str) -> Result<(), LockError> {
+    pub(super) async fn register<T: Lockable>(&self, collection: &str) -> Result<()> {
         self.prepare(collection, Registered::of::<T>(self.ttl), self.until_prepared()).await?;
         self.servers.registered(collection, T::FENCED, T::FAIR);
         Ok(())
     }
 
-    pub(super) async fn register_matching<T: Lockable>(
-        &self,
-        written: &str,
-    ) -> Result<(), LockError> {
+    pub(super) async fn register_matching<T: Lockable>(&self, written: &str) -> Result<()> {
         let (pattern, registered) = (written.parse()?, Registered::of::<T>(self.ttl));
         {
             let mut known = self.known.write();
@@ -155,7 +152,7 @@ impl Collections {
         name: &str,
         registered: Registered,
         until: Instant,
-    ) -> Result<&'static str, LockError> {
+    ) -> Result<&'static str> {
         LockKey::new(name, 0)?;
         self.refuse_what_the_store_cannot(name, &registered.rules)?;
         let args = (name.to_owned(), registered.rules);
@@ -175,7 +172,7 @@ impl Collections {
     }
 
     /// A store without the ability would take the rules and not obey them.
-    fn refuse_what_the_store_cannot(&self, name: &str, rules: &Rules) -> Result<(), LockError> {
+    fn refuse_what_the_store_cannot(&self, name: &str, rules: &Rules) -> Result<()> {
         let needed =
             [(rules.fair, Ability::Fair, "FAIR"), (rules.fenced, Ability::Fenced, "FENCED")];
         for (is_needed, ability, constant) in needed {
@@ -198,14 +195,14 @@ impl Collections {
         &self,
         key: &LockKey,
         until: Instant,
-    ) -> Result<(&'static str, Registered), LockError> {
+    ) -> Result<(&'static str, Registered)> {
         match self.get(key.collection()) {
             Some(known) => Ok(known),
             None => self.prepare_on_first_use(key, until).await,
         }
     }
 
-    pub(super) fn registered(&self, collection: &str) -> Result<Registered, LockError> {
+    pub(super) fn registered(&self, collection: &str) -> Result<Registered> {
         self.kind(collection).ok_or_else(|| {
             LockError::Misconfigured(format!(
                 "the collection `{collection}` is not registered: call \
@@ -235,7 +232,7 @@ impl Collections {
     ///
     /// # Errors
     /// [`LockError::Misconfigured`] if it is one collection that is not registered.
-    pub(super) async fn scope(&self, scope: Scope) -> Result<Scope, LockError> {
+    pub(super) async fn scope(&self, scope: Scope) -> Result<Scope> {
         let Scope::Collection(name) = &scope else { return Ok(scope) };
         match self.ready(&LockKey::new(&**name, 0)?, self.calls.until()).await {
             Err(LockError::NotFound { .. }) => Err(LockError::Misconfigured(format!(
@@ -264,7 +261,7 @@ impl Collections {
     ///
     /// # Errors
     /// [`LockError::InvalidKey`], [`LockError::Misconfigured`].
-    pub(crate) fn key(&self, collection: &str, id: &str) -> Result<LockKey, LockError> {
+    pub(crate) fn key(&self, collection: &str, id: &str) -> Result<LockKey> {
         let registered = self.registered(collection)?;
         match (registered.parse_id)(id) {
             Some(id) => Ok(LockKey::new(collection, id)?),
@@ -279,7 +276,7 @@ impl Collections {
 
     /// # Errors
     /// [`LockError::Misconfigured`] if the collection of the document is registered for another type.
-    pub(super) fn is_of<T: Lockable>(&self, key: &LockKey) -> Result<(), LockError> {
+    pub(super) fn is_of<T: Lockable>(&self, key: &LockKey) -> Result<()> {
         if self.declared(key.collection()) == Some(T::COLLECTION) {
             return Ok(());
         }
@@ -309,7 +306,7 @@ impl Collections {
         name: &str,
         registered: Registered,
         until: Instant,
-    ) -> Result<&'static str, LockError> {
+    ) -> Result<&'static str> {
         if self.known.read().by_name.len() >= MAX_COLLECTIONS {
             return Err(LockError::Misconfigured(format!(
                 "the collection `{name}` cannot be locked: this server knows {MAX_COLLECTIONS} collections already, \
@@ -324,7 +321,7 @@ impl Collections {
         &self,
         key: &LockKey,
         until: Instant,
-    ) -> Result<(&'static str, Registered), LockError> {
+    ) -> Result<(&'static str, Registered)> {
         let name = key.collection();
         let registered = self.registered(name)?;
         let _turn = self.turn_to_prepare(until).await?;
@@ -345,11 +342,7 @@ impl Collections {
 
     /// As [`ready`](Self::ready), for a new document, which may be the first one of its collection.
     #[cfg(feature = "web")]
-    pub(crate) async fn ready_to_create(
-        &self,
-        key: &LockKey,
-        until: Instant,
-    ) -> Result<(), LockError> {
+    pub(crate) async fn ready_to_create(&self, key: &LockKey, until: Instant) -> Result<()> {
         let name = key.collection();
         if self.get(name).is_none() {
             let registered = self.registered(name)?;
@@ -361,10 +354,7 @@ impl Collections {
         Ok(())
     }
 
-    async fn turn_to_prepare(
-        &self,
-        until: Instant,
-    ) -> Result<MutexGuard<'_, Option<Instant>>, LockError> {
+    async fn turn_to_prepare(&self, until: Instant) -> Result<MutexGuard<'_, Option<Instant>>> {
         timeout_at(until.into(), self.looked.lock()).await.map_err(|_| {
             let message = "another collection is being prepared, and the database does not answer";
             StoreError::new(StoreErrorKind::Unavailable, message).into()
@@ -376,11 +366,7 @@ impl Collections {
     ///
     /// # Errors
     /// The first one; all other collections are prepared anyway.
-    pub(super) async fn look_for_collections(
-        &self,
-        age: Duration,
-        until: Instant,
-    ) -> Result<(), LockError> {
+    pub(super) async fn look_for_collections(&self, age: Duration, until: Instant) -> Result<()> {
         let patterns = self.known.read().patterns.clone();
         if patterns.is_empty() {
             return Ok(());

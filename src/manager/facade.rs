@@ -9,7 +9,7 @@ use crate::{
     actor::Actor,
     description::Description,
     ended::EndReason,
-    error::LockError,
+    error::{LockError, Result},
     freeze::{End, Scope},
     key::{LockKey, Lockable},
     lock::{Aid, Holder, Lock, Mode},
@@ -32,7 +32,7 @@ impl LockManager {
     /// different strings as equal. [`LockError::InvalidKey`] for an impossible collection name.
     /// [`LockError::Misconfigured`] if the type is [fair](Lockable::FAIR) or [fenced](Lockable::FENCED) and the store
     /// cannot do that.
-    pub async fn register<T: Lockable>(&self) -> Result<(), LockError> {
+    pub async fn register<T: Lockable>(&self) -> Result<()> {
         self.register_in::<T>(T::COLLECTION).await
     }
 
@@ -43,7 +43,7 @@ impl LockManager {
     ///
     /// # Errors
     /// As `register`.
-    pub async fn register_in<T: Lockable>(&self, collection: &str) -> Result<(), LockError> {
+    pub async fn register_in<T: Lockable>(&self, collection: &str) -> Result<()> {
         self.parts.collections.register::<T>(collection).await
     }
 
@@ -63,7 +63,7 @@ impl LockManager {
     /// [`LockError::InvalidKey`] if no collection can have such a name. [`LockError::Misconfigured`] if more than 100
     /// collections have locks already. Otherwise as [`register`](Self::register), for those that have. After such an
     /// error the pattern is registered, and the others of these collections are prepared.
-    pub async fn register_matching<T: Lockable>(&self, pattern: &str) -> Result<(), LockError> {
+    pub async fn register_matching<T: Lockable>(&self, pattern: &str) -> Result<()> {
         self.parts.collections.register_matching::<T>(pattern).await
     }
 
@@ -72,7 +72,7 @@ impl LockManager {
     /// # Errors
     /// [`LockError::InvalidKey`] if `id` is not of the collection's id type;
     /// [`LockError::Misconfigured`] if the collection is not registered.
-    pub fn key(&self, collection: &str, id: &str) -> Result<LockKey, LockError> {
+    pub fn key(&self, collection: &str, id: &str) -> Result<LockKey> {
         self.parts.collections.key(collection, id)
     }
 
@@ -92,7 +92,7 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`].
-    pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>, LockError> {
+    pub async fn inspect(&self, key: &LockKey) -> Result<Option<Lock>> {
         self.parts.reads.inspect(key, None, self.parts.calls.until()).await
     }
 
@@ -101,7 +101,7 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`].
-    pub async fn inspect_many(&self, keys: &[LockKey]) -> Result<Vec<Option<Lock>>, LockError> {
+    pub async fn inspect_many(&self, keys: &[LockKey]) -> Result<Vec<Option<Lock>>> {
         self.parts.reads.inspect_many(keys, None, self.parts.calls.until()).await
     }
 
@@ -109,7 +109,7 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`].
-    pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>, LockError> {
+    pub async fn locks_on(&self, key: &LockKey) -> Result<Vec<Lock>> {
         let (collection, keys) = (key.collection(), vec![key.clone()]);
         self.parts.reads.locks_on(collection, keys, self.parts.calls.until()).await
     }
@@ -118,7 +118,7 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`].
-    pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
+    pub async fn list(&self) -> Result<Vec<Lock>> {
         self.parts.reads.list(None, self.parts.calls.until()).await
     }
 
@@ -126,7 +126,7 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`].
-    pub async fn list_of(&self, aid: &Aid) -> Result<Vec<Lock>, LockError> {
+    pub async fn list_of(&self, aid: &Aid) -> Result<Vec<Lock>> {
         self.parts.reads.list(Some(aid), self.parts.calls.until()).await
     }
 
@@ -137,7 +137,7 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`]. Also if an open transaction blocks one of the locks; the others are then renewed.
-    pub async fn renew(&self, aid: &Aid) -> Result<u64, LockError> {
+    pub async fn renew(&self, aid: &Aid) -> Result<u64> {
         self.parts.sessions.renew(aid).await
     }
 
@@ -151,7 +151,7 @@ impl LockManager {
     ///
     /// # Cancel safety
     /// If the future is dropped, the session is still ended.
-    pub async fn end_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+    pub async fn end_session(&self, aid: &Aid) -> Result<Vec<LockKey>> {
         self.parts.sessions.end(aid, EndReason::LoggedOut).await
     }
 
@@ -163,7 +163,7 @@ impl LockManager {
     ///
     /// # Errors
     /// As `end_session`. It is also as cancel safe.
-    pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+    pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>> {
         self.parts.sessions.end(aid, EndReason::Revoked).await
     }
 
@@ -188,8 +188,7 @@ impl LockManager {
     /// The hook fails, to be called again later, if the store does not answer, and while no type is registered.
     pub fn session_ends<E: Into<(String, &'static str)>>(
         &self,
-    ) -> impl Fn(E) -> BoxFuture<'static, Result<(), LockError>> + Clone + Send + Sync + use<E>
-    {
+    ) -> impl Fn(E) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + use<E> {
         self.parts.sessions.ends()
     }
 
@@ -198,7 +197,7 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`].
-    pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+    pub async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>> {
         self.parts.sessions.release_all(aid).await
     }
 
@@ -217,7 +216,7 @@ impl LockManager {
         key: &LockKey,
         aid: &Aid,
         holder: &Holder,
-    ) -> Result<TryAcquire, LockError> {
+    ) -> Result<TryAcquire> {
         let (mode, ttl) = (Mode::Exclusive, self.ttl());
         let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
         let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
@@ -239,7 +238,7 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`]. It is no error if the lock is already gone.
-    pub async fn release(&self, lock: &Lock) -> Result<Released, LockError> {
+    pub async fn release(&self, lock: &Lock) -> Result<Released> {
         match Acquisition::of(lock) {
             Some(held) => self.parts.granting.release_by(&held, self.parts.calls.until()).await,
             None => Ok(Released::AlreadyGone),
@@ -258,12 +257,7 @@ impl LockManager {
     /// # Errors
     /// [`LockError::BreakRefused`] by the policy. Otherwise see [`LockManager`]. It is no error if the lock is already
     /// gone.
-    pub async fn break_lock(
-        &self,
-        lock: &Lock,
-        actor: &Actor,
-        reason: &str,
-    ) -> Result<Released, LockError> {
+    pub async fn break_lock(&self, lock: &Lock, actor: &Actor, reason: &str) -> Result<Released> {
         self.parts.break_lock(lock, actor, reason).await
     }
 
@@ -341,8 +335,8 @@ impl LockManager {
     ///
     /// All servers of the cluster obey within two seconds. The freeze survives their restarts, and ends by
     /// itself, by the store's clock: at a time, or after a duration. A second freeze of the same scope replaces the
-    /// first. The `reason` is cut to [`MAX_REASON_BYTES`]. `by` is recorded with the freeze, and stands in the
-    /// log. [`Freeze::obeyed_by`] tells how many servers have noted that they obey.
+    /// first. The `reason` is cut to [`MAX_REASON_BYTES`](crate::limits::MAX_REASON_BYTES). `by` is recorded with the freeze, and stands in the
+    /// log. [`Freeze::obeyed_by`](crate::freeze::Freeze::obeyed_by) tells how many servers have noted that they obey.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -364,7 +358,7 @@ impl LockManager {
         reason: &str,
         until: impl Into<End>,
         by: &Actor,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         let scope = self.parts.collections.scope(scope.into()).await?;
         if !self.parts.collections.has_any() {
             let message = "a freeze of all collections without any that is registered";
@@ -378,7 +372,7 @@ impl LockManager {
     ///
     /// # Errors
     /// See [`LockManager`].
-    pub async fn thaw(&self, scope: impl Into<Scope>) -> Result<bool, LockError> {
+    pub async fn thaw(&self, scope: impl Into<Scope>) -> Result<bool> {
         let scope = self.parts.collections.scope(scope.into()).await?;
         self.parts.freezes.end(scope).await
     }
@@ -394,7 +388,7 @@ impl LockManager {
     ///
     /// # Cancel safety
     /// If the future is dropped, the current batch of sessions is still ended.
-    pub async fn sweep(&self) -> Result<usize, LockError> {
+    pub async fn sweep(&self) -> Result<usize> {
         self.parts.sweep().await
     }
 

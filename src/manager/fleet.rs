@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::{
     clock,
-    error::LockError,
+    error::Result,
     manager::{Parts, calls::Calls, rhythm::Rhythm},
     random,
     server::{Flags, ServerNote},
@@ -115,7 +115,7 @@ impl Servers {
         self.changed.notify_one();
     }
 
-    async fn tell(&self) -> Result<(), LockError> {
+    async fn tell(&self) -> Result<()> {
         let note = self.note();
         let args = (self.id, note.clone());
         let noted = self.calls.ask("note_server", args, |store, (id, note), until| {

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::{
     actor::Actor,
     clock,
-    error::LockError,
+    error::{LockError, Result},
     event::LockEvent,
     freeze::{End, Freeze, NewFreeze, Scope},
     key::LockKey,
@@ -109,7 +109,7 @@ impl Freezes {
         reason: &str,
         end: End,
         by: &Actor,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         let end = match end {
             End::At(until) => End::At(until.min(end_of_9999())),
             End::In(lasts) => End::In(lasts.min(LONGEST)),
@@ -134,7 +134,7 @@ impl Freezes {
     }
 
     /// Ends the freeze of this scope. True if there was one.
-    pub(super) async fn end(&self, scope: Scope) -> Result<bool, LockError> {
+    pub(super) async fn end(&self, scope: Scope) -> Result<bool> {
         let before = self.calls.ask("freezes", (), |store, (), until| store.freezes(until)).await?;
         let asked = clock::now();
         let left = self
@@ -149,7 +149,7 @@ impl Freezes {
     }
 
     /// Asks the store for freezes.
-    pub(super) async fn ask(&self, until: Instant) -> Result<(), LockError> {
+    pub(super) async fn ask(&self, until: Instant) -> Result<()> {
         let asked = clock::now();
         let now =
             self.calls.run("freezes", until, (), |store, (), until| store.freezes(until)).await?;
@@ -158,11 +158,7 @@ impl Freezes {
     }
 
     /// Notes with each freeze that this server obeys it now. `noted` are the freezes that have that note.
-    async fn note_obedience(
-        &self,
-        noted: &mut Vec<Uuid>,
-        grants_locks: bool,
-    ) -> Result<(), LockError> {
+    async fn note_obedience(&self, noted: &mut Vec<Uuid>, grants_locks: bool) -> Result<()> {
         let known: Vec<_> = self.all().iter().filter_map(|freeze| freeze.id).collect();
         noted.retain(|id| known.contains(id));
         for id in known {
@@ -187,7 +183,7 @@ impl Freezes {
     }
 
     /// Refuses a new lock if the collection was frozen in the meantime. The caller gives the lock back.
-    pub(super) async fn refuse(&self, key: &LockKey, until: Instant) -> Result<(), LockError> {
+    pub(super) async fn refuse(&self, key: &LockKey, until: Instant) -> Result<()> {
         let asked = self.newest.lock().asked;
         if clock::since(asked) > OLD {
             self.ask(until).await?;

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::LockError,
+    error::{LockError, Result},
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
@@ -58,7 +58,7 @@ impl Parts {
         owner: &Aid,
         wait: Wait,
         scope: &TaskTracker,
-    ) -> Result<Acquired, LockError> {
+    ) -> Result<Acquired> {
         if wait.0 == Some(Duration::ZERO) {
             self.granting.acquire(wanted, scope, self.calls.until()).await
         } else {
@@ -76,7 +76,7 @@ impl Parts {
         owner: &Aid,
         wait: Wait,
         scope: &TaskTracker,
-    ) -> Result<Acquired, LockError> {
+    ) -> Result<Acquired> {
         let label = self.collections.label(&wanted.key);
         let mut waiting = observe::Waiting::begins(label, wanted.mode);
         let acquired = self.seen.queues.acquire(self, wanted, owner, wait, scope).await;
@@ -92,19 +92,14 @@ impl Needs for Arc<Parts> {
         in_turn: Option<InTurn>,
         scope: &TaskTracker,
         until: Instant,
-    ) -> Result<Acquired, LockError> {
+    ) -> Result<Acquired> {
         let (turn, order) = in_turn.map(|it| (it.turn, it.order)).unzip();
         let claim = wanted.claim(self.settings.max_hold, turn);
         let label = self.collections.label(&wanted.key);
         self.granting.claim(label, &wanted.key, claim, order, scope, until).await
     }
 
-    async fn look(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        until: Instant,
-    ) -> Result<Option<Lock>, LockError> {
+    async fn look(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<Option<Lock>> {
         self.reads.inspect(key, Some(aid), until).await
     }
 
@@ -121,7 +116,7 @@ impl Granting {
         wanted: &Wanted,
         scope: &TaskTracker,
         until: Instant,
-    ) -> Result<Acquired, LockError> {
+    ) -> Result<Acquired> {
         let (label, _) = self.collections.ready(&wanted.key, until).await?;
         let claim = wanted.claim(self.max_hold, None);
         let answer = self.claim(label, &wanted.key, claim, None, scope, until).await?;
@@ -145,7 +140,7 @@ impl Granting {
         order: Option<Together>,
         scope: &TaskTracker,
         until: Instant,
-    ) -> Result<Acquired, LockError> {
+    ) -> Result<Acquired> {
         let timer = observe::Timer::start(label, claim.mode);
         let acquired = self.claim_unless_frozen(key, claim, order, scope, until).await;
         timer.ends(observe::outcome(&acquired));
@@ -163,7 +158,7 @@ impl Granting {
         order: Option<Together>,
         scope: &TaskTracker,
         until: Instant,
-    ) -> Result<Acquired, LockError> {
+    ) -> Result<Acquired> {
         if let Some(freeze) = self.freezes.on(key.collection()) {
             // A lock that the session holds already is renewed.
             let held = self.reads.inspect(key, Some(&claim.aid), until).await?;
@@ -213,11 +208,7 @@ impl Granting {
 
     /// Whether a web session that was just granted a lock may keep it. Asks the store only if the session
     /// may be close to the limit.
-    pub(crate) async fn may_hold_another(
-        &self,
-        aid: &Aid,
-        until: Instant,
-    ) -> Result<(), LockError> {
+    pub(crate) async fn may_hold_another(&self, aid: &Aid, until: Instant) -> Result<()> {
         let limit = self.max_locks;
         if !self.seen.activity.granted(aid, limit, self.ttl / 3) {
             return Ok(());
@@ -251,7 +242,7 @@ impl Granting {
         wanted: &Wanted,
         load: bool,
         until: Instant,
-    ) -> Result<Option<Confirmed>, LockError> {
+    ) -> Result<Option<Confirmed>> {
         let Wanted { key, aid, .. } = wanted;
         if !self.seen.activity.was_told(aid, key) {
             return Ok(None);
@@ -288,12 +279,7 @@ impl Granting {
 
     /// Whether the document may exist. The store is asked if the session has missed a document within the last
     /// minute: so one person who asks for missing documents again and again announces no locks to everybody.
-    pub(crate) async fn may_exist(
-        &self,
-        key: &LockKey,
-        aid: &Aid,
-        until: Instant,
-    ) -> Result<bool, LockError> {
+    pub(crate) async fn may_exist(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<bool> {
         Ok(!self.seen.activity.has_missed(aid) || self.reads.exists(key, until).await?)
     }
 }

@@ -9,7 +9,7 @@ use std::{fmt, future::Future, ops::Deref, sync::Arc};
 use futures_util::future::{join_all, select_all};
 
 use crate::{
-    error::LockError,
+    error::{LockError, Result},
     key::LockKey,
     lock::{Aid, FencingToken, Lock, LockToken, Mode},
     manager::{
@@ -20,7 +20,7 @@ use crate::{
     store::{Acquisition, Released},
 };
 
-/// A lock that is held as long as this value lives. Made by [`LockManager::acquire`] and by a
+/// A lock that is held as long as this value lives. Made by [`LockManager::acquire`](crate::LockManager::acquire) and by a
 /// [`Job`](crate::Job).
 ///
 /// - *Proves:* the lock was granted. Whether the lock is still held, only the server knows. Work that
@@ -42,12 +42,7 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
-    pub(super) fn new(
-        parts: Arc<Parts>,
-        lock: Lock,
-        wanted: Wanted,
-        owner: Aid,
-    ) -> Result<Self, LockError> {
+    pub(super) fn new(parts: Arc<Parts>, lock: Lock, wanted: Wanted, owner: Aid) -> Result<Self> {
         // Only possible if somebody has edited the lock record by hand.
         let held = Acquisition::of(&lock)
             .ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
@@ -108,7 +103,7 @@ impl LockGuard {
     ///
     /// # Cancel safety
     /// If the future is dropped, the lock may be lost.
-    pub async fn upgrade(&mut self) -> Result<(), LockError> {
+    pub async fn upgrade(&mut self) -> Result<()> {
         if self.lock.mode == Mode::Exclusive {
             return Ok(());
         }
@@ -121,7 +116,7 @@ impl LockGuard {
         }
     }
 
-    fn becomes(&mut self, lock: Lock, wanted: Wanted) -> Result<(), LockError> {
+    fn becomes(&mut self, lock: Lock, wanted: Wanted) -> Result<()> {
         let upgraded = Self::new(Arc::clone(&self.parts), lock, wanted, self.owner.clone())?;
         let mut shared = std::mem::replace(self, upgraded);
         // The grant has removed the shared lock.
@@ -136,7 +131,7 @@ impl LockGuard {
     ///
     /// # Cancel safety
     /// If the future is dropped, the lock is still released.
-    pub async fn release(mut self) -> Result<Released, LockError> {
+    pub async fn release(mut self) -> Result<Released> {
         // A renewal at this moment would report the lock as lost.
         self.parts.keep_no_more(&self.held);
         let released = self.parts.granting.release_by(&self.held, self.parts.calls.until()).await;
@@ -160,7 +155,7 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-/// Several locks, all of them held. Made by [`LockManager::acquire_all`]; dereferences to the guards, in
+/// Several locks, all of them held. Made by [`LockManager::acquire_all`](crate::LockManager::acquire_all); dereferences to the guards, in
 /// the order of their keys.
 #[derive(Debug, Default)]
 #[must_use = "the locks are released when this is dropped"]
@@ -189,7 +184,7 @@ impl LockGuards {
     ///
     /// # Cancel safety
     /// If the future is dropped, the locks are still released.
-    pub async fn release(mut self) -> Result<(), LockError> {
+    pub async fn release(mut self) -> Result<()> {
         let guards = std::mem::take(&mut self.0);
         let released = join_all(guards.into_iter().map(LockGuard::release)).await;
         released.into_iter().try_for_each(|released| released.map(drop))

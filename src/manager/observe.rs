@@ -23,7 +23,7 @@ use crate::manager::observe::metrics::*;
 use crate::{
     clock,
     ended::EndReason,
-    error::{LockError, StoreError},
+    error::{LockError, Result, StoreError},
     key::LockKey,
     lock::{LockToken, Mode},
     manager::claim::Acquired,
@@ -52,7 +52,7 @@ impl Timer {
         .record(clock::since(self.began));
     }
 
-    pub(super) fn saved<T>(self, saved: &Result<T, LockError>) {
+    pub(super) fn saved<T>(self, saved: &Result<T>) {
         let outcome = match saved {
             Ok(_) => "saved",
             Err(LockError::Lost { .. }) => "lost",
@@ -79,7 +79,7 @@ impl Waiting {
         Self { timer: Timer::start(collection, mode), outcome: "dropped" }
     }
 
-    pub(super) fn ends(&mut self, acquired: &Result<Acquired, LockError>) {
+    pub(super) fn ends(&mut self, acquired: &Result<Acquired>) {
         let outcome = outcome(acquired);
         into_span(outcome);
         self.outcome = outcome;
@@ -195,7 +195,7 @@ pub(super) fn confirmed(is_confirmed: bool) {
     into_span(if is_confirmed { "confirmed" } else { "not_known" });
 }
 
-pub(super) fn renewed<T>(of: &'static str, renewed: &Result<T, LockError>) {
+pub(super) fn renewed<T>(of: &'static str, renewed: &Result<T>) {
     let outcome = ok_or_error(renewed);
     into_span(outcome);
     counter!(RENEWALS, "of" => of, "outcome" => outcome).increment(1);
@@ -209,7 +209,7 @@ pub(super) fn swept(
     losses: &Losses,
     label: impl Fn(&LockKey) -> &'static str,
     began: Instant,
-    swept: &Result<Swept, LockError>,
+    swept: &Result<Swept>,
 ) {
     let outcome = ok_or_error(swept);
     into_span(outcome);
@@ -253,7 +253,7 @@ pub(super) fn guard(collection: &'static str, holds: bool) {
 }
 
 /// The outcome of an acquire, in one word.
-pub(super) fn outcome(acquired: &Result<Acquired, LockError>) -> &'static str {
+pub(super) fn outcome(acquired: &Result<Acquired>) -> &'static str {
     match acquired {
         Ok(Acquired::Granted(_)) => "granted",
         Ok(Acquired::AlreadyMine(_)) => "already_mine",

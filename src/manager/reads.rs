@@ -12,7 +12,7 @@ use futures_util::future::{join_all, try_join_all};
 
 use crate::{
     clock,
-    error::{BoxError, LockError},
+    error::{BoxError, LockError, Result},
     key::{LockKey, Lockable},
     lock::{Aid, Lock},
     manager::{calls::Calls, collections::Collections, observe, seen::Seen},
@@ -39,7 +39,7 @@ impl Reads {
         keys: &[LockKey],
         aid: Option<&Aid>,
         until: Instant,
-    ) -> Result<Vec<Option<Lock>>, LockError> {
+    ) -> Result<Vec<Option<Lock>>> {
         let mut by_collection = BTreeMap::<&str, BTreeSet<&LockKey>>::new();
         for key in keys {
             by_collection.entry(key.collection()).or_default().insert(key);
@@ -75,7 +75,7 @@ impl Reads {
         key: &LockKey,
         aid: Option<&Aid>,
         until: Instant,
-    ) -> Result<Option<Lock>, LockError> {
+    ) -> Result<Option<Lock>> {
         self.collections.ready(key, until).await?;
         let asked = clock::now();
         let args = (key.clone(), aid.cloned());
@@ -95,11 +95,7 @@ impl Reads {
         name = "doclock.list", skip_all,
         fields(outcome = tracing::field::Empty),
     ))]
-    pub(crate) async fn list(
-        &self,
-        aid: Option<&Aid>,
-        until: Instant,
-    ) -> Result<Vec<Lock>, LockError> {
+    pub(crate) async fn list(&self, aid: Option<&Aid>, until: Instant) -> Result<Vec<Lock>> {
         // A session limits its own locks; the list of all locks is for a page.
         let limit = if aid.is_some() { usize::MAX } else { LISTED };
         self.collections.all_collections(LISTS, until).await;
@@ -121,7 +117,7 @@ impl Reads {
         collection: &str,
         aid: &Aid,
         until: Instant,
-    ) -> Result<Vec<Lock>, LockError> {
+    ) -> Result<Vec<Lock>> {
         self.list_at_most(usize::MAX, collection.to_owned(), Some(aid.clone()), until).await
     }
 
@@ -131,7 +127,7 @@ impl Reads {
         collection: String,
         aid: Option<Aid>,
         until: Instant,
-    ) -> Result<Vec<Lock>, LockError> {
+    ) -> Result<Vec<Lock>> {
         let args = (collection, aid, limit);
         let list = self.calls.run("list", until, args, |store, (collection, aid, limit), until| {
             let of = aid.as_ref().map_or(Query::All, |aid| Query::Of(slice::from_ref(aid)));
@@ -146,7 +142,7 @@ impl Reads {
         collection: &str,
         keys: Vec<LockKey>,
         until: Instant,
-    ) -> Result<Vec<Lock>, LockError> {
+    ) -> Result<Vec<Lock>> {
         if let Some(key) = keys.first() {
             self.collections.ready(key, until).await?;
         }
@@ -162,7 +158,7 @@ impl Reads {
             .await
     }
 
-    pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool, LockError> {
+    pub(crate) async fn exists(&self, key: &LockKey, until: Instant) -> Result<bool> {
         self.collections.ready(key, until).await?;
         self.calls
             .run("exists", until, key.clone(), |store, key, until| store.exists(key, until))
@@ -175,11 +171,7 @@ impl Reads {
         name = "doclock.load", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
     ))]
-    pub(crate) async fn load(
-        &self,
-        key: &LockKey,
-        until: Instant,
-    ) -> Result<StoredDocument, LockError> {
+    pub(crate) async fn load(&self, key: &LockKey, until: Instant) -> Result<StoredDocument> {
         self.collections.ready(key, until).await?;
         let loaded = self
             .calls
@@ -203,7 +195,7 @@ impl Reads {
         aid: &Aid,
         load: bool,
         until: Instant,
-    ) -> Result<Option<Confirmed>, LockError> {
+    ) -> Result<Option<Confirmed>> {
         self.collections.ready(key, until).await?;
         let asked = clock::now();
         let args = (key.clone(), aid.clone(), load);
@@ -223,9 +215,9 @@ impl Reads {
     pub(super) async fn in_each<T, F>(
         &self,
         operation: impl Fn(&'static str) -> F,
-    ) -> Result<Vec<T>, LockError>
+    ) -> Result<Vec<T>>
     where
-        F: Future<Output = Result<T, LockError>>,
+        F: Future<Output = Result<T>>,
     {
         let all = join_all(self.collections.names().into_iter().map(operation));
         all.await.into_iter().collect()
@@ -236,7 +228,7 @@ impl Reads {
 pub(crate) fn decode<T: Lockable>(
     key: &LockKey,
     document: StoredDocument,
-) -> Result<(T, Original), LockError> {
+) -> Result<(T, Original)> {
     let value = document.decode().map_err(unfit(key))?;
     let original = Original::new(document, &value).map_err(unfit(key))?;
     Ok((value, original))

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, StoreError, StoreErrorKind},
+    error::{Result, StoreError, StoreErrorKind},
     key::LockKey,
     lock::{Lock, LockToken, Mode, PageId},
     manager::{
@@ -233,7 +233,7 @@ impl Granting {
         self: &Arc<Self>,
         held: &Acquisition,
         until: Instant,
-    ) -> Result<Released, LockError> {
+    ) -> Result<Released> {
         if let Some(heir) = self.heir(held) {
             let handed = self.hand_over(held.clone(), heir, until, calls::FOREGROUND);
             return self.calls.complete("release", until, &TaskTracker::new(), handed).await;
@@ -265,7 +265,7 @@ impl Granting {
         page: Option<PageId>,
         grace: Duration,
         until: Instant,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         let args = (held.clone(), page, grace);
         let shortened =
             self.calls.run("expire_in", until, args, |store, (it, page, grace), until| {
@@ -303,7 +303,9 @@ fn attempts(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LockManager, MemoryStore, lock::Aid, lock::Holder, manager::claim::CLAIMS};
+    use crate::{
+        LockError, LockManager, MemoryStore, lock::Aid, lock::Holder, manager::claim::CLAIMS,
+    };
 
     #[derive(serde::Serialize, serde::Deserialize)]
     struct Page {

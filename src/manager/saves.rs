@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 #[cfg(feature = "_mongo")]
 use crate::store::{Forget, HeldLock};
 use crate::{
-    error::{LockError, StoreErrorKind},
+    error::{LockError, Result, StoreErrorKind},
     key::Lockable,
     lock::Mode,
     manager::{calls::Calls, collections::Collections, observe, reads::unfit, seen::Seen},
@@ -54,7 +54,7 @@ impl Saves {
         original: &Original,
         document: &T,
         until: Instant,
-    ) -> Result<Original, LockError> {
+    ) -> Result<Original> {
         let changes = original.changes_to(document).map_err(unfit(&held.key))?;
         self.write(held, changes.clone().into(), until).await?;
         Ok(changes.into_original())
@@ -70,7 +70,7 @@ impl Saves {
         original: &Original,
         document: &T,
         until: Instant,
-    ) -> Result<Original, LockError> {
+    ) -> Result<Original> {
         let unfit = unfit(&held.key);
         let new = original.replaced_by(document).map_err(&unfit)?;
         self.write(held, new.clone().into(), until).await?;
@@ -86,7 +86,7 @@ impl Saves {
         held: &Acquisition,
         document: &T,
         until: Instant,
-    ) -> Result<Original, LockError> {
+    ) -> Result<Original> {
         let unfit = unfit(&held.key);
         let new = StoredDocument::encode(self.calls.store.format(), document).map_err(&unfit)?;
         let original = Original::new(new.clone(), document).map_err(&unfit)?;
@@ -99,7 +99,7 @@ impl Saves {
     ///
     /// # Errors
     /// As [`save`](Self::save).
-    pub(crate) async fn delete(&self, held: &Acquisition, until: Instant) -> Result<(), LockError> {
+    pub(crate) async fn delete(&self, held: &Acquisition, until: Instant) -> Result<()> {
         self.write(held, Edit::Deletion, until).await
     }
 
@@ -107,7 +107,7 @@ impl Saves {
         name = "doclock.save", skip_all,
         fields(collection = held.key.collection(), outcome = tracing::field::Empty),
     ))]
-    async fn write(&self, held: &Acquisition, edit: Edit, until: Instant) -> Result<(), LockError> {
+    async fn write(&self, held: &Acquisition, edit: Edit, until: Instant) -> Result<()> {
         let timer = observe::Timer::start(self.collections.label(&held.key), Mode::Exclusive);
         self.writes_under(held);
         let args = (held.clone(), edit);

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::{
     clock,
     ended::EndReason,
-    error::{LockError, StoreError},
+    error::{LockError, Result, StoreError},
     key::LockKey,
     lock::{Aid, Lock},
     manager::{
@@ -51,7 +51,7 @@ impl Sessions {
         name = "doclock.renew", skip_all,
         fields(outcome = tracing::field::Empty),
     ))]
-    pub(crate) async fn renew(self: &Arc<Self>, aid: &Aid) -> Result<u64, LockError> {
+    pub(crate) async fn renew(self: &Arc<Self>, aid: &Aid) -> Result<u64> {
         let (until, aids) = (self.calls.until(), slice::from_ref(aid));
         let active = [Active::whole(aid)];
         let mut pieces = self.renew_in_pieces(self.collections.names(), &active, self.ttl, until);
@@ -65,11 +65,7 @@ impl Sessions {
     }
 
     /// Tells the watchers of these sessions which of the locks are gone.
-    pub(super) async fn look_for_losses(
-        &self,
-        aids: &[Aid],
-        until: Instant,
-    ) -> Result<(), LockError> {
+    pub(super) async fn look_for_losses(&self, aids: &[Aid], until: Instant) -> Result<()> {
         let is_watched = |aid: &&Aid| self.seen.watched.watches(aid);
         let aids: Arc<[Aid]> = aids.iter().filter(is_watched).cloned().collect();
         if aids.is_empty() {
@@ -96,8 +92,7 @@ impl Sessions {
     /// Ends the sessions of which a session store tells.
     pub(super) fn ends<E: Into<(String, &'static str)>>(
         self: &Arc<Self>,
-    ) -> impl Fn(E) -> BoxFuture<'static, Result<(), LockError>> + Clone + Send + Sync + use<E>
-    {
+    ) -> impl Fn(E) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + use<E> {
         let sessions = Arc::clone(self);
         move |end| {
             let (sessions, (aid, reason)) = (Arc::clone(&sessions), end.into());
@@ -119,7 +114,7 @@ impl Sessions {
         self: &Arc<Self>,
         aid: &Aid,
         reason: EndReason,
-    ) -> Result<Vec<LockKey>, LockError> {
+    ) -> Result<Vec<LockKey>> {
         // Each operation has a name of its own: two operations of one server are as independent as those
         // of two servers.
         let worker = random::uuid();
@@ -183,7 +178,7 @@ impl Sessions {
     }
 
     /// Releases all locks of the session, and returns the documents.
-    pub(crate) async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>, LockError> {
+    pub(crate) async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>> {
         let until = self.calls.until();
         let asked = clock::now();
         self.collections.all_collections(Duration::ZERO, until).await;
@@ -198,11 +193,7 @@ impl Sessions {
         Ok(released)
     }
 
-    pub(super) async fn last_end(
-        &self,
-        aid: &Aid,
-        until: Instant,
-    ) -> Result<Option<LastEnd>, LockError> {
+    pub(super) async fn last_end(&self, aid: &Aid, until: Instant) -> Result<Option<LastEnd>> {
         let ends = self.calls.run("last_ends", until, aid.clone(), |store, aid, until| {
             store.last_ends(slice::from_ref(aid), until)
         });
@@ -211,7 +202,7 @@ impl Sessions {
 
     /// # Errors
     /// [`LockError::SessionEnded`] if the session has ended for good.
-    pub(crate) async fn refuse_ended(&self, aid: &Aid, until: Instant) -> Result<(), LockError> {
+    pub(crate) async fn refuse_ended(&self, aid: &Aid, until: Instant) -> Result<()> {
         match self.last_end(aid, until).await? {
             Some(LastEnd { for_good: true, ago, .. }) => Err(LockError::SessionEnded { ago }),
             _ => Ok(()),

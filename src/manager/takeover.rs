@@ -12,7 +12,7 @@ use crate::{
     actor::Actor,
     clock,
     description::Description,
-    error::{LockError, StoreError},
+    error::{LockError, Result, StoreError},
     lock::{Holder, Lock, Mode},
     manager::{
         Parts, calls,
@@ -43,7 +43,7 @@ impl Parts {
         lock: &Lock,
         actor: &Actor,
         reason: &str,
-    ) -> Result<Released, LockError> {
+    ) -> Result<Released> {
         if !self.settings.may_break(actor, lock) {
             observe::broken(self.collections.label(&lock.key), None);
             return Err(LockError::BreakRefused { key: lock.key.clone() });
@@ -147,7 +147,7 @@ impl Parts {
         actor: &Actor,
         scope: &TaskTracker,
         until: Instant,
-    ) -> Result<Option<Provisional>, LockError> {
+    ) -> Result<Option<Provisional>> {
         let Some(held) = Acquisition::of(from) else { return Ok(None) };
         let is_new = from.aid != wanted.aid;
         if is_new {

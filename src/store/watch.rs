@@ -41,7 +41,7 @@ impl Watch {
     /// The next change.
     ///
     /// # Errors
-    /// [`StoreError`] if the store can no longer be reached. That ends the watch.
+    /// [`StoreError`](crate::StoreError) if the store can no longer be reached. That ends the watch.
     ///
     /// # Cancel safety
     /// May be dropped and called again.

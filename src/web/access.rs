@@ -19,7 +19,7 @@ use tokio::{sync::Semaphore, time::timeout};
 use crate::{
     actor::Actor,
     clock,
-    error::{LockError, StoreError, StoreErrorKind},
+    error::{LockError, Result, StoreError, StoreErrorKind},
     key::LockKey,
     manager::LockManager,
 };
@@ -80,7 +80,7 @@ impl AccessPolicy {
         person: Option<Actor>,
         keys: &[LockKey],
         access: Access,
-    ) -> Result<Vec<bool>, LockError> {
+    ) -> Result<Vec<bool>> {
         let call = AssertUnwindSafe(async { (self.0)(person, keys.to_vec(), access).await });
         let why = match timeout(LONGEST, call.catch_unwind()).await {
             Ok(Ok(answers)) if answers.len() == keys.len() => return Ok(answers),
@@ -125,11 +125,7 @@ impl Permissions {
     ///
     /// # Errors
     /// If the policy fails.
-    pub(super) async fn allowed(
-        &self,
-        keys: Vec<LockKey>,
-        access: Access,
-    ) -> Result<Vec<LockKey>, LockError> {
+    pub(super) async fn allowed(&self, keys: Vec<LockKey>, access: Access) -> Result<Vec<LockKey>> {
         let keys: Vec<_> = keys.into_iter().filter(|key| self.reach(key.collection())).collect();
         match &self.policy {
             _ if matches!(access, Access::Look) && self.sees_all() => Ok(keys),
@@ -149,13 +145,13 @@ impl Permissions {
     /// # Errors
     /// 401 if a login may help. Otherwise the answer for a missing document, so that nobody can tell the
     /// difference.
-    pub(super) async fn check(&self, key: &LockKey, access: Access) -> Result<(), LockError> {
+    pub(super) async fn check(&self, key: &LockKey, access: Access) -> Result<()> {
         let allowed = self.allowed(vec![key.clone()], access).await?;
         if allowed.is_empty() { Err(self.refusal(key)) } else { Ok(()) }
     }
 
     /// The same for routes of the application, if it has a policy.
-    pub(super) async fn check_all(&self, keys: &[LockKey]) -> Result<(), LockError> {
+    pub(super) async fn check_all(&self, keys: &[LockKey]) -> Result<()> {
         match self.check_each(keys).await?.into_iter().flatten().next() {
             Some(refusal) => Err(refusal),
             None => Ok(()),
@@ -163,10 +159,7 @@ impl Permissions {
     }
 
     /// The same for each of them: its refusal, or none.
-    pub(super) async fn check_each(
-        &self,
-        keys: &[LockKey],
-    ) -> Result<Vec<Option<LockError>>, LockError> {
+    pub(super) async fn check_each(&self, keys: &[LockKey]) -> Result<Vec<Option<LockError>>> {
         let Some(policy) = &self.policy else { return Ok(keys.iter().map(|_| None).collect()) };
         self.check_any()?;
         let answers = policy.ask(self.person.clone(), keys, Access::Lock).await?;
@@ -175,7 +168,7 @@ impl Permissions {
 
     /// # Errors
     /// 401 if visitors without a login may look at nothing.
-    pub(super) fn check_any(&self) -> Result<(), LockError> {
+    pub(super) fn check_any(&self) -> Result<()> {
         if self.must_log_in() { Err(LockError::LoginRequired) } else { Ok(()) }
     }
 

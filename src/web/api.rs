@@ -16,7 +16,7 @@ use actix_web::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    error::LockError,
+    error::{LockError, Result},
     key::LockKey,
     lock::{Lock, LockToken, Mode},
     manager::MAX_REASON_BYTES,
@@ -159,14 +159,14 @@ impl From<&Lock> for MineBody {
     }
 }
 
-async fn own(Locks(locks): Locks) -> Result<Current<Vec<MineBody>>, LockError> {
+async fn own(Locks(locks): Locks) -> Result<Current<Vec<MineBody>>> {
     let until = locks.begin();
     let all = locks.list(until).await?;
     Ok(Current(all_of(&locks, &all).await?))
 }
 
 /// All locks of the session. Only those who may lock a document see its token.
-async fn all_of(locks: &RequestLocks, all: &[Lock]) -> Result<Vec<MineBody>, LockError> {
+async fn all_of(locks: &RequestLocks, all: &[Lock]) -> Result<Vec<MineBody>> {
     let keys = all.iter().map(|lock| lock.key.clone()).collect();
     let lockable: HashSet<_> =
         locks.permissions().allowed(keys, Access::Lock).await?.into_iter().collect();
@@ -202,7 +202,7 @@ async fn acquire(
 }
 
 /// Takes or confirms the lock of a document that exists, for a person who may lock it.
-async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine, LockError> {
+async fn take(locks: &RequestLocks, key: &LockKey, how: Ask<'_>) -> Result<Mine> {
     let exists = async |found: Found, until| {
         if found.has_waited {
             locks.permissions().check(key, Access::Lock).await?;

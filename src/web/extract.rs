@@ -15,7 +15,7 @@ use std::{
 use actix_web::{FromRequest, HttpRequest, dev::Payload};
 
 use crate::{
-    error::LockError,
+    error::{LockError, Result},
     key::{InvalidKey, LockKey, Lockable},
     lock::{Lock, LockToken, Mode},
     manager::{Wait, decode},
@@ -141,7 +141,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
-    pub async fn save(&mut self) -> Result<(), LockError> {
+    pub async fn save(&mut self) -> Result<()> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
         let saves = &self.locks.manager.parts.saves;
         let saved = saves.save(&held, &self.original, &self.document, until).await;
@@ -153,18 +153,14 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     ///
     /// # Errors
     /// As `save`. It is also as cancel safe.
-    pub async fn replace(&mut self) -> Result<(), LockError> {
+    pub async fn replace(&mut self) -> Result<()> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
         let saves = &self.locks.manager.parts.saves;
         let replaced = saves.replace(&held, &self.original, &self.document, until).await;
         self.written(replaced, until).await
     }
 
-    async fn written(
-        &mut self,
-        saved: Result<Original, LockError>,
-        until: Instant,
-    ) -> Result<(), LockError> {
+    async fn written(&mut self, saved: Result<Original>, until: Instant) -> Result<()> {
         match saved {
             Ok(saved) => {
                 self.original = saved;
@@ -189,7 +185,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be deleted.
-    pub async fn delete(self) -> Result<(), LockError> {
+    pub async fn delete(self) -> Result<()> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
         let deleted = self.locks.manager.parts.saves.delete(&held, until).await;
         match &deleted {
@@ -207,7 +203,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// # Errors
     /// The errors of `save`; the session then keeps the lock, so its next request can try again. A failed
     /// release of a saved document is no error: the release goes on in the background.
-    pub async fn save_and_release(mut self) -> Result<(), LockError> {
+    pub async fn save_and_release(mut self) -> Result<()> {
         self.save().await?;
         self.locks.let_go(&self.mine, "saved").await;
         Ok(())
@@ -224,7 +220,7 @@ impl<T: Lockable, How> Guarded<T, How> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the lock is still released.
-    pub async fn release(self) -> Result<Released, LockError> {
+    pub async fn release(self) -> Result<Released> {
         self.locks.release(&self.mine, self.locks.begin()).await
     }
 
@@ -301,7 +297,7 @@ impl<T: fmt::Debug, How> fmt::Debug for Guarded<T, How> {
     }
 }
 
-type Extracted<T, How> = Pin<Box<dyn Future<Output = Result<Guarded<T, How>, LockError>>>>;
+type Extracted<T, How> = Pin<Box<dyn Future<Output = Result<Guarded<T, How>>>>>;
 
 impl<T: Lockable> FromRequest for LockedDoc<T> {
     type Error = LockError;
@@ -321,10 +317,7 @@ impl<T: Lockable> FromRequest for SharedDoc<T> {
     }
 }
 
-async fn acquire<T: Lockable, How>(
-    req: HttpRequest,
-    mode: Mode,
-) -> Result<Guarded<T, How>, LockError> {
+async fn acquire<T: Lockable, How>(req: HttpRequest, mode: Mode) -> Result<Guarded<T, How>> {
     let locks = RequestLocks::of(&req)?;
     let key = key_of::<T>(&req, &locks)?;
     locks.may_lock(slice::from_ref(&key)).await?;
@@ -338,7 +331,7 @@ pub(super) async fn open<T: Lockable, How>(
     locks: &Rc<RequestLocks>,
     key: &LockKey,
     how: Ask<'_>,
-) -> Result<Guarded<T, How>, LockError> {
+) -> Result<Guarded<T, How>> {
     let load = async |found: Found, until| {
         if found.has_waited {
             locks.may_lock(slice::from_ref(key)).await?;
@@ -356,7 +349,7 @@ async fn loaded<T: Lockable>(
     key: &LockKey,
     document: Option<StoredDocument>,
     until: Instant,
-) -> Result<(T, Original), LockError> {
+) -> Result<(T, Original)> {
     let document = match document {
         Some(document) => document,
         None => locks.manager.parts.reads.load(key, until).await?,
@@ -390,7 +383,7 @@ impl<T: Lockable> FromRequest for HeldDoc<T> {
     }
 }
 
-fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKey, LockError> {
+fn key_of<T: Lockable>(req: &HttpRequest, locks: &RequestLocks) -> Result<LockKey> {
     let param = path_param(req, T::PATH_PARAM).ok_or_else(|| {
         misconfigured(format!(
             "the route `{}` has no parameter `{{{}}}` for the id of `{}`: name a parameter \

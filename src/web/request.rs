@@ -29,7 +29,7 @@ pub(super) use self::locking::{Ask, Found, Locks, Mine};
 use crate::{
     actor::Actor,
     ended::EndReason,
-    error::{LockError, StoreError, StoreErrorKind},
+    error::{LockError, Result, StoreError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::{Aid, Lock, LockToken, PageId, TabId},
     manager::{LockManager, Provisional, watch::streams::Limits},
@@ -148,7 +148,7 @@ impl RequestLocks {
         req: &ServiceRequest,
         manager: &Rc<LockManager>,
         settings: &Rc<Settings>,
-    ) -> Result<Rc<Self>, LockError> {
+    ) -> Result<Rc<Self>> {
         if req.extensions().contains::<Rc<Self>>() {
             return Err(misconfigured(
                 "the request passes `locks.session(…)` or `locks.clients(…)` twice: keep the wrap of \
@@ -190,11 +190,7 @@ impl RequestLocks {
     ///
     /// # Errors
     /// [`LockError::NotFound`] if the application names no collection.
-    pub(super) fn key_of<T: Lockable>(
-        &self,
-        request: &HttpRequest,
-        id: T::Id,
-    ) -> Result<LockKey, LockError> {
+    pub(super) fn key_of<T: Lockable>(&self, request: &HttpRequest, id: T::Id) -> Result<LockKey> {
         let Some(names) = &self.settings.collection_names else {
             return Ok(LockKey::of::<T>(id)?);
         };
@@ -313,7 +309,7 @@ impl RequestLocks {
     pub(super) async fn session_saved(
         &self,
         response: &mut HttpResponse<impl Sized>,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         // A session store does not send the cookie of a session that another request has ended meanwhile.
         let cookies = response.headers().get_all(SET_COOKIE).count();
         let is_saved = !self.is_to_be_saved.get() || Some(cookies) > self.cookies.get();
@@ -384,7 +380,7 @@ impl RequestLocks {
     ///
     /// # Errors
     /// If the application does not know the client of this request.
-    fn aid_for_lock(&self) -> Result<Aid, LockError> {
+    fn aid_for_lock(&self) -> Result<Aid> {
         self.check_client()?;
         let mut aid = self.aid.borrow_mut();
         // The aid of the person before the login ends with this request.
@@ -398,7 +394,7 @@ impl RequestLocks {
 
     /// # Errors
     /// 401 if a client has no valid login, or no longer: what it holds is not known, and so not lost.
-    pub(super) fn check_client(&self) -> Result<(), LockError> {
+    pub(super) fn check_client(&self) -> Result<()> {
         let is_client = matches!(*self.whose.borrow(), Whose::Client(_));
         if is_client && self.aid.borrow().is_none() {
             return Err(LockError::LoginRequired);

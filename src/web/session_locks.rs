@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::{
     clock,
-    error::LockError,
+    error::{LockError, Result},
     key::{LockKey, Lockable},
     lock::Lock,
     manager::{LockManager, Wait},
@@ -53,7 +53,7 @@ impl SessionLocks {
     ///
     /// # Errors
     /// [`LockError::NotFound`] if it means none; [`LockError::InvalidKey`].
-    pub fn key_of<T: Lockable>(&self, id: T::Id) -> Result<LockKey, LockError> {
+    pub fn key_of<T: Lockable>(&self, id: T::Id) -> Result<LockKey> {
         self.locks.key_of::<T>(&self.request, id)
     }
 
@@ -61,7 +61,7 @@ impl SessionLocks {
     ///
     /// # Errors
     /// [`LockError::Store`].
-    pub async fn list(&self) -> Result<Vec<Lock>, LockError> {
+    pub async fn list(&self) -> Result<Vec<Lock>> {
         self.locks.list(self.locks.begin()).await
     }
 
@@ -73,7 +73,7 @@ impl SessionLocks {
     ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
-    pub async fn lock<T: Lockable>(&self, id: T::Id) -> Result<Lock, LockError> {
+    pub async fn lock<T: Lockable>(&self, id: T::Id) -> Result<Lock> {
         let key = self.key_of::<T>(id)?;
         self.locks.may_lock(slice::from_ref(&key)).await?;
         let (mine, ()) =
@@ -97,11 +97,7 @@ impl SessionLocks {
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be there, without a lock.
-    pub async fn create<T: Lockable>(
-        &self,
-        id: T::Id,
-        document: T,
-    ) -> Result<LockedDoc<T>, LockError> {
+    pub async fn create<T: Lockable>(&self, id: T::Id, document: T) -> Result<LockedDoc<T>> {
         let key = self.key_of::<T>(id)?;
         self.locks.manager.parts.collections.ready_to_create(&key, self.locks.begin()).await?;
         // Not everybody may lock a document that is there already, even for a moment.
@@ -146,7 +142,7 @@ impl SessionLocks {
         &self,
         keys: impl IntoIterator<Item = LockKey>,
         wait: Wait,
-    ) -> Result<Vec<Lock>, LockError> {
+    ) -> Result<Vec<Lock>> {
         let take = async |key: LockKey, wait| {
             let taken = self.locks.acquire(&key, Ask::exclusive(wait), async |_, _| Ok(()));
             Ok(taken.await?.0)
@@ -163,7 +159,7 @@ impl SessionLocks {
     ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
-    pub async fn open<T: Lockable>(&self, id: T::Id) -> Result<LockedDoc<T>, LockError> {
+    pub async fn open<T: Lockable>(&self, id: T::Id) -> Result<LockedDoc<T>> {
         let key = self.key_of::<T>(id)?;
         self.locks.may_lock(slice::from_ref(&key)).await?;
         open(&self.locks, &key, Ask::exclusive(Wait::no())).await
@@ -181,7 +177,7 @@ impl SessionLocks {
         &self,
         ids: impl IntoIterator<Item = T::Id>,
         wait: Wait,
-    ) -> Result<Vec<LockedDoc<T>>, LockError> {
+    ) -> Result<Vec<LockedDoc<T>>> {
         let keys: Result<_, _> = ids.into_iter().map(|id| self.key_of::<T>(id)).collect();
         let take = async |key: LockKey, wait| open(&self.locks, &key, Ask::exclusive(wait)).await;
         self.all_or_none(keys?, wait, take, LockedDoc::mine).await
@@ -199,7 +195,7 @@ impl SessionLocks {
     pub async fn lock_each(
         &self,
         keys: impl IntoIterator<Item = LockKey>,
-    ) -> Result<Vec<(LockKey, Result<Lock, LockError>)>, LockError> {
+    ) -> Result<Vec<(LockKey, Result<Lock>)>> {
         let how = Ask { any_tab: true, ..Ask::exclusive(Wait::no()) };
         let take = async |key: LockKey| {
             Ok(self.locks.acquire(&key, how, async |_, _| Ok(())).await?.0.lock)
@@ -217,7 +213,7 @@ impl SessionLocks {
     pub async fn open_each<T: Lockable>(
         &self,
         ids: impl IntoIterator<Item = T::Id>,
-    ) -> Result<Vec<(LockKey, Result<LockedDoc<T>, LockError>)>, LockError> {
+    ) -> Result<Vec<(LockKey, Result<LockedDoc<T>>)>> {
         let how = Ask { any_tab: true, ..Ask::exclusive(Wait::no()) };
         let keys: Result<_, _> = ids.into_iter().map(|id| self.key_of::<T>(id)).collect();
         self.each(keys?, async |key: LockKey| open(&self.locks, &key, how).await).await
@@ -227,9 +223,9 @@ impl SessionLocks {
         &self,
         keys: BTreeSet<LockKey>,
         wait: Wait,
-        take: impl AsyncFn(LockKey, Wait) -> Result<X, LockError>,
+        take: impl AsyncFn(LockKey, Wait) -> Result<X>,
         mine: impl Fn(&X) -> &Mine,
-    ) -> Result<Vec<X>, LockError> {
+    ) -> Result<Vec<X>> {
         let began = clock::now();
         self.locks.may_lock(&keys.iter().cloned().collect::<Vec<_>>()).await?;
         let mut all = Vec::new();
@@ -250,8 +246,8 @@ impl SessionLocks {
     async fn each<X>(
         &self,
         keys: BTreeSet<LockKey>,
-        take: impl AsyncFn(LockKey) -> Result<X, LockError>,
-    ) -> Result<Vec<(LockKey, Result<X, LockError>)>, LockError> {
+        take: impl AsyncFn(LockKey) -> Result<X>,
+    ) -> Result<Vec<(LockKey, Result<X>)>> {
         let keys: Vec<_> = keys.into_iter().collect();
         let refused = self.locks.may_lock_each(&keys).await?;
         let one = async |(key, refused): (LockKey, Option<LockError>)| match refused {
@@ -266,7 +262,7 @@ impl SessionLocks {
     ///
     /// # Errors
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
-    pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T, LockError> {
+    pub async fn load<T: Lockable>(&self, id: T::Id) -> Result<T> {
         let key = self.key_of::<T>(id)?;
         let document = self.locks.manager.parts.reads.load(&key, self.locks.begin()).await?;
         document.decode().map_err(|source| LockError::Document { key, source })
@@ -276,7 +272,7 @@ impl SessionLocks {
     ///
     /// # Errors
     /// [`LockError::StaleToken`] 412 if another tab of the session holds it; [`LockError::Store`].
-    pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<Released, LockError> {
+    pub async fn release<T: Lockable>(&self, id: T::Id) -> Result<Released> {
         self.locks.release_key(&self.key_of::<T>(id)?).await
     }
 
@@ -285,7 +281,7 @@ impl SessionLocks {
     ///
     /// # Errors
     /// [`LockError::Store`]; the remaining locks end with the session, or expire.
-    pub async fn release_all(&self) -> Result<Vec<LockKey>, LockError> {
+    pub async fn release_all(&self) -> Result<Vec<LockKey>> {
         let Some(aid) = self.locks.aid() else { return Ok(Vec::new()) };
         let released = self.locks.manager.release_all(&aid).await?;
         self.locks.forget_all();
@@ -301,7 +297,7 @@ impl SessionLocks {
 
 impl FromRequest for SessionLocks {
     type Error = LockError;
-    type Future = Ready<Result<Self, LockError>>;
+    type Future = Ready<Result<Self>>;
 
     fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
         ready(RequestLocks::of(req).map(|locks| Self { locks, request: req.clone() }))

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::{
     ended::SessionEnded,
-    error::{BoxError, LockError},
+    error::{BoxError, Result},
     manager::{Parts, rhythm::Rhythm},
     random,
     store::{News, NewsId, Outbox, Settled},
@@ -144,11 +144,7 @@ impl Announced for Takeover {
 }
 
 /// Some events that wait to be announced.
-async fn take<E: Announced>(
-    parts: &Arc<Parts>,
-    worker: Uuid,
-    lease: Duration,
-) -> Result<Vec<E>, LockError> {
+async fn take<E: Announced>(parts: &Arc<Parts>, worker: Uuid, lease: Duration) -> Result<Vec<E>> {
     let args = (parts.collections.names(), worker, lease);
     let taken = parts.calls.ask("take_news", args, |store, (all, by, lease), until| {
         store.take_news(E::outbox(all), *by, *lease, AT_ONCE, until)
@@ -157,7 +153,7 @@ async fn take<E: Announced>(
 }
 
 /// Records that the listener was called.
-async fn note<E: Announced>(parts: &Arc<Parts>, worker: Uuid, told: &[E]) -> Result<(), LockError> {
+async fn note<E: Announced>(parts: &Arc<Parts>, worker: Uuid, told: &[E]) -> Result<()> {
     let args = (worker, told.iter().map(E::id).collect::<Vec<_>>());
     let noted = parts.calls.ask("settle_news", args, |store, (worker, told), until| {
         store.settle_news(told, *worker, Settled::Told, until)
@@ -174,7 +170,7 @@ async fn announce_some<E: Announced>(
     limit: Duration,
     worker: Uuid,
     told: &mut Vec<E>,
-) -> Result<bool, LockError> {
+) -> Result<bool> {
     if !told.is_empty() {
         note(parts, worker, told).await?;
         told.clear();

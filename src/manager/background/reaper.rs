@@ -10,7 +10,7 @@ use tokio::time::sleep_until;
 
 use crate::{
     clock,
-    error::LockError,
+    error::Result,
     manager::{Parts, observe, rhythm::Rhythm},
     random,
     store::Swept,
@@ -22,7 +22,7 @@ const AT_ONCE: usize = 200;
 
 impl Parts {
     /// Ends all idle sessions, and returns their number.
-    pub(in crate::manager) async fn sweep(&self) -> Result<usize, LockError> {
+    pub(in crate::manager) async fn sweep(&self) -> Result<usize> {
         let mut sessions = 0;
         loop {
             let swept = self.sweep_some().await?;
@@ -37,7 +37,7 @@ impl Parts {
         name = "doclock.sweep", skip_all,
         fields(outcome = tracing::field::Empty),
     ))]
-    async fn sweep_some(&self) -> Result<Swept, LockError> {
+    async fn sweep_some(&self) -> Result<Swept> {
         let collections = self.collections.names();
         if collections.is_empty() {
             return Ok(Swept::default());

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::task::AbortHandle;
 
-use crate::{clock, error::LockError, manager::rhythm::IDLE_INTERVALS, store::millis_if_any};
+use crate::{clock, error::Result, manager::rhythm::IDLE_INTERVALS, store::millis_if_any};
 
 /// The state of the reaper, the background task that ends idle sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -74,7 +74,7 @@ impl Sweeps {
         let _ = self.reaper.set(reaper);
     }
 
-    pub(in crate::manager) fn saw<T>(&self, outcome: &Result<T, LockError>) {
+    pub(in crate::manager) fn saw<T>(&self, outcome: &Result<T>) {
         let mut past = self.past.lock();
         *past = match outcome {
             Ok(_) => Past { succeeded: Some(clock::now()), ..Past::default() },
@@ -118,6 +118,7 @@ impl Sweeps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::LockError;
 
     #[tokio::test]
     async fn a_reaper_is_overdue_when_it_could_have_swept_long_ago() {

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     clock,
-    error::LockError,
+    error::Result,
     lock::Aid,
     manager::{Parts, observe},
     store::{Query, Swept},
@@ -50,7 +50,7 @@ impl Parts {
         &self,
         collections: &[&'static str],
         swept: &Swept,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         let unannounced = &self.unannounced;
         let is_watching = !unannounced.0.lock().overdue.is_empty();
         if swept.more && !is_watching {
@@ -81,7 +81,7 @@ impl Parts {
         Ok(())
     }
 
-    async fn overdue(&self, collections: &[&'static str]) -> Result<Vec<Aid>, LockError> {
+    async fn overdue(&self, collections: &[&'static str]) -> Result<Vec<Aid>> {
         let args = collections.to_vec();
         self.calls.ask("overdue", args, |store, all, until| store.overdue(all, MOST, until)).await
     }
@@ -92,7 +92,7 @@ impl Parts {
         collections: &[&'static str],
         aids: Vec<Aid>,
         since: Duration,
-    ) -> Result<u64, LockError> {
+    ) -> Result<u64> {
         // Another server may still have some of them to end.
         let still: HashSet<Aid> = self.overdue(collections).await?.into_iter().collect();
         let mut missed = 0;

@@ -7,7 +7,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::LockError,
+    error::{LockError, Result},
     key::LockKey,
     lock::{Aid, Holder, Mode},
     manager::{
@@ -76,7 +76,7 @@ impl Job {
     ///
     /// # Errors
     /// As `LockManager::acquire`.
-    pub async fn acquire(&self, key: &LockKey, wait: Wait) -> Result<LockGuard, LockError> {
+    pub async fn acquire(&self, key: &LockKey, wait: Wait) -> Result<LockGuard> {
         self.acquire_in(key, Mode::Exclusive, wait).await
     }
 
@@ -84,7 +84,7 @@ impl Job {
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
-    pub async fn acquire_shared(&self, key: &LockKey, wait: Wait) -> Result<LockGuard, LockError> {
+    pub async fn acquire_shared(&self, key: &LockKey, wait: Wait) -> Result<LockGuard> {
         self.acquire_in(key, Mode::Shared, wait).await
     }
 
@@ -108,7 +108,7 @@ impl Job {
         &self,
         keys: impl IntoIterator<Item = LockKey>,
         wait: Wait,
-    ) -> Result<LockGuards, LockError> {
+    ) -> Result<LockGuards> {
         let began = clock::now();
         let keys: BTreeSet<LockKey> = keys.into_iter().collect();
         let mut guards = LockGuards::default();
@@ -155,7 +155,7 @@ impl Job {
         key: &LockKey,
         wait: Wait,
         work: impl Future<Output = T>,
-    ) -> Result<T, LockError> {
+    ) -> Result<T> {
         let guard = self.acquire(key, wait).await?;
         tokio::select! {
             biased;
@@ -172,12 +172,7 @@ impl Job {
         }
     }
 
-    async fn acquire_in(
-        &self,
-        key: &LockKey,
-        mode: Mode,
-        wait: Wait,
-    ) -> Result<LockGuard, LockError> {
+    async fn acquire_in(&self, key: &LockKey, mode: Mode, wait: Wait) -> Result<LockGuard> {
         let (key, aid, holder) = (key.clone(), Aid::of_job(), self.holder.clone());
         let ttl = self.ttl;
         let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
@@ -221,7 +216,7 @@ impl LockManager {
     ///
     /// # Cancel safety
     /// If the future is dropped, it leaves the queue, and a grant is given back.
-    pub async fn acquire(&self, key: &LockKey, wait: Wait) -> Result<LockGuard, LockError> {
+    pub async fn acquire(&self, key: &LockKey, wait: Wait) -> Result<LockGuard> {
         self.anonymous_job().acquire(key, wait).await
     }
 
@@ -229,7 +224,7 @@ impl LockManager {
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
-    pub async fn acquire_shared(&self, key: &LockKey, wait: Wait) -> Result<LockGuard, LockError> {
+    pub async fn acquire_shared(&self, key: &LockKey, wait: Wait) -> Result<LockGuard> {
         self.anonymous_job().acquire_shared(key, wait).await
     }
 
@@ -241,7 +236,7 @@ impl LockManager {
         &self,
         keys: impl IntoIterator<Item = LockKey>,
         wait: Wait,
-    ) -> Result<LockGuards, LockError> {
+    ) -> Result<LockGuards> {
         self.anonymous_job().acquire_all(keys, wait).await
     }
 
@@ -254,7 +249,7 @@ impl LockManager {
         key: &LockKey,
         wait: Wait,
         work: impl Future<Output = T>,
-    ) -> Result<T, LockError> {
+    ) -> Result<T> {
         self.anonymous_job().with_lock(key, wait, work).await
     }
 

@@ -13,7 +13,7 @@ use tokio::time::sleep_until;
 
 use crate::{
     clock,
-    error::LockError,
+    error::Result,
     key::LockKey,
     lock::{Aid, LockToken},
     manager::{Parts, claim::Wanted, observe, rhythm::jittered, sessions::pieces::Piece},
@@ -101,7 +101,7 @@ impl Parts {
         &self,
         ttl: Duration,
         due: &BTreeMap<String, HashMap<Aid, Acquisition>>,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         let until = clock::now() + ttl / 3;
         // A collection that does not answer does not delay the others.
         let renewals = due.iter().map(|(name, guards)| self.renew_guards(name, guards, ttl, until));
@@ -117,7 +117,7 @@ impl Parts {
         guards: &HashMap<Aid, Acquisition>,
         ttl: Duration,
         until: Instant,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         let active: Vec<_> = guards.keys().map(Active::whole).collect();
         let mut pieces = self.sessions.renew_in_pieces([collection], &active, ttl, until);
         let mut all = Ok(());
@@ -142,7 +142,7 @@ impl Parts {
         renewed: u64,
         lives: Instant,
         until: Instant,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         let until = until.min(self.calls.until());
         let documents: BTreeSet<&LockKey> = guards.iter().map(|held| &held.key).collect();
         // If a document has several readers, the count does not tell which of them were renewed. When a

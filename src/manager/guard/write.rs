@@ -1,7 +1,7 @@
 //! Guarded writes of jobs.
 
 use crate::{
-    error::LockError,
+    error::{LockError, Result},
     key::Lockable,
     manager::{guard::LockGuard, reads::decode},
 };
@@ -12,7 +12,7 @@ impl LockGuard {
     /// # Errors
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].
     /// [`LockError::Misconfigured`] if the lock is not on a document of type `T`.
-    pub async fn load<T: Lockable>(&self) -> Result<T, LockError> {
+    pub async fn load<T: Lockable>(&self) -> Result<T> {
         self.parts.collections.is_of::<T>(self.key())?;
         let key = self.key();
         let document = self.parts.reads.load(key, self.parts.calls.until()).await?;
@@ -43,7 +43,7 @@ impl LockGuard {
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
-    pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T, LockError> {
+    pub async fn update<T: Lockable>(&self, change: impl FnOnce(&mut T)) -> Result<T> {
         self.parts.collections.is_of::<T>(self.key())?;
         let loaded = self.parts.reads.load(self.key(), self.parts.calls.until()).await?;
         let (mut document, original) = decode(self.key(), loaded)?;
@@ -57,7 +57,7 @@ impl LockGuard {
     /// # Errors
     /// [`LockError::Rejected`] if there is such a document already. Otherwise as
     /// [`update`](Self::update), which is also as cancel safe.
-    pub async fn create<T: Lockable>(&self, document: &T) -> Result<(), LockError> {
+    pub async fn create<T: Lockable>(&self, document: &T) -> Result<()> {
         self.parts.collections.is_of::<T>(self.key())?;
         self.parts.saves.create(&self.held, document, self.parts.calls.until()).await.map(drop)
     }
@@ -69,7 +69,7 @@ impl LockGuard {
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be deleted.
-    pub async fn delete(self) -> Result<(), LockError> {
+    pub async fn delete(self) -> Result<()> {
         // The drop of the guard releases the lock.
         self.parts.saves.delete(&self.held, self.parts.calls.until()).await
     }

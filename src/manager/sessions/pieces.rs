@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, StoreError, StoreErrorKind},
+    error::{LockError, Result, StoreError, StoreErrorKind},
     lock::Aid,
     manager::sessions::Sessions,
     store::{Active, Renewed},
@@ -76,7 +76,7 @@ pub(in crate::manager) struct Piece {
     /// Before the store was asked.
     pub(in crate::manager) asked: Instant,
     /// On how many documents their locks were renewed.
-    pub(in crate::manager) renewed: Result<u64, LockError>,
+    pub(in crate::manager) renewed: Result<u64>,
 }
 
 impl Sessions {

@@ -19,7 +19,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     clock,
-    error::{LockError, StoreError, StoreErrorKind},
+    error::{LockError, Result, StoreError, StoreErrorKind},
     key::LockKey,
     lock::{Aid, Lock, Mode},
     manager::{
@@ -56,7 +56,7 @@ pub(in crate::manager) trait Needs: Sync {
         in_turn: Option<InTurn>,
         scope: &TaskTracker,
         until: Instant,
-    ) -> impl Future<Output = Result<Acquired, LockError>> + Send;
+    ) -> impl Future<Output = Result<Acquired>> + Send;
 
     /// The live lock on this document. Of several readers: the lock of `aid`, or else the one that expires last.
     fn look(
@@ -64,7 +64,7 @@ pub(in crate::manager) trait Needs: Sync {
         key: &LockKey,
         aid: &Aid,
         until: Instant,
-    ) -> impl Future<Output = Result<Option<Lock>, LockError>> + Send;
+    ) -> impl Future<Output = Result<Option<Lock>>> + Send;
 
     /// Makes sure that the machine is told of all locks that end. Returns the pause until the next attempt if the store
     /// does not report them at once.
@@ -158,7 +158,7 @@ impl Queues {
         owner: &Aid,
         wait: Wait,
         scope: &TaskTracker,
-    ) -> Result<Acquired, LockError> {
+    ) -> Result<Acquired> {
         // During a shutdown, the first caller for a document still makes one attempt.
         let is_stopping = self.stop.is_cancelled();
         let freeze_begins = self.freezes.begins(wanted.key.collection());
@@ -180,7 +180,7 @@ impl Queues {
         owner: &Aid,
         wait: Wait,
         scope: &TaskTracker,
-    ) -> Result<Acquired, LockError> {
+    ) -> Result<Acquired> {
         let key = &wanted.key;
         let (collection, registered) = self.collections.ready(key, self.until(None)).await?;
         let is_fair = registered.rules.fair;
@@ -248,7 +248,7 @@ impl<M> Drop for Driver<'_, M> {
 }
 
 impl<M: Needs> Driver<'_, M> {
-    async fn run(mut self) -> Result<Acquired, LockError> {
+    async fn run(mut self) -> Result<Acquired> {
         loop {
             let step = self.queues.machine.lock().next(self.number, clock::now());
             let acquired = match step {
@@ -283,11 +283,7 @@ impl<M: Needs> Driver<'_, M> {
     }
 
     /// Returns the lock if it is handed over.
-    async fn sleep(
-        &mut self,
-        is_first: bool,
-        until: Option<Instant>,
-    ) -> Result<Option<Acquired>, LockError> {
+    async fn sleep(&mut self, is_first: bool, until: Option<Instant>) -> Result<Option<Acquired>> {
         if self.queues.stop.is_cancelled() {
             return Err(LockError::ShutDown);
         }
@@ -324,7 +320,7 @@ impl<M: Needs> Driver<'_, M> {
     }
 
     /// Asks the store. Few waiters ask at the same time.
-    async fn ask_soon(&self, draws: bool) -> Result<Option<Acquired>, LockError> {
+    async fn ask_soon(&self, draws: bool) -> Result<Option<Acquired>> {
         let permit = Arc::clone(&self.queues.asking).acquire_owned();
         let Some(permit) = self.in_time(permit).await else { return Ok(None) };
         // On the heap, so that a crowd of waiters is small while it does not ask.
@@ -357,7 +353,7 @@ impl<M: Needs> Driver<'_, M> {
     }
 
     /// One attempt. `None` if the lock has another holder, or if another waiter comes first.
-    pub(super) async fn ask(&self, in_turn: Option<InTurn>) -> Result<Option<Acquired>, LockError> {
+    pub(super) async fn ask(&self, in_turn: Option<InTurn>) -> Result<Option<Acquired>> {
         let (key, has_turn) = (&self.wanted.key, in_turn.is_some());
         match self
             .manager
@@ -380,7 +376,7 @@ impl<M: Needs> Driver<'_, M> {
     }
 
     /// Pauses if this is an outage that the wait may outlast. Otherwise the outage is the answer.
-    async fn sit_out(&self, error: LockError) -> Result<(), LockError> {
+    async fn sit_out(&self, error: LockError) -> Result<()> {
         let (key, pause) = (&self.wanted.key, jittered(OUTAGE_PAUSE));
         let is_over = self.give_up.is_some_and(|at| at <= clock::now() + pause);
         let is_refused = || self.queues.machine.lock().count(self.number).is_err();
@@ -399,7 +395,7 @@ impl<M: Needs> Driver<'_, M> {
     }
 
     /// Refuses this waiter, unless a holder in its circle, which was seen perhaps a while ago, is gone.
-    async fn refuse(&self, circle: &Circle) -> Result<(), LockError> {
+    async fn refuse(&self, circle: &Circle) -> Result<()> {
         for (key, aid) in circle {
             if !holds(self.manager, key, aid, self.queues.until(self.give_up)).await? {
                 self.queues.machine.lock().freed(key);
@@ -414,7 +410,7 @@ impl<M: Needs> Driver<'_, M> {
     }
 
     /// The time is over: answers with the known holder. If no holder is known, makes a last attempt.
-    async fn last_answer(&self) -> Result<Acquired, LockError> {
+    async fn last_answer(&self) -> Result<Acquired> {
         if let Some(lock) = self.queues.machine.lock().holder(&self.wanted.key) {
             return Ok(Acquired::Held(lock));
         }
@@ -442,12 +438,7 @@ impl<M: Needs> Driver<'_, M> {
     }
 }
 
-async fn holds<M: Needs>(
-    manager: &M,
-    key: &LockKey,
-    aid: &Aid,
-    until: Instant,
-) -> Result<bool, LockError> {
+async fn holds<M: Needs>(manager: &M, key: &LockKey, aid: &Aid, until: Instant) -> Result<bool> {
     Ok(manager.look(key, aid, until).await?.is_some_and(|lock| lock.aid == *aid))
 }
 

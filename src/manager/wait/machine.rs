@@ -41,7 +41,7 @@ use std::{
 
 use crate::{
     actor::Person,
-    error::LockError,
+    error::{LockError, Result},
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{claim::Wanted, counts::Counts},
@@ -228,7 +228,7 @@ impl<H> Machine<H> {
         heir: H,
         is_fair: bool,
         now: Instant,
-    ) -> Result<u64, LockError> {
+    ) -> Result<u64> {
         let key = &wanted.key;
         let first = self.first(key);
         if let Some(first) = first {
@@ -336,7 +336,7 @@ impl<H> Machine<H> {
     ///
     /// # Errors
     /// [`LockError::TooManyWaiters`].
-    pub(super) fn refused(&mut self, number: u64, holder: &Lock) -> Result<(), LockError> {
+    pub(super) fn refused(&mut self, number: u64, holder: &Lock) -> Result<()> {
         self.held(holder);
         if let Some(waiter) = self.waiters.get_mut(&number) {
             waiter.phase = Phase::Waiting;
@@ -625,7 +625,7 @@ impl<H> Machine<H> {
     ///
     /// # Errors
     /// [`LockError::TooManyWaiters`].
-    pub(super) fn count(&mut self, number: u64) -> Result<(), LockError> {
+    pub(super) fn count(&mut self, number: u64) -> Result<()> {
         let Some(waiter) = self.waiters.get(&number).filter(|it| !it.is_counted) else {
             return Ok(());
         };
@@ -639,7 +639,7 @@ impl<H> Machine<H> {
     }
 
     /// Jobs have no limit but the total: each guard of a job has a session of its own.
-    fn has_room(&self, wanted: &Wanted, owner: &Aid) -> Result<(), LockError> {
+    fn has_room(&self, wanted: &Wanted, owner: &Aid) -> Result<()> {
         let WaiterLimits { per_session, per_person, all } = self.limits;
         let is_counted = |number: &u64| self.waiters.get(number).is_some_and(|it| it.is_counted);
         let places = self.owners.get(owner).filter(|_| wanted.aid == *owner).map(|it| &it.places);

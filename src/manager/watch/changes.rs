@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, StoreError, StoreErrorKind},
+    error::{Result, StoreError, StoreErrorKind},
     manager::{
         Parts,
         rhythm::{Rhythm, jittered},
@@ -137,7 +137,7 @@ impl Parts {
 
     /// Makes one attempt only. The caller pauses before the next one anyway, and on a server that closes
     /// connections each attempt would cost other operations their connections.
-    async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>, LockError> {
+    async fn open_watch(&self, collection: &'static str) -> Result<Option<Watch>> {
         let store = Arc::clone(&self.calls.store);
         let opening = async move { store.watch(collection, Deadline::NONE).await };
         self.calls.complete("watch", self.calls.until(), &TaskTracker::new(), opening).await

@@ -99,7 +99,7 @@ impl Feed {
     }
 }
 
-/// The events of all locks in all registered collections, from [`LockManager::events`].
+/// The events of all locks in all registered collections, from [`LockManager::events`](crate::LockManager::events).
 #[derive(Debug)]
 pub struct LockEvents {
     receiver: Option<Receiver<Arc<LockEvent>>>,
@@ -109,7 +109,7 @@ pub struct LockEvents {
 impl LockEvents {
     /// The next event. The first event is [`Resync`](LockEvent::Resync), which also follows whenever
     /// events were missed. `None` once the manager is shut down, or its [shutdown has
-    /// begun](LockManager::begin_shutdown).
+    /// begun](crate::LockManager::begin_shutdown).
     ///
     /// # Cancel safety
     /// May be dropped and called again.

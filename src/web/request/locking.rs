@@ -13,7 +13,7 @@ use tokio::time::timeout_at;
 use crate::{
     actor::{Actor, Person},
     clock,
-    error::LockError,
+    error::{LockError, Result},
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{Acquired, Provisional, Wait, Wanted, can_be_taken_over},
@@ -42,7 +42,7 @@ pub(in crate::web) struct Mine {
 }
 
 impl Mine {
-    fn new(lock: Lock) -> Result<Self, LockError> {
+    fn new(lock: Lock) -> Result<Self> {
         // Only possible if somebody has edited the lock record by hand.
         let token =
             lock.token.ok_or_else(|| LockError::Lost { key: lock.key.clone(), holder: None })?;
@@ -102,7 +102,7 @@ pub(in crate::web) struct Locks(pub(in crate::web) Rc<RequestLocks>);
 
 impl FromRequest for Locks {
     type Error = LockError;
-    type Future = Ready<Result<Self, LockError>>;
+    type Future = Ready<Result<Self>>;
 
     fn from_request(req: &HttpRequest, _: &mut Payload) -> Self::Future {
         ready(RequestLocks::of(req).map(Self))
@@ -111,7 +111,7 @@ impl FromRequest for Locks {
 
 /// For the extractors and the lock API.
 impl RequestLocks {
-    pub(in crate::web) fn of(req: &HttpRequest) -> Result<Rc<Self>, LockError> {
+    pub(in crate::web) fn of(req: &HttpRequest) -> Result<Rc<Self>> {
         req.extensions().get::<Rc<Self>>().cloned().ok_or_else(|| {
             misconfigured(
                 "the application is not wrapped in `locks.session(…)` or `locks.clients(…)`: replace \
@@ -139,7 +139,7 @@ impl RequestLocks {
     }
 
     /// The live locks of the session.
-    pub(in crate::web) async fn list(&self, until: Instant) -> Result<Vec<Lock>, LockError> {
+    pub(in crate::web) async fn list(&self, until: Instant) -> Result<Vec<Lock>> {
         match self.aid() {
             Some(aid) => self.manager.parts.reads.list(Some(&aid), until).await,
             None => Ok(Vec::new()),
@@ -163,7 +163,7 @@ impl RequestLocks {
     ///
     /// # Errors
     /// Those of the policy: the answer for a missing document, or 401.
-    pub(in crate::web) async fn may_lock(&self, keys: &[LockKey]) -> Result<(), LockError> {
+    pub(in crate::web) async fn may_lock(&self, keys: &[LockKey]) -> Result<()> {
         if self.has_policy() { self.permissions().check_all(keys).await } else { Ok(()) }
     }
 
@@ -176,7 +176,7 @@ impl RequestLocks {
     pub(in crate::web) async fn may_lock_each(
         &self,
         keys: &[LockKey],
-    ) -> Result<Vec<Option<LockError>>, LockError> {
+    ) -> Result<Vec<Option<LockError>>> {
         if self.settings.extractors_do_not_ask {
             return Ok(keys.iter().map(|_| None).collect());
         }
@@ -204,7 +204,7 @@ impl RequestLocks {
     }
 
     /// The tokens that the client sent; empty if there were none.
-    pub(in crate::web) fn offered(&self) -> Result<&[LockToken], LockError> {
+    pub(in crate::web) fn offered(&self) -> Result<&[LockToken]> {
         self.offered.as_deref().ok_or(LockError::MalformedToken)
     }
 
@@ -217,9 +217,9 @@ impl RequestLocks {
         key: &LockKey,
         how: Ask<'_>,
         work: impl Fn(Found, Instant) -> F,
-    ) -> Result<(Mine, T), LockError>
+    ) -> Result<(Mine, T)>
     where
-        F: Future<Output = Result<T, LockError>>,
+        F: Future<Output = Result<T>>,
     {
         self.document.replace(Some(key.clone()));
         match self.acquire_or_refuse(key, how, work).await {
@@ -246,9 +246,9 @@ impl RequestLocks {
         key: &LockKey,
         how: Ask<'_>,
         work: impl Fn(Found, Instant) -> F,
-    ) -> Result<(Mine, T), LockError>
+    ) -> Result<(Mine, T)>
     where
-        F: Future<Output = Result<T, LockError>>,
+        F: Future<Output = Result<T>>,
     {
         if self.speculative {
             return Err(LockError::Speculative);
@@ -341,7 +341,7 @@ impl RequestLocks {
         key: &LockKey,
         how: Ask<'_>,
         aid: &Aid,
-    ) -> Result<(Mine, Option<Provisional>, Option<StoredDocument>), LockError> {
+    ) -> Result<(Mine, Option<Provisional>, Option<StoredDocument>)> {
         let (actor, manager) = (self.actor(), &self.manager);
         let (key, aid, mode) = (key.clone(), aid.clone(), how.mode);
         let (holder, ttl) = (actor.holder(), manager.parts.settings.ttl);
@@ -429,7 +429,7 @@ impl RequestLocks {
 
     /// Releases the lock of this tab, whatever its token. Reads the locks of this session only, so that the time
     /// tells nothing about the locks of others.
-    pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released, LockError> {
+    pub(in crate::web) async fn release_key(&self, key: &LockKey) -> Result<Released> {
         let Some(aid) = self.aid() else { return Ok(Released::AlreadyGone) };
         let until = self.begin();
         let own = self.manager.parts.reads.list_in(key.collection(), &aid, until).await?;
@@ -446,9 +446,9 @@ impl RequestLocks {
         &self,
         mine: Mine,
         fresh: Option<Provisional>,
-        worked: Result<T, LockError>,
+        worked: Result<T>,
         until: Instant,
-    ) -> Result<(Mine, T), LockError> {
+    ) -> Result<(Mine, T)> {
         match worked {
             Ok(value) => {
                 self.fresh.borrow_mut().extend(fresh);
@@ -495,7 +495,7 @@ impl RequestLocks {
         offered: &[LockToken],
         load: bool,
         until: Instant,
-    ) -> Result<(Mine, Option<StoredDocument>), LockError> {
+    ) -> Result<(Mine, Option<StoredDocument>)> {
         self.document.replace(Some(key.clone()));
         self.check_client()?;
         let aid = self.aid();
@@ -528,7 +528,7 @@ impl RequestLocks {
         aid: Option<Aid>,
         offered: &[LockToken],
         until: Instant,
-    ) -> Result<Lock, LockError> {
+    ) -> Result<Lock> {
         let lost = |holder| LockError::Lost { key: key.clone(), holder };
         if aid.is_none() && offered.is_empty() {
             return Err(lost(None));
@@ -568,11 +568,7 @@ impl RequestLocks {
     }
 
     /// Releases this acquisition, even if other requests were told that the session holds it.
-    pub(in crate::web) async fn release(
-        &self,
-        mine: &Mine,
-        until: Instant,
-    ) -> Result<Released, LockError> {
+    pub(in crate::web) async fn release(&self, mine: &Mine, until: Instant) -> Result<Released> {
         let released = self.manager.parts.granting.release_by(&mine.acquisition(), until).await?;
         self.forget(mine.token);
         Ok(released)

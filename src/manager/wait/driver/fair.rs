@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::{
-    error::LockError,
+    error::Result,
     key::LockKey,
     manager::{
         calls,
@@ -252,7 +252,7 @@ impl Queues {
         commands: &Arc<Commands>,
         alone: Alone,
         until: Instant,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         let (queues, commands) = (Arc::clone(self), Arc::clone(commands));
         let set = async move {
             commands.is_stale.store(false, Relaxed);
@@ -279,7 +279,7 @@ impl<M: Needs> Driver<'_, M> {
     pub(in crate::manager::wait) async fn ask_in_turn(
         &self,
         commands: &Arc<Commands>,
-    ) -> Result<Option<Acquired>, LockError> {
+    ) -> Result<Option<Acquired>> {
         let order = Arc::clone(&commands.order).read_owned();
         let Some(_order) = self.in_time(order).await else { return Ok(None) };
         let order = Together { _order, _commands: Arc::clone(commands) };
@@ -293,7 +293,7 @@ impl<M: Needs> Driver<'_, M> {
     pub(in crate::manager::wait) async fn draw(
         &self,
         commands: &Arc<Commands>,
-    ) -> Result<Option<Acquired>, LockError> {
+    ) -> Result<Option<Acquired>> {
         let alone = Arc::clone(&commands.order).write_owned();
         let Some(alone) = self.in_time(alone).await else { return Ok(None) };
         if self.queues.machine.lock().has_ticket(self.number) {

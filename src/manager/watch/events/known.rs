@@ -8,7 +8,7 @@ use std::{
 use futures_util::future::join_all;
 
 use crate::{
-    clock, ended::EndReason, error::LockError, event::LockEvent, key::LockKey, lock::Lock,
+    clock, ended::EndReason, error::Result, event::LockEvent, key::LockKey, lock::Lock,
     manager::Parts, random::HashMap, store::Query,
 };
 
@@ -50,7 +50,7 @@ impl Known {
         &mut self,
         parts: &Parts,
         keys: BTreeSet<LockKey>,
-    ) -> Result<(), LockError> {
+    ) -> Result<()> {
         let asked = keys.iter().cloned().collect();
         let listed = parts.reads.locks_on(self.collection, asked, parts.calls.until()).await?;
         let mut now = by_document(listed);
@@ -67,10 +67,7 @@ impl Known {
         Ok(())
     }
 
-    pub(in crate::manager) async fn look_at_all(
-        &mut self,
-        parts: &Parts,
-    ) -> Result<Looked, LockError> {
+    pub(in crate::manager) async fn look_at_all(&mut self, parts: &Parts) -> Result<Looked> {
         let args = (self.collection, MOST);
         let listed = parts.calls.ask("list", args, |store, (collection, most), until| {
             store.locks(collection, Query::All, *most, until)
