@@ -8,9 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use parking_lot::Mutex;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout_at,
 };
 
@@ -59,8 +63,8 @@ impl Describe {
     }
 }
 
-/// One call: its titles, when it has ended.
-type Call = watch::Receiver<Option<Titles>>;
+/// A call, under way or answered: the titles of its documents. `None` if it has failed.
+type Call = Shared<BoxFuture<'static, Option<Arc<Titles>>>>;
 
 /// The calls under way, and the latest answers.
 pub(super) struct Descriptions {
@@ -71,12 +75,30 @@ pub(super) struct Descriptions {
 
 #[derive(Default)]
 struct State {
-    /// Each for the person that has asked, if that makes a difference.
-    known: HashMap<(Option<Actor>, LockKey), (Option<Description>, Instant)>,
-    /// The calls under way. For one person, a document is in one call only.
-    asked: HashMap<(Option<Actor>, LockKey), Call>,
+    /// The latest call for each document, and when it began; for each person, if that makes a difference.
+    calls: HashMap<(Option<Actor>, LockKey), (Call, Instant)>,
     failed: Option<Instant>,
     left_links_out: Option<Instant>,
+}
+
+impl State {
+    fn is_paused(&self) -> bool {
+        self.failed.is_some_and(|at| clock::since(at) < PAUSE)
+    }
+
+    fn make_room(&mut self, documents: usize) {
+        if self.calls.len() + documents > REMEMBERED {
+            self.calls.retain(|_, call| is_fresh(call));
+        }
+        if self.calls.len() + documents > REMEMBERED {
+            self.calls.clear();
+        }
+    }
+}
+
+fn is_fresh((call, began): &(Call, Instant)) -> bool {
+    let has_failed = matches!(call.peek(), Some(None));
+    !has_failed && clock::since(*began) < REMEMBER
 }
 
 impl Descriptions {
@@ -85,66 +107,63 @@ impl Descriptions {
         Arc::new(Self { describe, turns, state: Mutex::default() })
     }
 
-    /// The titles that are known, and for the other documents the calls that will tell. Begins these
-    /// calls, each in a task of its own.
-    fn look(
+    /// The calls that tell the titles of these documents. Begins those that are missing, each in a task of its own.
+    fn calls(
         self: &Arc<Self>,
         person: Option<&Actor>,
         keys: &[LockKey],
         parts: &Arc<Parts>,
-    ) -> (Titles, Calls) {
+    ) -> Vec<(LockKey, Call)> {
         let person = person.filter(|_| self.describe.is_personal).cloned();
-        let (mut titles, mut calls, mut unknown) = (Titles::new(), Calls::new(), Vec::new());
+        let (mut calls, mut unknown) = (Vec::new(), Vec::new());
         let mut state = self.state.lock();
         for key in keys.iter().collect::<BTreeSet<_>>() {
-            let of_person = (person.clone(), key.clone());
-            if let Some((known, at)) = state.known.get(&of_person)
-                && clock::since(*at) < REMEMBER
-            {
-                titles.extend(known.clone().map(|known| (key.clone(), known)));
-            } else if let Some(call) = state.asked.get(&of_person) {
-                calls.push((key.clone(), call.clone()));
-            } else if !state.is_paused() {
-                unknown.push(key.clone());
+            match state.calls.get(&(person.clone(), key.clone())) {
+                Some(known) if is_fresh(known) => calls.push((key.clone(), known.0.clone())),
+                _ if state.is_paused() => {}
+                _ => unknown.push(key.clone()),
             }
         }
+        state.make_room(unknown.len());
         for keys in unknown.chunks(MAX_KEYS) {
-            let (told, call) = watch::channel(None);
+            let (this, parts) = (Arc::clone(self), Arc::clone(parts));
+            let (of_person, asked) = (person.clone(), keys.to_vec());
+            let runtime = parts.calls.runner.runtime().clone();
+            let call = runtime.spawn(async move { this.ask(of_person, asked, &parts).await });
+            let call = async { call.await.ok().flatten() }.boxed().shared();
             for key in keys {
-                state.asked.insert((person.clone(), key.clone()), call.clone());
+                let began = (call.clone(), clock::now());
+                state.calls.insert((person.clone(), key.clone()), began);
                 calls.push((key.clone(), call.clone()));
             }
-            let (this, person, keys) = (Arc::clone(self), person.clone(), keys.to_vec());
-            let asks = Arc::clone(parts);
-            parts.calls.runner.spawn_untracked(async move {
-                let answer = this.ask(person.clone(), keys.clone(), asks).await;
-                let _ = told.send(Some(this.learn(&person, &keys, answer)));
-            });
         }
-        (titles, calls)
+        calls
     }
 
     /// Asks the application, if it is this call's turn in time.
-    async fn ask(&self, person: Option<Actor>, keys: Vec<LockKey>, parts: Arc<Parts>) -> Answer {
+    async fn ask(
+        &self,
+        person: Option<Actor>,
+        keys: Vec<LockKey>,
+        parts: &Parts,
+    ) -> Option<Arc<Titles>> {
         let turn = Arc::clone(&self.turns).acquire_owned();
-        let Ok(Ok(turn)) = timeout_at((clock::now() + LIMIT).into(), turn).await else {
-            return Answer::NoTurn;
-        };
+        let turn = timeout_at((clock::now() + LIMIT).into(), turn).await.ok()?.ok()?;
         if self.state.lock().is_paused() {
-            return Answer::NoTurn;
+            return None;
         }
-        let call = self.call(person, keys, turn);
-        match call.await {
-            Ok(titles) => Answer::Titles(titles),
+        match self.call(person, keys.clone(), turn).await {
+            Ok(answered) => Some(Arc::new(self.presentable(&keys, answered))),
             Err(why) => {
                 // It usually needs the same database, so its failure says nothing about the function.
-                let answers = parts.freezes.ask(clock::now() + LIMIT).await;
-                Answer::Failure { why, outage: answers.is_err() }
+                let is_outage = parts.freezes.ask(clock::now() + LIMIT).await.is_err();
+                self.failed(&keys, &why, is_outage);
+                None
             }
         }
     }
 
-    /// In a task of its own: a panic ends only this calls, and a call that blocks its thread delays
+    /// In a task of its own: a panic ends only this call, and a call that blocks its thread delays
     /// nobody. Such a call keeps its turn until it returns.
     async fn call(
         &self,
@@ -167,46 +186,38 @@ impl Descriptions {
         }
     }
 
-    /// Remembers the answer. Returns the titles of the documents that were asked for.
-    fn learn(&self, person: &Option<Actor>, keys: &[LockKey], answer: Answer) -> Titles {
-        let (mut titles, mut left_out) = (Titles::new(), None);
+    fn failed(&self, keys: &[LockKey], why: &str, is_outage: bool) {
         let mut state = self.state.lock();
-        for key in keys {
-            state.asked.remove(&(person.clone(), key.clone()));
-        }
-        let mut answered = match answer {
-            Answer::Titles(answered) => answered,
-            Answer::NoTurn => return titles,
-            Answer::Failure { why, outage } => {
-                let is_news = !state.is_paused();
-                state.failed = Some(clock::now());
-                drop(state);
-                if outage {
-                    log::debug!(
-                        target: "actix_doclock::manager",
-                        "`describe` {why}, while the database does not answer",
-                    );
-                } else if let (true, Some(first)) = (is_news, keys.first()) {
-                    log::warn!(
-                        target: "actix_doclock::manager",
-                        "`describe` {why}; it was asked for {} documents, the first is {first:?}; no document \
-                         has a title for {PAUSE:?}: repair the function",
-                        keys.len(),
-                    );
-                }
-                return titles;
-            }
-        };
-        for key in keys {
-            let (known, is_left_out) =
-                answered.remove(key).map_or((None, false), Description::presentable);
-            left_out = left_out.or_else(|| is_left_out.then_some(key));
-            titles.extend(known.clone().map(|known| (key.clone(), known)));
-            state.remember((person.clone(), key.clone()), known);
-        }
-        let left_out = left_out.filter(|_| state.may_tell_of_links());
+        let is_news = !state.is_paused();
+        state.failed = Some(clock::now());
         drop(state);
-        if let Some(key) = left_out {
+        if is_outage {
+            log::debug!(
+                target: "actix_doclock::manager",
+                "`describe` {why}, while the database does not answer",
+            );
+        } else if let (true, Some(first)) = (is_news, keys.first()) {
+            log::warn!(
+                target: "actix_doclock::manager",
+                "`describe` {why}; it was asked for {} documents, the first is {first:?}; no document \
+                 has a title for {PAUSE:?}: repair the function",
+                keys.len(),
+            );
+        }
+    }
+
+    /// The answer for these documents, as it can be shown.
+    fn presentable(&self, keys: &[LockKey], mut answered: Titles) -> Titles {
+        let (mut titles, mut left_out) = (Titles::new(), None);
+        for key in keys {
+            let Some(described) = answered.remove(key) else { continue };
+            let (known, is_left_out) = described.presentable();
+            left_out = left_out.or_else(|| is_left_out.then_some(key));
+            titles.extend(known.map(|known| (key.clone(), known)));
+        }
+        let told = &mut self.state.lock().left_links_out;
+        if let Some(key) = left_out.filter(|_| told.is_none_or(|at| clock::since(at) >= PAUSE)) {
+            *told = Some(clock::now());
             log::warn!(
                 target: "actix_doclock::manager",
                 "`describe` gave {key:?} a link that is left out: a link begins with `/`, `http://` or \
@@ -214,43 +225,6 @@ impl Descriptions {
             );
         }
         titles
-    }
-}
-
-type Calls = Vec<(LockKey, Call)>;
-
-enum Answer {
-    Titles(Titles),
-    Failure {
-        why: String,
-        /// The store of the locks does not answer at the moment.
-        outage: bool,
-    },
-    /// Other calls take too long. The application was not asked.
-    NoTurn,
-}
-
-impl State {
-    fn is_paused(&self) -> bool {
-        self.failed.is_some_and(|at| clock::since(at) < PAUSE)
-    }
-
-    fn may_tell_of_links(&mut self) -> bool {
-        let is_time = self.left_links_out.is_none_or(|at| clock::since(at) >= PAUSE);
-        if is_time {
-            self.left_links_out = Some(clock::now());
-        }
-        is_time
-    }
-
-    fn remember(&mut self, of: (Option<Actor>, LockKey), known: Option<Description>) {
-        if self.known.len() >= REMEMBERED && !self.known.contains_key(&of) {
-            self.known.retain(|_, (_, at)| clock::since(*at) < REMEMBER);
-        }
-        if self.known.len() >= REMEMBERED && !self.known.contains_key(&of) {
-            self.known.clear();
-        }
-        self.known.insert(of, (known, clock::now()));
     }
 }
 
@@ -264,11 +238,10 @@ impl Parts {
     ) -> HashMap<LockKey, Description> {
         let Some(descriptions) = &self.descriptions else { return HashMap::new() };
         let until = clock::now() + LIMIT;
-        let (mut titles, calls) = descriptions.look(person, keys, self);
-        for (key, mut call) in calls {
-            let told = timeout_at(until.into(), call.wait_for(Option::is_some)).await;
-            let Ok(Ok(told)) = told else { continue };
-            let title = told.as_ref().and_then(|told| told.get(&key)).cloned();
+        let mut titles = Titles::new();
+        for (key, call) in descriptions.calls(person, keys, self) {
+            let told = timeout_at(until.into(), call).await.ok().flatten();
+            let title = told.and_then(|told| told.get(&key).cloned());
             titles.extend(title.map(|title| (key, title)));
         }
         titles
