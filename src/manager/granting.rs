@@ -263,13 +263,7 @@ impl Granting {
 
     /// The client of this session has shown that it believed in this acquisition, which is gone.
     pub(crate) fn missed_lock(&self, key: &LockKey, token: LockToken, noticed: &'static str) {
-        observe::lost(
-            &self.seen.losses,
-            self.collections.label(key),
-            Some(token),
-            "unknown",
-            noticed,
-        );
+        self.seen.losses.count(self.collections.label(key), Some(token), "unknown", noticed);
     }
 
     /// The session has asked for a missing document, and had the lock of it for a moment.

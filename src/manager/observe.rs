@@ -24,7 +24,6 @@ use crate::{
     clock,
     ended::EndReason,
     error::{LockError, Result, StoreError},
-    key::LockKey,
     lock::{LockToken, Mode},
     manager::claim::Acquired,
     store::{Released, Swept},
@@ -159,6 +158,21 @@ pub(super) struct Losses {
 }
 
 impl Losses {
+    /// A holder has lost its lock. `noticed` by whom. The first who notices it on this server counts it; so the
+    /// reason is `unknown` only where no one here knew it before.
+    pub(super) fn count(
+        &self,
+        collection: &'static str,
+        token: Option<LockToken>,
+        reason: &'static str,
+        noticed: &'static str,
+    ) {
+        if cfg!(feature = "metrics") && token.is_none_or(|token| self.is_new(token)) {
+            counter!(LOST, "collection" => collection, "reason" => reason, "noticed" => noticed)
+                .increment(1);
+        }
+    }
+
     /// True if this acquisition was not counted before.
     fn is_new(&self, token: LockToken) -> bool {
         let mut counted = self.counted.lock();
@@ -176,21 +190,6 @@ impl Losses {
     }
 }
 
-/// A holder has lost its lock. `noticed` by whom. The first who notices it on this server counts it; so the
-/// reason is `unknown` only where no one here knew it before.
-pub(super) fn lost(
-    losses: &Losses,
-    collection: &'static str,
-    token: Option<LockToken>,
-    reason: &'static str,
-    noticed: &'static str,
-) {
-    if cfg!(feature = "metrics") && token.is_none_or(|token| losses.is_new(token)) {
-        counter!(LOST, "collection" => collection, "reason" => reason, "noticed" => noticed)
-            .increment(1);
-    }
-}
-
 pub(super) fn confirmed(is_confirmed: bool) {
     into_span(if is_confirmed { "confirmed" } else { "not_known" });
 }
@@ -205,21 +204,14 @@ pub(super) fn session_ended(reason: EndReason) {
     ended(reason, 1);
 }
 
-pub(super) fn swept(
-    losses: &Losses,
-    label: impl Fn(&LockKey) -> &'static str,
-    began: Instant,
-    swept: &Result<Swept>,
-) {
+pub(super) fn swept(began: Instant, swept: &Result<Swept>) {
     let outcome = ok_or_error(swept);
     into_span(outcome);
     histogram!(SWEEP_SECONDS, "outcome" => outcome).record(clock::since(began));
-    let Ok(swept) = swept else { return };
-    if swept.sessions > 0 {
+    if let Ok(swept) = swept
+        && swept.sessions > 0
+    {
         ended(EndReason::Expired, swept.sessions as u64);
-    }
-    for (key, token) in &swept.expired {
-        lost(losses, label(key), Some(*token), "expired", "reaper");
     }
 }
 

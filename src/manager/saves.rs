@@ -121,13 +121,8 @@ impl Saves {
         }
         if let Ok(Saved::Lost) = saved {
             self.seen.gone(held);
-            observe::lost(
-                &self.seen.losses,
-                self.collections.label(&held.key),
-                Some(held.token),
-                "unknown",
-                "save",
-            );
+            let label = self.collections.label(&held.key);
+            self.seen.losses.count(label, Some(held.token), "unknown", "save");
         }
         let saved = match saved {
             Ok(Saved::Saved) => Ok(()),

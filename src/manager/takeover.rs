@@ -95,13 +95,8 @@ impl Parts {
                 TakeoverKind::Broken => "broken",
                 TakeoverKind::TakenOver => "taken_over",
             };
-            observe::lost(
-                &self.seen.losses,
-                self.collections.label(&takeover.key),
-                takeover.token,
-                reason,
-                "break",
-            );
+            let label = self.collections.label(&takeover.key);
+            self.seen.losses.count(label, takeover.token, reason, "break");
             self.audit(takeover);
         }
         self.settle(takeover.event, if is_taken { Settled::Ready } else { Settled::Void });

@@ -48,8 +48,11 @@ impl Parts {
         });
         let swept = swept.await;
         self.sweeps.saw(&swept);
-        observe::swept(&self.seen.losses, |key| self.collections.label(key), began, &swept);
+        observe::swept(began, &swept);
         let swept = swept?;
+        for (key, token) in &swept.expired {
+            self.seen.losses.count(self.collections.label(key), Some(*token), "expired", "reaper");
+        }
         if swept.sessions > 0 {
             log::debug!(
                 target: "actix_doclock::background",

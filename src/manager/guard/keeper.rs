@@ -169,13 +169,8 @@ impl Parts {
                 None if !self.keep_no_more(held) => {}
                 None => {
                     self.seen.gone(held);
-                    observe::lost(
-                        &self.seen.losses,
-                        self.collections.label(&held.key),
-                        Some(held.token),
-                        "unknown",
-                        "renewal",
-                    );
+                    let label = self.collections.label(&held.key);
+                    self.seen.losses.count(label, Some(held.token), "unknown", "renewal");
                     log::warn!(
                         target: "actix_doclock::manager",
                         "the lock on {:?} was lost: it expired, or somebody broke it", held.key,
