@@ -132,8 +132,10 @@ impl Descriptions {
             let call = runtime.spawn(async move { this.ask(of_person, asked, &parts).await });
             let call = async { call.await.ok().flatten() }.boxed().shared();
             for key in keys {
-                let began = (call.clone(), clock::now());
-                state.calls.insert((person.clone(), key.clone()), began);
+                if state.calls.len() < REMEMBERED {
+                    let began = (call.clone(), clock::now());
+                    state.calls.insert((person.clone(), key.clone()), began);
+                }
                 calls.push((key.clone(), call.clone()));
             }
         }
