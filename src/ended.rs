@@ -28,7 +28,6 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    #[cfg(feature = "_mongo")]
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::LoggedOut => "logged_out",

@@ -245,6 +245,13 @@ pub enum Mode {
 }
 
 impl Mode {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Shared => "shared",
+        }
+    }
+
     /// Whether a lock in this mode is enough for an operation that needs `wanted`.
     pub(crate) fn covers(self, wanted: Self) -> bool {
         self == Self::Exclusive || wanted == Self::Shared

@@ -5,11 +5,11 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 use crate::manager::{
-    calls::Calls, collections::Collections, freezes::Freezes, granting::Granting, reads::Reads,
-    saves::Saves, seen::Seen, seldom::Seldom, sessions::Sessions,
+    calls::Calls, collections::Collections, freezes::Freezes, granting::Granting,
+    log_limit::LogLimit, reads::Reads, saves::Saves, sessions::Sessions, watched::Seen,
 };
 
-mod announce;
+mod activity;
 mod background;
 mod builder;
 mod calls;
@@ -23,13 +23,12 @@ mod freezes;
 mod granting;
 mod guard;
 mod health;
+mod log_limit;
 mod observe;
+pub(crate) mod pauses;
 mod reads;
 mod release;
-pub(crate) mod rhythm;
 mod saves;
-mod seen;
-mod seldom;
 mod sessions;
 mod takeover;
 mod wait;
@@ -37,8 +36,8 @@ pub(crate) mod watch;
 mod watched;
 
 pub use background::{
+    reaper_health::{ReaperHealth, ReaperState},
     supervisor::TaskPanics,
-    sweeps::{ReaperHealth, ReaperState},
 };
 pub use builder::{BuildError, LockManagerBuilder};
 pub use claim::Wait;
@@ -50,7 +49,7 @@ pub use collections::MAX_COLLECTIONS;
 pub use guard::{LockGuard, LockGuards, job::Job};
 pub use health::{Health, HealthReport, HealthStatus, StoreHealth};
 #[cfg(feature = "metrics")]
-pub use observe::metrics;
+pub use observe::names as metrics;
 #[cfg(feature = "web")]
 pub(crate) use reads::LISTED;
 #[cfg(feature = "web")]
@@ -127,13 +126,13 @@ pub(crate) struct Parts {
     descriptions: Option<Arc<describe::Descriptions>>,
     pub(crate) event_streams: watch::streams::Streams,
     served: Arc<watch::ends::Served>,
-    pub(crate) seldom: Arc<Seldom>,
+    pub(crate) log_limit: Arc<LogLimit>,
     /// Ends the background tasks, also when the last handle is dropped.
     stop: Stop,
     /// Wakes the listeners.
-    announce: Arc<announce::Announce>,
+    announce: Arc<background::listener::Announce>,
     /// The results of the reaper's sweeps.
-    sweeps: background::sweeps::Sweeps,
+    sweeps: background::reaper_health::Sweeps,
     panics: background::supervisor::Panics,
     unannounced: background::unannounced::Unannounced,
 }
@@ -190,7 +189,11 @@ impl LockManager {
     /// A request has failed because the database is down.
     #[cfg(feature = "web")]
     pub(crate) fn request_failed(&self, line: String) {
-        self.parts.seldom.request_failed(line, &self.parts.calls.runner, self.parts.stop.token());
+        self.parts.log_limit.request_failed(
+            line,
+            &self.parts.calls.runner,
+            self.parts.stop.token(),
+        );
     }
 }
 

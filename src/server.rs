@@ -2,8 +2,10 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use uuid::Uuid;
+
+use crate::text::millis;
 
 /// A server of the application, as it has noted itself in the store. It does so a second after its last
 /// registration and once a minute; the note is removed when the server is shut down, or 3 minutes after its last
@@ -74,10 +76,6 @@ impl ServerNote {
         }
         (!differences.is_empty()).then(|| differences.join(", "))
     }
-}
-
-fn millis<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).serialize(to)
 }
 
 impl fmt::Display for ServerNote {

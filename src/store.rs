@@ -60,7 +60,6 @@ pub use outbox::{News, NewsId, Outbox, Settled};
 pub use pattern::Pattern;
 pub use rules::{DEFAULT_TTL, MAX_READERS, Rules, TTL_RANGE};
 pub use status::{Fleet, StoreStatus, Topology};
-pub(crate) use status::{millis, millis_if_any};
 pub use watch::{Change, Watch};
 
 #[cfg(feature = "_simulation")]
@@ -206,9 +205,9 @@ pub trait Locks: Send + Sync + 'static {
     ///
     /// `Held` names one lock that is in the way: of several readers, the one whose lock expires last.
     ///
-    /// In a [fair](Rules::fair) collection no claim overtakes a waiter: while another server has a waiter
-    /// with a lower [ticket](Ticket) in the queue, the claim is refused; a reader only by a writer. A
-    /// claim without a [turn](Claim::turn) comes after all waiters, except a waiter of its own session.
+    /// In a [fair](Rules::fair) collection no claim overtakes a waiter. The store refuses a claim while another
+    /// server has a waiter with a lower [ticket](Ticket) in the queue; a shared claim only if that waiter is a writer.
+    /// A claim without a [turn](Claim::turn) comes after all waiters, except a waiter of its own session.
     /// If nobody holds the lock but other waiters are ahead of the claim, `Held` names the first of
     /// them, without a token, and with the time at which the place of its server expires. Re-entry and
     /// upgrades do not queue. A claim that is not refused leaves the [others](Turn::others) in the place

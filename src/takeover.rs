@@ -19,6 +19,15 @@ pub enum TakeoverKind {
     TakenOver,
 }
 
+impl TakeoverKind {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Broken => "broken",
+            Self::TakenOver => "taken_over",
+        }
+    }
+}
+
 /// A break or a takeover: somebody else than its holder has removed a lock, or has taken it over for another session.
 ///
 /// For the listener of [`on_lock_taken`](crate::LockManagerBuilder::on_lock_taken).

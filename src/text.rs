@@ -1,4 +1,8 @@
-//! Text that is stored or shown.
+//! Text that is stored or shown, and durations as programs get them.
+
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
 
 /// Cuts the text to at most this many bytes, between two characters.
 pub(crate) fn cut(mut text: String, bytes: usize) -> String {
@@ -17,4 +21,19 @@ pub(crate) fn short(name: &str) -> String {
 pub(crate) fn printable(text: &str) -> String {
     // The text has no delimiters, so quotes need no escape.
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+}
+
+/// Programs get durations in milliseconds.
+pub(crate) fn millis<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).serialize(to)
+}
+
+pub(crate) fn millis_if_any<S: Serializer>(
+    duration: &Option<Duration>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    match duration {
+        Some(duration) => millis(duration, to),
+        None => to.serialize_none(),
+    }
 }

@@ -2,6 +2,6 @@
 
 pub(super) mod listener;
 pub(super) mod reaper;
+pub(super) mod reaper_health;
 pub(super) mod supervisor;
-pub(super) mod sweeps;
 pub(super) mod unannounced;

@@ -27,13 +27,13 @@ use crate::{
         fleet::{self, Servers},
         freezes::{self, Freezes},
         granting::Granting,
+        log_limit::LogLimit,
         reads::Reads,
         saves::Saves,
-        seen::Seen,
-        seldom::Seldom,
         sessions::Sessions,
         wait::{Queues, WaiterLimits},
         watch::events::Events,
+        watched::Seen,
     },
     store::{DEFAULT_TTL, DynStore, TTL_RANGE},
     takeover::Takeover,
@@ -464,14 +464,14 @@ impl LockManagerBuilder {
         let Settings { ttl, deadline, reaper_interval, .. } = self.settings;
         let stop = Stop::default();
         let calls = Arc::new(Calls::new(self.store, Runner::on_current_runtime(), deadline));
-        let (events, seldom) = (Arc::<Events>::default(), Arc::<Seldom>::default());
+        let (events, log_limit) = (Arc::<Events>::default(), Arc::<LogLimit>::default());
         let freezes = Arc::new(Freezes::new(Arc::clone(&calls), Arc::clone(&events)));
         let servers = Arc::new(Servers::new(Arc::clone(&calls), ttl));
         let collections = Arc::new(Collections::new(
             Arc::clone(&calls),
             Arc::clone(&freezes),
             Arc::clone(&servers),
-            Arc::clone(&seldom),
+            Arc::clone(&log_limit),
             ttl,
         ));
         let seen = Arc::new(Seen {
@@ -537,7 +537,7 @@ impl LockManagerBuilder {
             unannounced: Default::default(),
             event_streams: Default::default(),
             served,
-            seldom,
+            log_limit,
             descriptions: self.describe.map(Descriptions::new),
             stop_begins: stop.token().child_token(),
             stop,

@@ -21,8 +21,9 @@ use tokio_util::task::TaskTracker;
 use crate::{
     clock,
     error::{Result, StoreError, StoreErrorKind},
+    lock::{Aid, Lock},
     manager::observe,
-    store::{Answer, Deadline, DynStore},
+    store::{Answer, Deadline, DynStore, Query},
 };
 
 /// The first pause before an operation is tried again; doubled each time.
@@ -71,6 +72,21 @@ impl Calls {
         T: Send + 'static,
     {
         self.run(verb, self.until(), args, attempt).await
+    }
+
+    /// The live locks of these sessions in one collection.
+    pub(super) async fn locks_of(
+        &self,
+        collection: &str,
+        aids: impl Into<Arc<[Aid]>>,
+        limit: usize,
+        until: Instant,
+    ) -> Result<Vec<Lock>> {
+        let args = (collection.to_owned(), aids.into(), limit);
+        let locks = self.run("list", until, args, |store, (collection, aids, limit), until| {
+            store.locks(collection, Query::Of(aids), *limit, until)
+        });
+        locks.await
     }
 
     /// Calls a verb.

@@ -20,7 +20,7 @@ use crate::{
     freeze::Scope,
     key::{InvalidKey, LockId, LockKey, Lockable},
     manager::{
-        Parts, calls::Calls, fleet::Servers, freezes::Freezes, rhythm::Rhythm, seldom::Seldom,
+        Parts, calls::Calls, fleet::Servers, freezes::Freezes, log_limit::LogLimit, pauses::Pauses,
     },
     store::{Ability, Pattern, Rules},
 };
@@ -39,7 +39,7 @@ pub(crate) struct Collections {
     calls: Arc<Calls>,
     freezes: Arc<Freezes>,
     servers: Arc<Servers>,
-    seldom: Arc<Seldom>,
+    log_limit: Arc<LogLimit>,
     ttl: Duration,
     known: RwLock<Known>,
     /// When the latest look for collections began. Held while one is prepared on its first use.
@@ -91,11 +91,11 @@ impl Collections {
         calls: Arc<Calls>,
         freezes: Arc<Freezes>,
         servers: Arc<Servers>,
-        seldom: Arc<Seldom>,
+        log_limit: Arc<LogLimit>,
         ttl: Duration,
     ) -> Self {
         let (known, looked, new, follow) = Default::default();
-        Self { calls, freezes, servers, seldom, ttl, known, looked, new, follow }
+        Self { calls, freezes, servers, log_limit, ttl, known, looked, new, follow }
     }
 
     /// Has this called for each new collection.
@@ -398,7 +398,7 @@ impl Collections {
     /// so far. If that fails, the operation has to do with those that this server knows.
     pub(super) async fn all_collections(&self, age: Duration, until: Instant) -> Vec<&'static str> {
         if let Err(e) = self.look_for_collections(age, until).await {
-            self.seldom.warn("collections", || {
+            self.log_limit.warn("collections", || {
                 format!("locks in collections that only other servers know may be left out: {e}")
             });
         }
@@ -416,12 +416,12 @@ impl Collections {
 
 /// Looks for collections that other servers have prepared, until the manager is gone.
 pub(super) async fn follow(manager: Weak<Parts>) {
-    let mut rhythm = Rhythm::new("looking for collections", LOOK);
+    let mut pauses = Pauses::new("looking for collections", LOOK);
     while let Some(parts) = manager.upgrade() {
         let looked = parts.collections.look_for_collections(LOOK / 2, parts.calls.until());
         let pause = match looked.await {
-            Ok(()) => rhythm.after_success(Some(LOOK)),
-            Err(e) => rhythm.after_failure(&e).min(LOOK),
+            Ok(()) => pauses.after_success(Some(LOOK)),
+            Err(e) => pauses.after_failure(&e).min(LOOK),
         };
         drop(parts);
         sleep(pause).await;

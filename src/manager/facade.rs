@@ -61,8 +61,8 @@ impl LockManager {
     ///
     /// # Errors
     /// [`LockError::InvalidKey`] if no collection can have such a name. [`LockError::Misconfigured`] if more than 100
-    /// collections have locks already. Otherwise as [`register`](Self::register), for those that have. After such an
-    /// error the pattern is registered, and the others of these collections are prepared.
+    /// collections have locks already. Also the errors of [`register`](Self::register), for the collections that have
+    /// locks already. After such an error the pattern is registered, and the others of these collections are prepared.
     pub async fn register_matching<T: Lockable>(&self, pattern: &str) -> Result<()> {
         self.parts.collections.register_matching::<T>(pattern).await
     }

@@ -14,11 +14,11 @@ use uuid::Uuid;
 use crate::{
     clock,
     error::Result,
-    manager::{Parts, calls::Calls, rhythm::Rhythm},
+    manager::{Parts, calls::Calls, pauses::Pauses},
     random,
     server::{Flags, ServerNote},
     store::{Fleet, Topology},
-    text::cut,
+    text::short,
 };
 
 /// How often the note is refreshed.
@@ -27,7 +27,6 @@ const EVERY: Duration = Duration::from_secs(60);
 const SETTLED: Duration = Duration::from_secs(1);
 /// How many differences are named.
 const NAMED: usize = 8;
-const NAME_BYTES: usize = 200;
 
 /// The note of this server, and the notes of the others that it has read.
 pub(crate) struct Servers {
@@ -99,8 +98,8 @@ fn name() -> String {
     let process = process::id();
     match machine.as_deref().map(str::trim) {
         Ok(machine) if !machine.is_empty() => {
-            let printable = machine.chars().filter(|it| !it.is_control()).collect();
-            format!("{}, process {process}", cut(printable, NAME_BYTES))
+            let printable: String = machine.chars().filter(|it| !it.is_control()).collect();
+            format!("{}, process {process}", short(&printable))
         }
         _ => format!("process {process}"),
     }
@@ -179,7 +178,7 @@ pub(super) const STANDALONE: &str = "the database is a standalone server, withou
 
 /// Notes this server until the manager is gone.
 pub(super) async fn follow(manager: Weak<Parts>) {
-    let mut rhythm = Rhythm::new("noting this server for the others", EVERY);
+    let mut pauses = Pauses::new("noting this server for the others", EVERY);
     while let Some(parts) = manager.upgrade() {
         let servers = &parts.servers;
         let changed = Arc::clone(&servers.changed);
@@ -191,11 +190,11 @@ pub(super) async fn follow(manager: Weak<Parts>) {
         let pause = match settled {
             None => EVERY,
             Some(Duration::ZERO) => match servers.tell().await {
-                Ok(()) => rhythm.after_success(Some(EVERY)),
+                Ok(()) => pauses.after_success(Some(EVERY)),
                 Err(e) => {
                     servers.state.lock().problems =
                         vec![format!("this server cannot note itself for the others: {e}")];
-                    rhythm.after_failure(&e)
+                    pauses.after_failure(&e)
                 }
             },
             Some(settled) => settled,

@@ -17,7 +17,7 @@ use crate::{
     event::LockEvent,
     freeze::{End, Freeze, NewFreeze, Scope},
     key::LockKey,
-    manager::{MAX_REASON_BYTES, Parts, calls::Calls, rhythm::Rhythm, watch::events::Events},
+    manager::{MAX_REASON_BYTES, Parts, calls::Calls, pauses::Pauses, watch::events::Events},
     random,
     text::{cut, short},
 };
@@ -224,7 +224,7 @@ pub(super) fn frozen_by(key: &LockKey, freeze: Freeze) -> LockError {
 
 /// Asks for freezes until the manager is gone.
 pub(super) async fn follow(manager: Weak<Parts>) {
-    let mut rhythm = Rhythm::new("asking for freezes", POLL);
+    let mut pauses = Pauses::new("asking for freezes", POLL);
     let mut noted = Vec::new();
     while let Some(parts) = manager.upgrade() {
         let freezes = &parts.freezes;
@@ -237,8 +237,8 @@ pub(super) async fn follow(manager: Weak<Parts>) {
                 freezes.note_obedience(&mut noted, parts.collections.grants_locks()).await
             };
             match ask.await {
-                Ok(()) => rhythm.after_success(Some(POLL)),
-                Err(e) => rhythm.after_failure(&e).min(POLL),
+                Ok(()) => pauses.after_success(Some(POLL)),
+                Err(e) => pauses.after_failure(&e).min(POLL),
             }
         };
         drop(parts);

@@ -4,7 +4,6 @@
 //! read sees the break.
 
 use std::{
-    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -25,11 +24,11 @@ use crate::{
         freezes::{Freezes, frozen_by},
         observe,
         reads::Reads,
-        seen::Seen,
         wait::{InTurn, Needs, Together},
         watch::changes::{Wakeup, poll_pause},
+        watched::Seen,
     },
-    store::{Claim, Confirmed, Query, TryAcquire},
+    store::{Claim, Confirmed, TryAcquire},
 };
 
 /// Grants locks, and takes them back.
@@ -213,12 +212,9 @@ impl Granting {
         if !self.seen.activity.granted(aid, limit, self.ttl / 3) {
             return Ok(());
         }
-        let lists = self.reads.in_each(|collection| {
-            let args = (collection, aid.clone(), limit + 1);
-            self.calls.run("list", until, args, |store, (collection, aid, limit), until| {
-                store.locks(collection, Query::Of(slice::from_ref(aid)), *limit, until)
-            })
-        });
+        let lists = self
+            .reads
+            .in_each(|collection| self.calls.locks_of(collection, [aid.clone()], limit + 1, until));
         let locks = lists.await?.iter().map(Vec::len).sum();
         self.seen.activity.counted(aid, locks);
         if locks <= limit {

@@ -10,14 +10,15 @@ use crate::{
     manager::{
         LockManager,
         background::{
+            reaper_health::{ReaperHealth, ReaperState},
             supervisor::TaskPanics,
-            sweeps::{ReaperHealth, ReaperState},
         },
         fleet::STANDALONE,
         wait::is_outage,
         watch::changes::Wakeup,
     },
-    store::{StoreStatus, Topology, millis},
+    store::{StoreStatus, Topology},
+    text::millis,
 };
 
 /// How long a panic of a background task counts as a problem.
@@ -157,8 +158,7 @@ fn blocking(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Str
         problems.push(format!("the store gives no answer: {error}"));
     }
     let status = store.status.as_ref();
-    let unauthorized = status.into_iter().flat_map(unauthorized).filter(|it| it.is_blocking);
-    problems.extend(unauthorized.map(|it| it.problem));
+    problems.extend(status.into_iter().flat_map(|status| unauthorized(status, true)));
     if status.is_some_and(|status| !status.writable) {
         problems.push("the store takes no writes: there is no primary".to_owned());
     }
@@ -172,29 +172,24 @@ fn blocking(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Str
     problems
 }
 
-struct Unauthorized {
-    is_blocking: bool,
-    problem: String,
-}
-
-/// The actions that the database user lacks. Without the three on the locks, nothing can be locked.
-fn unauthorized(status: &StoreStatus) -> impl Iterator<Item = Unauthorized> {
-    status.missing_privileges.iter().map(|(collection, actions)| {
-        let is_vital = |action: &String| ["find", "insert", "update"].contains(&&**action);
-        let is_blocking = collection.ends_with(".lock") && actions.iter().any(is_vital);
+/// The actions that the database user lacks: those without which nothing can be locked, or the others.
+fn unauthorized(status: &StoreStatus, is_blocking: bool) -> impl Iterator<Item = String> {
+    let is_vital = |action: &String| ["find", "insert", "update"].contains(&&**action);
+    let missing = status.missing_privileges.iter().filter(move |(collection, actions)| {
+        is_blocking == (collection.ends_with(".lock") && actions.iter().any(is_vital))
+    });
+    missing.map(|(collection, actions)| {
         let actions = actions.join(", ");
-        let problem = format!(
+        format!(
             "unauthorized: the database user misses {actions} on {collection}; `doclock doctor` says what to grant"
-        );
-        Unauthorized { is_blocking, problem }
+        )
     })
 }
 
 fn others(store: &StoreHealth, server: &Health) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(status) = &store.status {
-        let unauthorized = unauthorized(status).filter(|it| !it.is_blocking);
-        problems.extend(unauthorized.map(|it| it.problem));
+        problems.extend(unauthorized(status, false));
         for (collection, indexes) in &status.missing_indexes {
             let indexes = indexes.join(", ");
             problems.push(format!(

@@ -1,11 +1,11 @@
 //! Reports operations to the crates `metrics` and `tracing`. Without these features nothing is reported.
 //!
 //! Spans are named `doclock.<verb>`, and carry the collection and the outcome. The metrics are in
-//! `manager/observe/metrics.rs`. Neither carries an id, a session, a token or a name. A span covers the
+//! `manager/observe/names.rs`. Neither carries an id, a session, a token or a name. A span covers the
 //! caller that waits for the answer. The task of the operation has no span: it may outlive the request by
 //! far, and the request's span would then last as long.
 #[cfg(feature = "metrics")]
-pub mod metrics;
+pub mod names;
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -19,7 +19,7 @@ use nothing::{counter, gauge, histogram};
 use parking_lot::Mutex;
 
 #[cfg(feature = "metrics")]
-use crate::manager::observe::metrics::*;
+use crate::manager::observe::names::*;
 use crate::{
     clock,
     ended::EndReason,
@@ -46,7 +46,7 @@ impl Timer {
         into_span(outcome);
         histogram!(
             ACQUIRE_SECONDS,
-            "collection" => self.collection, "mode" => word(self.mode), "outcome" => outcome,
+            "collection" => self.collection, "mode" => self.mode.as_str(), "outcome" => outcome,
         )
         .record(clock::since(self.began));
     }
@@ -101,7 +101,7 @@ impl Drop for Waiting {
         gauge!(WAITING, "collection" => collection).decrement(1);
         histogram!(
             WAIT_SECONDS,
-            "collection" => collection, "mode" => word(mode), "outcome" => self.outcome,
+            "collection" => collection, "mode" => mode.as_str(), "outcome" => self.outcome,
         )
         .record(clock::since(began));
     }
@@ -109,7 +109,7 @@ impl Drop for Waiting {
 
 /// A caller that does not wait was refused.
 pub(super) fn refused(collection: &'static str, mode: Mode) {
-    counter!(REFUSALS, "collection" => collection, "mode" => word(mode)).increment(1);
+    counter!(REFUSALS, "collection" => collection, "mode" => mode.as_str()).increment(1);
 }
 
 /// A search gave up, so it may have missed a deadlock.
@@ -263,12 +263,7 @@ fn ok_or_error<T, E>(result: &Result<T, E>) -> &'static str {
 }
 
 fn ended(reason: EndReason, sessions: u64) {
-    let reason = match reason {
-        EndReason::LoggedOut => "logged_out",
-        EndReason::Expired => "expired",
-        EndReason::Revoked => "revoked",
-    };
-    counter!(SESSIONS_ENDED, "reason" => reason).increment(sessions);
+    counter!(SESSIONS_ENDED, "reason" => reason.as_str()).increment(sessions);
 }
 
 /// Records the outcome in the span of the current verb.
@@ -276,13 +271,6 @@ fn ended(reason: EndReason, sessions: u64) {
 fn into_span(outcome: &'static str) {
     #[cfg(feature = "tracing")]
     tracing::Span::current().record("outcome", outcome);
-}
-
-fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-    }
 }
 
 fn kind(error: &StoreError) -> &'static str {

@@ -15,7 +15,7 @@ use crate::{
     error::{BoxError, LockError, Result},
     key::{LockKey, Lockable},
     lock::{Aid, Lock},
-    manager::{calls::Calls, collections::Collections, observe, seen::Seen},
+    manager::{calls::Calls, collections::Collections, observe, watched::Seen},
     store::{Confirmed, Original, Query, StoredDocument},
 };
 
@@ -97,10 +97,15 @@ impl Reads {
     ))]
     pub(crate) async fn list(&self, aid: Option<&Aid>, until: Instant) -> Result<Vec<Lock>> {
         // A session limits its own locks; the list of all locks is for a page.
-        let limit = if aid.is_some() { usize::MAX } else { LISTED };
         self.collections.all_collections(LISTS, until).await;
-        let lists = self.in_each(|collection| {
-            self.list_at_most(limit, collection.to_owned(), aid.cloned(), until)
+        let lists = self.in_each(async |collection| match aid {
+            Some(aid) => self.list_in(collection, aid, until).await,
+            None => {
+                let list = self.calls.run("list", until, collection, |store, collection, until| {
+                    store.locks(collection, Query::All, LISTED, until)
+                });
+                list.await
+            }
         });
         let asked = clock::now();
         let locks: Vec<_> = lists.await?.into_iter().flatten().collect();
@@ -111,29 +116,13 @@ impl Reads {
     }
 
     /// The live locks of one session in one collection.
-    #[cfg(feature = "web")]
     pub(crate) async fn list_in(
         &self,
         collection: &str,
         aid: &Aid,
         until: Instant,
     ) -> Result<Vec<Lock>> {
-        self.list_at_most(usize::MAX, collection.to_owned(), Some(aid.clone()), until).await
-    }
-
-    async fn list_at_most(
-        &self,
-        limit: usize,
-        collection: String,
-        aid: Option<Aid>,
-        until: Instant,
-    ) -> Result<Vec<Lock>> {
-        let args = (collection, aid, limit);
-        let list = self.calls.run("list", until, args, |store, (collection, aid, limit), until| {
-            let of = aid.as_ref().map_or(Query::All, |aid| Query::Of(slice::from_ref(aid)));
-            store.locks(collection, of, *limit, until)
-        });
-        list.await
+        self.calls.locks_of(collection, [aid.clone()], usize::MAX, until).await
     }
 
     /// All live locks on these documents of a collection, by one read.

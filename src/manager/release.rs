@@ -19,7 +19,7 @@ use crate::{
         claim::{Acquired, ClaimPermit, Provisional},
         granting::Granting,
         observe,
-        rhythm::jittered,
+        pauses::jittered,
         wait::Heir,
     },
     store::{Acquisition, Claim, HandedOver, Query, Released, Removal, TryAcquire},

@@ -8,7 +8,7 @@ use crate::{
     error::{LockError, Result, StoreErrorKind},
     key::Lockable,
     lock::Mode,
-    manager::{calls::Calls, collections::Collections, observe, reads::unfit, seen::Seen},
+    manager::{calls::Calls, collections::Collections, observe, reads::unfit, watched::Seen},
     store::{Acquisition, Edit, Original, Saved, StoredDocument},
 };
 

@@ -18,11 +18,11 @@ use crate::{
     key::LockKey,
     lock::{Aid, Lock},
     manager::{
-        announce::Announce, calls, calls::Calls, collections::Collections, observe, reads::Reads,
-        seen::Seen, watch::ends::Served,
+        background::listener::Announce, calls, calls::Calls, collections::Collections, observe,
+        reads::Reads, watch::ends::Served, watched::Seen,
     },
     random::{self, HashMap},
-    store::{Active, LastEnd, Named, NewsId, Query, Settled},
+    store::{Active, LastEnd, Named, NewsId, Settled},
 };
 
 pub(super) mod pieces;
@@ -73,10 +73,7 @@ impl Sessions {
         }
         let asked = clock::now();
         let lists = self.reads.in_each(|collection| {
-            let args = (collection, Arc::clone(&aids));
-            self.calls.run("list", until, args, |store, (collection, aids), until| {
-                store.locks(collection, Query::Of(aids), usize::MAX, until)
-            })
+            self.calls.locks_of(collection, Arc::clone(&aids), usize::MAX, until)
         });
         let mut held = HashMap::<Aid, Vec<Lock>>::default();
         for lock in lists.await?.into_iter().flatten() {

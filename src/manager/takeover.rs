@@ -91,12 +91,8 @@ impl Parts {
             if let Some(token) = takeover.token {
                 self.events.was_taken(token, mark(takeover));
             }
-            let reason = match takeover.kind {
-                TakeoverKind::Broken => "broken",
-                TakeoverKind::TakenOver => "taken_over",
-            };
             let label = self.collections.label(&takeover.key);
-            self.seen.losses.count(label, takeover.token, reason, "break");
+            self.seen.losses.count(label, takeover.token, takeover.kind.as_str(), "break");
             self.audit(takeover);
         }
         self.settle(takeover.event, if is_taken { Settled::Ready } else { Settled::Void });
@@ -236,10 +232,7 @@ fn mark(takeover: &Takeover) -> TakenBy {
 
 fn audit(Takeover { key, kind, from, by, reason, .. }: &Takeover, called: Option<Description>) {
     let title = called.map(|it| format!(" ({:?})", it.title)).unwrap_or_default();
-    let how = match kind {
-        TakeoverKind::Broken => "broken",
-        TakeoverKind::TakenOver => "taken over",
-    };
+    let how = kind.as_str().replace('_', " ");
     log::info!(
         target: "actix_doclock::audit",
         "the lock on {}{title} was {how} by {}; reason: {reason:?}; it was held by {}",

@@ -23,17 +23,6 @@ pub enum NewsId {
     Takeover(Uuid),
 }
 
-impl News {
-    /// Its name.
-    #[must_use]
-    pub fn id(&self) -> NewsId {
-        match self {
-            Self::Ended(ended) => NewsId::Ended(ended.aid.clone(), Some(ended.event)),
-            Self::Takeover(takeover) => NewsId::Takeover(takeover.event),
-        }
-    }
-}
-
 /// Which news [`take_news`](crate::store::Sessions::take_news) takes.
 #[derive(Debug, Clone, Copy)]
 pub enum Outbox<'a> {

@@ -49,13 +49,6 @@ impl Rules {
         self.ttl + self.ttl.min(LONGEST_MARGIN)
     }
 
-    /// With ids that may be strings.
-    #[must_use]
-    pub fn with_text_ids(mut self) -> Self {
-        self.text_ids = true;
-        self
-    }
-
     /// With fencing tokens.
     #[must_use]
     pub fn fenced(mut self) -> Self {

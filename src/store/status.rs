@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use crate::store::ServerNote;
+use crate::{store::ServerNote, text::millis_if_any};
 
 /// The answer to [`Locks::status`](crate::store::Locks::status), for the people and programs that monitor a
 /// server.
@@ -78,20 +78,5 @@ impl fmt::Display for Topology {
             Self::ReplicaSet => "replica set",
             Self::Sharded => "sharded cluster",
         })
-    }
-}
-
-/// Programs get durations in milliseconds.
-pub(crate) fn millis<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).serialize(to)
-}
-
-pub(crate) fn millis_if_any<S: Serializer>(
-    duration: &Option<Duration>,
-    to: S,
-) -> Result<S::Ok, S::Error> {
-    match duration {
-        Some(duration) => millis(duration, to),
-        None => to.serialize_none(),
     }
 }

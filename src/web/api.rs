@@ -1,12 +1,10 @@
 //! The lock API, for pages that lock documents without loading them.
 
 mod each;
+mod heartbeat;
 mod status;
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+use std::{collections::HashSet, time::Duration};
 
 use actix_web::{
     HttpRequest, HttpResponse, Resource,
@@ -113,7 +111,7 @@ pub fn lock_api(config: &mut ServiceConfig) {
         .app_data(PayloadConfig::new(MAX_BODY_BYTES))
         .service(naming_many("").get(own).post(each::acquire))
         .service(naming_many("/").get(own).post(each::acquire))
-        .service(naming_many("/heartbeat").post(heartbeat))
+        .service(naming_many("/heartbeat").post(heartbeat::renew))
         .service(naming_many("/status").post(status::of_many))
         .route("/events", web::get().to(events::stream))
         .configure(assets::routes)
@@ -263,63 +261,6 @@ async fn release(
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct HeartbeatBody {
-    /// The locks that the client believes it holds: `"collection/id"` → token.
-    locks: HashMap<String, String>,
-}
-
-#[derive(Serialize)]
-struct HeartbeatAnswer {
-    held: Vec<MineBody>,
-    lost: Vec<LostBody>,
-}
-
-#[derive(Serialize)]
-struct LostBody {
-    key: String,
-    collection: String,
-    id: String,
-}
-
-async fn heartbeat(
-    _: SameSite,
-    Locks(locks): Locks,
-    body: Body,
-) -> Result<Current<HeartbeatAnswer>, Problem> {
-    let believed = (read::<HeartbeatBody>(body)?.locks.into_iter())
-        .map(|(name, token)| Ok((name, parse_token(&token)?)))
-        .collect::<Result<HashMap<_, _>, Problem>>()?;
-    locks.check_client()?;
-    // `locks.session(…)` has started a renewal of the session's locks, if one was due.
-    let until = locks.begin();
-    locks.renewed(until).await;
-    let until = locks.begin();
-    let named = believed.keys().filter_map(|name| Some(name.split_once('/')?.0));
-    locks.manager.parts.collections.learn(named, until).await;
-    let held = locks.list(until).await?;
-    let tokens: HashMap<String, Option<LockToken>> =
-        held.iter().map(|lock| (lock.key.to_string(), lock.token)).collect();
-    let is_held = |name: &String, token: &LockToken| tokens.get(name) == Some(&Some(*token));
-    let lost = (believed.iter().filter(|(name, token)| !is_held(name, token)))
-        .map(|(name, token)| {
-            let (collection, id) = name.split_once('/').unwrap_or_default();
-            if let (Some(_), Ok(key)) = (locks.aid(), locks.manager.key(collection, id)) {
-                locks.manager.parts.granting.missed_lock(&key, *token, "heartbeat");
-            }
-            LostBody { key: name.clone(), collection: collection.into(), id: id.into() }
-        })
-        .collect();
-    if believed.is_empty() {
-        return Ok(Current(HeartbeatAnswer { held: all_of(&locks, &held).await?, lost }));
-    }
-    let is_named = |lock: &&Lock| believed.get(&lock.key.to_string()).copied() == lock.token;
-    let named = held.iter().filter(is_named).inspect(|lock| locks.names(lock));
-    let held = named.map(MineBody::from).collect();
-    Ok(Current(HeartbeatAnswer { held, lost }))
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
 struct BreakBody {
     reason: String,
     /// The lock that the person was shown.
@@ -384,7 +325,7 @@ fn named(permissions: &Permissions, collection: &str, id: &str) -> Result<LockKe
     }
     if !permissions.manager.parts.collections.is_registered(collection) {
         // A developer's mistake or a guess of a client, so this is not logged as an error.
-        permissions.manager.parts.seldom.warn("collection", || {
+        permissions.manager.parts.log_limit.warn("collection", || {
             let collection = short(&printable(collection));
             format!(
                 "a client asked the lock API for the collection {collection}, which is not registered: \

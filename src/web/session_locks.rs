@@ -18,7 +18,7 @@ use crate::{
     manager::{LockManager, Wait},
     store::Released,
     web::{
-        extract::{LockedDoc, open},
+        locked_doc::{LockedDoc, open},
         request::{Ask, Mine, RequestLocks},
     },
 };
@@ -92,11 +92,11 @@ impl SessionLocks {
     /// [`LockError::Rejected`] 422 if there is a document with this id, if its `_id` is another one, or if
     /// a unique index or a validation rule forbids it. Otherwise those of
     /// [`HeldDoc::save`](crate::HeldDoc) and of [`LockedDoc`](crate::LockedDoc). After a
-    /// [`LockError::Store`] 503 the document may be there, without a lock: create it again under the same
-    /// id; it is then inserted, or refused.
+    /// [`LockError::Store`] 503 the document may have been inserted, and no lock remains: create it again under the
+    /// same id; it is then inserted, or refused.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the document may or may not be there, without a lock.
+    /// If the future is dropped, the document may have been inserted. No lock remains.
     pub async fn create<T: Lockable>(&self, id: T::Id, document: T) -> Result<LockedDoc<T>> {
         let key = self.key_of::<T>(id)?;
         self.locks.manager.parts.collections.ready_to_create(&key, self.locks.begin()).await?;

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::{
     ended::SessionEnded,
     error::{BoxError, Result},
-    manager::{Parts, rhythm::Rhythm},
+    manager::{Parts, pauses::Pauses},
     random,
     store::{News, NewsId, Outbox, Settled},
     takeover::Takeover,
@@ -75,6 +75,20 @@ impl<E: Send + 'static> Listener<E> {
 pub(in crate::manager) struct Listeners {
     pub(in crate::manager) ended: Option<Listener<SessionEnded>>,
     pub(in crate::manager) taken: Option<Listener<Takeover>>,
+}
+
+/// Wakes the announcers: something waits to be announced.
+#[derive(Debug, Default)]
+pub(in crate::manager) struct Announce {
+    ended: Arc<Notify>,
+    taken: Arc<Notify>,
+}
+
+impl Announce {
+    pub(in crate::manager) fn notify(&self) {
+        self.ended.notify_one();
+        self.taken.notify_one();
+    }
 }
 
 /// The news for a listener.
@@ -202,16 +216,16 @@ pub(in crate::manager) async fn run<E: Announced>(
     // Not the manager's own name: a sweep of the manager must not take an end that is just being
     // announced.
     let worker = random::uuid();
-    let mut rhythm = Rhythm::new(E::ALL, FIRST_PAUSE);
+    let mut pauses = Pauses::new(E::ALL, FIRST_PAUSE);
     let mut told = Vec::new();
     while let Some(parts) = manager.upgrade() {
         let wakes = E::wakes(&parts);
         let outcome = announce_some(&parts, &listener, limit, worker, &mut told).await;
         drop(parts);
         match outcome {
-            Ok(true) => drop(rhythm.after_success(None)),
+            Ok(true) => drop(pauses.after_success(None)),
             Ok(false) => wakes.notified().await,
-            Err(e) => sleep(rhythm.after_failure(&e)).await,
+            Err(e) => sleep(pauses.after_failure(&e)).await,
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::sleep_until;
 use crate::{
     clock,
     error::Result,
-    manager::{Parts, observe, rhythm::Rhythm},
+    manager::{Parts, observe, pauses::Pauses},
     random,
     store::Swept,
 };
@@ -74,7 +74,7 @@ impl Parts {
 
 /// Sweeps until the manager is gone.
 pub(in crate::manager) async fn run(manager: Weak<Parts>, interval: Duration) {
-    let mut rhythm = Rhythm::new("looking for idle sessions", interval);
+    let mut pauses = Pauses::new("looking for idle sessions", interval);
     while let Some(parts) = manager.upgrade() {
         let (all, began) = (Arc::clone(&parts.collections), clock::now());
         let pause = match parts.sweep_some().await {
@@ -82,9 +82,9 @@ pub(in crate::manager) async fn run(manager: Weak<Parts>, interval: Duration) {
             Ok(swept) => {
                 // A lock that is taken from now on does not expire before that either.
                 let soonest = parts.settings.ttl.min(swept.next.unwrap_or(Duration::MAX));
-                rhythm.after_success(Some(soonest.saturating_sub(clock::since(began))))
+                pauses.after_success(Some(soonest.saturating_sub(clock::since(began))))
             }
-            Err(e) => rhythm.after_failure(&e),
+            Err(e) => pauses.after_failure(&e),
         };
         // Does not keep the manager alive while nothing is due.
         drop(parts);

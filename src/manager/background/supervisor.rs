@@ -17,9 +17,9 @@ use tokio::{
 
 use crate::{
     clock,
-    manager::{Parts, observe, rhythm::jittered},
-    store::millis,
+    manager::{Parts, observe, pauses::jittered},
     text::cut,
+    text::millis,
 };
 
 /// The pause before a task is started again. It is doubled with each panic, up to the longest.

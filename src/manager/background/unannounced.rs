@@ -11,7 +11,7 @@ use crate::{
     error::Result,
     lock::Aid,
     manager::{Parts, observe},
-    store::{Query, Swept},
+    store::Swept,
 };
 use parking_lot::Mutex;
 
@@ -110,10 +110,8 @@ impl Parts {
                 without.map(|(aid, _)| aid).filter(|aid| !still.contains(aid)).collect();
             let mut came_back = HashSet::new();
             for &collection in collections.iter().filter(|_| !without.is_empty()) {
-                let args = (collection, without.clone());
-                let live = self.calls.ask("list", args, |store, (collection, aids), until| {
-                    store.locks(collection, Query::Of(aids), MOST, until)
-                });
+                let until = self.calls.until();
+                let live = self.calls.locks_of(collection, without.clone(), MOST, until);
                 came_back.extend(live.await?.into_iter().map(|lock| lock.aid));
             }
             missed += without.iter().filter(|aid| !came_back.contains(aid)).count() as u64;

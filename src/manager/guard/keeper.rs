@@ -16,9 +16,9 @@ use crate::{
     error::Result,
     key::LockKey,
     lock::{Aid, LockToken},
-    manager::{Parts, claim::Wanted, observe, rhythm::jittered, sessions::pieces::Piece},
+    manager::{Parts, claim::Wanted, observe, pauses::jittered, sessions::pieces::Piece},
     random::HashMap,
-    store::{Acquisition, Active, Query},
+    store::{Acquisition, Active},
 };
 
 /// The longest pause before a failed renewal is tried again.
@@ -156,11 +156,7 @@ impl Parts {
             }
             return Ok(());
         }
-        let args = (collection.to_owned(), aids);
-        let listed = self.calls.run("list", until, args, |store, (collection, aids), until| {
-            store.locks(collection, Query::Of(aids), usize::MAX, until)
-        });
-        let listed = listed.await?;
+        let listed = self.calls.locks_of(collection, aids, usize::MAX, until).await?;
         let live: HashMap<_, _> = listed.iter().map(|lock| (lock.token, lock)).collect();
         for held in guards {
             match live.get(&Some(held.token)) {

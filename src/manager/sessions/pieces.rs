@@ -80,8 +80,8 @@ pub(in crate::manager) struct Piece {
 }
 
 impl Sessions {
-    /// Renews these sessions in these collections, for at least `ttl`. Each session is told of
-    /// once for each collection, as soon as its own locks there are done. Each call has the deadline of the
+    /// Renews these sessions in these collections, for at least `ttl`. The receiver gets each session once for each
+    /// collection, as soon as the renewal of that session's locks has ended there. Each call has the deadline of the
     /// manager; `until` bounds all of them together.
     pub(in crate::manager) fn renew_in_pieces(
         self: &Arc<Self>,

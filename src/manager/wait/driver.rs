@@ -27,7 +27,7 @@ use crate::{
         claim::{Acquired, Wait, Wanted},
         collections::Collections,
         freezes::Freezes,
-        rhythm::jittered,
+        pauses::jittered,
         wait::machine::{Circle, Leaving, Machine, Step, WaiterLimits},
     },
     store::Acquisition,

@@ -521,7 +521,7 @@ impl<H> Machine<H> {
         }
     }
 
-    /// The waiter to hand this lock over to, instead of releasing it, and its turn in a fair collection.
+    /// The waiter that gets this lock by a handover. In a fair collection, also the turn of that waiter.
     pub(super) fn heir(
         &mut self,
         released: &Acquisition,

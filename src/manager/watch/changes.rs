@@ -23,7 +23,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     manager::{
         Parts,
-        rhythm::{Rhythm, jittered},
+        pauses::{Pauses, jittered},
     },
     store::{Change, Deadline, Watch},
 };
@@ -168,19 +168,19 @@ impl Parts {
 
 /// Passes the changes on as long as somebody wants them, until the manager is gone.
 async fn listen(manager: Weak<Parts>, collection: &'static str, changes: Sender<Change>) {
-    let mut rhythm = Rhythm::new(format!("watching the locks in {collection}"), FIRST_PAUSE);
+    let mut pauses = Pauses::new(format!("watching the locks in {collection}"), FIRST_PAUSE);
     while let Some(parts) = manager.upgrade() {
         let pause = match parts.open_watch(collection).await {
             Ok(Some(watch)) => {
                 parts.is_watched(collection, Wakeup::Told);
                 drop(parts);
-                let lost = pass_on(&manager, collection, &changes, watch, &mut rhythm).await;
+                let lost = pass_on(&manager, collection, &changes, watch, &mut pauses).await;
                 let (Some(why), Some(parts)) = (lost, manager.upgrade()) else { return };
                 parts.is_watched(collection, Wakeup::Polling);
                 if parts.ends_watch(collection, &changes) {
                     return;
                 }
-                rhythm.after_failure(&why)
+                pauses.after_failure(&why)
             }
             Ok(None) => {
                 if parts.watches.state(collection) != Some(Wakeup::Polling) {
@@ -201,7 +201,7 @@ async fn listen(manager: Weak<Parts>, collection: &'static str, changes: Sender<
                 if parts.ends_watch(collection, &changes) {
                     return;
                 }
-                rhythm.after_failure(&e)
+                pauses.after_failure(&e)
             }
         };
         sleep(pause).await;
@@ -214,7 +214,7 @@ async fn pass_on(
     collection: &'static str,
     changes: &Sender<Change>,
     mut watch: Watch,
-    rhythm: &mut Rhythm,
+    pauses: &mut Pauses,
 ) -> Option<StoreError> {
     let opened = clock::now();
     let mut keep_until = opened + KEEP;
@@ -222,7 +222,7 @@ async fn pass_on(
         let change = timeout_at(keep_until.into(), watch.next()).await;
         let now = manager.upgrade()?;
         if matches!(change, Ok(Some(Ok(_))) | Err(_)) && clock::since(opened) >= PROVEN {
-            rhythm.works();
+            pauses.works();
         }
         match change {
             Ok(Some(Ok(change))) => now.tell(collection, change),

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     clock,
     lock::Aid,
-    manager::{Parts, rhythm::jittered},
+    manager::{Parts, pauses::jittered},
     random::HashMap,
 };
 

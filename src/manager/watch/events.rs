@@ -20,7 +20,7 @@ use crate::{
     lock::{Lock, LockToken},
     manager::{
         Parts,
-        rhythm::jittered,
+        pauses::jittered,
         watch::changes::{KEEP, Wakeup},
     },
     store::{Change, TakenBy},

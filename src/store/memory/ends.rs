@@ -168,7 +168,7 @@ impl Ends {
             .filter(|(_, end)| !end.announced && (is_mine(end) || !end.is_taken(now)))
             .take(limit)
             .map(|(aid, end)| {
-                // A repetition of a call whose answer was lost does not count.
+                // A repeated call by the same worker, after a lost answer, does not count.
                 end.taken += u32::from(!(is_mine(end) && end.is_taken(now)));
                 end.lease = Some((worker, now + lease));
                 SessionEnded {

@@ -65,7 +65,7 @@ impl Takeovers {
         let due = (self.0.iter_mut())
             .filter(|note| is_ours(note) && (note.belongs_to(worker) || note.is_due(now)));
         let told = due.take(limit).map(|note| {
-            // A repetition of a call whose answer was lost does not count.
+            // A repeated call by the same worker, after a lost answer, does not count.
             note.told += u32::from(!note.belongs_to(worker) || note.is_due(now));
             note.worker = Some((worker, now + lease));
             Takeover { repeated: note.told > 1, ..note.takeover.clone() }

@@ -306,7 +306,7 @@ impl Fetched {
         let left = date(place, "until").zip(date(&self.record, "now")).map_or(0, |(until, now)| {
             until.timestamp_millis().saturating_sub(now.timestamp_millis())
         });
-        let is_shared = place.get_str("mode").is_ok_and(|mode| mode == "shared");
+        let is_shared = place.get_str("mode").is_ok_and(|mode| mode == Mode::Shared.as_str());
         Lock {
             // A ticket is about the time at which it was drawn.
             since: presentable(place.get_i64("first").ok().map(DateTime::from_millis)),

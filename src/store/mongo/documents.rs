@@ -24,7 +24,7 @@ use crate::{
     store::{
         Acquisition, Deadline, Documents, Edit, Format, Saved, StoreResult, StoredDocument,
         mongo::{
-            Call, MongoStore, codec, edit,
+            Call, MongoStore, codec, difference,
             error::{DUPLICATE_KEY, Result, code, failure, not_sent, store_error, unavailable},
             grant::{Target, and_live, renewed_exclusive},
             record::by_id,
@@ -253,7 +253,7 @@ impl Save<'_> {
                     Ok(after) => after,
                     Err(field) => return Ok(Some(Saved::ChangedMeanwhile(field))),
                 };
-                let Some(update) = edit::update(&now, &after).map_err(Error::custom)? else {
+                let Some(update) = difference::update(&now, &after).map_err(Error::custom)? else {
                     return Ok(Some(Saved::Saved));
                 };
                 if if_unchanged {

@@ -188,7 +188,7 @@ impl Ends<'_> {
         Ok(aids.iter().map(|aid| ends.get(aid.as_str()).copied()).collect())
     }
 
-    /// Removes all locks of a session that has ended, once their names are stored. `known` are stored already.
+    /// Stores the names of the locks of an ended session, then removes the locks. The names in `known` are already stored.
     async fn release_ended(&self, aid: &Aid, known: &[LockKey]) -> Result<Vec<LockKey>> {
         let held = self.held_by(aid).await?;
         if held.keys.iter().any(|key| !known.contains(key)) {

@@ -138,5 +138,5 @@ fn number(ticket: Ticket) -> Bson {
 }
 
 fn mode(mode: Mode) -> Bson {
-    (if mode == Mode::Shared { "shared" } else { "exclusive" }).into()
+    mode.as_str().into()
 }

@@ -267,8 +267,8 @@ impl Call<'_> {
     }
 
     // delete returns how many records it has deleted: all → retracted. Fewer → one of the locks was never
-    // granted, or another request was told of it, and it stays. Nobody knows which, so none is reported as
-    // deleted. No reply → each is repeated, and finds nothing to delete.
+    // granted; or another request was told of it, and it stays. The reply does not say which lock, so no lock is
+    // reported as deleted. No reply → each is repeated, and finds nothing to delete.
     async fn retract_together(&self, jobs: &[Target]) -> Result<Vec<Result<bool>>> {
         let reply = self.delete_all(jobs, LIMIT).await?;
         let refused = refusals(&reply);

@@ -176,8 +176,8 @@ impl MongoStore {
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 continue;
             }
-            // An active session leaves a lock without a renewal for a third of the ttl. Each attempt takes so long that
-            // a renewal comes in between.
+            // An active session renews its lock every third of the ttl, so a renewal falls into every attempt that takes
+            // that long.
             let is_slow = is_transient && began.elapsed() >= self.call_for(soonest)?.rules.ttl / 3;
             return Err(match failed {
                 Failed::Refused(error) => error.into(),

@@ -95,7 +95,7 @@ struct StatusBody {
 
 #[derive(Serialize)]
 pub(super) struct StatusAnswer {
-    /// In the order of the keys; those that name no document come last.
+    /// In the order of the keys. The keys that name no document follow at the end.
     locks: Vec<Row>,
 }
 

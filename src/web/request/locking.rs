@@ -544,7 +544,7 @@ impl RequestLocks {
                 } else {
                     "let it send the cookies back, or use `locks.clients(…)`"
                 };
-                self.manager.parts.seldom.warn("session", || {
+                self.manager.parts.log_limit.warn("session", || {
                     format!(
                         "a client sent the `Lock-Token` of {key:?} in a request of another session, so that \
                          its lock is of no use to it: {advice}"

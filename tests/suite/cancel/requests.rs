@@ -120,11 +120,11 @@ pub(super) fn cases() -> Vec<Case> {
         "web/session_locks.rs::load" => Free, false, "/call/load";
         "web/session_locks.rs::release" => SomebodysOrFree, true, "/call/release";
         "web/session_locks.rs::release_all" => SomebodysOrFree, true, "/call/release_all";
-        "web/extract.rs::save" => Somebodys, true, "/held/save";
-        "web/extract.rs::replace" => Somebodys, true, "/held/replace";
-        "web/extract.rs::delete" => SomebodysOrFree, true, "/held/delete";
-        "web/extract.rs::save_and_release" => SomebodysOrFree, true, "/held/save_and_release";
-        "web/extract.rs::release" => SomebodysOrFree, true, "/held/release";
+        "web/locked_doc.rs::save" => Somebodys, true, "/held/save";
+        "web/locked_doc.rs::replace" => Somebodys, true, "/held/replace";
+        "web/locked_doc.rs::delete" => SomebodysOrFree, true, "/held/delete";
+        "web/locked_doc.rs::save_and_release" => SomebodysOrFree, true, "/held/save_and_release";
+        "web/locked_doc.rs::release" => SomebodysOrFree, true, "/held/release";
         "LockedDoc (the extractor)" => Free, false, "/edit";
     }
 }

@@ -26,16 +26,12 @@ use crate::{
 impl Ends<'_> {
     // update, an upsert: inserted; or found, because the reply to an earlier attempt was lost.
     pub(super) async fn put_news(&self, takeover: &Takeover, lease: Duration) -> Result<()> {
-        let how = match takeover.kind {
-            TakeoverKind::Broken => "broken",
-            TakeoverKind::TakenOver => "taken_over",
-        };
         let content = doc! {
             "c": takeover.key.collection(),
             "id": Bson::from(takeover.key.id()),
             "aid": takeover.aid.as_str(),
             "token": takeover.token.map(|token| token.to_string()),
-            "how": how,
+            "how": takeover.kind.as_str(),
             "from": takeover.from.as_ref().map(stored),
             "by": stored(&takeover.by),
             "reason": &takeover.reason,

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::task::AbortHandle;
 
-use crate::{clock, error::Result, manager::rhythm::IDLE_INTERVALS, store::millis_if_any};
+use crate::{clock, error::Result, manager::pauses::IDLE_INTERVALS, text::millis_if_any};
 
 /// The state of the reaper, the background task that ends idle sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

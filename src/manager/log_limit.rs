@@ -21,7 +21,7 @@ const EVERY: Duration = Duration::from_secs(10);
 
 /// When a line of each kind was logged last. The code has few kinds.
 #[derive(Debug, Default)]
-pub(crate) struct Seldom {
+pub(crate) struct LogLimit {
     logged: Mutex<HashMap<&'static str, Instant>>,
     failed: Arc<Mutex<Failed>>,
 }
@@ -35,7 +35,7 @@ struct Failed {
     latest: String,
 }
 
-impl Seldom {
+impl LogLimit {
     /// Logs a warning, unless one of this kind was logged within the last 10 s.
     pub(crate) fn warn(&self, kind: &'static str, line: impl FnOnce() -> String) {
         let mut logged = self.logged.lock();

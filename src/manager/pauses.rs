@@ -13,13 +13,13 @@ pub(super) const IDLE_INTERVALS: u32 = 3;
 /// The pauses of a background task. They are jittered, so that servers which were started together do not
 /// ask together, and doubled with each failure.
 #[derive(Debug)]
-pub(crate) struct Rhythm {
+pub(crate) struct Pauses {
     what: Cow<'static, str>,
     interval: Duration,
     failures: u32,
 }
 
-impl Rhythm {
+impl Pauses {
     /// `what` describes the task in the log, as in "looking for idle sessions".
     pub(crate) fn new(what: impl Into<Cow<'static, str>>, interval: Duration) -> Self {
         Self { what: what.into(), interval, failures: 0 }
@@ -81,28 +81,28 @@ mod tests {
 
     #[test]
     fn a_pause_ends_shortly_after_the_next_thing_to_do_and_after_three_intervals_at_the_latest() {
-        let mut rhythm = Rhythm::new("a test", INTERVAL);
+        let mut pauses = Pauses::new("a test", INTERVAL);
         let cases = [(Some(INTERVAL / 10), INTERVAL / 10), (Some(INTERVAL * 2), INTERVAL * 2)];
         let all = [(Some(INTERVAL * 1000), INTERVAL * 3), (None, INTERVAL * 3)];
         for (next, expected) in cases.into_iter().chain(all) {
             for _ in 0..100 {
-                let pause = rhythm.after_success(next);
+                let pause = pauses.after_success(next);
                 assert!(pause >= expected, "{next:?}: {pause:?}");
                 assert!(pause <= expected + INTERVAL / 20, "{next:?}: {pause:?}");
             }
         }
-        assert!(rhythm.after_success(Some(Duration::ZERO)) >= INTERVAL / 50, "no spinning");
+        assert!(pauses.after_success(Some(Duration::ZERO)) >= INTERVAL / 50, "no spinning");
     }
 
     #[test]
     fn failures_double_the_pause_up_to_ten_seconds_and_a_success_ends_that() {
-        let mut rhythm = Rhythm::new("a test", INTERVAL);
+        let mut pauses = Pauses::new("a test", INTERVAL);
         let error = std::io::Error::other("down");
-        let pauses: Vec<_> = (0..40).map(|_| rhythm.after_failure(&error)).collect();
-        assert!(pauses[0] >= INTERVAL * 3 / 2, "{pauses:?}");
-        assert!(pauses[1] >= INTERVAL * 3, "{pauses:?}");
-        assert!(pauses.iter().all(|pause| *pause <= LONGEST_PAUSE), "{pauses:?}");
-        assert!(pauses[10..].iter().all(|pause| *pause >= LONGEST_PAUSE * 3 / 4), "{pauses:?}");
-        assert!(rhythm.after_success(Some(INTERVAL)) <= INTERVAL * 5 / 4);
+        let waits: Vec<_> = (0..40).map(|_| pauses.after_failure(&error)).collect();
+        assert!(waits[0] >= INTERVAL * 3 / 2, "{waits:?}");
+        assert!(waits[1] >= INTERVAL * 3, "{waits:?}");
+        assert!(waits.iter().all(|pause| *pause <= LONGEST_PAUSE), "{waits:?}");
+        assert!(waits[10..].iter().all(|pause| *pause >= LONGEST_PAUSE * 3 / 4), "{waits:?}");
+        assert!(pauses.after_success(Some(INTERVAL)) <= INTERVAL * 5 / 4);
     }
 }

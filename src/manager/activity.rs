@@ -1,23 +1,14 @@
-//! The news in the answers of the store, for the watchers of the lock, for the waiters, and for the session.
-//!
-//! Of each session that was active here recently it is known when its locks are due for renewal, about how many locks
-//! it has, and which of them several of its requests know.
+//! The sessions that were active here recently: when the locks of each are due for renewal, about how many locks it
+//! has, and which of them several of its requests know.
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
-use crate::{
-    clock,
-    key::LockKey,
-    lock::{Aid, Lock},
-    manager::{observe::Losses, wait::Queues, watched::Watched},
-    store::{Acquisition, Named},
-};
+use crate::{clock, key::LockKey, lock::Aid, store::Named};
 
 /// How many locks of a session are remembered as known to it.
 const KNOWN: usize = 32;
@@ -25,48 +16,6 @@ const KNOWN: usize = 32;
 const TABS: usize = 128;
 /// For how long a session is known to have asked for a missing document.
 const REMEMBER_MISSED: Duration = Duration::from_secs(60);
-
-/// Those that live on news of locks.
-pub(super) struct Seen {
-    pub(super) activity: Activity,
-    pub(super) watched: Watched,
-    pub(super) queues: Arc<Queues>,
-    pub(super) losses: Losses,
-    /// How often the locks of a session are renewed.
-    pub(super) interval: Duration,
-}
-
-impl Seen {
-    /// An answer to a question asked at that moment: this is the live lock on its document.
-    pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
-        self.watched.saw(lock, asked);
-        self.activity.saw(&lock.aid, lock.expires_in(), self.interval);
-    }
-
-    /// An answer to a question asked at that moment: the session holds these locks and no others.
-    pub(super) fn saw_all_of(&self, aid: &Aid, locks: &[Lock], asked: Instant) {
-        self.watched.saw_all_of(aid, locks, asked);
-        if let Some(left) = locks.iter().map(Lock::expires_in).min() {
-            self.activity.saw(aid, left, self.interval);
-        }
-    }
-
-    /// This acquisition has ended, for whatever reason.
-    pub(super) fn gone(&self, lock: &Acquisition) {
-        self.activity.gone(&lock.aid, &lock.key);
-        self.watched.ended(lock);
-        self.queues.machine.lock().ended(lock);
-    }
-
-    /// The session held these documents, and holds nothing now.
-    pub(super) fn gone_all_of(&self, aid: &Aid, keys: &[LockKey], asked: Instant) {
-        self.watched.saw_all_of(aid, &[], asked);
-        for key in keys {
-            self.activity.gone(aid, key);
-            self.queues.machine.lock().freed(key);
-        }
-    }
-}
 
 /// The next renewal of each session that was active here recently.
 ///
