@@ -63,7 +63,6 @@ mod group;
 mod hand_over;
 mod held_lock;
 mod indexes;
-mod limits;
 mod needs;
 mod queue;
 mod read;

@@ -22,9 +22,8 @@ use crate::{
             error::{
                 DUPLICATE_KEY, Result, code, exceeded_time_limit, failure, is_not_sent, unavailable,
             },
-            limits::LIMIT,
             record::{Fetched, by_id, in_our_time, presentable, token_in},
-            send::{Take, acknowledged, refusals, run, upserted},
+            send::{LIMIT, Take, acknowledged, refusals, run, upserted},
         },
     },
 };

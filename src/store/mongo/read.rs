@@ -24,9 +24,8 @@ use crate::{
                 Grant, and_live, expires, is_live_reader, is_of, is_reader, is_shared, of_sessions,
                 readers_that,
             },
-            limits::LIMIT,
             record::{Fetched, by_id},
-            send::{Both, rows},
+            send::{Both, LIMIT, rows},
         },
     },
 };

@@ -11,8 +11,7 @@ use crate::{
     store::mongo::{
         Call,
         error::{LeftOut, MAX_TIME_EXPIRED, Refused, Result, exceeded_time_limit},
-        limits::LIMIT,
-        send::{Write, write},
+        send::{LIMIT, Write, write},
     },
 };
 
