@@ -231,7 +231,7 @@ impl Collections {
     /// A scope to freeze or thaw.
     ///
     /// # Errors
-    /// [`LockError::Misconfigured`] if it is one collection that is not registered.
+    /// [`LockError::Misconfigured`] if the scope is a collection that is not registered.
     pub(super) async fn scope(&self, scope: Scope) -> Result<Scope> {
         let Scope::Collection(name) = &scope else { return Ok(scope) };
         match self.ready(&LockKey::new(&**name, 0)?, self.calls.until()).await {

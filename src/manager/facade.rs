@@ -330,8 +330,7 @@ impl LockManager {
 
     /// Freezes a collection, or all of them: until then no new locks are granted. Instead of a lock,
     /// callers get [`LockError::Frozen`] with the reason, and waiters get it at once. Held locks stay:
-    /// their holders may save, and release them. So the documents are at rest when the last of these locks
-    /// is gone, which [`list`](Self::list) shows.
+    /// their holders may save, and release them. The documents are at rest when [`list`](Self::list) shows no lock.
     ///
     /// All servers of the cluster obey within two seconds. The freeze survives their restarts, and ends by
     /// itself, by the store's clock: at a time, or after a duration. A second freeze of the same scope replaces the
@@ -367,8 +366,8 @@ impl LockManager {
         self.parts.freezes.begin(scope, reason, until.into(), by).await
     }
 
-    /// Ends the freeze of this scope. Returns whether there was one. A freeze of [`Scope::All`] and that of
-    /// a collection end independently.
+    /// Ends the freeze of this scope. Returns whether the scope was frozen. A freeze of [`Scope::All`] and a freeze of a
+    /// collection end independently.
     ///
     /// # Errors
     /// See [`LockManager`].

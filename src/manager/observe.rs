@@ -158,8 +158,8 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    /// A holder has lost its lock. `noticed` by whom. The first who notices it on this server counts it; so the
-    /// reason is `unknown` only where no one here knew it before.
+    /// A holder has lost its lock. `noticed` says who has noticed that. This server counts a loss once, with the reason
+    /// of the first call. So the reason is `unknown` only if no part of this server knew another reason before.
     pub(super) fn count(
         &self,
         collection: &'static str,
