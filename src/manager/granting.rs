@@ -13,13 +13,13 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, Result},
+    error::{LockError, Result, StoreError},
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
         Parts,
         calls::{self, Calls},
-        claim::{Acquired, Wait, Wanted},
+        claim::{Acquired, ClaimPermit, Provisional, Wait, Wanted},
         collections::Collections,
         freezes::{Freezes, frozen_by},
         observe,
@@ -109,6 +109,28 @@ impl Needs for Arc<Parts> {
 }
 
 impl Granting {
+    /// # Errors
+    /// [`Overloaded`](crate::StoreErrorKind::Overloaded).
+    pub(super) fn claim_permit(&self) -> Result<ClaimPermit, StoreError> {
+        let permit = Arc::clone(&self.claims).try_acquire_owned();
+        permit.map(Arc::new).map_err(|_| calls::overloaded("try_acquire"))
+    }
+
+    /// A grant that is given back unless its request confirms it. `scope` also tracks that.
+    pub(super) fn provisional(
+        self: &Arc<Self>,
+        lock: Lock,
+        claim: &Claim,
+        scope: &TaskTracker,
+        permit: ClaimPermit,
+    ) -> Provisional {
+        let (granting, scope) = (Arc::clone(self), scope.clone());
+        let give_back = move |unwanted| granting.give_back(vec![unwanted], &scope, permit);
+        // The lock may carry the token of an earlier attempt.
+        let token = lock.token.unwrap_or(claim.token);
+        Provisional { lock, token, give_back: Some(Box::new(give_back)) }
+    }
+
     /// One attempt. `scope` also tracks the cleanup of an unwanted grant.
     pub(crate) async fn acquire(
         self: &Arc<Self>,

@@ -13,10 +13,10 @@ use crate::{
     clock,
     error::{Result, StoreError, StoreErrorKind},
     key::LockKey,
-    lock::{Lock, LockToken, Mode, PageId},
+    lock::{LockToken, Mode, PageId},
     manager::{
         calls,
-        claim::{Acquired, ClaimPermit, Provisional},
+        claim::{Acquired, ClaimPermit},
         granting::Granting,
         observe,
         pauses::jittered,
@@ -26,28 +26,6 @@ use crate::{
 };
 
 impl Granting {
-    /// # Errors
-    /// [`Overloaded`](StoreErrorKind::Overloaded).
-    pub(super) fn claim_permit(&self) -> Result<ClaimPermit, StoreError> {
-        let permit = Arc::clone(&self.claims).try_acquire_owned();
-        permit.map(Arc::new).map_err(|_| calls::overloaded("try_acquire"))
-    }
-
-    /// A grant that is given back unless its request confirms it. `scope` also tracks that.
-    pub(super) fn provisional(
-        self: &Arc<Self>,
-        lock: Lock,
-        claim: &Claim,
-        scope: &TaskTracker,
-        permit: ClaimPermit,
-    ) -> Provisional {
-        let (granting, scope) = (Arc::clone(self), scope.clone());
-        let give_back = move |unwanted| granting.give_back(vec![unwanted], &scope, permit);
-        // The lock may carry the token of an earlier attempt.
-        let token = lock.token.unwrap_or(claim.token);
-        Provisional { lock, token, give_back: Some(Box::new(give_back)) }
-    }
-
     /// Unless it was never sent, the claim may have been granted anyway, or may still be under way. No caller
     /// knows of it.
     pub(super) fn claim_failed(
