@@ -261,12 +261,13 @@ pub trait Locks: Send + Sync + 'static {
 
     /// Releases this acquisition of an exclusive lock and grants the claim in the same step.
     ///
-    /// A lock that is [taken over](Claim::taken) must be live. An expired lock is acquired instead,
-    /// which leaves its former holder to the [sweep](Sessions::sweep).
+    /// If a lock that is to be [taken over](Claim::taken) has expired, the answer is
+    /// [`AlreadyGone`](HandedOver::AlreadyGone): the caller acquires it, which leaves its former holder to the
+    /// [sweep](Sessions::sweep). A holder may hand its own lock over even when that has expired.
     ///
     /// If the claim has a [turn](Claim::turn) and a waiter of another server is ahead of it, only
     /// releases the lock. A claim that takes the lock over has no turn. A claim of the same session
-    /// continues the lock: `since` stays.
+    /// continues the lock: `since` stays, and so does the date from which `max_hold` counts.
     ///
     /// By default the lock is only released, and the waiter has to ask for it. Nobody can take a lock over then: the
     /// answer to a claim that does is [`AlreadyGone`](HandedOver::AlreadyGone).
@@ -302,8 +303,9 @@ pub trait Locks: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Removes all locks of the session in this collection, and returns the keys of those that were
-    /// live. The session continues. By default one removal for each lock.
+    /// Removes all locks of the session in this collection, also those that have expired, and returns the keys of those
+    /// that were live. The session continues. By default one removal for each live lock: a store with [`Sessions`]
+    /// implements this verb, so that no sweep reports a session that gave its locks back as idle.
     fn release_all(&self, collection: &str, aid: &Aid, until: Deadline) -> impl Verb<Vec<LockKey>> {
         async move {
             let of = Query::Of(slice::from_ref(aid));
@@ -433,7 +435,8 @@ pub trait Sessions: Locks {
     /// Ends the session permanently: remembers the end for a day, removes all its locks in these
     /// collections, and puts the end into the outbox, where it waits to be [settled](Self::settle_news) as
     /// [ready](Settled::Ready). Returns the locks that the session held, and the locks
-    /// that it lost while it was idle, if that loss was not announced yet.
+    /// that it lost while it was idle, if that loss was not announced yet: a lock is lost once a sweep has seen it
+    /// expired, or once another session has taken its document.
     ///
     /// Only the first call ends the session; its time and reason stay. Later calls remove the locks
     /// that they still find. `worker` identifies this call, and stays the same when the call is
@@ -469,7 +472,10 @@ pub trait Sessions: Locks {
     /// again. A lock that expired at its `max_hold` does not make its session idle. The same goes for a
     /// lock that a foreign program wrote, which the sweep leaves where it is.
     ///
-    /// If another session has taken over an expired lock, the former holder is treated as if the lock
+    /// If the session has a live lock too, the sweep remembers the names of the expired locks for the time of their
+    /// ttl: if the session becomes idle or ends within that time, they are among its locks.
+    ///
+    /// If another session has acquired an expired lock, the former holder is treated as if the lock
     /// were still there.
     ///
     /// Also completes the work that another worker left half done, and makes its ends ready.

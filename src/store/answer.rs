@@ -128,7 +128,7 @@ pub struct Swept {
     pub sessions: usize,
     /// The sweep reached its limit: sweep again.
     pub more: bool,
-    /// Some ends wait to be announced.
+    /// Some news, ends or takeovers, waits to be announced.
     pub announcements: bool,
     /// How long until the first live lock can expire. `None` if there is no lock.
     pub next: Option<Duration>,

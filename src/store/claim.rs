@@ -19,7 +19,8 @@ pub struct Claim {
     pub token: LockToken,
     /// The tab of the session that claims the lock, stored with the lock.
     pub tab: Option<TabId>,
-    /// The page that claims the lock, stored with it too. Re-entry replaces it with the newer page.
+    /// The page that claims the lock, stored with it too. Re-entry replaces it with the newer page, if the
+    /// claim names one.
     pub page: Option<PageId>,
     /// The holder as others see it.
     pub holder: Holder,

@@ -26,7 +26,7 @@ pub struct Rules {
     /// longest ttl that this crate writes.
     pub ttl: Duration,
     /// Each grant carries a [`FencingToken`](crate::FencingToken), higher than that of any earlier
-    /// grant on the same document. The record therefore stays when its lock is gone.
+    /// grant on the same document, and not below the store's clock in milliseconds since 1970. The record therefore stays when its lock is gone.
     pub fenced: bool,
     /// Waiters are let in in the order of arrival, over all servers.
     pub fair: bool,
