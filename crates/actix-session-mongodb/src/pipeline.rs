@@ -23,10 +23,11 @@ use crate::{
     end::EndReason,
 };
 
-/// A session that can be loaded: by the server's clock, whether or not the TTL monitor has run.
-pub(crate) fn live(key: Bson) -> Document {
+/// The sessions with this value in this field that can be loaded: by the server's clock, whether or not the TTL monitor
+/// has run.
+pub(crate) fn live(field: &str, value: impl Into<Bson>) -> Document {
     doc! {
-        "_id": { "$eq": key },
+        field: { "$eq": value.into() },
         "ended": { "$exists": false },
         "$expr": { "$gt": ["$expires", "$$NOW"] },
     }
@@ -36,13 +37,13 @@ pub(crate) fn live(key: Bson) -> Document {
 pub(crate) fn live_for_other_than(key: Bson, least: Duration, most: Duration) -> Document {
     let less = doc! { "$expr": { "$lte": ["$expires", in_future(least)] } };
     let more = doc! { "$expr": { "$gt": ["$expires", in_future(most)] } };
-    doc! { "$and": [live(key), { "$or": [less, more] }] }
+    doc! { "$and": [live("_id", key), { "$or": [less, more] }] }
 }
 
 /// A session that can be loaded, with this id if one is given; or a session that `call` has ended.
 pub(crate) fn live_or_ended_by(key: Bson, id: Option<&str>, call: Uuid) -> Document {
     let by_call = doc! { "_id": { "$eq": key.clone() }, "by": call.to_string() };
-    let mut live = live(key);
+    let mut live = live("_id", key);
     live.extend(id.map(|id| ("aid".to_owned(), doc! { "$eq": id }.into())));
     doc! { "$or": [live, by_call] }
 }

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database, IndexModel,
     bson::{Binary, Bson, DateTime, Document as Record, doc, spec::BinarySubtype},
@@ -121,7 +122,7 @@ impl Records {
     }
 
     pub(crate) async fn load(&self, key: &str) -> Result<Option<State>> {
-        let found = self.collection.find_one(pipeline::live(hashed(key))).await?;
+        let found = self.collection.find_one(pipeline::live("_id", hashed(key))).await?;
         let Some(record) = found else { return Ok(None) };
         let state = state_of(&record);
         if state.is_none() {
@@ -166,7 +167,8 @@ impl Records {
         ttl: Duration,
     ) -> Result<Updated> {
         let update = pipeline::update(change, ttl);
-        let updated = self.collection.update_one(pipeline::live(hashed(key)), update).await?;
+        let updated =
+            self.collection.update_one(pipeline::live("_id", hashed(key)), update).await?;
         if updated.matched_count > 0 {
             return Ok(Updated::Written);
         }
@@ -225,7 +227,7 @@ impl Records {
         let of_user = doc! { "user": { "$eq": user }, "$or": &not_over[..] };
         // First, so that a session is not missed that is just being given another id or key.
         let ids = self.find(of_user).await?.iter().filter_map(id_of).collect();
-        Ok((self.end(live_of("user", user), EndReason::Revoked).await?, ids))
+        Ok((self.end(pipeline::live("user", user), EndReason::Revoked).await?, ids))
     }
 
     /// The live sessions of this user that have an id.
@@ -239,23 +241,21 @@ impl Records {
                 expires: date(record, "expires"),
             })
         };
-        Ok(self.find(live_of("user", user)).await?.iter().filter_map(session).collect())
+        Ok(self.find(pipeline::live("user", user)).await?.iter().filter_map(session).collect())
     }
 
     /// True if there is a live session with this id.
     pub(crate) async fn has_live(&self, id: &str) -> Result<bool> {
-        self.exists(live_of("aid", id)).await
+        self.exists(pipeline::live("aid", id)).await
     }
 
     /// At most `limit` ended sessions that no other sweep has taken. One query if there are none.
     /// `call` identifies this call, and stays the same when the call is repeated.
     pub(crate) async fn take_due(&self, call: Uuid, limit: i64) -> Result<Vec<Due>> {
         let due = self.collection.find(pipeline::is_due(call)).sort(doc! { "due": 1 });
-        let mut cursor = due.limit(limit).projection(doc! { "_id": 1 }).await?;
-        let mut records = Vec::new();
-        while cursor.advance().await? {
-            records.extend(cursor.deserialize_current()?.get("_id").cloned());
-        }
+        let due = due.limit(limit).projection(doc! { "_id": 1 }).await?;
+        let mut records = due.try_collect::<Vec<_>>().await?;
+        let records: Vec<_> = records.iter_mut().filter_map(|it| it.remove("_id")).collect();
         if records.is_empty() {
             return Ok(Vec::new());
         }
@@ -281,12 +281,7 @@ impl Records {
     }
 
     async fn find(&self, filter: Record) -> Result<Vec<Record>> {
-        let mut cursor = self.collection.find(filter).projection(doc! { "state": 0 }).await?;
-        let mut found = Vec::new();
-        while cursor.advance().await? {
-            found.push(cursor.deserialize_current()?);
-        }
-        Ok(found)
+        self.collection.find(filter).projection(doc! { "state": 0 }).await?.try_collect().await
     }
 }
 
@@ -299,15 +294,6 @@ fn hashed(key: &str) -> Bson {
 
 fn by_key(key: &str) -> Record {
     doc! { "_id": { "$eq": hashed(key) } }
-}
-
-/// The live sessions with this value in this field.
-fn live_of(field: &str, value: &str) -> Record {
-    doc! {
-        field: { "$eq": value },
-        "ended": { "$exists": false },
-        "$expr": { "$gt": ["$expires", "$$NOW"] },
-    }
 }
 
 fn id_of(record: &Record) -> Option<String> {

@@ -2,7 +2,7 @@
 
 use std::{sync::Weak, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -44,17 +44,12 @@ impl MongoSessionStore {
         if due.is_empty() {
             return Ok(0);
         }
-        let (mut ended, mut failed) = (Vec::new(), None);
-        for some in due.chunks(AT_ONCE) {
-            let ends = join_all(some.iter().map(|(_, end)| self.end(end.clone()))).await;
-            for ((record, _), end) in some.iter().zip(ends) {
-                match end {
-                    Ok(()) => ended.push(record.clone()),
-                    // This session is tried again later. The others should not wait for it.
-                    Err(e) => failed = Some(e),
-                }
-            }
-        }
+        let ends = due.into_iter().map(async |(record, end)| self.end(end).await.map(|()| record));
+        let ends: Vec<_> = stream::iter(ends).buffer_unordered(AT_ONCE).collect().await;
+        // A session that fails is tried again later. The others should not wait for it.
+        let mut failed = None;
+        let ended: Vec<_> =
+            ends.into_iter().filter_map(|end| end.map_err(|e| failed = Some(e)).ok()).collect();
         let swept = ended.len();
         let finished = self.run("finishing the ends of web sessions", ended, |records, ended| {
             Box::pin(records.finish(ended))

@@ -1,7 +1,7 @@
 //! The wrap around a session middleware. actix-session gives a store only a key and a state, not the results of earlier
 //! calls of the same request. So the wrap gives each request a place for them.
 
-use std::{cell::RefCell, fmt, future::Future, pin::Pin, time::Duration};
+use std::{cell::RefCell, fmt, future::Future, time::Duration};
 
 use actix_service::{
     Transform, apply_fn,
@@ -14,6 +14,7 @@ use actix_web::{
     dev::{Service, ServiceRequest, ServiceResponse},
     http::header::SET_COOKIE,
 };
+use futures_util::future::LocalBoxFuture;
 
 use crate::change::State;
 
@@ -55,8 +56,6 @@ impl<K: SessionStore> fmt::Debug for SessionWrap<K> {
     }
 }
 
-type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
-
 impl<K, S, B> Transform<S, ServiceRequest> for SessionWrap<K>
 where
     K: SessionStore + 'static,
@@ -68,7 +67,7 @@ where
     type Error = Error;
     type Transform = BoxService<ServiceRequest, ServiceResponse<B>, Error>;
     type InitError = ();
-    type Future = LocalFuture<Result<Self::Transform, ()>>;
+    type Future = LocalBoxFuture<'static, Result<Self::Transform, ()>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
         let session = self.0.new_transform(service);

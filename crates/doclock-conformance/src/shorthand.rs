@@ -12,14 +12,15 @@ use actix_doclock::{
 
 const NONE: Deadline = Deadline::NONE;
 
+/// The answer of a store, sooner or later.
+pub trait Answer<T>: Future<Output = Result<T, StoreError>> + Send {}
+
+impl<T, F: Future<Output = Result<T, StoreError>> + Send> Answer<T> for F {}
+
 /// Shorter calls of the verbs of a store, for tests.
 pub trait Shorthand: Store {
     /// [`Locks::renew`](actix_doclock::store::Locks::renew) with the ttl that each lock has. Nothing may be late. Returns the number of documents.
-    fn renew_all(
-        &self,
-        collection: &str,
-        aids: &[Aid],
-    ) -> impl Future<Output = Result<u64, StoreError>> + Send {
+    fn renew_all(&self, collection: &str, aids: &[Aid]) -> impl Answer<u64> {
         async move {
             let active: Vec<_> = aids.iter().map(Active::whole).collect();
             let renewed = self.renew(collection, &active, Duration::ZERO, NONE).await?;
@@ -35,7 +36,7 @@ pub trait Shorthand: Store {
         aid: &Aid,
         token: LockToken,
         mode: Mode,
-    ) -> impl Future<Output = Result<Released, StoreError>> + Send {
+    ) -> impl Answer<Released> {
         let it = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
         async move { self.remove_lock(Removal::Release(&it), NONE).await }
     }
@@ -47,27 +48,19 @@ pub trait Shorthand: Store {
         aid: &Aid,
         tokens: &[LockToken],
         mode: Mode,
-    ) -> impl Future<Output = Result<Released, StoreError>> + Send {
+    ) -> impl Answer<Released> {
         let attempt = |&token| Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
         let attempts: Vec<_> = tokens.iter().map(attempt).collect();
         async move { self.remove_lock(Removal::Retract(&attempts), NONE).await }
     }
 
     /// [`Removal::Break`].
-    fn break_lock(
-        &self,
-        seen: &Lock,
-        taken: &TakenBy,
-    ) -> impl Future<Output = Result<Released, StoreError>> + Send {
+    fn break_lock(&self, seen: &Lock, taken: &TakenBy) -> impl Answer<Released> {
         async move { self.remove_lock(Removal::Break { seen, taken }, NONE).await }
     }
 
     /// [`Query::Each`], of one document.
-    fn inspect(
-        &self,
-        key: &LockKey,
-        aid: Option<&Aid>,
-    ) -> impl Future<Output = Result<Option<Lock>, StoreError>> + Send {
+    fn inspect(&self, key: &LockKey, aid: Option<&Aid>) -> impl Answer<Option<Lock>> {
         async move {
             let each = Query::Each { keys: slice::from_ref(key), aid };
             Ok(self.locks(key.collection(), each, 1, NONE).await?.pop())
@@ -75,38 +68,23 @@ pub trait Shorthand: Store {
     }
 
     /// [`Query::Of`], or [`Query::All`].
-    fn list(
-        &self,
-        collection: &str,
-        aids: Option<&[Aid]>,
-        limit: usize,
-    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send {
+    fn list(&self, collection: &str, aids: Option<&[Aid]>, limit: usize) -> impl Answer<Vec<Lock>> {
         self.locks(collection, aids.map_or(Query::All, Query::Of), limit, NONE)
     }
 
     /// [`Query::On`].
-    fn locks_on(
-        &self,
-        collection: &str,
-        keys: &[LockKey],
-    ) -> impl Future<Output = Result<Vec<Lock>, StoreError>> + Send {
+    fn locks_on(&self, collection: &str, keys: &[LockKey]) -> impl Answer<Vec<Lock>> {
         self.locks(collection, Query::On(keys), keys.len(), NONE)
     }
 
     /// [`Sessions::last_ends`](actix_doclock::store::Sessions::last_ends) of one session.
-    fn last_end(
-        &self,
-        aid: &Aid,
-    ) -> impl Future<Output = Result<Option<LastEnd>, StoreError>> + Send {
+    fn last_end(&self, aid: &Aid) -> impl Answer<Option<LastEnd>> {
         async move { Ok(self.last_ends(slice::from_ref(aid), NONE).await?.pop().flatten()) }
     }
 
     /// How long ago the session ended permanently, by
     /// [`Sessions::last_ends`](actix_doclock::store::Sessions::last_ends).
-    fn session_ended(
-        &self,
-        aid: &Aid,
-    ) -> impl Future<Output = Result<Option<Duration>, StoreError>> + Send {
+    fn session_ended(&self, aid: &Aid) -> impl Answer<Option<Duration>> {
         async move {
             let end = self.last_end(aid).await?;
             Ok(end.filter(|end| end.for_good).map(|end| end.ago))
@@ -114,11 +92,7 @@ pub trait Shorthand: Store {
     }
 
     /// The end of this session may be told: [`Sessions::settle_news`](actix_doclock::store::Sessions::settle_news).
-    fn ready(
-        &self,
-        aid: &Aid,
-        worker: Uuid,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+    fn ready(&self, aid: &Aid, worker: Uuid) -> impl Answer<()> {
         let end = NewsId::Ended(aid.clone(), None);
         async move { self.settle_news(&[end], worker, Settled::Ready, NONE).await }
     }
@@ -129,7 +103,7 @@ pub trait Shorthand: Store {
         worker: Uuid,
         lease: Duration,
         limit: usize,
-    ) -> impl Future<Output = Result<Vec<SessionEnded>, StoreError>> + Send {
+    ) -> impl Answer<Vec<SessionEnded>> {
         async move {
             let news = self.take_news(Outbox::Ends, worker, lease, limit, NONE).await?;
             let ended = |it| match it {
@@ -141,11 +115,7 @@ pub trait Shorthand: Store {
     }
 
     /// These ends were told.
-    fn told(
-        &self,
-        worker: Uuid,
-        ended: &[SessionEnded],
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+    fn told(&self, worker: Uuid, ended: &[SessionEnded]) -> impl Answer<()> {
         let id = |end: &SessionEnded| NewsId::Ended(end.aid.clone(), Some(end.event));
         let ids: Vec<_> = ended.iter().map(id).collect();
         async move { self.settle_news(&ids, worker, Settled::Told, NONE).await }
@@ -158,7 +128,7 @@ pub trait Shorthand: Store {
         worker: Uuid,
         lease: Duration,
         limit: usize,
-    ) -> impl Future<Output = Result<Vec<Takeover>, StoreError>> + Send {
+    ) -> impl Answer<Vec<Takeover>> {
         async move {
             let of = Outbox::Takeovers(collections);
             let news = self.take_news(of, worker, lease, limit, NONE).await?;
@@ -171,12 +141,7 @@ pub trait Shorthand: Store {
     }
 
     /// Settles one takeover.
-    fn settle(
-        &self,
-        event: Uuid,
-        worker: Uuid,
-        settled: Settled,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+    fn settle(&self, event: Uuid, worker: Uuid, settled: Settled) -> impl Answer<()> {
         let id = NewsId::Takeover(event);
         async move { self.settle_news(&[id], worker, settled, NONE).await }
     }

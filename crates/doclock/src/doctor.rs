@@ -104,9 +104,8 @@ async fn look_over(
                 findings.extend(index::of_locks(&namespace, needed, existing, ttl, held.flatten()));
             }
             if topology == Topology::Sharded {
-                let sharded = sharding::of(database.client(), &namespace).await;
-                let sharded = allowed(sharded.map_err(failed))?;
-                findings.push(sharding::finding(&namespace, sharded.as_ref()));
+                let key = sharding::key(database.client(), &namespace).await;
+                findings.push(sharding::finding(&namespace, allowed(key.map_err(failed))?));
             }
         } else if let Some(existing) = &it.indexes
             && (is_of_sessions(&it.needs) || !collections.is_empty())

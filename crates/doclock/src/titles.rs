@@ -6,6 +6,7 @@ use std::{
 };
 
 use actix_doclock::{LockId, LockKey, MongoStore, StoreError};
+use futures_util::TryStreamExt;
 use mongodb::{
     Database,
     bson::{Bson, Document, doc},
@@ -53,15 +54,12 @@ async fn titles_in(
     let wanted = doc! { "_id": { "$in": ids } };
     let documents = database.collection::<Document>(collection);
     let found = documents.find(wanted).projection(doc! { field: 1 }).max_time(READ_WITHIN);
-    let mut found = found.await?;
-    let mut titles = Vec::new();
-    while found.advance().await? {
-        let document = found.deserialize_current()?;
-        let id = document.get("_id").and_then(LockId::from_bson);
-        let key = id.and_then(|id| LockKey::new(collection, id).ok());
-        titles.extend(key.zip(text_at(&document, field)));
-    }
-    Ok(titles)
+    let title = |document: &Document| {
+        let id = document.get("_id").and_then(LockId::from_bson)?;
+        Some((LockKey::new(collection, id).ok()?, text_at(document, field)?))
+    };
+    let found: Vec<_> = found.await?.try_collect().await?;
+    Ok(found.iter().filter_map(title).collect())
 }
 
 fn text_at(document: &Document, path: &str) -> Option<String> {

@@ -48,7 +48,7 @@ pub(super) async fn findings(
     // The primary comes first: its clock is the one that counts now.
     let primary = hello.get_str("primary").unwrap_or_default();
     servers.sort_by_key(|server| server != primary);
-    let here = Here::now();
+    let here = own_clock();
     let mut findings = Vec::new();
     let mut readings = Vec::new();
     let read = servers.iter().map(|server| read(database, server, &here));
@@ -82,50 +82,39 @@ async fn reachable(database: &Database) -> Result<Vec<String>> {
     Ok(seen.iter().cloned().collect())
 }
 
-/// One reading of this machine's clock. A monotonic clock, which cannot be set, carries it on.
-struct Here {
-    clock: SystemTime,
-    then: Instant,
-}
-
-impl Here {
-    fn now() -> Self {
-        Self { clock: SystemTime::now(), then: Instant::now() }
-    }
-
-    fn millis_at(&self, at: Instant) -> i64 {
-        let clock = self.clock.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let millis = (clock + at.saturating_duration_since(self.then)).as_millis();
+/// This machine's clock in milliseconds. It is read once, and a monotonic clock, which cannot be set, carries it on.
+fn own_clock() -> impl Fn(Instant) -> i64 {
+    let (clock, then) = (SystemTime::now(), Instant::now());
+    move |at| {
+        let clock = clock.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let millis = (clock + at.saturating_duration_since(then)).as_millis();
         i64::try_from(millis).unwrap_or(i64::MAX)
     }
 }
 
-async fn read(database: &Database, server: &str, here: &Here) -> Result<Reading> {
+async fn read(database: &Database, server: &str, here: impl Fn(Instant) -> i64) -> Result<Reading> {
     let name = server.to_owned();
     let only = SelectionCriteria::Predicate(Arc::new(move |it| it.address().to_string() == name));
-    let mut best: Option<Reading> = None;
+    let mut readings = Vec::new();
     for _ in 0..ROUNDS {
         let asked = Instant::now();
         let greeting = database.run_command(doc! { "hello": 1 }).selection_criteria(only.clone());
         let greeting = greeting.await?;
         let half = asked.elapsed() / 2;
         let time = greeting.get_datetime("localTime").map_err(Error::custom)?.timestamp_millis();
-        let reading = Reading {
+        readings.push(Reading {
             server: server.to_owned(),
-            ahead_ms: time - here.millis_at(asked + half),
+            ahead_ms: time - here(asked + half),
             // Both clocks are read in whole milliseconds.
             give_or_take_ms: i64::try_from(half.as_millis()).unwrap_or(i64::MAX).saturating_add(2),
-        };
-        if best.as_ref().is_none_or(|best| reading.give_or_take_ms < best.give_or_take_ms) {
-            best = Some(reading);
-        }
+        });
     }
+    let best = readings.into_iter().min_by_key(|reading| reading.give_or_take_ms);
     best.ok_or_else(|| Error::custom("no answer"))
 }
 
 fn unreachable(server: &str) -> Finding {
-    Finding::new(
-        Severity::Warning,
+    Severity::Warning.finding(
         "unreachable_member",
         server,
         "this member of the replica set does not answer here: its clock was not checked, and if it \
@@ -152,9 +141,7 @@ fn compare(readings: &[Reading], ttl: Duration) -> Vec<Finding> {
         } else {
             ("behind", "the locks of sessions that have vanished stay for that much longer")
         };
-        findings.push(Finding::new(
-            severity,
-            "skewed_clock",
+        findings.push(severity.finding("skewed_clock",
             &other.server,
             format!(
                 "its clock is {} {direction} that of {} (measured to within {}): once it takes over, \
@@ -169,9 +156,7 @@ fn compare(readings: &[Reading], ttl: Duration) -> Vec<Finding> {
     }
     if first.ahead_ms.abs() - first.give_or_take_ms >= TOLERATED_MS {
         let direction = if first.ahead_ms > 0 { "behind" } else { "ahead of" };
-        findings.push(Finding::new(
-            Severity::Info,
-            "own_clock",
+        findings.push(Severity::Info.finding("own_clock",
             "this machine",
             format!(
                 "its clock is {} {direction} that of {}; locks do not depend on it, times in logs do",

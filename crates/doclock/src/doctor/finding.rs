@@ -36,18 +36,20 @@ pub enum Severity {
     Error,
 }
 
-impl Finding {
-    pub(super) fn new(
-        severity: Severity,
+impl Severity {
+    pub(super) fn finding(
+        self,
         code: &'static str,
         about: impl ToString,
         problem: impl Into<String>,
         advice: impl Into<String>,
-    ) -> Self {
-        let (problem, advice) = (problem.into(), advice.into());
-        Self { severity, code, about: about.to_string(), problem, advice, command: None }
+    ) -> Finding {
+        let (about, problem, advice) = (about.to_string(), problem.into(), advice.into());
+        Finding { severity: self, code, about, problem, advice, command: None }
     }
+}
 
+impl Finding {
     pub(super) fn with_command(mut self, command: impl Into<String>) -> Self {
         self.command = Some(command.into());
         self

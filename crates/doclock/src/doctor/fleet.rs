@@ -7,8 +7,7 @@ use crate::doctor::finding::{Finding, Severity};
 pub(super) fn findings(database: &str, servers: &[ServerNote]) -> Vec<Finding> {
     let Some((first, others)) = servers.split_first() else { return Vec::new() };
     let names: Vec<_> = servers.iter().map(ToString::to_string).collect();
-    let known = Finding::new(
-        Severity::Info,
+    let known = Severity::Info.finding(
         "servers",
         database,
         format!("running at the moment: {}", names.join("; ")),
@@ -16,9 +15,7 @@ pub(super) fn findings(database: &str, servers: &[ServerNote]) -> Vec<Finding> {
     );
     let differs = others.iter().filter_map(|other| Some((other, first.difference(other)?)));
     let differs = differs.map(|(other, difference)| {
-        Finding::new(
-            Severity::Warning,
-            "servers_disagree",
+        Severity::Warning.finding("servers_disagree",
             database,
             format!("{other} differs from {first}: {difference}"),
             "complete the rolling restart, or give both servers the same version, types, ttl and session key",

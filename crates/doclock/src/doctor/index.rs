@@ -14,8 +14,7 @@ use crate::doctor::finding::{Finding, Severity, database_in_shell, in_shell, quo
 pub(super) const LONGEST: Duration = Duration::from_secs(i32::MAX as u64);
 
 pub(super) fn no_collections(database: &str) -> Finding {
-    Finding::new(
-        Severity::Info,
+    Severity::Info.finding(
         "no_lock_collections",
         database,
         "there is no lock collection in this database, so their indexes were not looked at",
@@ -79,7 +78,7 @@ fn no_such_collection(namespace: &Namespace, has_sessions: bool) -> Finding {
             "start the application, which registers its types, or run `doclock init`",
         )
     };
-    Finding::new(Severity::Error, "missing_collection", namespace, problem, advice)
+    Severity::Error.finding("missing_collection", namespace, problem, advice)
 }
 
 fn missing_index(
@@ -114,7 +113,7 @@ fn missing_index(
             format!("the index on `{field}` is missing: {serves} reads the whole collection");
         (problem, create(namespace, index))
     };
-    Finding::new(Severity::Error, "missing_index", namespace, problem, advice).with_command(command)
+    Severity::Error.finding("missing_index", namespace, problem, advice).with_command(command)
 }
 
 fn create(namespace: &Namespace, index: &Index) -> String {
@@ -134,9 +133,7 @@ fn create(namespace: &Namespace, index: &Index) -> String {
 /// An index of an earlier version, which the server does not use for a strict client of the Stable API.
 fn sparse_index(namespace: &Namespace, index: &Index) -> Finding {
     let drop = format!("{}.dropIndex({{{}: 1}})", in_shell(namespace), quoted(&index.field));
-    Finding::new(
-        Severity::Info,
-        "sparse_index",
+    Severity::Info.finding("sparse_index",
         namespace,
         format!(
             "the index on `{}` is sparse: with `apiStrict` the server does not use it, and reads \
@@ -187,7 +184,7 @@ fn wrong_ttl(
     } else {
         return None;
     };
-    let finding = Finding::new(severity, "wrong_ttl", locks, problem, advice);
+    let finding = severity.finding("wrong_ttl", locks, problem, advice);
     Some(finding.with_command(change_expiry(locks, "ts", full.min(LONGEST))))
 }
 

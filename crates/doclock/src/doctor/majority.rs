@@ -46,8 +46,7 @@ pub(super) async fn stalled(
         Some(lag) => format!(" (its newest write is {lag:?} behind)"),
         None => String::new(),
     };
-    Some(Finding::new(
-        Severity::Error,
+    Some(Severity::Error.finding(
         "stalled_majority",
         hello.get_str("me").unwrap_or("the router"),
         format!(

@@ -9,8 +9,7 @@ const SCHEMA: [&str; 2] = ["createIndex", COLL_MOD];
 const COLL_MOD: &str = "collMod";
 
 pub(super) fn not_authenticated(database: &str) -> Finding {
-    Finding::new(
-        Severity::Error,
+    Severity::Error.finding(
         "not_authenticated",
         database,
         "the server asks for a user and a password, and the URI has none",
@@ -50,9 +49,7 @@ pub(super) fn finding(
         .iter()
         .map(|role| format!("{{role: \"{role}\", db: {}}}", quoted(database)))
         .collect();
-    let finding = Finding::new(
-        severity,
-        "missing_privilege",
+    let finding = severity.finding("missing_privilege",
         namespace,
         format!("the database user `{user}` lacks {}: {comes_of_it}", lacks.join(", ")),
         format!(

@@ -8,54 +8,39 @@ use mongodb::{
 
 use crate::doctor::finding::{Finding, Severity, quoted};
 
-/// How a collection is sharded.
-#[derive(Debug, PartialEq)]
-pub(super) enum Sharded {
-    /// The whole collection is on one shard.
-    Not,
-    By(Document),
-}
-
-pub(super) async fn of(client: &Client, namespace: &Namespace) -> Result<Sharded> {
+/// The shard key; `None` if the whole collection is on one shard.
+pub(super) async fn key(client: &Client, namespace: &Namespace) -> Result<Option<Document>> {
     let known = client.database("config").collection::<Document>("collections");
     let known = known.find_one(doc! { "_id": namespace.to_string() }).await?;
     // Older versions keep dropped collections on the list.
     let known = known.filter(|it| !it.get_bool("dropped").unwrap_or_default());
-    Ok(known.and_then(|it| it.get_document("key").ok().cloned()).map_or(Sharded::Not, Sharded::By))
+    Ok(known.and_then(|it| it.get_document("key").ok().cloned()))
 }
 
-/// `None` means that the database user may not look.
-pub(super) fn finding(locks: &Namespace, sharded: Option<&Sharded>) -> Finding {
+/// `None` instead of a [key](key()) means that the database user may not look.
+pub(super) fn finding(locks: &Namespace, key: Option<Option<Document>>) -> Finding {
     let by_id = format!("sh.shardCollection({}, {{_id: \"hashed\"}})", quoted(&locks.to_string()));
-    match sharded {
-        None => Finding::new(
-            Severity::Info,
-            "sharding_unknown",
+    match key {
+        None => Severity::Info.finding("sharding_unknown",
             locks,
             "the database user may not read `config.collections`, so its sharding was not checked",
             "let a user with that privilege run `sh.status()`: it should be sharded by `_id`, or not at all",
         ),
-        Some(Sharded::Not) => Finding::new(
-            Severity::Info,
-            "not_sharded",
+        Some(None) => Severity::Info.finding("not_sharded",
             locks,
             "it is not sharded: all locks are on the primary shard of the database, so every command \
              goes to one server",
             "leave it like this as long as one shard can write the locks; beyond that, shard it by `_id`",
         )
         .with_command(by_id),
-        Some(Sharded::By(key)) if key.keys().eq(["_id"]) => Finding::new(
-            Severity::Info,
-            "sharded_by_id",
+        Some(Some(key)) if key.keys().eq(["_id"]) => Severity::Info.finding("sharded_by_id",
             locks,
             "it is sharded by `_id`: acquiring, saving under and releasing a lock goes to one shard; \
              renewals, logouts and the search for idle sessions go by session, and so to all shards",
             "expect on each shard one renewal in each third of the ttl from every session that holds \
              locks, and from every application server a search for idle sessions, at most one a second",
         ),
-        Some(Sharded::By(key)) => Finding::new(
-            Severity::Error,
-            "wrong_shard_key",
+        Some(Some(key)) => Severity::Error.finding("wrong_shard_key",
             locks,
             format!(
                 "it is sharded by {key}: an `_id` is then unique only on each shard, so that one document \
@@ -73,18 +58,17 @@ mod tests {
 
     #[test]
     fn only_a_collection_that_is_sharded_by_something_else_is_wrong() {
-        let of = |sharded: Option<&Sharded>| {
-            let finding = finding(&Namespace::new("shop", "item.lock"), sharded);
+        let of = |key: Option<Option<Document>>| {
+            let finding = finding(&Namespace::new("shop", "item.lock"), key);
             (finding.severity, finding.code)
         };
-        let by = |key| Sharded::By(key);
         assert_eq!(of(None), (Severity::Info, "sharding_unknown"));
-        assert_eq!(of(Some(&Sharded::Not)), (Severity::Info, "not_sharded"));
+        assert_eq!(of(Some(None)), (Severity::Info, "not_sharded"));
         for key in [doc! { "_id": "hashed" }, doc! { "_id": 1 }] {
-            assert_eq!(of(Some(&by(key))), (Severity::Info, "sharded_by_id"));
+            assert_eq!(of(Some(Some(key))), (Severity::Info, "sharded_by_id"));
         }
         for key in [doc! { "aid": 1 }, doc! { "_id": 1, "aid": 1 }] {
-            assert_eq!(of(Some(&by(key))), (Severity::Error, "wrong_shard_key"));
+            assert_eq!(of(Some(Some(key))), (Severity::Error, "wrong_shard_key"));
         }
     }
 }

@@ -16,9 +16,7 @@ pub(super) fn findings(hello: &Document, topology: Topology) -> Vec<Finding> {
     let server = hello.get_str("me").unwrap_or("the server");
     if topology == Topology::Standalone {
         findings.push(
-            Finding::new(
-                Severity::Warning,
-                "standalone",
+            Severity::Warning.finding("standalone",
                 server,
                 "it is a standalone server: without transactions, a guarded save checks the lock \
                  just before it writes the document, and does not notice a lock that is lost between \
@@ -32,9 +30,7 @@ pub(super) fn findings(hello: &Document, topology: Topology) -> Vec<Finding> {
     }
     if topology == Topology::ReplicaSet && !hello.get_bool("isWritablePrimary").unwrap_or_default()
     {
-        findings.push(Finding::new(
-            Severity::Error,
-            "not_primary",
+        findings.push(Severity::Error.finding("not_primary",
             server,
             "the URI leads to a member of the replica set that is not the primary: no document can be \
              locked there",
@@ -42,8 +38,7 @@ pub(super) fn findings(hello: &Document, topology: Topology) -> Vec<Finding> {
         ));
     }
     if hello.get_i32("maxWireVersion").is_ok_and(|version| version < OLDEST_WIRE_VERSION) {
-        findings.push(Finding::new(
-            Severity::Error,
+        findings.push(Severity::Error.finding(
             "too_old",
             server,
             "this server is older than MongoDB 4.4",
@@ -60,8 +55,7 @@ pub(super) fn write_concern(topology: Topology, concern: Option<&WriteConcern>) 
         // There is no other server that could acknowledge a write.
         return None;
     }
-    Some(Finding::new(
-        Severity::Warning,
+    Some(Severity::Warning.finding(
         "weak_write_concern",
         "the URI",
         format!(

@@ -6,17 +6,13 @@ use actix_doclock::{Actor, Lock, MongoStore, Released};
 use serde_json::json;
 
 use crate::{
-    Failure, Outcome,
+    Failure, Outcome, Result,
     args::Break,
     locks::{self, as_json},
     manager, output, tell,
 };
 
-pub(crate) async fn break_lock(
-    store: &MongoStore,
-    args: &Break,
-    json: bool,
-) -> Result<Outcome, Failure> {
+pub(crate) async fn break_lock(store: &MongoStore, args: &Break, json: bool) -> Result {
     let mut seen = locks::on(store, &args.which).await?;
     if args.token.is_some() {
         seen.retain(|lock| lock.token == args.token);
@@ -48,7 +44,7 @@ pub(crate) async fn break_lock(
     Ok(Outcome::NotSo)
 }
 
-fn agreed(seen: &[Lock]) -> Result<bool, Failure> {
+fn agreed(seen: &[Lock]) -> Result<bool> {
     if !io::stdin().is_terminal() {
         return Err(Failure::Usage(
             "there is no terminal to ask for confirmation: add --yes".to_owned(),

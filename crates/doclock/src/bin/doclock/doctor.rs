@@ -5,17 +5,13 @@ use doclock::{Finding, Severity};
 use serde_json::json;
 
 use crate::{
-    Failure, Outcome, answer,
+    Outcome, Result, answer,
     args::Doctor,
     locks,
     output::{self, printable},
 };
 
-pub(crate) async fn doctor(
-    store: &MongoStore,
-    args: &Doctor,
-    json: bool,
-) -> Result<Outcome, Failure> {
+pub(crate) async fn doctor(store: &MongoStore, args: &Doctor, json: bool) -> Result {
     let collections = locks::collections(store, &args.of).await?;
     if let Some(sessions) = &args.sessions {
         store.also_needs(doclock::sessions(sessions));

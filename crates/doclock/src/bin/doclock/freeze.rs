@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use actix_doclock::{
-    Actor, LockError, LockManager, MongoStore, StoreErrorKind,
+    Actor, LockError, LockManager, MongoStore,
     freeze::{End, Freeze as Known, Scope},
     limits::MAX_REASON_BYTES,
     store::verbs::*,
@@ -11,7 +11,7 @@ use actix_doclock::{
 use serde_json::{Value, json};
 
 use crate::{
-    Failure, Outcome, answer,
+    Failure, Outcome, Result, allowed, answer,
     args::{Freeze, Frozen},
     locks, manager,
     output::{self, printable},
@@ -20,11 +20,7 @@ use crate::{
 /// Each server asks for freezes once a second.
 const OBEYED_WITHIN: Duration = Duration::from_secs(3);
 
-pub(crate) async fn freeze(
-    store: &MongoStore,
-    args: &Freeze,
-    json: bool,
-) -> Result<Outcome, Failure> {
+pub(crate) async fn freeze(store: &MongoStore, args: &Freeze, json: bool) -> Result {
     let end = args.lasts.map(End::In).or(args.until.map(End::At));
     let Some(until) = end else { return Err(Failure::Usage("give --for or --until".to_owned())) };
     if args.reason.len() > MAX_REASON_BYTES {
@@ -41,7 +37,8 @@ pub(crate) async fn freeze(
     }
     tokio::time::sleep(OBEYED_WITHIN).await;
     let on = answer(store.freezes(Deadline::NONE)).await?;
-    let servers = servers(store).await?;
+    // How many servers have noted themselves.
+    let servers = allowed(answer(store.servers()).await)?.map(|servers| servers.len());
     for this in on.iter().filter(|freeze| freeze.scope == scope) {
         if json {
             let mut value = as_json(this);
@@ -55,16 +52,8 @@ pub(crate) async fn freeze(
     Ok(Outcome::Done)
 }
 
-/// How many servers have noted themselves, if this user may ask.
-async fn servers(store: &MongoStore) -> Result<Option<usize>, Failure> {
-    match answer(store.servers()).await {
-        Err(Failure::Store(e)) if e.kind() == StoreErrorKind::Denied => Ok(None),
-        servers => Ok(Some(servers?.len())),
-    }
-}
-
 /// All collections that have locks. There must be one: a typo in the name of the database is no freeze.
-async fn attach_all(store: &MongoStore, locks: &LockManager) -> Result<(), Failure> {
+async fn attach_all(store: &MongoStore, locks: &LockManager) -> Result<()> {
     let all = answer(store.lock_collections()).await?;
     if all.is_empty() {
         return Err(Failure::Usage(format!(
@@ -79,11 +68,7 @@ async fn attach_all(store: &MongoStore, locks: &LockManager) -> Result<(), Failu
     Ok(())
 }
 
-pub(crate) async fn thaw(
-    store: &MongoStore,
-    args: &Frozen,
-    json: bool,
-) -> Result<Outcome, Failure> {
+pub(crate) async fn thaw(store: &MongoStore, args: &Frozen, json: bool) -> Result {
     let (locks, scope) = scope(store, args).await?;
     let was_frozen = locks.thaw(scope.clone()).await?;
     let left = locks.health().frozen;
@@ -98,7 +83,7 @@ pub(crate) async fn thaw(
     Ok(if was_frozen { Outcome::Done } else { Outcome::NotSo })
 }
 
-async fn scope(store: &MongoStore, args: &Frozen) -> Result<(LockManager, Scope), Failure> {
+async fn scope(store: &MongoStore, args: &Frozen) -> Result<(LockManager, Scope)> {
     let locks = manager(store).await?;
     let Some(collection) = &args.collection else { return Ok((locks, Scope::All)) };
     locks::attach(store, collection).await?;

@@ -5,10 +5,10 @@ use mongodb::bson::oid::ObjectId;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::Failure;
+use crate::{Failure, Result};
 
 /// All documents that this text may name, as `COLLECTION/ID`.
-pub(crate) fn keys(text: &str) -> Result<Vec<LockKey>, Failure> {
+pub(crate) fn keys(text: &str) -> Result<Vec<LockKey>> {
     let (collection, id) = text.split_once('/').ok_or_else(|| {
         Failure::Usage(format!("`{text}` does not name a document: write COLLECTION/ID"))
     })?;

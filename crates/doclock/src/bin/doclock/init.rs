@@ -8,12 +8,12 @@ use actix_doclock::{
 };
 use serde_json::json;
 
-use crate::{Failure, Outcome, answer, answer_within, args::Init, output};
+use crate::{Failure, Outcome, Result, answer, answer_within, args::Init, output};
 
 /// The time limit for an index on an existing collection.
 const INDEX_WITHIN: Duration = Duration::from_secs(10 * 60);
 
-pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result<Outcome, Failure> {
+pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result {
     for collection in &args.collections {
         LockKey::new(collection.as_str(), 0).map_err(|e| Failure::Usage(e.to_string()))?;
         let before = answer(store.attach(collection)).await?;

@@ -3,25 +3,22 @@
 use std::collections::{BTreeSet, HashMap};
 
 use actix_doclock::{
-    Lock, LockKey, Mode, MongoStore, StoreErrorKind,
+    Lock, LockKey, Mode, MongoStore,
     store::{Deadline, Locks, Query, Servers},
 };
 use serde_json::{Value, json};
 
 use crate::{
-    Failure, Outcome, answer,
+    Failure, Outcome, Result, allowed, answer,
     args::{Collections, List, Which},
     freeze, id,
     output::{self, printable},
 };
 
-pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result<Outcome, Failure> {
+pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result {
     let mut locks = all(store, &collections(store, &args.of).await?).await?;
-    let frozen = match answer(store.freezes(Deadline::NONE)).await {
-        // A user who may read locks may look at them, if not at freezes.
-        Err(Failure::Store(e)) if e.kind() == StoreErrorKind::Denied => Vec::new(),
-        frozen => frozen?,
-    };
+    // A user who may read locks may look at them, if not at freezes.
+    let frozen = allowed(answer(store.freezes(Deadline::NONE)).await)?.unwrap_or_default();
     if let Some(text) = &args.holder {
         let text = text.to_lowercase();
         let label = |lock: &Lock| lock.holder.as_ref().map(|holder| holder.label.to_lowercase());
@@ -54,12 +51,12 @@ pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result<
 
 type Titles = HashMap<LockKey, String>;
 
-async fn titles(store: &MongoStore, locks: &[Lock], field: &str) -> Result<Titles, Failure> {
+async fn titles(store: &MongoStore, locks: &[Lock], field: &str) -> Result<Titles> {
     let keys: BTreeSet<_> = locks.iter().map(|lock| lock.key.clone()).collect();
     answer(doclock::titles(store, &Vec::from_iter(keys), field)).await
 }
 
-pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result<Outcome, Failure> {
+pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result {
     let locks = on(store, args).await?;
     if json {
         let locks: Vec<_> = locks.iter().map(as_json).collect();
@@ -73,10 +70,7 @@ pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result
 }
 
 /// The named collections, or all if none are named.
-pub(crate) async fn collections(
-    store: &MongoStore,
-    args: &Collections,
-) -> Result<Vec<String>, Failure> {
+pub(crate) async fn collections(store: &MongoStore, args: &Collections) -> Result<Vec<String>> {
     if args.collections.is_empty() {
         return answer(store.lock_collections()).await;
     }
@@ -84,7 +78,7 @@ pub(crate) async fn collections(
 }
 
 /// The locks on the documents of these collections, in order.
-pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Vec<Lock>, Failure> {
+pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Vec<Lock>> {
     let mut locks = Vec::new();
     for collection in collections {
         attach(store, collection).await?;
@@ -95,7 +89,7 @@ pub(crate) async fn all(store: &MongoStore, collections: &[String]) -> Result<Ve
     Ok(locks)
 }
 
-pub(crate) async fn attach(store: &MongoStore, collection: &str) -> Result<(), Failure> {
+pub(crate) async fn attach(store: &MongoStore, collection: &str) -> Result<()> {
     match answer(store.attach(collection)).await? {
         Some(_) => Ok(()),
         None => Err(Failure::Usage(format!(
@@ -106,19 +100,12 @@ pub(crate) async fn attach(store: &MongoStore, collection: &str) -> Result<(), F
 }
 
 /// All live locks on the document, or on the documents that the text may name.
-pub(crate) async fn on(store: &MongoStore, which: &Which) -> Result<Vec<Lock>, Failure> {
+pub(crate) async fn on(store: &MongoStore, which: &Which) -> Result<Vec<Lock>> {
     let mut locks = Vec::new();
     for key in &id::keys(&which.key)? {
         attach(store, key.collection()).await?;
-        locks.extend(
-            answer(store.locks(
-                key.collection(),
-                Query::On(std::slice::from_ref(key)),
-                1,
-                Deadline::NONE,
-            ))
-            .await?,
-        );
+        let on = Query::On(std::slice::from_ref(key));
+        locks.extend(answer(store.locks(key.collection(), on, 1, Deadline::NONE)).await?);
     }
     Ok(locks)
 }

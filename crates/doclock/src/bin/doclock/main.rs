@@ -32,6 +32,8 @@ enum Outcome {
     NotSo = 1,
 }
 
+type Result<T = Outcome, E = Failure> = std::result::Result<T, E>;
+
 /// Why a run has no outcome.
 enum Failure {
     /// Exit code 2, as for clap's own errors.
@@ -89,7 +91,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(args: Args) -> Result<Outcome, Failure> {
+async fn run(args: Args) -> Result {
     let store = connect(&args).await?;
     let json = args.json;
     match args.command {
@@ -104,7 +106,7 @@ async fn run(args: Args) -> Result<Outcome, Failure> {
     }
 }
 
-async fn connect(args: &Args) -> Result<MongoStore, Failure> {
+async fn connect(args: &Args) -> Result<MongoStore> {
     let needed = |value: &Option<String>, name| {
         value.clone().ok_or_else(|| Failure::Usage(format!("which database? give {name}")))
     };
@@ -121,20 +123,28 @@ async fn connect(args: &Args) -> Result<MongoStore, Failure> {
 }
 
 /// A manager without background work: the servers of the application do that.
-async fn manager(store: &MongoStore) -> Result<LockManager, Failure> {
+async fn manager(store: &MongoStore) -> Result<LockManager> {
     let locks = LockManager::builder(store.clone()).without_reaper().break_policy(|_, _| true);
     locks.build().await.map_err(|e| Failure::Usage(e.to_string()))
 }
 
+/// What the database user may not ask for is `None`.
+fn allowed<T>(answer: Result<T>) -> Result<Option<T>> {
+    match answer {
+        Err(Failure::Store(e)) if e.kind() == StoreErrorKind::Denied => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
 /// The answer of the store, within the time limit.
-async fn answer<T>(asked: impl Future<Output = Result<T, StoreError>>) -> Result<T, Failure> {
+async fn answer<T>(asked: impl Future<Output = Result<T, StoreError>>) -> Result<T> {
     answer_within(ANSWER_WITHIN, asked).await
 }
 
 async fn answer_within<T>(
     longest: Duration,
     asked: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, Failure> {
+) -> Result<T> {
     match timeout(longest, asked).await {
         Ok(answer) => Ok(answer?),
         Err(_) => {

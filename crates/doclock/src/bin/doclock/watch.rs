@@ -6,17 +6,13 @@ use actix_doclock::{Lock, LockEvent, LockToken, MongoStore};
 use serde_json::json;
 
 use crate::{
-    Failure, Outcome,
+    Outcome, Result,
     args::Collections,
     id, locks, manager,
     output::{self, printable, short},
 };
 
-pub(crate) async fn watch(
-    store: &MongoStore,
-    args: &Collections,
-    json: bool,
-) -> Result<Outcome, Failure> {
+pub(crate) async fn watch(store: &MongoStore, args: &Collections, json: bool) -> Result {
     let collections = locks::collections(store, args).await?;
     // First checks that the collections exist.
     locks::all(store, &collections).await?;

@@ -1,0 +1,73 @@
+//! The cases. Each is named after the rule that it checks.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant, SystemTime},
+};
+
+use futures_util::future::join_all;
+use tokio::sync::Barrier;
+use uuid::Uuid;
+
+use actix_doclock::{
+    Aid, EndReason, Holder, Lock, LockKey, LockToken,
+    Mode::{self, Exclusive, Shared},
+    Released, StoreErrorKind, TabId, TryAcquire,
+    store::{
+        Ability, Active, Claim, Deadline, Documents, Edit, HandedOver, Locks, Named, PageId,
+        Renewed, Saved, Servers, Sessions, Settled, StoredDocument, TakenBy,
+    },
+};
+
+use crate::{COLLECTION, Page, Shorthand, Subject, TTL, steps::*};
+
+/// Makes the cases of a file, and a macro that makes one test of each. A case gets the store, and sessions without
+/// locks. It runs if the store can do what all cases of its file need, and what the case itself needs. The `$` is for
+/// the macro that is made: this one cannot write a `$` into another.
+macro_rules! cases {
+    (
+        tests $file:ident($dollar:tt);
+        needs [$($all:ident),*];
+        $(
+            $(#[needs($($own:ident),+)])?
+            async fn $case:ident($store:ident $(, $session:ident)* $(,)?) $body:block
+        )*
+    ) => {
+        const NEEDS: &[Ability] = &[$(Ability::$all),*];
+
+        $(
+            pub async fn $case<S: Subject>() {
+                let needed = [NEEDS, &[$($(Ability::$own),+)?]].concat();
+                if let Some($store) = &Steps::<S>::of(stringify!($case), &needed).await {
+                    $(let $session = &Aid::new();)*
+                    $body
+                }
+            }
+        )*
+
+        #[doc(hidden)]
+        #[macro_export]
+        macro_rules! $file {
+            ($dollar subject:ty) => {
+                $(
+                    #[tokio::test]
+                    async fn $case() {
+                        $dollar crate::cases::$file::$case::<$dollar subject>().await;
+                    }
+                )*
+            };
+        }
+    };
+}
+
+pub mod ends;
+pub mod fair;
+pub mod fence;
+pub mod hand_over;
+pub mod locks;
+pub mod pages;
+pub mod saves;
+pub mod servers;
+pub mod shared;
+pub mod takeovers;
+pub mod watch;
