@@ -1,7 +1,7 @@
 //! Waiting for a lock that another session or job holds.
 //!
 //! The [machine](machine) keeps the queues, without I/O; the [driver](driver) executes its steps. The
-//! [search](machine::deadlock) finds waiters that would wait for each other, and the driver's `fair` keeps one order over all
+//! [search](machine::deadlock) finds waiters that would wait for each other, and `fair` in both keeps one order over all
 //! servers.
 
 mod driver;

@@ -50,6 +50,7 @@ use crate::{
 };
 
 mod deadlock;
+mod fair;
 
 pub(super) use deadlock::Circle;
 use deadlock::Obstacle;
