@@ -199,9 +199,9 @@ cases! {
     }
 
     async fn releasing_a_session_removes_and_names_its_locks_only(store, alice, bob) {
-        let live = store.holds_many(alice, bob).await;
+        let (live, left) = store.holds_many(alice, bob).await;
         assert_eq!(store.releases_all(alice).await, live);
-        store.holds_what_is_left(bob).await;
+        store.has_left(left).await;
         assert_eq!(store.releases_all(alice).await, []);
     }
 
@@ -217,16 +217,25 @@ cases! {
         assert_eq!(store.list(COLLECTION, None, 1).await.unwrap().len(), 1);
     }
 
-    async fn a_break_removes_the_lock_that_was_seen_and_no_later_one(store, alice, bob) {
-        store.granted("a", alice).await;
-        let seen = store.lock_on("a").await.unwrap();
-        assert_eq!(store.breaks(&seen).await, Released::Released);
-        for later in [alice, bob] {
-            let newer = store.granted("a", later).await;
-            assert_eq!(store.breaks(&seen).await, Released::AlreadyGone);
-            assert_eq!(store.token_on("a").await, newer.token);
-            store.releases(&newer).await;
+    async fn a_break_removes_the_lock_that_was_seen_and_no_later_one(store, alice, bob, carol) {
+        for mode in [Exclusive, Shared] {
+            let claim = |aid| Claim { mode, ..claim(aid) };
+            store.granted("a", &claim(alice)).await;
+            let seen = store.lock_on("a").await.unwrap();
+            assert_eq!(store.breaks(&seen).await, Released::Released);
+            for later in [alice, bob] {
+                let newer = store.granted("a", &claim(later)).await;
+                assert_eq!(store.breaks(&seen).await, Released::AlreadyGone);
+                assert_eq!(store.token_on("a").await, newer.token);
+                store.releases(&newer).await;
+            }
         }
+        store.read("a", &[alice, bob, carol]).await;
+        let seen = store.lock_of("a", alice).await.unwrap();
+        assert_eq!(store.breaks(&seen).await, Released::Released);
+        assert_eq!(store.breaks(&seen).await, Released::AlreadyGone);
+        let left: BTreeSet<_> = store.all().await.into_iter().map(|lock| lock.aid).collect();
+        assert_eq!(left, [bob, carol].map(Aid::clone).into(), "the other readers stay");
     }
 
     async fn ids_of_different_types_name_different_documents(store, alice) {
