@@ -31,24 +31,18 @@ pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result 
         Some(field) => Some(titles(store, &locks, field).await?),
         None => None,
     };
-    if json {
-        let locks = locks.iter().map(|lock| {
-            let mut value = as_json(lock);
-            if let Some(titles) = &titles {
-                value["title"] = json!(titles.get(&lock.key));
-            }
-            value
-        });
-        let frozen: Vec<_> = frozen.iter().map(freeze::as_json).collect();
-        output::print_json(&json!({ "locks": locks.collect::<Vec<_>>(), "frozen": frozen }))?;
-    } else {
-        let frozen = frozen.iter().map(|freeze| format!("{}\n", freeze::line(freeze)));
-        output::print(&format!(
-            "{}{}",
-            frozen.collect::<String>(),
-            table(&locks, titles.as_ref())
-        ))?;
-    }
+    let with_title = |lock: &Lock| {
+        let mut value = as_json(lock);
+        if let Some(titles) = &titles {
+            value["title"] = json!(titles.get(&lock.key));
+        }
+        value
+    };
+    let in_json: Vec<_> = locks.iter().map(with_title).collect();
+    let frozen_in_json: Vec<_> = frozen.iter().map(freeze::as_json).collect();
+    let frozen: String = frozen.iter().map(|it| freeze::line(it) + "\n").collect();
+    let text = frozen + &table(&locks, titles.as_ref());
+    output::show(json, &json!({ "locks": in_json, "frozen": frozen_in_json }), &text)?;
     Ok(Outcome::Done)
 }
 
@@ -61,15 +55,14 @@ async fn titles(store: &MongoStore, locks: &[Lock], field: &str) -> Result<Title
 
 pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result {
     let locks = on(store, args).await?;
-    if json {
-        let locks: Vec<_> = locks.iter().map(as_json).collect();
-        output::print_json(&json!({ "locks": locks }))?;
-    } else if locks.is_empty() {
-        output::print(&format!("{} is not locked", printable(&args.key)))?;
+    let in_json: Vec<_> = locks.iter().map(as_json).collect();
+    let (outcome, text) = if locks.is_empty() {
+        (Outcome::NotSo, format!("{} is not locked", printable(&args.key)))
     } else {
-        output::print(&locks.iter().map(details).collect::<Vec<_>>().join("\n\n"))?;
-    }
-    Ok(if locks.is_empty() { Outcome::NotSo } else { Outcome::Done })
+        (Outcome::Done, locks.iter().map(details).collect::<Vec<_>>().join("\n\n"))
+    };
+    output::show(json, &json!({ "locks": in_json }), &text)?;
+    Ok(outcome)
 }
 
 /// The named collections, or all if none are named.
