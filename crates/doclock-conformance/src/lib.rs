@@ -41,7 +41,7 @@ pub mod cases;
 mod shorthand;
 mod steps;
 
-pub use shorthand::Shorthand;
+pub use shorthand::{Answer, Shorthand};
 
 /// The collection that the cases lock in.
 pub const COLLECTION: &str = "page";

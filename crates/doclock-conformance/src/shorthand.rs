@@ -12,14 +12,15 @@ use actix_doclock::{
 
 const NONE: Deadline = Deadline::NONE;
 
-/// The answer of a store, sooner or later.
+/// The answer of a store: a future that a task may run.
 pub trait Answer<T>: Future<Output = Result<T, StoreError>> + Send {}
 
 impl<T, F: Future<Output = Result<T, StoreError>> + Send> Answer<T> for F {}
 
 /// Shorter calls of the verbs of a store, for tests.
 pub trait Shorthand: Store {
-    /// [`Locks::renew`](actix_doclock::store::Locks::renew) with the ttl that each lock has. Nothing may be late. Returns the number of documents.
+    /// [`Locks::renew`](actix_doclock::store::Locks::renew) with the ttl that each lock has. Nothing may be late. Returns
+    /// the number of documents.
     fn renew_all(&self, collection: &str, aids: &[Aid]) -> impl Answer<u64> {
         async move {
             let active: Vec<_> = aids.iter().map(Active::whole).collect();

@@ -237,25 +237,26 @@ impl<S: Subject> Steps<S> {
         self.list(COLLECTION, Some(&aids), 10).await.unwrap()
     }
 
-    /// This session gets locks of all kinds, and another one some, too. Returns the live ones of this session.
-    pub(crate) async fn holds_many(&self, aid: &Aid, other: &Aid) -> [LockKey; 4] {
+    /// This session gets locks of all kinds, and another one gets two. Returns the live ones of the first, and those
+    /// of the other.
+    pub(crate) async fn holds_many(&self, aid: &Aid, other: &Aid) -> ([LockKey; 4], [Lock; 2]) {
         self.expired("expired", aid).await;
-        for (id, aid) in [("a", aid), ("b", aid), ("of another", other)] {
-            self.granted(id, aid).await;
-        }
+        self.granted("a", aid).await;
+        self.granted("b", aid).await;
         self.read("read", &[aid]).await;
-        self.read("shared", &[aid, other]).await;
-        keys(["a", "b", "read", "shared"])
+        self.read("shared", &[aid]).await;
+        let of_other = self.granted("of another", other).await;
+        let shared = self.granted("shared", &reading(other)).await;
+        (keys(["a", "b", "read", "shared"]), [of_other, shared])
     }
 
-    /// Of these locks, only those of the other session are left, and they are live.
-    pub(crate) async fn holds_what_is_left(&self, other: &Aid) {
-        let left = self.all().await.into_iter().map(|lock| (lock.key, lock.aid));
-        let of_other = keys(["of another", "shared"]).map(|key| (key, other.clone()));
-        assert_eq!(left.collect::<BTreeSet<_>>(), of_other.into());
+    /// Of many locks only these are left.
+    pub(crate) async fn has_left(&self, left: [Lock; 2]) {
+        let named = |it: Lock| (it.key, it.aid, it.token.map(|token| token.to_string()));
+        let all: BTreeSet<_> = self.all().await.into_iter().map(named).collect();
+        assert_eq!(all, left.map(named).into());
         for id in ["a", "b", "expired", "read"] {
-            let free = self.granted(id, other).await;
-            self.releases(&free).await;
+            self.granted(id, &Aid::new()).await;
         }
     }
 

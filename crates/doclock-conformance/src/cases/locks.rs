@@ -43,16 +43,18 @@ cases! {
     }
 
     async fn an_expired_lock_is_taken_over_at_once(store, alice, bob) {
-        let mut token = store.granted("a", alice).await.token;
-        // By another session, and by the session itself.
-        for next in [bob, bob] {
-            store.age("a", TTL).await;
-            let new = store.granted("a", next).await;
-            assert_ne!(new.token, token);
-            let lock = store.lock_on("a").await.unwrap();
-            assert_eq!((&lock.aid, lock.token), (next, new.token));
-            token = new.token;
-        }
+        let old = store.expired("a", alice).await;
+        let new = store.granted("a", bob).await;
+        assert_ne!(new.token, old.token);
+        let lock = store.lock_on("a").await.unwrap();
+        assert_eq!((&lock.aid, lock.token), (bob, new.token));
+    }
+
+    async fn after_expiry_the_same_session_gets_a_new_token(store, alice) {
+        let old = store.expired("a", alice).await;
+        let new = store.granted("a", alice).await;
+        assert_ne!(new.token, old.token);
+        assert_eq!(store.token_on("a").await, new.token);
     }
 
     async fn the_ttl_of_the_holder_counts_and_not_the_contenders(store, alice, bob) {
@@ -157,23 +159,27 @@ cases! {
     async fn a_release_removes_exactly_its_acquisition(store, alice, bob) {
         // A caller that does not know the mode says that it is shared.
         for (held, mode) in [(Exclusive, Exclusive), (Exclusive, Shared), (Shared, Shared)] {
-            let old = store.granted("a", &Claim { mode: held, ..claim(alice) }).await;
-            let old = Lock { mode, ..old };
-            let of_nobody = Lock { token: Some(LockToken::new()), ..old.clone() };
-            let of_another = Lock { aid: bob.clone(), ..old.clone() };
+            let mine = store.granted("a", &Claim { mode: held, ..claim(alice) }).await;
+            let mine = Lock { mode, ..mine };
+            let of_nobody = Lock { token: Some(LockToken::new()), ..mine.clone() };
+            let of_another = Lock { aid: bob.clone(), ..mine.clone() };
             for other in [of_nobody, of_another] {
                 assert_eq!(store.releases(&other).await, Released::AlreadyGone);
             }
-            assert_eq!(store.token_on("a").await, old.token, "{mode:?}");
-            assert_eq!(store.releases(&old).await, Released::Released, "{mode:?}");
-            assert_eq!(store.releases(&old).await, Released::AlreadyGone, "{mode:?}");
-            let new = store.granted("a", &Claim { mode: held, ..claim(alice) }).await;
-            assert_eq!(store.releases(&old).await, Released::AlreadyGone, "a late release");
-            assert_eq!(store.token_on("a").await, new.token);
-            store.releases(&new).await;
+            assert_eq!(store.token_on("a").await, mine.token, "{mode:?}");
+            assert_eq!(store.releases(&mine).await, Released::Released, "{mode:?}");
+            assert_eq!(store.releases(&mine).await, Released::AlreadyGone, "{mode:?}");
             let other = store.granted("a", bob).await;
             store.releases(&other).await;
         }
+    }
+
+    async fn a_late_release_does_not_remove_a_newer_lock_of_the_same_session(store, alice) {
+        let old = store.granted("a", alice).await;
+        store.releases(&old).await;
+        let new = store.granted("a", alice).await;
+        assert_eq!(store.releases(&old).await, Released::AlreadyGone);
+        assert_eq!(store.token_on("a").await, new.token);
     }
 
     async fn the_next_attempt_of_a_claim_recognises_an_earlier_grant(store, alice) {
@@ -199,9 +205,9 @@ cases! {
     }
 
     async fn releasing_a_session_removes_and_names_its_locks_only(store, alice, bob) {
-        let live = store.holds_many(alice, bob).await;
+        let (live, left) = store.holds_many(alice, bob).await;
         assert_eq!(store.releases_all(alice).await, live);
-        store.holds_what_is_left(bob).await;
+        store.has_left(left).await;
         assert_eq!(store.releases_all(alice).await, []);
     }
 
@@ -217,16 +223,25 @@ cases! {
         assert_eq!(store.list(COLLECTION, None, 1).await.unwrap().len(), 1);
     }
 
-    async fn a_break_removes_the_lock_that_was_seen_and_no_later_one(store, alice, bob) {
-        store.granted("a", alice).await;
-        let seen = store.lock_on("a").await.unwrap();
-        assert_eq!(store.breaks(&seen).await, Released::Released);
-        for later in [alice, bob] {
-            let newer = store.granted("a", later).await;
-            assert_eq!(store.breaks(&seen).await, Released::AlreadyGone);
-            assert_eq!(store.token_on("a").await, newer.token);
-            store.releases(&newer).await;
+    async fn a_break_removes_the_lock_that_was_seen_and_no_later_one(store, alice, bob, carol) {
+        for mode in [Exclusive, Shared] {
+            let claim = |aid| Claim { mode, ..claim(aid) };
+            store.granted("a", &claim(alice)).await;
+            let seen = store.lock_on("a").await.unwrap();
+            assert_eq!(store.breaks(&seen).await, Released::Released);
+            for later in [alice, bob] {
+                let newer = store.granted("a", &claim(later)).await;
+                assert_eq!(store.breaks(&seen).await, Released::AlreadyGone);
+                assert_eq!(store.token_on("a").await, newer.token);
+                store.releases(&newer).await;
+            }
         }
+        store.read("a", &[alice, bob, carol]).await;
+        let seen = store.lock_of("a", alice).await.unwrap();
+        assert_eq!(store.breaks(&seen).await, Released::Released);
+        assert_eq!(store.breaks(&seen).await, Released::AlreadyGone);
+        let left: BTreeSet<_> = store.all().await.into_iter().map(|lock| lock.aid).collect();
+        assert_eq!(left, [bob, carol].map(Aid::clone).into(), "the other readers stay");
     }
 
     async fn ids_of_different_types_name_different_documents(store, alice) {

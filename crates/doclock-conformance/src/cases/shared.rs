@@ -43,16 +43,8 @@ cases! {
         assert!(store.lock_of("a", alice).await.is_none());
     }
 
-    async fn reading_again_renews_no_other_reader(store, alice, bob) {
-        store.read("a", &[alice, bob]).await;
-        store.age("a", 50 * SECOND).await;
-        store.reenters("a", &reading(alice)).await;
-        let other = store.lock_of("a", bob).await.unwrap();
-        assert!(other.expires_in() <= TTL - 50 * SECOND, "{other:?}");
-        assert_eq!(readers(store).await.len(), 2);
-    }
-
     async fn the_only_reader_is_upgraded_and_others_are_refused_without_harm(store, alice, bob) {
+        store.expired("a", &reading(&Aid::new())).await;
         let of_alice = store.granted("a", &reading(alice)).await;
         let of_bob = store.granted("a", &reading(bob)).await;
         let seen = store.held("a", alice).await;
@@ -69,12 +61,6 @@ cases! {
         assert_eq!((lock.mode, lock.token), (Exclusive, upgraded.token));
         assert!(lock.since >= before, "an upgrade is a new grant");
         store.held("a", &reading(bob)).await;
-    }
-
-    async fn a_reader_is_upgraded_past_an_expired_reader(store, alice, bob) {
-        store.expired("a", &reading(bob)).await;
-        store.granted("a", &reading(alice)).await;
-        store.granted("a", alice).await;
     }
 
     async fn an_idle_reader_expires_alone(store, alice, bob) {
@@ -114,7 +100,7 @@ cases! {
         store.granted("a", &Aid::new()).await;
     }
 
-    async fn renewal_extends_only_the_sessions_own_reader(store, alice, bob) {
+    async fn renewal_and_reentry_extend_only_the_sessions_own_reader(store, alice, bob) {
         let mine = store.granted("a", &reading(alice)).await;
         store.granted("a", &reading(bob)).await;
         store.granted("b", alice).await;
@@ -123,8 +109,12 @@ cases! {
         let renewed = store.lock_of("a", alice).await.unwrap();
         assert_eq!(renewed.token, mine.token);
         assert!(is_full(&renewed), "{renewed:?}");
+        store.reenters("a", &reading(alice)).await;
         let of_bob = async || store.lock_of("a", bob).await.unwrap();
-        assert!(of_bob().await.expires_in() <= TTL - 50 * SECOND);
+        assert!(
+            of_bob().await.expires_in() <= TTL - 50 * SECOND,
+            "re-entry renews no other reader"
+        );
         assert_eq!(store.renews(&[alice, bob]).await, 2, "documents");
         assert!(is_full(&of_bob().await));
         store.age("a", 50 * SECOND).await;
@@ -140,14 +130,6 @@ cases! {
         assert!(of_bob.iter().all(|lock| lock.aid == *bob && lock.mode == Shared));
         assert_eq!(store.list(COLLECTION, None, 10).await.unwrap().len(), 4);
         assert_eq!(store.list(COLLECTION, None, 1).await.unwrap().len(), 2, "one document");
-    }
-
-    async fn a_reader_is_broken_and_the_others_stay(store, alice, bob) {
-        store.read("a", &[alice, bob]).await;
-        let seen = store.lock_of("a", alice).await.unwrap();
-        assert_eq!(store.breaks(&seen).await, Released::Released);
-        assert_eq!(store.breaks(&seen).await, Released::AlreadyGone);
-        assert_eq!(readers(store).await, set([bob]));
     }
 
     async fn the_number_of_readers_is_limited(store, first) {

@@ -277,21 +277,20 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_index_of_an_earlier_version_is_told_of() {
-        let mut existing = complete(150.0);
-        existing.last_mut().unwrap().insert("sparse", true);
-        let findings = look_at(&existing, None, None);
-        let [finding] = &findings[..] else { panic!("{findings:?}") };
-        assert_eq!((finding.code, finding.severity), ("sparse_index", Severity::Info));
-        assert!(finding.command.as_ref().unwrap().contains(r#"dropIndex({"due": 1}); db."#));
-    }
-
-    #[test]
-    fn an_ordinary_index_on_ts_is_no_ttl_index() {
-        let mut existing = complete(0.0);
-        existing[1].remove("expireAfterSeconds");
-        let findings = look_at(&existing, None, None);
-        assert!(findings[0].command.as_ref().unwrap().contains("collMod"), "{findings:?}");
+    fn an_index_that_is_sparse_or_does_not_expire_is_told_of_with_a_command() {
+        let mut sparse = complete(150.0);
+        sparse[4].insert("sparse", true);
+        let mut ordinary = complete(0.0);
+        ordinary[1].remove("expireAfterSeconds");
+        for (existing, code, severity, command) in [
+            (sparse, "sparse_index", Severity::Info, r#"dropIndex({"due": 1}); db."#),
+            (ordinary, "missing_index", Severity::Error, "collMod"),
+        ] {
+            let findings = look_at(&existing, None, None);
+            let [finding] = &findings[..] else { panic!("{findings:?}") };
+            assert_eq!((finding.code, finding.severity), (code, severity));
+            assert!(finding.command.as_ref().unwrap().contains(command), "{finding:?}");
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(crate) async fn break_lock(store: &MongoStore, args: &Break, json: bool) -> 
     locks.shutdown().await;
     if json {
         let broken: Vec<_> = broken.iter().map(|lock| as_json(lock)).collect();
-        output::print_json(&json!({ "broken": broken }))?;
+        output::print(&json!({ "broken": broken }).to_string())?;
     } else if !broken.is_empty() {
         output::print(&format!("broken: {}", output::printable(&args.which.key)))?;
     }

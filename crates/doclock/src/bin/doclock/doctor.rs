@@ -20,7 +20,7 @@ pub(crate) async fn doctor(store: &MongoStore, args: &Doctor, json: bool) -> Res
     let is_wrong = |finding: &&Finding| finding.severity > Severity::Info;
     let wrong = findings.iter().filter(is_wrong).count();
     if json {
-        output::print_json(&json!({ "findings": findings }))?;
+        output::print(&json!({ "findings": findings }).to_string())?;
     } else {
         for finding in &findings {
             output::print(&text(finding))?;

@@ -40,14 +40,11 @@ pub(crate) async fn freeze(store: &MongoStore, args: &Freeze, json: bool) -> Res
     // How many servers have noted themselves.
     let servers = allowed(answer(store.servers()).await)?.map(|servers| servers.len());
     for this in on.iter().filter(|freeze| freeze.scope == scope) {
-        if json {
-            let mut value = as_json(this);
-            value["servers"] = json!(servers);
-            output::print_json(&value)?;
-        } else {
-            let of = servers.map(|all| format!(" of {all}")).unwrap_or_default();
-            output::print(&format!("{}{of} after {} s", line(this), OBEYED_WITHIN.as_secs()))?;
-        }
+        let mut value = as_json(this);
+        value["servers"] = json!(servers);
+        let of = servers.map(|all| format!(" of {all}")).unwrap_or_default();
+        let text = format!("{}{of} after {} s", line(this), OBEYED_WITHIN.as_secs());
+        output::show(json, &value, &text)?;
     }
     Ok(Outcome::Done)
 }
@@ -72,15 +69,15 @@ pub(crate) async fn thaw(store: &MongoStore, args: &Frozen, json: bool) -> Resul
     let (locks, scope) = scope(store, args).await?;
     let was_frozen = locks.thaw(scope.clone()).await?;
     let left = locks.health().frozen;
-    if json {
-        let left: Vec<_> = left.iter().map(as_json).collect();
-        output::print_json(&json!({ "thawed": was_frozen, "frozen": left }))?;
-    } else {
-        let thawed = if was_frozen { "is thawed" } else { "was not frozen" };
-        let left = left.iter().map(|freeze| format!("\nstill: {}", line(freeze)));
-        output::print(&format!("{scope} {thawed}{}", left.collect::<String>()))?;
-    }
-    Ok(if was_frozen { Outcome::Done } else { Outcome::NotSo })
+    let in_json: Vec<_> = left.iter().map(as_json).collect();
+    let (outcome, thawed) = match was_frozen {
+        true => (Outcome::Done, "is thawed"),
+        false => (Outcome::NotSo, "was not frozen"),
+    };
+    let left: String = left.iter().map(|freeze| format!("\nstill: {}", line(freeze))).collect();
+    let value = json!({ "thawed": was_frozen, "frozen": in_json });
+    output::show(json, &value, &format!("{scope} {thawed}{left}"))?;
+    Ok(outcome)
 }
 
 async fn scope(store: &MongoStore, args: &Frozen) -> Result<(LockManager, Scope)> {

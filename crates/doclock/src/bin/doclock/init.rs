@@ -49,7 +49,7 @@ pub(crate) async fn init(store: &MongoStore, args: &Init, json: bool) -> Result 
         if let Some(sessions) = &args.sessions {
             made["sessions"] = json!(sessions);
         }
-        output::print_json(&made)?;
+        output::print(&made.to_string())?;
         return Ok(Outcome::Done);
     }
     for (collection, ttl) in made {

@@ -1,6 +1,9 @@
 //! Lists and shows locks.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use actix_doclock::{
     Lock, LockKey, Mode, MongoStore,
@@ -28,24 +31,18 @@ pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result 
         Some(field) => Some(titles(store, &locks, field).await?),
         None => None,
     };
-    if json {
-        let locks = locks.iter().map(|lock| {
-            let mut value = as_json(lock);
-            if let Some(titles) = &titles {
-                value["title"] = json!(titles.get(&lock.key));
-            }
-            value
-        });
-        let frozen: Vec<_> = frozen.iter().map(freeze::as_json).collect();
-        output::print_json(&json!({ "locks": locks.collect::<Vec<_>>(), "frozen": frozen }))?;
-    } else {
-        let frozen = frozen.iter().map(|freeze| format!("{}\n", freeze::line(freeze)));
-        output::print(&format!(
-            "{}{}",
-            frozen.collect::<String>(),
-            table(&locks, titles.as_ref())
-        ))?;
-    }
+    let with_title = |lock: &Lock| {
+        let mut value = as_json(lock);
+        if let Some(titles) = &titles {
+            value["title"] = json!(titles.get(&lock.key));
+        }
+        value
+    };
+    let in_json: Vec<_> = locks.iter().map(with_title).collect();
+    let frozen_in_json: Vec<_> = frozen.iter().map(freeze::as_json).collect();
+    let frozen: String = frozen.iter().map(|it| freeze::line(it) + "\n").collect();
+    let text = frozen + &table(&locks, titles.as_ref());
+    output::show(json, &json!({ "locks": in_json, "frozen": frozen_in_json }), &text)?;
     Ok(Outcome::Done)
 }
 
@@ -58,15 +55,14 @@ async fn titles(store: &MongoStore, locks: &[Lock], field: &str) -> Result<Title
 
 pub(crate) async fn show(store: &MongoStore, args: &Which, json: bool) -> Result {
     let locks = on(store, args).await?;
-    if json {
-        let locks: Vec<_> = locks.iter().map(as_json).collect();
-        output::print_json(&json!({ "locks": locks }))?;
-    } else if locks.is_empty() {
-        output::print(&format!("{} is not locked", printable(&args.key)))?;
+    let in_json: Vec<_> = locks.iter().map(as_json).collect();
+    let (outcome, text) = if locks.is_empty() {
+        (Outcome::NotSo, format!("{} is not locked", printable(&args.key)))
     } else {
-        output::print(&locks.iter().map(details).collect::<Vec<_>>().join("\n\n"))?;
-    }
-    Ok(if locks.is_empty() { Outcome::NotSo } else { Outcome::Done })
+        (Outcome::Done, locks.iter().map(details).collect::<Vec<_>>().join("\n\n"))
+    };
+    output::show(json, &json!({ "locks": in_json }), &text)?;
+    Ok(outcome)
 }
 
 /// The named collections, or all if none are named.
@@ -112,13 +108,7 @@ pub(crate) async fn on(store: &MongoStore, which: &Which) -> Result<Vec<Lock>> {
 
 pub(crate) fn table(locks: &[Lock], titles: Option<&Titles>) -> String {
     let row = |lock: &Lock| {
-        let mut row = vec![
-            id::text(&lock.key),
-            mode(lock).to_owned(),
-            holder(lock).to_owned(),
-            humantime::format_rfc3339_seconds(lock.since).to_string(),
-            left(lock),
-        ];
+        let mut row = facts(lock).map(|(_, value)| value).to_vec();
         if let Some(titles) = titles {
             row.insert(1, titles.get(&lock.key).cloned().unwrap_or_default());
         }
@@ -133,18 +123,24 @@ pub(crate) fn table(locks: &[Lock], titles: Option<&Titles>) -> String {
     }
 }
 
-fn details(lock: &Lock) -> String {
-    let unknown = || "unknown".to_owned();
-    let mut lines = vec![
+/// The lock for people: names and values.
+fn facts(lock: &Lock) -> [(&'static str, String); 5] {
+    let seconds = Duration::from_secs(lock.expires_in().as_secs());
+    let mode = if lock.mode == Mode::Shared { "shared" } else { "exclusive" };
+    [
         ("document", id::text(&lock.key)),
-        ("mode", mode(lock).to_owned()),
+        ("mode", mode.to_owned()),
         ("holder", holder(lock).to_owned()),
         ("since", humantime::format_rfc3339_seconds(lock.since).to_string()),
-        ("left", left(lock)),
-        ("token", lock.token.map_or_else(unknown, |token| token.to_string())),
-    ];
-    lines.extend(lock.fence.map(|fence| ("fence", fence.to_string())));
-    let lines = lines.iter().map(|(name, value)| format!("{name:10}{}", printable(value)));
+        ("left", humantime::format_duration(seconds).to_string()),
+    ]
+}
+
+fn details(lock: &Lock) -> String {
+    let token = lock.token.map_or_else(|| "unknown".to_owned(), |token| token.to_string());
+    let fence = lock.fence.map(|fence| ("fence", fence.to_string()));
+    let facts = facts(lock).into_iter().chain([("token", token)]).chain(fence);
+    let lines = facts.map(|(name, value)| format!("{name:10}{}", printable(&value)));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -165,18 +161,6 @@ pub(crate) fn as_json(lock: &Lock) -> Value {
     value
 }
 
-fn mode(lock: &Lock) -> &'static str {
-    match lock.mode {
-        Mode::Shared => "shared",
-        _ => "exclusive",
-    }
-}
-
 pub(crate) fn holder(lock: &Lock) -> &str {
     lock.holder.as_ref().map_or("another program", |holder| &holder.label)
-}
-
-fn left(lock: &Lock) -> String {
-    let seconds = std::time::Duration::from_secs(lock.expires_in().as_secs());
-    humantime::format_duration(seconds).to_string()
 }

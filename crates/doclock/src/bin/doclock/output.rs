@@ -68,8 +68,9 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-pub(crate) fn print_json(value: &Value) -> io::Result<()> {
-    print(&value.to_string())
+/// Prints one or the other, for a program or for people.
+pub(crate) fn show(json: bool, value: &Value, text: &str) -> io::Result<()> {
+    if json { print(&value.to_string()) } else { print(text) }
 }
 
 #[cfg(test)]
