@@ -387,7 +387,7 @@ impl LockManagerBuilder {
     ///
     /// The function gets at most 200 keys of any registered collections. A document that it does not
     /// answer has no title. It runs in a task of its own on the manager's runtime, at most 4 calls at the
-    /// same time, and answers are kept for 10 s. A call that takes longer than 2 s is dropped. After an
+    /// same time, and its answer is kept until 10 s after the call began. A call that takes longer than 2 s is dropped. After an
     /// error, a panic or such a call there is one line in the log, and no titles for 10 s. A refusal waits
     /// for the title, at most 2 s; a break does not wait. As any asynchronous code, the function must not
     /// block its thread.

@@ -28,7 +28,7 @@ const MAX_KEYS: usize = 200;
 const LIMIT: Duration = Duration::from_secs(2);
 /// How many calls may run at the same time on this server.
 const AT_ONCE: usize = 4;
-/// How long an answer is remembered, and for how many documents.
+/// How long after its begin a call is remembered, and the answers for how many documents.
 const REMEMBER: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 1_000;
 /// How long the application is not asked after a failure. So a failure is logged at most this often.
@@ -86,12 +86,16 @@ impl State {
         self.failed.is_some_and(|at| clock::since(at) < PAUSE)
     }
 
-    fn make_room(&mut self, documents: usize) {
-        if self.calls.len() + documents > REMEMBERED {
+    /// Forgets answers, but no call that is under way: no document is in two calls.
+    fn forget_answers(&mut self) {
+        let answers = |calls: &HashMap<_, (Call, _)>| {
+            calls.values().filter(|(call, _)| call.peek().is_some()).count()
+        };
+        if answers(&self.calls) > REMEMBERED {
             self.calls.retain(|_, call| is_fresh(call));
         }
-        if self.calls.len() + documents > REMEMBERED {
-            self.calls.clear();
+        if answers(&self.calls) > REMEMBERED {
+            self.calls.retain(|_, (call, _)| call.peek().is_none());
         }
     }
 }
@@ -124,18 +128,21 @@ impl Descriptions {
                 _ => unknown.push(key.clone()),
             }
         }
-        state.make_room(unknown.len());
         for keys in unknown.chunks(MAX_KEYS) {
             let (this, parts) = (Arc::clone(self), Arc::clone(parts));
             let (of_person, asked) = (person.clone(), keys.to_vec());
             let runtime = parts.calls.runner.runtime().clone();
             let call = runtime.spawn(async move { this.ask(of_person, asked, &parts).await });
             let call = async { call.await.ok().flatten() }.boxed().shared();
+            // The end is seen although no caller waits for it any more.
+            let (this, ended) = (Arc::clone(self), call.clone());
+            runtime.spawn(async move {
+                ended.await;
+                this.state.lock().forget_answers();
+            });
             for key in keys {
-                if state.calls.len() < REMEMBERED {
-                    let began = (call.clone(), clock::now());
-                    state.calls.insert((person.clone(), key.clone()), began);
-                }
+                let began = (call.clone(), clock::now());
+                state.calls.insert((person.clone(), key.clone()), began);
                 calls.push((key.clone(), call.clone()));
             }
         }
@@ -188,6 +195,16 @@ impl Descriptions {
         }
     }
 
+    /// Whether the latest warning about links is long ago.
+    fn may_warn(&self) -> bool {
+        let told = &mut self.state.lock().left_links_out;
+        let may = told.is_none_or(|at| clock::since(at) >= PAUSE);
+        if may {
+            *told = Some(clock::now());
+        }
+        may
+    }
+
     fn failed(&self, keys: &[LockKey], why: &str, is_outage: bool) {
         let mut state = self.state.lock();
         let is_news = !state.is_paused();
@@ -217,9 +234,7 @@ impl Descriptions {
             left_out = left_out.or_else(|| is_left_out.then_some(key));
             titles.extend(known.map(|known| (key.clone(), known)));
         }
-        let told = &mut self.state.lock().left_links_out;
-        if let Some(key) = left_out.filter(|_| told.is_none_or(|at| clock::since(at) >= PAUSE)) {
-            *told = Some(clock::now());
+        if let Some(key) = left_out.filter(|_| self.may_warn()) {
             log::warn!(
                 target: "actix_doclock::manager",
                 "`describe` gave {key:?} a link that is left out: a link begins with `/`, `http://` or \

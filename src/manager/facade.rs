@@ -330,7 +330,8 @@ impl LockManager {
 
     /// Freezes a collection, or all of them: until then no new locks are granted. Instead of a lock,
     /// callers get [`LockError::Frozen`] with the reason, and waiters get it at once. Held locks stay:
-    /// their holders may save, and release them. The documents are at rest when [`list`](Self::list) shows no lock.
+    /// their holders may save, and release them. The documents are at rest when [`list`](Self::list) shows no lock in the
+    /// frozen collections.
     ///
     /// All servers of the cluster obey within two seconds. The freeze survives their restarts, and ends by
     /// itself, by the store's clock: at a time, or after a duration. A second freeze of the same scope replaces the

@@ -46,6 +46,7 @@ pub(super) const LIMIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// The longest wait for a majority, so that no request waits forever while replication stands still.
 pub(super) const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
+
 impl Deadline {
     /// The time limit of a write. Later attempts of a caller get more time: a majority that is always
     /// slower than the first limit must be waited for in the end.

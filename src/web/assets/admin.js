@@ -48,6 +48,7 @@ async function reload() {
   const answer = await ask('GET', 'admin.json');
   loading = false;
   put($('trouble'), answer.ok ? '' : explain(answer));
+  $('csv').disabled = !answer.ok;
   if (answer.ok) {
     const skew = Math.abs(answer.at - answer.date) > 2000 ? answer.at - answer.date : 0;
     list = answer.body;
@@ -193,9 +194,9 @@ function draw(row, lock) {
 
 // ---- for spreadsheets (RFC 4180) ------------------------------------------------------------
 
-// A spreadsheet would take a cell that begins like this for a formula. It may drop invisible characters, and some end
-// a cell at a semicolon or a tab, even within quotes.
-const FORMULA = /(?<=^|[;\t])(?=[\s\p{C}]*[=+\-@＝＋－＠]|[\t\r\n])/gu;
+// A spreadsheet would take a cell that begins like this for a formula. It may drop quotes and invisible characters, and
+// some end a cell at a semicolon or a tab, even within quotes.
+const FORMULA = /(?<=^|[;\t])(?=[\s\p{C}\p{M}"'\\]*[=+\-@＝＋－＠]|[\t\r\n])/gu;
 
 function quoted(text) {
   text = String(text).replace(FORMULA, "'");
@@ -211,7 +212,8 @@ $('csv').addEventListener('click', () => {
     lines.push([lock.collection, lock.id, lock.title ?? '', lock.mode, holder, lock.since, left]);
   }
   const text = lines.map(cells => cells.map(quoted).join(',') + '\r\n').join('');
-  const url = $('csv').href = URL.createObjectURL(new Blob(['\ufeff', text], { type: 'text/csv' }));
+  const url = URL.createObjectURL(new Blob(['\ufeff', text], { type: 'text/csv' }));
+  Object.assign(document.createElement('a'), { href: url, download: 'locks.csv' }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 });
 

@@ -321,6 +321,13 @@ async fn one_call_asks_for_at_most_200_documents_and_no_more_than_1000_are_remem
     sizes.lock().unwrap().clear();
     assert_eq!(locks.descriptions(&keys).await.len(), 3_000);
     assert!(sizes.lock().unwrap().iter().sum::<usize>() >= 2_000);
+
+    // But no document is asked for twice at the same time.
+    tokio::time::advance(Duration::from_secs(10)).await;
+    sizes.lock().unwrap().clear();
+    let pages = futures_util::future::join_all((0..3).map(|_| locks.descriptions(&keys)));
+    assert!(pages.await.iter().all(|titles| titles.len() == 3_000));
+    assert_eq!(sizes.lock().unwrap().iter().sum::<usize>(), 3_000);
 }
 
 #[actix_web::test]
