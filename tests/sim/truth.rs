@@ -28,7 +28,7 @@ pub(crate) struct Truth {
     untold: BTreeMap<Aid, BTreeMap<LockKey, Expired>>,
     /// The same for sessions that lived on by another lock. They are announced only by a sweep that
     /// sees them after that lock is gone too.
-    lived_on: BTreeMap<Aid, BTreeSet<LockKey>>,
+    lived_on: BTreeMap<Aid, BTreeMap<LockKey, Expired>>,
     /// Sessions that have logged out. If a late duplicate of a request later locks something for such a
     /// session, that is not announced again.
     ended: BTreeSet<Aid>,
@@ -97,7 +97,7 @@ impl Truth {
             self.untold = untold;
             let lived_on: BTreeMap<_, BTreeMap<_, _>> = lived_on;
             for (aid, keys) in lived_on {
-                self.lived_on.entry(aid).or_default().extend(keys.into_keys());
+                self.lived_on.entry(aid).or_default().extend(keys);
             }
         }
         revived
@@ -141,15 +141,16 @@ impl Truth {
 
     /// A listener was called.
     pub(crate) fn told(&mut self, ended: &SessionEnded) {
-        self.lived_on.remove(&ended.aid);
-        let Some(keys) = self.untold.get_mut(&ended.aid) else { return };
-        // Locks that expired before that belong to the same idle period, or were forgotten with their
-        // ttl.
-        let told = keys.iter().filter(|(key, _)| ended.locks.contains(key));
-        let told = told.map(|(_, it)| it.until).max();
-        keys.retain(|_, it| !ended.for_good && told.is_none_or(|told| it.until > told));
-        if keys.is_empty() {
-            self.untold.remove(&ended.aid);
+        for lost in [&mut self.untold, &mut self.lived_on] {
+            let Some(keys) = lost.get_mut(&ended.aid) else { continue };
+            // Locks that expired before that belong to the same idle period, or were forgotten with their
+            // ttl. Later ones belong to the next idle period, which may be over before this one is announced.
+            let told = keys.iter().filter(|(key, _)| ended.locks.contains(key));
+            let told = told.map(|(_, it)| it.until).max();
+            keys.retain(|_, it| !ended.for_good && told.is_none_or(|told| it.until > told));
+            if keys.is_empty() {
+                lost.remove(&ended.aid);
+            }
         }
     }
 
@@ -172,7 +173,7 @@ impl Heard {
         }
         for (aid, keys) in &truth.lived_on {
             if !truth.live(clock).any(|it| it.aid == *aid) {
-                self.expired.extend(keys.iter().map(|key| (aid.clone(), key.clone())));
+                self.expired.extend(keys.keys().map(|key| (aid.clone(), key.clone())));
                 self.idle.insert(aid.clone());
             }
         }
