@@ -204,3 +204,30 @@ impl Heard {
         self.ended.contains(aid)
     }
 }
+
+#[test]
+fn an_announcement_forgets_only_the_locks_of_its_own_idle_period() {
+    let (aid, [one, two]) = (Aid::new(), ["1", "2"].map(|id| LockKey::new("page", id).unwrap()));
+    let lost = |secs| Expired { until: Duration::from_secs(secs), token: LockToken::new() };
+    let lost = BTreeMap::from([(one.clone(), lost(1)), (two.clone(), lost(2))]);
+    let mut truth = Truth { lived_on: [(aid.clone(), lost)].into(), ..Truth::default() };
+    let mut ended = SessionEnded {
+        event: uuid::Uuid::nil(),
+        aid: aid.clone(),
+        holder: None,
+        reason: actix_doclock::EndReason::Expired,
+        for_good: false,
+        locks: vec![one],
+        at: std::time::SystemTime::UNIX_EPOCH,
+        repeated: false,
+    };
+    // The session came back, lost the second lock, and became idle again before the first announcement was heard.
+    truth.told(&ended);
+    assert!(truth.lived_on[&aid].keys().eq([&two]));
+    let mut heard = Heard { events: [(uuid::Uuid::nil(), 1)].into(), ..Heard::default() };
+    heard.swept(&truth, Duration::from_secs(3));
+    (ended.event, ended.locks) = (uuid::Uuid::max(), vec![two]);
+    assert_eq!(heard.of(&ended), None);
+    truth.told(&ended);
+    assert!(truth.lived_on.is_empty());
+}
