@@ -158,8 +158,8 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    /// A holder has lost its lock. `noticed` says who has noticed that. This server counts a loss once, with the reason
-    /// of the first call. So the reason is `unknown` only if no part of this server knew another reason before.
+    /// Counts a lost lock, once on this server, with the reason of the first call: a later call with the reason `unknown`
+    /// changes nothing. `noticed` names the operation that noticed the loss.
     pub(super) fn count(
         &self,
         collection: &'static str,

@@ -21,9 +21,9 @@ use actix_doclock::{
 
 use crate::{COLLECTION, Page, Shorthand, Subject, TTL, steps::*};
 
-/// Makes the cases of a file, and a macro that makes one test of each. A case gets the store, and sessions without
-/// locks. It runs if the store can do what all cases of its file need, and what the case itself needs. The `$` is for
-/// the macro that is made: this one cannot write a `$` into another.
+/// Makes the cases of a file, and a macro that makes one test of each case. A case gets the store, and sessions without
+/// locks. A case is left out if the store lacks an ability that its file or the case itself needs. `$dollar` is a `$`
+/// for the macro that is made, because a macro cannot write a `$` into another macro.
 macro_rules! cases {
     (
         tests $file:ident($dollar:tt);

@@ -344,7 +344,7 @@ impl<S: Subject> Steps<S> {
         swept
     }
 
-    /// A sweep finds nobody who is idle, and nothing is to be announced.
+    /// A sweep finds no idle session, and there is nothing to announce.
     pub(crate) async fn finds_nobody_idle(&self) {
         let swept = self.finds_idle(0).await;
         assert_eq!((swept.announcements, swept.more), (false, false), "{swept:?}");

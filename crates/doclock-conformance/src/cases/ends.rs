@@ -154,7 +154,7 @@ cases! {
             // A repetition, as after a lost reply, is not a second takeover.
             store.granted(id, &claim).await;
             let lock = store.granted(id, &claim).await;
-            // Neither a renewal nor a release removes the trace of the takeover.
+            // The trace of the takeover outlives a renewal and a release.
             store.renews(&[bob]).await;
             store.releases(&lock).await;
         }

@@ -21,7 +21,7 @@ cases! {
                 store.read("a", &[bob]).await;
             }
             let claim = Claim { mode, ..claim(alice) };
-            // Neither a repeated attempt of the claim nor a renewal counts as another request.
+            // A repeated attempt of the claim is no other request, and a renewal is none either.
             store.granted("a", &claim).await;
             let lock = store.granted("a", &claim).await;
             store.renews(&[alice]).await;

@@ -70,7 +70,7 @@ impl<H> Machine<H> {
     }
 
     /// The store has this place now. `drawn` is the ticket of all waiters up to this number that have none. Returns
-    /// whether the place is still what it should be.
+    /// whether the place is up to date.
     pub(in crate::manager::wait) fn was_set(
         &mut self,
         key: &LockKey,

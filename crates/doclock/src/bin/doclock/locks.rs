@@ -20,7 +20,7 @@ use crate::{
 
 pub(crate) async fn list(store: &MongoStore, args: &List, json: bool) -> Result {
     let mut locks = all(store, &collections(store, &args.of).await?).await?;
-    // A user who may read locks may look at them, if not at freezes.
+    // The database user may have the right to read locks, but not freezes.
     let frozen = allowed(answer(store.freezes(Deadline::NONE)).await)?.unwrap_or_default();
     if let Some(text) = &args.holder {
         let text = text.to_lowercase();

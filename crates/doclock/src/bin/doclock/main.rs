@@ -128,7 +128,7 @@ async fn manager(store: &MongoStore) -> Result<LockManager> {
     locks.build().await.map_err(|e| Failure::Usage(e.to_string()))
 }
 
-/// What the database user may not ask for is `None`.
+/// The answer; `None` if the database user lacks the right to ask.
 fn allowed<T>(answer: Result<T>) -> Result<Option<T>> {
     match answer {
         Err(Failure::Store(e)) if e.kind() == StoreErrorKind::Denied => Ok(None),
