@@ -245,7 +245,7 @@ impl LockManager {
         }
     }
 
-    /// Removes the lock of another session that was shown to `actor`, if the
+    /// Breaks this lock of another session, as `actor` has seen it, if the
     /// [policy](crate::LockManagerBuilder::break_policy) allows that. Later guarded saves of the former holder are refused.
     /// A newer lock on the document stays.
     ///
