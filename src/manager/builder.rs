@@ -4,8 +4,6 @@ use std::{
     collections::HashMap, fmt, future::Future, ops::RangeInclusive, sync::Arc, time::Duration,
 };
 
-use tokio::sync::Semaphore;
-
 use crate::{
     actor::Actor,
     description::Description,
@@ -21,7 +19,6 @@ use crate::{
         },
         calls::Calls,
         calls::Runner,
-        claim,
         collections::{self, Collections},
         describe::{Describe, Descriptions},
         fleet::{self, Servers},
@@ -498,7 +495,6 @@ impl LockManagerBuilder {
             freezes: Arc::clone(&freezes),
             seen: Arc::clone(&seen),
             reads: Arc::clone(&reads),
-            claims: Arc::new(Semaphore::new(claim::CLAIMS)),
             ttl,
             max_hold: self.settings.max_hold,
             max_locks: self.settings.max_locks_per_session,

@@ -22,7 +22,7 @@ use crate::{
     clock,
     error::{Result, StoreError, StoreErrorKind},
     lock::{Aid, Lock},
-    manager::observe,
+    manager::{claim::ClaimPermit, observe},
     store::{Answer, Deadline, DynStore, Query},
 };
 
@@ -34,6 +34,9 @@ pub(super) const FOREGROUND: Duration = Duration::from_millis(500);
 /// The longest pause while no caller waits: a store that recovers should not be flooded.
 pub(super) const BACKGROUND: Duration = Duration::from_secs(5);
 
+/// How many locks are being claimed at once, or wait to be given back because nobody knows whether they were
+/// granted.
+pub(super) const CLAIMS: usize = 32_768;
 /// How many operations that take work in run at once, besides claims.
 const OPERATIONS: usize = 16_384;
 /// Their verbs. No other verb is refused: the others keep locks or give them back, or belong to a task of the manager,
@@ -47,12 +50,21 @@ pub(crate) struct Calls {
     pub(super) runner: Runner,
     /// How long a caller waits, unless it says otherwise.
     pub(super) deadline: Duration,
+    pub(super) claims: Arc<Semaphore>,
     operations: Arc<Semaphore>,
 }
 
 impl Calls {
     pub(super) fn new(store: Arc<dyn DynStore>, runner: Runner, deadline: Duration) -> Self {
-        Self { store, runner, deadline, operations: Arc::new(Semaphore::new(OPERATIONS)) }
+        let [claims, operations] = [CLAIMS, OPERATIONS].map(|it| Arc::new(Semaphore::new(it)));
+        Self { store, runner, deadline, claims, operations }
+    }
+
+    /// # Errors
+    /// [`Overloaded`](StoreErrorKind::Overloaded).
+    pub(super) fn claim_permit(&self) -> Result<ClaimPermit, StoreError> {
+        let permit = Arc::clone(&self.claims).try_acquire_owned();
+        permit.map(Arc::new).map_err(|_| overloaded("try_acquire"))
     }
 
     /// The deadline of an operation that begins now.

@@ -93,10 +93,6 @@ impl Wanted {
     }
 }
 
-/// How many locks are being claimed at once, or wait to be given back because nobody knows whether they were
-/// granted.
-pub(super) const CLAIMS: usize = 32_768;
-
 /// The permit of a claim, kept until the last attempt to give its lock back has ended. Without a permit no claim is
 /// sent. So each lock that nobody knows of is given back; otherwise it would live as long as its session, which renews
 /// all its locks.
@@ -122,13 +118,21 @@ pub(crate) struct Provisional {
     pub(crate) lock: Lock,
     pub(crate) token: LockToken,
     /// `None` once it is confirmed.
-    pub(super) give_back: Option<GiveBack>,
+    give_back: Option<Box<dyn FnOnce(Acquisition) + Send + Sync>>,
 }
 
-/// Gives a grant back that its request does not want.
-pub(super) type GiveBack = Box<dyn FnOnce(Acquisition) + Send + Sync>;
-
 impl Provisional {
+    /// The lock that was granted to this claim.
+    pub(super) fn new(
+        lock: Lock,
+        claim: &Claim,
+        give_back: impl FnOnce(Acquisition) + Send + Sync + 'static,
+    ) -> Self {
+        // The lock may carry the token of an earlier attempt.
+        let token = lock.token.unwrap_or(claim.token);
+        Self { lock, token, give_back: Some(Box::new(give_back)) }
+    }
+
     /// Keeps the lock.
     pub(crate) fn confirm(mut self) -> Lock {
         self.give_back = None;

@@ -8,18 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use crate::{
     clock,
-    error::{LockError, Result, StoreError},
+    error::{LockError, Result},
     key::LockKey,
     lock::{Aid, Lock, LockToken, Mode},
     manager::{
         Parts,
         calls::{self, Calls},
-        claim::{Acquired, ClaimPermit, Provisional, Wait, Wanted},
+        claim::{Acquired, Provisional, Wait, Wanted},
         collections::Collections,
         freezes::{Freezes, frozen_by},
         observe,
@@ -38,8 +37,6 @@ pub(crate) struct Granting {
     pub(super) freezes: Arc<Freezes>,
     pub(super) seen: Arc<Seen>,
     pub(super) reads: Arc<Reads>,
-    /// For the claims, and for the return of claims whose outcome is unknown.
-    pub(super) claims: Arc<Semaphore>,
     pub(super) ttl: Duration,
     pub(super) max_hold: Option<Duration>,
     pub(super) max_locks: usize,
@@ -109,28 +106,6 @@ impl Needs for Arc<Parts> {
 }
 
 impl Granting {
-    /// # Errors
-    /// [`Overloaded`](crate::StoreErrorKind::Overloaded).
-    pub(super) fn claim_permit(&self) -> Result<ClaimPermit, StoreError> {
-        let permit = Arc::clone(&self.claims).try_acquire_owned();
-        permit.map(Arc::new).map_err(|_| calls::overloaded("try_acquire"))
-    }
-
-    /// A grant that is given back unless its request confirms it. `scope` also tracks that.
-    pub(super) fn provisional(
-        self: &Arc<Self>,
-        lock: Lock,
-        claim: &Claim,
-        scope: &TaskTracker,
-        permit: ClaimPermit,
-    ) -> Provisional {
-        let (granting, scope) = (Arc::clone(self), scope.clone());
-        let give_back = move |unwanted| granting.give_back(vec![unwanted], &scope, permit);
-        // The lock may carry the token of an earlier attempt.
-        let token = lock.token.unwrap_or(claim.token);
-        Provisional { lock, token, give_back: Some(Box::new(give_back)) }
-    }
-
     /// One attempt. `scope` also tracks the cleanup of an unwanted grant.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
@@ -187,7 +162,7 @@ impl Granting {
                 return Err(frozen_by(key, freeze));
             }
         }
-        let permit = self.claim_permit()?;
+        let permit = self.calls.claim_permit()?;
         let (granting, own_scope, key) = (Arc::clone(self), scope.clone(), key.clone());
         let acquire = async move {
             let (mut claim, mut attempts) = (Arc::new(claim), 0);
@@ -208,8 +183,9 @@ impl Granting {
             match answer {
                 // If nobody waits for the answer any more, it is dropped, and the lock is given back.
                 Ok(TryAcquire::Granted(lock)) => {
-                    let fresh = granting.provisional(lock, &claim, &own_scope, permit);
-                    Ok(Acquired::Granted(fresh))
+                    Ok(Acquired::Granted(Provisional::new(lock, &claim, move |unwanted| {
+                        granting.give_back(vec![unwanted], &own_scope, permit);
+                    })))
                 }
                 Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
                 Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),

@@ -16,7 +16,7 @@ use crate::{
     lock::{LockToken, Mode, PageId},
     manager::{
         calls,
-        claim::{Acquired, ClaimPermit},
+        claim::{Acquired, ClaimPermit, Provisional},
         granting::Granting,
         observe,
         pauses::jittered,
@@ -130,7 +130,7 @@ impl Granting {
     /// The next waiter. `None` also if there is no permit for its claim: it asks when the lock is released.
     fn heir(&self, held: &Acquisition) -> Option<(Heir, ClaimPermit)> {
         let is_fair = self.seen.queues.machine.lock().is_fair(&held.key)?;
-        let permit = self.claim_permit().ok()?;
+        let permit = self.calls.claim_permit().ok()?;
         Some((self.seen.queues.heir(held, is_fair)?, permit))
     }
 
@@ -155,10 +155,10 @@ impl Granting {
             match handed.await {
                 Ok(HandedOver::To(lock)) => {
                     observe::handed_over(granting.collections.label(&held.key));
-                    granting.seen.watched.ended(&held);
-                    granting.seen.watched.saw(&lock, asked);
-                    granting.seen.queues.machine.lock().held(&lock);
-                    let fresh = granting.provisional(lock, &claim, &gift.scope, permit);
+                    granting.seen.handed_over(&held, &lock, asked);
+                    let fresh = Provisional::new(lock, &claim, move |unwanted| {
+                        granting.give_back(vec![unwanted], &gift.scope, permit);
+                    });
                     // If the waiter has left in the meantime, the lock is given back.
                     drop(gift.sender.send(Acquired::Granted(fresh)));
                     Ok(Released::Released)
@@ -282,7 +282,7 @@ fn attempts(
 mod tests {
     use super::*;
     use crate::{
-        LockError, LockManager, MemoryStore, lock::Aid, lock::Holder, manager::claim::CLAIMS,
+        LockError, LockManager, MemoryStore, lock::Aid, lock::Holder, manager::calls::CLAIMS,
     };
 
     #[derive(serde::Serialize, serde::Deserialize)]
@@ -305,7 +305,7 @@ mod tests {
             let key = LockKey::of::<Page>(n).unwrap();
             locks.lock_for_session(&key, &Aid::new(), &Holder::new("alice")).await
         };
-        let all = locks.parts.granting.claims.try_acquire_many(CLAIMS as u32).unwrap();
+        let all = locks.parts.calls.claims.try_acquire_many(CLAIMS as u32).unwrap();
         match claim(1).await {
             Err(LockError::Store(e)) => assert_eq!(e.kind(), StoreErrorKind::Overloaded),
             other => panic!("{other:?}"),
@@ -313,7 +313,7 @@ mod tests {
         assert!(locks.list().await.unwrap().is_empty());
         drop(all);
         drop(claim(1).await.unwrap());
-        assert_eq!(locks.parts.granting.claims.available_permits(), CLAIMS, "it is given back");
+        assert_eq!(locks.parts.calls.claims.available_permits(), CLAIMS, "it is given back");
     }
 
     #[tokio::test]

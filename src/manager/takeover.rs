@@ -149,7 +149,7 @@ impl Parts {
         let takeover = is_new.then(|| takeover(from, TakeoverKind::TakenOver, actor, ""));
         claim.taken = takeover.as_ref().map(mark);
         let (parts, own_scope, permit) =
-            (Arc::clone(self), scope.clone(), self.granting.claim_permit()?);
+            (Arc::clone(self), scope.clone(), self.calls.claim_permit()?);
         let take = async move {
             if let Some(takeover) = &takeover {
                 parts.put_news(takeover, until).await?;
@@ -164,16 +164,16 @@ impl Parts {
             }
             match handed {
                 Ok(Some(lock)) => {
-                    parts.seen.watched.ended(&held);
-                    parts.seen.watched.saw(&lock, asked);
-                    parts.seen.queues.machine.lock().held(&lock);
+                    parts.seen.handed_over(&held, &lock, asked);
                     if takeover.is_some() {
                         observe::broken(
                             parts.collections.label(&held.key),
                             Some(Released::Released),
                         );
                     }
-                    Ok(Some(parts.granting.provisional(lock, &claim, &own_scope, permit)))
+                    Ok(Some(Provisional::new(lock, &claim, move |unwanted| {
+                        parts.granting.give_back(vec![unwanted], &own_scope, permit);
+                    })))
                 }
                 Ok(None) => Ok(None),
                 Err(error) => {

@@ -58,6 +58,13 @@ impl Seen {
         self.queues.machine.lock().ended(lock);
     }
 
+    /// The store has replaced this acquisition by the lock of a claim that was sent at that moment.
+    pub(super) fn handed_over(&self, from: &Acquisition, to: &Lock, asked: Instant) {
+        self.watched.ended(from);
+        self.watched.saw(to, asked);
+        self.queues.machine.lock().held(to);
+    }
+
     /// The session held these documents, and holds nothing now.
     pub(super) fn gone_all_of(&self, aid: &Aid, keys: &[LockKey], asked: Instant) {
         self.watched.saw_all_of(aid, &[], asked);

@@ -1,4 +1,4 @@
-//! Admits writes on single records, and keeps one stuck record from holding up other documents.
+//! Writes on single records: admits and sends them, and keeps one stuck record from holding up other documents.
 //!
 //! While another server's transaction on a record is open, a write on that record waits inside MongoDB
 //! and occupies its connection: for a minute, if that other server has died. Ten such writes exhaust
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mongodb::bson::Bson;
+use mongodb::bson::{Bson, Document, doc};
 use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -26,9 +26,10 @@ use tokio::{
 use crate::{
     key::LockId,
     store::mongo::{
-        Call,
+        Call, Prepared,
         error::{Result, exceeded_time_limit, not_sent, unavailable},
         group::{Gate, Slot, UNANSWERED},
+        send::{Write, acknowledged, run, write},
     },
 };
 
@@ -162,6 +163,61 @@ impl Call<'_> {
             false => Way::Gate(gate.enter(send_by).await?),
         };
         Ok(Admitted { pending, limit: self.until.write_limit(), permits: (own, way) })
+    }
+
+    /// One `findAndModify` on the record of this admission. Returns the record after it; `None` if there is none.
+    ///
+    /// Without `fields` the whole record is returned, which costs the server less than any projection.
+    pub(super) async fn modify(
+        &self,
+        admitted: Admitted<'_>,
+        filter: Document,
+        by: Vec<Document>,
+        upsert: bool,
+        fields: Option<Document>,
+    ) -> Result<Option<Document>> {
+        let mut command = doc! {
+            "findAndModify": self.primary.name(),
+            "query": filter,
+            "update": by,
+            "new": true,
+            "upsert": upsert,
+        };
+        if let Some(fields) = fields {
+            command.insert("fields", fields);
+        }
+        let limit = admitted.limit;
+        let mut reply = admitted.send(run(&self.primary, command, limit)).await?;
+        let record = match reply.remove("value") {
+            Some(Bson::Document(record)) => Some(record),
+            _ => None,
+        };
+        acknowledged(&reply, record.is_some())?;
+        Ok(record)
+    }
+
+    /// One write on the record `id`, if `filter` matches it.
+    pub(super) async fn write_one(&self, id: &LockId, filter: Document, by: &Write) -> Result<u64> {
+        let admitted = self.admit(id).await?;
+        let limit = admitted.limit;
+        admitted.send(write(&self.primary, filter, by, limit)).await
+    }
+}
+
+impl Prepared {
+    /// The outcomes of the jobs of a group. If their command exceeded its time limit, perhaps a record is stuck: the
+    /// repetitions are sent alone, so that the record is found.
+    pub(super) fn each<'a, T>(
+        &self,
+        ids: impl Iterator<Item = &'a LockId> + Clone,
+        outcomes: Result<Vec<Result<T>>>,
+    ) -> Vec<Result<T>> {
+        outcomes.unwrap_or_else(|e| {
+            if exceeded_time_limit(&e) {
+                self.admission.suspect(ids.clone());
+            }
+            ids.map(|_| Err(e.clone())).collect()
+        })
     }
 }
 

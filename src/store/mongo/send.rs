@@ -14,7 +14,7 @@ use std::{
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Cursor,
-    bson::{Bson, Document, doc},
+    bson::{Document, doc},
     error::Error,
 };
 use serde::de::DeserializeOwned;
@@ -25,12 +25,9 @@ use crate::{
     store::{
         Deadline,
         mongo::{
-            Call, Prepared,
-            admission::Admitted,
             codec::{documents, millis, number},
             error::{
-                Refused, Result, Unacknowledged, exceeded_time_limit, is_not_sent, late_majority,
-                not_sent, unavailable,
+                Refused, Result, Unacknowledged, is_not_sent, late_majority, not_sent, unavailable,
             },
             grant::Target,
             group::{AT_ONCE, Group},
@@ -257,62 +254,5 @@ impl Default for Groups {
             looks: Group::new(UNDER_WAY, AT_ONCE, Duration::ZERO),
             sessions: Group::new(UNDER_WAY, AT_ONCE, SESSIONS_PACE),
         }
-    }
-}
-
-impl Prepared {
-    /// The outcomes of the jobs of a group. If their command exceeded its time limit, perhaps a record is stuck: the
-    /// repetitions are sent alone, so that the record is found.
-    pub(super) fn each<'a, T>(
-        &self,
-        ids: impl Iterator<Item = &'a LockId> + Clone,
-        outcomes: Result<Vec<Result<T>>>,
-    ) -> Vec<Result<T>> {
-        outcomes.unwrap_or_else(|e| {
-            if exceeded_time_limit(&e) {
-                self.admission.suspect(ids.clone());
-            }
-            ids.map(|_| Err(e.clone())).collect()
-        })
-    }
-}
-
-impl Call<'_> {
-    /// One `findAndModify` on the record of this admission. Returns the record after it; `None` if there is none.
-    ///
-    /// Without `fields` the whole record is returned, which costs the server less than any projection.
-    pub(super) async fn modify(
-        &self,
-        admitted: Admitted<'_>,
-        filter: Document,
-        by: Vec<Document>,
-        upsert: bool,
-        fields: Option<Document>,
-    ) -> Result<Option<Document>> {
-        let mut command = doc! {
-            "findAndModify": self.primary.name(),
-            "query": filter,
-            "update": by,
-            "new": true,
-            "upsert": upsert,
-        };
-        if let Some(fields) = fields {
-            command.insert("fields", fields);
-        }
-        let limit = admitted.limit;
-        let mut reply = admitted.send(run(&self.primary, command, limit)).await?;
-        let record = match reply.remove("value") {
-            Some(Bson::Document(record)) => Some(record),
-            _ => None,
-        };
-        acknowledged(&reply, record.is_some())?;
-        Ok(record)
-    }
-
-    /// One write on the record `id`, if `filter` matches it.
-    pub(super) async fn write_one(&self, id: &LockId, filter: Document, by: &Write) -> Result<u64> {
-        let admitted = self.admit(id).await?;
-        let limit = admitted.limit;
-        admitted.send(write(&self.primary, filter, by, limit)).await
     }
 }
