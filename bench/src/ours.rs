@@ -5,7 +5,6 @@ use std::{collections::HashMap, sync::Mutex, sync::OnceLock, time::Duration};
 use actix_doclock::{
     Aid, Holder, LockId, LockKey, LockManager, LockToken, Lockable, Mode, MongoStore, Released,
     TryAcquire, Wait,
-    
     store::{Claim, Store, verbs::*},
 };
 use doclock_conformance::Shorthand;

@@ -5,9 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use actix_doclock::{
-    Holder, Lockable, MongoStore, Released, TryAcquire, store::verbs::*,
-};
+use actix_doclock::{Holder, Lockable, MongoStore, Released, TryAcquire, store::verbs::*};
 use doclock_conformance::Shorthand;
 use mongodb::bson::doc;
 

@@ -5,8 +5,6 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use futures_util::future::join_all;
-use tokio::sync::Barrier;
 use uuid::Uuid;
 
 use actix_doclock::{
@@ -50,7 +48,7 @@ macro_rules! cases {
         macro_rules! $file {
             ($dollar subject:ty) => {
                 $(
-                    #[tokio::test]
+                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                     async fn $case() {
                         $dollar crate::cases::$file::$case::<$dollar subject>().await;
                     }

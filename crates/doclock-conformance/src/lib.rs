@@ -64,8 +64,8 @@ impl Lockable for Page {
 }
 
 /// A store, and the operations beyond its verbs that the cases need.
-#[expect(async_fn_in_trait, reason = "each case runs its futures itself, in one task")]
-pub trait Subject: Sized {
+#[expect(async_fn_in_trait, reason = "each case runs its futures itself")]
+pub trait Subject: Sized + Sync {
     /// The store under test.
     type Store: Store;
 
@@ -87,7 +87,8 @@ pub trait Subject: Sized {
 }
 
 /// Makes one `#[tokio::test]` of each case of the conformance suite, for a
-/// [`Subject`](crate::Subject). Needs `tokio` with the features `macros` and `rt`.
+/// [`Subject`](crate::Subject). Needs `tokio` with the features `macros` and
+/// `rt-multi-thread`.
 #[macro_export]
 macro_rules! store_conformance {
     ($subject:ty) => {

@@ -4,9 +4,12 @@ use std::{
     collections::BTreeSet,
     ops::Deref,
     slice,
+    sync::Barrier,
+    thread,
     time::{Duration, Instant},
 };
 
+use tokio::{runtime::Handle, task::block_in_place};
 use uuid::Uuid;
 
 use actix_doclock::{
@@ -68,6 +71,36 @@ pub(crate) fn keys<const N: usize>(ids: [&str; N]) -> [LockKey; N] {
 pub(crate) fn sorted(mut keys: Vec<LockKey>) -> Vec<LockKey> {
     keys.sort();
     keys
+}
+
+/// Begins `count` pieces of work at the same moment, each in a thread of its own, because a verb of a store may contain
+/// no `.await`.
+pub(crate) fn at_once<T: Send, F: Future<Output = T>>(
+    count: usize,
+    work: impl Fn(usize) -> F + Sync,
+) -> Vec<T> {
+    let (runtime, all_are_there) = (&Handle::current(), &Barrier::new(count));
+    let run = |n| {
+        all_are_there.wait();
+        runtime.block_on(work(n))
+    };
+    block_in_place(|| {
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..count).map(|n| scope.spawn(move || run(n))).collect();
+            threads.into_iter().map(|it| it.join().unwrap()).collect()
+        })
+    })
+}
+
+/// Repeats an attempt until its outcome is known, for [`TTL`] at most.
+pub(crate) async fn known<T>(attempt: impl AsyncFn() -> Result<T, StoreError>) -> T {
+    let began = Instant::now();
+    loop {
+        match attempt().await {
+            Ok(outcome) => return outcome,
+            Err(e) => assert!(began.elapsed() < TTL, "{e}"),
+        }
+    }
 }
 
 /// The store of a case. Each step panics if the store fails.

@@ -262,11 +262,8 @@ cases! {
                 store.expired(&id, &alice).await;
             }
         }
-        let barrier = Barrier::new(4);
-        let sweep_all = async || {
-            let worker = Uuid::new_v4();
-            barrier.wait().await;
-            let mut sessions = 0;
+        let sweep_all = async |_| {
+            let (worker, mut sessions) = (Uuid::new_v4(), 0);
             loop {
                 let swept = store.sweep(&[COLLECTION], worker, 8, NONE).await.unwrap();
                 sessions += swept.sessions;
@@ -275,7 +272,7 @@ cases! {
                 }
             }
         };
-        let swept: usize = join_all((0..4).map(|_| sweep_all())).await.into_iter().sum();
+        let swept: usize = at_once(4, sweep_all).into_iter().sum();
         // When two workers met, one of them left the session to the other.
         let left = store.sweeps().await.sessions;
         assert_eq!(swept + left, SESSIONS);

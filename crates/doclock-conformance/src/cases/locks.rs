@@ -307,12 +307,9 @@ cases! {
             if round % 2 == 1 {
                 store.age(&id, TTL).await;
             }
-            let barrier = Barrier::new(CONTENDERS);
-            let contend = async || {
-                barrier.wait().await;
+            let answers = at_once(CONTENDERS, async |_| {
                 matches!(store.asks(&id, &Aid::new()).await, TryAcquire::Granted(_))
-            };
-            let answers = join_all((0..CONTENDERS).map(|_| contend())).await;
+            });
             assert_eq!(answers.into_iter().filter(|won| *won).count(), 1, "round {round}");
         }
     }

@@ -3,10 +3,18 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use actix_doclock::store::Original;
+use actix_doclock::store::{Original, Topology};
+use serde::{Deserialize, Serialize};
 
 fn fields<const N: usize>(fields: [(&str, &str); N]) -> BTreeMap<String, String> {
     fields.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Tagged {
+    #[serde(rename = "_id")]
+    id: String,
+    tags: Vec<String>,
 }
 
 cases! {
@@ -81,6 +89,52 @@ cases! {
         let stored = store.load(&key("a"), NONE).await.unwrap().unwrap();
         let expected = fields([("_id", "a"), ("text", "changed"), ("more", "foreign")]);
         assert_eq!(stored.decode::<BTreeMap<String, String>>().unwrap(), expected);
+    }
+
+    async fn a_change_of_an_array_that_another_program_has_changed_writes_nothing(store, alice) {
+        store.put("a", "old").await;
+        let mine = store.granted("a", alice).await;
+        let tagged = |tag: &str| Tagged { id: "a".to_owned(), tags: vec![tag.to_owned()] };
+        let replaces = async |tag| {
+            let document = StoredDocument::encode(store.format(), &tagged(tag)).unwrap();
+            assert_eq!(store.edits(&mine, document.into()).await.unwrap(), Saved::Saved);
+        };
+        replaces("loaded").await;
+        let loaded = store.load(&key("a"), NONE).await.unwrap().unwrap();
+        let original = Original::new(loaded, &tagged("loaded")).unwrap();
+        replaces("foreign").await;
+        let changes = Edit::Changes(original.changes_to(&tagged("changed")).unwrap());
+        let saved = store.edits(&mine, changes).await.unwrap();
+        assert!(matches!(&saved, Saved::ChangedMeanwhile(field) if field == "tags"), "{saved:?}");
+        let stored = store.load(&key("a"), NONE).await.unwrap().unwrap();
+        assert_eq!(stored.decode::<Tagged>().unwrap(), tagged("foreign"));
+    }
+
+    async fn a_save_at_the_moment_of_a_break_never_overwrites_the_next_holder(store, alice, bob) {
+        if store.status(&[COLLECTION], NONE).await.unwrap().topology == Topology::Standalone {
+            return; // Has no transactions.
+        }
+        store.put("a", "old").await;
+        let saves = async |held: &Lock, text: &str| {
+            let edit: Edit = store.encoded("a", text).into();
+            known(async || store.edits(held, edit.clone()).await).await
+        };
+        for round in 0..20 {
+            let (mine, until) = (store.granted("a", alice).await, Instant::now() + TTL);
+            at_once(8, async |n| {
+                if n > 0 {
+                    while saves(&mine, "alice").await == Saved::Saved && Instant::now() < until {}
+                    return;
+                }
+                known(async || store.break_lock(&mine, &taken()).await).await;
+                let claim = claim(bob);
+                let answer = known(async || store.try_acquire(&mine.key, &claim, NONE).await).await;
+                let TryAcquire::Granted(next) = answer else { panic!("{answer:?}") };
+                assert_eq!(saves(&next, "bob").await, Saved::Saved);
+            });
+            assert_eq!(store.text_of("a").await.unwrap(), "bob", "round {round}");
+            store.releases_all(bob).await;
+        }
     }
 
     async fn a_save_is_refused_without_a_live_exclusive_lock(store, alice, bob) {

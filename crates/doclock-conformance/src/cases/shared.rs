@@ -159,17 +159,14 @@ cases! {
         const CONTENDERS: usize = 16;
         for round in 0..20 {
             let id = round.to_string();
-            let barrier = Barrier::new(CONTENDERS);
             let mode_of = |n: usize| if n.is_multiple_of(3) { Exclusive } else { Shared };
-            let contend = async |n: usize| {
+            let answers = at_once(CONTENDERS, async |n| {
                 let claim = Claim { mode: mode_of(n), ..claim(&Aid::new()) };
-                barrier.wait().await;
                 match store.asks(&id, &claim).await {
                     TryAcquire::Granted(lock) => Some(lock.mode),
                     _ => None,
                 }
-            };
-            let answers = join_all((0..CONTENDERS).map(contend)).await;
+            });
             let count = |mode| answers.iter().filter(|it| **it == Some(mode)).count();
             let readers = (0..CONTENDERS).filter(|n| mode_of(*n) == Shared).count();
             let counted = (count(Exclusive), count(Shared));
@@ -184,7 +181,7 @@ cases! {
             for _ in 0..4 {
                 all.push(store.granted(&id, &reading(&Aid::new())).await);
             }
-            let answers = join_all(all.iter().map(|lock| store.releases(lock))).await;
+            let answers = at_once(all.len(), async |n| store.releases(&all[n]).await);
             assert_eq!(answers, [Released::Released; 4]);
             store.granted(&id, &Aid::new()).await;
         }
