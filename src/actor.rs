@@ -51,7 +51,7 @@ impl Actor {
         }
     }
 
-    /// Whether a session of this person holds the lock. Always false unless both have an
+    /// True if a session of this person holds the lock. False if the person or the holder has no
     /// [id](Self::with_id).
     #[must_use]
     pub fn is_holder_of(&self, lock: &Lock) -> bool {
@@ -66,14 +66,14 @@ impl Actor {
         self
     }
 
-    /// Whether the person has the role.
+    /// True if the person has the role.
     #[must_use]
     pub fn has_role(&self, role: &str) -> bool {
         self.roles.contains(role)
     }
 }
 
-/// Whom a limit for each person counts.
+/// What counts as one person for a limit for each person.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Person {
     /// Somebody with an id, in all sessions.

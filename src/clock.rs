@@ -1,6 +1,6 @@
 //! The monotonic clock of this process, which nobody can set.
 //!
-//! Tokio's clock, not the standard library's: if a test pauses Tokio's clock, then deadlines, leases and
+//! This is Tokio's clock, not the standard library's: if a test pauses Tokio's clock, then deadlines, leases and
 //! timers all follow the paused time. In a server the two clocks are the same.
 
 use std::time::{Duration, Instant};

@@ -19,7 +19,7 @@ const MAX_LINK_BYTES: usize = 2_048;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Description {
-    /// The title. At most 200 bytes are shown, and control characters as spaces.
+    /// The title. At most 200 bytes are shown; a control character is shown as a space.
     pub title: String,
     /// Where to open the document: `/…`, `http://…` or `https://…`. Any other link is left out.
     pub link: Option<String>,
@@ -39,8 +39,8 @@ impl Description {
         self
     }
 
-    /// The description as it may be shown, and whether its link was left out. `None` if nothing remains
-    /// of the title.
+    /// The description as it may be shown, or `None` if nothing remains of the title. The `bool` is true if
+    /// the link was left out.
     pub(crate) fn presentable(self) -> (Option<Self>, bool) {
         let title = self.title.replace(char::is_control, " ");
         let title = cut(title.trim().to_owned(), MAX_TITLE_BYTES).trim_end().to_owned();
@@ -50,7 +50,7 @@ impl Description {
     }
 }
 
-/// Whether the link leads to a page, and not to a script. Browsers skip tabs and line breaks in a link,
+/// True if the link leads to a page, and not to a script. Browsers skip tabs and line breaks in a link,
 /// and read `\` as `/`.
 fn is_safe(link: &str) -> bool {
     let starts =

@@ -20,8 +20,8 @@ pub const MAX_NAMED_LOCKS: usize = 1000;
 pub enum EndReason {
     /// The person ended it: `purge`, `clear`, `Identity::logout`, or a deadline of the identity.
     LoggedOut,
-    /// Its idle timeout has passed: none of its locks was renewed for their ttl. Or the session itself
-    /// has expired, if it is in a session store that reports this.
+    /// The idle timeout of the session has passed: none of its locks was renewed for the ttl. Or the
+    /// session itself has expired, if its session store reports this.
     Expired,
     /// Another person ended it.
     Revoked,
@@ -55,19 +55,19 @@ pub struct SessionEnded {
     pub event: Uuid,
     /// The session.
     pub aid: Aid,
-    /// Whose it was: the name and the id with which it took one of its locks. `None` if it ended without a lock. It
-    /// was a [job](Aid::is_job), or the session of a person.
+    /// The holder: the name and the id with which the session took one of its locks. `None` if the session ended
+    /// without a lock. The holder was a [job](Aid::is_job), or the session of a person.
     pub holder: Option<Holder>,
     /// Why it ended.
     pub reason: EndReason,
-    /// Whether the session is over. An idle session (its locks have expired, and nothing more is known)
-    /// may come back, lock again, and end once more.
+    /// True if the session is over. False for an idle session: its locks have expired, and nothing more is
+    /// known. An idle session may come back, lock again, and end once more.
     pub for_good: bool,
     /// The locks that ended with the session, at most [`MAX_NAMED_LOCKS`].
     pub locks: Vec<LockKey>,
     /// When it ended, by the server's clock.
     pub at: SystemTime,
-    /// Whether a listener may have been called with this `event` before, by a server that was killed or
+    /// True if a listener may have been called with this `event` before, by a server that was killed or
     /// cut off before it could record the call.
     pub repeated: bool,
 }

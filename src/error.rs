@@ -113,7 +113,7 @@ pub enum LockError {
     WrongSession {
         /// The live lock.
         lock: Box<Lock>,
-        /// The request asked for the lock.
+        /// True if the request asked for the lock.
         asked: bool,
     },
 
@@ -178,8 +178,8 @@ pub enum LockError {
     #[error(transparent)]
     Store(#[from] StoreError),
 
-    /// The database was asked to commit, and did not answer: a guarded update or transaction may be written,
-    /// or not. Look at the documents before you repeat it. (503)
+    /// The database was asked to commit, and did not answer: the guarded update or transaction may or may not
+    /// be written. Look at the documents before you repeat it. (503)
     #[error("it is not known whether this was written; look at the document before you try again")]
     OutcomeUnknown(#[source] StoreError),
 
@@ -260,7 +260,7 @@ pub struct StoreError {
     source: Option<BoxError>,
 }
 
-/// What is known about the operation after a [`StoreError`], and so whether to try again.
+/// What a [`StoreError`] tells about the operation, and whether trying again helps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
@@ -270,8 +270,8 @@ pub enum StoreErrorKind {
     /// As [`Unavailable`](Self::Unavailable), but the manager does not repeat the operation: the answer
     /// to a repetition would not tell the outcome of the first attempt.
     OutcomeUnknown,
-    /// More is asked than the store can do, and the operation was refused: it was not carried out, and will not
-    /// be. Try again later. The manager repeats it only if nobody waits for it.
+    /// The store refused the operation, because more is asked than it can do: the operation was not carried out,
+    /// and will not be. Try again later. The manager repeats the operation only if nobody waits for it.
     Overloaded,
     /// The store has no permission to do this. Trying again does not help.
     Denied,

@@ -19,8 +19,8 @@ pub enum LockEvent {
     Broken(Lock, TakenBy),
     /// The session was ended, and the lock with it.
     SessionEnded(Lock),
-    /// Any lock may have changed: read everything again. This is the first event of all, and follows each
-    /// gap.
+    /// Any lock may have changed: read everything again. This is the first event of each subscription, and
+    /// also follows each gap.
     Resync,
 }
 

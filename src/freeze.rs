@@ -13,21 +13,21 @@ use crate::{
     key::{Lockable, Named},
 };
 
-/// A year, for a freeze without an end that anybody will see.
+/// A year: long enough for a freeze whose end nobody will see.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// The collections that a freeze covers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// All collections of documents. Not the [named locks](Named) of jobs, because the job that
-    /// changes the documents may need one.
+    /// All collections of documents, but not the [named locks](Named) of jobs: the job that changes the
+    /// documents may need a named lock.
     All,
     /// One collection of documents, or the collection of the named locks.
     Collection(String),
 }
 
 impl Scope {
-    /// Whether locks in this collection are within the scope.
+    /// True if the scope covers the locks in this collection.
     #[must_use]
     pub fn covers(&self, collection: &str) -> bool {
         match self {
@@ -60,7 +60,7 @@ pub struct Freeze {
     /// The frozen collections. As JSON the name of the collection, or `null` for all.
     #[serde(rename = "collection", serialize_with = "collection")]
     pub scope: Scope,
-    /// Why, for the people who cannot edit meanwhile.
+    /// The reason, for the people who cannot edit meanwhile.
     pub reason: String,
     /// The end of the freeze, by the store's clock.
     #[serde(skip)]
@@ -68,12 +68,12 @@ pub struct Freeze {
     /// The person who froze it: the label of the [`Actor`](crate::Actor). `None` for a freeze of an earlier version.
     #[serde(skip)]
     pub by: Option<String>,
-    /// Which freeze it is. `None` for a freeze of an earlier version.
+    /// Identifies the freeze. `None` for a freeze of an earlier version.
     #[serde(skip)]
     pub id: Option<Uuid>,
-    /// How many servers have noted that they obey it, [at most](MAX_NOTED) 256 of them. A server does so
-    /// when it has read the freeze, usually within a second. Servers of earlier versions obey without a note, or
-    /// know no freezes.
+    /// How many servers have noted that they obey the freeze, [at most](MAX_NOTED) 256. A server writes this
+    /// note when it has read the freeze, usually within a second. Servers of earlier versions obey without a
+    /// note, or know no freezes.
     #[serde(skip)]
     pub obeyed_by: usize,
     #[serde(rename = "ends_in_ms", serialize_with = "remaining")]
@@ -95,7 +95,7 @@ impl Freeze {
     }
 }
 
-/// How many servers a freeze notes at most.
+/// How many servers at most can note that they obey a freeze.
 pub const MAX_NOTED: usize = 256;
 
 /// When a freeze ends.
@@ -122,17 +122,17 @@ impl From<Duration> for End {
 /// A freeze that is to begin, for [`Servers::set_freeze`](crate::store::Servers::set_freeze).
 #[derive(Debug, Clone)]
 pub struct NewFreeze {
-    /// Identifies it.
+    /// Identifies the freeze.
     pub id: Uuid,
-    /// Why, for people.
+    /// The reason, for people.
     pub reason: String,
     /// The person who froze it.
     pub by: String,
-    /// When it ends.
+    /// When the freeze ends.
     pub end: End,
 }
 
-/// The same freeze, whenever it was read.
+/// Two values are equal if they are the same freeze, whenever each was read.
 impl PartialEq for Freeze {
     fn eq(&self, other: &Self) -> bool {
         (&self.scope, &self.reason, self.until, self.id)

@@ -30,7 +30,8 @@
 macro_rules! pages {
     ($($page:ident: $file:literal,)*) => {
         $(
-            // The first definition of a link wins: here pages are modules, in the repository they are files.
+            // If a link is defined twice, the first definition counts: on docs.rs a page is a module, in the
+            // repository a file.
             #[doc = include_str!("guide/links.md")]
             #[doc = include_str!(concat!("../docs/", $file))]
             pub mod $page {}

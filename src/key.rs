@@ -43,24 +43,24 @@ pub trait Lockable: Serialize + DeserializeOwned + 'static {
     /// The name of the path parameter that carries the id, as in `/workitem/{id}`.
     const PATH_PARAM: &'static str = "id";
 
-    /// Whether each grant carries a [`FencingToken`](crate::FencingToken), to guard resources outside the
-    /// database. Default: no.
+    /// True if each grant carries a [`FencingToken`](crate::FencingToken), to guard resources outside the
+    /// database. Default: false.
     ///
     /// Fencing costs one permanent record for each document that was ever locked, because a counter must
     /// outlive the lock. Programs that lock by inserting a record (older protocols without this crate)
     /// find all of these documents locked. All servers must use the same value.
     const FENCED: bool = false;
 
-    /// Whether the waiters of a document get the lock in the order of their arrival, across all servers.
-    /// Default: in that order within each process, and in any order between processes.
+    /// True if the waiters of a document get the lock in the order of their arrival, across all servers.
+    /// Default: false; then that order holds within each process, but not between processes.
     ///
     /// Fairness costs one more command for all waiters of a server that arrive together, and one command a
     /// second from each server with waiters for a document. If a server dies while it has waiters, the next waiter
     /// loses at most 5 s. All servers must use the same value.
     const FAIR: bool = false;
 
-    /// Whether the lock API shows the locks of this type and lets people take them. Default: yes, except
-    /// for [`Named`] locks: otherwise a visitor could keep a job from its lock. Administrators see and
+    /// True if the lock API shows the locks of this type and lets people take them. Default: true, but
+    /// false for [`Named`] locks, so that no visitor can keep a job from its lock. Administrators see and
     /// break all locks.
     const OVER_HTTP: bool = true;
 }
@@ -106,8 +106,8 @@ enum Canonical<'a> {
 }
 
 impl LockId {
-    /// Whether ids of this type may be strings. Decided by trying to parse examples; if none of them
-    /// parses, the answer is yes.
+    /// True if ids of this type may be strings. The function tries to parse examples; if none of them
+    /// parses, the answer is true.
     pub(crate) fn may_be_text<I: FromStr + Into<Self>>() -> bool {
         const TEXTS: [&str; 4] =
             ["5", "home", "64b7f0c2a1d3e4f5a6b7c8d9", "9a3f4e52-31c8-4d2b-8f57-0c6e1b2a7d94"];

@@ -1,4 +1,4 @@
-// The first definition of a link counts: here pages are modules, in the repository they are files.
+// If a link is defined twice, the first definition counts: on docs.rs a page is a module, in the repository a file.
 #![doc = include_str!("guide/links.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]

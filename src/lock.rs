@@ -44,7 +44,7 @@ impl Aid {
         Self(format!("{JOB}{}", random::uuid()))
     }
 
-    /// Whether this is a job, and not the session of a person or client. Jobs of versions before 0.2 look like
+    /// True if this is a job, and not the session of a person or client. Jobs of versions before 0.2 look like
     /// sessions.
     #[must_use]
     pub fn is_job(&self) -> bool {
@@ -112,7 +112,7 @@ impl LockToken {
         self.with(u8::MAX)
     }
 
-    /// Whether both are attempts of the same claim.
+    /// True if both tokens belong to attempts of the same claim.
     #[must_use]
     pub fn is_of_same_claim(self, other: Self) -> bool {
         self.first_attempt() == other.first_attempt()
@@ -188,7 +188,7 @@ macro_rules! chosen_by_pages {
 }
 
 chosen_by_pages! {
-    /// One tab of a browser, or whatever else within a session is to have locks of its own.
+    /// One tab of a browser, or another part of a session that has locks of its own.
     ///
     /// Chosen by the page and kept for as long as the tab lives. Like the aid it is never shown to
     /// another session.
@@ -252,7 +252,7 @@ impl Mode {
         }
     }
 
-    /// Whether a lock in this mode is enough for an operation that needs `wanted`.
+    /// True if a lock in this mode is enough for an operation that needs `wanted`.
     pub(crate) fn covers(self, wanted: Self) -> bool {
         self == Self::Exclusive || wanted == Self::Shared
     }
@@ -312,9 +312,9 @@ pub struct Lock {
     pub since: SystemTime,
     /// When the lock expires unless it is renewed, by the monotonic clock of this process.
     ///
-    /// Counted from before the request that led to this answer was sent, so never later than the server's
-    /// own time of expiry. The server decides; this value tells a holder when to stop relying on the
-    /// lock.
+    /// Counted from a moment before the request was sent that led to this answer, so this value is never
+    /// later than the server's own time of expiry. The server decides; this value tells a holder when to
+    /// stop relying on the lock.
     pub expires_at: Instant,
 }
 

@@ -90,9 +90,9 @@ pub use watch::{changes::Wakeup, events::LockEvents};
 ///
 /// # Deadlines and cancel safety
 /// Every operation answers within the [deadline](LockManagerBuilder::deadline) of the builder. The
-/// operation runs in a task of its own on the runtime on which the manager was built. The task goes on if
-/// the future is dropped or the deadline passes, and it gives a lock back that is granted when nobody
-/// waits for it any more. So all methods may be dropped at any point.
+/// operation runs in a task of its own on the runtime on which the manager was built. The task goes on if the future
+/// is dropped or the deadline passes. If the task is then granted a lock that nobody waits for any more, it gives the
+/// lock back. So all methods may be dropped at any point.
 ///
 /// # Errors
 /// All operations can fail with [`LockError::Store`](crate::LockError::Store): the store was not reached in time, or
@@ -118,7 +118,7 @@ pub(crate) struct Parts {
     pub(crate) settings: builder::Settings,
     watches: watch::changes::Watches,
     kept: guard::keeper::Kept,
-    /// Only for health: a stop has begun. It is also cancelled when `stop` is.
+    /// Only for health: cancelled when a stop has begun, and when `stop` is cancelled.
     pub(crate) stop_begins: CancellationToken,
     pub(crate) servers: Arc<fleet::Servers>,
     events: Arc<watch::events::Events>,

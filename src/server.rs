@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use crate::text::millis;
 
-/// A server of the application, as it has noted itself in the store. It does so a second after its last
-/// registration and once a minute; the note is removed when the server is shut down, or 3 minutes after its last
-/// refresh. Servers of versions without such notes are not seen.
+/// A server of the application, as it has noted itself in the store. A server writes its note a second after its
+/// last registration, and once a minute. The note is removed when the server is shut down, or 3 minutes after the
+/// last refresh of the note. Servers of versions without such notes are not seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ServerNote {
     /// Random, new with each start.

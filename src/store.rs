@@ -71,8 +71,8 @@ pub use crate::{
     takeover::TakeoverKind,
 };
 
-/// Keeps locks, documents, sessions and servers for a [`LockManager`](crate::LockManager). Implemented for
-/// every type that has the four traits, each of which may be empty but [`Locks`].
+/// Keeps locks, documents, sessions and servers for a [`LockManager`](crate::LockManager). Implemented for every type
+/// that has the four traits. Each of them except [`Locks`] may be empty.
 ///
 /// [`MemoryStore`] is the reference: every store must behave as it does. Test a store of your own with
 /// the suite of the crate `doclock-conformance`.
@@ -87,7 +87,7 @@ pub use crate::{
 ///    the answer. [`Unavailable`](StoreErrorKind::Unavailable) means that the verb may have been
 ///    carried out. The manager then calls it again with the same arguments, except that a repeated
 ///    claim carries the token of its [next attempt](crate::LockToken::next_attempt).
-///    [`Overloaded`](StoreErrorKind::Overloaded) means that it was not and will not be carried out.
+///    [`Overloaded`](StoreErrorKind::Overloaded) means that the verb was not and will not be carried out.
 /// 4. **Every verb is idempotent.** The token of [`try_acquire`](Locks::try_acquire) is chosen before
 ///    the first call. A repeated call therefore recognises the grant to an earlier attempt of the [same
 ///    claim](crate::LockToken::is_of_same_claim), and answers [`Granted`](TryAcquire::Granted) again. The only
@@ -102,8 +102,8 @@ pub use crate::{
 ///    cancel safe.
 /// 8. **Locking does not touch the document.** Only [`save`](Documents::save) changes it.
 /// 9. **The [deadline](Deadline)** of a verb is the moment at which its caller stops waiting for this and all
-///    repeated attempts. A store passes it on to its server, so that no work is done that nobody waits for. It
-///    decides nothing else, except for a [save](Documents::save).
+///    repeated attempts. A store passes it on to its server, so that no work is done that nobody waits for. The
+///    deadline decides nothing else, except for a [save](Documents::save).
 pub trait Store: Locks + Documents + Sessions + Servers {}
 
 impl<S: Locks + Documents + Sessions + Servers> Store for S {}
@@ -116,8 +116,8 @@ pub trait Verb<T>: Future<Output = StoreResult<T>> + Send {}
 
 impl<T, F: Future<Output = StoreResult<T>> + Send> Verb<T> for F {}
 
-/// When the caller of a verb stops waiting for the answer, with all repeated attempts. A caller with a deadline repeats
-/// an attempt that has failed; a caller without one does not.
+/// The moment when the caller of a verb stops waiting for the answer, all repeated attempts included. A caller with a
+/// deadline repeats an attempt that has failed; a caller without one does not.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline {
     asked_and_at: Option<(Instant, Instant)>,
@@ -206,16 +206,15 @@ pub trait Locks: Send + Sync + 'static {
     /// `Held` names one lock that is in the way: of several readers, the one whose lock expires last.
     ///
     /// In a [fair](Rules::fair) collection no claim overtakes a waiter. The store refuses a claim while another
-    /// server has a waiter with a lower [ticket](Ticket) in the queue; a shared claim only if that waiter is a writer.
-    /// A claim without a [turn](Claim::turn) comes after all waiters, except a waiter of its own session.
+    /// server has a waiter with a lower [ticket](Ticket) in the queue; it refuses a shared claim only if that waiter
+    /// is a writer. A claim without a [turn](Claim::turn) comes after all waiters, except a waiter of its own session.
     /// If nobody holds the lock but other waiters are ahead of the claim, `Held` names the first of
     /// them, without a token, and with the time at which the place of its server expires. Re-entry and
-    /// upgrades do not queue. A claim that is not refused leaves the [others](Turn::others) in the place
-    /// of its server.
+    /// upgrades do not queue. A claim that is not refused sets the place of its server to the [others](Turn::others).
     fn try_acquire(&self, key: &LockKey, claim: &Claim, until: Deadline) -> impl Verb<TryAcquire>;
 
-    /// Renews the leases of these sessions, for at least `ttl`, and returns the number of documents: every live lock
-    /// that a session has taken without a tab, every shared lock, and the locks of tabs that are
+    /// Renews the leases of these sessions, for at least `ttl`, and returns the number of documents. It renews every
+    /// live lock that a session has taken without a tab, every shared lock, and the locks of tabs that are
     /// [named](Active::named).
     ///
     /// A lock with a longer ttl keeps it. A shorter ttl becomes `ttl`: another server granted that lock
@@ -262,15 +261,15 @@ pub trait Locks: Send + Sync + 'static {
     /// Releases this acquisition of an exclusive lock and grants the claim in the same step.
     ///
     /// If a lock that is to be [taken over](Claim::taken) has expired, the answer is
-    /// [`AlreadyGone`](HandedOver::AlreadyGone): the caller acquires it, which leaves its former holder to the
-    /// [sweep](Sessions::sweep). A holder may hand its own lock over even when that has expired.
+    /// [`AlreadyGone`](HandedOver::AlreadyGone): the caller then acquires the lock, which leaves the former holder to
+    /// the [sweep](Sessions::sweep). A holder may hand its own lock over even when that has expired.
     ///
-    /// If the claim has a [turn](Claim::turn) and a waiter of another server is ahead of it, only
-    /// releases the lock. A claim that takes the lock over has no turn. A claim of the same session
+    /// If the claim has a [turn](Claim::turn) and a waiter of another server is ahead of it, this verb only releases
+    /// the lock. A claim that takes the lock over has no turn. A claim of the same session
     /// continues the lock: `since` stays, and so does the date from which `max_hold` counts.
     ///
-    /// By default the lock is only released, and the waiter has to ask for it. Nobody can take a lock over then: the
-    /// answer to a claim that does is [`AlreadyGone`](HandedOver::AlreadyGone).
+    /// By default the lock is only released, and the waiter has to ask for it. Then no lock can be taken over: the
+    /// answer to a claim that tries is [`AlreadyGone`](HandedOver::AlreadyGone).
     fn hand_over(
         &self,
         from: &Acquisition,
@@ -288,8 +287,8 @@ pub trait Locks: Send + Sync + 'static {
         }
     }
 
-    /// The live lock of this session on the document, and, if `load`, the document, by one read of durable
-    /// state: the lock first, so that nobody else can have saved between the two. Changes nothing. `None` if
+    /// The live lock of this session on the document, and, if `load` is true, the document, by one read of durable
+    /// state. The lock is read first, so that nobody else can have saved between the two. Changes nothing. `None` if
     /// the session has no such lock, or if one read does not tell.
     ///
     /// By default `None`: the caller then uses other verbs, which cost more.
@@ -303,9 +302,9 @@ pub trait Locks: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Removes all locks of the session in this collection, also those that have expired, and returns the keys of those
-    /// that were live. The session continues. By default one removal for each live lock: a store with [`Sessions`]
-    /// implements this verb, so that no sweep reports a session that gave its locks back as idle.
+    /// Removes all locks of the session in this collection, including expired ones, and returns the keys of the live
+    /// ones. The session continues. By default this is one removal for each live lock. A store with [`Sessions`]
+    /// implements this verb itself, so that no sweep reports a session that gave its locks back as idle.
     fn release_all(&self, collection: &str, aid: &Aid, until: Deadline) -> impl Verb<Vec<LockKey>> {
         async move {
             let of = Query::Of(slice::from_ref(aid));
@@ -318,8 +317,8 @@ pub trait Locks: Send + Sync + 'static {
     }
 
     /// Makes this acquisition of an exclusive lock expire after `grace`, however often it is renewed,
-    /// unless its session takes the lock again before then. For a page that was closed or is being
-    /// reloaded: if `page` is given, only while the lock belongs to that page.
+    /// unless its session takes the lock again before then. This serves a page that was closed or is being reloaded.
+    /// If `page` is given, it happens only while the lock belongs to that page.
     ///
     /// As with `max_hold`, such an expiry does not mean that the session is idle.
     ///
@@ -336,11 +335,11 @@ pub trait Locks: Send + Sync + 'static {
 
     /// Sets the place of a server in the queue of a [fair](Rules::fair) collection, or removes it. If the
     /// [last](Place::last) of the waiters has no ticket, draws one for all waiters that have none, and
-    /// returns it. A new ticket is higher than all tickets in the queue. A repetition draws another one.
+    /// returns it. A new ticket is higher than all tickets in the queue. A repeated call draws another ticket.
     /// A queue has room for [`MAX_READERS`] servers; another server gets neither a place nor a ticket.
     ///
-    /// One server calls this for one document only after its claims and its earlier calls were answered:
-    /// the latest command says who waits.
+    /// A server calls this for a document only after its own claims and earlier calls were answered, because the
+    /// latest command says which waiters the server has.
     ///
     /// By default there are no queues. The manager does not register fair types then.
     fn set_place(
@@ -352,20 +351,20 @@ pub trait Locks: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Reports locks that are acquired, freed or taken from now on; no renewals. `None`, the default,
-    /// means that this store cannot; the caller must then poll.
+    /// Reports locks that are acquired, freed or taken from now on, but no renewals. `None`, the default, means that
+    /// this store cannot report changes: the caller must poll.
     ///
-    /// Every change after this call has returned is reported, or [`Missed`](Change::Missed) is. The
-    /// expiry of a lock need not be reported. Other changes may be reported as well: a subscriber looks
+    /// Every change that happens after this call has returned is reported, or else [`Missed`](Change::Missed) is
+    /// reported. The expiry of a lock need not be reported. Other changes may be reported as well: a subscriber looks
     /// at the lock after each report.
     fn watch(&self, _collection: &str, _until: Deadline) -> impl Verb<Option<Watch>> {
         async { Ok(None) }
     }
 
-    /// The names of existing collections that the pattern covers, at most `limit` of them. Every collection of
-    /// which a document or a lock was stored exists.
+    /// The names of existing collections that the pattern covers, at most `limit` of them. A collection exists once a
+    /// document or a lock was stored in it.
     ///
-    /// For collections whose names are known at run time only. By default there are none.
+    /// This is for collections whose names are known at run time only. By default the list is empty.
     fn collections(
         &self,
         _like: &Pattern,
@@ -375,8 +374,8 @@ pub trait Locks: Send + Sync + 'static {
         async { Ok(Vec::new()) }
     }
 
-    /// The state of the store at this moment, with the missing indexes of these collections, which must
-    /// be prepared. Changes nothing. If the store takes no writes, that is an answer; `Err` means that
+    /// The state of the store at this moment, with the missing indexes of these collections. The collections must be
+    /// prepared. Changes nothing. If the store takes no writes, that is an answer; `Err` means that
     /// no server answers. By default an embedded store in which nothing is missing.
     fn status(&self, _collections: &[&str], _until: Deadline) -> impl Verb<StoreStatus> {
         async { Ok(StoreStatus::new(Topology::Embedded, true)) }
@@ -403,8 +402,8 @@ pub trait Documents: Send + Sync + 'static {
     /// Edits, creates or deletes the document if this acquisition of its exclusive lock is live, and renews
     /// the lock. An edit without changes only renews the lock.
     ///
-    /// [`Changes`] are [applied](Changes::apply) to the document as it is stored in the same atomic step: no
-    /// change of another program is lost between the two.
+    /// The store reads the stored document, [applies](Changes::apply) the [`Changes`] and writes in one atomic step:
+    /// no change of another program is lost in between.
     ///
     /// After the deadline the caller has been told that the outcome is unknown, and may have saved something
     /// newer. A save that is delayed on its way therefore gives up by then. If a newer save can
@@ -469,8 +468,8 @@ pub trait Sessions: Locks {
     /// A session without a live lock in these collections has become idle. The sweep puts that into the outbox,
     /// with the reason [`Expired`](EndReason::Expired) and the names of the locks.
     /// An idle session has not ended permanently: it may come back and lock again, and become idle
-    /// again. A lock that expired at its `max_hold` does not make its session idle. The same goes for a
-    /// lock that a foreign program wrote, which the sweep leaves where it is.
+    /// again. A lock that expired at its `max_hold` does not make its session idle. A lock that a foreign program
+    /// wrote does not make its session idle either, and the sweep leaves that lock where it is.
     ///
     /// If the session has a live lock too, the sweep remembers the names of the expired locks for the time of their
     /// ttl: if the session becomes idle or ends within that time, they are among its locks.
@@ -478,7 +477,7 @@ pub trait Sessions: Locks {
     /// If another session has acquired an expired lock, the former holder is treated as if the lock
     /// were still there.
     ///
-    /// Also completes the work that another worker left half done, and makes its ends ready.
+    /// Also completes the work that another worker left half done, and makes the ends of that worker ready.
     fn sweep(
         &self,
         _collections: &[&str],
@@ -489,8 +488,8 @@ pub trait Sessions: Locks {
         async { Ok(Swept::default()) }
     }
 
-    /// The sessions with expired locks that a [sweep](Self::sweep) would end, at most `limit` of them: those whose
-    /// locks are still on record. A lock that expired at its `max_hold` does not count.
+    /// At most `limit` sessions that a [sweep](Self::sweep) would end because of expired locks. Only locks that are
+    /// still on record count; a lock that expired at its `max_hold` does not.
     fn overdue(
         &self,
         _collections: &[&str],
@@ -500,8 +499,8 @@ pub trait Sessions: Locks {
         async { Ok(Vec::new()) }
     }
 
-    /// Puts a takeover that is about to happen into the outbox, and reserves it for the caller, with the event as
-    /// its worker, for the time of `lease`. The store sets [`Takeover::at`].
+    /// Puts a takeover that is about to happen into the outbox, and reserves it for the caller for the time of
+    /// `lease`. The worker is the event of the takeover. The store sets [`Takeover::at`].
     fn put_news(&self, _takeover: &Takeover, _lease: Duration, _until: Deadline) -> impl Verb<()> {
         async { Ok(()) }
     }
@@ -524,8 +523,8 @@ pub trait Sessions: Locks {
 
     /// Says what became of these news, as far as they still belong to this worker.
     ///
-    /// The caller of [`end_session`](Self::end_session) settles the end as ready once that has answered, so that a
-    /// logout need not wait for this step. If nobody does, a [sweep](Self::sweep) takes the step.
+    /// The caller of [`end_session`](Self::end_session) settles the end as ready once that verb has answered, so that
+    /// a logout need not wait for this step. If the caller does not settle the end, a [sweep](Self::sweep) does.
     fn settle_news(
         &self,
         _news: &[NewsId],
@@ -540,7 +539,7 @@ pub trait Sessions: Locks {
 /// Freezes, and the notes of the servers of an application. By default a store cannot
 /// keep a freeze, and the only server is the caller.
 pub trait Servers: Send + Sync + 'static {
-    /// Freezes this scope, or ends its freeze, in one step. Returns the freezes that are then on. An end that
+    /// Freezes this scope, or ends its freeze, in one step. Returns the freezes that are then on. A freeze whose end
     /// has passed by the store's clock changes nothing.
     fn set_freeze(
         &self,

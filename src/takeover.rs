@@ -28,7 +28,7 @@ impl TakeoverKind {
     }
 }
 
-/// A break or a takeover: somebody else than its holder has removed a lock, or has taken it over for another session.
+/// A break or a takeover: somebody other than the holder has removed a lock, or has taken it over for another session.
 ///
 /// For the listener of [`on_lock_taken`](crate::LockManagerBuilder::on_lock_taken).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,11 +46,11 @@ pub struct Takeover {
     pub aid: Aid,
     /// The acquisition that was lost. `None` if another program held the lock.
     pub token: Option<LockToken>,
-    /// Who did it, with the id of the user if the application gave one.
+    /// The person who broke the lock or took it over, with the id of the user if the application gave one.
     pub by: Holder,
     /// The reason that this person gave, perhaps empty.
     pub reason: String,
-    /// When, by the store's clock.
+    /// When it happened, by the store's clock.
     pub at: SystemTime,
     /// True if a listener may have been called with this `event` before, by a server that was killed or
     /// cut off before it could record the call.

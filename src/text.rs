@@ -11,19 +11,19 @@ pub(crate) fn cut(mut text: String, bytes: usize) -> String {
     text
 }
 
-/// A name as a line of the log contains it: the beginning says enough, and clients choose names.
+/// Shortens a name for a line of the log: clients choose names, and the beginning says enough.
 pub(crate) fn short(name: &str) -> String {
     cut(name.to_owned(), 200)
 }
 
-/// One line without anything that a terminal obeys: characters without a visible shape are shown by their
+/// The text as one line that is safe for a terminal: characters without a visible shape are shown by their
 /// number.
 pub(crate) fn printable(text: &str) -> String {
     // The text has no delimiters, so quotes need no escape.
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }
 
-/// Programs get durations in milliseconds.
+/// Serializes a duration in milliseconds, for programs.
 pub(crate) fn millis<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).serialize(to)
 }

@@ -1,5 +1,5 @@
-//! The sessions that were active here recently: when the locks of each are due for renewal, about how many locks it
-//! has, and which of them several of its requests know.
+//! The sessions that were active here recently. For each session: when its locks are due for renewal, about how many
+//! locks it has, and which locks several of its requests know.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::{clock, key::LockKey, lock::Aid, store::Named};
 
-/// How many locks of a session are remembered as known to it.
+/// How many of the locks that several requests of a session know are remembered.
 const KNOWN: usize = 32;
 /// How many tabs of a session are remembered. A tab that is forgotten is renewed a little too often.
 const TABS: usize = 128;
@@ -35,12 +35,12 @@ struct ActiveSessions {
 
 #[derive(Debug)]
 struct ActiveSession {
-    /// When it is due for its next renewal, apart from its tabs.
+    /// When the session is due for its next renewal, apart from its tabs.
     due: Instant,
-    /// When each of its tabs is due that was active here, the latest first; also each token that was named instead
-    /// of a tab.
+    /// When each tab that was active here is due, the latest first. A token that was named instead of a tab counts as
+    /// a tab.
     tabs: VecDeque<(Named, Instant)>,
-    /// When a tab is due that was not active here yet: at once, unless the session began here, without locks.
+    /// When a tab that was not active here yet is due: at once, unless the session began here, without locks.
     unknown_tabs_due: Instant,
     /// The number of its locks at the last count, and of the locks granted here since. Other servers may
     /// have granted more.
@@ -79,8 +79,8 @@ impl ActiveSessions {
 }
 
 impl Activity {
-    /// True if the session or one of these tabs is due for a renewal, which they then get. They are due again after
-    /// `interval`.
+    /// True if the session or one of these tabs is due for a renewal. The caller must then renew them; they are due
+    /// again after `interval`.
     pub(super) fn is_due(&self, aid: &Aid, named: &[Named], interval: Duration) -> bool {
         let now = clock::now();
         let mut sessions = self.sessions.lock();
@@ -105,9 +105,9 @@ impl Activity {
     }
 
     /// An answer shows that a lock of the session has this much time left. A lock that was renewed with the
-    /// others has at least `interval` left while its session is active. Another server has granted this one,
-    /// for a shorter ttl: the session is due within a third of the rest. (Not at once, because a lock at the
-    /// end of its `max_hold` looks the same, and no renewal helps it.)
+    /// others has at least `interval` left while its session is active. If less is left, another server has granted
+    /// the lock for a shorter ttl: the session is then due within a third of the rest. (Not at once, because a lock at
+    /// the end of its `max_hold` looks the same, and no renewal helps it.)
     pub(super) fn saw(&self, aid: &Aid, left: Duration, interval: Duration) {
         if left < interval
             && let Some(session) = self.sessions.lock().of.get_mut(aid)
@@ -118,9 +118,8 @@ impl Activity {
         }
     }
 
-    /// The session was granted one more lock. Returns whether its locks have to be counted: once the
-    /// session may have come a quarter of the way closer to `most`, so that a session with few locks is
-    /// never counted.
+    /// The session was granted one more lock. True if its locks have to be counted: once the session may have come a
+    /// quarter of the way closer to `most`. So a session with few locks is never counted.
     pub(super) fn granted(&self, aid: &Aid, most: usize, interval: Duration) -> bool {
         let mut sessions = self.sessions.lock();
         let session = match sessions.of.get_mut(aid) {
@@ -148,8 +147,8 @@ impl Activity {
         }
     }
 
-    /// A hint whether to read the lock or to claim it, never a decision: another server may have released
-    /// the lock.
+    /// True if the lock should be read rather than claimed. This is a hint, never a decision: another server may have
+    /// released the lock.
     pub(super) fn was_told(&self, aid: &Aid, key: &LockKey) -> bool {
         self.sessions.lock().of.get(aid).is_some_and(|session| session.known.contains(key))
     }

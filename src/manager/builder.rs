@@ -143,9 +143,9 @@ impl LockManagerBuilder {
     /// How long a lock may be held at most, however often it is renewed. Default: as long as its session
     /// is active. From 1 s to 30 days.
     ///
-    /// The holder is told as of any loss, and may take the lock again if nobody else has taken it. The
-    /// session goes on: a lock that ends like this says nothing about its session. So set this to several
-    /// times the ttl, or no session is ever found to be idle.
+    /// The holder is told as of any other loss, and may take the lock again if nobody else has taken it. The
+    /// session goes on: a lock that ends like this says nothing about its session. So set this to several times the
+    /// ttl: otherwise no session is ever found to be idle.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.settings.max_hold = Some(max_hold);
         self
@@ -156,10 +156,10 @@ impl LockManagerBuilder {
     /// [`LockError::TooManyLocks`](crate::LockError::TooManyLocks).
     ///
     /// This prevents a session from locking all documents of a collection. The limit costs nothing for
-    /// a session with few locks. The locks are counted, by one query for each collection, only when
-    /// this server has granted the session, since the last count, more than a quarter of the locks that
-    /// were then left up to the limit. If several servers grant locks to one session at the same
-    /// moment, the session may exceed the limit a little. Jobs and guards are not limited.
+    /// a session with few locks. The locks are counted, by one query for each collection, only when this server has
+    /// granted the session more than a quarter of the locks that were left up to the limit at the last count. If
+    /// several servers grant locks to one session at the same moment, the session may exceed the limit a little. Jobs
+    /// and guards are not limited.
     pub fn max_locks_per_session(mut self, most: usize) -> Self {
         self.settings.max_locks_per_session = most;
         self
@@ -167,8 +167,8 @@ impl LockManagerBuilder {
 
     /// How often to look for idle sessions. Default 1 s, from 10 ms to 60 s.
     ///
-    /// One query of an index: when the next lock is due to expire, if that is known, and otherwise in
-    /// every third interval. After failures the queries become less frequent, but at least one every 10
+    /// Each look is one query of an index. It happens when the next lock is due to expire, if that is known, and
+    /// otherwise in every third interval. After failures the queries become less frequent, but at least one every 10
     /// s. Each idle session is ended by one server of the cluster. Nobody has to wait for this: an
     /// expired lock is granted to the next caller at once.
     ///
@@ -235,7 +235,7 @@ impl LockManagerBuilder {
     /// end that nobody could be told of within a day is dropped.
     ///
     /// The listener runs in a task of its own on the manager's runtime, without a request or a user. At
-    /// most 16 calls run at the same time. An error, a panic or a time-out is logged, and not repeated.
+    /// most 16 calls run at the same time. An error, a panic or a time-out is logged, and the call is not repeated.
     /// As any asynchronous code, the listener must not block its thread.
     ///
     /// If no server runs for a minute, the TTL index removes the expired locks, and these ends are not
@@ -265,14 +265,14 @@ impl LockManagerBuilder {
     }
 
     /// Calls this listener for each lock that is taken from its holder: broken, by whatever server or by
-    /// the [command](crate::guide::cli), or taken over by another session. For example to send the former
-    /// holder a message, or to keep a history. Default: no listener.
+    /// the [command](crate::guide::cli), or taken over by another session. The listener can send the former holder a
+    /// message, for example, or keep a history. Default: no listener.
     ///
     /// Called once in the whole cluster, in the same way as the listener for
     /// [ended sessions](Self::on_session_end). A break or takeover is noted before it is carried out, so that
-    /// the listener is called even if the server dies in the middle, or cannot reach the store any more. In
-    /// that case, if the lock is gone, its holder may have released it itself. The first server with such a
-    /// listener hears of the last day.
+    /// the listener is called even if the server dies in the middle, or cannot reach the store any more. In that case,
+    /// if the lock is gone, it may also be gone because its holder released it. The first server that has such a
+    /// listener is told of the breaks and takeovers of the last day.
     ///
     /// ```
     /// # use actix_doclock::{BuildError, LockManager, Takeover, MemoryStore};
@@ -314,12 +314,12 @@ impl LockManagerBuilder {
     }
 
     /// How long [`serve`](LockManager::serve) goes on to serve requests after `SIGTERM`, while
-    /// [health](LockManager::check_health) already says `stopping` and is not ready: so that the load balancer sends
-    /// no more requests when the server closes its port. Default 0: the server closes it at once. Up to 10 minutes.
+    /// [health](LockManager::check_health) already says `stopping` and is not ready. The load balancer thus sends no
+    /// more requests when the server closes its port. Default 0: the server closes the port at once. Up to 10 minutes.
     ///
-    /// Longer than the interval of the readiness probe times the failures that it tolerates, and a good deal shorter
-    /// than the time until the process is killed. Only for an `HttpServer`; a server that is already
-    /// running handles its signals itself. `SIGINT` stops without delay.
+    /// The delay should be longer than the interval of the readiness probe times the failures that the probe
+    /// tolerates, and much shorter than the time until the process is killed. Only for an `HttpServer`; a server that
+    /// is already running handles its signals itself. `SIGINT` stops without delay.
     #[cfg(feature = "web")]
     pub fn drain_delay(mut self, delay: Duration) -> Self {
         self.settings.drain_delay = delay;
@@ -347,8 +347,8 @@ impl LockManagerBuilder {
     /// Default: people may take over locks from their own other sessions, as told by [`Actor::with_id`].
     ///
     /// The new holder has the lock at once. The former holder is told, and its saves are refused, but it
-    /// keeps the text that was typed. Called as the [break policy](Self::break_policy). A takeover from
-    /// another tab of the same session is always allowed.
+    /// keeps the text that was typed. It is called in the same way as the [break policy](Self::break_policy). A
+    /// takeover from another tab of the same session is always allowed.
     ///
     /// ```
     /// # use actix_doclock::{Actor, Lock, LockManager, MemoryStore};
@@ -382,8 +382,8 @@ impl LockManagerBuilder {
     /// leave it out, or use
     /// [`describe_for`](Self::describe_for). [`Description`] says which titles and links are shown.
     ///
-    /// The function gets at most 200 keys of any registered collections. A document that it does not
-    /// answer has no title. It runs in a task of its own on the manager's runtime, at most 4 calls at the
+    /// The function gets at most 200 keys of any registered collections. A document that its answer lacks has no
+    /// title. It runs in a task of its own on the manager's runtime, at most 4 calls at the
     /// same time, and its answer is kept until 10 s after the call began. A call that takes longer than 2 s is dropped. After an
     /// error, a panic or such a call there is one line in the log, and no titles for 10 s. A refusal waits
     /// for the title, at most 2 s; a break does not wait. As any asynchronous code, the function must not

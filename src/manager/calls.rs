@@ -34,14 +34,14 @@ pub(super) const FOREGROUND: Duration = Duration::from_millis(500);
 /// The longest pause while no caller waits: a store that recovers should not be flooded.
 pub(super) const BACKGROUND: Duration = Duration::from_secs(5);
 
-/// How many locks are being claimed at once, or wait to be given back because nobody knows whether they were
+/// At most this many locks are being claimed at once, or wait to be given back because nobody knows whether they were
 /// granted.
 pub(super) const CLAIMS: usize = 32_768;
-/// How many operations that take work in run at once, besides claims.
+/// How many operations that accept new work may run at once, besides claims.
 const OPERATIONS: usize = 16_384;
-/// Their verbs. No other verb is refused: the others keep locks or give them back, or belong to a task of the manager,
-/// and are at most as many as there are sessions, locks and tasks.
-const TAKE_WORK_IN: &[&str] = &["confirm", "exists", "inspect", "load", "locks_on", "save"];
+/// The verbs of the operations that accept new work. No other verb is refused: the others keep locks or give them
+/// back, or belong to a task of the manager, and are at most as many as there are sessions, locks and tasks.
+const ACCEPT_NEW_WORK: &[&str] = &["confirm", "exists", "inspect", "load", "locks_on", "save"];
 
 /// The store, and how it is called: each call runs to its end in a task of its own, and is repeated while its outcome
 /// is unknown and its caller waits.
@@ -114,7 +114,7 @@ impl Calls {
         T: Send + 'static,
     {
         let operations = Arc::clone(&self.operations);
-        let place = TAKE_WORK_IN.contains(&verb).then(|| operations.try_acquire_owned());
+        let place = ACCEPT_NEW_WORK.contains(&verb).then(|| operations.try_acquire_owned());
         let place = place.transpose().map_err(|_| overloaded(verb));
         let place = place.inspect_err(|e| observe::failed(verb, e))?;
         let store = Arc::clone(&self.store);
@@ -149,7 +149,7 @@ impl Calls {
         }
     }
 
-    /// Takes all places of [operations that take work in](TAKE_WORK_IN).
+    /// Takes all places of [operations that accept new work](ACCEPT_NEW_WORK).
     #[cfg(test)]
     pub(super) fn all_places(&self) -> tokio::sync::OwnedSemaphorePermit {
         let all = Arc::clone(&self.operations).try_acquire_many_owned(OPERATIONS as u32);
@@ -235,8 +235,8 @@ impl Runner {
 /// Tries until the outcome is known, or until no time is left for another attempt.
 ///
 /// An attempt under way is never dropped, so this may end later than `until`. A store that refuses an attempt because
-/// of its load is asked again only if it must be: if an earlier attempt may have been carried out, or if nobody
-/// waits who could be told of the refusal. The final error is [`Overloaded`](StoreErrorKind::Overloaded) only if no
+/// of its load is asked again only if it must be: if an earlier attempt may have been carried out, or if no caller
+/// waits for the refusal. The final error is [`Overloaded`](StoreErrorKind::Overloaded) only if no
 /// attempt was carried out.
 pub(super) async fn retry<T, F>(
     until: Instant,
@@ -280,8 +280,8 @@ pub(super) fn overloaded(verb: &'static str) -> StoreError {
     StoreError::new(StoreErrorKind::Overloaded, message)
 }
 
-/// Runs `work`, and keeps `permit` until its end, or for this long: one command without an answer must not
-/// hold up others.
+/// Runs `work`, and keeps `permit` until the end of `work`, but no longer than this: one command without an answer
+/// must not hold up others.
 pub(super) async fn with_permit<P, F: Future>(
     permit: Option<P>,
     at_most: Duration,

@@ -1,4 +1,4 @@
-//! A caller's wish for a lock, and its outcome.
+//! The lock that a caller wants, how long the caller waits, and the outcome of its claim.
 
 use std::{
     fmt,
@@ -27,7 +27,7 @@ pub struct Wait(
 );
 
 impl Wait {
-    /// Not at all: one command, and its answer.
+    /// Does not wait: one command, and its answer.
     #[must_use]
     pub fn no() -> Self {
         Self(Some(Duration::ZERO))
@@ -37,8 +37,8 @@ impl Wait {
     ///
     /// The answer comes at most one [deadline](crate::LockManagerBuilder::deadline) later. This also
     /// holds in an outage, for any number of waiters, and in a [fair](crate::Lockable::FAIR) collection.
-    /// A caller whose time is over before it could ask the store asks once, unless the holder is known. An
-    /// answer of the store that is under way is waited for. When the manager
+    /// If the time is over before the caller could ask the store, it asks once, unless the holder is known. If an
+    /// answer of the store is under way, the caller waits for the answer. When the manager
     /// [shuts down](crate::LockManager::shutdown), the wait ends at once.
     #[must_use]
     pub fn for_at_most(time: Duration) -> Self {
@@ -52,13 +52,13 @@ impl Wait {
         Self(None)
     }
 
-    /// The rest of this wait for the next lock. A wait with a limit stays one, even if no time is left.
+    /// The rest of this wait for the next lock. A wait with a limit keeps a limit, even if no time is left.
     pub(crate) fn since(self, began: Instant) -> Self {
         Self(self.0.map(|time| time.saturating_sub(clock::since(began))))
     }
 }
 
-/// A caller's wish for a lock.
+/// The lock that a caller wants, and for whom.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) key: LockKey,
@@ -117,7 +117,7 @@ impl Acquired {
 pub(crate) struct Provisional {
     pub(crate) lock: Lock,
     pub(crate) token: LockToken,
-    /// `None` once it is confirmed.
+    /// `None` once the lock is confirmed.
     give_back: Option<Box<dyn FnOnce(Acquisition) + Send + Sync>>,
 }
 

@@ -25,9 +25,8 @@ use crate::{
     store::{Ability, Pattern, Rules},
 };
 
-/// How many collections a manager knows, if some of them are known [by
-/// pattern](crate::LockManager::register_matching): it takes no more by pattern then. Each costs about 1 MB of memory,
-/// and a change stream while somebody waits in it or listens to events.
+/// A manager that knows this many collections takes no more [by pattern](crate::LockManager::register_matching). Each
+/// collection costs about 1 MB of memory, and a change stream while somebody waits in it or listens to events.
 pub const MAX_COLLECTIONS: usize = 100;
 
 /// How often a manager looks for the collections that other servers have prepared.
@@ -42,9 +41,9 @@ pub(crate) struct Collections {
     log_limit: Arc<LogLimit>,
     ttl: Duration,
     known: RwLock<Known>,
-    /// When the latest look for collections began. Held while one is prepared on its first use.
+    /// When the latest look for collections began. The mutex is held while a collection is prepared on its first use.
     looked: Mutex<Option<Instant>>,
-    /// Told of each new collection and pattern.
+    /// Notified of each new collection and pattern.
     pub(super) new: Notify,
     /// Follows the events of a new collection.
     follow: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -64,7 +63,7 @@ pub(super) struct Registered {
     parse_id: fn(&str) -> Option<LockId>,
     pub(super) rules: Rules,
     over_http: bool,
-    /// The type is not known here: this program only looks at the locks.
+    /// True if the type is not known here: this program only looks at the locks.
     attached: bool,
 }
 
@@ -98,7 +97,7 @@ impl Collections {
         Self { calls, freezes, servers, log_limit, ttl, known, looked, new, follow }
     }
 
-    /// Has this called for each new collection.
+    /// Has `follow` called for each new collection.
     pub(super) fn follow_with(&self, follow: impl Fn() + Send + Sync + 'static) {
         // There is one manager for each.
         let _ = self.follow.set(Box::new(follow));
@@ -190,7 +189,7 @@ impl Collections {
     ///
     /// # Errors
     /// [`LockError::Misconfigured`] if the collection is not registered; [`LockError::NotFound`] if a pattern covers
-    /// it, but there is none. Otherwise as `prepare`.
+    /// it, but the collection does not exist. Otherwise as `prepare`.
     pub(super) async fn ready(
         &self,
         key: &LockKey,
@@ -365,7 +364,7 @@ impl Collections {
     /// before this call. Costs nothing without patterns.
     ///
     /// # Errors
-    /// The first one; all other collections are prepared anyway.
+    /// The first error; all other collections are prepared anyway.
     pub(super) async fn look_for_collections(&self, age: Duration, until: Instant) -> Result<()> {
         let patterns = self.known.read().patterns.clone();
         if patterns.is_empty() {
@@ -395,7 +394,7 @@ impl Collections {
     }
 
     /// For an operation on everything that a session holds: learns of collections that only other servers have used
-    /// so far. If that fails, the operation has to do with those that this server knows.
+    /// so far. If that fails, the operation covers only the collections that this server knows.
     pub(super) async fn all_collections(&self, age: Duration, until: Instant) -> Vec<&'static str> {
         if let Err(e) = self.look_for_collections(age, until).await {
             self.log_limit.warn("collections", || {
@@ -405,7 +404,7 @@ impl Collections {
         self.names()
     }
 
-    /// A client names these collections: makes sure that this server knows those that patterns cover.
+    /// Makes sure that this server knows these collections, which a client names, as far as patterns cover them.
     #[cfg(feature = "web")]
     pub(crate) async fn learn<'a>(&self, names: impl IntoIterator<Item = &'a str>, until: Instant) {
         if names.into_iter().any(|name| self.get(name).is_none() && self.kind(name).is_some()) {

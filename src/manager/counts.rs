@@ -1,10 +1,10 @@
-//! How many of something each has.
+//! Counts something for each key, such as the waiters of each person.
 
 use std::hash::Hash;
 
 use crate::random::HashMap;
 
-/// Remembers only those that have at least one.
+/// Remembers only the keys that have at least one.
 #[derive(Debug)]
 pub(in crate::manager) struct Counts<K>(HashMap<K, usize>);
 

@@ -28,7 +28,7 @@ const MAX_KEYS: usize = 200;
 const LIMIT: Duration = Duration::from_secs(2);
 /// How many calls may run at the same time on this server.
 const AT_ONCE: usize = 4;
-/// How long after its begin a call is remembered, and the answers for how many documents.
+/// How long after its start a call is remembered, and for how many documents answers are remembered.
 const REMEMBER: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 1_000;
 /// How long the application is not asked after a failure. So a failure is logged at most this often.
@@ -164,7 +164,8 @@ impl Descriptions {
         match self.call(person, keys.clone(), turn).await {
             Ok(answered) => Some(Arc::new(self.presentable(&keys, answered))),
             Err(why) => {
-                // It usually needs the same database, so its failure says nothing about the function.
+                // The function usually needs the same database, so in an outage its failure says nothing about the
+                // function.
                 let is_outage = parts.freezes.ask(clock::now() + LIMIT).await.is_err();
                 self.failed(&keys, &why, is_outage);
                 None
@@ -172,7 +173,7 @@ impl Descriptions {
         }
     }
 
-    /// In a task of its own: a panic ends only this call, and a call that blocks its thread delays
+    /// Calls the function in a task of its own: a panic ends only this call, and a call that blocks its thread delays
     /// nobody. Such a call keeps its turn until it returns.
     async fn call(
         &self,
@@ -195,7 +196,7 @@ impl Descriptions {
         }
     }
 
-    /// Whether the latest warning about links is long ago.
+    /// True if the latest warning about links is long ago.
     fn may_warn(&self) -> bool {
         let told = &mut self.state.lock().left_links_out;
         let may = told.is_none_or(|at| clock::since(at) >= PAUSE);
@@ -264,7 +265,7 @@ impl Parts {
         titles
     }
 
-    /// The same for one document.
+    /// As [`descriptions_for`](Self::descriptions_for), for one document.
     pub(crate) async fn description(
         self: &Arc<Self>,
         person: Option<&Actor>,

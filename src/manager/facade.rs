@@ -62,7 +62,7 @@ impl LockManager {
     /// # Errors
     /// [`LockError::InvalidKey`] if no collection can have such a name. [`LockError::Misconfigured`] if more than 100
     /// collections have locks already. Also the errors of [`register`](Self::register), for the collections that have
-    /// locks already. After such an error the pattern is registered, and the others of these collections are prepared.
+    /// locks already. Even after such an error the pattern is registered, and the other collections are prepared.
     pub async fn register_matching<T: Lockable>(&self, pattern: &str) -> Result<()> {
         self.parts.collections.register_matching::<T>(pattern).await
     }
@@ -141,8 +141,8 @@ impl LockManager {
         self.parts.sessions.renew(aid).await
     }
 
-    /// Ends the session, as its logout does: all its locks are released, and for a minute the extractors
-    /// and the lock API refuse it new locks, or for a day if it is the login of a client without a session.
+    /// Ends the session, as its logout does. All its locks are released. The extractors and the lock API refuse the
+    /// session new locks for a minute, or for a day if it is the login of a client without a session.
     /// Returns the documents that it had locked. The listener is called in the background.
     ///
     /// # Errors
@@ -185,7 +185,7 @@ impl LockManager {
     /// # Ok(()) }
     /// ```
     ///
-    /// The hook fails, to be called again later, if the store does not answer, and while no type is registered.
+    /// If the store does not answer, or while no type is registered, the hook fails, and is to be called again later.
     pub fn session_ends<E: Into<(String, &'static str)>>(
         &self,
     ) -> impl Fn(E) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + use<E> {
@@ -263,11 +263,11 @@ impl LockManager {
 
     /// Waits until this acquisition of a lock is gone, as far as this process can know.
     ///
-    /// Resolves when an operation of this manager learns it: the lock was released or broken, its session
+    /// Resolves when an operation of this manager learns of its end: the lock was released or broken, its session
     /// ended, or another session holds it. Without news, the server is asked shortly before the lock
-    /// expires, because other servers may have renewed it. Without an answer, the lock counts as gone
-    /// when it expires, counted from before the request of its last renewal was sent: so before the
-    /// server grants it to anybody else.
+    /// expires, because other servers may have renewed it. Without an answer, the lock counts as gone when it expires.
+    /// Its lease counts from before the last renewal was sent, so the lock counts as gone before the server grants it
+    /// to anybody else.
     ///
     /// This method does not renew the lock.
     ///
@@ -328,7 +328,7 @@ impl LockManager {
         self.parts.descriptions_for(None, keys).await
     }
 
-    /// Freezes a collection, or all of them: until then no new locks are granted. Instead of a lock,
+    /// Freezes a collection, or all of them: until the given end no new locks are granted. Instead of a lock,
     /// callers get [`LockError::Frozen`] with the reason, and waiters get it at once. Held locks stay:
     /// their holders may save, and release them. The documents are at rest when [`list`](Self::list) shows no lock in the
     /// frozen collections.
@@ -367,7 +367,7 @@ impl LockManager {
         self.parts.freezes.begin(scope, reason, until.into(), by).await
     }
 
-    /// Ends the freeze of this scope. Returns whether the scope was frozen. A freeze of [`Scope::All`] and a freeze of a
+    /// Ends the freeze of this scope. True if the scope was frozen. A freeze of [`Scope::All`] and a freeze of a
     /// collection end independently.
     ///
     /// # Errors

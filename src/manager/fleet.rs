@@ -41,7 +41,7 @@ pub(crate) struct Servers {
 struct Standing {
     collections: BTreeMap<String, Flags>,
     key: Option<String>,
-    /// The last change of the two.
+    /// The last change of `collections` or `key`.
     since: Instant,
     /// How many servers there are, once this one has noted itself.
     count: Option<usize>,
@@ -141,7 +141,7 @@ impl Servers {
         Ok(())
     }
 
-    /// The others should not see this server any more.
+    /// Removes the note, so that the others no longer see this server.
     pub(super) async fn forget(&self) {
         if self.state.lock().count.take().is_none() {
             return;

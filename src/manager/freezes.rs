@@ -26,7 +26,8 @@ use crate::{
 const POLL: Duration = Duration::from_secs(1);
 /// A freeze for longer has no end that anybody will see.
 const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
-/// If the last answer is older, a grant asks again before it counts. So all servers obey within two seconds.
+/// If the last answer is older than this, the server asks again before a grant counts. So all servers obey within two
+/// seconds.
 const OLD: Duration = Duration::from_secs(2);
 
 /// The freezes that this server knows.
@@ -35,7 +36,7 @@ pub(crate) struct Freezes {
     events: Arc<Events>,
     known: watch::Sender<Vec<Freeze>>,
     newest: Mutex<Newest>,
-    /// By this value a freeze notes that this server obeys it.
+    /// The id by which a freeze notes that this server obeys it.
     server: Uuid,
 }
 
@@ -63,7 +64,7 @@ impl Freezes {
         (!last.ends_in().is_zero()).then(|| last.clone())
     }
 
-    /// Returns whether the freezes have changed. An answer counts unless a newer one is known. An answer is as
+    /// True if the freezes have changed. An answer counts unless a newer one is known. An answer is as
     /// new as its question, which was asked at `since`. For a change by this server, `since` is the end of the
     /// change: the answer to a question that was asked meanwhile may lack the change.
     fn saw(&self, now: Vec<Freeze>, asked: Instant, since: Instant) -> bool {
@@ -80,14 +81,14 @@ impl Freezes {
         })
     }
 
-    /// Those that this server knows.
+    /// The freezes that this server knows.
     pub(crate) fn all(&self) -> Vec<Freeze> {
         let mut all = self.known.borrow().clone();
         all.retain(|freeze| !freeze.ends_in().is_zero());
         all
     }
 
-    /// Resolves when a freeze of this collection begins, from this call on.
+    /// Resolves when a freeze of this collection begins after this call.
     pub(super) fn begins(&self, collection: &str) -> impl Future<Output = ()> {
         let mut known = self.known.subscribe();
         async move {
@@ -195,7 +196,7 @@ impl Freezes {
     }
 }
 
-/// Each server's log says when it begins to obey a freeze, and when it ends to do so.
+/// Each server's log says when it begins to obey a freeze, and when it stops.
 fn log_changes(before: &[Freeze], now: &[Freeze]) {
     for freeze in now.iter().filter(|freeze| !before.contains(freeze)) {
         let Freeze { scope, reason, by, .. } = freeze;

@@ -122,8 +122,8 @@ impl Granting {
         Ok(answer)
     }
 
-    /// `label` is the collection in metrics. `order` is kept until the outcome is known, or for a deadline. A claim
-    /// that comes later is corrected by the next command.
+    /// `label` is the collection in metrics. `order` is kept until the outcome is known, but no longer than a
+    /// deadline. A claim that takes effect later is corrected by the next command.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.acquire", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
@@ -203,8 +203,8 @@ impl Granting {
         Ok(acquired)
     }
 
-    /// Whether a web session that was just granted a lock may keep it. Asks the store only if the session
-    /// may be close to the limit.
+    /// An error if a web session that was just granted a lock may not keep it. Asks the store only if the session may
+    /// be close to the limit.
     pub(crate) async fn may_hold_another(&self, aid: &Aid, until: Instant) -> Result<()> {
         let limit = self.max_locks;
         if !self.seen.activity.granted(aid, limit, self.ttl / 3) {
@@ -222,15 +222,15 @@ impl Granting {
         Err(LockError::TooManyLocks { limit })
     }
 
-    /// The same for a request that wants this lock. `None` also if the record must change: its lease is
-    /// about to expire, or it belongs to another tab, to another load of the page or to another name of the
-    /// holder, or the page comes back within its grace period, or no second request was told of the lock
-    /// yet.
+    /// Confirms by one read the lock that this request wants and its session holds. `None` also if the record must
+    /// change: the lease is about to expire, or the lock belongs to another tab, to another load of the page or to
+    /// another name of the holder, or the page comes back within its grace period, or no second request was told of
+    /// the lock yet.
     ///
     /// Costs nothing if the session was not [told](Self::told) of the lock on this server.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub(crate) async fn reenter(
         &self,
         wanted: &Wanted,
@@ -265,7 +265,7 @@ impl Granting {
         self.seen.activity.missed(aid);
     }
 
-    /// Whether the document may exist. The store is asked if the session has missed a document within the last
+    /// True if the document may exist. The store is asked if the session has missed a document within the last
     /// minute: so one person who asks for missing documents again and again announces no locks to everybody.
     pub(crate) async fn may_exist(&self, key: &LockKey, aid: &Aid, until: Instant) -> Result<bool> {
         Ok(!self.seen.activity.has_missed(aid) || self.reads.exists(key, until).await?)

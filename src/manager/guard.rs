@@ -37,7 +37,7 @@ pub struct LockGuard {
     wanted: Wanted,
     owner: Aid,
     is_released: bool,
-    /// Keeps the news about the lock: they are stored only while something watches it.
+    /// Keeps the news about the lock, which is stored only while something watches the lock.
     _watch: LockWatch,
 }
 
@@ -57,7 +57,7 @@ impl LockGuard {
         &self.lock.key
     }
 
-    /// Whether others may hold a shared lock at the same time.
+    /// Exclusive, or shared: then others may hold a shared lock at the same time.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.lock.mode

@@ -35,7 +35,7 @@ pub struct Health {
     pub wakeups: BTreeMap<&'static str, Wakeup>,
     /// How many waiters there are on this server.
     pub waiting: usize,
-    /// How many locks guards of this process hold.
+    /// How many locks the guards of this process hold.
     pub guards: usize,
     /// How many event streams are open over HTTP.
     pub event_streams: usize,
@@ -51,7 +51,7 @@ pub struct Health {
     /// How other servers differ from this one.
     #[serde(skip)]
     disagreements: Vec<String>,
-    /// This server is being stopped: [`serve`](LockManager::serve) was told so,
+    /// True if this server is being stopped: [`serve`](LockManager::serve) was told to stop, or
     /// [`begin_shutdown`](LockManager::begin_shutdown) or [`shutdown`](LockManager::shutdown) was called.
     pub stopping: bool,
 }
@@ -108,7 +108,7 @@ pub enum HealthStatus {
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct StoreHealth {
-    /// Whether the store has answered.
+    /// True if the store has answered.
     pub reachable: bool,
     /// How long the answer took, or how long the check waited for it.
     #[serde(rename = "took_ms", serialize_with = "millis")]
@@ -121,15 +121,15 @@ pub struct StoreHealth {
 }
 
 impl HealthReport {
-    /// Whether requests for locks can be answered: for a readiness probe, which takes a server out of the
-    /// load balancer. Not for a liveness probe, because a restart of this server does not repair a
+    /// True if requests for locks can be answered. For a readiness probe, which takes a server out of the load
+    /// balancer. Not for a liveness probe, because a restart of this server does not repair a
     /// database.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.status != HealthStatus::Unavailable
     }
 
-    /// Whether there are no problems.
+    /// True if there are no problems.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.status == HealthStatus::Ok
@@ -172,7 +172,8 @@ fn blocking(store: &StoreHealth, server: &Health, deadline: Duration) -> Vec<Str
     problems
 }
 
-/// The actions that the database user lacks: those without which nothing can be locked, or the others.
+/// The actions that the database user lacks: if `is_blocking`, the actions without which nothing can be locked, and
+/// otherwise the other ones.
 fn unauthorized(status: &StoreStatus, is_blocking: bool) -> impl Iterator<Item = String> {
     let is_vital = |action: &String| ["find", "insert", "update"].contains(&&**action);
     let missing = status.missing_privileges.iter().filter(move |(collection, actions)| {

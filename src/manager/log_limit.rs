@@ -29,7 +29,7 @@ pub(crate) struct LogLimit {
 /// The requests that have failed since the last line about them, because the database is down.
 #[derive(Debug, Default)]
 struct Failed {
-    /// A task writes the next line.
+    /// True if a task will write the next line.
     is_counted: bool,
     requests: u64,
     latest: String,

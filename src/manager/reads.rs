@@ -19,7 +19,7 @@ use crate::{
     store::{Confirmed, Original, Query, StoredDocument},
 };
 
-/// How many documents of a collection are listed in the locks of all users.
+/// The list of all locks shows at most this many documents of a collection.
 pub(crate) const LISTED: usize = 1_000;
 
 /// How old the knowledge of collections may be for a list.
@@ -155,7 +155,7 @@ impl Reads {
     }
 
     /// # Errors
-    /// [`LockError::NotFound`], and those of the store.
+    /// [`LockError::NotFound`], and the errors of the store.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.load", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
@@ -173,7 +173,7 @@ impl Reads {
     /// another verb.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     #[cfg_attr(feature = "tracing", tracing::instrument(
         name = "doclock.confirm", skip_all,
         fields(collection = key.collection(), outcome = tracing::field::Empty),
@@ -199,8 +199,8 @@ impl Reads {
         Ok(confirmed)
     }
 
-    /// One operation in each registered collection, all at the same time: all outcomes, or the first error. None is
-    /// dropped before it has been handed to its task.
+    /// Runs one operation in each registered collection, all at the same time. Returns all outcomes, or the first
+    /// error. No operation is dropped before it has been handed to its task.
     pub(super) async fn in_each<T, F>(
         &self,
         operation: impl Fn(&'static str) -> F,

@@ -26,8 +26,8 @@ use crate::{
 };
 
 impl Granting {
-    /// Unless it was never sent, the claim may have been granted anyway, or may still be under way. No caller
-    /// knows of it.
+    /// If the failed claim was sent, it may have been granted anyway, or may still be under way. No caller knows of
+    /// it.
     pub(super) fn claim_failed(
         self: &Arc<Self>,
         error: &StoreError,
@@ -64,9 +64,9 @@ impl Granting {
         }
     }
 
-    /// Gives back a grant that its request does not want. Nobody waits for this, and it is tried for as long as the
-    /// ttl: the lock expires then, unless another page of its session renews it. Tried for another ttl if the process
-    /// was paused meanwhile, and so could not try.
+    /// Gives back a grant that its request does not want. Nobody waits for this. It is tried for as long as the ttl:
+    /// after that the lock has expired, unless another page of its session renews it. It is tried for another ttl if
+    /// the process was paused meanwhile, and so could not try.
     pub(super) fn give_back(
         self: &Arc<Self>,
         attempts: Vec<Acquisition>,
@@ -250,8 +250,7 @@ impl Granting {
                 store.expire_in(it, *page, *grace, until)
             });
         if shortened.await? == Released::AlreadyGone {
-            // This page holds no exclusive lock with this token: it may belong to a newer page of this
-            // tab.
+            // This page holds no exclusive lock with this token: the lock may belong to a newer page of this tab.
             let args = (held.key.clone(), held.aid.clone());
             let reader = self.calls.run("expire_in", until, args, |store, (key, aid), until| {
                 let each = Query::Each { keys: slice::from_ref(key), aid: Some(aid) };

@@ -37,8 +37,8 @@ impl Saves {
     }
 
     /// A write under this lock may be under way from now on, even after its caller was told that the outcome
-    /// is unknown. The next re-entry therefore writes: it waits for that write, as a read would not, and the
-    /// document that it loads is the latest.
+    /// is unknown. The next re-entry therefore writes: unlike a read, it waits for the write under way, and then loads
+    /// the latest document.
     fn writes_under(&self, held: &Acquisition) {
         self.seen.activity.gone(&held.aid, &held.key);
     }
@@ -47,7 +47,7 @@ impl Saves {
     ///
     /// # Errors
     /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::ChangedMeanwhile`],
-    /// [`LockError::Document`] and those of the store.
+    /// [`LockError::Document`] and the errors of the store.
     pub(crate) async fn save<T: Lockable>(
         &self,
         held: &Acquisition,

@@ -86,7 +86,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Ends the sessions of which a session store tells.
+    /// Ends the sessions whose end a session store reports.
     pub(super) fn ends<E: Into<(String, &'static str)>>(
         self: &Arc<Self>,
     ) -> impl Fn(E) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + use<E> {
@@ -125,7 +125,8 @@ impl Sessions {
             };
             let names = sessions.collections.names();
             let mut ended = end_in(&names).await;
-            // After the tombstone: whoever takes a lock in a collection that is new by then, meets the tombstone.
+            // Read after the tombstone was written: a request that takes a lock in a collection that is new by then
+            // meets the tombstone.
             let all = sessions.collections.all_collections(Duration::ZERO, until).await;
             if ended.is_ok() && all != names {
                 ended = end_in(&all).await;
@@ -198,7 +199,7 @@ impl Sessions {
     }
 
     /// # Errors
-    /// [`LockError::SessionEnded`] if the session has ended for good.
+    /// [`LockError::SessionEnded`] if the session has ended permanently.
     pub(crate) async fn refuse_ended(&self, aid: &Aid, until: Instant) -> Result<()> {
         match self.last_end(aid, until).await? {
             Some(LastEnd { for_good: true, ago, .. }) => Err(LockError::SessionEnded { ago }),
@@ -206,8 +207,8 @@ impl Sessions {
         }
     }
 
-    /// Renews the locks of an active session, of its tabs only those that are named, at most once in a third of the
-    /// ttl, and without making the caller wait. Returns the end of the renewal if one is due.
+    /// Renews the locks of an active session, but of its tabs only the named ones. Renews at most once in a third of
+    /// the ttl, without making the caller wait. If a renewal is due, returns a receiver of its end.
     pub(crate) fn touch(self: &Arc<Self>, aid: &Aid, named: &[Named]) -> Option<Receiver<()>> {
         let is_due = self.seen.activity.is_due(aid, named, self.ttl / 3);
         is_due.then(|| self.renew_soon(aid.clone(), named.to_vec()))

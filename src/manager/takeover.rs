@@ -85,7 +85,7 @@ impl Parts {
         noted
     }
 
-    /// Tells everybody that the lock was taken; or forgets it, if the lock was gone before.
+    /// Tells everybody that the lock was taken; or forgets the takeover, if the lock was gone before.
     fn took(self: &Arc<Self>, takeover: &Takeover, is_taken: bool) {
         if is_taken {
             if let Some(token) = takeover.token {
@@ -98,7 +98,7 @@ impl Parts {
         self.settle(takeover.event, if is_taken { Settled::Ready } else { Settled::Void });
     }
 
-    /// Nobody waits for this.
+    /// Settles the takeover in the background.
     fn settle(self: &Arc<Self>, event: Uuid, settled: Settled) {
         let (parts, until) = (Arc::clone(self), clock::now() + self.calls.deadline + TO_SETTLE);
         let news = [NewsId::Takeover(event)];
@@ -116,7 +116,7 @@ impl Parts {
         });
     }
 
-    /// Whether [`take_over`](Self::take_over) would let this actor have the lock.
+    /// True if [`take_over`](Self::take_over) would let this actor have the lock.
     pub(crate) fn may_take_over(&self, actor: &Actor, lock: &Lock) -> bool {
         can_be_taken_over(lock)
             && self.freezes.on(lock.key.collection()).is_none()
@@ -204,8 +204,8 @@ impl Parts {
     }
 }
 
-/// A foreign program would not notice a takeover; and among several readers there is no one holder to
-/// take it from.
+/// True for an exclusive lock of this crate. A foreign program would not notice a takeover, and among several readers
+/// there is no one holder to take the lock from.
 pub(crate) fn can_be_taken_over(lock: &Lock) -> bool {
     lock.mode == Mode::Exclusive && lock.token.is_some()
 }

@@ -23,10 +23,10 @@ use crate::{
     store::Acquisition,
 };
 
-/// How long before the deadline the server is asked, at most: another server may have renewed the lock.
+/// How long before the lock expires the server is asked, at most: another server may have renewed the lock.
 const ASK_BEFORE: Duration = Duration::from_secs(5);
 
-/// Those that live on news of locks.
+/// The parts that live on news of locks.
 pub(super) struct Seen {
     pub(super) activity: Activity,
     pub(super) watched: Watched,
@@ -37,13 +37,13 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// An answer to a question asked at that moment: this is the live lock on its document.
+    /// The store was asked at the moment `asked`, and answered: this is the live lock on its document.
     pub(super) fn saw(&self, lock: &Lock, asked: Instant) {
         self.watched.saw(lock, asked);
         self.activity.saw(&lock.aid, lock.expires_in(), self.interval);
     }
 
-    /// An answer to a question asked at that moment: the session holds these locks and no others.
+    /// The store was asked at the moment `asked`, and answered: the session holds these locks and no others.
     pub(super) fn saw_all_of(&self, aid: &Aid, locks: &[Lock], asked: Instant) {
         self.watched.saw_all_of(aid, locks, asked);
         if let Some(left) = locks.iter().map(Lock::expires_in).min() {
@@ -134,7 +134,7 @@ struct WatchedLock {
 /// The belief of this process about a lock.
 #[derive(Debug, Clone, Copy)]
 enum Belief {
-    /// Live until `until`, according to an answer of the moment `known`.
+    /// Live until `until`, according to an answer at the moment `known`.
     Live {
         until: Instant,
         known: Instant,
@@ -162,7 +162,7 @@ impl Watched {
         self.locks.lock().by_aid.contains_key(aid)
     }
 
-    /// An answer to a question asked at that moment: this is the live lock on its document.
+    /// The store was asked at the moment `asked`, and answered: this is the live lock on its document.
     pub(in crate::manager) fn saw(&self, lock: &Lock, asked: Instant) {
         let locks = self.locks.lock();
         locks.learn(locks.by_key.get(&lock.key), asked, |entry, token| {
@@ -176,13 +176,13 @@ impl Watched {
         });
     }
 
-    /// An answer to a question asked at that moment: no lock on this document is live.
+    /// The store was asked at the moment `asked`, and answered: no lock on this document is live.
     pub(in crate::manager) fn saw_free(&self, key: &LockKey, asked: Instant) {
         let locks = self.locks.lock();
         locks.learn(locks.by_key.get(key), asked, |_, _| Some(Belief::Gone));
     }
 
-    /// An answer to a question asked at that moment: the session holds these locks and no others.
+    /// The store was asked at the moment `asked`, and answered: the session holds these locks and no others.
     pub(in crate::manager) fn saw_all_of(&self, aid: &Aid, held: &[Lock], asked: Instant) {
         let until: HashMap<_, _> = held.iter().map(|lock| (lock.token, lock.expires_at)).collect();
         let locks = self.locks.lock();

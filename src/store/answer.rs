@@ -15,7 +15,7 @@ use crate::{
 pub struct LastEnd {
     /// [`Expired`](EndReason::Expired) if the session became idle.
     pub reason: EndReason,
-    /// Whether the session is over. An idle session may come back.
+    /// True if the session is over. An idle session may come back.
     pub for_good: bool,
     /// How long ago.
     pub ago: Duration,
@@ -53,7 +53,7 @@ pub enum TryAcquire<G = Lock> {
     /// Granted: the document was free, or the lock on it had expired. Carries the claim's token, or the
     /// token of an earlier attempt of the claim.
     Granted(G),
-    /// The session holds it already. It was renewed, and keeps its token.
+    /// The session holds the lock already. The lock was renewed, and keeps its token.
     AlreadyMine(Lock),
     /// Another session holds it, or is ahead in the queue.
     Held(Lock),
@@ -79,9 +79,9 @@ pub struct Confirmed {
     pub lock: Lock,
     /// The load of the page that the lock belongs to.
     pub page: Option<PageId>,
-    /// Whether a second request was told of the lock, so that the first one no longer gives it back.
+    /// True if a second request was told of the lock, so that the first request no longer gives it back.
     pub is_known: bool,
-    /// Whether the lock is in the grace period of a page that has gone.
+    /// True if the lock is in the grace period of a page that has gone.
     pub is_leaving: bool,
     /// The document, if it was asked for and exists.
     pub document: Option<StoredDocument>,
@@ -93,7 +93,7 @@ pub struct Confirmed {
 pub enum Released {
     /// The lock was there, and is now removed.
     Released,
-    /// There was no such lock to remove. Just as good.
+    /// There was no such lock to remove, which is just as good.
     AlreadyGone,
 }
 
@@ -102,7 +102,7 @@ pub enum Released {
 pub struct Renewed {
     /// On how many documents a lock was renewed.
     pub documents: u64,
-    /// The sessions whose locks may not all be renewed. Ask again, for fewer sessions at a time.
+    /// The sessions for which it is not certain that all locks were renewed. Ask again, for fewer sessions at a time.
     pub late: Vec<Aid>,
 }
 
@@ -126,9 +126,9 @@ pub enum Saved {
 pub struct Swept {
     /// How many sessions were found to be idle.
     pub sessions: usize,
-    /// The sweep reached its limit: sweep again.
+    /// True if the sweep reached its limit: sweep again.
     pub more: bool,
-    /// Some news, ends or takeovers, waits to be announced.
+    /// True if some news, ends or takeovers, waits to be announced.
     pub announcements: bool,
     /// How long until the first live lock can expire. `None` if there is no lock.
     pub next: Option<Duration>,

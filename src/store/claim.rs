@@ -79,7 +79,7 @@ impl Active {
 pub struct TakenBy {
     /// By whom: a label to show.
     pub by: String,
-    /// Why, in their words.
+    /// The reason, in the words of that person.
     pub reason: String,
 }
 
@@ -114,15 +114,15 @@ impl Acquisition {
 /// Which lock [`Locks::remove_lock`](crate::store::Locks::remove_lock) removes, and on which condition.
 #[derive(Debug, Clone, Copy)]
 pub enum Removal<'a> {
-    /// Its holder releases it.
+    /// The holder releases its lock.
     Release(&'a Acquisition),
-    /// The request that claimed it no longer wants it, and any of these attempts of one claim may have
-    /// been granted. Removed only if no other request was told that the session holds the lock:
+    /// The request that claimed the lock no longer wants it. Any of these attempts of its claim may have been granted.
+    /// Removed only if no other request was told that the session holds the lock:
     /// another request of the session may have been answered
     /// [`AlreadyMine`](crate::store::TryAcquire::AlreadyMine), or may have saved. The lock then belongs
     /// to that request, and stays.
     Retract(&'a [Acquisition]),
-    /// Somebody else than its holder removes it. The lock may be a foreign one. Removed only while it is
+    /// Somebody other than the holder removes the lock. The lock may be a foreign one. Removed only while it is
     /// live. Watchers learn who broke it, unless it is a foreign or a shared lock.
     Break {
         /// The lock as it was shown.

@@ -79,7 +79,7 @@ pub struct Original {
 }
 
 impl Original {
-    /// `loaded` is the stored document, and `value` the same as a Rust value, not changed yet.
+    /// `loaded` is the stored document, and `value` is the same document as a Rust value, before any change.
     ///
     /// # Errors
     /// The error of serde if `value` has no stored form.
@@ -97,7 +97,7 @@ pub enum Edit {
     /// The whole document. Fields that it does not name are removed.
     Replacement(StoredDocument),
     /// A new document. It is [`Rejected`](crate::StoreErrorKind::Rejected) if its `_id` is not the locked
-    /// one, or if there is such a document already.
+    /// one, or if a document with this `_id` exists already.
     Creation(StoredDocument),
     /// Deletes the document.
     Deletion,

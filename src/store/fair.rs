@@ -13,17 +13,17 @@ use crate::lock::{Aid, Holder, Mode};
 pub struct Ticket(pub u64);
 
 impl Ticket {
-    /// Of a waiter that has no ticket yet. The store puts the ticket that it draws in its place.
+    /// The ticket of a waiter that has drawn none yet. The store replaces it by the ticket that the store draws.
     pub const NEW: Self = Self(u64::MAX);
 }
 
-/// The turn of a waiter, which may take the lock if no other server has a waiter with a lower ticket in
-/// the way. Its own server is never in the way: that server keeps the order of its own waiters.
+/// The turn of a waiter. The waiter may take the lock if no other server has a waiter with a lower ticket in the way.
+/// The waiter's own server is never in the way: that server keeps the order of its own waiters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
     /// The ticket of the waiter.
     pub ticket: Ticket,
-    /// The server, and its other waiters: its place once the claim is granted.
+    /// The server and its other waiters, which make up its place once the claim is granted.
     pub others: Waiters,
 }
 
@@ -43,9 +43,9 @@ pub struct Waiters {
 pub struct Place {
     /// The lowest ticket.
     pub first: Ticket,
-    /// The lowest ticket of those that want the exclusive lock.
+    /// The lowest ticket of the waiters that want the exclusive lock.
     pub writer: Option<Ticket>,
-    /// The last ticket that was drawn for them.
+    /// The last ticket that was drawn for these waiters.
     pub last: Ticket,
     /// The session of the first waiter.
     pub aid: Aid,

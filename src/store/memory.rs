@@ -78,7 +78,7 @@ impl MemoryStore {
         Ok(values.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
     }
 
-    /// Removes a document, but not its lock. Returns whether the document existed.
+    /// Removes a document, but not its lock. True if the document existed.
     pub fn remove(&self, key: &LockKey) -> bool {
         self.state.lock().documents.remove(key).is_some()
     }

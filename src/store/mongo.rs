@@ -14,7 +14,7 @@ use mongodb::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{OnceCell, Semaphore};
 
-/// The verbs of a trait that a call in another file carries out, and what each is doing, for its errors.
+/// Implements verbs of a trait by calls in other files. Each verb names its operation, for its errors.
 macro_rules! verbs {
     ($self:ident, $until:ident: $(
         $verb:ident($($arg:ident: $type:ty),*) -> $answer:ty: $call:expr, $($doing:expr),*;
@@ -121,7 +121,7 @@ struct Inner {
     /// The limits for the writes of all collections together.
     writes: Shared,
     saves: Semaphore,
-    /// Asked only once.
+    /// The kind of deployment, asked only once.
     topology: OnceCell<Topology>,
     collections: RwLock<HashMap<String, Arc<Prepared>>>,
     /// The needs of collections that are not the store's own, by their names.
@@ -141,7 +141,7 @@ struct Prepared {
     seen: Seen,
     admission: Admission,
     groups: Groups,
-    /// The log has said that the ids may have another type.
+    /// True if the log has said that the ids may have another type.
     has_warned: AtomicBool,
 }
 
@@ -161,7 +161,7 @@ impl Deref for Call<'_> {
 }
 
 impl Call<'_> {
-    /// The same with another deadline.
+    /// The same call with another deadline.
     fn with(&self, until: Deadline) -> Self {
         Self { at: Arc::clone(&self.at), until, ..*self }
     }

@@ -16,8 +16,8 @@ pub enum News {
 /// Names a piece of news.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewsId {
-    /// The end of this session; with an event only this end: a session that was idle may have ended permanently
-    /// meanwhile.
+    /// The end of this session. With an event, only the end with this event: a session that was idle may have ended
+    /// permanently meanwhile.
     Ended(Aid, Option<Uuid>),
     /// The break or takeover with this event.
     Takeover(Uuid),
@@ -28,8 +28,8 @@ pub enum NewsId {
 pub enum Outbox<'a> {
     /// Ends of sessions.
     Ends,
-    /// Takeovers. Those that nobody has settled only in these collections, which must be prepared: others are left to
-    /// the servers that know them.
+    /// Takeovers. Unsettled takeovers are taken only in these collections, which must be prepared; the others are left
+    /// to the servers that know their collections.
     Takeovers(&'a [&'a str]),
 }
 

@@ -20,7 +20,7 @@ impl Pattern {
         Self { before: name.into(), after: None }
     }
 
-    /// The names before and after the `*`; no second part without one.
+    /// The parts of the name before and after the `*`. Without a `*` there is no second part.
     #[must_use]
     pub fn parts(&self) -> (&str, Option<&str>) {
         (&self.before, self.after.as_deref())

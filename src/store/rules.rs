@@ -18,19 +18,20 @@ const LONGEST_MARGIN: Duration = Duration::from_secs(60);
 /// How many sessions may hold a shared lock on one document at the same time.
 pub const MAX_READERS: usize = 1_000;
 
-/// How the locks of a collection behave. All servers of a cluster must agree on them.
+/// How the locks of a collection behave. All servers of a cluster must agree on these rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rules {
     /// The ttl of a lock that has none of its own, such as the lock of a foreign program. Also the
     /// longest ttl that this crate writes.
     pub ttl: Duration,
-    /// Each grant carries a [`FencingToken`](crate::FencingToken), higher than that of any earlier
-    /// grant on the same document, and not below the store's clock in milliseconds since 1970. The record therefore stays when its lock is gone.
+    /// True if each grant carries a [`FencingToken`](crate::FencingToken), higher than the token of any earlier grant
+    /// on the same document, and not below the store's clock in milliseconds since 1970. The record therefore stays
+    /// when its lock is gone.
     pub fenced: bool,
-    /// Waiters are let in in the order of arrival, over all servers.
+    /// True if waiters get the lock in the order of arrival, over all servers.
     pub fair: bool,
-    /// The ids may be strings. A store then refuses a collection in which different strings are the
+    /// True if the ids may be strings. A store then refuses a collection in which different strings are the
     /// same id.
     pub text_ids: bool,
 }
@@ -42,8 +43,8 @@ impl Rules {
         Self { ttl, fenced: false, fair: false, text_ids: false }
     }
 
-    /// How long a record may outlive its `ts` before a database may remove it by itself: the ttl, and as long again
-    /// as a margin, which is at most a minute. Within that margin the sweep announces the idle sessions.
+    /// How long after its `ts` a database may remove a record by itself: the ttl, plus a margin of the same length,
+    /// but at most a minute. Within that margin the sweep announces the idle sessions.
     #[must_use]
     pub fn expiry(&self) -> Duration {
         self.ttl + self.ttl.min(LONGEST_MARGIN)

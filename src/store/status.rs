@@ -13,7 +13,7 @@ use crate::{store::ServerNote, text::millis_if_any};
 pub struct StoreStatus {
     /// The kind of deployment.
     pub topology: Topology,
-    /// Whether the store takes writes at the moment. It does not while there is no primary.
+    /// True if the store takes writes at the moment; false while there is no primary.
     pub writable: bool,
     /// How far the majority-committed state lags behind the newest write. Every grant waits for a
     /// majority. `None` if the deployment has no majority to wait for, or if the lag is not known.
@@ -42,7 +42,7 @@ impl StoreStatus {
 pub struct Fleet {
     /// The kind of deployment.
     pub topology: Topology,
-    /// The notes of all servers, including the asker.
+    /// The notes of all servers, including the caller.
     pub servers: Vec<ServerNote>,
 }
 

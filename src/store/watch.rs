@@ -12,7 +12,7 @@ use crate::{
 
 /// Changes of one collection's locks, as [`Locks::watch`](crate::store::Locks::watch) reports them.
 ///
-/// Ends with an error or with `None` when the store cannot continue. The subscriber then calls `watch`
+/// The stream ends with an error or with `None` when the store cannot continue. The subscriber then calls `watch`
 /// again.
 pub struct Watch(Pin<Box<dyn Stream<Item = StoreResult<Change>> + Send>>);
 

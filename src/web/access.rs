@@ -41,12 +41,12 @@ type Allows = dyn Fn(Option<Actor>, Vec<LockKey>, Access) -> LocalBoxFuture<'sta
 #[derive(Clone)]
 pub(super) struct AccessPolicy(Rc<Allows>);
 
-/// How many documents of one call a policy for single documents is asked for at the same time, and how many calls
-/// the streams of events of one worker have under way.
+/// For how many documents of one call a policy for single documents runs at the same time. Also how many calls the
+/// streams of events of one worker have under way.
 const AT_ONCE: usize = 16;
 /// The longest time for one call.
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long the streams of events remember the answers of the policy, and how many for one person.
+/// How long the streams of events remember an answer of the policy, and how many answers for one person.
 const REMEMBER: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 1_024;
 
@@ -99,7 +99,7 @@ pub(super) struct Permissions {
     pub(super) manager: Rc<LockManager>,
     pub(super) person: Option<Actor>,
     pub(super) knows_people: bool,
-    /// The policy is asked for visitors without a login, too.
+    /// True if the policy is asked for visitors without a login, too.
     pub(super) admits_visitors: bool,
     pub(super) policy: Option<AccessPolicy>,
     /// The person, or a visitor under the name of all visitors.
@@ -115,13 +115,13 @@ impl Permissions {
         *self.sees_all.get_or_init(|| policy.may_see_all(&self.actor) == Some(true))
     }
 
-    /// Whether there are such locks over HTTP, for this person.
+    /// True if this person can reach the locks of this collection over HTTP.
     pub(super) fn reach(&self, collection: &str) -> bool {
         self.manager.parts.collections.is_over_http(collection)
             || self.manager.parts.collections.is_registered(collection) && self.sees_all()
     }
 
-    /// Of these documents, those with which the person may do this by the lock API.
+    /// The ones of these documents to which the person has this access by the lock API.
     ///
     /// # Errors
     /// If the policy fails.
@@ -150,7 +150,7 @@ impl Permissions {
         if allowed.is_empty() { Err(self.refusal(key)) } else { Ok(()) }
     }
 
-    /// The same for routes of the application, if it has a policy.
+    /// As `check`, for the routes of the application: if it has no policy, all of these documents pass.
     pub(super) async fn check_all(&self, keys: &[LockKey]) -> Result<()> {
         match self.check_each(keys).await?.into_iter().flatten().next() {
             Some(refusal) => Err(refusal),
@@ -158,7 +158,7 @@ impl Permissions {
         }
     }
 
-    /// The same for each of them: its refusal, or none.
+    /// As `check_all`, but returns for each document its refusal, or none.
     pub(super) async fn check_each(&self, keys: &[LockKey]) -> Result<Vec<Option<LockError>>> {
         let Some(policy) = &self.policy else { return Ok(keys.iter().map(|_| None).collect()) };
         self.check_any()?;
@@ -187,7 +187,7 @@ impl Permissions {
         self.is_visitor() && !(self.admits_visitors && self.policy.is_some())
     }
 
-    /// Of these documents, those that a stream of events may tell of. `None` if the policy fails.
+    /// The ones of these documents that a stream of events may report. `None` if the policy fails.
     pub(super) async fn visible(&self, keys: HashSet<LockKey>) -> Option<HashSet<LockKey>> {
         match &self.policy {
             Some(policy) if !self.sees_all() => {
@@ -216,7 +216,7 @@ struct OfPerson {
     turn: Rc<Semaphore>,
 }
 
-/// The visible ones of its documents; `None` if the policy has failed.
+/// A call of the policy. Returns the visible ones of its documents; `None` if the policy has failed.
 type Call = Shared<LocalBoxFuture<'static, Option<Rc<HashSet<LockKey>>>>>;
 
 /// A call, and when it began.
@@ -232,7 +232,7 @@ impl Answers {
         Rc::new(Self { of: RefCell::default(), turns })
     }
 
-    /// Of these documents, those that the person may look at.
+    /// The ones of these documents that the person may look at.
     async fn of(
         &self,
         policy: &AccessPolicy,
@@ -281,7 +281,7 @@ impl Answers {
         keys.into_iter().filter_map(call_of).collect()
     }
 
-    /// In a task of its own, because the streams that wait for it may end. `None` if the policy fails.
+    /// Runs in a task of its own, because the streams that wait for the call may end. `None` if the policy fails.
     fn call(
         &self,
         policy: AccessPolicy,

@@ -26,8 +26,8 @@ use crate::{
     },
 };
 
-/// The whole policy, because middleware usually adds its own only to answers without one. No page may hide
-/// this one in a frame, and lead a click of an administrator to the button that breaks a lock.
+/// The whole content security policy, because middleware usually adds its own only to answers without one. No other
+/// page may hide this page in a frame, and lead a click of an administrator to the button that breaks a lock.
 const POLICY: HeaderValue =
     HeaderValue::from_static("default-src 'self'; base-uri 'none'; frame-ancestors 'none'");
 
@@ -71,9 +71,9 @@ async fn style(Locks(locks): Locks, req: HttpRequest) -> Result<HttpResponse, Pr
 #[derive(Serialize)]
 struct AllBody {
     locks: Vec<LockBody>,
-    /// There are more locks than those listed.
+    /// True if there are more locks than those listed.
     more: bool,
-    /// Whether changes are reported at once; otherwise within about a second.
+    /// True if changes are reported at once; false if they are reported within about a second.
     told: bool,
     /// The freezes that are on.
     frozen: Vec<Freeze>,

@@ -32,7 +32,7 @@ use crate::{
 
 /// The largest body that the lock API accepts.
 const MAX_BODY_BYTES: usize = 64 * 1024;
-/// The same for bodies that name many documents: 200 ids of 1 KiB, even if JSON escapes each character.
+/// The largest body that names many documents: 200 ids of 1 KiB, even if JSON escapes each character.
 const MAX_LIST_BYTES: usize = 512 * 1024;
 
 /// The longest grace period for a page that is closed. A page that needs longer should not release its
@@ -75,13 +75,14 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 ///   it (otherwise 403). A refusal says in `may_take_over` whether the policy would allow a takeover.
 /// - `status` accepts `{"keys": ["collection/id", …]}`, and answers in the same order: for each document
 ///   its `key`, `collection` and `id`, and what `GET /{collection}/{id}` says. A key that names no document
-///   comes last, as `{"key", "state": "unknown", "problem": "malformed_key"}`. One query for each collection.
+///   comes last, as `{"key", "state": "unknown", "problem": "malformed_key"}`. A call costs one query for each
+///   collection.
 /// - `heartbeat` accepts `{"locks": {"collection/id": "token", …}}`, the locks that the page believes it
-///   holds. Those that it does not hold are in `lost`. Without a body, all locks of the session are in
-///   `held`.
-/// - `release` accepts `{"token": "…"}`, and then releases only that acquisition; `sendBeacon` cannot set
-///   headers. With `"grace_ms"`, at most 10 000, the lock expires after that time instead, unless the
-///   session asks for it before. So a page that is reloaded keeps its lock.
+///   holds. The answer lists in `lost` those of them that the page does not hold. Without a body, `held`
+///   lists all locks of the session.
+/// - `release` accepts `{"token": "…"}`, because `sendBeacon` cannot set headers, and then releases only
+///   that acquisition. With `"grace_ms"`, at most 10 000, the lock expires after that time instead, unless
+///   the session asks for the lock before. So a page that is reloaded keeps its lock.
 /// - `break` accepts `{"reason": "…", "token": "…"}`. The reason has at most [`MAX_REASON_BYTES`]. With a
 ///   token, only the lock with that token is broken. The answer says in `Doclock-Broken` how many locks were
 ///   broken.
@@ -101,11 +102,11 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 /// `mine_elsewhere` or `held`. `?keys=collection/id,…` selects some documents. After 15 s without an
 /// event there is a comment.
 ///
-/// Where people are [identified](crate::web::LockingSession::identify), only they look and lock: a visitor gets
-/// 401. The [access policy](crate::web::LockingSession::access_policy) decides for each document; its "no"
-/// looks like a missing document, and `status` and the events leave such documents out. Without either,
-/// everybody may look and lock: then wrap this scope in the guards of your other routes. Changes are refused
-/// to pages of other sites.
+/// Where people are [identified](crate::web::LockingSession::identify), only identified people look and lock: a
+/// visitor gets 401. The [access policy](crate::web::LockingSession::access_policy) decides for each document; its
+/// "no" looks like a missing document, and `status` and the events leave such documents out. If people are not
+/// identified and there is no policy, everybody may look and lock: then wrap this scope in the guards of your other
+/// routes. A page of another site may change nothing.
 pub fn lock_api(config: &mut ServiceConfig) {
     config
         .app_data(PayloadConfig::new(MAX_BODY_BYTES))
@@ -163,7 +164,7 @@ async fn own(Locks(locks): Locks) -> Result<Current<Vec<MineBody>>> {
     Ok(Current(all_of(&locks, &all).await?))
 }
 
-/// All locks of the session. Only those who may lock a document see its token.
+/// All locks of the session. Only a person who may lock the document sees the token of its lock.
 async fn all_of(locks: &RequestLocks, all: &[Lock]) -> Result<Vec<MineBody>> {
     let keys = all.iter().map(|lock| lock.key.clone()).collect();
     let lockable: HashSet<_> =
@@ -230,7 +231,7 @@ async fn release(
     req: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, Problem> {
-    // Whoever may no longer lock the document may still release it.
+    // A person who may no longer lock the document may still release its lock.
     let key = key(&locks.permissions(), &req)?;
     locks.check_client()?;
     let mut tokens = locks.offered()?.to_vec();
@@ -246,7 +247,7 @@ async fn release(
     let until = locks.begin();
     if let Some(aid) = locks.aid() {
         for token in tokens {
-            // Or an exclusive lock: a beacon does not say which.
+            // Stands for an exclusive lock, too: a beacon does not name the mode.
             let mode = Mode::Shared;
             let held = Acquisition { key: key.clone(), aid: aid.clone(), token, mode };
             if grace.is_zero() {
@@ -296,7 +297,7 @@ async fn break_lock(
 
 type Body = Result<Bytes, actix_web::Error>;
 
-/// The document that `/{collection}/{id}` names, if this person may do this with it.
+/// The document that `/{collection}/{id}` names, if this person has this access to it.
 async fn allowed(
     locks: &RequestLocks,
     req: &HttpRequest,

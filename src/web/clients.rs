@@ -77,17 +77,17 @@ impl LockManager {
     /// # }
     /// ```
     ///
-    /// A request for which the answer is `None` may lock nothing: it gets
+    /// If `whose` returns `None`, the request may lock nothing: if it asks for a lock, it gets
     /// [`LockError::LoginRequired`](crate::LockError::LoginRequired), 401.
     ///
     /// A page of another site may change locks only with a token that browsers do not add by themselves:
     /// `Authorization: Bearer`, or a header that you [name](LockingClients::token_header).
     ///
     /// # The end of such a session
-    /// The locks of a client go with their ttl, when its requests stop. At a logout, and when you revoke a
+    /// The locks of a client expire after their ttl, when its requests stop. At a logout, and when you revoke a
     /// token, call [`end_session`](Self::end_session) with the same aid: this releases all its locks, and
     /// for a day the aid gets no new ones (401). Your authentication must refuse the token itself. The
-    /// listener [`on_session_end`](crate::LockManagerBuilder::on_session_end) hears of both.
+    /// listener [`on_session_end`](crate::LockManagerBuilder::on_session_end) hears of both kinds of end.
     pub fn clients(
         &self,
         whose: impl Fn(&ServiceRequest) -> Option<(Aid, Actor)> + 'static,
@@ -100,9 +100,9 @@ impl LockingClients {
     /// The header in which your clients send their token, if it is not `Authorization: Bearer`: for example
     /// `x-api-key`. May be called several times.
     ///
-    /// A request with such a token, and without cookies, may change locks also if it comes from a page of
-    /// another site: no browser adds the token by itself, as it adds cookies and Basic authentication. So
-    /// name no header that a proxy adds for a person who is known to it by a cookie.
+    /// A request with such a token, and without cookies, may change locks even if it comes from a page of
+    /// another site: browsers add cookies and Basic authentication to a request, but never such a token. So
+    /// name no header that a proxy adds for a person whom the proxy knows by a cookie.
     pub fn token_header(mut self, name: &str) -> Self {
         Rc::make_mut(&mut self.settings.same_site).token_headers.push(name.to_owned());
         self

@@ -33,14 +33,14 @@ use crate::{
 
 /// Proxies close idle connections, most of them after a minute, some after half a minute.
 const BEAT: Duration = Duration::from_secs(15);
-/// How long a stream lasts. Browsers open the next stream themselves. A client that is no longer allowed
-/// to do so notices it then.
+/// How long a stream lasts. Browsers open the next stream themselves. A client that may no longer open
+/// a stream learns it then.
 const LIFE: Duration = Duration::from_secs(15 * 60);
 /// How many events one message tells at most.
 const AT_ONCE: usize = 256;
-/// After the end of its session, a stream tells for so long what has become of the session's locks.
+/// For how long after the end of its session a stream still tells what has become of the session's locks.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How long a stream lasts if its session has no aid: nobody would hear that its person has gone.
+/// How long a stream lasts if its session has no aid: nothing would tell the stream that its person has gone.
 const LIFE_WITHOUT_SESSION: Duration = Duration::from_secs(60);
 /// When a page may try again after its stream was refused.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
@@ -114,7 +114,7 @@ pub(super) async fn stream(
         .streaming(messages))
 }
 
-/// Never, if there is no session.
+/// Resolves when the session has ended; never, if there is no session.
 async fn ended(end: Option<&EndOf>) {
     match end {
         Some(end) => end.came().await,
@@ -154,7 +154,7 @@ impl Listener {
             }
             let mut message = self.message(&events).await?;
             if self.end.as_ref().is_some_and(EndOf::has_come) {
-                // The next person in this browser must not hear more than that.
+                // The next person in this browser must not hear of other locks than those of the ended session.
                 events.retain(|event| {
                     event.lock().is_some_and(|lock| Some(&lock.aid) == self.aid.as_ref())
                 });
@@ -166,7 +166,7 @@ impl Listener {
         }
     }
 
-    /// Those of the events that this receiver has asked for, and may see.
+    /// The message with the events that this receiver has asked for, and may see.
     async fn message(&self, events: &[Arc<LockEvent>]) -> Option<String> {
         let is_asked_for = |lock: &&Lock| {
             self.keys.as_ref().is_none_or(|keys| keys.contains(&lock.key.to_string()))

@@ -11,7 +11,7 @@ use actix_web::{
 use serde::Serialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-/// An answer about locks in JSON. It is outdated at once, and for this person only: no cache keeps it.
+/// An answer about locks in JSON. No cache may keep it: it is outdated at once, and for this person only.
 pub(super) struct Current<T>(pub(super) T);
 
 impl<T: Serialize> Responder for Current<T> {

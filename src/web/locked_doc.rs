@@ -55,14 +55,14 @@ pub type LockedDoc<T> = Guarded<T, Acquire>;
 /// A document whose lock this session must already hold. The lock is confirmed, never acquired; then the
 /// document is loaded.
 ///
-/// Use it where work is saved. It takes no lock, so there is nothing to give back.
+/// Use this type where work is saved. It takes no lock, so there is nothing to give back.
 ///
 /// - *Proves:* the session held the lock when the document was loaded. If the client sends a
-///   `Lock-Token`, it was even the same acquisition, and not a later one of another tab of the session.
+///   `Lock-Token`, the session held that very acquisition, and not a later one of another tab.
 /// - [`save`](Guarded::save) decides: it writes only if the lock is live at that moment.
 ///
 /// # Errors
-/// Those of [`LockedDoc`], but [`LockError::Lost`] 409 instead of [`LockError::Held`].
+/// The errors of [`LockedDoc`], but [`LockError::Lost`] 409 instead of [`LockError::Held`].
 pub type HeldDoc<T> = Guarded<T, Confirm>;
 
 /// A document that others may read but not edit while this session reads it: takes or confirms a shared
@@ -75,12 +75,12 @@ pub type HeldDoc<T> = Guarded<T, Confirm>;
 /// - *Proves:* no other session held an exclusive lock when the document was loaded. There may be other
 ///   readers. If this session holds the exclusive lock, that lock is confirmed and stays exclusive.
 /// - *Ends* as the lock of a [`LockedDoc`], for each reader separately.
-/// - A [`LockedDoc`] of the same session and document turns it into an exclusive lock with a new token,
-///   if there is no other reader. Otherwise it is refused with [`LockError::Held`], at once: two readers
-///   would wait for each other forever.
+/// - A [`LockedDoc`] of the same session and document turns the shared lock into an exclusive lock with a
+///   new token, if there is no other reader. Otherwise the [`LockedDoc`] is refused with
+///   [`LockError::Held`], at once: two readers would wait for each other forever.
 ///
 /// # Errors
-/// Those of [`LockedDoc`].
+/// The errors of [`LockedDoc`].
 pub type SharedDoc<T> = Guarded<T, Share>;
 
 /// How a [`Guarded`] document got its lock: taken or confirmed. See [`LockedDoc`].
@@ -119,16 +119,16 @@ pub struct Guarded<T, How> {
 }
 
 impl<T: Lockable, How: Exclusive> Guarded<T, How> {
-    /// Writes the changes since the document was loaded, if this acquisition of its lock is live at that
-    /// moment. Keeps the lock and renews its lease.
+    /// Writes the changes since the document was loaded, if this acquisition of its lock is live at the
+    /// moment of the write. Keeps the lock and renews its lease.
     ///
     /// Writes only the changed values, at any depth. So fields that `T` does not contain stay as they are, also in
     /// the elements of arrays, and so do fields that other programs have changed in the meantime. An array is
     /// rewritten as a whole. If nothing has changed, only the lease is renewed. To write the whole document, see
     /// [`replace`](Self::replace).
     ///
-    /// On a replica set this holds even if a process was paused, a network partitioned or a clock skewed
-    /// in between: the check of the lock and the write of the document are one transaction.
+    /// On a replica set, the check of the lock and the write of the document are one transaction. So all of
+    /// this holds even if a process was paused, a network partitioned or a clock skewed in between.
     ///
     /// # Errors
     /// [`LockError::Lost`] 409 or [`LockError::NotFound`] 404: nothing was written.
@@ -212,8 +212,8 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
 
 impl<T: Lockable, How> Guarded<T, How> {
     /// Gives the lock back. It is no error if the lock is already gone, or if the reply to an earlier attempt
-    /// was lost: then the answer is [`AlreadyGone`](Released::AlreadyGone). A query of your own that ran
-    /// before may then have overwritten the work of the next holder. Use guarded writes instead.
+    /// was lost: then the answer is [`AlreadyGone`](Released::AlreadyGone). In that case a query of your own
+    /// that ran before the release may have overwritten the work of the next holder. Use guarded writes instead.
     ///
     /// # Errors
     /// [`LockError::Store`] 503; the lock then ends with its session, or expires.
@@ -224,8 +224,8 @@ impl<T: Lockable, How> Guarded<T, How> {
         self.locks.release(&self.mine, self.locks.begin()).await
     }
 
-    /// True if this request has taken the lock, false if the session held it before. A handler that releases what it
-    /// needed for a moment should leave the lock of an open form alone: it releases fresh locks only.
+    /// True if this request has taken the lock, false if the session held it before. A handler that needed the lock
+    /// for a moment should release only fresh locks, and so leave the lock of an open form alone.
     #[must_use]
     pub fn is_fresh(&self) -> bool {
         self.mine.is_fresh

@@ -54,13 +54,13 @@ impl Problem {
         Self { status, body, retry_after: None }
     }
 
-    /// What happened to this request and what to do, for the person who reads it.
+    /// Says what happened to this request and what to do, for the person who reads the answer.
     #[must_use]
     pub fn detail(self, detail: impl fmt::Display) -> Self {
         self.with("detail", detail.to_string())
     }
 
-    /// The detail, for answers in a style of your own. It is written for clients, also if it stands for a
+    /// The detail, for answers in a style of your own. The text is written for clients, also that of a
     /// [`LockError`]: `Problem::from(&error).text()`.
     #[must_use]
     pub fn text(&self) -> &str {
@@ -249,7 +249,7 @@ impl ResponseError for LockError {
     }
 }
 
-/// The answer of the application's own error is the application's.
+/// An error of the application's own part answers as the application defines it.
 #[cfg(feature = "_mongo")]
 impl<E: ResponseError> ResponseError for crate::store::TransactionError<E> {
     fn status_code(&self) -> StatusCode {
@@ -288,7 +288,7 @@ pub(super) struct Served {
     pub(super) uri: Uri,
     /// The document that it asked for last.
     pub(super) document: Rc<RefCell<Option<LockKey>>>,
-    /// The log says already why the application is not set up correctly.
+    /// True if the log says already why the application is not set up correctly.
     pub(super) is_told: bool,
 }
 
@@ -297,11 +297,11 @@ fn served<T>(access: impl FnOnce(&mut Served) -> T) -> Option<T> {
     SERVED.try_with(|served| access(&mut served.borrow_mut())).ok()
 }
 
-/// The client is told nothing about a fault of the server, so the fault is logged, with its request. Those of
-/// an outage of the database share lines.
+/// The client is told nothing about a fault of the server, so the fault is logged, with its request. The
+/// faults of an outage of the database share lines.
 pub(super) fn log_fault(error: &LockError) {
-    // A wrong configuration that this module found was logged at once. The others are not faults, and clients can cause
-    // any number of them.
+    // A wrong configuration that this module found was logged at once. The other errors here are not faults, and
+    // clients can cause any number of them.
     let is_told =
         matches!(error, LockError::Misconfigured(_)) && served(|it| it.is_told) != Some(false);
     let is_overloaded =

@@ -73,7 +73,7 @@ pub(super) struct Settings {
     pub(super) access: Option<AccessPolicy>,
     pub(super) answers: Rc<Answers>,
     pub(super) admits_visitors: bool,
-    /// The policy is for the lock API only.
+    /// True if the policy is for the lock API only.
     pub(super) extractors_do_not_ask: bool,
     pub(super) keep_fresh_on_error: bool,
     /// How long the extractors wait for locks of other sessions.
@@ -99,14 +99,14 @@ pub(crate) enum Whose {
 pub(crate) struct RequestLocks {
     pub(super) manager: Rc<LockManager>,
     pub(super) settings: Rc<Settings>,
-    /// The page has sent this request automatically, and its person has been away for long.
+    /// True if the page has sent this request automatically, and its person has been away for long.
     idle: bool,
     tab: Option<TabId>,
     /// The load of the page that sent this request.
     pub(super) page: Option<PageId>,
     /// The other end of the connection.
     pub(super) address: Option<IpAddr>,
-    /// The page is preloaded: nobody has asked for it yet.
+    /// True if the page is preloaded: nobody has asked for it yet.
     speculative: bool,
     /// The document that the request asked for last, for the log.
     pub(super) document: Rc<RefCell<Option<LockKey>>>,
@@ -132,9 +132,9 @@ pub(crate) struct RequestLocks {
     renewal: RefCell<Option<Receiver<()>>>,
     /// The number of cookies in the answer that the session middleware gets, once there is an answer.
     cookies: Cell<Option<usize>>,
-    /// The session had no entry when the request arrived.
+    /// True if the session had no entry when the request arrived.
     began_empty: Cell<bool>,
-    /// The session middleware has to save the session, and to send its cookie.
+    /// True if the session middleware has to save the session, and to send its cookie.
     is_to_be_saved: Cell<bool>,
 }
 
@@ -200,7 +200,7 @@ impl RequestLocks {
         }
     }
 
-    /// The wrap knows whose request it is.
+    /// Called when the wrap knows whose request this is.
     pub(super) fn belongs_to(&self, whose: Whose, aid: Option<Aid>) {
         let began_empty = matches!(&whose, Whose::Session(it) if it.entries().is_empty());
         self.began_empty.set(began_empty);
@@ -209,7 +209,7 @@ impl RequestLocks {
             self.person_before.replace(self.who());
         }
         if let Some(aid) = aid.as_ref().filter(|_| !self.idle) {
-            // The tab that this request names, or else the acquisitions.
+            // The tab that this request names, or else the acquisitions that it names.
             let named: Vec<_> = match (self.tab, &self.offered) {
                 (Some(tab), _) => vec![Named::Tab(tab)],
                 (None, tokens) => {
@@ -232,7 +232,7 @@ impl RequestLocks {
         })
     }
 
-    /// This request names a lock that is not of its own tab: renews it as well.
+    /// Also renews this lock, which the request names, if it is not a lock of the request's own tab.
     pub(super) fn names(&self, lock: &Lock) {
         if let (Some(token), Some(tab)) = (lock.token, lock.tab)
             && self.tab != Some(tab)
@@ -242,7 +242,7 @@ impl RequestLocks {
         }
     }
 
-    /// The handler has answered. Changes to the session are still saved with it.
+    /// Called when the handler has answered. Changes to the session are still saved after this call.
     pub(super) fn before_session_is_saved(&self, response: &HttpResponse<impl Sized>) {
         let status = response.status();
         self.cookies.set(Some(response.headers().get_all(SET_COOKIE).count()));
@@ -250,7 +250,7 @@ impl RequestLocks {
         let Whose::Session(session) = &*whose else { return };
         let (before, mut now) = (self.aid_before.borrow().clone(), aid_in(session));
         if before.is_some() && now.is_none() && session.status() == SessionStatus::Unchanged {
-            // Neither purged nor cleared nor removed: another middleware has emptied the session.
+            // No handler has purged or cleared the session, or removed the aid: another middleware has emptied it.
             misconfigured(
                 "there is another session middleware inside `locks.session(…)`: remove its \
                  `.wrap(SessionMiddleware::new(store, key))`",
@@ -275,9 +275,9 @@ impl RequestLocks {
         }
         let keeps_locks =
             (!vanished || has_new_aid) && self.keeps(status) && !self.fresh.borrow().is_empty();
-        // Uses the save of a login: if the aid is there before the first lock, two simultaneous first
-        // requests cannot lose it. But no other request of a session without an aid: its aid could replace that of a
-        // simultaneous first lock.
+        // A login saves the session anyway, so it begins the aid: if the aid is there before the first lock, two
+        // simultaneous first requests cannot lose it. No other request of a session without an aid does so: its aid
+        // could replace the aid of a simultaneous first lock.
         let begins = match session.status() {
             SessionStatus::Renewed => true,
             SessionStatus::Changed => self.began_empty.get() || vanished || is_another_person,
@@ -302,7 +302,7 @@ impl RequestLocks {
         self.is_to_be_saved.set(is_changed && !session.entries().is_empty());
     }
 
-    /// The session middleware has finished.
+    /// Called when the session middleware has finished.
     ///
     /// # Errors
     /// If the request was granted a lock, but its session was not saved: no session has the aid of that lock.
@@ -350,16 +350,16 @@ impl RequestLocks {
         Ok(())
     }
 
-    /// The request has failed, or its session could not be saved: no lock is kept, and no session has
-    /// ended.
+    /// Called if the request has failed, or its session could not be saved: no lock is kept, and no session
+    /// has ended.
     pub(super) async fn session_not_saved(&self) {
         self.ending.take();
         self.fresh.take();
         self.settle().await;
     }
 
-    /// The error of this request. actix-session turns an outage of its store into an empty 500, but a wrap around it
-    /// may tell.
+    /// The error of this request. actix-session turns an outage of its store into an empty 500, but a wrap around
+    /// actix-session may report the outage.
     pub(super) fn explained(&self, error: Error) -> Error {
         let was_loaded = !matches!(*self.whose.borrow(), Whose::Nobodys);
         let is_of_session = !was_loaded || self.cookies.get().is_some();
@@ -393,7 +393,7 @@ impl RequestLocks {
     }
 
     /// # Errors
-    /// 401 if a client has no valid login, or no longer: what it holds is not known, and so not lost.
+    /// 401 if a client has no valid login, or has it no longer: its locks are not known, and so not reported as lost.
     pub(super) fn check_client(&self) -> Result<()> {
         let is_client = matches!(*self.whose.borrow(), Whose::Client(_));
         if is_client && self.aid.borrow().is_none() {
@@ -402,7 +402,7 @@ impl RequestLocks {
         Ok(())
     }
 
-    /// Whether the aid belongs to the client's token, and not to a session.
+    /// True if the aid belongs to the client's token, and not to a session.
     pub(super) fn is_client(&self) -> bool {
         matches!(*self.whose.borrow(), Whose::Client(_))
     }

@@ -18,8 +18,8 @@ use crate::web::problem::Problem;
 
 /// Proves that a request does not come from a page of another site.
 ///
-/// It uses `Origin`, which must be the host of the request, and without it `Sec-Fetch-Site`. Browsers set
-/// both, and pages cannot. A request with neither header does not come from a browser.
+/// It uses `Origin`, which must be the host of the request, or `Sec-Fetch-Site` if there is no `Origin`.
+/// Browsers set both, and pages cannot. A request with neither header does not come from a browser.
 #[derive(Debug)]
 pub(super) struct SameSite;
 
@@ -65,8 +65,8 @@ impl Rules {
         self.trusted.push(origin.to_owned());
     }
 
-    /// Whether the client has put a token into the request by itself. A browser adds cookies to a request
-    /// of any page, and the password of Basic authentication, but none of these headers.
+    /// True if the client itself has put a token into the request. To a request of any page, a browser adds
+    /// cookies and the password of Basic authentication, but none of these headers.
     fn has_own_token(&self, headers: &HeaderMap) -> bool {
         let bearer = (headers.get(AUTHORIZATION))
             .and_then(|value| value.as_bytes().split_at_checked(7))
@@ -93,7 +93,7 @@ impl Rules {
                 else {
                     return true;
                 };
-                // A browser leaves it out, but some proxies add it.
+                // A browser leaves the default port out, but some proxies add it.
                 let port = match scheme {
                     "https" => ":443",
                     "http" => ":80",

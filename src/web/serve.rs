@@ -20,7 +20,7 @@ use crate::manager::LockManager;
 /// take nothing.
 const TO_END: Duration = Duration::from_secs(10);
 
-/// After this time a connection is cut whose client takes nothing of what was sent. Longer than a phone is
+/// A connection is cut if its client takes none of the sent data for this time, which is longer than a phone is
 /// without a network on its way through a tunnel.
 #[cfg(target_os = "linux")]
 const TO_TAKE: Duration = Duration::from_secs(30);
@@ -126,7 +126,7 @@ impl LockManager {
                 "told to stop: health says so for {drain:?}, and requests are still served",
             );
             sleep(drain).await;
-            // The command is sent by the call. The server ends elsewhere.
+            // The call sends the command. The end of the server is awaited elsewhere.
             drop(server.stop(true));
         }
         self.begin_shutdown();
@@ -140,7 +140,7 @@ impl LockManager {
         }
     }
 
-    /// Cuts a connection if its client takes nothing for 30 s of what was sent to it. Call it for each
+    /// Cuts a connection if its client takes none of the sent data for 30 s. Call this function for each
     /// connection:
     ///
     /// ```no_run
@@ -171,7 +171,7 @@ impl LockManager {
     }
 }
 
-/// Never resolves if the system has no such signal, or if this process cannot listen for it.
+/// Resolves at `SIGTERM`. Never resolves if the system has no such signal, or if this process cannot listen for it.
 ///
 /// With a handle, `SIGINT` and `SIGQUIT` stop the server at once, as actix-web does.
 async fn told_to_stop(server: Option<&ServerHandle>) {

@@ -52,7 +52,7 @@ impl SessionLocks {
     /// ([`collection_names`](crate::web::Locking::collection_names)).
     ///
     /// # Errors
-    /// [`LockError::NotFound`] if it means none; [`LockError::InvalidKey`].
+    /// [`LockError::NotFound`] if the request means none; [`LockError::InvalidKey`].
     pub fn key_of<T: Lockable>(&self, id: T::Id) -> Result<LockKey> {
         self.locks.key_of::<T>(&self.request, id)
     }
@@ -69,7 +69,7 @@ impl SessionLocks {
     /// the document exists, and ignores a `Lock-Token` of the client.
     ///
     /// # Errors
-    /// Those of [`LockedDoc`](crate::LockedDoc); [`LockError::NotFound`] only from the access policy.
+    /// The errors of [`LockedDoc`](crate::LockedDoc); [`LockError::NotFound`] only from the access policy.
     ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
@@ -89,8 +89,8 @@ impl SessionLocks {
     /// A client that chooses the id learns whether it is in use: where that is a secret, let the server choose it.
     ///
     /// # Errors
-    /// [`LockError::Rejected`] 422 if there is a document with this id, if its `_id` is another one, or if
-    /// a unique index or a validation rule forbids it. Otherwise those of
+    /// [`LockError::Rejected`] 422 if there is a document with this id already, if the new document has another
+    /// `_id`, or if a unique index or a validation rule forbids it. Otherwise the errors of
     /// [`HeldDoc::save`](crate::HeldDoc) and of [`LockedDoc`](crate::LockedDoc). After a
     /// [`LockError::Store`] 503 the document may have been inserted, and no lock remains: create it again under the
     /// same id; it is then inserted, or refused.
@@ -109,7 +109,7 @@ impl SessionLocks {
         let acquired =
             self.locks.acquire(&key, Ask::exclusive(Wait::no()), async |_, _| Ok(())).await;
         if let Err(LockError::Held(_)) = &acquired {
-            // Nor may everybody learn the name of its creator.
+            // Not everybody may learn the name of its creator either.
             self.locks.may_lock(slice::from_ref(&key)).await?;
         }
         let (mine, ()) = acquired?;
@@ -133,7 +133,7 @@ impl SessionLocks {
     /// in reverse order. See [`Job::acquire_all`](crate::Job::acquire_all) for the duties of the caller.
     ///
     /// # Errors
-    /// Those of [`LockedDoc`](crate::LockedDoc); [`LockError::NotFound`] only from the access policy.
+    /// The errors of [`LockedDoc`](crate::LockedDoc); [`LockError::NotFound`] only from the access policy.
     ///
     /// # Cancel safety
     /// If the future is dropped, the freshly taken locks are given back if the answer of the request is
@@ -155,7 +155,7 @@ impl SessionLocks {
     /// an id from anywhere, such as the body of the request. Ignores a `Lock-Token` of the client.
     ///
     /// # Errors
-    /// Those of [`LockedDoc`](crate::LockedDoc).
+    /// The errors of [`LockedDoc`](crate::LockedDoc).
     ///
     /// # Cancel safety
     /// If the future is dropped, a fresh grant is given back.
@@ -169,7 +169,7 @@ impl SessionLocks {
     /// documents of several types, lock all of them first, and then open each.
     ///
     /// # Errors
-    /// Those of [`LockedDoc`](crate::LockedDoc).
+    /// The errors of [`LockedDoc`](crate::LockedDoc).
     ///
     /// # Cancel safety
     /// As `lock_all`.
@@ -183,12 +183,12 @@ impl SessionLocks {
         self.all_or_none(keys?, wait, take, LockedDoc::mine).await
     }
 
-    /// Takes or confirms the exclusive locks on the free ones of these documents, for a bulk edit; the session
-    /// is not in its own way, whichever tab holds a lock. Each document has its own outcome, in the order of the keys:
-    /// a refusal names the holder. Duplicate keys count once.
+    /// Takes or confirms the exclusive locks on the free ones of these documents, for a bulk edit. A lock that the
+    /// session has already is confirmed, whichever tab holds it. Each document has its own outcome, in the order of the
+    /// keys: a refusal names the holder. Duplicate keys count once.
     ///
     /// # Errors
-    /// If the access policy fails. The outcomes have those of [`LockedDoc`](crate::LockedDoc).
+    /// If the access policy fails. Each outcome may be an error of [`LockedDoc`](crate::LockedDoc).
     ///
     /// # Cancel safety
     /// As [`lock_all`](Self::lock_all).
@@ -254,11 +254,11 @@ impl SessionLocks {
             Some(e) => (key, Err(e)),
             None => (key.clone(), take(key).await),
         };
-        // At the same time, so that the claims travel together.
+        // At the same time, so that the claims share commands.
         Ok(stream::iter(keys.into_iter().zip(refused)).map(one).buffered(AT_ONCE).collect().await)
     }
 
-    /// The current document, to read. Needs no lock, and takes none.
+    /// Loads the current document, to read it. Needs no lock, and takes none.
     ///
     /// # Errors
     /// [`LockError::NotFound`], [`LockError::Document`], [`LockError::Store`].

@@ -36,7 +36,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// a few thousand.
 const EVENT_STREAMS: usize = 4096;
 
-/// A few browsers; where each tab opens a stream, a few dozen tabs.
+/// Enough for a few browsers, or for a few dozen tabs where each tab opens a stream.
 const EVENT_STREAMS_PER_PERSON: usize = 64;
 
 /// A wrap around the application, with its settings. Made by
@@ -77,7 +77,7 @@ impl<W> Locking<W> {
     /// [`SessionLocks::lock`](crate::SessionLocks::lock) and [`lock_all`](crate::SessionLocks::lock_all).
     /// [`create`](crate::SessionLocks::create) asks it only if there is such a document; releases never ask. Default: if
     /// people are [identified](crate::web::LockingSession::identify), only identified people may use the lock API;
-    /// otherwise everybody may. The extractors then serve every session.
+    /// otherwise everybody may. Without a policy, the extractors serve every session.
     ///
     /// A person without permission gets 404, as for a document that does not exist; nothing is locked or announced.
     /// The policy should refuse ids that do not exist, too: otherwise its "no" tells that the document
@@ -85,11 +85,12 @@ impl<W> Locking<W> {
     /// [admit visitors](Self::admit_visitors). A refusal names the holder and the title also to a person who may
     /// lock, but not look.
     ///
-    /// The policy is asked at each request, before any wait, for at most 5 s: then, or if it panics, the answer is
-    /// 503. The streams of events of a worker share its answers for 10 s, for each person and document; while a
-    /// stream waits for one, further events gather, and are asked for together. A stream keeps the person with whom
-    /// it began. An [administrator](crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy
-    /// cannot tell, it should answer `false`.
+    /// The policy is asked at each request, before any wait. If the policy panics, or has not answered after 5 s, the
+    /// response is 503. The streams of events of a worker share the answers of the policy for 10 s, for each person and
+    /// document. While a stream waits for an answer, further events gather, and the policy is asked about all of them
+    /// together. A stream keeps the person with whom it began. An
+    /// [administrator](crate::LockManagerBuilder::admin_policy) may look at all locks. If the policy cannot tell, it
+    /// should answer `false`.
     ///
     /// ```no_run
     /// # use actix_doclock::{Actor, LockKey, LockManager, web::Access};
@@ -114,8 +115,8 @@ impl<W> Locking<W> {
         self
     }
 
-    /// As [`access_policy`](Self::access_policy), for many documents with one call: a status asks for up to 200, a
-    /// stream of events for those that changed meanwhile. The answer has one value for each key, in their order.
+    /// As [`access_policy`](Self::access_policy), for many documents with one call: a status asks about up to 200, a
+    /// stream of events about those that changed meanwhile. The answer has one value for each key, in the same order.
     ///
     /// ```no_run
     /// # use actix_doclock::{Actor, LockKey, LockManager};
@@ -140,15 +141,15 @@ impl<W> Locking<W> {
         self
     }
 
-    /// Names the collection of a type for each request, where it is known at run time only: that of a tenant, for
-    /// example. Gets the request and [`Lockable::COLLECTION`](crate::Lockable::COLLECTION). With `None`, the request is
-    /// answered as if there were no such document. Default: the collection of the type.
+    /// Names the collection of a type for each request, if the collection is known at run time only: the collection of
+    /// a tenant, for example. `name` gets the request and [`Lockable::COLLECTION`](crate::Lockable::COLLECTION). If it
+    /// returns `None`, the answer is the one for a missing document. Default: the collection of the type.
     ///
     /// For the extractors and for [`SessionLocks`](crate::SessionLocks). The collections have to be registered,
     /// [by name](LockManager::register_in) or [by a pattern](LockManager::register_matching).
     ///
-    /// The [lock API](crate::lock_api) takes collections by their own names, so a client may name those of another
-    /// tenant: refuse that in the [access policy](Self::access_policy).
+    /// The [lock API](crate::lock_api) takes collections by their own names, so a client may name a collection of
+    /// another tenant: refuse that in the [access policy](Self::access_policy).
     ///
     /// ```no_run
     /// # use actix_doclock::LockManager;
@@ -175,7 +176,7 @@ impl<W> Locking<W> {
         self
     }
 
-    /// Asks the [access policy](Self::access_policy) in the lock API only: the routes of the application with
+    /// Asks the [access policy](Self::access_policy) in the lock API only. For applications whose routes with
     /// extractors have guards of their own, which run before the extractors. A guard inside the handler is too late:
     /// by then the lock is taken, or its holder named.
     pub fn access_policy_for_lock_api_only(mut self) -> Self {
@@ -328,8 +329,8 @@ where
 
 impl LockManager {
     /// Puts the locks around a session middleware: wrap the application in the result *instead of* the
-    /// [`SessionMiddleware`](actix_session::SessionMiddleware). A wrap around a `SessionMiddleware` will do, too, such as
-    /// that of `MongoSessionStore` in the crate `actix-session-mongodb`.
+    /// [`SessionMiddleware`](actix_session::SessionMiddleware). A wrap around a `SessionMiddleware` will do, too, such
+    /// as `SessionWrap` of the crate `actix-session-mongodb`.
     ///
     /// ```no_run
     /// # use actix_doclock::{Actor, LockManager, MemoryStore};
@@ -374,8 +375,8 @@ impl LockManager {
 /// - The first lock of a session, or a request that begins or renews the session anyway (a login), writes an aid
 ///   into the session under the key `doclock.aid`. Refusals and requests without locks write nothing.
 /// - A request of a session with an aid renews its locks, at most once in a third of the ttl, and
-///   does not wait for the renewal. Of the locks that tabs have taken, it renews those that it names by their tab or
-///   their token. A session without locks costs nothing in the first third of the ttl
+///   does not wait for the renewal. Of the locks that tabs have taken, the request renews those that it names by
+///   their tab or their token. A session without locks costs nothing in the first third of the ttl
 ///   after its login. Later the session costs, at most once in a third of the ttl, an update that matches
 ///   nothing. The update is sent because another server may have granted the session a lock.
 /// - When the aid is removed from the session (`purge`, `clear`, `Identity::logout`), and the session

@@ -18,7 +18,7 @@ use crate::{
 /// Where actix-identity stores the user's id.
 const USER: &str = "actix_identity.user_id";
 const COLLECTION: &str = "session";
-/// For an index on an existing collection.
+/// The time limit for an index on an existing collection.
 const INDEX_WITHIN: Duration = Duration::from_secs(10 * 60);
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Often enough for a hook that notifies people. A query of an index that finds nothing costs the server less than a
@@ -63,9 +63,9 @@ impl MongoSessionStoreBuilder {
     }
 
     /// Called for the end of each session that has an [id](Self::id_key): when it has expired, was logged out or was
-    /// revoked. Of all servers one calls the hook, at least once: again if the hook fails, if it does not answer within
-    /// 30 s, or if the server dies meanwhile. A revocation is told at once and once more later. A logout is told after
-    /// some seconds, when no other session can have the id any more.
+    /// revoked. One of all servers calls the hook, at least once: the call is repeated if the hook fails, if it does
+    /// not answer within 30 s, or if the server dies meanwhile. A revocation is told at once and once more later. A
+    /// logout is told after some seconds, when no other session can have the id any more.
     pub fn on_end<F, E>(mut self, hook: impl Fn(SessionEnd) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<(), E>> + Send + 'static,
@@ -100,8 +100,8 @@ impl MongoSessionStoreBuilder {
         self
     }
 
-    /// Prepares the collection, and starts to look for ended sessions, which goes on until the last handle to the store
-    /// is dropped.
+    /// Prepares the collection, and starts to look for ended sessions. This search goes on until the last handle to the
+    /// store is dropped.
     ///
     /// # Errors
     /// If the database is not reached, or its user lacks a privilege.

@@ -16,7 +16,7 @@ pub struct SessionEnd {
     pub reason: EndReason,
 }
 
-/// The id, and the name of the reason: for a hook of a crate that does not know this one.
+/// The id, and the name of the reason: for a hook in a crate that does not depend on this crate.
 impl From<SessionEnd> for (String, &'static str) {
     fn from(end: SessionEnd) -> Self {
         (end.id, end.reason.as_str())

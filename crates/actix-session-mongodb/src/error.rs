@@ -1,4 +1,4 @@
-//! Errors of the store, and what is tried again.
+//! Errors of the store, and after which of them a command is sent again.
 
 use actix_web::{
     HttpResponse, ResponseError,

@@ -79,7 +79,7 @@ pub struct StoredSession {
     pub expires: SystemTime,
 }
 
-/// Without the id, which an application may treat as a secret.
+/// Does not show the id, which an application may treat as a secret.
 impl fmt::Debug for StoredSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("StoredSession");
@@ -225,7 +225,7 @@ impl Records {
         let not_over =
             [doc! { "ended": { "$exists": false } }, doc! { "due": { "$exists": true } }];
         let of_user = doc! { "user": { "$eq": user }, "$or": &not_over[..] };
-        // First, so that a session is not missed that is just being given another id or key.
+        // Done first, so that no session is missed that is just being given another id or key.
         let ids = self.find(of_user).await?.iter().filter_map(id_of).collect();
         Ok((self.end(pipeline::live("user", user), EndReason::Revoked).await?, ids))
     }

@@ -24,7 +24,7 @@ use crate::{
     wrap::request,
 };
 
-/// The minimum time that another session has, after the deletion of a session, to continue with its id.
+/// After a session was deleted, another session has at least this time to continue with the same id.
 const GRACE: Duration = Duration::from_secs(10);
 /// The first pause before a command is sent again; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -34,18 +34,18 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 ///
 /// - *Keys* are 64 random characters. The database contains only their SHA-256, so a person who reads the
 ///   database cannot use them. States are stored unencrypted.
-/// - *Time-outs* follow the database server's clock. The sliding time-out is that of the session
+/// - *Time-outs* follow the database server's clock. The sliding time-out is set in the session
 ///   middleware (`PersistentSession` or `BrowserSession`, one day unless set). It is extended by requests
-///   that change the session, or by all requests with `TtlExtensionPolicy::OnEveryRequest`. The absolute
+///   that change the session; with `TtlExtensionPolicy::OnEveryRequest`, by all requests. The absolute
 ///   time-out counts from the beginning of the session, and a `renew` does not change it.
 /// - *Two requests at the same moment* do not undo each other's changes: only the entries that a request
-///   has set or removed are written, in one update. A `clear` removes everything, also what other requests have added,
+///   has set or removed are written, in one update. A `clear` removes everything, also the entries of other requests,
 ///   if the session has an [id](crate::MongoSessionStoreBuilder::id_key) or is empty then. If one request renews the
 ///   session, the changes of another request at the same moment are lost with the old key.
 /// - *An ended session* is not revived by a request that was under way when it ended: the changes of that
 ///   request are dropped.
 ///
-/// The last two, and the absolute time-out of a renewed session, need the [wrap](crate::SessionWrap).
+/// The last two points, and the absolute time-out of a renewed session, need the [wrap](crate::SessionWrap).
 ///
 /// Clones are handles to one store. Build it in `main`: it runs on the runtime on which it was built.
 #[derive(Debug, Clone)]
@@ -110,7 +110,7 @@ impl MongoSessionStore {
         Ok(usize::try_from(live).unwrap_or(usize::MAX))
     }
 
-    /// Has the hook called. A hook without an answer is called again later, by the next sweep.
+    /// Calls the hook. A hook that does not answer is called again later, by the next sweep.
     pub(crate) async fn tell(&self, end: SessionEnd) -> Result<(), Error> {
         let Some(Hook(hook)) = &self.inner.hook else { return Ok(()) };
         let told = timeout(LEASE, hook(end)).await;
@@ -241,7 +241,7 @@ impl SessionStore for MongoSessionStore {
     }
 }
 
-/// Keeps the error for the wrap, which answers with it. A client is not told of a fault, so the log is.
+/// Keeps the error for the wrap, which answers with it. The client is not told of a fault, so the fault is logged.
 fn failed(error: Error) -> anyhow::Error {
     if !error.is_outage() {
         log::error!("{error}");

@@ -20,7 +20,7 @@ const AT_ONCE: usize = 16;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 impl MongoSessionStore {
-    /// Has the hook called for the sessions that have ended. This happens continuously in the background; call it in
+    /// Calls the hook for the sessions that have ended. The store does so continuously in the background; call this in
     /// tests, or [without sweeps](crate::MongoSessionStoreBuilder::without_sweeps). Returns the number of sessions.
     ///
     /// # Errors

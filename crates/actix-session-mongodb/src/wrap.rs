@@ -29,7 +29,7 @@ pub(crate) struct Request {
     pub(crate) loaded: Option<(String, State)>,
     /// The rest of the absolute time-out when the session gave up its key.
     pub(crate) absolute_left: Option<Duration>,
-    /// The session had ended before it could be saved.
+    /// True if the session had ended before it could be saved.
     pub(crate) has_ended: bool,
     /// Why the session middleware has failed.
     pub(crate) failed: Option<crate::Error>,
@@ -95,7 +95,7 @@ async fn answer<B>(
             }
             Ok(response)
         }
-        // The error of the session middleware does not tell what the store has met.
+        // The error of the session middleware does not tell the error that the store has met.
         Err(error) => {
             let failed = request(|it| it.failed.take()).flatten();
             Err(failed.map_or(error, Into::into))

@@ -27,7 +27,8 @@ use crate::{
 
 /// How many sessions, and how many taken locks, are announced at the same time.
 const AT_ONCE: usize = 16;
-/// Time to record that the listener was called. After that, another server assumes that this one is dead.
+/// The time in which this server has to record that the listener was called. After that time, another server assumes
+/// that this one is dead.
 const TIME_TO_SAY_SO: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -50,7 +51,7 @@ impl<E: Send + 'static> Listener<E> {
         Self(Arc::new(move |event| Box::pin(listener(event))))
     }
 
-    /// In a task of its own, so that a panic ends only this task. `what` is for the log.
+    /// Calls the function in a task of its own, so that a panic ends only this task. `what` is for the log.
     async fn call(&self, event: E, limit: Duration, what: impl Display) {
         let Self(call) = self.clone();
         let called = tokio::spawn(async move {
@@ -175,9 +176,9 @@ async fn note<E: Announced>(parts: &Arc<Parts>, worker: Uuid, told: &[E]) -> Res
     noted.await
 }
 
-/// Announces some of the events that wait for it. True if there were any.
+/// Announces some of the waiting events. True if there were any.
 ///
-/// `told` contains events that have been announced although that could not be recorded.
+/// `told` contains the events that were announced, but whose announcement is not recorded yet.
 async fn announce_some<E: Announced>(
     parts: &Arc<Parts>,
     listener: &Listener<E>,
@@ -213,8 +214,7 @@ pub(in crate::manager) async fn run<E: Announced>(
     listener: Listener<E>,
     limit: Duration,
 ) {
-    // Not the manager's own name: a sweep of the manager must not take an end that is just being
-    // announced.
+    // Another id than the manager's own: a sweep of the manager must not take an end that is just being announced.
     let worker = random::uuid();
     let mut pauses = Pauses::new(E::ALL, FIRST_PAUSE);
     let mut told = Vec::new();

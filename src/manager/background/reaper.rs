@@ -80,7 +80,7 @@ pub(in crate::manager) async fn run(manager: Weak<Parts>, interval: Duration) {
         let pause = match parts.sweep_some().await {
             Ok(swept) if swept.more => Duration::ZERO,
             Ok(swept) => {
-                // A lock that is taken from now on does not expire before that either.
+                // A lock that is granted from now on does not expire before the ttl is over.
                 let soonest = parts.settings.ttl.min(swept.next.unwrap_or(Duration::MAX));
                 pauses.after_success(Some(soonest.saturating_sub(clock::since(began))))
             }
@@ -92,8 +92,8 @@ pub(in crate::manager) async fn run(manager: Weak<Parts>, interval: Duration) {
         loop {
             tokio::select! {
                 biased;
-                // Types are being registered. A server that does not know all of them yet would take a
-                // session to be idle that holds locks on other types.
+                // Types are being registered. A server that does not know all types yet would find a session idle
+                // although the session holds locks on other types.
                 () = all.new.notified() => next = clock::now() + interval,
                 () = sleep_until(next.into()) => break,
             }

@@ -21,21 +21,21 @@ pub struct ReaperHealth {
     /// [`sweep`](crate::LockManager::sweep). `None` if there was none.
     #[serde(rename = "last_sweep_ms", serialize_with = "millis_if_any")]
     pub last_sweep: Option<Duration>,
-    /// The reaper runs, but its last successful sweep was too long ago.
+    /// True if the reaper runs, but its last successful sweep was too long ago.
     pub overdue: bool,
     /// The number of failed sweeps since the last success.
     pub failures: u32,
     /// The error of the last failure since the last success.
     pub last_error: Option<String>,
-    /// The idle sessions since the start of this server of which no listener hears: their locks vanished, probably by
-    /// MongoDB's TTL monitor, after the reaper had met more expired locks than it can end at once, and before it
-    /// came to them.
+    /// The number of idle sessions, since the start of this server, of which no listener hears. The reaper had met
+    /// more expired locks than it can end at once. Before it came to these sessions, their locks vanished, probably by
+    /// MongoDB's TTL monitor.
     ///
     /// Sessions whose locks vanish before any reaper has seen them expired are not noticed: for example while no
     /// server runs. A session that came back meanwhile and released its locks may count although nothing is missing.
     /// Each server with a reaper counts for itself, so a sum may count a session several times.
     pub unannounced: u64,
-    /// The time since they were noticed. `None` if there are none.
+    /// The time since the latest of these sessions were noticed. `None` if there are none.
     #[serde(rename = "unannounced_ago_ms", serialize_with = "millis_if_any")]
     pub unannounced_ago: Option<Duration>,
 }

@@ -66,7 +66,7 @@ impl Panics {
 
 impl Parts {
     /// Runs a background task to its end, or until the manager is shut down or gone, and starts it again whenever it
-    /// panics. The end drops the task at an `await`: the commands that it has sent are tasks of their own.
+    /// panics. Such a stop drops the task at an `await`: the commands that the task has sent are tasks of their own.
     ///
     /// `panicked` is called after each panic, to make sure that nothing relies on the task until it runs
     /// again. The task gets a weak handle, so it does not keep the manager alive.

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 /// How many overdue sessions are remembered.
 const MOST: usize = 50_000;
-/// How many of them are asked for together.
+/// How many of these sessions are asked for together.
 const AT_ONCE: usize = 1_000;
 
 /// An end is recorded before its locks are gone, so it may be older than the list.
@@ -36,7 +36,7 @@ struct Overdue {
 }
 
 impl Unannounced {
-    /// How many there were, and when the latest were noticed.
+    /// How many unannounced sessions there were, and when the latest were noticed.
     pub(in crate::manager) fn so_far(&self) -> (u64, Option<Instant>) {
         let state = self.0.lock();
         (state.count, state.latest)
@@ -44,8 +44,8 @@ impl Unannounced {
 }
 
 impl Parts {
-    /// After each sweep. In normal operation this costs nothing: only a sweep that reaches its limit has a
-    /// list made of all that is overdue, and once the sweeps have caught up, the list is gone through.
+    /// Called after each sweep. In normal operation this costs nothing. After a sweep that reached its limit, all
+    /// overdue sessions are listed; once the sweeps have caught up, that list is checked.
     pub(in crate::manager) async fn watch_the_overdue(
         &self,
         collections: &[&'static str],
@@ -93,7 +93,7 @@ impl Parts {
         aids: Vec<Aid>,
         since: Duration,
     ) -> Result<u64> {
-        // Another server may still have some of them to end.
+        // Another server may still be about to end some of them.
         let still: HashSet<Aid> = self.overdue(collections).await?.into_iter().collect();
         let mut missed = 0;
         for aids in aids.chunks(AT_ONCE) {

@@ -118,8 +118,8 @@ impl Job {
         Ok(guards)
     }
 
-    /// Takes the exclusive locks on those of these documents that are free, without waiting, for a bulk edit. The
-    /// others are returned with their refusals, which name the holders. Duplicate keys count once.
+    /// Takes the exclusive locks on the free ones of these documents, without waiting, for a bulk edit. The other
+    /// documents are returned with their refusals, which name the holders. Duplicate keys count once.
     ///
     /// # Cancel safety
     /// If the future is dropped, the locks already taken are given back.
@@ -203,8 +203,8 @@ impl LockManager {
     ///
     /// Waiters do not poll. A release in this process wakes the first waiter at once. On a replica set or
     /// a sharded cluster, one change stream for each collection reports the releases of other processes.
-    /// When the holder's lock expires, the first waiter asks the store. Only without a change stream (on
-    /// a standalone server, or while the stream is lost) the first waiter asks every half a second;
+    /// When the holder's lock expires, the first waiter asks the store. Without a change stream (on a standalone
+    /// server, or while the stream is lost), the first waiter asks every half a second;
     /// [`health`](Self::health) says so. Within this process the order is first come, first served; see
     /// [`Lockable::FAIR`](crate::Lockable::FAIR) for all processes.
     ///

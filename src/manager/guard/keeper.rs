@@ -47,8 +47,8 @@ impl Kept {
         self.0.lock().of.len()
     }
 
-    /// The guards with this ttl, by collection and session: each guard has its own. If there are none, their
-    /// task ends.
+    /// The guards with this ttl, by collection and session: each guard has a session of its own. If there are no
+    /// guards, the task of this ttl ends.
     fn round(&self, ttl: Duration) -> BTreeMap<String, HashMap<Aid, Acquisition>> {
         let mut guards = self.0.lock();
         let mut due: BTreeMap<_, HashMap<_, _>> = BTreeMap::new();
@@ -86,7 +86,7 @@ impl Parts {
         self.seen.queues.machine.lock().guard_taken(held, owner);
     }
 
-    /// Says whether the guard was kept until now.
+    /// True if the guard was kept until now.
     pub(in crate::manager) fn keep_no_more(&self, held: &Acquisition) -> bool {
         let kept = self.kept.0.lock().of.remove(&held.token);
         self.seen.queues.machine.lock().guard_dropped(held);
@@ -110,7 +110,7 @@ impl Parts {
         renewed
     }
 
-    /// Renews all of them, even if some fail.
+    /// Renews all of these guards, even if some fail.
     async fn renew_guards(
         &self,
         collection: &str,

@@ -39,7 +39,7 @@ impl LockGuard {
     ///
     /// # Errors
     /// [`LockError::Lost`], [`LockError::NotFound`] or [`LockError::ChangedMeanwhile`]: nothing was written.
-    /// Otherwise those of [`load`](Self::load) and of `HeldDoc::save`.
+    /// Otherwise the errors of [`load`](Self::load) and of `HeldDoc::save`.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.

@@ -46,7 +46,7 @@ macro_rules! names {
             $(names!(@$kind $metric, ::metrics::Unit::$unit, concat!($($text),+).trim_start());)*
         }
 
-        /// All of them.
+        /// All metrics.
         pub const ALL: &[&str] = &[$($metric),*];
     };
     (@histogram $($arg:expr),*) => { ::metrics::describe_histogram!($($arg),*) };

@@ -73,7 +73,7 @@ impl Pace {
 /// What became of some of the sessions.
 pub(in crate::manager) struct Piece {
     pub(in crate::manager) aids: Vec<Aid>,
-    /// Before the store was asked.
+    /// The moment before the store was asked.
     pub(in crate::manager) asked: Instant,
     /// On how many documents their locks were renewed.
     pub(in crate::manager) renewed: Result<u64>,
@@ -118,15 +118,15 @@ impl Sessions {
                 calls.push(call(active.split_off(active.len() - size)));
             }
             let Some((piece, late)) = calls.next().await else { return };
-            // Nobody may be waiting for it any more.
+            // Perhaps nobody waits for it any more.
             let _ = told.send(piece);
             let parts = late.chunks(late.len().div_ceil(PARTS).max(1));
             calls.extend(parts.map(|part| call(part.to_vec())));
         }
     }
 
-    /// One call of the store. Returns also the sessions that are late, unless it is a single one: that one
-    /// has failed.
+    /// One call of the store. Also returns the sessions that are late, except for a call for a single session: if that
+    /// session is late, its renewal has failed.
     async fn renew_piece(
         &self,
         collection: &str,

@@ -1,7 +1,7 @@
 //! Renews the sessions that are due, many by one command.
 //!
-//! A session that is due is renewed at once if there was no round for a while. Those that become due during
-//! a round, and for half a second from its begin, are renewed together in the next one.
+//! A session that is due is renewed at once if there was no round for a while. Sessions that become due during a
+//! round, or within half a second of its start, are renewed together in the next round.
 
 use std::{
     collections::HashSet,
@@ -65,9 +65,9 @@ impl Renewals {
 
 /// A session that is being renewed.
 struct BeingRenewed {
-    /// In how many collections its locks are not done.
+    /// In how many collections its locks are not done yet.
     collections: usize,
-    /// Dropped when they are.
+    /// Dropped when the locks are done in all collections.
     told: Vec<Sender<()>>,
 }
 
@@ -133,7 +133,7 @@ impl Sessions {
             names.entry(aid).or_default().extend(named);
         }
         let active = |(aid, named): (Aid, HashSet<Named>)| {
-            // Of so many tabs, all locks of the session are renewed: rather too many than too few.
+            // With so many tabs, all locks of the session are renewed: rather too many than too few.
             let named = (named.len() <= MOST_NAMES).then(|| named.into_iter().collect());
             Active { aid, named }
         };

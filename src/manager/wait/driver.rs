@@ -74,7 +74,7 @@ pub(in crate::manager) trait Needs: Sync {
 /// The queues of this process, and the parts that serve them.
 pub(in crate::manager) struct Queues {
     pub(in crate::manager) machine: Mutex<Machine<Gift>>,
-    /// For the waiters that ask the store.
+    /// Permits for the waiters that ask the store.
     asking: Arc<Semaphore>,
     /// Ends all waits.
     pub(in crate::manager) stop: CancellationToken,
@@ -226,7 +226,7 @@ pub(super) struct Driver<'a, M> {
     pub(super) wanted: &'a Wanted,
     scope: &'a TaskTracker,
     collection: &'static str,
-    /// It is a session, which may hold the lock already.
+    /// True for a session, which may hold the lock already.
     may_hold: bool,
     pub(super) give_up: Option<Instant>,
     pub(super) number: u64,
@@ -394,7 +394,7 @@ impl<M: Needs> Driver<'_, M> {
         Ok(())
     }
 
-    /// Refuses this waiter, unless a holder in its circle, which was seen perhaps a while ago, is gone.
+    /// Refuses this waiter, unless a holder in its circle is gone: that holder may have been seen a while ago.
     async fn refuse(&self, circle: &Circle) -> Result<()> {
         for (key, aid) in circle {
             if !holds(self.manager, key, aid, self.queues.until(self.give_up)).await? {

@@ -55,7 +55,8 @@ mod fair;
 pub(super) use deadlock::Circle;
 use deadlock::Obstacle;
 
-/// By which waiters a server keeps others waiting.
+/// The tickets by which a server keeps others waiting: its first waiter's and its first writer's. And the session of
+/// the first waiter.
 pub(super) type Tickets = Option<(Ticket, Option<Ticket>, Aid)>;
 
 /// The ticket of a waiter, and the place of its server without this waiter.
@@ -114,8 +115,8 @@ pub(super) struct Waiter<H> {
     pub(super) owner: Aid,
     phase: Phase,
     is_called: bool,
-    /// It counts towards the limits: it was refused, or it is not alone. Before that, it costs no more than a
-    /// caller that does not wait.
+    /// True if the waiter counts towards the limits: it was refused, or it is not alone. Before that, it costs no more
+    /// than a caller that does not wait.
     is_counted: bool,
     /// The circle that it is part of. It is about to leave, so it waits for nobody.
     pub(super) circle: Option<Circle>,
@@ -123,7 +124,7 @@ pub(super) struct Waiter<H> {
     pub(super) ticket: Option<Ticket>,
     /// The place in the store after a grant to this waiter.
     pub(super) leaves: Option<Tickets>,
-    /// Until a handover to it begins.
+    /// The means of a handover, until a handover to this waiter begins.
     heir: Option<H>,
     is_woken: bool,
     waker: Option<Waker>,
@@ -143,9 +144,9 @@ enum Phase {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pub(super) waiting: BTreeSet<u64>,
-    /// Those that want the exclusive lock.
+    /// The waiters that want the exclusive lock.
     pub(super) writers: BTreeSet<u64>,
-    /// Those whose owner also waits elsewhere, or holds something that others wait for.
+    /// The waiters whose owner also waits elsewhere, or holds something that others wait for.
     pub(super) linked: BTreeSet<u64>,
     /// The last known holder.
     pub(super) holder: Option<Lock>,
@@ -218,7 +219,7 @@ impl<H> Machine<H> {
         }
     }
 
-    /// Returns the number of the new waiter: a new one, or the one that its owner had before.
+    /// Returns the number of the new waiter: a new number, or the number that its owner had before.
     ///
     /// # Errors
     /// [`LockError::TooManyWaiters`] if this caller would have to wait.
@@ -317,14 +318,14 @@ impl<H> Machine<H> {
         Step::Sleep { is_first, until: look_at.into_iter().chain(renew_at).min() }
     }
 
-    /// True if it was woken since its last step. Otherwise wakes this task when that happens.
+    /// True if the waiter was woken since its last step. Otherwise wakes this task when that happens.
     pub(super) fn is_woken(&mut self, number: u64, waker: &Waker) -> bool {
         let Some(waiter) = self.waiters.get_mut(&number) else { return true };
         waiter.waker = Some(waker.clone());
         waiter.is_woken
     }
 
-    /// Its claim is sent now.
+    /// The claim of this waiter is sent now.
     pub(super) fn asks(&mut self, number: u64) {
         let Some(waiter) = self.waiters.get_mut(&number) else { return };
         (waiter.phase, waiter.is_called) = (Phase::Asking, false);
@@ -333,7 +334,7 @@ impl<H> Machine<H> {
         }
     }
 
-    /// The store has refused its claim, so it waits and counts.
+    /// The store has refused the claim of this waiter, so the waiter waits, and counts towards the limits.
     ///
     /// # Errors
     /// [`LockError::TooManyWaiters`].
@@ -345,7 +346,8 @@ impl<H> Machine<H> {
         self.count(number)
     }
 
-    /// Its claim was not answered, or the handover to it has failed. Until it has asked again, no holder is known.
+    /// The claim of this waiter was not answered, or the handover to it has failed. Until the waiter has asked again,
+    /// no holder is known.
     pub(super) fn failed(&mut self, number: u64) {
         let Some(waiter) = self.waiters.get_mut(&number) else { return };
         (waiter.phase, waiter.is_called) = (Phase::Waiting, true);
@@ -421,7 +423,7 @@ impl<H> Machine<H> {
             _ => {}
         }
         if was_first && let Some(next) = self.first(&key).and_then(|it| self.waiters.get_mut(&it)) {
-            // It watches the time from now on.
+            // The next waiter watches the time from now on.
             next.wake();
         }
         is_stale
@@ -455,7 +457,7 @@ impl<H> Machine<H> {
         let Some(queue) = self.queues.get_mut(key) else { return };
         if let Some(before) = queue.holder.take() {
             self.change(&before.aid, |it| it.in_the_way -= 1);
-            // While it held the lock, its waiters for the lock did not wait for anybody.
+            // While this session held the lock, its own waiters for the lock waited for nobody.
             self.wait_from_now_on(self.numbers(&before.aid, key));
         }
         self.call_first(key);
@@ -493,7 +495,7 @@ impl<H> Machine<H> {
         }
         self.refuse_behind(key, Obstacle { owner, mode, is_seen: true, number: 0 });
         if let Some(before) = before {
-            // While it held the lock, its waiters for the lock did not wait for anybody.
+            // While this session held the lock, its own waiters for the lock waited for nobody.
             self.wait_from_now_on(self.numbers(&before.aid, key));
         }
     }
@@ -601,8 +603,8 @@ impl<H> Machine<H> {
         self.guards.get(key).into_iter().flatten().map(|guard| guard.owner.clone()).collect()
     }
 
-    /// Changes the knowledge of an owner. Returns whether a search for circles can go on from it: it waits in a
-    /// second place, or holds a lock that others wait for.
+    /// Changes what is known of an owner. True if a search for circles can go on from the owner: it waits in a second
+    /// place, or holds a lock that others wait for.
     fn change(&mut self, owner: &Aid, change: impl FnOnce(&mut Owner)) -> bool {
         let it = self.owners.entry(owner.clone()).or_default();
         change(it);
@@ -668,8 +670,8 @@ impl Queue {
             || is_reader && self.writers.first().is_none_or(|writer| *writer > number)
     }
 
-    /// Compares with the owner, not with the session: each guard has a session of its own, under which
-    /// nothing waits.
+    /// True if the known holder is this owner. The owner counts, not the session: each guard has a session of its own,
+    /// under which nothing waits.
     pub(super) fn is_held_by(&self, owner: &Aid) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.aid == *owner)
     }
@@ -700,7 +702,7 @@ struct KeptNumbers {
 
 impl KeptNumbers {
     fn keep(&mut self, whose: (LockKey, Aid), number: u64, ticket: Option<Ticket>, now: Instant) {
-        // A few expired ones for each new one, never all at once.
+        // Forgets a few expired numbers for each new one, never all at once.
         for _ in 0..4 {
             if self.expiring.front().is_none_or(|(until, _)| *until > now) {
                 break;

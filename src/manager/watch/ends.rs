@@ -1,4 +1,4 @@
-//! Tells those who serve a session for long that it has ended, on whatever server.
+//! Tells the streams that serve a session for long that the session has ended, on whatever server.
 
 use std::{
     mem,
@@ -21,8 +21,8 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(500);
 /// How many sessions one query asks about.
 const AT_ONCE: usize = 1_000;
-/// An end that was longer ago when the session was first served is not this one: the session came back, with a copied
-/// cookie or from a store that cannot forget.
+/// If an end was longer ago than this when the session was first served, it is an old end: the session came back, with
+/// a copied cookie or from a store that cannot forget.
 const IS_NEWS_FOR: Duration = Duration::from_secs(60);
 
 /// The sessions that are served for long.
@@ -32,7 +32,7 @@ pub(in crate::manager) struct Served(Mutex<ServedSessions>);
 #[derive(Debug, Default)]
 struct ServedSessions {
     sessions: HashMap<Aid, ServedSession>,
-    /// A task asks the store about them.
+    /// True if a task asks the store about them.
     has_task: bool,
 }
 

@@ -150,7 +150,7 @@ impl Parts {
         }
     }
 
-    /// Whether the store reports changes in all watched collections. Otherwise the locks are listed once
+    /// True if the store reports changes in all watched collections. Otherwise the locks are listed once
     /// a second.
     pub(crate) fn is_told_of_events(&self) -> bool {
         self.watches.states().values().all(|how| *how != Wakeup::Polling)

@@ -11,9 +11,9 @@ use super::{
 /// Old and new names of members, by the path of their document.
 type Renames = HashMap<Path, Vec<(String, String)>>;
 
-/// The loaded document with the names that the type writes, for the members that have `grown`: a value that the
-/// type reads under a name that it does not write, an alias, moves to the new name as it is stored. `None` if there
-/// are no aliases.
+/// The loaded document, in which the members that have `grown` have the names that the type writes. An alias is a name
+/// that the type reads but does not write: its value moves, as it is stored, to the name that the type writes. `None`
+/// if there are no aliases.
 pub(super) fn without_aliases<V: Encoded>(
     loaded: &V,
     before: &V,
@@ -36,7 +36,7 @@ pub(super) fn without_aliases<V: Encoded>(
                     written.member(other).is_none() && it.is_leaf() == value.is_leaf()
                 })
                 .collect();
-            // The likely ones first.
+            // The likely aliases first.
             others.sort_by_key(|(_, it)| !it.is_same(value));
             others.truncate(probes);
             let alias = others.iter().find(|(other, _)| {

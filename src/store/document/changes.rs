@@ -15,11 +15,11 @@ use crate::error::BoxError;
 #[cfg(feature = "_mongo")]
 use crate::store::mongo::codec::Bson;
 
-/// How many fields are left out one by one to see whether the type reads them, and how many bytes are read for
-/// that. So a large document with many unknown fields does not hold up its server.
+/// How many fields are left out one by one to see whether the type reads them, and how many bytes are read for that: a
+/// large document with many unknown fields must not hold up its server.
 const PROBES: usize = 64;
 const PROBED_BYTES: usize = 16 << 20;
-/// At least so many, also in a large document.
+/// At least this many fields are tried, even in a large document.
 const FEWEST_PROBES: usize = 8;
 
 impl Original {
@@ -40,7 +40,7 @@ impl Original {
         Ok(after)
     }
 
-    /// The changes that make `value` of this document.
+    /// The changes that turn this document into `value`.
     ///
     /// The result is read as a `T` here, and must give back `value`: so a save of these changes never makes a
     /// document that `T` cannot read, and never leaves out a change.
@@ -72,7 +72,7 @@ pub struct Changes {
     reread: fn(&StoredDocument) -> Result<StoredDocument, BoxError>,
 }
 
-/// The result of changes of the loaded document.
+/// The result of applying the changes to the loaded document.
 #[derive(Debug, Clone)]
 enum Planned {
     Nothing,
@@ -82,13 +82,13 @@ enum Planned {
 }
 
 impl Changes {
-    /// True if there are none.
+    /// True if there are no changes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         matches!(self.result, Planned::Nothing)
     }
 
-    /// The result of these changes of the stored document `now`.
+    /// The result of applying these changes to the stored document `now`.
     ///
     /// # Errors
     /// The path of a field that another program has changed since the document was loaded, so that nothing may
@@ -147,7 +147,7 @@ impl Changes {
         }
     }
 
-    /// The document after the save, for the next one.
+    /// The document after the save, for the next save.
     #[must_use]
     pub fn into_original(self) -> Original {
         let loaded = match self.result {
@@ -198,7 +198,7 @@ fn probes(document: &StoredDocument) -> usize {
     (PROBED_BYTES / document.as_bytes().len().max(1)).clamp(FEWEST_PROBES, PROBES)
 }
 
-/// Whether the whole document may be replaced.
+/// An error if the whole document may not be replaced.
 fn whole<V: Encoded>(
     loaded: &StoredDocument,
     after: &StoredDocument,
@@ -210,8 +210,8 @@ fn whole<V: Encoded>(
     if after.member("_id").is_some() {
         return gives_back(&after, &after, probes, reread);
     }
-    // The store adds the `_id`. A type that reads its id from there, but writes it to another field, would add
-    // that field.
+    // The store adds the `_id`. A type that reads its id from `_id`, but writes it to another field, would add that
+    // field.
     let stored = with(&after, &["_id".to_owned()], Some(id.clone()));
     gives_back(&stored, &after, probes, reread)?;
     let new = after.members().into_iter().flatten().map(|(name, _)| name);
@@ -220,8 +220,8 @@ fn whole<V: Encoded>(
         .try_for_each(|name| is_read(&stored, &read_back, slice::from_ref(name), reread))
 }
 
-/// The merged document, corrected where the type reads another value from it than `after` has: a field without
-/// members gets the value of `after`, or goes. Fields that the type does not know stay.
+/// The merged document, corrected where the type reads another value from it than `after` has: a field without members
+/// gets the value of `after`, or is removed. Fields that the type does not know stay.
 fn corrected<V: Value>(merged: Option<&V>, read: Option<&V>, after: Option<&V>) -> Option<V> {
     if are_alike(read, after) {
         return merged.cloned();
@@ -267,8 +267,8 @@ fn gives_back<V: Encoded>(
     Ok(())
 }
 
-/// An error if the type does not read this field: without it, or with nonsense in it, the document is read as the
-/// same.
+/// An error if the type does not read this field: the type reads the same value without the field, and with nonsense
+/// in it.
 fn is_read<V: Encoded>(
     stored: &V,
     read_back: &V,

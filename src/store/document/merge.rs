@@ -92,7 +92,7 @@ pub(super) type Path = Vec<String>;
 pub(super) struct Versions<'a, V> {
     /// As it was loaded.
     pub(super) loaded: Option<&'a V>,
-    /// The same, as the Rust type writes it.
+    /// The loaded value, as the Rust type writes it.
     pub(super) before: Option<&'a V>,
     /// As the Rust type writes it after the change.
     pub(super) after: Option<&'a V>,
@@ -158,7 +158,7 @@ impl Merge {
         }
     }
 
-    /// Member by member, if all versions are documents.
+    /// Merges member by member, if all versions are documents.
     fn members<V: Value>(&mut self, it: Versions<'_, V>) -> Result<Option<V>, Refused> {
         let Versions {
             loaded: Some(loaded),
@@ -250,8 +250,8 @@ pub(super) fn are_alike<V: Value>(a: Option<&V>, b: Option<&V>) -> bool {
 /// How many pairs of changed elements are compared with each other.
 const COMPARED: usize = 10_000;
 
-/// For each element of `before`, the loaded element that it was. A set may have another order than its stored
-/// form; both arrays have the same length.
+/// For each element of `before`, the position of the loaded element that it comes from. A set may have another order
+/// than its stored form; both arrays have the same length.
 fn origins<V: Value>(loaded: &[V], before: &[V]) -> Vec<usize> {
     let in_place = || (0..before.len()).collect();
     if loaded.iter().zip(before).all(|(loaded, before)| agree(loaded, before)) {
@@ -265,7 +265,7 @@ fn origins<V: Value>(loaded: &[V], before: &[V]) -> Vec<usize> {
     pairs.collect::<Option<_>>().unwrap_or_else(in_place)
 }
 
-/// True if the second value may be the first one, as a type writes it.
+/// True if `before` may be the form in which a type writes `loaded`.
 fn agree<V: Value>(loaded: &V, before: &V) -> bool {
     match (loaded.elements(), before.elements(), before.members()) {
         (Some(loaded), Some(before), _) => {
@@ -290,11 +290,11 @@ fn has_strangers<V: Value>(loaded: &V, before: &V) -> bool {
         .any(|(name, value)| before.member(name).is_none_or(|before| has_strangers(value, before)))
 }
 
-/// For each element of `after`, the element of `before` that it was. False if there are too many changed
-/// elements to tell.
+/// For each element of `after`, the position of the element of `before` that it comes from. The flag is false if there
+/// are too many changed elements to tell.
 ///
-/// First the elements that have not changed: from the front, from the back, and those that have moved. The
-/// changed ones are recognised by the same `_id` or `id`, then by the most members that are the same, then by
+/// The unchanged elements are paired first: from the front, from the back, and those that have moved. The changed
+/// elements are recognised by the same `_id` or `id`, then by the most members that are the same, then by
 /// their position.
 fn partners<V: Value>(before: &[V], after: &[V]) -> (Vec<Option<usize>>, bool) {
     let (mut partners, mut taken) = (vec![None; after.len()], vec![false; before.len()]);

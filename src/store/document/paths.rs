@@ -36,7 +36,7 @@ pub(super) fn at<'a, V: Value>(value: &'a V, path: &[String]) -> Option<&'a V> {
     })
 }
 
-/// The same value with another member at this path, or without it.
+/// This value with another member at the path, or without that member.
 pub(super) fn with<V: Value>(value: &V, path: &[String], new: Option<V>) -> V {
     let [name, within @ ..] = path else { return new.unwrap_or_else(|| value.clone()) };
     if let Some(elements) = value.elements() {

@@ -24,7 +24,7 @@ pub(super) struct Ends {
     sweep_at: usize,
 }
 
-/// The locks of a session, and whose it was.
+/// The locks of a session, and its holder.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Names {
     pub(super) locks: Vec<LockKey>,
@@ -41,7 +41,7 @@ struct End {
     event: Uuid,
     names: Names,
     announced: bool,
-    /// How many workers took it in order to announce it, and which worker has it until when.
+    /// How many workers have taken the end in order to announce it, and which worker has it until when.
     taken: u32,
     lease: Option<(Uuid, Duration)>,
 }
@@ -84,8 +84,7 @@ impl Ends {
         let earlier = self.of.remove(aid);
         let (end, named) = match earlier {
             Some(mut end) if end.for_good => {
-                // Locks that the session took after its end. They join the announcement if it is still
-                // to come.
+                // Locks that the session took after its end. They join the announcement if that is still to come.
                 if !end.announced {
                     end.add(names.clone());
                 }
@@ -185,7 +184,7 @@ impl Ends {
             .collect()
     }
 
-    /// Only telling needs a note: an end here is ready at once, and none is void.
+    /// Only `Told` is recorded: an end in this store is ready at once, and no end is void.
     pub(super) fn settle(
         &mut self,
         aid: &Aid,

@@ -10,8 +10,8 @@ use crate::{
     store::{Claim, MAX_READERS, Place, Ticket, TryAcquire, Waiters},
 };
 
-/// A moment on the store's clock, and when the caller's clock was read for it: before any answer, so that
-/// no holder believes in its lock for longer than the store does.
+/// A moment on the store's clock, and the reading of the caller's clock for it. That reading comes before any answer,
+/// so that no holder believes in its lock for longer than the store does.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) now: Duration,
@@ -55,7 +55,7 @@ pub(super) struct Grant {
     fence: Option<FencingToken>,
     /// When it expires at the latest.
     pub(super) until: Option<Duration>,
-    /// A second request was told that the session holds the lock.
+    /// True if a second request was told that the session holds the lock.
     pub(super) again: bool,
 }
 
@@ -162,13 +162,13 @@ impl Record {
             .or_else(|| last(&mut live()).filter(|_| live().count() >= MAX_READERS))
     }
 
-    /// The tickets by which this server keeps others waiting.
+    /// The lowest ticket of this server, and the lowest of its writers: these two keep other servers waiting.
     pub(super) fn place_of(&self, server: Uuid) -> Option<(Ticket, Option<Ticket>)> {
         let queued = self.queue.iter().find(|it| it.server == server)?;
         Some((queued.place.first, queued.place.writer))
     }
 
-    /// Whether another server is ahead of the turn of this claim.
+    /// True if another server is ahead of the turn of this claim.
     pub(super) fn comes_after_others(&mut self, claim: &Claim, now: Duration) -> bool {
         self.queue.retain(|it| it.until > now);
         claim.turn.is_some() && self.before(claim).is_some()
@@ -183,7 +183,7 @@ impl Record {
         let is_before = |it: &&Queued| {
             let excludes =
                 if wants(Mode::Exclusive) { Some(it.place.first) } else { it.place.writer };
-            // A claim need not wait behind its own session, unless that session waits for less.
+            // A claim need not wait behind its own session, unless that session waits for a weaker mode.
             let is_own = it.place.aid == claim.aid
                 && (wants(Mode::Shared) || it.place.mode == Mode::Exclusive);
             Some(it.server) != own && !is_own && excludes.is_some_and(|first| first < ticket)
@@ -255,7 +255,8 @@ impl Grant {
         !self.is_live(now) && self.aid != *other && !self.has_reached_max_hold()
     }
 
-    /// Not beyond the end of `max_hold`, and never back in time: a test may have turned the clock back.
+    /// Renews the lease, but not beyond the end of `max_hold`, and never back in time: a test may have turned the
+    /// clock back.
     pub(super) fn renew(&mut self, now: Duration, ttl: Duration) {
         self.ts = self.ts.max(now);
         self.ttl = self.until.map_or(ttl, |until| ttl.min(until.saturating_sub(now)));
@@ -272,7 +273,7 @@ impl Grant {
         self.until.is_some_and(|until| self.ts + self.ttl >= until)
     }
 
-    /// Whether a grace period limits it.
+    /// True if a grace period limits the grant.
     pub(super) fn is_leaving(&self) -> bool {
         self.until != self.max_hold.map(|max| self.granted + max)
     }

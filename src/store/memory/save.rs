@@ -53,7 +53,7 @@ pub(super) fn write(
     Ok(Saved::Saved)
 }
 
-/// Whether a document with this `_id`, in JSON, has this id.
+/// True if a document with this `_id`, in JSON, has this id.
 fn is_id(json: &Value, id: &LockId) -> bool {
     match json {
         Value::Number(number) => number.as_i64().is_some_and(|number| LockId::from(number) == *id),

@@ -25,7 +25,7 @@ pub struct OnRecord {
     pub mode: Mode,
     /// When it expires or expired, by the [clock](MemoryStore::clock) of the store.
     pub until: Duration,
-    /// It expires because it reached its `max_hold`, which does not mean that its session is idle.
+    /// True if the grant expires because it reached its `max_hold`, which does not mean that its session is idle.
     pub at_max_hold: bool,
 }
 
@@ -51,7 +51,7 @@ impl MemoryStore {
         state.fork_with(locks, documents, state.ends.clone())
     }
 
-    /// The same, with only this document and its locks.
+    /// As [`fork`](Self::fork), with only this document and its locks.
     #[must_use]
     pub fn fork_of(&self, key: &LockKey) -> Self {
         let state = self.state.lock();
@@ -84,7 +84,7 @@ impl MemoryStore {
         self.state.lock().locks.extend(record.map(|record| (key.clone(), record)));
     }
 
-    /// Whether both stores have the same lock record for a document.
+    /// True if both stores have the same lock record for a document.
     #[must_use]
     pub fn has_same_record(&self, other: &Self, key: &LockKey) -> bool {
         let theirs: Option<Record> = other.state.lock().locks.get(key).cloned();

@@ -43,10 +43,10 @@ pub(super) struct State {
     pub(super) former: Vec<(LockKey, Grant)>,
     pub(super) changes: Changes,
     pub(super) documents: BTreeMap<LockKey, Value>,
-    /// With their ends on the store's clock, and with the servers that obey them.
+    /// The freezes, with their ends on the store's clock, and with the servers that obey them.
     pub(super) freezes: Vec<(Freeze, Duration, BTreeSet<Uuid>)>,
     pub(super) takeovers: Takeovers,
-    /// With the times at which they cease to count.
+    /// The notes of the servers, with the times at which the notes cease to count.
     pub(super) servers: Vec<(ServerNote, Duration)>,
 }
 
@@ -96,7 +96,7 @@ impl State {
 
     /// Keeps expired grants that another session has just replaced.
     pub(super) fn leave_to_sweep(&mut self, key: &LockKey, expired: impl Iterator<Item = Grant>) {
-        // Without a sweep, nobody ever removes them.
+        // Bounded, because without a sweep nobody ever removes these grants.
         let room = MAX_FORMER.saturating_sub(self.former.len());
         self.former.extend(expired.take(room).map(|grant| (key.clone(), grant)));
     }
@@ -133,7 +133,7 @@ impl State {
         locks.collect()
     }
 
-    /// Whether the former holder of this lock still has it.
+    /// True if the former holder of this lock still has it.
     pub(super) fn still_has(&self, takeover: &Takeover) -> bool {
         let Takeover { key, aid, token, .. } = takeover;
         let (now, record) = (self.now(), self.locks.get(key));
@@ -165,7 +165,7 @@ impl State {
         of_session.into_iter().filter(|(_, live)| *live).map(|(key, _)| key).collect()
     }
 
-    /// Whose session this is, if it has a lock.
+    /// The holder whose session this is, if the session has a lock.
     pub(super) fn holder_of(&self, collections: &[&str], aid: &Aid) -> Option<Holder> {
         let ours = self.locks.iter().filter(|(key, _)| collections.contains(&key.collection()));
         let grants = ours.flat_map(|(_, record)| &record.grants);

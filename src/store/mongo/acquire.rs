@@ -48,7 +48,7 @@ struct Claiming<'a> {
     call: &'a Call<'a>,
     key: &'a LockKey,
     update: Update<'a>,
-    /// A command was sent, and may have taken the lock.
+    /// True if a command was sent, which may have taken the lock.
     was_sent: bool,
 }
 
@@ -73,8 +73,8 @@ impl Call<'_> {
                     traced.extend(leases);
                 }
                 // The answer to a command for several claims does not tell that a leftover record without `ts` was
-                // taken. The lock must be given back. (No test: it takes a group, a leftover in it, and a gate that
-                // closes between two commands.)
+                // taken. The lock must be given back. (No test covers this: it would need a group, a leftover in it,
+                // and a gate that closes between two commands.)
                 Err(e) if is_not_sent(&e) && claiming.was_sent => {
                     return Err(unavailable(format!(
                         "{e}; an earlier command may have been carried out"
@@ -86,8 +86,8 @@ impl Call<'_> {
         Err(unavailable("too many expired locks in a row"))
     }
 
-    /// Runs this update, which does nothing to a live lock, as an upsert. Returns the record as it is now, if it is
-    /// known.
+    /// Runs this update, which does nothing to a live lock, as an upsert. Returns the record after the update, if it
+    /// is known.
     async fn take(&self, job: Take) -> Result<Option<Document>> {
         if self.admission.is_used(&job.id) {
             return self.take_alone(job).await;
@@ -175,9 +175,9 @@ impl Claiming<'_> {
     // met, and the server did not retry; reported as unavailable, and repeated. Write concern time-out
     // or lost connection → not known; repeated.
     //
-    // The command has three forms: it costs more than an insert only by the length of its pipeline. A shorter form
-    // that finds no answer has changed nothing that matters, and the next form follows. No two forms may both grant: a
-    // delayed second command could resurrect a released lock.
+    // The command has three forms, because only the length of its pipeline makes it cost more than an insert. A
+    // shorter form that finds no answer has changed nothing that matters, and the next form follows. No two forms may
+    // both grant: a delayed second command could resurrect a released lock.
     async fn ask(&mut self) -> Result<Found> {
         let (Self { call, key, .. }, Update { claim, rules, .. }) = (&*self, self.update);
         let (id, seen, token) = (key.id(), &call.seen, claim.token);
@@ -190,7 +190,7 @@ impl Claiming<'_> {
             let job = Take { id: id.clone(), token, update: self.update.if_free() };
             let taken = call.take(job).await;
             if taken.as_ref().is_err_and(|e| !exceeded_time_limit(e)) {
-                // Probably there is no record, and the repetition travels with others again.
+                // Probably there is no record, and the repetition shares a command with others again.
                 seen.gone(id);
             }
             let record = taken?.unwrap_or_default();
@@ -226,7 +226,7 @@ impl Claiming<'_> {
         lock.map(|lock| Found::Answer(TryAcquire::Granted(lock))).ok_or_else(gone_again)
     }
 
-    /// One command. `form` returns the update and the fields of the answer. `None` if the next form must follow.
+    /// Sends one command. `form` returns the update and the fields of the answer. `None` if the next form must follow.
     async fn send(
         &mut self,
         form: impl FnOnce(&Update<'_>) -> (Vec<Document>, Document),
@@ -318,8 +318,8 @@ impl Fetched {
 /// The maximum number of remembered records: 128 KiB for each collection.
 const SLOTS: usize = 4096;
 
-/// The last known state of each record, in this process. Hints which form of a claim will suffice, never a decision:
-/// two records may share a slot, and this process does not see the changes by other processes.
+/// The last known state of each record, in this process. It hints which form of a claim will suffice, but decides
+/// nothing: two records may share a slot, and this process does not see the changes by other processes.
 #[derive(Debug)]
 pub(super) struct Seen {
     slots: Mutex<Box<[Slot]>>,
@@ -369,7 +369,7 @@ impl Seen {
         self.note(lock.key.id(), is_exclusive.then_some((&lock.aid, lock.expires_at)));
     }
 
-    /// Notes that the record exists, and whether an exclusive lock is live until then.
+    /// Notes that the record exists, and the holder and the expiry of its exclusive lock, if there is one.
     pub(super) fn note(&self, id: &LockId, held: Option<(&Aid, Instant)>) {
         let held = held.map(|(aid, until)| (self.hash(aid), until));
         self.slot(id, |slot, hash| *slot = Slot { id: hash, held });

@@ -4,8 +4,8 @@
 //! and occupies its connection: for a minute, if that other server has died. Ten such writes exhaust
 //! the default pool. Therefore each write has a short time limit, few writes on one record are sent at
 //! the same time, and the writes on all stuck records share a few connections. Of the writes on other
-//! records, no more are sent than the pool can use, and those that take locks do not keep those that give
-//! locks back from being sent.
+//! records, no more are sent than the pool can use, and the writes that take locks never hold up the writes
+//! that give locks back.
 
 use std::{
     collections::HashMap,
@@ -40,8 +40,8 @@ const FOR_ONE_RECORD: usize = 4;
 const FOR_STUCK_RECORDS: usize = 2;
 /// How many writes on one record wait or are in progress at most.
 const WAITING_FOR_ONE_RECORD: usize = 1_024;
-/// How many writes on single records are in progress at the same time, in all collections together: so many that
-/// take locks, and so many others.
+/// How many writes on single records that take locks are in progress at the same time, in all collections together.
+/// As many other writes may be in progress, too.
 const SINGLE: usize = 32;
 /// How many records are tracked before the unused ones are forgotten for the first time.
 const REMEMBERED: usize = 1_000;
@@ -73,7 +73,7 @@ pub(super) struct Admission {
 #[derive(Debug)]
 struct Records {
     of: HashMap<LockId, Record>,
-    /// The size at which the unused ones are forgotten, so that this costs nothing on average.
+    /// The size at which the unused records are forgotten, so that forgetting costs nothing on average.
     sweep_at: usize,
 }
 
@@ -97,13 +97,14 @@ impl Admission {
         records.of.iter().filter(|(_, it)| it.is_stuck).map(|(id, _)| Bson::from(id)).collect()
     }
 
-    /// True if a write of this record must not share a command with others: writes on it are under way, or it is
-    /// stuck, or is suspected to be.
+    /// True if a write of this record must not share a command with others: writes on the record are under way, or
+    /// the record is stuck, or is suspected to be.
     pub(super) fn is_used(&self, id: &LockId) -> bool {
         self.records.lock().of.contains_key(id)
     }
 
-    /// One of these records is stuck, or the database is slow: the next write on each is sent alone, to find out.
+    /// Notes that one of these records is stuck, or the database is slow: the next write on each is sent alone, to
+    /// find out.
     pub(super) fn suspect<'a>(&self, ids: impl Iterator<Item = &'a LockId>) {
         let mut records = self.records.lock();
         for id in ids {
@@ -142,7 +143,7 @@ impl Call<'_> {
         self.admit_by(&self.admission.shared.others, id, self.until.send_by()).await
     }
 
-    /// The same for a write that takes a lock.
+    /// As `admit`, for a write that takes a lock.
     pub(super) async fn admit_claim<'a>(&'a self, id: &'a LockId) -> Result<Admitted<'a>> {
         let Shared { claims, others, .. } = &self.admission.shared;
         self.admit_by(claims, id, self.until.claim_by(others.wait())?).await
@@ -165,7 +166,7 @@ impl Call<'_> {
         Ok(Admitted { pending, limit: self.until.write_limit(), permits: (own, way) })
     }
 
-    /// One `findAndModify` on the record of this admission. Returns the record after it; `None` if there is none.
+    /// Sends one `findAndModify` on the record of this admission. Returns the record after it; `None` if there is none.
     ///
     /// Without `fields` the whole record is returned, which costs the server less than any projection.
     pub(super) async fn modify(
@@ -255,7 +256,8 @@ pub(super) struct Admitted<'a> {
     permits: (OwnedSemaphorePermit, Way),
 }
 
-/// A write on a stuck record is late, and says nothing of how long the others take.
+/// How a write was admitted. A write on a stuck record passes no gate: it is late, and says nothing of how long the
+/// other writes take.
 #[expect(dead_code, reason = "held until the write has ended")]
 enum Way {
     Gate(Slot<(), Infallible>),

@@ -39,8 +39,8 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
 /// The two functions whose names differ between bson 2 and bson 3.
 ///
 /// `mongodb::bson` becomes bson 3 as soon as any crate in the build asks for it, and no `cfg` of ours
-/// can see that. So the compiler chooses: a glob import of an inner block takes precedence over that of
-/// an outer one. [`encode`] and [`decode`] call the functions by their names in bson 3, and fall back
+/// can see that. So the compiler chooses: a glob import of an inner block takes precedence over a glob
+/// import of an outer block. [`encode`] and [`decode`] call the functions by their names in bson 3, and fall back
 /// to the functions of this module. These use the names in bson 2, and fall back to [`never`], which is
 /// reached only if a bson had neither.
 #[allow(clippy::needless_question_mark, reason = "each bson has another error type")]
@@ -108,8 +108,8 @@ impl From<&LockId> for Bson {
 }
 
 impl LockId {
-    /// The id that is stored like this. `None` for BSON types that cannot be an id. The mongo shell writes every number
-    /// as a double, so a whole number may be a double.
+    /// The id whose stored form is `id`. `None` for BSON types that cannot be an id. The mongo shell writes every
+    /// number as a double, so a whole number may be a double.
     #[must_use]
     pub fn from_bson(id: &Bson) -> Option<Self> {
         match id {
@@ -171,7 +171,7 @@ pub(super) fn has_id(document: &StoredDocument, id: &LockId) -> bool {
         .is_ok_and(|it| it.get("_id").and_then(LockId::from_bson).as_ref() == Some(id))
 }
 
-/// Not by serde: it would read `{ "$oid": … }` and its like as other types, and store them so.
+/// Does not use serde, which would read `{ "$oid": … }` and its like as other types, and store them as those types.
 pub(super) fn document_of(document: &StoredDocument) -> Result<Document, BoxError> {
     let raw = RawDocumentBuf::from_bytes(document.as_bytes().to_vec())?;
     Ok(Document::try_from(raw)?)

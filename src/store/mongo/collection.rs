@@ -115,12 +115,12 @@ pub(super) async fn collections(
 }
 
 async fn existing(store: &MongoStore, name: impl Into<Bson>) -> Result<Vec<String>> {
-    // With this option a user who may not list all collections gets those that it may read.
+    // With this option, a database user without the right to list all collections gets those that it may read.
     let names = store.database().list_collection_names().authorized_collections(true);
     names.filter(doc! { "name": name.into() }).await
 }
 
-/// The text as a part of a regular expression that stands for itself.
+/// The text escaped for a regular expression, so that it stands for itself there.
 fn literally(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -181,7 +181,7 @@ impl MongoStore {
         let ttl = expiring.and_then(|index| index.expires_after);
         let mut rules = Rules::new(ttl.unwrap_or(DEFAULT_TTL));
         rules.fenced = expiring.is_some_and(Index::is_of_fenced);
-        // Whether the collection is fair cannot be seen. In a fair collection a record may hold more
+        // Nothing shows whether the collection is fair. In a fair collection a record may hold more
         // than its lock, and a removal must leave the rest. If the collection is not fair, this caution
         // costs nothing.
         rules.fair = true;

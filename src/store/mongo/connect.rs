@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Used unless the URI sets its own. Shorter than the manager's default deadline of 5 s, so that a
+/// Used unless the URI sets another time-out. Shorter than the manager's default deadline of 5 s, so that a
 /// request can be retried and fails with an error of ours, not with a time-out of the driver.
 const SERVER_SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ impl MongoStore {
     ///
     /// Call it in `main`, not in the application factory: the driver lives on the runtime on which it
     /// was created. If the URI sets no time-outs, server selection gives up after 3 s and connecting
-    /// after 2 s. If it sets no `maxPoolSize`, that is 128.
+    /// after 2 s. If the URI sets no `maxPoolSize`, the pool has at most 128 connections.
     ///
     /// # Errors
     /// If the URI is malformed, or no server answers within the server selection time-out, or no primary in time.

@@ -1,4 +1,4 @@
-//! The update that makes one document of another.
+//! The update that turns one document into another.
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -10,7 +10,7 @@ use crate::{
     store::{StoredDocument, Value, mongo::codec::document_of},
 };
 
-/// The update that makes `after` of the stored document `before`, field by field. `None` if they are the same.
+/// The update that turns the stored document `before` into `after`, field by field. `None` if they are the same.
 ///
 /// # Errors
 /// If one of the two is not BSON.

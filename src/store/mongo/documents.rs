@@ -131,7 +131,7 @@ impl Call<'_> {
         and_live(Target::exclusive(held).filter(), self.rules.ttl)
     }
 
-    /// Renews the lock for a guarded write, and marks it as known to a request.
+    /// Renews the lock for a guarded write, and marks the lock as known to a request.
     ///
     /// The name of the save is always new, so that the record changes even if no date does. With a `ts`
     /// ahead of the clock (after a failover from a server whose clock was ahead, or within one millisecond)
@@ -149,7 +149,7 @@ impl Call<'_> {
         Ok(self.write_one(held.key.id(), self.live(held), &touched).await? > 0)
     }
 
-    // The same in a transaction. A conflict → somebody else changes the record at this moment; transient.
+    // As `touch`, in a transaction. A conflict → somebody else changes the record at this moment; transient.
     pub(super) async fn touch_in(
         &self,
         session: &mut ClientSession,
@@ -161,7 +161,7 @@ impl Call<'_> {
 }
 
 impl MongoStore {
-    /// Waits until a guarded write may begin, so that they never take all connections.
+    /// Waits until a guarded write may begin, so that guarded writes never take all connections.
     pub(super) async fn save_permit(&self, latest: Instant) -> Result<SemaphorePermit<'_>> {
         match timeout_at(latest.into(), self.inner.saves.acquire()).await {
             Ok(Ok(permit)) => Ok(permit),
@@ -212,7 +212,7 @@ impl Save<'_> {
         Ok(if is_held { written } else { Saved::Lost })
     }
 
-    /// The same on a server without transactions: first the lock, then the document.
+    /// The save on a server without transactions: first touches the lock, then writes the document.
     async fn without_transaction(self) -> Result<Saved> {
         if !self.call.touch(self.held).await? {
             return Ok(Saved::Lost);

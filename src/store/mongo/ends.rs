@@ -120,12 +120,12 @@ struct Ends<'a> {
 #[derive(Default)]
 struct Names {
     keys: Vec<LockKey>,
-    /// Of one of them.
+    /// The holder of one of these locks.
     holder: Option<Holder>,
-    /// Of those that have expired.
+    /// The leases of the locks that have expired.
     leases: Vec<String>,
     expired: Vec<(LockKey, LockToken)>,
-    /// A list of readers may contain the session.
+    /// True if a list of readers may contain the session.
     may_read: bool,
 }
 
@@ -141,7 +141,7 @@ impl Ends<'_> {
     /// each step any worker can continue: the tombstone prevents new locks, and the names keep any lock from
     /// being forgotten.
     async fn end_session(&self, aid: &Aid, reason: EndReason) -> Result<Vec<LockKey>> {
-        // Without an answer soon, the tombstone comes first, and the names later.
+        // If there is no answer soon, the tombstone comes first, and the names later.
         let soon = Self { until: Deadline::at(Instant::now() + LIMIT), ..*self };
         let before = soon.held_by(aid).await.unwrap_or_default();
         // findAndModify, an upsert, returns: a new end; or an idle end that became permanent; or an end that
@@ -213,7 +213,7 @@ impl Ends<'_> {
         Ok(names)
     }
 
-    /// Unless `shared`, there are no readers among the grants.
+    /// Removes these grants. If `shared` is false, there are no readers among them.
     async fn remove(&self, grants: &Grants<'_>, shared: bool) -> Result<()> {
         let remove = async |collection| self.call(collection)?.remove_many(grants, shared).await;
         try_join_all(self.collections.iter().copied().map(remove)).await.map(drop)
@@ -223,7 +223,7 @@ impl Ends<'_> {
         self.store.call(collection, self.until)
     }
 
-    /// One write on all matching records of `doclock.ended`.
+    /// Sends one write on all matching records of `doclock.ended`.
     async fn write(&self, filter: Record, by: &Write) -> Result<u64> {
         send::write(&self.store.inner.ended, filter, by, self.until.write_limit()).await
     }
@@ -370,7 +370,7 @@ fn is_for_good() -> Record {
     doc! { "$and": [is("$ts", "date"), { "$ne": ["$silent", true] }] }
 }
 
-/// The locks are gone. An end that was announced before is not announced again.
+/// Notes that the locks are gone. An end that was announced before is not announced again.
 fn released() -> Write {
     Write::Update(vec![doc! { "$set": {
         "step": { "$cond": [{ "$eq": ["$told", true] }, "$$REMOVE", "announce"] },

@@ -77,7 +77,7 @@ pub(super) fn failure(kind: StoreErrorKind, what: impl Into<String>) -> Error {
     Error::custom(Failure { kind, what: what.into() })
 }
 
-/// Nobody knows the outcome, or there is none yet: the verb is repeated.
+/// The outcome is not known, or there is none yet: the verb is repeated.
 pub(super) fn unavailable(what: impl Into<String>) -> Error {
     failure(StoreErrorKind::Unavailable, what)
 }
@@ -184,7 +184,7 @@ fn denied(error: &Error) -> String {
     }
 }
 
-/// The command and its collection, of `not authorized on shop to execute command { find: "workitem.lock", …`. The
+/// The command and its collection, from `not authorized on shop to execute command { find: "workitem.lock", …`. The
 /// rest of the text may contain what people have typed.
 fn refused_command(said: &str) -> Option<(&str, &str)> {
     let (_, command) = said.split_once("to execute command { ")?;
@@ -248,8 +248,8 @@ pub(super) fn exceeded_time_limit(error: &Error) -> bool {
     code(error) == Some(MAX_TIME_EXPIRED)
 }
 
-/// `None` unless the time limit came before a majority had acknowledged the write. True if a record matched
-/// the write.
+/// `Some` if the time limit came before a majority had acknowledged the write; `Some(true)` if a record
+/// matched the write.
 pub(super) fn late_majority(error: &Error) -> Option<bool> {
     let late: &Unacknowledged = ours(error)?;
     let code = codec::number(late.error.as_document()?.get("code")?)?;

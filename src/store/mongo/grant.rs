@@ -33,7 +33,7 @@ pub(super) struct Target {
     tokens: Vec<String>,
     /// Shared if the mode is not known.
     pub(super) mode: Mode,
-    /// Only if no other request was told that the session has the lock.
+    /// True if the grant is meant only if no other request was told that the session has the lock.
     pub(super) unless_told: bool,
 }
 
@@ -43,12 +43,12 @@ impl Target {
         Self { id, aid, tokens, mode: it.mode, unless_told: false }
     }
 
-    /// The same, if it is a grant of an exclusive lock.
+    /// As `of`, but matches only a grant of an exclusive lock.
     pub(super) fn exclusive(it: &Acquisition) -> Self {
         Self { mode: Mode::Exclusive, ..Self::of(it) }
     }
 
-    /// What any of these attempts of a claim was granted, unless another request was told of it.
+    /// The grant to any of these attempts of a claim, unless another request was told of the lock.
     pub(super) fn untold(attempts: &[Acquisition]) -> Option<Self> {
         let tokens = attempts.iter().map(|it| it.token.to_string()).collect();
         Some(Self { tokens, unless_told: true, ..Self::of(attempts.first()?) })
@@ -59,7 +59,7 @@ impl Target {
         self.filter_with(doc! {})
     }
 
-    /// The record if it contains nothing else, so that it may be deleted as a whole.
+    /// Matches the record if it contains nothing else, so that it may be deleted as a whole.
     pub(super) fn alone(&self, rules: &Rules) -> Document {
         let mut filter = self.filter_with(doc! { "$size": 1 });
         if rules.fair {
@@ -101,7 +101,7 @@ impl Target {
         doc! { "$and": all }
     }
 
-    /// The same for a record that was read: true if its exclusive lock is this acquisition.
+    /// As `is`, for a record that was read: true if its exclusive lock is this acquisition.
     pub(super) fn is_in(&self, record: &Document) -> bool {
         record.get_str("aid").is_ok_and(|aid| aid == self.aid.as_str())
             && record.get_str("token").is_ok_and(|it| self.tokens.iter().any(|token| token == it))

@@ -4,8 +4,8 @@
 //! Each caller keeps its own outcome, token and deadline. If the reply to a command is lost, each caller
 //! is told so, and settles its own claim as after a command of its own.
 //!
-//! What cannot be sent in its time is refused at once, or, if the commands take longer than expected, when its
-//! time is over. A refused job was never sent, so its outcome is known, and the database spends nothing on it:
+//! A job that cannot be sent in its time is refused: at once, or, if the commands take longer than expected, when
+//! its time is over. A refused job was never sent, so its outcome is known, and the database spends nothing on it:
 //! whatever the load, the commands under way are as many, and as full, as at the best throughput.
 
 use std::{
@@ -33,8 +33,8 @@ pub(super) const AT_ONCE: usize = 64;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long after its time limit a write may stay unanswered before other writes are sent.
 pub(super) const UNANSWERED: Duration = Duration::from_secs(2);
-/// After so many such commands, more than the connections of a default pool, the next one waits longer: for
-/// [`UNANSWERED`] more, so that commands that hang never close a group.
+/// After this number of late commands, more than the connections of a default pool, the next command waits longer:
+/// for [`UNANSWERED`] more, so that commands that hang never close a group.
 const LATE: usize = 16;
 /// How many jobs wait at most, however fast the commands are.
 const WAITING: usize = 16_384;

@@ -23,7 +23,7 @@ pub struct HeldLock {
     pub(crate) forget: Forget,
 }
 
-/// Has the manager forget the state of the lock, because a guarded write may be under way.
+/// Makes the manager forget the state of the lock, because a guarded write may be under way.
 #[derive(Clone)]
 pub(crate) struct Forget(pub(crate) Arc<dyn Fn() + Send + Sync>);
 

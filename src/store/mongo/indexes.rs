@@ -84,7 +84,7 @@ impl Index {
         Self { expires_after: Some(Duration::from_secs(seconds)), ..self }
     }
 
-    /// The indexes of these that are missing among the existing ones. A TTL index is not missing if its expiry differs.
+    /// The needed indexes that are missing among the existing ones. A TTL index with another expiry is not missing.
     pub fn missing<'a>(needed: &'a [Self], existing: &[Self]) -> impl Iterator<Item = &'a Self> {
         let expires = |it: &Self| it.expires_after.is_some();
         let serves = move |it: &Self, needed: &Self| {
@@ -170,7 +170,7 @@ pub(super) async fn ensure(collection: &Collection<Document>, needed: &[Index]) 
 }
 
 /// Begins again whenever another server, of another version perhaps, has created or replaced an index in the meantime.
-/// It may be first with each of them.
+/// The other server may be first with each index.
 async fn beside_other_servers<F>(
     collection: &Collection<Document>,
     ensure: impl Fn() -> F,
@@ -260,8 +260,8 @@ async fn change_expiry(
         let command =
             doc! { "collMod": collection.name(), "index": change, "writeConcern": majority };
         let reply = database_of(collection).run_command(command).await?;
-        // Other servers may have raised the expiry further at the same moment: whoever overwrites a higher
-        // one writes it again, so the highest one is the last.
+        // Other servers may have raised the expiry further at the same moment: a server that overwrites a
+        // higher expiry writes the higher one again, so the highest expiry is the last.
         match reply.get("expireAfterSeconds_old").and_then(number) {
             Some(higher) if may == Expiry::Raise && higher > seconds => seconds = higher,
             _ => return Ok(()),

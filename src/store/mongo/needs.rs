@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// For records of the store's own. The last two prepare a collection.
+/// The actions on records of the store's own. The last two actions prepare a collection.
 const RECORDS: &[&str] =
     &["find", "insert", "update", "remove", "listIndexes", "createIndex", "collMod"];
 const ONE_RECORD: &[&str] = &["find", "insert", "update"];
@@ -27,12 +27,12 @@ pub struct Needs {
     pub collection: String,
     /// The actions that the database user must be granted on the collection.
     pub actions: Vec<&'static str>,
-    /// The indexes. The TTL index of a lock collection is that of the default ttl.
+    /// The indexes. The TTL index of a lock collection is the one for the default ttl.
     pub indexes: Vec<Index>,
 }
 
 impl Needs {
-    /// The needs of a collection that is not the store's own, such as that of web sessions.
+    /// The needs of a collection that is not the store's own, such as the collection of web sessions.
     pub fn new<I: Into<Index>>(
         collection: &str,
         actions: &[&'static str],
@@ -73,8 +73,8 @@ impl MongoStore {
         Ok(needs)
     }
 
-    /// Counts the needs of another collection among those of this store, so that health examines them: of the web
-    /// sessions, for example.
+    /// Adds the needs of another collection to the needs of this store, so that health examines them: the needs of the
+    /// web sessions, for example.
     pub fn also_needs(&self, needs: Needs) {
         let mut others = self.inner.other_needs.lock();
         others.insert(needs.collection.clone(), needs);

@@ -47,8 +47,8 @@ impl Call<'_> {
     }
 }
 
-/// The places of other servers that are ahead of this claim and exclude it. A place of its own session
-/// does not, unless that session waits for less.
+/// The places of other servers that are ahead of this claim and exclude it. A place of the claim's own
+/// session excludes it only if the session waits there for less.
 pub(super) fn in_the_way_of(claim: &Claim) -> Document {
     let mut in_the_way = Vec::new();
     let mut ticket = Ticket::NEW;
@@ -90,8 +90,8 @@ pub(super) fn after(claim: &Claim) -> Document {
 }
 
 /// The queue with these waiters in the place of their server. The place stays where it is, so that an
-/// event names only what has changed. A queue is as long as the list of readers may be; a server beyond
-/// that gets no place.
+/// event names only what has changed. A queue has at most as many places as the list of readers; a server
+/// beyond that gets no place.
 fn with(waiters: &Waiters) -> Document {
     let is_other = is_not_of(waiters.server);
     let Some(place) = &waiters.place else { return filtered(live_places(), is_other) };

@@ -142,7 +142,7 @@ impl Call<'_> {
         Ok(found.iter().flat_map(Fetched::locks).collect())
     }
 
-    /// The live locks of these sessions. The application leaves out the expired ones: for the server, the
+    /// The live locks of these sessions. This process leaves out the expired ones: for the server, the
     /// expressions would cost more than the read.
     async fn of(&self, from: &Collection<Document>, aids: &[Aid]) -> Result<Vec<Lock>> {
         let found = self.fetch(from, of_sessions(aids), fields_for(aids), usize::MAX).await?;
@@ -201,8 +201,8 @@ impl Call<'_> {
         Ok(confirmed.map(|confirmed| Confirmed { document, ..confirmed }))
     }
 
-    /// The record, as the primary has it, with the server's time. Callers that ask for one record share it, so
-    /// that a crowd that asks again and again leaves the connections to the holder.
+    /// The record, as the primary has it, with the server's time. Callers that ask for the same record share one
+    /// read, so that a crowd that asks again and again leaves the connections to the holder.
     pub(super) async fn look(&self, id: &LockId) -> Result<Option<Document>> {
         let (looks, send_by) = (&self.groups.looks, self.until.send_by());
         let found = looks.submit(id.clone(), send_by, async |ids| {

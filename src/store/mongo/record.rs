@@ -16,8 +16,8 @@ use crate::{
 /// The record with this `_id`. The filter of an upsert must contain nothing else: the server refuses
 /// `$expr` there, and retries a duplicate key only for plain equality on `_id`.
 ///
-/// Written without `$eq`, with which the server would plan the query (a tenth of the cost of an
-/// acquire). A [`LockId`] is a number, a string or bytes, and never a document or a pattern with a
+/// Written without `$eq`: with `$eq` the server would plan the query, at a tenth of the cost of an
+/// acquire. A [`LockId`] is a number, a string or bytes, and never a document or a pattern with a
 /// special meaning.
 pub(super) fn by_id(id: &LockId) -> Document {
     doc! { "_id": Bson::from(id) }
@@ -54,7 +54,7 @@ impl Fetched {
         self.grants().map(|(grant, mode)| self.lock_of(grant, mode))
     }
 
-    /// The locks that had not expired when the server read the record. Until the answer is here, they may have.
+    /// The locks that had not expired when the server read the record. They may expire before the answer arrives.
     pub(super) fn live_locks(&self) -> impl Iterator<Item = Lock> {
         let is_live = |grant: &Document| {
             !self.remaining(grant, grant.get_datetime("ts").ok().copied()).is_zero()

@@ -1,5 +1,5 @@
-//! Removes locks: by release, give-back and break, and all locks of a session at once. The only place that deletes a
-//! record, or keeps it for its other content.
+//! Removes locks: by release, give-back and break, and all locks of a session at once. No other file deletes a
+//! record, or keeps a record for its other content.
 
 use std::{
     slice,
@@ -36,8 +36,8 @@ use crate::{
 
 /// How long a break waits for the removal of the record that it has made to expire.
 const TO_TIDY_UP: Duration = Duration::from_millis(500);
-/// The shortest time limit of a command that releases several locks, and the limit as a multiple of the usual time: a
-/// record that is stuck holds up the others for so long, once.
+/// The shortest time limit of a command that releases several locks, and the limit as a multiple of the usual time.
+/// A record that is stuck holds up the others once, for the time of this limit.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
 const LIMIT_TO_USUAL: u32 = 8;
 
@@ -314,7 +314,7 @@ impl Call<'_> {
         Ok(OfSession { held: found.iter().flat_map(Fetched::live_locks).collect(), may_read })
     }
 
-    /// Removes several grants. Unless `shared`, there are no readers among them. May be called again
+    /// Removes several grants. If `shared` is false, there are no readers among them. May be called again
     /// after an error.
     pub(super) async fn remove_many(&self, grants: &Grants<'_>, shared: bool) -> Result<()> {
         let rules = &self.rules;
@@ -349,7 +349,7 @@ fn expire_by(changed: Document) -> Vec<Document> {
 }
 
 /// How a record states that `token` was taken from its holder: as one string of JSON. If it were a
-/// document, a change stream would report only those of its fields that changed.
+/// document, a change stream would report only its changed fields.
 pub(super) fn taken_text(token: LockToken, by: &TakenBy) -> String {
     json!({ "token": token, "by": by.by, "reason": by.reason }).to_string()
 }

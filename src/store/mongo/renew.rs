@@ -68,7 +68,7 @@ impl Call<'_> {
 
     /// The records with a lock that is to be renewed.
     ///
-    /// The filter does not say which session has named which tab, so that it stays short. That changes nothing: the
+    /// The filter stays short, because it does not say which session has named which tab. The result is the same: the
     /// names of tabs and tokens are random, and known only to their own session.
     fn renewable(&self, active: &[Active]) -> Document {
         let aids = aids_of(active);

@@ -62,14 +62,14 @@ impl Deadline {
         Instant::now() + left.saturating_sub(LIMIT).max(left / 2)
     }
 
-    /// The same for a claim. Half of the caller's time is for the command and a repetition. What gives locks back
-    /// comes first: a claim waits no longer than what is left of the other half after the wait of a release.
+    /// When a claim is sent at the latest. Half of the caller's time is for the command and a repetition. Releases
+    /// come first: a claim waits no longer than the rest of the other half, after the wait of a release.
     pub(super) fn claim_by(self, release_waits: Duration) -> Result<Instant> {
         let left = (self.read_limit() / 2).checked_sub(release_waits);
         left.map(|left| Instant::now() + left).ok_or_else(not_sent)
     }
 
-    /// The moment; of a caller without a deadline, the longest wait from now on.
+    /// The moment of the deadline; for a caller without a deadline, the end of the longest wait from now on.
     pub(super) fn moment_or_longest(self) -> Instant {
         self.moment().unwrap_or_else(|| Instant::now() + LONGEST_WAIT)
     }
@@ -82,7 +82,7 @@ impl Deadline {
         left.clamp(Duration::from_millis(1), longest)
     }
 
-    /// An error once the deadline has passed.
+    /// Returns an error if the deadline has passed.
     pub(super) fn in_time(self) -> Result<()> {
         match self.moment() {
             Some(moment) if moment <= Instant::now() => Err(unavailable("the deadline has passed")),
@@ -94,8 +94,8 @@ impl Deadline {
     /// again. Unless a failover has undone the removal, the repetition finds nothing more to remove. Returns
     /// the last outcome, and whether an earlier attempt has removed something.
     ///
-    /// A caller without a deadline repeats it once: its first command may have been one for several callers, whose time
-    /// is short.
+    /// A caller without a deadline repeats the removal once: the first command may have been one for several callers,
+    /// whose time is short.
     pub(super) async fn until_majority<T, F>(self, remove: impl Fn() -> F) -> Result<(T, bool)>
     where
         F: Future<Output = Result<T>>,
@@ -208,8 +208,8 @@ where
 /// quarter more locks than one on one node, and half as many more on three: while one command waits for its
 /// majority, the server works on the other.
 const UNDER_WAY: usize = 2;
-/// How long after a read of the locks of sessions the next one is sent, if fewer than a full command wait. So the
-/// heartbeats of thousands of people share their reads: 400 a second, ten at a time. A lone one does not wait.
+/// The pause between two reads of the locks of sessions, if fewer sessions wait than fill a command. So the
+/// heartbeats of thousands of people share their reads: 400 a second, ten at a time. A lone heartbeat does not wait.
 const SESSIONS_PACE: Duration = Duration::from_millis(25);
 
 /// The locks of sessions.
@@ -217,7 +217,7 @@ const SESSIONS_PACE: Duration = Duration::from_millis(25);
 pub(super) struct Both {
     /// Majority-committed.
     pub(super) locks: Vec<Lock>,
-    /// Those that only the primary has.
+    /// The locks that only the primary has.
     pub(super) uncommitted: Vec<Lock>,
 }
 

@@ -122,7 +122,7 @@ impl MongoStore {
     }
 }
 
-/// The entries of either record. Somebody may have edited it.
+/// The entries of either record, which somebody may have edited.
 fn all() -> Record {
     doc! { "$cond": [{ "$isArray": "$of" }, "$of", []] }
 }

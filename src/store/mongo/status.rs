@@ -40,12 +40,13 @@ pub(super) async fn status(store: &MongoStore, collections: &[&str]) -> StoreRes
     Ok(status)
 }
 
-/// True if a server that finds the indexes as they should be does without this action.
+/// True if a server does not need this action when it finds the indexes as they should be.
 fn is_for_preparation(action: &str) -> bool {
     ["createIndex", "collMod"].contains(&action)
 }
 
-/// From the dates of the primary alone, in whole seconds. The primary writes at least every 10 s.
+/// How far the majority is behind, from the dates of the primary alone, in whole seconds. The primary writes at least
+/// every 10 s.
 fn majority_lag(hello: &Document) -> Option<Duration> {
     let writes = hello.get_document("lastWrite").ok()?;
     let millis = |name| writes.get_datetime(name).ok().copied().map(DateTime::timestamp_millis);

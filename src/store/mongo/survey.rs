@@ -96,8 +96,8 @@ struct User {
 }
 
 impl User {
-    /// Asks who is authenticated. The strict Stable API lacks this command. Missing privileges then show where they
-    /// are needed.
+    /// Asks the server which user is authenticated. The strict Stable API lacks this command. A missing privilege then
+    /// shows where it is needed.
     async fn ask(database: &Database) -> MongoResult<Self> {
         let status = doc! { "connectionStatus": 1, "showPrivileges": true };
         match database.run_command(status).await {
@@ -118,7 +118,7 @@ impl User {
         Self { name, privileges: listed("authenticatedUserPrivileges").cloned().collect() }
     }
 
-    /// False for a server that does not list them, and for a user without any.
+    /// True if the server lists privileges. False for a server that lists none, and for a user without any.
     fn lists_privileges(&self) -> bool {
         !self.privileges.is_empty()
     }

@@ -32,7 +32,7 @@ use crate::{
 /// How long a server that answers may take, once a transaction is late.
 const PROBE: Duration = Duration::from_millis(250);
 
-/// Why [`MongoStore::transaction`] has written nothing, or does not know it.
+/// Why [`MongoStore::transaction`] has written nothing, or does not know whether it has.
 #[derive(Debug, thiserror::Error)]
 pub enum TransactionError<E = Error> {
     /// A lock is lost, the database does not answer, or the outcome is not known.
@@ -105,13 +105,13 @@ impl MongoStore {
     ///
     /// `work` may be called several times, as the server demands after a conflict or a failover, so it
     /// must have no effect outside the transaction. It passes the session to each of its commands, which
-    /// must use the [client of this store](Self::database). Its own error aborts the transaction: an error of
-    /// the driver, or a type of yours that implements [`WorkError`]. All of it
+    /// must use the [client of this store](Self::database). An error of `work` aborts the transaction: an error of
+    /// the driver, or a type of yours that implements [`WorkError`]. All of `work`
     /// must be done within the manager's [deadline](crate::LockManagerBuilder::deadline), and well within a
     /// third of the ttl: a renewal of a lock in the meantime makes the transaction start again. `work` must
     /// return each error of a command, because the server has then aborted the transaction, and must not
-    /// commit. In a task that is spawned, write `async move`, and let `work` own what it uses: the compiler
-    /// demands that. If the compiler does not know the error, name it: `async |session| -> Result<_, MyError> { … }`.
+    /// commit. In a spawned task, the compiler demands `async move`, and that `work` owns everything that it uses.
+    /// If the compiler does not know the type of the error, name it: `async |session| -> Result<_, MyError> { … }`.
     ///
     /// ```no_run
     /// # use actix_doclock::{LockError, LockGuard, MongoStore};
@@ -389,7 +389,7 @@ impl MongoStore {
         Ok(value)
     }
 
-    /// The error of a transaction that is late: of the application, if the server answers.
+    /// The error of a transaction that is late. It is the application's fault if the server answers.
     async fn too_slow(&self, soonest: &HeldLock) -> LockError {
         let probed = self.database().run_command(doc! { "ping": 1 });
         match timeout(PROBE, probed).await {
@@ -404,8 +404,8 @@ fn running(error: Error) -> LockError {
     LockError::Store(save_error("running a transaction", error))
 }
 
-/// Until this is emptied, a write under these locks may be under way, even after its caller is gone. When it is
-/// dropped, the manager forgets their state: the next re-entry waits for the write.
+/// Until this value is emptied, a write under these locks may be under way, even after its caller is gone. When the
+/// value is dropped, the manager forgets the state of the locks: the next re-entry waits for the write.
 struct InDoubt<'a>(&'a [HeldLock]);
 
 impl Drop for InDoubt<'_> {

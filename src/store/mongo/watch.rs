@@ -116,7 +116,7 @@ fn read(key: LockKey, event: &Document) -> Option<Change> {
     let moves_on = || names("set").any(|name| name.starts_with("queue."));
     // Without a new token, `until` makes the lock expire sooner.
     let ends_sooner = || has("set", "until") && !has("set", "token");
-    // Readers behind it may join the readers.
+    // Readers behind the writer may join the readers.
     let writer_left =
         || !has("set", "token") && names("removed").any(|name| name.starts_with("queue."));
     match event.get_str("operationType") {

@@ -1,4 +1,4 @@
-//! Writes on many records, of which a stuck one does not hold up the others.
+//! Writes on many records, so that a stuck record does not hold up the others.
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -38,7 +38,7 @@ impl Call<'_> {
         self.write_in_pages(filter, by).await
     }
 
-    /// The same in pages. The records that are known to be stuck come last.
+    /// As `write_all`, in pages. The records that are known to be stuck come last.
     async fn write_in_pages(&self, filter: Document, by: &Write) -> Result<u64> {
         let found = self.primary.find(filter.clone()).projection(doc! { "_id": 1 });
         let mut found = found.batch_size(PAGE as u32).max_time(self.until.read_limit()).await?;
@@ -76,7 +76,7 @@ impl Call<'_> {
             let filter = doc! { "$and": [filter.clone(), { "_id": { "$in": &ids } }] };
             let done = match &ids[..] {
                 [id] => self.write_stuck(id, filter, by).await,
-                // A limit that grew with the time that the search takes would take up the deadline.
+                // A fixed limit: a limit that grew with the time of the search would use up the deadline.
                 _ => write(&self.primary, filter, by, LIMIT).await,
             };
             match done {
@@ -89,7 +89,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Writes a record that may be stuck. If so, that is remembered.
+    /// Writes a record that may be stuck. If it is stuck, that is remembered.
     async fn write_stuck(&self, id: &Bson, filter: Document, by: &Write) -> Result<u64> {
         // The id of a foreign program.
         let Some(id) = LockId::from_bson(id) else {
@@ -101,7 +101,7 @@ impl Call<'_> {
                 let limit = admitted.limit;
                 admitted.send(write(&self.primary, filter, by, limit)).await
             }
-            // Other writes on stuck records do not leave it a turn.
+            // The record gets no turn, because of other writes on stuck records.
             _ => {
                 let message = "an open transaction blocks the record".to_owned();
                 Err(Error::custom(Refused { code: MAX_TIME_EXPIRED, message }))

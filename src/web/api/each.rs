@@ -1,4 +1,4 @@
-//! Many locks with one request: of some documents, those that are free.
+//! Locks many documents with one request: the free ones of them.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ struct EachBody {
 #[derive(Serialize)]
 pub(super) struct EachAnswer {
     held: Vec<MineBody>,
-    /// A problem for each of the others, with its `key`.
+    /// A problem for each document that was not locked, with its `key`.
     refused: Vec<Value>,
 }
 
@@ -72,7 +72,7 @@ pub(super) async fn acquire(
         }
         take(locks, &key, how).await.map_err(|e| (key, e))
     };
-    // At the same time, so that the claims travel together.
+    // At the same time, so that the claims share commands.
     let taken: Vec<_> = stream::iter(wanted).map(take).buffered(MAX_KEYS).collect().await;
     let mut held = Vec::new();
     for one in taken {

@@ -35,7 +35,7 @@ struct LostBody {
     id: String,
 }
 
-/// Renews the locks of the session, and says which of those that the page believes to hold are lost.
+/// Renews the locks of the session, and says which of the locks that the page believes it holds are lost.
 pub(super) async fn renew(
     _: SameSite,
     Locks(locks): Locks,

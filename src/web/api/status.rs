@@ -1,4 +1,4 @@
-//! Whose locks they are: the state of one document, or of many.
+//! The state of one document, or of many: free, or locked by whom.
 
 use actix_web::{HttpRequest, ResponseError, http::StatusCode};
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ pub(super) struct StateBody {
     expires_in_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     may_take_over: Option<bool>,
-    /// No new lock is granted at the moment.
+    /// The freeze, if no new lock is granted at the moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     frozen: Option<FrozenBody>,
 }

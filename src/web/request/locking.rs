@@ -63,20 +63,20 @@ pub(in crate::web) struct Ask<'a> {
     /// acquisition will do.
     pub(in crate::web) offered: &'a [LockToken],
     pub(in crate::web) wait: Wait,
-    /// Takes the lock from another tab, or from another session if the policy allows it.
+    /// True if the lock is taken from another tab, or from another session if the policy allows it.
     pub(in crate::web) take_over: bool,
-    /// Also confirms the lock of another tab of the session, which keeps it.
+    /// True if the lock of another tab of the session is confirmed, too. That tab keeps the lock.
     pub(in crate::web) any_tab: bool,
-    /// Whether the lock is of no use without its document.
+    /// True if the lock is of no use without its document.
     pub(in crate::web) of_document: bool,
-    /// Whether to read the document together with the lock, where one read suffices.
+    /// True if the document is read together with the lock, where one read suffices.
     pub(in crate::web) load: bool,
 }
 
 /// The state of a lock that a request has taken or confirmed.
 pub(in crate::web) struct Found {
     pub(in crate::web) is_fresh: bool,
-    /// It was granted after a wait, during which the person may have lost the permission.
+    /// True if the lock was granted after a wait, during which the person may have lost the permission.
     pub(in crate::web) has_waited: bool,
     /// The document, if it was read together with the lock.
     pub(in crate::web) document: Option<StoredDocument>,
@@ -159,10 +159,10 @@ impl RequestLocks {
         }
     }
 
-    /// Before a route of the application takes or confirms these locks.
+    /// Asks the policy before a route of the application takes or confirms these locks.
     ///
     /// # Errors
-    /// Those of the policy: the answer for a missing document, or 401.
+    /// The refusals of the policy: the answer for a missing document, or 401.
     pub(in crate::web) async fn may_lock(&self, keys: &[LockKey]) -> Result<()> {
         if self.has_policy() { self.permissions().check_all(keys).await } else { Ok(()) }
     }
@@ -172,7 +172,7 @@ impl RequestLocks {
         self.settings.access.is_some() && !self.settings.extractors_do_not_ask
     }
 
-    /// The same for each of them: its refusal, or none.
+    /// As `may_lock`, but returns for each document its refusal, or none.
     pub(in crate::web) async fn may_lock_each(
         &self,
         keys: &[LockKey],
@@ -183,7 +183,7 @@ impl RequestLocks {
         self.permissions().check_each(keys).await
     }
 
-    /// Whom the limits for each person count this request for.
+    /// The person for whom the limits for each person count this request.
     pub(in crate::web) fn counts_as(&self) -> Person {
         let aid = self.aid_before.borrow();
         Person::of(self.person().as_ref(), aid.as_ref(), self.address)
@@ -269,8 +269,8 @@ impl RequestLocks {
             return self.keep_if_found(mine, None, worked, until).await;
         }
         let mut aid = self.aid_for_lock()?;
-        // Not acquired again: then the record would say that another request was told of the lock, and the end of this
-        // request would not give it back.
+        // Confirmed, and not acquired again: otherwise the record would say that another request was told of the lock,
+        // and the end of this request would not give the lock back.
         if self.has_taken(key, &aid, how.mode) {
             let until = self.begin();
             let (mut mine, document) = self.confirm(key, how.mode, &[], how.load, until).await?;
@@ -334,7 +334,7 @@ impl RequestLocks {
         self.fresh.borrow().iter().map(|fresh| &fresh.lock).any(is_such)
     }
 
-    /// One command, if there is no wait. Returns the lock, and two optional values: the handle that gives a
+    /// Sends one command, if there is no wait. Returns the lock, and two optional values: the handle that gives a
     /// fresh lock back, and the document, if one read returned both.
     async fn take(
         &self,
@@ -361,7 +361,7 @@ impl RequestLocks {
             let wait = if has_waited { Wait::no() } else { how.wait.since(began) };
             let acquired =
                 manager.parts.acquire_or_wait(&wanted, &wanted.aid, wait, &self.scope).await?;
-            // Not after an error: the answer need not wait until an unwanted lock is given back.
+            // A new deadline, but not after an error: the answer need not wait until an unwanted lock is given back.
             let until = self.begin();
             let from = match acquired {
                 Acquired::Granted(fresh) => {
@@ -402,7 +402,7 @@ impl RequestLocks {
         }
     }
 
-    /// Whether another tab of this session holds this lock. A shared lock belongs to all tabs of its
+    /// True if another tab of this session holds this lock. A shared lock belongs to all tabs of its
     /// session.
     pub(in crate::web) fn is_of_another_tab(&self, lock: &Lock) -> bool {
         let tabs = self.tab.zip(lock.tab);
@@ -486,8 +486,8 @@ impl RequestLocks {
         aid.get_or_insert_with(Aid::new).clone()
     }
 
-    /// Makes sure that this session already holds the lock; if tokens are offered, with one of them. Returns
-    /// the document as well if `load`, where one read suffices.
+    /// Makes sure that this session already holds the lock; if tokens are offered, the lock must have one of
+    /// them. With `load`, returns the document as well, where one read suffices.
     pub(in crate::web) async fn confirm(
         &self,
         key: &LockKey,
@@ -574,7 +574,7 @@ impl RequestLocks {
         Ok(released)
     }
 
-    /// The same, in the background if it fails: the document is already `done`.
+    /// As `release`, but a release that fails goes on in the background: the document is already `done`.
     pub(in crate::web) async fn let_go(&self, mine: &Mine, done: &str) {
         if let Err(e) = self.release(mine, self.begin()).await {
             let held = mine.acquisition();
@@ -587,7 +587,7 @@ impl RequestLocks {
         }
     }
 
-    /// This request no longer holds this acquisition.
+    /// Notes that this request no longer holds this acquisition.
     pub(in crate::web) fn forget(&self, token: LockToken) {
         self.held.borrow_mut().retain(|held| *held != token);
         for gone in self.fresh.borrow_mut().extract_if(.., |fresh| fresh.token == token) {
@@ -595,7 +595,7 @@ impl RequestLocks {
         }
     }
 
-    /// This request holds no locks any more.
+    /// Notes that this request holds no locks any more.
     pub(in crate::web) fn forget_all(&self) {
         self.held.take();
         for gone in self.fresh.take() {

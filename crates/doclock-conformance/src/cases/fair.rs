@@ -1,4 +1,4 @@
-//! Waiters are let in in the order of their arrival.
+//! Waiters get the lock in the order of their arrival.
 
 use super::*;
 use actix_doclock::store::{Place, Rules, Ticket, Turn, Waiters};

@@ -26,7 +26,7 @@ const TOLERATED_MS: i64 = 1_000;
 /// the connection.
 const ROUNDS: usize = 4;
 
-/// One server's clock, relative to that of this machine.
+/// One server's clock, relative to the clock of this machine.
 #[derive(Debug, Clone)]
 struct Reading {
     server: String,

@@ -19,8 +19,8 @@ const IN_TIME: Duration = Duration::from_secs(5);
 /// The server's code for a command that did not end within its time limit.
 const MAX_TIME_EXPIRED: i32 = 50;
 
-/// By a linearizable read, whose answer waits until a majority has confirmed the primary. It writes nothing, and
-/// needs no right but that of the freezes. Other errors are left to the other checks.
+/// Checks by a linearizable read, whose answer waits until a majority has confirmed the primary. The read writes
+/// nothing, and needs only the right to read the freezes. Other errors are left to the other checks.
 pub(super) async fn stalled(
     store: &MongoStore,
     hello: &Document,

@@ -1,9 +1,9 @@
 //! The commands of a fair collection.
 //!
-//! The first waiter of a server makes an attempt before it draws: nearly always the lock is free. A claim with a
-//! turn, and a handover, writes the place as it is without its waiter. If the place is out of date because another
-//! waiter has left, a command of its own sets it. The first waiter also renews it once a second; a place that is
-//! not renewed expires.
+//! The first waiter of a server makes an attempt before it draws: nearly always the lock is free. A claim with a turn,
+//! like a handover, writes the place of its server without the waiter that it serves. If the place is out of date
+//! because another waiter has left, a separate command sets the place. The first waiter also renews the place once a
+//! second; a place that is not renewed expires.
 
 use std::{
     sync::{
@@ -46,17 +46,17 @@ pub(in crate::manager::wait) struct Places {
     documents: Documents,
 }
 
-/// The commands that change the place on one document. It lives until the last of these commands has ended, which
-/// may be after the last waiter has left.
+/// The commands that change the place on one document. This value lives until the last of these commands has ended,
+/// which may be after the last waiter has left.
 #[derive(Debug)]
 pub(in crate::manager::wait) struct Commands {
     key: LockKey,
     documents: Documents,
-    /// Claims and handovers go together. Each writes all waiters of this server but its own, so that of two, the
-    /// later one may bring back a waiter that has left. A command that sets the place goes alone. Otherwise a claim
+    /// Claims and handovers run together. Each of them writes all waiters of this server but its own, so the later of
+    /// two may bring back a waiter that has left. A command that sets the place runs alone. Otherwise a claim
     /// could remove a waiter that it does not know.
     order: Arc<RwLock<()>>,
-    /// The place in the store is not what it should be. A task is about to set it.
+    /// True if the place in the store is out of date. A task is about to set it.
     is_stale: AtomicBool,
 }
 

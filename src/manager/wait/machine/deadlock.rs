@@ -1,7 +1,7 @@
 //! Finds the waiters that would wait for each other forever.
 //!
-//! A search in the graph of who waits for whom (the wait-for graph of transaction processing). It begins
-//! when a waiter joins a queue or a lock has a new holder, for only then can a circle close. It refuses only
+//! The search follows the graph of who waits for whom (the wait-for graph of transaction processing). It begins
+//! when a waiter joins a queue or a lock has a new holder, for only then can a circle close. The search refuses only
 //! waiters that hold something others wait for: without such a lock a circle is not a deadlock yet.
 //!
 //! # Whom a waiter waits for
@@ -10,17 +10,17 @@
 //! It visits few of the waiters ahead:
 //!
 //! - *Ahead of a writer: the linked ones*, which also wait elsewhere, or hold something that others wait
-//!   for. A waiter that is not linked closes no circle, because nobody waits for it elsewhere. And it leads
-//!   to nobody new: it waits in this queue only, for the holders and for the waiters ahead of it, and the
+//!   for. A waiter that is not linked closes no circle, because nobody waits for it elsewhere. Such a waiter also
+//!   leads to nobody new: it waits in this queue only, for the holders and for the waiters ahead of it, and the
 //!   writer behind it waits for all of these too.
 //! - *Ahead of a reader: the nearest writer*, which waits for all waiters ahead of itself.
 //! - *Each part of a queue once.* A waiter ahead of one writer is ahead of every writer behind that writer.
 //!
 //! # Which circles are found
-//! One search visits [`BUDGET`] holders, waiters ahead and places where they wait. If that is not enough,
-//! it gives up and refuses nobody: a deadlock then lasts until one of its waits ends. So the length of the
+//! One search visits [`BUDGET`] holders, waiters ahead and places where they wait. If that is not enough, the search
+//! gives up and refuses nobody: a deadlock then lasts until one of its waits ends. So the length of the
 //! queues does not matter, as long as their waiters wait for one document each and hold nothing that others
-//! wait for. The search may miss a circle of more than half as many owners.
+//! wait for. The search may miss a circle with more owners than half the budget.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -144,7 +144,7 @@ struct Search<'a, H, G> {
     /// In the order in which they were reached.
     reached: Vec<Reached<'a>>,
     known: HashSet<&'a Aid>,
-    /// The waits that it still has to follow to the holders, and those to the waiters ahead.
+    /// The waits that the search still has to follow: to the holders, and to the waiters ahead.
     for_holders: VecDeque<Wait>,
     for_waiters: VecDeque<Wait>,
     /// The queues whose holders were visited for a writer, and the number below which the waiters were visited.
@@ -158,7 +158,7 @@ type Wait = (usize, u64);
 struct Reached<'a> {
     /// The index of the owner that waits for this one.
     by: usize,
-    /// For this document, if this owner was seen as its holder.
+    /// The document and this owner, if the owner was seen as the holder of the document.
     seen: Option<(&'a LockKey, &'a Aid)>,
 }
 
@@ -177,7 +177,7 @@ impl<'a, H, G: Fn(u64) -> bool> Search<'a, H, G> {
         }
     }
 
-    /// Ends when so many circles are found.
+    /// Ends when this many circles are found.
     fn run(mut self, circles: usize) -> Found {
         while self.found.circles.len() < circles {
             if self.budget() == 0 {

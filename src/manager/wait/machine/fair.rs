@@ -37,7 +37,7 @@ impl<H> Machine<H> {
         })
     }
 
-    /// If the waiter has a ticket, and no waiter of this server is in its way.
+    /// The turn of this waiter, if it has a ticket and no waiter of this server is in its way.
     pub(in crate::manager::wait) fn turn(&mut self, number: u64) -> Option<Turn> {
         let waiter = self.waiters.get(&number)?;
         let queue = self.queues.get(&waiter.wanted.key)?;
@@ -69,8 +69,8 @@ impl<H> Machine<H> {
         (self.place(queue, None, new), last)
     }
 
-    /// The store has this place now. `drawn` is the ticket of all waiters up to this number that have none. Returns
-    /// whether the place is up to date.
+    /// The store has this place now. `drawn` is the ticket of all waiters up to this number that have none. True if
+    /// the place is up to date.
     pub(in crate::manager::wait) fn was_set(
         &mut self,
         key: &LockKey,

@@ -620,7 +620,7 @@ impl World {
         Circles { refused, itself, of_holder }
     }
 
-    /// By one of these waits of its owner. A slow search, which visits everybody.
+    /// True if the waiter waits for itself by one of these waits of its owner. A slow search, which visits everybody.
     fn waits_for_itself(&self, number: u64, by: Vec<u64>) -> bool {
         let owner = &self.machine.waiters[&number].owner;
         let is_held = |(key, queue): (&LockKey, &Queue)| {

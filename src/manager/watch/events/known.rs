@@ -36,7 +36,7 @@ pub(in crate::manager) struct Known {
     asked: Option<Instant>,
     pub(in crate::manager) collection: &'static str,
     locks: HashMap<LockKey, Vec<(Lock, Instant)>>,
-    /// All locks of the collection could be listed.
+    /// True if all locks of the collection could be listed.
     is_complete: bool,
 }
 

@@ -236,7 +236,7 @@ impl Update<'_> {
         }
     }
 
-    /// Not of this session, which is active; and not a grant that ended with its `max_hold`.
+    /// True if the grant is not of this session, which is active, and did not end with its `max_hold`.
     fn is_of_idle_session(&self, grant: Grant) -> Document {
         doc! { "$and": [
             { "$ne": [grant.field("aid"), self.aid()] },
@@ -294,8 +294,8 @@ impl Update<'_> {
         millis(self.claim.max_hold.map_or(self.claim.ttl, |max_hold| max_hold.min(self.claim.ttl)))
     }
 
-    /// Re-entry: renews the exclusive lock that the session has. If it `comes_back` within a grace period, removes its
-    /// limit.
+    /// Re-entry: renews the exclusive lock that the session has. If the session `comes_back` within a grace period,
+    /// removes the limit of that period.
     fn reentered(&self, comes_back: bool) -> Document {
         let mut fields = self.renewed(Grant::Exclusive);
         if comes_back {
@@ -312,7 +312,7 @@ impl Update<'_> {
         doc! { "$mergeObjects": ["$$ROOT", self.queued(fields), self.again(Grant::Exclusive)] }
     }
 
-    /// The same, if the lock may be in its grace period because its page has gone.
+    /// As `reentered`, for a lock that may be in its grace period because its page has gone.
     fn reentered_or_back(&self) -> Bson {
         doc! { "$cond": [is_leaving(), self.reentered(true), self.reentered(false)] }.into()
     }

@@ -65,7 +65,7 @@ impl Ends<'_> {
         }
         if !ends.is_empty() {
             let mut mine = doc! { "_id": { "$in": ends }, "by": self.by() };
-            // Only the same end: while its idle end was being announced, the session may have ended
+            // Settles only the same end: while its idle end was being announced, the session may have ended
             // permanently.
             if !events.is_empty() {
                 mine.insert("event", doc! { "$in": events });
@@ -73,7 +73,7 @@ impl Ends<'_> {
             let (step, by) = match settled {
                 Settled::Ready => ("release", released()),
                 Settled::Told => ("announce", announced()),
-                // An end has happened.
+                // An end is never void: it has happened.
                 Settled::Void => return Ok(()),
             };
             mine.insert("step", step);
@@ -121,7 +121,7 @@ impl Ends<'_> {
                             let id = NewsId::Takeover(takeover.event);
                             self.settle_news(&[id], Settled::Void).await?;
                         }
-                        // The note is taken again after its lease. The others do not wait for it.
+                        // The note is taken again after its lease. The other notes do not wait for it.
                         Err(e) => log::debug!(
                             target: "actix_doclock::store",
                             "it is not known yet whether a lock was taken: {e}",

@@ -32,8 +32,8 @@ use crate::{
 struct Claimed {
     aid: Aid,
     for_good: bool,
-    /// It already has the names of locks: from an earlier attempt, or from an idle end not yet
-    /// announced.
+    /// True if the end already has the names of locks: from an earlier attempt, or from an idle end not
+    /// yet announced.
     has_names: bool,
 }
 
@@ -41,7 +41,7 @@ struct Claimed {
 type OfSession = (Aid, Vec<Expired>);
 
 impl Ends<'_> {
-    /// One query; and if there is work, about as many commands as [`end_session`](Self::end_session)
+    /// Sends one query; and if there is work, about as many commands as [`end_session`](Self::end_session)
     /// has steps, whatever the number of sessions.
     pub(super) async fn sweep(&self, limit: usize) -> Result<Swept> {
         let found = self.find(limit).await?;
@@ -139,7 +139,7 @@ impl Ends<'_> {
         self.claimed(&aids).await
     }
 
-    /// A session that seems to be idle, or whose end was left half done.
+    /// The end of a session that seems to be idle, or whose end was left half done.
     fn claimed_end(&self) -> Record {
         let mut idle = self.begin(EndReason::Expired);
         idle.insert("silent", true);
@@ -247,8 +247,8 @@ impl Ends<'_> {
             doc! { "q": { "_id": { "$eq": aid.as_str() }, "by": self.by() }, "u": [name(names)] }
         });
         self.update_each(named.collect()).await?;
-        // Only the sessions whose names were stored. After a long stall another worker may have the
-        // others, or they may have ended permanently.
+        // Goes on with the sessions whose names were stored. After a long stall another worker may have the
+        // other sessions, or these may have ended permanently.
         let (for_good, idle): (Vec<_>, Vec<_>) =
             self.claimed(&aids_of(claimed)).await?.into_iter().partition(|end| end.for_good);
         let is_mine = |aid: &Aid| for_good.iter().chain(&idle).any(|end| end.aid == *aid);
@@ -266,7 +266,7 @@ impl Ends<'_> {
             self.write(these, &Write::Delete).await?;
         }
         if !ended.is_empty() {
-            // They are left to the listener.
+            // These ends are left to the listener.
             self.write(self.mine(ended.iter().map(|end| &end.aid)), &released()).await?;
         }
         // The others were found idle earlier, and only waited for their announcement.

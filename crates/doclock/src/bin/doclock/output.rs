@@ -18,7 +18,7 @@ pub(crate) fn printable(text: &str) -> String {
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }
 
-/// The same, cut to the width of a table column.
+/// As `printable`, cut to the width of a table column.
 pub(crate) fn short(text: &str) -> String {
     let text = printable(text);
     match text.char_indices().nth(WIDEST) {
@@ -68,7 +68,7 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Prints one or the other, for a program or for people.
+/// Prints the value as JSON for a program, or the text for people.
 pub(crate) fn show(json: bool, value: &Value, text: &str) -> io::Result<()> {
     if json { print(&value.to_string()) } else { print(text) }
 }
