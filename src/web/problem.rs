@@ -287,7 +287,7 @@ pub(super) struct Served {
     pub(super) method: Method,
     pub(super) uri: Uri,
     /// The document that it asked for last.
-    pub(super) document: Rc<RefCell<Option<LockKey>>>,
+    pub(super) document: Option<LockKey>,
     /// True if the log says already why the application is not set up correctly.
     pub(super) is_told: bool,
 }
@@ -329,7 +329,6 @@ pub(super) fn log_fault(error: &LockError) {
 }
 
 fn named(Served { method, uri, document, .. }: &Served) -> String {
-    let document = document.borrow();
     let document = document.as_ref().map(|key| format!(" for {}", key.shown())).unwrap_or_default();
     format!("{method} {}{document} has failed", printable(&short(uri.path())))
 }

@@ -108,8 +108,6 @@ pub(crate) struct RequestLocks {
     pub(super) address: Option<IpAddr>,
     /// True if the page is preloaded: nobody has asked for it yet.
     speculative: bool,
-    /// The document that the request asked for last, for the log.
-    pub(super) document: Rc<RefCell<Option<LockKey>>>,
     /// The tokens that the client sent; `None` if the header is malformed.
     offered: Option<Vec<LockToken>>,
     whose: RefCell<Whose>,
@@ -165,7 +163,6 @@ impl RequestLocks {
             page: named(headers, PAGE),
             address: req.peer_addr().map(|it| it.ip()),
             speculative: headers.contains_key(SEC_PURPOSE),
-            document: Rc::default(),
             offered: offered_tokens(headers),
             whose: RefCell::new(Whose::Nobodys),
             person_before: RefCell::default(),

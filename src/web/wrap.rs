@@ -307,7 +307,7 @@ where
             manager: Rc::clone(&self.manager),
             method: req.method().clone(),
             uri: req.uri().clone(),
-            document: Rc::clone(&locks.document),
+            document: None,
             is_told: false,
         };
         let call = self.service.call(req);

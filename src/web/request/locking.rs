@@ -20,7 +20,7 @@ use crate::{
     store::{Acquisition, Confirmed, Released, StoredDocument},
     web::{
         access::Permissions,
-        problem::{Problem, misconfigured},
+        problem::{Problem, SERVED, misconfigured},
         request::{RequestLocks, Whose},
     },
 };
@@ -221,7 +221,7 @@ impl RequestLocks {
     where
         F: Future<Output = Result<T>>,
     {
-        self.document.replace(Some(key.clone()));
+        let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
         match self.acquire_or_refuse(key, how, work).await {
             Ok(acquired) => Ok(acquired),
             Err(error) => Err(self.described(error).await),
@@ -496,7 +496,7 @@ impl RequestLocks {
         load: bool,
         until: Instant,
     ) -> Result<(Mine, Option<StoredDocument>)> {
-        self.document.replace(Some(key.clone()));
+        let _ = SERVED.try_with(|it| it.borrow_mut().document = Some(key.clone()));
         self.check_client()?;
         let aid = self.aid();
         let confirmed = match &aid {

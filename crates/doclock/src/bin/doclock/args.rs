@@ -120,7 +120,7 @@ pub(crate) struct Break {
 pub(crate) struct Freeze {
     #[command(flatten)]
     pub(crate) what: Frozen,
-    /// The reason; people see it who cannot edit meanwhile
+    /// The reason, as the people who cannot edit meanwhile see it
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
     /// Who freezes; recorded with the freeze, and written to the log
