@@ -516,6 +516,9 @@ impl Desk {
                     world.takes(op, token);
                     if self.server.locks.release(&lock).await.is_ok() {
                         world.knows(token, Known::Gone);
+                    } else {
+                        // As a request does, whose grant is dropped with the error.
+                        tokio::spawn(self.clone().gives_back(lock));
                     }
                     *is_certain = false;
                     return None;
