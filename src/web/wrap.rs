@@ -32,13 +32,6 @@ pub(super) type Identified = Rc<dyn Fn(&ServiceRequest) -> Option<(Aid, Actor)>>
 /// Well below the minute after which proxies stop waiting for an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// An idle stream costs some kilobytes and a file descriptor. The limit for descriptors is often 1 024 or
-/// a few thousand.
-const EVENT_STREAMS: usize = 4096;
-
-/// Enough for a few browsers, or for a few dozen tabs where each tab opens a stream.
-const EVENT_STREAMS_PER_PERSON: usize = 64;
-
 /// A wrap around the application, with its settings. Made by
 /// [`locks.session(…)`](LockManager::session) or by [`locks.clients(…)`](LockManager::clients).
 #[must_use = "wrap the application in it: `App::new().wrap(…)`"]
@@ -61,11 +54,7 @@ impl<W> Locking<W> {
             wait_for_documents: Duration::ZERO,
             longest_wait: LONGEST_WAIT,
             idle_after: None,
-            streams: Limits {
-                total: EVENT_STREAMS,
-                per_address: EVENT_STREAMS,
-                per_person: EVENT_STREAMS_PER_PERSON,
-            },
+            streams: Limits::default(),
             same_site: Rc::default(),
         };
         Self { manager: Rc::new(manager.clone()), inner, settings }

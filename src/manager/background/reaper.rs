@@ -80,7 +80,7 @@ pub(in crate::manager) async fn run(manager: Weak<Parts>, interval: Duration) {
         let pause = match parts.sweep_some().await {
             Ok(swept) if swept.more => Duration::ZERO,
             Ok(swept) => {
-                // A lock that is granted from now on does not expire before the ttl is over.
+                // A lock that is granted from now on usually lives for the ttl.
                 let soonest = parts.settings.ttl.min(swept.next.unwrap_or(Duration::MAX));
                 pauses.after_success(Some(soonest.saturating_sub(clock::since(began))))
             }

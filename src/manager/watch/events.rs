@@ -39,7 +39,7 @@ const POLL: Duration = Duration::from_secs(1);
 /// How long it is remembered who took a lock: long enough for this process to see the change.
 const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
 
-/// The subscribers, and the last state that they were told.
+/// The subscribers, the collections that have a task, and who has lately taken which lock.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Events(Mutex<Feed>);
 
@@ -48,6 +48,7 @@ struct Feed {
     sender: Option<broadcast::Sender<Arc<LockEvent>>>,
     /// The collections that have a task.
     followed: BTreeSet<&'static str>,
+    /// Who took a lock, and when this process learned it.
     taken: HashMap<LockToken, (TakenBy, Instant)>,
 }
 

@@ -23,6 +23,19 @@ pub(crate) struct Limits {
     pub(crate) per_person: usize,
 }
 
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            // An idle stream costs some kilobytes and a file descriptor. The limit for descriptors is often 1 024 or a
+            // few thousand.
+            total: 4096,
+            per_address: 4096,
+            // Enough for a few browsers, or for a few dozen tabs where each tab opens a stream.
+            per_person: 64,
+        }
+    }
+}
+
 impl Streams {
     /// How many streams are open.
     pub(crate) fn count(&self) -> usize {

@@ -133,7 +133,7 @@ impl State {
         locks.collect()
     }
 
-    /// True if the former holder of this lock still has it.
+    /// True if this takeover was noted but not carried out: the holder still has its lock.
     pub(super) fn still_has(&self, takeover: &Takeover) -> bool {
         let Takeover { key, aid, token, .. } = takeover;
         let (now, record) = (self.now(), self.locks.get(key));

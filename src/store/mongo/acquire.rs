@@ -226,7 +226,8 @@ impl Claiming<'_> {
         lock.map(|lock| Found::Answer(TryAcquire::Granted(lock))).ok_or_else(gone_again)
     }
 
-    /// Sends one command. `form` returns the update and the fields of the answer. `None` if the next form must follow.
+    /// Sends one command. `form` returns the update pipeline, and the projection of the answer. `None` if the next form
+    /// of the command must follow.
     async fn send(
         &mut self,
         form: impl FnOnce(&Update<'_>) -> (Vec<Document>, Document),

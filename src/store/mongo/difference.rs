@@ -41,8 +41,8 @@ struct Fields {
 }
 
 impl Fields {
-    /// Adds what differs between two documents, whose members have paths that begin with `prefix`. False if a
-    /// difference has a name that no path can contain; then nothing is added.
+    /// Adds the differences between two versions of a document. `prefix` is its path with a final dot, or empty for
+    /// the whole document. False if the name of a changed member cannot stand in a path; then nothing is added.
     fn of(&mut self, prefix: &str, before: &Document, after: &Document) -> bool {
         let is_changed = |(name, value): &(&String, &Bson)| {
             before.get(name).is_none_or(|old| !old.is_same(value))

@@ -45,8 +45,8 @@ fn is_for_preparation(action: &str) -> bool {
     ["createIndex", "collMod"].contains(&action)
 }
 
-/// How far the majority is behind, from the dates of the primary alone, in whole seconds. The primary writes at least
-/// every 10 s.
+/// How far the majority is behind, from the dates of the primary alone, in whole seconds. An idle primary writes a no-op
+/// every 10 s, so a stalled majority shows within that time even if nobody saves.
 fn majority_lag(hello: &Document) -> Option<Duration> {
     let writes = hello.get_document("lastWrite").ok()?;
     let millis = |name| writes.get_datetime(name).ok().copied().map(DateTime::timestamp_millis);

@@ -409,7 +409,8 @@ impl RequestLocks {
         lock.mode == Mode::Exclusive && tabs.is_some_and(|(this, of_lock)| this != of_lock)
     }
 
-    /// The answer of the lock API, including whether this person may take over the lock.
+    /// The refusal that the lock API sends for this error. If somebody holds the lock, it also says whether this person
+    /// may take it over.
     pub(in crate::web) fn problem(&self, error: LockError) -> Problem {
         let may_take_over = match &error {
             LockError::Held(lock) => Some(self.may_take_over(lock)),

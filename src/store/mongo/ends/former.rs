@@ -18,7 +18,7 @@ use crate::{
 const LOOK: &str = "look";
 
 impl Call<'_> {
-    // update, an upsert for each trace: created, or found and left as it is. This happens before the
+    // update, with an upsert for each trace → created; or found, and left as it is. This happens before the
     // takeover: if the process dies in between, the reaper finds both the trace and the expired lock.
     //
     // Returns the leases that now have a trace.

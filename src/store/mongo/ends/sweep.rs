@@ -205,7 +205,7 @@ impl Ends<'_> {
             let found = at.primary.find(filter).projection(fields.clone());
             let found = found.limit(NAMES_AT_ONCE as i64).max_time(self.until.read_limit());
             let found = rows(found).await?;
-            // Beyond the limit it is not known whether there are readers.
+            // If the limit was reached, the records that were not read may have readers.
             shared |= found.len() >= NAMES_AT_ONCE;
             for record in &found {
                 let key = codec::key_in(collection, record);
