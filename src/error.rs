@@ -260,7 +260,7 @@ pub struct StoreError {
     source: Option<BoxError>,
 }
 
-/// What a [`StoreError`] tells about the operation, and whether trying again helps.
+/// The kind of a [`StoreError`]: whether the operation was carried out, and whether trying again helps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {

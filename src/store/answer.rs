@@ -102,7 +102,7 @@ pub enum Released {
 pub struct Renewed {
     /// On how many documents a lock was renewed.
     pub documents: u64,
-    /// The sessions for which it is not certain that all locks were renewed. Ask again, for fewer sessions at a time.
+    /// The sessions whose locks may not all have been renewed. Ask again, for fewer sessions at a time.
     pub late: Vec<Aid>,
 }
 

@@ -78,7 +78,7 @@ const DOCLOCK_BROKEN: HeaderName = HeaderName::from_static("doclock-broken");
 ///   comes last, as `{"key", "state": "unknown", "problem": "malformed_key"}`. A call costs one query for each
 ///   collection.
 /// - `heartbeat` accepts `{"locks": {"collection/id": "token", …}}`, the locks that the page believes it
-///   holds. The answer lists in `lost` those of them that the page does not hold. Without a body, `held`
+///   holds. `lost` in the answer lists the locks that the page does not hold. Without a body, `held`
 ///   lists all locks of the session.
 /// - `release` accepts `{"token": "…"}`, because `sendBeacon` cannot set headers, and then releases only
 ///   that acquisition. With `"grace_ms"`, at most 10 000, the lock expires after that time instead, unless

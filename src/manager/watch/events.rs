@@ -39,7 +39,7 @@ const POLL: Duration = Duration::from_secs(1);
 /// How long it is remembered who took a lock: long enough for this process to see the change.
 const REMEMBER_TAKEN: Duration = Duration::from_secs(60);
 
-/// The subscribers, the collections that have a task, and who has lately taken which lock.
+/// The subscribers, the collections that have a task, and the recent takeovers.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Events(Mutex<Feed>);
 

@@ -3,9 +3,9 @@
 //! While another server's transaction on a record is open, a write on that record waits inside MongoDB
 //! and occupies its connection: for a minute, if that other server has died. Ten such writes exhaust
 //! the default pool. Therefore each write has a short time limit, few writes on one record are sent at
-//! the same time, and the writes on all stuck records share a few connections. Of the writes on other
-//! records, no more are sent than the pool can use, and the writes that take locks never hold up the writes
-//! that give locks back.
+//! the same time, and the writes on all stuck records share a few connections. Other records
+//! are written by no more commands at once than the pool can use, and the writes that take locks never hold up
+//! the writes that give locks back.
 
 use std::{
     collections::HashMap,

@@ -89,7 +89,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Writes a record that may be stuck. If it is stuck, that is remembered.
+    /// Writes a record that may be stuck, and notes whether the record is stuck.
     async fn write_stuck(&self, id: &Bson, filter: Document, by: &Write) -> Result<u64> {
         // The id of a foreign program.
         let Some(id) = LockId::from_bson(id) else {
