@@ -183,8 +183,9 @@ pub enum LockError {
     #[error("it is not known whether this was written; look at the document before you try again")]
     OutcomeUnknown(#[source] StoreError),
 
-    /// The application's part of a [transaction](crate::MongoStore::transaction) was not done in time, although
-    /// the database answers. Nothing was written, and a repetition does not help. Do less in it, or raise the
+    /// The application's part of a [transaction](crate::MongoStore::transaction), or the comparison of a large document
+    /// that is to be saved, was not done in time, although the database answers. Nothing was written, and a repetition
+    /// does not help. Do less in it, make the document smaller, or raise the
     /// [deadline](crate::LockManagerBuilder::deadline) and the ttl. (500)
     #[error("this was not done within {limit:?}, so nothing was written; do less at once")]
     TooSlow {

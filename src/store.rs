@@ -44,8 +44,9 @@ mod watch;
 pub use answer::{Confirmed, HandedOver, LastEnd, Released, Renewed, Saved, Swept, TryAcquire};
 pub use claim::{Acquisition, Active, Claim, Named, Query, Removal, TakenBy};
 pub use document::{Changes, Edit, Format, Original, StoredDocument};
+pub(crate) use document::Draft;
 #[cfg(feature = "_mongo")]
-use document::{Encoded, Value};
+use document::{Members, Name, Node, readable};
 pub use fair::{Place, Ticket, Turn, Waiters};
 pub use memory::MemoryStore;
 #[cfg(feature = "_simulation")]

@@ -5,11 +5,12 @@ use std::{sync::Arc, time::Instant};
 #[cfg(feature = "_mongo")]
 use crate::store::{Forget, HeldLock};
 use crate::{
-    error::{LockError, Result, StoreErrorKind},
-    key::Lockable,
+    clock,
+    error::{BoxError, LockError, Result, StoreErrorKind},
+    key::{LockKey, Lockable},
     lock::Mode,
     manager::{calls::Calls, collections::Collections, observe, reads::unfit, watched::Seen},
-    store::{Acquisition, Edit, Original, Saved, StoredDocument},
+    store::{Acquisition, Draft, Edit, Original, Saved, StoredDocument},
 };
 
 /// Guarded writes.
@@ -47,7 +48,7 @@ impl Saves {
     ///
     /// # Errors
     /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::ChangedMeanwhile`],
-    /// [`LockError::Document`] and the errors of the store.
+    /// [`LockError::Document`], [`LockError::TooSlow`] and the errors of the store.
     pub(crate) async fn save<T: Lockable>(
         &self,
         held: &Acquisition,
@@ -55,7 +56,8 @@ impl Saves {
         document: &T,
         until: Instant,
     ) -> Result<Original> {
-        let changes = original.changes_to(document).map_err(unfit(&held.key))?;
+        let draft = original.draft(document).map_err(unfit(&held.key))?;
+        let changes = self.compared(&held.key, draft, until, Draft::changes).await?;
         self.write(held, changes.clone().into(), until).await?;
         Ok(changes.into_original())
     }
@@ -72,7 +74,8 @@ impl Saves {
         until: Instant,
     ) -> Result<Original> {
         let unfit = unfit(&held.key);
-        let new = original.replaced_by(document).map_err(&unfit)?;
+        let draft = original.draft(document).map_err(&unfit)?;
+        let new = self.compared(&held.key, draft, until, Draft::whole).await?;
         self.write(held, new.clone().into(), until).await?;
         Original::new(new, document).map_err(&unfit)
     }
@@ -90,9 +93,32 @@ impl Saves {
         let unfit = unfit(&held.key);
         let new = StoredDocument::encode(self.calls.store.format(), document).map_err(&unfit)?;
         let original = Original::new(new.clone(), document).map_err(&unfit)?;
-        original.replaced_by(document).map_err(&unfit)?;
+        let draft = original.draft(document).map_err(&unfit)?;
+        self.compared(&held.key, draft, until, Draft::whole).await?;
         self.write(held, Edit::Creation(new), until).await?;
         Ok(original)
+    }
+
+    /// Compares the versions of a document. A large document takes some milliseconds, and more if its type has aliases,
+    /// so another thread than those that serve requests compares it.
+    async fn compared<R: Send + 'static>(
+        &self,
+        key: &LockKey,
+        draft: Draft,
+        until: Instant,
+        compare: fn(Draft) -> Result<R, BoxError>,
+    ) -> Result<R> {
+        let compared = if draft.is_large() {
+            let (runtime, tasks) = self.calls.runner.parts();
+            let compared = tasks.spawn_blocking_on(move || compare(draft), &runtime);
+            compared.await.unwrap_or_else(|failed| Err(failed.into()))
+        } else {
+            compare(draft)
+        };
+        if clock::now() >= until {
+            return Err(LockError::TooSlow { limit: self.calls.deadline });
+        }
+        compared.map_err(unfit(key))
     }
 
     /// Deletes the document under its lock. The lock stays.

@@ -7,16 +7,21 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::error::BoxError;
 
 mod aliases;
+mod align;
+#[cfg(feature = "_mongo")]
+mod bson;
 mod changes;
-mod encoded;
+mod json;
 mod merge;
-mod paths;
+mod node;
+mod order;
 
+#[cfg(feature = "_mongo")]
+pub(super) use bson::readable;
 pub use changes::Changes;
+pub(crate) use changes::Draft;
 #[cfg(feature = "_mongo")]
-pub(super) use encoded::Encoded;
-#[cfg(feature = "_mongo")]
-pub(super) use merge::Value;
+pub(super) use node::{Members, Name, Node};
 
 /// The encoding in which a store hands documents out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

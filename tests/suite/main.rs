@@ -5,6 +5,7 @@
 #[path = "../rig/mod.rs"]
 mod rig;
 
+mod arrays;
 #[cfg(feature = "web")]
 mod browser;
 #[cfg(feature = "web")]

@@ -29,7 +29,7 @@ use crate::rig::{
 const COLLECTION: &str = "rich";
 
 /// A store whose documents other programs read and write.
-trait Shop {
+pub(crate) trait Shop {
     type Store: Store;
     fn store(&self) -> &Self::Store;
     async fn put(&self, document: &Document);
@@ -60,7 +60,7 @@ impl Shop for MemoryStore {
     }
 }
 
-struct OnMongo(App, Database);
+pub(crate) struct OnMongo(App, Database);
 
 impl Shop for OnMongo {
     type Store = actix_doclock::MongoStore;
@@ -80,7 +80,7 @@ impl Shop for OnMongo {
     }
 }
 
-async fn on_mongo() -> OnMongo {
+pub(crate) async fn on_mongo() -> OnMongo {
     let database = rig::fresh_database(mongod::shared_replica_set().await.uri()).await;
     OnMongo(App::on(&database).await, database)
 }
@@ -108,14 +108,14 @@ async fn locked(store: &impl Store) -> Lock {
 
 /// What became of a save.
 #[derive(Debug, PartialEq)]
-enum Became {
+pub(crate) enum Became {
     Saved(Document),
     Changed(String),
     Unfit(String),
 }
 
 /// Loads `stored` as a `T`, lets another program store `now`, and saves the change.
-async fn save<T: Serialize + DeserializeOwned>(
+pub(crate) async fn save<T: Serialize + DeserializeOwned>(
     shop: &impl Shop,
     stored: &Document,
     now: &Document,
@@ -149,13 +149,19 @@ async fn save<T: Serialize + DeserializeOwned>(
     became
 }
 
-fn canonical(value: &impl Serialize) -> Document {
+pub(crate) fn canonical(value: &impl Serialize) -> Document {
     let encoded = StoredDocument::encode(Format::Bson, value).unwrap();
     let mut document: Document = encoded.decode().unwrap();
     if let Ok(tags) = document.get_array_mut("tags") {
         tags.sort_by_key(Bson::to_string);
     }
     document
+}
+
+/// How many cases a property is tried with: `DOCLOCK_SAVES` times as many as usual.
+pub(crate) fn cases(usual: u32) -> u32 {
+    let times = std::env::var("DOCLOCK_SAVES").ok().and_then(|it| it.parse().ok());
+    usual.saturating_mul(times.unwrap_or(1))
 }
 
 fn read<T: DeserializeOwned>(document: &Document) -> Result<T, BoxError> {
@@ -606,7 +612,7 @@ fn partly(before: &Rich, after: &Rich, which: u16) -> Rich {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(400), failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn a_save_in_memory_merges_field_by_field_or_changes_nothing(

@@ -1,81 +1,128 @@
 //! Members that a type reads under another name than it writes.
 
-use std::{collections::HashMap, slice};
-
-use super::{
-    encoded::{Encoded, Reread, read},
-    merge::{Path, Value},
-    paths::{at, with},
+use std::{
+    collections::{HashMap, HashSet},
+    mem, slice,
 };
 
-/// Old and new names of members, by the path of their document.
-type Renames = HashMap<Path, Vec<(String, String)>>;
+use super::node::{Members, Name, Node, Path};
+use crate::error::BoxError;
+
+/// Reads a document as the type, and returns it as the type writes it.
+pub(super) type Read<'a> = &'a dyn Fn(&Node) -> Result<Node, BoxError>;
+
+/// An old and a new name.
+type Rename = (Name, Name);
+/// The documents in which a member is looked for: the names that the type writes, the names that it does not write, and
+/// the name of the member, which is not stored.
+type Kind = (Vec<Name>, Vec<Name>, Name);
 
 /// The loaded document, in which the members that have `grown` have the names that the type writes. An alias is a name
 /// that the type reads but does not write: its value moves, as it is stored, to the name that the type writes. `None`
 /// if there are no aliases.
-pub(super) fn without_aliases<V: Encoded>(
-    loaded: &V,
-    before: &V,
-    grown: &[Path],
-    mut probes: usize,
-    reread: Reread<'_>,
-) -> Option<V> {
-    let reads_as_before = |value: &V| read(value, reread).is_ok_and(|it| it.is_alike(before));
-    // All elements of an array have the same aliases.
-    let mut known = HashMap::<Path, Option<String>>::new();
-    let mut renames = Renames::new();
-    for path in grown {
-        let (name, document) = path.split_last()?;
-        let (stored, written) = (at(loaded, document)?, at(before, document)?);
-        let value = written.member(name)?;
-        let mut find = || {
-            let others = stored.members().into_iter().flatten();
-            let mut others: Vec<_> = others
-                .filter(|(other, it)| {
-                    written.member(other).is_none() && it.is_leaf() == value.is_leaf()
-                })
-                .collect();
-            // The likely aliases first.
-            others.sort_by_key(|(_, it)| !it.is_same(value));
-            others.truncate(probes);
-            let alias = others.iter().find(|(other, _)| {
-                probes -= 1;
-                let gone = [document, slice::from_ref(*other)].concat();
-                let names = vec![((*other).clone(), name.clone())];
-                let renamed = Renames::from([(document.to_vec(), names)]);
-                !reads_as_before(&with(loaded, &gone, None))
-                    && reads_as_before(&renamed_by(&renamed, loaded, &mut Path::new()))
-            });
-            alias.map(|(other, _)| (*other).clone())
-        };
-        let is_position = |step: &str| step.bytes().all(|it| it.is_ascii_digit());
-        let kind = path.iter().filter(|step| !is_position(step)).cloned().collect();
-        if let Some(alias) = known.entry(kind).or_insert_with(&mut find) {
-            renames.entry(document.to_vec()).or_default().push((alias.clone(), name.clone()));
+///
+/// An alias belongs to a member of a type, so it is looked for in one document of each kind, and then renamed in all
+/// others. The document is read as a whole for each look, at most twice for each of `probes`. In the end the renamed
+/// document must read as before.
+pub(super) fn without_aliases(
+    loaded: &Node,
+    before: &Node,
+    grown: &[(Path, &Members)],
+    probes: usize,
+    read: Read<'_>,
+) -> Option<Node> {
+    let (known, found) = (HashSet::new(), HashMap::new());
+    let mut search = Search { loaded, before, probes, read, known, found };
+    let mut renames = HashMap::<&[Name], Vec<Rename>>::new();
+    for (path, written) in grown {
+        let (new, document) = path.split_last()?;
+        let stored = loaded.at(document)?.members()?;
+        if let Some(old) = search.alias(document, new, stored, written) {
+            renames.entry(document).or_default().push((old, new.clone()));
         }
     }
-    let renamed = renamed_by(&renames, loaded, &mut Path::new());
-    (!renames.is_empty() && reads_as_before(&renamed)).then_some(renamed)
+    if renames.is_empty() {
+        return None;
+    }
+    // The documents within others first, before their paths change.
+    let mut renames: Vec<_> = renames.into_iter().collect();
+    renames.sort_by_key(|(document, _)| std::cmp::Reverse(document.len()));
+    let mut renamed = loaded.clone();
+    for (document, renames) in &renames {
+        rename(&mut renamed, document, renames);
+    }
+    search.reads_as_before(&renamed).then_some(renamed)
 }
 
-fn renamed_by<V: Value>(renames: &Renames, value: &V, path: &mut Path) -> V {
-    let mut within = |step: String, value: &V| {
-        path.push(step);
-        let renamed = renamed_by(renames, value, path);
-        path.pop();
-        renamed
-    };
-    if let Some(elements) = value.elements() {
-        let elements = elements.iter().enumerate();
-        return V::array(elements.map(|(at, it)| within(at.to_string(), it)).collect());
+/// Renames members of the document at this path. They keep their places.
+fn rename(value: &mut Node, document: &[Name], renames: &[Rename]) {
+    if let Some(Node::Document(members)) = value.at_mut(document) {
+        let new = |name: &Name| renames.iter().find(|(old, _)| old == name).map(|it| it.1.clone());
+        let all = mem::take(members).into_iter();
+        *members = all.map(|(name, it)| (new(&name).unwrap_or(name), it)).collect();
     }
-    let Some(members) = value.members() else { return value.clone() };
-    let members: Vec<_> = members.map(|(name, it)| (name, within(name.clone(), it))).collect();
-    let names = renames.get(path);
-    let renamed = |name: &String| {
-        let new = names.into_iter().flatten().find(|(old, _)| old == name);
-        new.map_or(name, |(_, new)| new).clone()
-    };
-    V::document(members.into_iter().map(|(name, value)| (renamed(name), value)))
+}
+
+struct Search<'a> {
+    loaded: &'a Node,
+    before: &'a Node,
+    /// How many more names may be tried.
+    probes: usize,
+    read: Read<'a>,
+    /// The aliases that were found in some document.
+    known: HashSet<Rename>,
+    found: HashMap<Kind, Option<Name>>,
+}
+
+impl Search<'_> {
+    fn reads_as_before(&self, value: &Node) -> bool {
+        (self.read)(value).is_ok_and(|it| it.is_alike(self.before))
+    }
+
+    fn alias(
+        &mut self,
+        document: &[Name],
+        new: &Name,
+        stored: &Members,
+        written: &Members,
+    ) -> Option<Name> {
+        let value = written.get(new)?;
+        let others = stored.iter().filter(|(old, it)| {
+            !written.contains_key(*old) && it.is_leaf() == value.is_leaf()
+        });
+        let mut others: Vec<_> = others.collect();
+        let names = |members: &mut dyn Iterator<Item = &Name>| members.cloned().collect();
+        let unwritten = names(&mut others.iter().map(|(old, _)| *old));
+        let kind = (names(&mut written.keys()), unwritten, new.clone());
+        if let Some(found) = self.found.get(&kind) {
+            return found.clone();
+        }
+        // The likely aliases first.
+        let is_known = |old: &Name| self.known.contains(&(old.clone(), new.clone()));
+        others.sort_by_key(|(old, it)| (!is_known(old), !it.is_same(value)));
+        let mut found = None;
+        for (old, _) in others {
+            let rename = (old.clone(), new.clone());
+            // Without a probe left, a known alias is believed: the whole is read in the end.
+            if self.is_alias(document, &rename) {
+                self.known.insert(rename);
+                found = Some(old.clone());
+                break;
+            }
+        }
+        self.found.insert(kind, found.clone());
+        found
+    }
+
+    /// True if the type reads this member under both names.
+    fn is_alias(&mut self, document: &[Name], (old, new): &Rename) -> bool {
+        if self.probes == 0 {
+            return self.known.contains(&(old.clone(), new.clone()));
+        }
+        self.probes -= 1;
+        let gone = [document, slice::from_ref(old)].concat();
+        let mut renamed = self.loaded.clone();
+        rename(&mut renamed, document, &[(old.clone(), new.clone())]);
+        !self.reads_as_before(&self.loaded.with(&gone, None)) && self.reads_as_before(&renamed)
+    }
 }

@@ -5,22 +5,31 @@ use std::slice;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    Format, Original, StoredDocument,
-    aliases::without_aliases,
-    encoded::{Encoded, Reread, read, reread},
-    merge::{Merge, Path, Value, Versions, are_alike, are_same},
-    paths::{at, differ, with},
+    Original, StoredDocument,
+    aliases::{Read, without_aliases},
+    merge::{Merge, Refused, Versions},
+    node::{Members, Name, Node, Path, are_alike, are_same, differ, text_of},
+    order::{arrange, kept},
 };
 use crate::error::BoxError;
-#[cfg(feature = "_mongo")]
-use crate::store::mongo::codec::Bson;
 
-/// How many fields are left out one by one to see whether the type reads them, and how many bytes are read for that: a
-/// large document with many unknown fields must not hold up its server.
+/// How often a document is read to see what its type makes of a field, and how many bytes are read for that: a large
+/// document must not hold up its server.
 const PROBES: usize = 64;
 const PROBED_BYTES: usize = 16 << 20;
-/// At least this many fields are tried, even in a large document.
+/// At least this often, even a large document.
 const FEWEST_PROBES: usize = 8;
+/// Comparing documents of this size takes some milliseconds.
+const LARGE: usize = 64 << 10;
+
+/// Reads a document as a type, and returns it as that type writes it.
+type Reread = fn(&StoredDocument) -> Result<StoredDocument, BoxError>;
+
+fn reread<T: Serialize + DeserializeOwned>(
+    document: &StoredDocument,
+) -> Result<StoredDocument, BoxError> {
+    StoredDocument::encode(document.format, &document.decode::<T>()?)
+}
 
 impl Original {
     /// `value` as the whole document, without the fields that its type does not name.
@@ -31,13 +40,7 @@ impl Original {
         &self,
         value: &T,
     ) -> Result<StoredDocument, BoxError> {
-        let after = StoredDocument::encode(self.loaded.format, value)?;
-        match self.loaded.format {
-            Format::Json => whole::<serde_json::Value>(&self.loaded, &after, &reread::<T>)?,
-            #[cfg(feature = "_mongo")]
-            Format::Bson => whole::<Bson>(&self.loaded, &after, &reread::<T>)?,
-        }
-        Ok(after)
+        self.draft(value)?.whole()
     }
 
     /// The changes that turn this document into `value`.
@@ -46,31 +49,42 @@ impl Original {
     /// document that `T` cannot read, and never leaves out a change.
     ///
     /// # Errors
-    /// If `value` has no stored form, or if `T` would read another value from the result. The error names the field.
+    /// If `value` has no stored form, if a name would stand twice in a document, if it is not certain which elements of
+    /// an array are which, or if `T` would read another value from the result. The error names the field.
     pub fn changes_to<T: Serialize + DeserializeOwned>(
         &self,
         value: &T,
     ) -> Result<Changes, BoxError> {
-        let after = StoredDocument::encode(self.loaded.format, value)?;
-        let result = match self.loaded.format {
-            Format::Json => planned::<serde_json::Value>(self, &after, &reread::<T>)?,
-            #[cfg(feature = "_mongo")]
-            Format::Bson => planned::<Bson>(self, &after, &reread::<T>)?,
-        };
-        Ok(Changes { original: self.clone(), after, result, reread: reread::<T> })
+        self.draft(value)?.changes()
     }
+
+    /// The first part of [`changes_to`](Self::changes_to), for which the value is needed.
+    pub(crate) fn draft<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Draft, BoxError> {
+        let after = StoredDocument::encode(self.loaded.format, value)?;
+        Ok(Draft { original: self.clone(), after, reread: reread::<T> })
+    }
+}
+
+/// A document as it is to be saved, before its changes are known.
+#[derive(Debug, Clone)]
+pub(crate) struct Draft {
+    original: Original,
+    after: StoredDocument,
+    reread: Reread,
 }
 
 /// The difference between a document as it was loaded and as it is to be saved; see
 /// [`Original::changes_to`].
 #[derive(Debug, Clone)]
 pub struct Changes {
-    original: Original,
-    after: StoredDocument,
+    draft: Draft,
     /// The result, if no other program has changed the document.
     result: Planned,
-    reread: fn(&StoredDocument) -> Result<StoredDocument, BoxError>,
+    /// The documents of the result whose members have a new order.
+    orders: Orders,
 }
+
+type Orders = Vec<(Path, Vec<Name>)>;
 
 /// The result of applying the changes to the loaded document.
 #[derive(Debug, Clone)]
@@ -88,6 +102,18 @@ impl Changes {
         matches!(self.result, Planned::Nothing)
     }
 
+    /// True if the result must be stored with its members in the very order that it has.
+    #[cfg(feature = "_mongo")]
+    pub(in crate::store) fn have_an_order(&self) -> bool {
+        !self.orders.is_empty()
+    }
+
+    /// True if it takes some milliseconds to apply them.
+    #[cfg(feature = "_mongo")]
+    pub(in crate::store) fn are_large(&self) -> bool {
+        self.draft.is_large()
+    }
+
     /// The result of applying these changes to the stored document `now`.
     ///
     /// # Errors
@@ -95,208 +121,251 @@ impl Changes {
     /// be written.
     pub fn apply(&self, now: &StoredDocument) -> Result<StoredDocument, String> {
         match &self.result {
-            Planned::Nothing => return Ok(now.clone()),
+            Planned::Nothing => Ok(now.clone()),
             Planned::Merged(result) | Planned::Corrected(result)
-                if now.as_bytes() == self.original.loaded.as_bytes() =>
+                if now.as_bytes() == self.draft.original.loaded.as_bytes() =>
             {
-                return Ok(result.clone());
+                Ok(result.clone())
             }
-            _ => {}
+            _ => self.merged(now).map_err(|path| text_of(&path)),
         }
-        let path = match now.format {
-            Format::Json => self.merged::<serde_json::Value>(now),
-            #[cfg(feature = "_mongo")]
-            Format::Bson => self.merged::<Bson>(now),
-        };
-        path.map_err(|path| path.join("."))
     }
 
-    fn merged<V: Encoded>(&self, now: &StoredDocument) -> Result<StoredDocument, Path> {
-        let decoded = |document: &StoredDocument| V::decoded(document).map_err(|_| Path::new());
-        let Original { loaded, before } = &self.original;
-        let (loaded, before) = (decoded(loaded)?, decoded(before)?);
-        let (after, now) = (decoded(&self.after)?, decoded(now)?);
-        let changed = |loaded, now| {
-            let mut differences = Vec::new();
-            differ(loaded, now, V::is_same, PROBES, &mut Path::new(), &mut differences);
+    fn merged(&self, stored: &StoredDocument) -> Result<StoredDocument, Path> {
+        let decoded = |document: &StoredDocument| Node::decoded(document).map_err(|_| Path::new());
+        let Draft { original: Original { loaded, before }, after, .. } = &self.draft;
+        let (loaded, before, after) = (decoded(loaded)?, decoded(before)?, decoded(after)?);
+        let now = decoded(stored)?;
+        let changed = || {
+            let differences = differ(&loaded, &now, Node::is_same, 0);
             differences.into_iter().next().unwrap_or_default()
         };
-        if let Planned::Merged(result) | Planned::Corrected(result) = &self.result
-            && decoded(result)?.is_same(&now)
-        {
+        let (Planned::Merged(result) | Planned::Corrected(result)) = &self.result else {
+            return Ok(stored.clone());
+        };
+        if decoded(result)?.is_same(&now) {
             // This save was carried out before, and its reply was lost.
             return Ok(result.clone());
         }
         if let Planned::Corrected(result) = &self.result {
-            return if loaded.is_same(&now) {
-                Ok(result.clone())
-            } else {
-                Err(changed(&loaded, &now))
-            };
+            return if loaded.is_same(&now) { Ok(result.clone()) } else { Err(changed()) };
         }
         let (before, after) = (Some(&before), Some(&after));
         let versions = Versions { loaded: Some(&loaded), before, after, now: Some(&now) };
-        let (merged, _) = Merge::of(versions).map_err(|(_, path)| path)?;
-        let merged = merged.encoded().map_err(|_| changed(&loaded, &now))?;
-        let read = (self.reread)(&merged).ok().and_then(|read| V::decoded(&read).ok());
-        let is_complete = |read: &V| has_all(before, after, Some(read));
-        if read.as_ref().is_some_and(is_complete) {
-            Ok(merged)
+        let (mut merged, _) = Merge::of(versions).map_err(|(_, merge)| merge.path)?;
+        for (path, order) in &self.orders {
+            arrange(&mut merged, path, order.iter());
+        }
+        let read = self.draft.read(&merged).ok();
+        if read.is_some_and(|read| has_all(before, after, Some(&read))) {
+            Ok(merged.encoded(stored.format))
         } else {
-            Err(changed(&loaded, &now))
+            Err(changed())
         }
     }
 
     /// The document after the save, for the next save.
     #[must_use]
     pub fn into_original(self) -> Original {
+        let Draft { original, after, .. } = self.draft;
         let loaded = match self.result {
-            Planned::Nothing => self.original.loaded,
+            Planned::Nothing => original.loaded,
             Planned::Merged(result) | Planned::Corrected(result) => result,
         };
-        Original { loaded, before: self.after }
+        Original { loaded, before: after }
     }
 }
 
-fn planned<V: Encoded>(
-    Original { loaded, before }: &Original,
-    after: &StoredDocument,
-    reread: Reread<'_>,
-) -> Result<Planned, BoxError> {
-    let (before, after) = (V::decoded(before)?, V::decoded(after)?);
-    if before.is_same(&after) {
-        return Ok(Planned::Nothing);
+impl Draft {
+    fn read(&self, node: &Node) -> Result<Node, BoxError> {
+        Node::decoded(&(self.reread)(&node.encoded(self.after.format))?)
     }
-    let mut loaded = V::decoded(loaded)?;
-    let merge = |loaded: &V| {
-        let (before, after) = (Some(&before), Some(&after));
-        let loaded = Some(loaded);
-        let merged = Merge::of(Versions { loaded, before, after, now: loaded });
-        merged.map_err(|(_, path)| {
-            let path = path.join(".");
-            format!("fields or elements of `{path}` that the type does not know would be lost")
-        })
-    };
-    let (mut merged, Merge { mut grown, .. }) = merge(&loaded)?;
-    let mut first = read(&merged, reread);
-    if first.as_ref().is_ok_and(|read| read.is_alike(&after)) {
-        return Ok(Planned::Merged(merged.encoded()?));
+
+    /// True if it takes some milliseconds to compare the documents.
+    pub(crate) fn is_large(&self) -> bool {
+        self.size() >= LARGE
     }
-    let probes = probes(&merged.encoded()?);
-    // An aliased document may contain aliases. Each round leaves fewer members that have grown.
-    while let Some(renamed) = without_aliases(&loaded, &before, &grown, probes, reread) {
-        loaded = renamed;
-        (merged, Merge { grown, .. }) = merge(&loaded)?;
-        first = read(&merged, reread);
+
+    fn size(&self) -> usize {
+        self.original.loaded.bytes.len() + self.after.bytes.len()
     }
-    let corrected = corrected(Some(&merged), Some(&first?), Some(&after)).unwrap_or(merged);
-    gives_back(&corrected, &after, probes, reread)?;
-    Ok(Planned::Corrected(corrected.encoded()?))
+
+    fn probes(&self) -> usize {
+        (PROBED_BYTES / self.size().max(1)).clamp(FEWEST_PROBES, PROBES)
+    }
+
+    /// # Errors
+    /// As [`Original::changes_to`].
+    pub(crate) fn changes(self) -> Result<Changes, BoxError> {
+        let (result, orders) = self.planned()?;
+        Ok(Changes { draft: self, result, orders })
+    }
+
+    fn planned(&self) -> Result<(Planned, Orders), BoxError> {
+        if self.original.before.bytes == self.after.bytes {
+            return Ok((Planned::Nothing, Orders::new()));
+        }
+        let (before, after) =
+            (Node::decoded(&self.original.before)?, Node::decoded(&self.after)?);
+        refuse_repetition(&after)?;
+        let mut loaded = Node::decoded(&self.original.loaded)?;
+        let (probes, read) = (self.probes(), &|node: &Node| self.read(node));
+        let result = |merged: &Node| merged.encoded(self.after.format);
+        let mut is_renamed = false;
+        let (merged, orders) = loop {
+            let (before, after) = (Some(&before), Some(&after));
+            let versions = Versions { loaded: Some(&loaded), before, after, now: Some(&loaded) };
+            let (merged, grown) = match Merge::of(versions) {
+                Ok((mut merged, Merge { grown, reordered, .. })) => {
+                    let orders = in_order(&mut merged, reordered, probes, read);
+                    if orders.is_empty() && are_same(before, after) {
+                        return Ok((Planned::Nothing, orders));
+                    }
+                    let is_read = || read(&merged).is_ok_and(|read| are_alike(Some(&read), after));
+                    if !is_renamed && is_read() {
+                        return Ok((Planned::Merged(result(&merged)), orders));
+                    }
+                    (Ok((merged, orders)), grown)
+                }
+                Err((why, merge)) => (Err(lost(why, &merge.path)), merge.grown),
+            };
+            // An aliased document may contain aliases. Each round leaves fewer members that have grown.
+            match without_aliases(&loaded, before.unwrap_or(&loaded), &grown, probes, read) {
+                Some(renamed) => loaded = renamed,
+                None => break merged?,
+            }
+            is_renamed = true;
+        };
+        let read_back = read(&merged)?;
+        let corrected = corrected(Some(&merged), Some(&read_back), Some(&after));
+        let corrected = corrected.unwrap_or(merged);
+        self.gives_back(&corrected, &after)?;
+        Ok((Planned::Corrected(result(&corrected)), orders))
+    }
+
+    /// The whole document, if it may replace the loaded one.
+    ///
+    /// # Errors
+    /// As [`Original::changes_to`].
+    pub(crate) fn whole(self) -> Result<StoredDocument, BoxError> {
+        let (loaded, after) = (Node::decoded(&self.original.loaded)?, Node::decoded(&self.after)?);
+        refuse_repetition(&after)?;
+        let named = Name::from("_id");
+        let Some(id) = loaded.member(&named) else { return Ok(self.after) };
+        if after.member(&named).is_some() {
+            self.gives_back(&after, &after)?;
+            return Ok(self.after);
+        }
+        // The store adds the `_id`. A type that reads its id from `_id`, but writes it to another field, would add that
+        // field.
+        let stored = after.with(&[named], Some(id.clone()));
+        self.gives_back(&stored, &after)?;
+        let read_back = self.read(&stored)?;
+        let new = after.members().into_iter().flat_map(Members::keys);
+        new.filter(|name| loaded.member(name).is_none())
+            .try_for_each(|name| self.is_read(&stored, &read_back, slice::from_ref(name)))?;
+        Ok(self.after)
+    }
+
+    /// An error if the type reads another value than `after` from the document. The type may read a value in another
+    /// form than it writes it, such as a text without the blanks at its end.
+    fn gives_back(&self, stored: &Node, after: &Node) -> Result<(), BoxError> {
+        let (read_back, probes) = (self.read(stored)?, self.probes());
+        let differences = differ(&read_back, after, Node::is_alike, PROBES);
+        for (n, path) in differences.into_iter().enumerate() {
+            let wanted = after.at(&path);
+            if n >= probes || wanted.is_none() || !are_same(stored.at(&path), wanted) {
+                let path = text_of(&path);
+                return Err(format!(
+                    "the type reads another `{path}` from the stored document than it would save"
+                )
+                .into());
+            }
+            self.is_read(stored, &read_back, &path)?;
+        }
+        Ok(())
+    }
+
+    /// An error if the type does not read this field: the type reads the same value without the field, and with nonsense
+    /// in it.
+    fn is_read(&self, stored: &Node, read_back: &Node, path: &[Name]) -> Result<(), BoxError> {
+        let nonsense = Members::from_iter([(Name::from(""), Node::Array(Vec::new()))]);
+        let is_ignored = |instead: Option<Node>| {
+            self.read(&stored.with(path, instead)).is_ok_and(|read| read.is_alike(read_back))
+        };
+        if !is_ignored(None) || !is_ignored(Some(Node::Document(nonsense))) {
+            return Ok(());
+        }
+        let path = text_of(path);
+        Err(format!("the type writes `{path}`, but does not read it: give it one name for both").into())
+    }
 }
 
-fn probes(document: &StoredDocument) -> usize {
-    (PROBED_BYTES / document.as_bytes().len().max(1)).clamp(FEWEST_PROBES, PROBES)
+/// Puts members into their new order, where the type keeps it.
+fn in_order(
+    merged: &mut Node,
+    reordered: Vec<(Path, &Members)>,
+    probes: usize,
+    read: Read<'_>,
+) -> Orders {
+    let orders = kept(merged, reordered, probes, read);
+    for (path, order) in &orders {
+        arrange(merged, path, order.keys());
+    }
+    orders.into_iter().map(|(path, order)| (path, order.keys().cloned().collect())).collect()
 }
 
-/// An error if the whole document may not be replaced.
-fn whole<V: Encoded>(
-    loaded: &StoredDocument,
-    after: &StoredDocument,
-    reread: Reread<'_>,
-) -> Result<(), BoxError> {
-    let probes = probes(after);
-    let (loaded, after) = (V::decoded(loaded)?, V::decoded(after)?);
-    let Some(id) = loaded.member("_id") else { return Ok(()) };
-    if after.member("_id").is_some() {
-        return gives_back(&after, &after, probes, reread);
+fn lost(why: Refused, path: &Path) -> String {
+    let path = text_of(path);
+    match why {
+        Refused::Partial => format!(
+            "it is not certain which elements of `{path}` are which, and some of them have fields that the type does \
+             not name, which would be lost: give the elements an `_id` or an `id`, or keep their other fields in the \
+             type by `#[serde(flatten)]`"
+        ),
+        Refused::Changed => format!("`{path}` has changed since it was loaded"),
     }
-    // The store adds the `_id`. A type that reads its id from `_id`, but writes it to another field, would add that
-    // field.
-    let stored = with(&after, &["_id".to_owned()], Some(id.clone()));
-    gives_back(&stored, &after, probes, reread)?;
-    let new = after.members().into_iter().flatten().map(|(name, _)| name);
-    let read_back = read(&stored, reread)?;
-    new.filter(|name| loaded.member(name).is_none())
-        .try_for_each(|name| is_read(&stored, &read_back, slice::from_ref(name), reread))
+}
+
+/// # Errors
+/// If a name stands twice in a document: no type could read that document again, or it would lose one of the two values.
+fn refuse_repetition(after: &Node) -> Result<(), BoxError> {
+    let Some(path) = after.repetition() else { return Ok(()) };
+    let path = text_of(&path);
+    Err(format!(
+        "the type writes `{path}` twice: an entry of a `#[serde(flatten)]` map has the name of a field; give the entry \
+         another name"
+    )
+    .into())
 }
 
 /// The merged document, corrected where the type reads another value from it than `after` has: a field without members
 /// gets the value of `after`, or is removed. Fields that the type does not know stay.
-fn corrected<V: Value>(merged: Option<&V>, read: Option<&V>, after: Option<&V>) -> Option<V> {
+fn corrected(merged: Option<&Node>, read: Option<&Node>, after: Option<&Node>) -> Option<Node> {
     if are_alike(read, after) {
         return merged.cloned();
     }
-    if let (Some(merged), Some(read), Some(after)) = (merged, read, after)
-        && let (Some(old), Some(_), Some(new)) = (merged.members(), read.members(), after.members())
-    {
-        let new = new.map(|(name, _)| name).filter(|name| merged.member(name).is_none());
-        let names = old.map(|(name, _)| name).chain(new);
-        let members = names.filter_map(|name| {
-            let value = corrected(merged.member(name), read.member(name), after.member(name));
+    let members = [merged, read, after].map(|it| it.and_then(Node::members));
+    if let [Some(merged), Some(read), Some(after)] = members {
+        let new = after.keys().filter(|name| !merged.contains_key(*name));
+        let members = merged.keys().chain(new).filter_map(|name| {
+            let value = corrected(merged.get(name), read.get(name), after.get(name));
             Some((name.clone(), value?))
         });
-        return Some(V::document(members.collect::<Vec<_>>().into_iter()));
+        return Some(Node::Document(members.collect()));
     }
     let is_plain =
-        |it: &V| it.is_leaf() || it.elements().is_some_and(|all| all.iter().all(V::is_leaf));
+        |it: &Node| it.is_leaf() || it.elements().is_some_and(|all| all.iter().all(Node::is_leaf));
     if merged.is_none_or(is_plain) { after.cloned() } else { merged.cloned() }
 }
 
-/// An error if the type reads another value than `after` from the document. The type may read a value in another
-/// form than it writes it, such as a text without the blanks at its end.
-fn gives_back<V: Encoded>(
-    stored: &V,
-    after: &V,
-    probes: usize,
-    reread: Reread<'_>,
-) -> Result<(), BoxError> {
-    let read_back = read(stored, reread)?;
-    let mut differences = Vec::new();
-    differ(&read_back, after, V::is_alike, PROBES, &mut Path::new(), &mut differences);
-    for (n, path) in differences.into_iter().enumerate() {
-        let wanted = at(after, &path);
-        if n >= probes || wanted.is_none() || !are_same(at(stored, &path), wanted) {
-            let path = path.join(".");
-            return Err(format!(
-                "the type reads another `{path}` from the stored document than it would save"
-            )
-            .into());
-        }
-        is_read(stored, &read_back, &path, reread)?;
-    }
-    Ok(())
-}
-
-/// An error if the type does not read this field: the type reads the same value without the field, and with nonsense
-/// in it.
-fn is_read<V: Encoded>(
-    stored: &V,
-    read_back: &V,
-    path: &[String],
-    reread: Reread<'_>,
-) -> Result<(), BoxError> {
-    let nonsense = V::document([(String::new(), V::array(Vec::new()))].into_iter());
-    let is_ignored = |instead: Option<V>| {
-        let read = read(&with(stored, path, instead), reread);
-        read.is_ok_and(|read| read.is_alike(read_back))
-    };
-    if !is_ignored(None) || !is_ignored(Some(nonsense)) {
-        return Ok(());
-    }
-    let path = path.join(".");
-    Err(format!("the type writes `{path}`, but does not read it: give it one name for both").into())
-}
-
 /// True if `read` has all changes from `before` to `after`.
-fn has_all<V: Value>(before: Option<&V>, after: Option<&V>, read: Option<&V>) -> bool {
+fn has_all(before: Option<&Node>, after: Option<&Node>, read: Option<&Node>) -> bool {
     if are_same(before, after) || are_alike(read, after) {
         return true;
     }
-    let (Some(before), Some(after), Some(read)) = (before, after, read) else { return false };
-    let (Some(old), Some(new), Some(_)) = (before.members(), after.members(), read.members())
-    else {
-        return false;
-    };
-    let mut names = old.chain(new).map(|(name, _)| name);
-    names.all(|name| has_all(before.member(name), after.member(name), read.member(name)))
+    let members = [before, after, read].map(|it| it.and_then(Node::members));
+    let [Some(before), Some(after), Some(read)] = members else { return false };
+    let mut names = before.keys().chain(after.keys());
+    names.all(|name| has_all(before.get(name), after.get(name), read.get(name)))
 }

@@ -6,134 +6,77 @@
 //!
 //! - A value that the application left alone keeps its stored form, and the changes of other programs.
 //! - A document is merged member by member, at any depth.
-//! - An array is rewritten as a whole. Its elements are paired with the elements of the loaded array: an unchanged
-//!   element keeps its stored form, and a changed element is merged like a document.
+//! - An array is rewritten as a whole. Its elements are [aligned](super::align) with the elements of the loaded array: an
+//!   unchanged element keeps its stored form, and a changed element is merged like a document. If it is in doubt what
+//!   became of an element, and the element has members that the type does not know, nothing is written.
 //! - A document or an array is rewritten as a whole only if it has not changed since it was loaded. A value without
 //!   members replaces another such value in any case: the holder of the lock decides.
 
-use std::{
-    cmp::Reverse,
-    collections::{HashMap, HashSet, VecDeque},
-    fmt::Debug,
+use std::collections::HashSet;
+
+use super::{
+    align::{Alignment, align},
+    node::{Members, Name, Node, Path, are_same},
 };
 
-/// A JSON or BSON value.
-pub(in crate::store) trait Value: Clone + Debug {
-    /// The members, if the value is a document.
-    fn members(&self) -> Option<impl Iterator<Item = (&String, &Self)>>;
-
-    /// A member, if the value is a document that has it.
-    fn member(&self, name: &str) -> Option<&Self>;
-
-    /// The elements, if the value is an array.
-    fn elements(&self) -> Option<&[Self]>;
-
-    fn document(members: impl Iterator<Item = (String, Self)>) -> Self;
-
-    fn array(elements: Vec<Self>) -> Self;
-
-    /// True if neither value has members or elements, and replacing one with the other changes nothing.
-    fn is_same_leaf(&self, other: &Self) -> bool;
-
-    /// A text that is the same for values that are the same. Numbers have the same text whatever their type.
-    fn form(&self) -> String {
-        format!("{self:?}")
-    }
-
-    fn is_leaf(&self) -> bool {
-        self.elements().is_none() && self.members().is_none()
-    }
-
-    /// True if replacing one value with the other changes nothing. The order of members does not count: a
-    /// map may encode its entries in a different order each time.
-    fn is_same(&self, other: &Self) -> bool {
-        match (self.members(), other.members(), self.elements(), other.elements()) {
-            (Some(mine), Some(theirs), ..) => {
-                let mut count = 0;
-                mine.inspect(|_| count += 1)
-                    .all(|(name, value)| other.member(name).is_some_and(|it| value.is_same(it)))
-                    && theirs.count() == count
-            }
-            (_, _, Some(mine), Some(theirs)) => {
-                mine.len() == theirs.len() && mine.iter().zip(theirs).all(|(a, b)| a.is_same(b))
-            }
-            (None, None, None, None) => self.is_same_leaf(other),
-            _ => false,
-        }
-    }
-
-    /// True if the two are the same, except for the order of elements: a set may encode its elements in another
-    /// order each time.
-    fn is_alike(&self, other: &Self) -> bool {
-        if let (Some(mine), Some(theirs)) = (self.members(), other.members()) {
-            let theirs = theirs.count();
-            let mut mine = mine.map(|(name, value)| (value, other.member(name)));
-            let members = self.members().map_or(0, Iterator::count);
-            return members == theirs && mine.all(|(a, b)| b.is_some_and(|b| a.is_alike(b)));
-        }
-        let (Some(mine), Some(theirs)) = (self.elements(), other.elements()) else {
-            return self.is_same(other);
-        };
-        let sorted = |all: &[Self]| {
-            let mut all: Vec<_> = all.iter().map(Self::form).collect();
-            all.sort();
-            all
-        };
-        let is_in_order = || mine.iter().zip(theirs).all(|(a, b)| a.is_alike(b));
-        mine.len() == theirs.len() && (is_in_order() || sorted(mine) == sorted(theirs))
-    }
-}
-
-/// Where a value is in its document: the names of members, and the positions of elements.
-pub(super) type Path = Vec<String>;
-
 /// One value in four versions. `None` if the version does not have it.
-#[derive(Debug)]
-pub(super) struct Versions<'a, V> {
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Versions<'a> {
     /// As it was loaded.
-    pub(super) loaded: Option<&'a V>,
+    pub(super) loaded: Option<&'a Node>,
     /// The loaded value, as the Rust type writes it.
-    pub(super) before: Option<&'a V>,
+    pub(super) before: Option<&'a Node>,
     /// As the Rust type writes it after the change.
-    pub(super) after: Option<&'a V>,
+    pub(super) after: Option<&'a Node>,
     /// As it is stored now. Other programs may have changed it since it was loaded.
-    pub(super) now: Option<&'a V>,
+    pub(super) now: Option<&'a Node>,
 }
-
-impl<V> Clone for Versions<'_, V> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<V> Copy for Versions<'_, V> {}
 
 /// A merge under way.
-#[derive(Debug)]
-pub(super) struct Merge {
+#[derive(Debug, Default)]
+pub(super) struct Merge<'a> {
     /// The place in the loaded document at which the merge is.
-    path: Path,
-    /// The members that the merge has added, although the type read a value for them before. The value may be
-    /// stored under another name.
-    pub(super) grown: Vec<Path>,
+    pub(super) path: Path,
+    /// The same place in the result, in which the elements of arrays may have other positions.
+    place: Path,
+    /// Members that the merge would add, although the type read a value for them before, each with the document as the
+    /// type writes it. The value may be stored under another name.
+    pub(super) grown: Vec<(Path, &'a Members)>,
+    /// The documents of the result whose members the application may have put into another order, and the new order.
+    pub(super) reordered: Vec<(Path, &'a Members)>,
 }
 
-impl Merge {
+impl<'a> Merge<'a> {
     /// The result.
     ///
     /// # Errors
-    /// Why a value cannot be written, and its path.
-    pub(super) fn of<V: Value>(versions: Versions<'_, V>) -> Result<(V, Self), (Refused, Path)> {
-        let mut merge = Self { path: Path::new(), grown: Vec::new() };
+    /// Why a value cannot be written, and the merge, which has stopped at this value.
+    pub(super) fn of(versions: Versions<'a>) -> Result<(Node, Self), (Refused, Self)> {
+        let mut merge = Self::default();
         match merge.value(versions) {
-            Ok(merged) => Ok((merged.unwrap_or_else(|| V::document([].into_iter())), merge)),
-            Err(why) => Err((why, merge.path)),
+            Ok(merged) => Ok((merged.unwrap_or_else(|| Node::Document(Members::new())), merge)),
+            Err(why) => Err((why, merge)),
         }
     }
 
-    fn value<'a, V: Value>(&mut self, it: Versions<'a, V>) -> Result<Option<V>, Refused> {
+    fn within<T>(&mut self, step: Name, in_result: Name, act: impl FnOnce(&mut Self) -> Result<T, Refused>) -> Result<T, Refused> {
+        self.path.push(step);
+        self.place.push(in_result);
+        let done = act(self)?;
+        self.path.pop();
+        self.place.pop();
+        Ok(done)
+    }
+
+    fn value(&mut self, it: Versions<'a>) -> Result<Option<Node>, Refused> {
         let Versions { loaded, before, after, now } = it;
-        if are_same(before, after) || are_same(now, after) {
+        if are_same(before, after) {
+            if let (Some(before), Some(after)) = (before, after) {
+                self.note_order(before, after);
+            }
+            return Ok(now.cloned());
+        }
+        if are_same(now, after) {
             return Ok(now.cloned());
         }
         if let Some(merged) = self.members(it)? {
@@ -143,85 +86,134 @@ impl Merge {
         if is_whole && !are_same(loaded, now) {
             return Err(Refused::Changed);
         }
-        let elements = |of: Option<&'a V>| of.and_then(V::elements);
-        match (elements(loaded), elements(before), elements(after)) {
-            (Some(loaded), Some(before), Some(after)) if loaded.len() == before.len() => {
+        match [loaded, before, after].map(|it| it.and_then(Node::elements)) {
+            [Some(loaded), Some(before), Some(after)] if loaded.len() == before.len() => {
                 self.elements(loaded, before, after).map(Some)
             }
             // Nothing tells which element is which, so all of them must be known to the type.
-            (Some(loaded), Some(before), _) => {
-                let known: HashSet<_> = before.iter().map(V::form).collect();
-                let are_known = loaded.iter().all(|it| known.contains(&it.form()));
-                if are_known { Ok(after.cloned()) } else { Err(Refused::Partial) }
-            }
+            [Some(loaded), Some(before), _] if !are_known(loaded, before) => Err(Refused::Partial),
             _ => Ok(after.cloned()),
         }
     }
 
     /// Merges member by member, if all versions are documents.
-    fn members<V: Value>(&mut self, it: Versions<'_, V>) -> Result<Option<V>, Refused> {
-        let Versions {
-            loaded: Some(loaded),
-            before: Some(before),
-            after: Some(after),
-            now: Some(now),
-        } = it
-        else {
+    fn members(&mut self, it: Versions<'a>) -> Result<Option<Node>, Refused> {
+        let members = [it.loaded, it.before, it.after, it.now].map(|it| it.and_then(Node::members));
+        let [Some(loaded), Some(before), Some(after), Some(now)] = members else {
             return Ok(None);
         };
-        let (Some(_), Some(_), Some(new), Some(old)) =
-            (loaded.members(), before.members(), after.members(), now.members())
-        else {
-            return Ok(None);
-        };
-        let new = new.map(|(name, _)| name).filter(|name| now.member(name).is_none());
-        let mut merged = Vec::new();
-        for name in old.map(|(name, _)| name).chain(new) {
-            let versions = Versions {
-                loaded: loaded.member(name),
-                before: before.member(name),
-                after: after.member(name),
-                now: now.member(name),
-            };
-            let is_grown = versions.loaded.is_none() && versions.before.is_some();
-            self.path.push(name.clone());
-            if is_grown && !are_same(versions.before, versions.after) {
-                self.grown.push(self.path.clone());
-            }
-            let value = self.value(versions)?;
-            self.path.pop();
+        if is_reordered(before, after) {
+            self.reordered.push((self.place.clone(), after));
+        }
+        let new = after.keys().filter(|name| !now.contains_key(*name));
+        let mut merged = Members::new();
+        for name in now.keys().chain(new) {
+            let [loaded, before_it, after, now] =
+                [loaded, before, after, now].map(|members| members.get(name));
+            let value = self.within(name.clone(), name.clone(), |merge| {
+                if loaded.is_none() && before_it.is_some() && !are_same(before_it, after) {
+                    merge.grown.push((merge.path.clone(), before));
+                }
+                merge.value(Versions { loaded, before: before_it, after, now })
+            })?;
             merged.extend(value.map(|value| (name.clone(), value)));
         }
-        Ok(Some(V::document(merged.into_iter())))
+        Ok(Some(Node::Document(merged)))
     }
 
     /// The new array. The stored array has not changed since it was loaded.
-    fn elements<V: Value>(
+    fn elements(
         &mut self,
-        loaded: &[V],
-        before: &[V],
-        after: &[V],
-    ) -> Result<V, Refused> {
-        let origins = origins(loaded, before);
-        let (partners, are_certain) = partners(before, after);
-        let has_strangers = |(at, before): (usize, &V)| has_strangers(&loaded[origins[at]], before);
-        if !are_certain && before.iter().enumerate().any(has_strangers) {
+        loaded: &'a [Node],
+        before: &'a [Node],
+        after: &'a [Node],
+    ) -> Result<Node, Refused> {
+        let Some(origins) = origins(loaded, before) else {
+            let is_lossless = are_known(loaded, before);
+            return if is_lossless { Ok(Node::Array(after.to_vec())) } else { Err(Refused::Partial) };
+        };
+        let are_equal = |a: usize, b: usize| loaded[origins[a]].is_same(&loaded[origins[b]]);
+        let Alignment { partners, doubtful } = align(before, after, are_equal);
+        if doubtful.iter().any(|at| has_strangers(&loaded[origins[*at]], &before[*at])) {
+            // Perhaps the type knows all of it, but under other names.
+            for (before, at) in before.iter().zip(origins) {
+                self.path.push(at.into());
+                self.note_missing(&loaded[at], before);
+                self.path.pop();
+            }
             return Err(Refused::Partial);
         }
-        let mut merged = Vec::new();
-        for (element, partner) in after.iter().zip(partners) {
+        let mut merged = Vec::with_capacity(after.len());
+        for (n, (element, partner)) in after.iter().zip(partners).enumerate() {
             let Some(at) = partner else {
                 merged.push(element.clone());
                 continue;
             };
-            self.path.push(origins[at].to_string());
             let loaded = Some(&loaded[origins[at]]);
             let (before, after) = (Some(&before[at]), Some(element));
-            merged.extend(self.value(Versions { loaded, before, after, now: loaded })?);
-            self.path.pop();
+            let versions = Versions { loaded, before, after, now: loaded };
+            let value = self.within(origins[at].into(), n.into(), |merge| merge.value(versions));
+            merged.extend(value?);
         }
-        Ok(V::array(merged))
+        Ok(Node::Array(merged))
     }
+
+    /// Notes the members that the type has read, but which are not stored under their names.
+    fn note_missing(&mut self, loaded: &Node, before: &'a Node) {
+        match (loaded, before) {
+            (Node::Document(loaded), Node::Document(written)) => {
+                for (name, before) in written {
+                    self.path.push(name.clone());
+                    match loaded.get(name) {
+                        Some(loaded) => self.note_missing(loaded, before),
+                        None => self.grown.push((self.path.clone(), written)),
+                    }
+                    self.path.pop();
+                }
+            }
+            (Node::Array(loaded), Node::Array(before)) if loaded.len() == before.len() => {
+                for (at, before) in origins(loaded, before).into_iter().flatten().zip(before) {
+                    self.path.push(at.into());
+                    self.note_missing(&loaded[at], before);
+                    self.path.pop();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes the documents in a value that has stayed the same but for the order of its members.
+    fn note_order(&mut self, before: &Node, after: &'a Node) {
+        let mut note = |step: Name, before: &Node, after: &'a Node| {
+            self.place.push(step);
+            self.note_order(before, after);
+            self.place.pop();
+        };
+        match (before, after) {
+            (Node::Document(before), Node::Document(after)) => {
+                for (name, after) in after {
+                    if let Some(before) = before.get(name) {
+                        note(name.clone(), before, after);
+                    }
+                }
+                if is_reordered(before, after) {
+                    self.reordered.push((self.place.clone(), after));
+                }
+            }
+            (Node::Array(before), Node::Array(after)) => {
+                let both = before.iter().zip(after).enumerate();
+                both.for_each(|(at, (before, after))| note(at.into(), before, after));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// True if members have changed their order, or if a new member is not the last.
+fn is_reordered(before: &Members, after: &Members) -> bool {
+    let old = before.keys().filter(|name| after.contains_key(*name));
+    let new = after.keys().filter(|name| !before.contains_key(*name)).count();
+    new > 1 || !old.eq(after.keys().take(after.len() - new))
 }
 
 /// Why a value cannot be written.
@@ -233,171 +225,50 @@ pub(super) enum Refused {
     Partial,
 }
 
-pub(super) fn are_same<V: Value>(a: Option<&V>, b: Option<&V>) -> bool {
-    match (a, b) {
-        (Some(a), Some(b)) => a.is_same(b),
-        (a, b) => a.is_none() && b.is_none(),
-    }
+/// True if the type knows all of these elements with all that is in them.
+fn are_known(loaded: &[Node], before: &[Node]) -> bool {
+    let known: HashSet<_> = before.iter().map(Node::form).collect();
+    loaded.iter().all(|it| known.contains(&it.form()))
 }
-
-pub(super) fn are_alike<V: Value>(a: Option<&V>, b: Option<&V>) -> bool {
-    match (a, b) {
-        (Some(a), Some(b)) => a.is_alike(b),
-        (a, b) => a.is_none() && b.is_none(),
-    }
-}
-
-/// How many pairs of changed elements are compared with each other.
-const COMPARED: usize = 10_000;
 
 /// For each element of `before`, the position of the loaded element that it comes from. A set may have another order
-/// than its stored form; both arrays have the same length.
-fn origins<V: Value>(loaded: &[V], before: &[V]) -> Vec<usize> {
-    let in_place = || (0..before.len()).collect();
+/// than its stored form; both arrays have the same length. `None` if nothing tells.
+fn origins(loaded: &[Node], before: &[Node]) -> Option<Vec<usize>> {
     if loaded.iter().zip(before).all(|(loaded, before)| agree(loaded, before)) {
-        return in_place();
+        return Some((0..before.len()).collect());
     }
-    let (partners, _) = partners(loaded, before);
-    let pairs = partners.iter().zip(before).map(|(at, before)| {
-        let at = (*at)?;
-        agree(&loaded[at], before).then_some(at)
-    });
-    pairs.collect::<Option<_>>().unwrap_or_else(in_place)
+    let Alignment { partners, doubtful } = align(loaded, before, |_, _| false);
+    let origins = partners.into_iter().collect::<Option<Vec<_>>>();
+    let origins = origins.filter(|_| doubtful.is_empty())?;
+    // A list stays in its order. Its elements may be read in another form than they are stored.
+    let are_in_place = origins.iter().enumerate().all(|(at, origin)| at == *origin);
+    let are_the_same = || origins.iter().zip(before).all(|(at, it)| agree(&loaded[*at], it));
+    (are_in_place || are_the_same()).then_some(origins)
 }
 
 /// True if `before` may be the form in which a type writes `loaded`.
-fn agree<V: Value>(loaded: &V, before: &V) -> bool {
-    match (loaded.elements(), before.elements(), before.members()) {
-        (Some(loaded), Some(before), _) => {
+fn agree(loaded: &Node, before: &Node) -> bool {
+    match (loaded, before) {
+        (Node::Array(loaded), Node::Array(before)) => {
             loaded.len() == before.len() && loaded.iter().zip(before).all(|(l, b)| agree(l, b))
         }
-        (None, None, Some(mut members)) if loaded.members().is_some() => {
-            members.all(|(name, before)| loaded.member(name).is_none_or(|it| agree(it, before)))
-        }
+        (Node::Document(loaded), Node::Document(before)) => before
+            .iter()
+            .all(|(name, before)| loaded.get(name).is_none_or(|loaded| agree(loaded, before))),
         _ => loaded.form() == before.form(),
     }
 }
 
-/// True if the loaded value has members that the type does not know.
-fn has_strangers<V: Value>(loaded: &V, before: &V) -> bool {
-    if let (Some(loaded), Some(before)) = (loaded.elements(), before.elements()) {
-        return loaded.iter().zip(before).any(|(l, b)| has_strangers(l, b));
-    }
-    loaded
-        .members()
-        .into_iter()
-        .flatten()
-        .any(|(name, value)| before.member(name).is_none_or(|before| has_strangers(value, before)))
-}
-
-/// For each element of `after`, the position of the element of `before` that it comes from. The flag is false if there
-/// are too many changed elements to tell.
-///
-/// The unchanged elements are paired first: from the front, from the back, and those that have moved. The changed
-/// elements are recognised by the same `_id` or `id`, then by the most members that are the same, then by
-/// their position.
-fn partners<V: Value>(before: &[V], after: &[V]) -> (Vec<Option<usize>>, bool) {
-    let (mut partners, mut taken) = (vec![None; after.len()], vec![false; before.len()]);
-    let mut pair = |b: usize, a: usize| {
-        let is_free = partners[a].is_none() && !taken[b];
-        if is_free {
-            (partners[a], taken[b]) = (Some(b), true);
+/// True if the loaded value has something that the type does not know.
+fn has_strangers(loaded: &Node, before: &Node) -> bool {
+    match (loaded, before) {
+        (Node::Array(loaded), Node::Array(before)) => {
+            loaded.len() != before.len()
+                || loaded.iter().zip(before).any(|(l, b)| has_strangers(l, b))
         }
-        is_free
-    };
-    let both = || before.iter().zip(after);
-    let front = both().take_while(|(b, a)| b.is_same(a)).count();
-    let rest = before.len().min(after.len()) - front;
-    let back = before.iter().rev().zip(after.iter().rev()).take(rest);
-    let back = back.take_while(|(b, a)| b.is_same(a)).count();
-    for at in 0..front {
-        pair(at, at);
-    }
-    for n in 1..=back {
-        pair(before.len() - n, after.len() - n);
-    }
-
-    let mut free: Vec<_> = (front..before.len() - back).collect();
-    let mut open: Vec<_> = (front..after.len() - back).collect();
-    for name in [V::form as fn(&V) -> String, id_of] {
-        let mut named = HashMap::<String, VecDeque<usize>>::new();
-        for &b in &free {
-            named.entry(name(&before[b])).or_default().push_back(b);
-        }
-        open.retain(|&a| {
-            let name = name(&after[a]);
-            let b = named.get_mut(&name).filter(|_| !name.is_empty()).and_then(VecDeque::pop_front);
-            !b.is_some_and(|b| pair(b, a))
-        });
-        let left: HashSet<_> = named.into_values().flatten().collect();
-        free.retain(|b| left.contains(b));
-    }
-    free.retain(|&b| id_of(&before[b]).is_empty());
-    open.retain(|&a| id_of(&after[a]).is_empty());
-
-    if free.len() == open.len() && free.len() * open.len() > COMPARED {
-        for (b, a) in free.into_iter().zip(open) {
-            pair(b, a);
-        }
-        return (partners, true);
-    }
-    if free.len() * open.len() > COMPARED {
-        return (partners, false);
-    }
-    let mut pairs = Vec::new();
-    for (place, &b) in free.iter().enumerate() {
-        for (other, &a) in open.iter().enumerate() {
-            let likeness = likeness(&before[b], &after[a]);
-            let is_in_place = place == other && free.len() == open.len();
-            if likeness > Some(0) || (likeness.is_some() && is_in_place) {
-                pairs.push((Reverse(likeness), b.abs_diff(a), b, a));
-            }
-        }
-    }
-    pairs.sort();
-    for (.., b, a) in pairs {
-        pair(b, a);
-    }
-    (partners, true)
-}
-
-/// The `_id` or `id` of an element; empty if it has none.
-fn id_of<V: Value>(element: &V) -> String {
-    let id = element.member("_id").or_else(|| element.member("id"));
-    id.map(V::form).unwrap_or_default()
-}
-
-/// How many members of two documents are the same. `None` if the two cannot be one value at two times.
-fn likeness<V: Value>(before: &V, after: &V) -> Option<usize> {
-    if before.elements().is_some() && after.elements().is_some() {
-        return Some(0);
-    }
-    let (members, _) = (before.members()?, after.members()?);
-    Some(members.filter(|(name, value)| are_same(after.member(name), Some(*value))).count())
-}
-
-impl Value for serde_json::Value {
-    fn members(&self) -> Option<impl Iterator<Item = (&String, &Self)>> {
-        self.as_object().map(|members| members.iter())
-    }
-
-    fn member(&self, name: &str) -> Option<&Self> {
-        self.as_object()?.get(name)
-    }
-
-    fn elements(&self) -> Option<&[Self]> {
-        self.as_array().map(Vec::as_slice)
-    }
-
-    fn document(members: impl Iterator<Item = (String, Self)>) -> Self {
-        Self::Object(members.collect())
-    }
-
-    fn array(elements: Vec<Self>) -> Self {
-        Self::Array(elements)
-    }
-
-    fn is_same_leaf(&self, other: &Self) -> bool {
-        self == other
+        (Node::Document(loaded), Node::Document(before)) => loaded.iter().any(|(name, value)| {
+            before.get(name).is_none_or(|before| has_strangers(value, before))
+        }),
+        (loaded, _) => !loaded.is_leaf(),
     }
 }

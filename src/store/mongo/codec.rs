@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::{
     error::BoxError,
     key::{LockId, LockKey},
-    store::{Encoded, Format, StoredDocument, Value},
+    store::{StoredDocument, readable},
 };
 
 /// Encodes a value as the driver does for a `Collection<T>`.
@@ -24,9 +24,18 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
     }
 }
 
-/// Decodes a value as the driver does for a `Collection<T>`.
-#[allow(clippy::needless_question_mark, reason = "each bson has another error type")]
+/// Decodes a value as the driver does for a `Collection<T>`. Other drivers also store texts that are not UTF-8: these
+/// are read as bytes, so that only a type that asks for such a text cannot read the document.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
+    let decoded = decode_utf8(bytes);
+    match decoded.is_err().then(|| readable(bytes)).flatten() {
+        Some(readable) => decode_utf8(&readable),
+        None => decoded,
+    }
+}
+
+#[allow(clippy::needless_question_mark, reason = "each bson has another error type")]
+fn decode_utf8<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
     #[allow(unused_imports, reason = "used with bson 2 only")]
     use either_bson::*;
     {
@@ -167,65 +176,23 @@ pub(super) fn millis(duration: Duration) -> i64 {
 
 /// True if the document has this `_id`.
 pub(super) fn has_id(document: &StoredDocument, id: &LockId) -> bool {
-    document_of(document)
-        .is_ok_and(|it| it.get("_id").and_then(LockId::from_bson).as_ref() == Some(id))
+    let raw = raw(document).ok();
+    let found = raw.as_ref().and_then(|raw| Bson::try_from(raw.get("_id").ok()??).ok());
+    found.as_ref().and_then(LockId::from_bson).as_ref() == Some(id)
 }
 
+pub(super) fn raw(document: &StoredDocument) -> Result<RawDocumentBuf, BoxError> {
+    Ok(RawDocumentBuf::from_bytes(document.as_bytes().to_vec())?)
+}
+
+/// The document as a value of the driver's. `None` if such a value cannot hold all of it: a name stands twice, or a text
+/// is not UTF-8.
+///
 /// Does not use serde, which would read `{ "$oid": … }` and its like as other types, and store them as those types.
-pub(super) fn document_of(document: &StoredDocument) -> Result<Document, BoxError> {
-    let raw = RawDocumentBuf::from_bytes(document.as_bytes().to_vec())?;
-    Ok(Document::try_from(raw)?)
-}
-
-impl Encoded for Bson {
-    fn decoded(document: &StoredDocument) -> Result<Self, BoxError> {
-        Ok(Self::Document(document_of(document)?))
-    }
-
-    fn encoded(&self) -> Result<StoredDocument, BoxError> {
-        let document = self.as_document().ok_or("it is not a document")?;
-        let raw = RawDocumentBuf::try_from(document)?;
-        Ok(StoredDocument::from_bytes(Format::Bson, raw.into_bytes()))
-    }
-}
-
-impl Value for Bson {
-    fn members(&self) -> Option<impl Iterator<Item = (&String, &Self)>> {
-        self.as_document().map(Document::iter)
-    }
-
-    fn member(&self, name: &str) -> Option<&Self> {
-        self.as_document()?.get(name)
-    }
-
-    fn elements(&self) -> Option<&[Self]> {
-        self.as_array().map(Vec::as_slice)
-    }
-
-    fn document(members: impl Iterator<Item = (String, Self)>) -> Self {
-        Self::Document(members.collect())
-    }
-
-    fn array(elements: Vec<Self>) -> Self {
-        Self::Array(elements)
-    }
-
-    fn form(&self) -> String {
-        match self {
-            Self::Int32(n) => n.to_string(),
-            Self::Int64(n) => n.to_string(),
-            Self::Double(n) => n.to_string(),
-            other => format!("{other:?}"),
-        }
-    }
-
-    fn is_same_leaf(&self, other: &Self) -> bool {
-        match (self, other) {
-            // NaN is not equal to itself, and zero is equal to negative zero; so compare the bits.
-            (Self::Double(a), Self::Double(b)) => a.to_bits() == b.to_bits(),
-            _ => self == other,
-        }
-    }
+pub(super) fn exact(document: &StoredDocument) -> Option<Document> {
+    let exact = Document::try_from(raw(document).ok()?).ok()?;
+    let is_all = RawDocumentBuf::try_from(&exact).is_ok_and(|it| it.as_bytes() == document.as_bytes());
+    is_all.then_some(exact)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use mongodb::{
 };
 use tokio::{
     sync::SemaphorePermit,
+    task::spawn_blocking,
     time::{sleep, timeout_at},
 };
 use uuid::Uuid;
@@ -22,9 +23,10 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::{LockId, LockKey},
     store::{
-        Acquisition, Deadline, Documents, Edit, Format, Saved, StoreResult, StoredDocument,
+        Acquisition, Changes, Deadline, Documents, Edit, Format, Saved, StoreResult, StoredDocument,
         mongo::{
-            Call, MongoStore, codec, difference,
+            Call, MongoStore, codec,
+            difference::{self, Difference},
             error::{DUPLICATE_KEY, Result, code, failure, not_sent, store_error, unavailable},
             grant::{Target, and_live, renewed_exclusive},
             record::by_id,
@@ -249,18 +251,23 @@ impl Save<'_> {
                 let now = now.session(&mut *session).await?;
                 let Some(now) = now else { return Ok(Some(Saved::DocumentGone)) };
                 let now = StoredDocument::from_bytes(Format::Bson, now.into_bytes());
-                let after = match changes.apply(&now) {
-                    Ok(after) => after,
+                let difference = match difference_of(changes, &now).await? {
+                    Ok(difference) => difference,
                     Err(field) => return Ok(Some(Saved::ChangedMeanwhile(field))),
                 };
-                let Some(update) = difference::update(&now, &after).map_err(Error::custom)? else {
-                    return Ok(Some(Saved::Saved));
-                };
                 if if_unchanged {
-                    let now = codec::document_of(&now).map_err(Error::custom)?;
+                    let now = codec::exact(&now).ok_or_else(odd_on_a_standalone_server)?;
                     filter.insert("$expr", doc! { "$eq": ["$$ROOT", { "$literal": now }] });
                 }
-                let updated = documents.update_one(filter, update).session(session).await?;
+                let updated = match difference {
+                    Difference::Nothing => return Ok(Some(Saved::Saved)),
+                    Difference::Fields(update) => {
+                        documents.update_one(filter, update).session(session).await?
+                    }
+                    Difference::Whole(after) => {
+                        documents.replace_one(filter, after).session(session).await?
+                    }
+                };
                 if if_unchanged && updated.matched_count == 0 {
                     return Ok(None);
                 }
@@ -280,8 +287,36 @@ impl Save<'_> {
     }
 }
 
+/// The write that applies the changes to the stored document, or the field that forbids it. A large document is compared
+/// by another thread than those that serve requests.
+async fn difference_of(
+    changes: &Changes,
+    now: &StoredDocument,
+) -> Result<Result<Difference, String>, Error> {
+    let difference = |changes: &Changes, now: &StoredDocument| match changes.apply(now) {
+        Ok(after) => difference::between(now, &after, changes.have_an_order()).map(Ok),
+        Err(field) => Ok(Err(field)),
+    };
+    let found = if changes.are_large() {
+        let (changes, now) = (changes.clone(), now.clone());
+        let found = spawn_blocking(move || difference(&changes, &now)).await;
+        found.unwrap_or_else(|failed| Err(failed.into()))
+    } else {
+        difference(changes, now)
+    };
+    found.map_err(Error::custom)
+}
+
 fn raw(document: &StoredDocument) -> Result<RawDocumentBuf> {
-    RawDocumentBuf::from_bytes(document.as_bytes().to_vec()).map_err(Error::custom)
+    codec::raw(document).map_err(Error::custom)
+}
+
+/// Without a transaction a document is written only if it is still what was read. A command cannot say that of every
+/// document.
+fn odd_on_a_standalone_server() -> Error {
+    let why = "a name stands twice in the stored document, or a text in it is not UTF-8: a server without \
+               transactions cannot save its changes; replace the document, or use a replica set";
+    failure(StoreErrorKind::Rejected, why)
 }
 
 /// Begins a transaction for a guarded write.
