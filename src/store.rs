@@ -43,8 +43,8 @@ mod watch;
 
 pub use answer::{Confirmed, HandedOver, LastEnd, Released, Renewed, Saved, Swept, TryAcquire};
 pub use claim::{Acquisition, Active, Claim, Named, Query, Removal, TakenBy};
-pub use document::{Changes, Edit, Format, Original, StoredDocument};
 pub(crate) use document::Draft;
+pub use document::{Changes, Edit, Format, Original, StoredDocument};
 #[cfg(feature = "_mongo")]
 use document::{Members, Name, Node, readable};
 pub use fair::{Place, Ticket, Turn, Waiters};

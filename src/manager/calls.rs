@@ -174,7 +174,6 @@ impl Runner {
     }
 
     /// For a task that a store spawns.
-    #[cfg(feature = "_mongo")]
     pub(super) fn parts(&self) -> (Handle, TaskTracker) {
         (self.runtime.clone(), self.tasks.clone())
     }

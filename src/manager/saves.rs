@@ -6,11 +6,11 @@ use std::{sync::Arc, time::Instant};
 use crate::store::{Forget, HeldLock};
 use crate::{
     clock,
-    error::{BoxError, LockError, Result, StoreErrorKind},
+    error::{BoxError, LockError, Result, StoreError, StoreErrorKind},
     key::{LockKey, Lockable},
     lock::Mode,
     manager::{calls::Calls, collections::Collections, observe, reads::unfit, watched::Seen},
-    store::{Acquisition, Draft, Edit, Original, Saved, StoredDocument},
+    store::{Acquisition, Changes, Draft, Edit, Original, Saved, StoredDocument},
 };
 
 /// Guarded writes.
@@ -44,9 +44,10 @@ impl Saves {
         self.seen.activity.gone(&held.aid, &held.key);
     }
 
-    /// Writes the changes of the document under the lock. Returns the document as it was written.
+    /// Writes the changes of the document under the lock.
     ///
     /// # Errors
+    /// [`LockError::OutcomeUnknown`] if the document cannot be written, but an earlier save of it may have been.
     /// [`LockError::Lost`], [`LockError::NotFound`], [`LockError::ChangedMeanwhile`],
     /// [`LockError::Document`], [`LockError::TooSlow`] and the errors of the store.
     pub(crate) async fn save<T: Lockable>(
@@ -55,11 +56,21 @@ impl Saves {
         original: &Original,
         document: &T,
         until: Instant,
-    ) -> Result<Original> {
+    ) -> Result<Changes> {
         let draft = original.draft(document).map_err(unfit(&held.key))?;
         let changes = self.compared(&held.key, draft, until, Draft::changes).await?;
-        self.write(held, changes.clone().into(), until).await?;
-        Ok(changes.into_original())
+        let saved = self.write(held, changes.clone().into(), until).await;
+        saved.map(|()| changes).map_err(|error| match error {
+            LockError::Lost { ref key, .. } | LockError::ChangedMeanwhile { ref key, .. }
+                if original.is_in_doubt() =>
+            {
+                let kind = StoreErrorKind::OutcomeUnknown;
+                let message =
+                    format!("saving {key:?} again, after a save whose outcome is unknown");
+                LockError::OutcomeUnknown(StoreError::new(kind, message).because(error))
+            }
+            error => error,
+        })
     }
 
     /// Writes the whole document under the lock. Returns the document as it was written.

@@ -81,6 +81,8 @@ impl StoredDocument {
 pub struct Original {
     loaded: StoredDocument,
     before: StoredDocument,
+    /// True if nobody knows whether an earlier save of it was carried out.
+    is_in_doubt: bool,
 }
 
 impl Original {
@@ -90,7 +92,17 @@ impl Original {
     /// The error of serde if `value` has no stored form.
     pub fn new<T: Serialize>(loaded: StoredDocument, value: &T) -> Result<Self, BoxError> {
         let before = StoredDocument::encode(loaded.format, value)?;
-        Ok(Self { loaded, before })
+        Ok(Self { loaded, before, is_in_doubt: false })
+    }
+
+    /// Notes that nobody knows whether a save of this document was carried out.
+    #[cfg(feature = "web")]
+    pub(crate) fn doubt(&mut self) {
+        self.is_in_doubt = true;
+    }
+
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.is_in_doubt
     }
 }
 

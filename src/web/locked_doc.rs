@@ -19,7 +19,7 @@ use crate::{
     key::{InvalidKey, LockKey, Lockable},
     lock::{Lock, LockToken, Mode},
     manager::{Wait, decode},
-    store::{Original, Released, StoredDocument},
+    store::{Changes, Original, Released, StoredDocument},
     web::{
         problem::misconfigured,
         request::{Ask, Found, Mine, RequestLocks, path_param},
@@ -135,9 +135,11 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
     /// [`LockError::ChangedMeanwhile`] 409: another program has changed a part that would be rewritten as a
     /// whole; nothing was written. [`LockError::Rejected`] 422: a unique index or a validation rule of the
     /// collection forbids the document, its `_id` has changed, or it would be larger than 16 MiB.
-    /// [`LockError::Document`] 500 if the document has no BSON form, or if `T` would read it back as something
-    /// else; nothing was written. [`LockError::Store`] 503: it is unknown whether the document was
-    /// written; saving again is safe.
+    /// [`LockError::Document`] 500 if the document has no BSON form, if a name would stand twice in it, if it is not
+    /// certain which elements of an array are which, or if `T` would read it back as something else; nothing was
+    /// written. [`LockError::TooSlow`] 500 if it took too long to compare the documents; nothing was written.
+    /// [`LockError::Store`] or [`LockError::OutcomeUnknown`] 503: it is unknown whether the document was written;
+    /// saving this value again is safe.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
@@ -145,7 +147,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
         let (held, until) = (self.mine.acquisition(), self.locks.begin());
         let saves = &self.locks.manager.parts.saves;
         let saved = saves.save(&held, &self.original, &self.document, until).await;
-        self.written(saved, until).await
+        self.written(saved.map(Changes::into_original), until).await
     }
 
     /// As [`save`](Self::save), but writes the whole document: fields that `T` does not contain, or that
@@ -171,6 +173,7 @@ impl<T: Lockable, How: Exclusive> Guarded<T, How> {
             Err(LockError::NotFound { .. }) => {
                 self.locks.release(&self.mine, until).await?;
             }
+            Err(ref error) if error.is_outage() => self.original.doubt(),
             Err(_) => {}
         }
         saved.map(drop)

@@ -111,7 +111,8 @@ fn add_strangers(value: &mut Bson, whose: i64, within_tag: bool) {
     match value {
         Bson::Array(all) => all.iter_mut().for_each(|it| add_strangers(it, whose, within_tag)),
         Bson::Document(it) => {
-            let is_outer = it.len() == 1 && it.keys().all(|name| name.starts_with(char::is_uppercase));
+            let is_outer =
+                it.len() == 1 && it.keys().all(|name| name.starts_with(char::is_uppercase));
             for (_, value) in it.iter_mut() {
                 add_strangers(value, whose, is_outer);
             }
@@ -127,7 +128,9 @@ fn strangers(value: &Bson, found: &mut Vec<i64>) {
     match value {
         Bson::Array(all) => all.iter().for_each(|it| strangers(it, found)),
         Bson::Document(it) => {
-            found.extend(it.get(STRANGER).and_then(|it| it.as_i64().or(it.as_i32().map(Into::into))));
+            found.extend(
+                it.get(STRANGER).and_then(|it| it.as_i64().or(it.as_i32().map(Into::into))),
+            );
             it.values().for_each(|it| strangers(it, found));
         }
         _ => {}

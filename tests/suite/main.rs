@@ -25,6 +25,7 @@ mod links;
 mod lost;
 mod lost_replies;
 mod merging;
+mod odd_documents;
 mod operations;
 mod outage;
 mod overload;

@@ -85,11 +85,11 @@ pub(crate) async fn on_mongo() -> OnMongo {
     OnMongo(App::on(&database).await, database)
 }
 
-fn key() -> LockKey {
+pub(crate) fn key() -> LockKey {
     LockKey::new(COLLECTION, "a").unwrap()
 }
 
-async fn locked(store: &impl Store) -> Lock {
+pub(crate) async fn locked(store: &impl Store) -> Lock {
     store.prepare(COLLECTION, &Rules::new(TTL), Deadline::NONE).await.unwrap();
     let claim = Claim {
         aid: Aid::new(),

@@ -1,9 +1,12 @@
 //! Guarded writes of jobs.
 
 use crate::{
-    error::{LockError, Result},
+    error::{LockError, Result, StoreErrorKind},
     key::Lockable,
-    manager::{guard::LockGuard, reads::decode},
+    manager::{
+        guard::LockGuard,
+        reads::{decode, unfit},
+    },
 };
 
 impl LockGuard {
@@ -16,7 +19,7 @@ impl LockGuard {
         self.parts.collections.is_of::<T>(self.key())?;
         let key = self.key();
         let document = self.parts.reads.load(key, self.parts.calls.until()).await?;
-        document.decode().map_err(|source| LockError::Document { key: key.clone(), source })
+        document.decode().map_err(unfit(key))
     }
 
     /// Loads the document, changes it, and writes the difference if the exclusive lock is still held: the
@@ -39,7 +42,9 @@ impl LockGuard {
     ///
     /// # Errors
     /// [`LockError::Lost`], [`LockError::NotFound`] or [`LockError::ChangedMeanwhile`]: nothing was written.
-    /// Otherwise the errors of [`load`](Self::load) and of `HeldDoc::save`.
+    /// [`LockError::OutcomeUnknown`]: the document may or may not be written. Load it before you call this method again:
+    /// a repetition may apply the change twice. Otherwise the errors of [`load`](Self::load), and those of
+    /// `HeldDoc::save` after which nothing was written.
     ///
     /// # Cancel safety
     /// If the future is dropped, the document may or may not be written.
@@ -48,8 +53,18 @@ impl LockGuard {
         let loaded = self.parts.reads.load(self.key(), self.parts.calls.until()).await?;
         let (mut document, original) = decode(self.key(), loaded)?;
         change(&mut document);
-        self.parts.saves.save(&self.held, &original, &document, self.parts.calls.until()).await?;
-        Ok(document)
+        let saves = &self.parts.saves;
+        let saved = saves.save(&self.held, &original, &document, self.parts.calls.until()).await;
+        let changes = saved.map_err(|error| match error {
+            LockError::Store(source) if source.kind() == StoreErrorKind::Unavailable => {
+                LockError::OutcomeUnknown(source)
+            }
+            error => error,
+        })?;
+        match changes.stored() {
+            Some(stored) => stored.decode().map_err(unfit(self.key())),
+            None => Ok(document),
+        }
     }
 
     /// Inserts a new document under the lock.

@@ -87,9 +87,9 @@ impl Search<'_> {
         written: &Members,
     ) -> Option<Name> {
         let value = written.get(new)?;
-        let others = stored.iter().filter(|(old, it)| {
-            !written.contains_key(*old) && it.is_leaf() == value.is_leaf()
-        });
+        let others = stored
+            .iter()
+            .filter(|(old, it)| !written.contains_key(*old) && it.is_leaf() == value.is_leaf());
         let mut others: Vec<_> = others.collect();
         let names = |members: &mut dyn Iterator<Item = &Name>| members.cloned().collect();
         let unwritten = names(&mut others.iter().map(|(old, _)| *old));

@@ -4,7 +4,7 @@
 
 use std::str;
 
-use super::node::{Leaf, Members, Name, Node, Number};
+use super::node::{Leaf, Members, Name, Node, Number, text_of};
 use crate::error::BoxError;
 
 const DOUBLE: u8 = 0x01;
@@ -155,14 +155,14 @@ pub(super) fn is_text(kind: u8) -> bool {
 }
 
 /// This document for a reader that knows only UTF-8: a text that is not UTF-8 is its bytes, and a member whose name is
-/// not UTF-8 is left out. `None` if there is no such text and no such name.
-pub(in crate::store) fn readable(bytes: &[u8]) -> Option<Vec<u8>> {
+/// not UTF-8 is left out; and the path of the first such text. `None` if there is no such text and no such name.
+pub(in crate::store) fn readable(bytes: &[u8]) -> Option<(Vec<u8>, String)> {
     let node = read(bytes).ok()?;
     let is_odd = |name: Option<&Name>, it: &Node| {
         name.is_some_and(|name| str::from_utf8(name.bytes()).is_err()) || is_unreadable(it)
     };
-    node.find(&is_odd)?;
-    Some(written(&read_as_bytes(node)))
+    let path = text_of(&node.find(&is_odd)?);
+    Some((written(&read_as_bytes(node)), path))
 }
 
 fn read_as_bytes(node: Node) -> Node {

@@ -1,7 +1,8 @@
 //! The changes of a document between load and save, and the proof that they can be read again.
 
-use std::slice;
+use std::{slice, sync::Arc};
 
+use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
@@ -59,7 +60,10 @@ impl Original {
     }
 
     /// The first part of [`changes_to`](Self::changes_to), for which the value is needed.
-    pub(crate) fn draft<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Draft, BoxError> {
+    pub(crate) fn draft<T: Serialize + DeserializeOwned>(
+        &self,
+        value: &T,
+    ) -> Result<Draft, BoxError> {
         let after = StoredDocument::encode(self.loaded.format, value)?;
         Ok(Draft { original: self.clone(), after, reread: reread::<T> })
     }
@@ -82,6 +86,8 @@ pub struct Changes {
     result: Planned,
     /// The documents of the result whose members have a new order.
     orders: Orders,
+    /// The result of the last application. Clones share it.
+    applied: Arc<Mutex<Option<StoredDocument>>>,
 }
 
 type Orders = Vec<(Path, Vec<Name>)>;
@@ -120,20 +126,27 @@ impl Changes {
     /// The path of a field that another program has changed since the document was loaded, so that nothing may
     /// be written.
     pub fn apply(&self, now: &StoredDocument) -> Result<StoredDocument, String> {
-        match &self.result {
-            Planned::Nothing => Ok(now.clone()),
+        let applied = match &self.result {
+            Planned::Nothing => now.clone(),
             Planned::Merged(result) | Planned::Corrected(result)
                 if now.as_bytes() == self.draft.original.loaded.as_bytes() =>
             {
-                Ok(result.clone())
+                result.clone()
             }
-            _ => self.merged(now).map_err(|path| text_of(&path)),
-        }
+            _ => self.merged(now).map_err(|path| text_of(&path))?,
+        };
+        *self.applied.lock() = Some(applied.clone());
+        Ok(applied)
+    }
+
+    /// The document as a save has stored it, with the changes of other programs. `None` if nothing had to be stored.
+    pub(crate) fn stored(&self) -> Option<StoredDocument> {
+        self.applied.lock().clone()
     }
 
     fn merged(&self, stored: &StoredDocument) -> Result<StoredDocument, Path> {
         let decoded = |document: &StoredDocument| Node::decoded(document).map_err(|_| Path::new());
-        let Draft { original: Original { loaded, before }, after, .. } = &self.draft;
+        let Draft { original: Original { loaded, before, .. }, after, .. } = &self.draft;
         let (loaded, before, after) = (decoded(loaded)?, decoded(before)?, decoded(after)?);
         let now = decoded(stored)?;
         let changed = || {
@@ -172,7 +185,7 @@ impl Changes {
             Planned::Nothing => original.loaded,
             Planned::Merged(result) | Planned::Corrected(result) => result,
         };
-        Original { loaded, before: after }
+        Original { loaded, before: after, is_in_doubt: false }
     }
 }
 
@@ -198,15 +211,14 @@ impl Draft {
     /// As [`Original::changes_to`].
     pub(crate) fn changes(self) -> Result<Changes, BoxError> {
         let (result, orders) = self.planned()?;
-        Ok(Changes { draft: self, result, orders })
+        Ok(Changes { draft: self, result, orders, applied: Arc::default() })
     }
 
     fn planned(&self) -> Result<(Planned, Orders), BoxError> {
         if self.original.before.bytes == self.after.bytes {
             return Ok((Planned::Nothing, Orders::new()));
         }
-        let (before, after) =
-            (Node::decoded(&self.original.before)?, Node::decoded(&self.after)?);
+        let (before, after) = (Node::decoded(&self.original.before)?, Node::decoded(&self.after)?);
         refuse_repetition(&after)?;
         let mut loaded = Node::decoded(&self.original.loaded)?;
         let (probes, read) = (self.probes(), &|node: &Node| self.read(node));
@@ -297,7 +309,8 @@ impl Draft {
             return Ok(());
         }
         let path = text_of(path);
-        Err(format!("the type writes `{path}`, but does not read it: give it one name for both").into())
+        Err(format!("the type writes `{path}`, but does not read it: give it one name for both")
+            .into())
     }
 }
 

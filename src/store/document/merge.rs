@@ -59,7 +59,12 @@ impl<'a> Merge<'a> {
         }
     }
 
-    fn within<T>(&mut self, step: Name, in_result: Name, act: impl FnOnce(&mut Self) -> Result<T, Refused>) -> Result<T, Refused> {
+    fn within<T>(
+        &mut self,
+        step: Name,
+        in_result: Name,
+        act: impl FnOnce(&mut Self) -> Result<T, Refused>,
+    ) -> Result<T, Refused> {
         self.path.push(step);
         self.place.push(in_result);
         let done = act(self)?;
@@ -130,7 +135,11 @@ impl<'a> Merge<'a> {
     ) -> Result<Node, Refused> {
         let Some(origins) = origins(loaded, before) else {
             let is_lossless = are_known(loaded, before);
-            return if is_lossless { Ok(Node::Array(after.to_vec())) } else { Err(Refused::Partial) };
+            return if is_lossless {
+                Ok(Node::Array(after.to_vec()))
+            } else {
+                Err(Refused::Partial)
+            };
         };
         let are_equal = |a: usize, b: usize| loaded[origins[a]].is_same(&loaded[origins[b]]);
         let Alignment { partners, doubtful } = align(before, after, are_equal);

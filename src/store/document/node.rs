@@ -165,7 +165,9 @@ impl Node {
     pub(in crate::store) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Document(mine), Self::Document(theirs)) => {
-                let is_there = |(name, it): (&Name, &Self)| theirs.get(name).is_some_and(|other| it.is_same(other));
+                let is_there = |(name, it): (&Name, &Self)| {
+                    theirs.get(name).is_some_and(|other| it.is_same(other))
+                };
                 mine.len() == theirs.len() && mine.iter().all(is_there)
             }
             (Self::Array(mine), Self::Array(theirs)) => {
@@ -187,7 +189,8 @@ impl Node {
                 mine.len() == theirs.len() && mine.iter().zip(theirs).all(is_same)
             }
             (Self::Array(mine), Self::Array(theirs)) => {
-                mine.len() == theirs.len() && mine.iter().zip(theirs).all(|(a, b)| a.is_identical(b))
+                mine.len() == theirs.len()
+                    && mine.iter().zip(theirs).all(|(a, b)| a.is_identical(b))
             }
             _ => self.is_same(other),
         }
@@ -259,7 +262,12 @@ impl Node {
 
     /// The path of the first value for which `is_it` is true.
     pub(super) fn find(&self, is_it: &dyn Fn(Option<&Name>, &Self) -> bool) -> Option<Path> {
-        fn find(name: Option<&Name>, it: &Node, path: &mut Path, is_it: &dyn Fn(Option<&Name>, &Node) -> bool) -> bool {
+        fn find(
+            name: Option<&Name>,
+            it: &Node,
+            path: &mut Path,
+            is_it: &dyn Fn(Option<&Name>, &Node) -> bool,
+        ) -> bool {
             if is_it(name, it) {
                 return true;
             }
@@ -272,8 +280,12 @@ impl Node {
                 is_found
             };
             match it {
-                Node::Document(members) => members.iter().any(|(name, it)| within(name.clone(), Some(name), it)),
-                Node::Array(elements) => elements.iter().enumerate().any(|(at, it)| within(at.into(), None, it)),
+                Node::Document(members) => {
+                    members.iter().any(|(name, it)| within(name.clone(), Some(name), it))
+                }
+                Node::Array(elements) => {
+                    elements.iter().enumerate().any(|(at, it)| within(at.into(), None, it))
+                }
                 Node::Leaf(_) => false,
             }
         }

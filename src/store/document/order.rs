@@ -49,7 +49,9 @@ pub(super) fn kept<'a>(
         let Ok(again) = read(if is_backwards { &backwards } else { &in_order }) else { break };
         open.retain(|(path, order, other)| {
             let is: Option<Vec<Name>> = order_at(&again, path);
-            is.is_some_and(|is| if is_backwards { is == *other } else { is.iter().eq(order.keys()) })
+            is.is_some_and(
+                |is| if is_backwards { is == *other } else { is.iter().eq(order.keys()) },
+            )
         });
         let chance = |order: &Members| (1..=order.len()).map(|n| n as f64).product::<f64>();
         let is_certain =
@@ -61,11 +63,7 @@ pub(super) fn kept<'a>(
 }
 
 /// Puts the members with these names of the document at the path into this order. All others keep their places.
-pub(super) fn arrange<'a>(
-    value: &mut Node,
-    path: &[Name],
-    order: impl Iterator<Item = &'a Name>,
-) {
+pub(super) fn arrange<'a>(value: &mut Node, path: &[Name], order: impl Iterator<Item = &'a Name>) {
     let Some(Node::Document(members)) = value.at_mut(path) else { return };
     let mut ordered: Members = Members::new();
     let order: Vec<_> = order.filter(|name| members.contains_key(*name)).cloned().collect();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 pub(in crate::store) use mongodb::bson::Bson;
 use mongodb::bson::{Binary, Document, RawDocumentBuf, doc, oid::ObjectId, spec::BinarySubtype};
+use mongodb::error::{Error, ErrorKind};
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
@@ -29,8 +30,32 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, BoxError> {
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {
     let decoded = decode_utf8(bytes);
     match decoded.is_err().then(|| readable(bytes)).flatten() {
-        Some(readable) => decode_utf8(&readable),
+        Some((readable, path)) => decode_utf8(&readable).map_err(|e| {
+            format!("{e}; perhaps because a text is not UTF-8, as that at `{path}`").into()
+        }),
         None => decoded,
+    }
+}
+
+/// True if the driver could not read the reply to a command that was carried out: it contains a text that is not UTF-8.
+pub(super) fn is_unreadable(error: &Error) -> bool {
+    reply_in(error).is_some_and(|reply| readable(reply.as_bytes()).is_some())
+}
+
+/// The reply that the driver could not read.
+pub(super) fn reply_in(error: &Error) -> Option<&RawDocumentBuf> {
+    let is_invalid = matches!(error.kind.as_ref(), ErrorKind::InvalidResponse { .. });
+    error.server_response().filter(|_| is_invalid)
+}
+
+/// The driver's value of a document, in which texts that are not UTF-8 are bytes.
+pub(super) fn readable_document(raw: &RawDocumentBuf) -> Result<Document, BoxError> {
+    match Document::try_from(raw.clone()) {
+        Ok(document) => Ok(document),
+        Err(error) => match readable(raw.as_bytes()) {
+            Some((bytes, _)) => Ok(Document::try_from(RawDocumentBuf::from_bytes(bytes)?)?),
+            None => Err(error.into()),
+        },
     }
 }
 
@@ -191,7 +216,8 @@ pub(super) fn raw(document: &StoredDocument) -> Result<RawDocumentBuf, BoxError>
 /// Does not use serde, which would read `{ "$oid": … }` and its like as other types, and store them as those types.
 pub(super) fn exact(document: &StoredDocument) -> Option<Document> {
     let exact = Document::try_from(raw(document).ok()?).ok()?;
-    let is_all = RawDocumentBuf::try_from(&exact).is_ok_and(|it| it.as_bytes() == document.as_bytes());
+    let is_all =
+        RawDocumentBuf::try_from(&exact).is_ok_and(|it| it.as_bytes() == document.as_bytes());
     is_all.then_some(exact)
 }
 

@@ -60,8 +60,9 @@ impl Fields {
     /// the whole document. False if fields cannot express them; then nothing is added.
     fn of(&mut self, prefix: &str, before: &Members, after: &Members) -> bool {
         let is_same = if self.in_order { Node::is_identical } else { Node::is_same };
-        let is_changed =
-            |(name, value): &(&Name, &Node)| before.get(*name).is_none_or(|old| !is_same(old, value));
+        let is_changed = |(name, value): &(&Name, &Node)| {
+            before.get(*name).is_none_or(|old| !is_same(old, value))
+        };
         let changed: Vec<_> = after.iter().filter(is_changed).collect();
         let gone: Vec<_> = before.keys().filter(|name| !after.contains_key(*name)).collect();
         let names = changed.iter().map(|(name, _)| *name).chain(gone.iter().copied());
@@ -160,11 +161,10 @@ mod tests {
     fn a_document_with_a_name_twice_or_odd_text_is_sent_as_it_is() {
         // { "_id": 1, "x": "a", "x": "b", "n": 1 }; then with a text that is not UTF-8.
         let odd = |n: i32, inner: [&[u8]; 2]| {
-            let text = |text: &[u8]| {
-                [b"\x02x\0\x02\0\0\0", text, b"\0"].concat()
-            };
+            let text = |text: &[u8]| [b"\x02x\0\x02\0\0\0", text, b"\0"].concat();
             let n = [b"\x10n\0", &n.to_le_bytes()[..]].concat();
-            let within = [b"\x10_id\0\x01\0\0\0", &*n, &*text(inner[0]), &*text(inner[1]), b"\0"].concat();
+            let within =
+                [b"\x10_id\0\x01\0\0\0", &*n, &*text(inner[0]), &*text(inner[1]), b"\0"].concat();
             let bytes = [&(within.len() as i32 + 4).to_le_bytes()[..], &within].concat();
             StoredDocument::from_bytes(Format::Bson, bytes)
         };

@@ -23,7 +23,8 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::{LockId, LockKey},
     store::{
-        Acquisition, Changes, Deadline, Documents, Edit, Format, Saved, StoreResult, StoredDocument,
+        Acquisition, Changes, Deadline, Documents, Edit, Format, Saved, StoreResult,
+        StoredDocument,
         mongo::{
             Call, MongoStore, codec,
             difference::{self, Difference},

@@ -263,7 +263,15 @@ impl MongoStore {
         let mut change = async |session: &mut ClientSession| {
             let changed = call.documents.find_one_and_update(by_id(key.id()), update.clone());
             let changed = changed.return_document(ReturnDocument::After);
-            let changed = changed.max_time(call.until.read_limit()).session(session).await?;
+            let changed = changed.max_time(call.until.read_limit()).session(&mut *session).await;
+            let changed = match changed {
+                // Updated, but the driver cannot read a text that is not UTF-8 in this reply.
+                Err(e) if codec::is_unreadable(&e) => {
+                    let updated = call.documents.find_one(by_id(key.id()));
+                    updated.max_time(call.until.read_limit()).session(session).await?
+                }
+                changed => changed?,
+            };
             let fits = changed.map(|document| codec::decode::<T>(document.as_bytes())).transpose();
             fits.map_err(|source| {
                 unfit = Some(source);
