@@ -35,6 +35,11 @@ const AUTHENTICATION_FAILED: i32 = 18;
 const ATLAS_ERROR: i32 = 8000;
 
 pub(super) const DUPLICATE_KEY: i32 = 11000;
+pub(super) const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
+const WRITE_CONFLICT: i32 = 112;
+const SNAPSHOT_UNAVAILABLE: i32 = 246;
+/// The primary steps down, shuts down, or is another one.
+const NO_LONGER_PRIMARY: &[i32] = &[91, 189, 10058, 10107, 11600, 11602, 13435, 13436];
 pub(super) const MAX_TIME_EXPIRED: i32 = 50;
 /// Write-concern timeout. A mongos merges several such errors of its shards into this one.
 const WRITE_CONCERN_FAILED: i32 = 64;
@@ -122,17 +127,24 @@ pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
         return new(&what);
     }
     match kind {
-        StoreErrorKind::Unavailable if exceeded_time_limit(&error) => {
-            new("MongoDB did not finish in time: it is busy, or a transaction blocks the record")
-                .because(error)
-        }
-        StoreErrorKind::Unavailable => new(unreachable(&error)).because(error),
+        StoreErrorKind::Unavailable => new(not_done(&error)).because(error),
         // The server quotes the whole command, which must not get into the log.
         StoreErrorKind::Denied => new(&denied(&error)).because(match code(&error) {
             Some(code) => format!("server code {code}"),
             None => error.to_string(),
         }),
-        _ => new("MongoDB refused").because(error),
+        // The server quotes the values, which may be those of a session.
+        _ => match (code(&error), unique_index(&error)) {
+            (Some(code), Some((collection, index))) => {
+                new(&unique(collection, index)).because(format!("server code {code}"))
+            }
+            (Some(DOCUMENT_VALIDATION_FAILURE), _) => new(
+                "the validator of the collection refuses the record; set its `validationAction` to `warn`, or remove \
+                 it: the collection belongs to actix-doclock",
+            )
+            .because(error),
+            _ => new("MongoDB refused").because(error),
+        },
     }
 }
 
@@ -145,7 +157,32 @@ impl StoreError {
     }
 }
 
-/// Why no server was reached.
+/// Why the outcome is not known, or there is none yet.
+fn not_done(error: &Error) -> &'static str {
+    match code(error) {
+        None if ours::<Unacknowledged>(error).is_some() => NO_MAJORITY,
+        None => unreachable(error),
+        Some(MAX_TIME_EXPIRED) => {
+            "MongoDB did not finish in time: it is busy, or a transaction blocks the record"
+        }
+        Some(WRITE_CONCERN_FAILED) => NO_MAJORITY,
+        Some(DUPLICATE_KEY) => "another command has just made the record",
+        Some(WRITE_CONFLICT) => {
+            "other writes or transactions are changing the record at this moment"
+        }
+        Some(SNAPSHOT_UNAVAILABLE) => {
+            "a collection or one of its indexes was changed at this moment, so the transaction could not read it"
+        }
+        Some(code) if NO_LONGER_PRIMARY.contains(&code) => {
+            "the server is no longer the primary, or is being stopped; the next primary will answer"
+        }
+        Some(_) => "MongoDB did not carry it out at this moment",
+    }
+}
+
+const NO_MAJORITY: &str = "no majority has acknowledged the write in time; check the secondaries";
+
+/// Why no server has answered.
 fn unreachable(error: &Error) -> &'static str {
     let ErrorKind::ServerSelection { message, .. } = error.kind.as_ref() else {
         return "MongoDB cannot be reached, or its answer was lost";
@@ -158,6 +195,39 @@ fn unreachable(error: &Error) -> &'static str {
     } else {
         "no MongoDB server answers; check the network, and the hosts in the URI"
     }
+}
+
+/// The collection and the unique index that has refused a record, from `E11000 duplicate key error collection:
+/// shop.item.lock index: aid_1 dup key: …`. The rest of the text contains what people have typed.
+fn unique_index(error: &Error) -> Option<(&str, &str)> {
+    if code(error) != Some(DUPLICATE_KEY) {
+        return None;
+    }
+    let (_, collection) = said(error).split_once("collection: ")?;
+    let (collection, index) = collection.split_once(" index: ")?;
+    Some((collection, index.split(" dup key").next()?))
+}
+
+/// What to do about a unique index.
+fn unique(collection: &str, index: &str) -> String {
+    match index.split_once(" collation: ") {
+        Some(("_id_", _)) => format!(
+            "{collection} has a collation, by which different strings are the same `_id`, and another one of them is \
+             there already; copy it into a collection without a default collation"
+        ),
+        with_collation => {
+            let name = with_collation.map_or(index, |(name, _)| name);
+            format!(
+                "the unique index `{name}` of {collection} refuses the record; drop the index: two records may have \
+                 the same value"
+            )
+        }
+    }
+}
+
+/// True if two first upserts by one `_id` have met. Another unique index refuses the record for good.
+pub(super) fn is_duplicate_id(error: &Error) -> bool {
+    code(error) == Some(DUPLICATE_KEY) && unique_index(error).is_none_or(|(_, it)| it == "_id_")
 }
 
 /// The action that the server does not permit.
@@ -222,8 +292,8 @@ pub(super) fn kind(error: &Error) -> StoreErrorKind {
         _ => match code(error) {
             Some(code) if TRANSIENT.contains(&code) => StoreErrorKind::Unavailable,
             // Two first upserts by one `_id` have met. The second one finds the record when it is repeated; the server
-            // usually repeats it without our help. Guarded writes tell it from a unique index of the application.
-            Some(DUPLICATE_KEY) => StoreErrorKind::Unavailable,
+            // usually repeats it without our help.
+            Some(DUPLICATE_KEY) if is_duplicate_id(error) => StoreErrorKind::Unavailable,
             Some(code) if DENIED.contains(&code) => StoreErrorKind::Denied,
             Some(ATLAS_ERROR) if ["auth", "not allowed"].iter().any(|it| said(error).contains(it)) => {
                 StoreErrorKind::Denied
