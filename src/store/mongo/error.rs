@@ -24,8 +24,8 @@ pub(super) type Result<T, E = Error> = std::result::Result<T, E>;
 /// Server codes after which the same request may be sent again: failover and shutdown, lost
 /// connections, time limits, interruptions, and write conflicts.
 const TRANSIENT: &[i32] = &[
-    6, 7, 24, 43, 50, 64, 89, 91, 112, 133, 134, 175, 189, 202, 237, 251, 262, 290, 317, 358, 384,
-    462, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436,
+    6, 7, 24, 43, 50, 64, 89, 91, 112, 133, 134, 175, 189, 202, 237, 246, 251, 262, 290, 317, 358,
+    384, 462, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436,
 ];
 
 /// Not authorised, and authentication failed.
@@ -341,5 +341,58 @@ pub(super) fn code(error: &Error) -> Option<i32> {
         ErrorKind::Write(WriteFailure::WriteConcernError(e)) => Some(e.code),
         ErrorKind::Custom(_) => ours::<Refused>(error).map(|refused| refused.code),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(code: i32, message: &str) -> StoreError {
+        store_error("a test", Error::custom(Refused { code, message: message.to_owned() }))
+    }
+
+    #[test]
+    fn only_a_server_that_does_not_answer_cannot_be_reached() {
+        let reached = |error: &StoreError| !error.to_string().contains("cannot be reached");
+        for code in TRANSIENT {
+            let error = told(*code, "");
+            assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{code}");
+            assert!(reached(&error), "{code}: {error}");
+        }
+        let own = [
+            (WRITE_CONFLICT, "other writes"),
+            (SNAPSHOT_UNAVAILABLE, "was changed at this moment"),
+            (MAX_TIME_EXPIRED, "in time"),
+            (WRITE_CONCERN_FAILED, "no majority"),
+            (10107, "no longer the primary"),
+            (11600, "no longer the primary"),
+        ];
+        for (code, text) in own {
+            assert!(told(code, "").to_string().contains(text), "{code}: {}", told(code, ""));
+        }
+        let late = Error::custom(Unacknowledged { has_written: true, error: Bson::Null });
+        assert!(store_error("a test", late).to_string().contains("no majority"));
+        let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert!(!reached(&store_error("a test", Error::from(io))));
+    }
+
+    #[test]
+    fn a_duplicate_key_is_permanent_unless_it_is_the_id() {
+        const MET: &str = "E11000 duplicate key error collection: shop.item.lock index: ";
+        let of = |rest: &str| told(DUPLICATE_KEY, &format!("{MET}{rest}"));
+        let error = of(r#"_id_ dup key: { _id: "a index: x dup key" }"#);
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        for (rest, name) in [
+            (r#"aid_1 dup key: { aid: "secret" }"#, "`aid_1` of shop.item.lock"),
+            (r#"my index dup key: { aid: "secret index: _id_ dup key" }"#, "`my index`"),
+            (r#"_id_ collation: { locale: "en" } dup key: { _id: "0x37" }"#, "has a collation"),
+            (r#"aid_1 collation: { locale: "en" } dup key: { aid: "0x37" }"#, "`aid_1`"),
+        ] {
+            let error = of(rest);
+            assert_eq!(error.kind(), StoreErrorKind::Other, "{error}");
+            assert!(error.to_string().contains(name), "{error}");
+            assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+        }
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::rig::app::{TTL, eventually, put};
+use crate::rig::app::{TTL, eventually, put, with_deadline};
 use crate::rig::log::{count_logged, log_lines};
 use crate::rig::mongod::Mongod;
 use actix_doclock::{LockKey, Lockable, Named, Wait};
@@ -48,6 +48,27 @@ async fn a_strict_validator_on_locks_is_named_at_the_start_by_health_and_by_each
     assert!(problems(&app).await.contains("doclock.ended has a validator"));
     let error = refused_at_once(Instant::now(), &app, app.locks.end_session(&Aid::new()).await);
     assert!(error.to_string().contains("the validator of the collection"), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_of_the_server_is_not_told_as_no_answer() {
+    let server = Mongod::start_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let app = App::with(&database, with_deadline(Duration::from_secs(1))).await;
+    for (code, text) in [(112, "other writes"), (246, "was changed"), (24, "did not carry it out")]
+    {
+        let data = doc! { "failCommands": ["findAndModify"], "errorCode": code };
+        let on = doc! { "configureFailPoint": "failCommand", "mode": "alwaysOn", "data": data };
+        server.admin(on).await;
+        let refused = app.try_acquire(&key("a"), &Aid::new()).await;
+        // The deadline may come before the last answer.
+        let Err(LockError::Store(error)) = refused else { panic!("not refused: {refused:?}") };
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+        let told = error.to_string();
+        assert!(told.contains(text) || told.contains("within the deadline"), "{code}: {told}");
+        let off = doc! { "configureFailPoint": "failCommand", "mode": "off" };
+        server.admin(off).await;
+    }
 }
 
 /// No query of the store reads a whole collection without an index.
