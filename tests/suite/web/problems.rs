@@ -432,10 +432,8 @@ async fn a_page_that_needs_no_lock_is_served_while_there_is_no_primary() {
 #[actix_web::test]
 async fn a_document_of_a_similar_id_is_a_fault_that_the_log_explains_and_leaves_no_lock() {
     log_lines();
-    let database = crate::rig::fresh_database(
-        crate::rig::mongod::shared_replica_set().await.uri(),
-    )
-    .await;
+    let database =
+        crate::rig::fresh_database(crate::rig::mongod::shared_replica_set().await.uri()).await;
     let store = actix_doclock::MongoStore::new(&database);
     let locks = LockManager::builder(store).without_reaper().build().await.unwrap();
     locks.register::<Note>().await.unwrap();
