@@ -44,10 +44,29 @@ impl Flags {
     }
 }
 
+/// What comes of two applications in one database, and what to do.
+const OTHER_APPLICATION: &str = "it locks none of the same collections, so two applications share this database, and \
+    each is told of the sessions of the other and obeys its freezes; give each a name by `MongoStore::named`, or a \
+    database of its own";
+
 impl ServerNote {
+    /// True if the other server belongs to another application: both lock collections, but none in common.
+    #[must_use]
+    pub fn is_of_another_application(&self, other: &Self) -> bool {
+        // All applications may share the locks of jobs.
+        let types = |of: &Self| -> Vec<String> {
+            of.collections.keys().filter(|name| !name.starts_with("doclock.")).cloned().collect()
+        };
+        let (ours, theirs) = (types(self), types(other));
+        !ours.is_empty() && !theirs.is_empty() && !ours.iter().any(|name| theirs.contains(name))
+    }
+
     /// How the other server differs from this one, in words; `None` if the two agree.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Option<String> {
+        if self.is_of_another_application(other) {
+            return Some(OTHER_APPLICATION.to_owned());
+        }
         let mut differences = Vec::new();
         if self.version != other.version {
             differences.push(format!("version {} instead of {}", other.version, self.version));
@@ -127,5 +146,31 @@ mod tests {
             "version 1.1.0 instead of 1.0.0, a ttl of 90s instead of 60s, another session key, a type for \
              `news`, `page` FENCED instead of neither FENCED nor FAIR, no type for `user`"
         );
+    }
+    #[test]
+    fn servers_without_a_collection_in_common_are_two_applications() {
+        let note = |names: &[&str]| ServerNote {
+            id: Uuid::nil(),
+            name: "a".to_owned(),
+            version: "1.0.0".to_owned(),
+            ttl: Duration::from_secs(60),
+            collections: (names.iter())
+                .map(|name| ((*name).to_owned(), Flags::new(false, false)))
+                .collect(),
+            key: None,
+        };
+        for (ours, theirs, is_another) in [
+            (&["page"][..], &["order"][..], true),
+            (&["page", "doclock.named"], &["order", "doclock.named"], true),
+            (&["page", "user"], &["order", "user"], false),
+            // Servers that only run jobs, and servers that have not registered anything yet.
+            (&["page"], &["doclock.named"], false),
+            (&["page"], &[], false),
+        ] {
+            let (ours, theirs) = (note(ours), note(theirs));
+            assert_eq!(ours.is_of_another_application(&theirs), is_another, "{theirs:?}");
+            let difference = ours.difference(&theirs).unwrap();
+            assert_eq!(difference.contains("MongoStore::named"), is_another, "{difference}");
+        }
     }
 }

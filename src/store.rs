@@ -55,7 +55,7 @@ pub use memory::OnRecord;
 pub(crate) use mongo::Forget;
 #[cfg(feature = "_mongo")]
 pub use mongo::{
-    HeldLock, Index, MongoStore, Needs, Survey, Surveyed, TransactionError, WorkError,
+    Danger, HeldLock, Index, MongoStore, Needs, Survey, Surveyed, TransactionError, WorkError,
 };
 pub use outbox::{News, NewsId, Outbox, Settled};
 pub use pattern::Pattern;

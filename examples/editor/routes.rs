@@ -228,5 +228,5 @@ fn no_such_route() -> Problem {
 fn unreachable(error: BoxError) -> Problem {
     log::error!("{error}");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")
-        .detail("the database cannot be reached at the moment; try again")
+        .detail("the database gives no answer at the moment; try again")
 }

@@ -65,7 +65,7 @@ pub struct Health {
 ///   "problems": ["workitem.lock has no index on aid: restart a server, or create it"],
 ///   "store": { "reachable": true, "took_ms": 2, "error": null, "topology": "replica_set",
 ///     "writable": true, "majority_lag_ms": 0, "missing_indexes": { "workitem.lock": ["aid"] },
-///     "missing_privileges": {} },
+///     "dangers": {}, "missing_privileges": {} },
 ///   "collections": ["workitem"], "wakeups": { "workitem": "told" }, "waiting": 3, "guards": 1,
 ///   "event_streams": 12,
 ///   "panics": {}, "frozen": [], "servers": 3,
@@ -197,6 +197,9 @@ fn others(store: &StoreHealth, server: &Health) -> Vec<String> {
                 "{collection} has no index on {indexes}: restart a server, or create it"
             ));
         }
+        for (collection, dangers) in &status.dangers {
+            problems.extend(dangers.iter().map(|danger| format!("{collection} {danger}")));
+        }
         if status.topology == Topology::Standalone {
             problems.push(STANDALONE.to_owned());
         }
@@ -268,7 +271,7 @@ impl LockManager {
     ///
     /// It asks the store as a request would: with repetitions, until the
     /// [deadline](crate::LockManagerBuilder::deadline). So allow the probe a little more time than that.
-    /// On MongoDB this takes two commands, and one for each registered collection, all at the same time.
+    /// On MongoDB this takes a few commands, and one for each registered collection, all at the same time.
     /// It never fails: an outage is part of the answer. The answer contains no secrets, but a client that
     /// may ask without a limit can keep the database busy.
     ///

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Deref,
-    sync::{Arc, atomic::AtomicBool},
+    sync::Arc,
     time::Duration,
 };
 
@@ -32,6 +32,7 @@ macro_rules! verbs {
 }
 
 use self::{
+    absent::Absent,
     acquire::Seen,
     admission::{Admission, Shared},
     collection::primary,
@@ -39,7 +40,7 @@ use self::{
     send::Groups,
 };
 use crate::{
-    error::StoreErrorKind,
+    error::{StoreError, StoreErrorKind},
     key::LockKey,
     lock::{Aid, Lock, PageId},
     store::{
@@ -49,11 +50,13 @@ use crate::{
     },
 };
 
+mod absent;
 mod acquire;
 mod admission;
 pub(super) mod codec;
 mod collection;
 mod connect;
+mod danger;
 mod difference;
 mod documents;
 mod ends;
@@ -78,6 +81,7 @@ mod transaction;
 mod watch;
 mod write_many;
 
+pub use danger::Danger;
 pub(crate) use held_lock::Forget;
 pub use held_lock::HeldLock;
 pub use indexes::Index;
@@ -85,23 +89,25 @@ pub use needs::Needs;
 pub use survey::{Survey, Surveyed};
 pub use transaction::{TransactionError, WorkError};
 
-/// The collection of the freezes.
-const FROZEN: &str = "doclock.frozen";
-/// The collection of the notes.
-const SERVERS: &str = "doclock.server";
-/// The collection of ended sessions: one record each, kept for a day.
-const ENDED: &str = "doclock.ended";
+/// The kinds of collections that an application has of its own: [`MongoStore::own_collection`].
+const FROZEN: &str = "frozen";
+const SERVERS: &str = "server";
+/// Ended sessions: one record each, kept for a day.
+const ENDED: &str = "ended";
 const REMEMBER_ENDED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How many connections a client of the driver opens to a server, unless it is told otherwise.
+const DRIVERS_POOL: u32 = 10;
 
 /// How many guarded saves and transactions are under way at once, so that they never take all connections: while no
 /// majority follows the primary, each waits until its deadline. With the 64 writes on [single records](admission) these
-/// are 96, fewer than [`connect::POOL`].
+/// are 96, with the change streams 128, fewer than [`connect::POOL`].
 const SAVES: usize = 32;
 
 /// The store on MongoDB 4.4 or later.
 ///
 /// Locks of the collection `workitem` live in `workitem.lock` of the same database, ended sessions in
-/// `doclock.ended`. All writes are acknowledged by a majority, all reads go to the primary, and a lease
+/// `doclock.ended`. Applications that share a database have [names](Self::named). All writes are acknowledged by a majority, all reads go to the primary, and a lease
 /// is trusted only once it is majority-committed, whatever the URI says: with `w:1` a paused or lagging
 /// primary would grant one lock twice.
 ///
@@ -117,7 +123,13 @@ pub struct MongoStore {
 #[derive(Debug)]
 struct Inner {
     database: Database,
+    /// The name of the application, if it has one.
+    application: Option<String>,
     ended: Collection<Document>,
+    /// How many connections the client opens to a server.
+    connections: u32,
+    /// For the change streams.
+    watches: Arc<Semaphore>,
     /// The limits for the writes of all collections together.
     writes: Shared,
     saves: Semaphore,
@@ -138,11 +150,12 @@ struct Prepared {
     majority: Collection<Document>,
     documents: Collection<RawDocumentBuf>,
     rules: Rules,
+    /// True if this program only looks at the locks, so that nobody has told it the rules.
+    is_attached: bool,
     seen: Seen,
     admission: Admission,
     groups: Groups,
-    /// True if the log has said that the ids may have another type.
-    has_warned: AtomicBool,
+    absent: Absent,
 }
 
 /// A call of a verb on one collection. Each verb is a method in a file of its own.
@@ -174,9 +187,53 @@ impl MongoStore {
     /// deadline; see [`connect`](Self::connect).
     #[must_use]
     pub fn new(database: &Database) -> Self {
+        Self::of(database, None, DRIVERS_POOL)
+    }
+
+    /// Tells the store how many connections its client opens to a server: the `max_pool_size` of a client that the
+    /// application made itself. Without this, the store assumes the driver's default of 10. Each watched collection
+    /// takes one of them, and at most half of them are for that, at most 32: waiters and event streams of further
+    /// collections poll. Call it before the store is given to a manager.
+    #[must_use]
+    pub fn with_connections(self, max_pool_size: u32) -> Self {
+        Self::of(self.database(), self.inner.application.as_deref(), max_pool_size)
+    }
+
+    /// A store for one of several applications that share a database: the application keeps its ended sessions, freezes
+    /// and notes of servers in `doclock.NAME.ended`, `doclock.NAME.frozen` and `doclock.NAME.server`. Without names, each
+    /// application would hear of the sessions of the others, and obey their freezes. All servers of an application give
+    /// the same name. Call it before the store is given to a manager.
+    ///
+    /// ```no_run
+    /// # use actix_doclock::{MongoStore, StoreError};
+    /// # async fn start(uri: &str) -> Result<MongoStore, StoreError> {
+    /// MongoStore::connect(uri, "shop").await?.named("backoffice")
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If the name has other characters than `a` to `z`, digits, `-` and `_`, or more than 40 of them, or none.
+    pub fn named(self, application: &str) -> StoreResult<Self> {
+        let is_usual = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
+        if application.is_empty() || application.len() > 40 || !application.chars().all(is_usual) {
+            let message = format!(
+                "{application:?} cannot be the name of an application: write at most 40 small letters, digits, `-` and \
+                 `_`"
+            );
+            return Err(StoreError::new(StoreErrorKind::Other, message));
+        }
+        Ok(Self::of(self.database(), Some(application), self.inner.connections))
+    }
+
+    fn of(database: &Database, application: Option<&str>, connections: u32) -> Self {
+        let application = application.map(str::to_owned);
+        let ended = primary(database, &own_collection(application.as_deref(), ENDED));
         Self {
             inner: Arc::new(Inner {
-                ended: primary(database, ENDED),
+                ended,
+                application,
+                connections,
+                watches: Arc::new(Semaphore::new(watch::at_once(connections))),
                 database: database.clone(),
                 writes: Shared::new(),
                 saves: Semaphore::new(SAVES),
@@ -191,6 +248,13 @@ impl MongoStore {
     #[must_use]
     pub fn database(&self) -> &Database {
         &self.inner.database
+    }
+
+    /// The name of a collection that the [application](Self::named) has of its own: `kind` is `ended`, `frozen` or
+    /// `server`.
+    #[must_use]
+    pub fn own_collection(&self, kind: &str) -> String {
+        own_collection(self.inner.application.as_deref(), kind)
     }
 
     /// The kind of deployment. The server is asked only once.
@@ -213,6 +277,12 @@ impl MongoStore {
         Ok(!matches!(self.kind().await?, Topology::Standalone))
     }
 
+    /// The rules for which this collection was prepared.
+    fn rules_of(&self, collection: &str) -> Option<Rules> {
+        let collections = self.inner.collections.read();
+        collections.get(collection).filter(|it| !it.is_attached).map(|it| it.rules)
+    }
+
     fn call(&self, collection: &str, until: Deadline) -> Result<Call<'_>> {
         let collections = self.inner.collections.read();
         match collections.get(collection) {
@@ -222,6 +292,13 @@ impl MongoStore {
                 format!("the collection `{collection}` is not prepared: register its type"),
             )),
         }
+    }
+}
+
+fn own_collection(application: Option<&str>, kind: &str) -> String {
+    match application {
+        None => format!("doclock.{kind}"),
+        Some(name) => format!("doclock.{name}.{kind}"),
     }
 }
 

@@ -22,6 +22,9 @@ pub struct StoreStatus {
     /// The indexes that [`prepare`](crate::store::Locks::prepare) creates but that are missing now, by the
     /// name of the lock collection, such as `workitem.lock`.
     pub missing_indexes: BTreeMap<String, Vec<String>>,
+    /// What other programs or migrations have brought to a collection and its locks cannot live with, such as a unique
+    /// index, with what to do, by the name of the collection.
+    pub dangers: BTreeMap<String, Vec<String>>,
     /// The actions that the database user lacks, by the name of the collection. The privileges to create
     /// indexes are not included: another user may have created them.
     pub missing_privileges: BTreeMap<String, Vec<String>>,
@@ -31,8 +34,9 @@ impl StoreStatus {
     /// A status in which nothing is missing.
     #[must_use]
     pub fn new(topology: Topology, writable: bool) -> Self {
-        let (missing_indexes, missing_privileges) = Default::default();
-        Self { topology, writable, majority_lag: None, missing_indexes, missing_privileges }
+        let (missing_indexes, missing_privileges, dangers) = Default::default();
+        let majority_lag = None;
+        Self { topology, writable, majority_lag, missing_indexes, dangers, missing_privileges }
     }
 }
 

@@ -219,7 +219,7 @@ impl From<&LockError> for Problem {
                 ) =>
             {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")
-                    .detail("the database cannot be reached at the moment; try again")
+                    .detail("the database gives no answer at the moment; try again")
                     .retry_after(STORE_MAY_BE_BACK_AFTER)
             }
             LockError::Store(_) | LockError::Document { .. } | LockError::Misconfigured(_) => {

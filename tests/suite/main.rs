@@ -21,6 +21,7 @@ mod examples;
 mod foreign;
 mod freeze;
 mod guarantees;
+mod leftovers;
 mod links;
 mod lost;
 mod lost_replies;

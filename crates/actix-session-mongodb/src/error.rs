@@ -6,17 +6,20 @@ use actix_web::{
 };
 use mongodb::error::{ErrorKind, WriteFailure};
 
+use crate::indexes::Unfit;
+
 /// The error of a hook.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 const BACK_AFTER_SECONDS: u32 = 2;
 
 /// Server codes after which the same command may be sent again: failover and shutdown, lost connections, time limits,
-/// interruptions, write conflicts, and two upserts of one record that have met.
+/// interruptions, and write conflicts.
 const TRANSIENT: &[i32] = &[
     6, 7, 24, 43, 50, 64, 89, 91, 112, 133, 134, 175, 189, 202, 237, 251, 262, 290, 317, 358, 384,
-    462, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 11000,
+    462, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436,
 ];
+const DUPLICATE_KEY: i32 = 11000;
 const UNAUTHORIZED: i32 = 13;
 const NAMESPACE_NOT_FOUND: i32 = 26;
 
@@ -36,9 +39,23 @@ impl Error {
     }
 
     pub(crate) fn of_driver(doing: &str, source: mongodb::error::Error) -> Self {
-        if code(&source) == Some(UNAUTHORIZED) {
+        if let ErrorKind::Custom(ours) = source.kind.as_ref()
+            && let Some(unfit) = ours.downcast_ref::<Unfit>()
+        {
+            return Self::new(doing, unfit.to_string());
+        }
+        if is_denied(&source) {
             // The server quotes the whole command, which must not get into the log.
             return Self::new(doing, "the database user lacks a privilege");
+        }
+        if code(&source) == Some(DUPLICATE_KEY)
+            && !is_transient(&source)
+            && let Some(index) = unique_index(said(&source))
+        {
+            let why = format!(
+                "the unique index `{index}` of the collection refuses the session: drop the index"
+            );
+            return Self::new(doing, why);
         }
         Self { is_outage: is_transient(&source), ..Self::new(doing, source) }
     }
@@ -85,16 +102,38 @@ pub(crate) fn is_transient(error: &mongodb::error::Error) -> bool {
         _ => {
             LABELS.iter().any(|label| error.contains_label(label))
                 || code(error).is_some_and(|code| TRANSIENT.contains(&code))
+                // Two upserts of one record have met. Any other unique index refuses the record for good.
+                || code(error) == Some(DUPLICATE_KEY) && said(error).contains(" index: _id_ ")
         }
     }
 }
 
 fn code(error: &mongodb::error::Error) -> Option<i32> {
+    refused(error).map(|(code, _)| code)
+}
+
+fn said(error: &mongodb::error::Error) -> &str {
+    refused(error).map_or("", |(_, message)| message)
+}
+
+/// The server's code and message.
+fn refused(error: &mongodb::error::Error) -> Option<(i32, &str)> {
     match error.kind.as_ref() {
-        ErrorKind::Command(e) => Some(e.code),
-        ErrorKind::Write(WriteFailure::WriteError(e)) => Some(e.code),
+        ErrorKind::Command(e) => Some((e.code, &e.message)),
+        ErrorKind::Write(WriteFailure::WriteError(e)) => Some((e.code, &e.message)),
         _ => None,
     }
+}
+
+/// The name of the unique index that has refused a record, from `E11000 duplicate key error collection: shop.session
+/// index: user_1 dup key: …`. The rest of the text contains what people have typed.
+fn unique_index(said: &str) -> Option<&str> {
+    let (_, index) = said.split_once(" index: ")?;
+    index.split(" dup key").next()?.split(" collation:").next()
+}
+
+pub(crate) fn is_denied(error: &mongodb::error::Error) -> bool {
+    code(error) == Some(UNAUTHORIZED)
 }
 
 pub(crate) fn is_no_such_collection(error: &mongodb::error::Error) -> bool {

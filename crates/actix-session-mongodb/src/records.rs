@@ -8,13 +8,10 @@ use std::{
 
 use futures_util::TryStreamExt;
 use mongodb::{
-    Collection, Database, IndexModel,
+    Collection, Database,
     bson::{Binary, Bson, DateTime, Document as Record, doc, spec::BinarySubtype},
     error::Result,
-    options::{
-        CollectionOptions, IndexOptions, ReadConcern, ReadPreference, SelectionCriteria,
-        WriteConcern,
-    },
+    options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -22,33 +19,17 @@ use uuid::Uuid;
 use crate::{
     change::{Change, Fact, State},
     end::{EndReason, SessionEnd},
-    error::is_no_such_collection,
-    pipeline,
+    indexes, pipeline,
 };
 
-/// The actions that the database user needs on the collection. The last one only creates the indexes.
+/// The actions that the database user needs on the collection. The last one only creates the indexes. An index
+/// that another program has made and that must be corrected needs `collMod`, too.
 pub const ACTIONS: &[&str] = &["find", "insert", "update", "listIndexes", "createIndex"];
 
-/// How long the note of an ended session stays, and a session whose end nobody has noticed.
-const REMEMBERED: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest wait for a majority, so that no request waits forever while replication stands still.
 const WRITE_CONCERN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long other sweeps leave a session alone that one sweep has taken.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
-
-/// The indexes of the collection: the TTL index on `expires`, and partial indexes for the queries.
-#[must_use]
-pub fn indexes() -> Vec<IndexModel> {
-    let index = |field: &str, options| {
-        IndexModel::builder().keys(doc! { field: 1 }).options(options).build()
-    };
-    let partial = |field: &str| {
-        let filter = doc! { field: { "$exists": true } };
-        index(field, IndexOptions::builder().partial_filter_expression(filter).build())
-    };
-    let expires = index("expires", IndexOptions::builder().expire_after(REMEMBERED).build());
-    vec![expires, partial("due"), partial("by"), partial("aid"), partial("user")]
-}
 
 /// The result of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,18 +88,8 @@ impl Records {
         Self { collection: database.collection_with_options(name, options), absolute }
     }
 
-    /// Creates the indexes that are missing. A user who may not create any can use a complete collection.
     pub(crate) async fn prepare(&self) -> Result<()> {
-        let existing = match self.collection.list_index_names().await {
-            Err(e) if is_no_such_collection(&e) => Vec::new(),
-            existing => existing?,
-        };
-        let name = |index: &IndexModel| index.keys.keys().next().map(|field| format!("{field}_1"));
-        let is_missing = |index: &IndexModel| name(index).is_none_or(|it| !existing.contains(&it));
-        for index in indexes().into_iter().filter(is_missing) {
-            self.collection.create_index(index).await?;
-        }
-        Ok(())
+        indexes::prepare(&self.collection).await
     }
 
     pub(crate) async fn load(&self, key: &str) -> Result<Option<State>> {

@@ -9,7 +9,7 @@ use actix_doclock::{
 };
 use mongodb::{
     Database, Namespace,
-    bson::{Document, doc},
+    bson::{Bson, Document, doc},
     error::Result as MongoResult,
     options::{ReadPreference, SelectionCriteria},
 };
@@ -29,8 +29,8 @@ pub use finding::{Finding, Severity};
 pub const SESSIONS: &str = "doclock.session";
 
 /// Looks for dangers to the locks of these collections: the kind of deployment, the write concern of the URI, a
-/// majority that does not follow, missing indexes, a TTL index that differs from `ttl` or from the locks that are
-/// held, the collection of web sessions if there is one, servers that disagree, servers whose clocks differ, missing
+/// majority that does not follow, missing indexes, indexes and options that others have brought and that lose or refuse
+/// locks, a TTL index that differs from `ttl` or from the locks that are held, the collection of web sessions if there is one, servers that disagree, servers whose clocks differ, missing
 /// privileges of the database user, and the sharding of the lock collections. The worst finding comes first; an empty
 /// list means that nothing is wrong.
 ///
@@ -89,10 +89,13 @@ async fn look_over(
     let namespace = |it: &Surveyed| Namespace::new(database.name(), &it.needs.collection);
     for it in &survey.collections {
         findings.extend(privilege::finding(survey.user.as_ref(), &namespace(it), &it.lacks));
+        let danger = |danger| index::danger(&namespace(it), danger, &it.needs.indexes);
+        findings.extend(it.dangers.iter().map(danger));
     }
     let foreign_ttl = ttl.unwrap_or(DEFAULT_TTL);
     findings
         .extend(clock::findings(database, &hello, topology, foreign_ttl).await.map_err(failed)?);
+    findings.extend(store.too_few_connections(collections.len()).map(topology::connections));
     if collections.is_empty() {
         findings.push(index::no_collections(database.name()));
     }
@@ -119,6 +122,7 @@ async fn look_over(
 /// The needs of a collection of web sessions.
 pub fn sessions(collection: &str) -> Needs {
     Needs::new(collection, actix_session_mongodb::ACTIONS, actix_session_mongodb::indexes())
+        .with_dates(actix_session_mongodb::DATES)
 }
 
 fn is_of_sessions(needs: &Needs) -> bool {
@@ -130,7 +134,9 @@ async fn longest_held(database: &Database, locks: &Namespace) -> MongoResult<Opt
     let expires = doc! { "$add": ["$ts", "$ttl"] };
     let is_dated = doc! { "$eq": [{ "$type": "$ts" }, "date"] };
     let is_live = doc! { "$and": [is_dated, { "$gt": [expires, "$$NOW"] }] };
-    let live = doc! { "ttl": { "$type": "number", "$gt": 0 }, "$expr": is_live };
+    // By the index on `_id`: with `notablescan` the server reads no whole collection without one.
+    let all = doc! { "$gte": Bson::MinKey };
+    let live = doc! { "_id": all, "ttl": { "$type": "number", "$gt": 0 }, "$expr": is_live };
     let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
     let locks = database.collection::<Document>(&locks.coll);
     let longest = locks.find_one(live).sort(doc! { "ttl": -1 }).selection_criteria(primary);

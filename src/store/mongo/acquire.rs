@@ -20,9 +20,9 @@ use crate::{
             Call,
             codec::documents,
             error::{
-                DUPLICATE_KEY, Result, code, exceeded_time_limit, failure, is_not_sent, unavailable,
+                Result, exceeded_time_limit, failure, is_duplicate_id, is_not_sent, unavailable,
             },
-            record::{Fetched, by_id, in_our_time, presentable, token_in},
+            record::{Fetched, by_id, exactly, in_our_time, presentable, token_in},
             send::{LIMIT, Take, acknowledged, refusals, run, upserted},
         },
     },
@@ -118,7 +118,7 @@ impl Call<'_> {
     // error, or no reply → each claim is repeated, and recognises its grant.
     async fn take_together(&self, jobs: &[Take]) -> Result<Vec<Result<Option<Document>>>> {
         let statement = |Take { id, update, .. }: &Take| {
-            doc! { "q": by_id(id), "u": update.clone(), "upsert": true }
+            exactly(doc! { "q": by_id(id), "u": update.clone(), "upsert": true }, "q")
         };
         let updates: Vec<_> = jobs.iter().map(statement).collect();
         let command = doc! { "update": self.primary.name(), "updates": updates, "ordered": false };
@@ -128,7 +128,7 @@ impl Call<'_> {
         let ids: Vec<_> = new.iter().filter_map(|n| Some(&jobs.get(*n)?.id)).collect();
         let mut records = self.records(&ids).await?;
         let taken = jobs.iter().enumerate().map(|(n, job)| match refused.remove(&n) {
-            Some(e) if code(&e) == Some(DUPLICATE_KEY) => Ok(None),
+            Some(e) if is_duplicate_id(&e) => Ok(None),
             Some(e) => Err(e),
             None if !new.contains(&n) => Ok(None),
             None => match records.remove(&job.id) {

@@ -29,6 +29,7 @@ use crate::{
         Call, Prepared,
         error::{Result, exceeded_time_limit, not_sent, unavailable},
         group::{Gate, Slot, UNANSWERED},
+        record::exactly,
         send::{Write, acknowledged, run, write},
     },
 };
@@ -187,6 +188,7 @@ impl Call<'_> {
         if let Some(fields) = fields {
             command.insert("fields", fields);
         }
+        let command = exactly(command, "query");
         let limit = admitted.limit;
         let mut reply = admitted.send(run(&self.primary, command, limit)).await?;
         let record = match reply.remove("value") {

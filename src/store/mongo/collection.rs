@@ -1,8 +1,7 @@
 //! The collections of a store: prepared, or opened as they are.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::Arc;
 
-use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
     bson::{Bson, doc},
@@ -16,8 +15,10 @@ use crate::{
         DEFAULT_TTL, Pattern, Rules, StoreResult,
         mongo::{
             Inner, MongoStore, Prepared,
+            absent::Absent,
             acquire::Seen,
             admission::Admission,
+            danger,
             error::{Doing, Result, failure, is_denied},
             indexes::{self, Index},
             needs::Needs,
@@ -54,45 +55,48 @@ pub(super) async fn prepare(
 ) -> StoreResult<()> {
     let Inner { database, ended, .. } = &*store.inner;
     store.has_transactions().await.doing(|| "asking the server for its kind")?;
-    if rules.text_ids {
-        refuse_collation(database, collection)
-            .await
-            .doing(|| format!("looking at the collation of {collection}"))?;
-    }
+    let looked = refuse_options(database, collection, rules).await;
+    looked.doing(|| format!("looking at the options of {collection}"))?;
     let locks = primary(database, &format!("{collection}.lock"));
-    indexes::ensure_of_locks(&locks, &Needs::of_locks(collection, rules).indexes, rules).await?;
-    indexes::ensure(ended, &Needs::of_ended().indexes).await?;
-    store.add(collection, *rules);
+    indexes::ensure_of_locks(&locks, &Needs::of_locks(collection, rules), rules).await?;
+    indexes::ensure(ended, &Needs::of_ended(ended.name())).await?;
+    store.add(collection, *rules, false);
+    let registered = store.inner.collections.read().len();
+    // Said once, with the first one that is too many.
+    if let Some(danger) = store.too_few_connections(registered)
+        && store.too_few_connections(registered - 1).is_none()
+    {
+        log::warn!(target: "actix_doclock::store", "{danger}");
+    }
     Ok(())
 }
 
 /// Refuses a collection in which `Home` and `home` are the same document. To this crate they are two
-/// keys, so one document could get two locks.
-async fn refuse_collation(database: &Database, collection: &str) -> Result<()> {
-    let both = doc! { "name": { "$in": [collection, format!("{collection}.lock")] } };
-    let found =
-        async { database.list_collections().filter(both).await?.try_collect::<Vec<_>>().await };
-    let found = match found.await {
+/// keys, so one document could get two locks. Warns of a validator, which may refuse locks.
+async fn refuse_options(database: &Database, collection: &str, rules: &Rules) -> Result<()> {
+    let locks = format!("{collection}.lock");
+    let found = match danger::options(database, &[collection, &locks]).await {
         Err(e) if is_denied(&e) => {
-            log::warn!(
-                target: "actix_doclock::store",
-                "cannot check whether {collection} has a collation: give the database user the action \
-                 listCollections. With a case-insensitive collation, one document could get two locks",
-            );
+            if rules.text_ids {
+                log::warn!(
+                    target: "actix_doclock::store",
+                    "cannot check whether {collection} has a collation: give the database user the action \
+                     listCollections. With a case-insensitive collation, one document could get two locks",
+                );
+            }
             return Ok(());
         }
         found => found?,
     };
-    let collation = found.into_iter().find_map(|it| Some((it.name, it.options.collation?)));
-    collation.map_or(Ok(()), |(name, collation)| {
-        let what = format!(
-            "{name} has the collation `{}`, which treats different strings as the same `_id`, so that one \
-             document would get several locks: copy it into a collection without a default collation, and \
-             give the collation to the queries and indexes that need it",
-            collation.locale,
-        );
-        Err(failure(StoreErrorKind::Other, what))
-    })
+    for (name, options) in found {
+        for danger in danger::of_options(&name, &options, name == locks, rules.text_ids) {
+            if danger.is_refused {
+                return Err(failure(StoreErrorKind::Other, danger.to_string()));
+            }
+            log::warn!(target: "actix_doclock::store", "{danger}");
+        }
+    }
+    Ok(())
 }
 
 /// The collections that this pattern covers, sorted.
@@ -133,7 +137,7 @@ fn literally(text: &str) -> String {
 }
 
 impl MongoStore {
-    fn add(&self, collection: &str, rules: Rules) {
+    fn add(&self, collection: &str, rules: Rules, is_attached: bool) {
         let Inner { database, writes, .. } = &*self.inner;
         let locks = format!("{collection}.lock");
         let prepared = Prepared {
@@ -141,10 +145,11 @@ impl MongoStore {
             majority: open(database, &locks, ReadConcern::majority()),
             documents: primary(database, collection),
             rules,
+            is_attached,
             seen: Seen::new(),
             admission: Admission::new(writes.clone()),
             groups: Groups::default(),
-            has_warned: AtomicBool::default(),
+            absent: Absent::default(),
         };
         let mut all = self.inner.collections.write();
         all.insert(collection.to_owned(), Arc::new(prepared));
@@ -177,7 +182,7 @@ impl MongoStore {
         if existing.is_empty() {
             return Ok(None);
         }
-        let expiring = existing.iter().find(|it| it.field == "ts" && it.expires_after.is_some());
+        let expiring = Index::of_expiry(&existing);
         let ttl = expiring.and_then(|index| index.expires_after);
         let mut rules = Rules::new(ttl.unwrap_or(DEFAULT_TTL));
         rules.fenced = expiring.is_some_and(Index::is_of_fenced);
@@ -185,7 +190,7 @@ impl MongoStore {
         // than its lock, and a removal must leave the rest. If the collection is not fair, this caution
         // costs nothing.
         rules.fair = true;
-        self.add(collection, rules);
+        self.add(collection, rules, true);
         Ok(Some(rules))
     }
 }

@@ -23,10 +23,10 @@ use crate::{
 /// request can be retried and fails with an error of ours, not with a time-out of the driver.
 const SERVER_SELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Connections to each member, opened as needed. More than all writes that are under way at once: at most 96 on single
-/// records and in saves, and a few for many records. So reads find a connection, also while no majority acknowledges a
-/// write.
-pub(super) const POOL: u32 = 128;
+/// Connections to each member, opened as needed. More than all change streams, at most 32, and all writes that are under
+/// way at once: at most 96 on single records and in saves, and a few for many records. So reads find a connection, also
+/// while no majority acknowledges a write.
+pub(super) const POOL: u32 = 160;
 
 /// How long to wait for an election, which takes 12 s by default.
 const ELECTION: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ impl MongoStore {
     ///
     /// Call it in `main`, not in the application factory: the driver lives on the runtime on which it
     /// was created. If the URI sets no time-outs, server selection gives up after 3 s and connecting
-    /// after 2 s. If the URI sets no `maxPoolSize`, the pool has at most 128 connections.
+    /// after 2 s. If the URI sets no `maxPoolSize`, the pool has at most 160 connections.
     ///
     /// # Errors
     /// If the URI is malformed, or no server answers within the server selection time-out, or no primary in time.
@@ -72,10 +72,14 @@ impl MongoStore {
         let mut options = ClientOptions::parse(uri).await.map_err(malformed)?;
         options.server_selection_timeout.get_or_insert(SERVER_SELECTION_TIMEOUT);
         options.connect_timeout.get_or_insert(CONNECT_TIMEOUT);
-        options.max_pool_size.get_or_insert(POOL);
+        // To the driver, 0 is no limit.
+        let pool = match *options.max_pool_size.get_or_insert(POOL) {
+            0 => POOL,
+            pool => pool,
+        };
         options.app_name.get_or_insert_with(|| "actix-doclock".to_owned());
         let client = Client::with_options(options).map_err(malformed)?;
-        let store = Self::new(&client.database(database));
+        let store = Self::new(&client.database(database)).with_connections(pool);
         let until = Instant::now() + ELECTION;
         let ask =
             async || store.has_transactions().await.doing(|| "asking the server for its kind");

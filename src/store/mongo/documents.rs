@@ -2,15 +2,14 @@
 
 use std::{
     fmt::Display,
-    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
 use mongodb::{
     Client, ClientSession,
-    bson::{Document, RawDocumentBuf, doc, oid::ObjectId},
+    bson::{Document, RawDocumentBuf, doc},
     error::{Error, UNKNOWN_TRANSACTION_COMMIT_RESULT},
-    options::{ReadConcern, WriteConcern},
+    options::{ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
 use tokio::{
     sync::SemaphorePermit,
@@ -28,16 +27,18 @@ use crate::{
         mongo::{
             Call, MongoStore, codec,
             difference::{self, Difference},
-            error::{DUPLICATE_KEY, Result, code, failure, not_sent, store_error, unavailable},
+            error::{
+                DOCUMENT_VALIDATION_FAILURE, DUPLICATE_KEY, Result, code, failure, not_sent,
+                store_error, unavailable,
+            },
             grant::{Target, and_live, renewed_exclusive},
-            record::by_id,
+            record::{Exactly, by_id},
             send::Write,
         },
     },
 };
 
 const IMMUTABLE_FIELD: i32 = 66;
-const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
 /// The document would be larger than 16 MiB: the two codes for before and after the update.
 const TOO_LARGE: [i32; 2] = [10334, 17419];
 
@@ -68,39 +69,18 @@ impl Documents for MongoStore {
 impl Call<'_> {
     async fn load(&self, key: &LockKey) -> Result<Option<StoredDocument>> {
         let found = self.documents.find_one(by_id(key.id()));
+        let found = found.exactly([key.id()]);
         let found = found.max_time(self.until.read_limit()).await?;
         if found.is_none() {
-            self.warn_of_twin(key).await;
+            self.explain_absence(key).await?;
         }
         Ok(found.map(|raw| StoredDocument::from_bytes(Format::Bson, raw.into_bytes())))
     }
 
     async fn exists(&self, id: &LockId) -> Result<bool> {
         let found = self.documents.find_one(by_id(id)).projection(doc! { "_id": 1 });
+        let found = found.exactly([id]);
         Ok(found.max_time(self.until.read_limit()).await?.is_some())
-    }
-
-    /// If there is a document whose id has the same text, but another type, perhaps the Rust type of the ids
-    /// is wrong, and no document would ever be found. The log says so once.
-    async fn warn_of_twin(&self, key: &LockKey) {
-        let (twin, is) = match key.id() {
-            LockId::ObjectId(_) => (LockId::String(key.id().to_string()), "a string"),
-            LockId::String(text) => match ObjectId::parse_str(text) {
-                Ok(id) => (id.into(), "an ObjectId"),
-                Err(_) => return,
-            },
-            _ => return,
-        };
-        if !self.has_warned.load(Relaxed)
-            && let Ok(true) = self.exists(&twin).await
-            && !self.has_warned.swap(true, Relaxed)
-        {
-            log::warn!(
-                target: "actix_doclock::store",
-                "there is no {key:?}, but a document of the same text whose `_id` is {is}: if all are \
-                 like that, correct `type Id` of the Rust type",
-            );
-        }
     }
 
     async fn save(&self, held: &Acquisition, edit: &Edit) -> Result<Saved> {
@@ -159,6 +139,7 @@ impl Call<'_> {
         held: &Acquisition,
     ) -> Result<bool> {
         let touched = self.primary.update_one(self.live(held), self.touched());
+        let touched = touched.exactly([held.key.id()]);
         Ok(touched.session(session).await?.matched_count > 0)
     }
 }
@@ -246,9 +227,11 @@ impl Save<'_> {
         if_unchanged: bool,
     ) -> Result<Option<Saved>> {
         let (documents, mut filter) = (&self.call.documents, by_id(self.held.key.id()));
+        let exact = [self.held.key.id()];
         let count = match self.edit {
             Edit::Changes(changes) => {
                 let now = documents.find_one(filter.clone()).max_time(self.call.until.read_limit());
+                let now = now.exactly(exact);
                 let now = now.session(&mut *session).await?;
                 let Some(now) = now else { return Ok(Some(Saved::DocumentGone)) };
                 let now = StoredDocument::from_bytes(Format::Bson, now.into_bytes());
@@ -263,10 +246,12 @@ impl Save<'_> {
                 let updated = match difference {
                     Difference::Nothing => return Ok(Some(Saved::Saved)),
                     Difference::Fields(update) => {
-                        documents.update_one(filter, update).session(session).await?
+                        let updated = documents.update_one(filter, update).exactly(exact);
+                        updated.session(session).await?
                     }
                     Difference::Whole(after) => {
-                        documents.replace_one(filter, after).session(session).await?
+                        let replaced = documents.replace_one(filter, after).exactly(exact);
+                        replaced.session(session).await?
                     }
                 };
                 if if_unchanged && updated.matched_count == 0 {
@@ -278,9 +263,13 @@ impl Save<'_> {
                 documents.insert_one(raw(document)?).session(session).await?;
                 1
             }
-            Edit::Deletion => documents.delete_one(filter).session(session).await?.deleted_count,
+            Edit::Deletion => {
+                let deleted = documents.delete_one(filter).exactly(exact);
+                deleted.session(session).await?.deleted_count
+            }
             Edit::Replacement(document) => {
                 let replaced = documents.replace_one(filter, raw(document)?);
+                let replaced = replaced.exactly(exact);
                 replaced.session(session).await?.matched_count
             }
         };
@@ -327,6 +316,8 @@ pub(super) async fn begin(client: &Client, until: Deadline) -> Result<ClientSess
         .start_transaction()
         .read_concern(ReadConcern::snapshot())
         .write_concern(WriteConcern::majority())
+        // Otherwise it has the read preference of the client, and only `primary` may read in a transaction.
+        .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
         .max_commit_time(until.read_limit())
         .await?;
     Ok(session)

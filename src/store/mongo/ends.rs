@@ -48,7 +48,6 @@ use std::{
 use futures_util::future::try_join_all;
 use mongodb::{
     bson::{Bson, Document as Record, doc},
-    error::Error,
     options::ReturnDocument,
 };
 use uuid::Uuid;
@@ -62,7 +61,7 @@ use crate::{
         mongo::{
             Call, MongoStore,
             codec::{documents, is, millis},
-            error::{DUPLICATE_KEY, Result, code},
+            error::{Result, is_duplicate_id},
             release::Grants,
             send::{self, LIMIT, Write, refusals, rows, run},
         },
@@ -239,8 +238,7 @@ impl Ends<'_> {
         let reply = run(ended, command, self.until.read_limit()).await?;
         send::acknowledged(&reply, false)?;
         // Two servers claimed the same session at the same moment: it belongs to the other one.
-        let is_claimed = |e: &Error| code(e) == Some(DUPLICATE_KEY);
-        refusals(&reply).into_values().find(|e| !is_claimed(e)).map_or(Ok(()), Err)
+        refusals(&reply).into_values().find(|e| !is_duplicate_id(e)).map_or(Ok(()), Err)
     }
 
     fn by(&self) -> String {

@@ -24,8 +24,8 @@ pub(super) type Result<T, E = Error> = std::result::Result<T, E>;
 /// Server codes after which the same request may be sent again: failover and shutdown, lost
 /// connections, time limits, interruptions, and write conflicts.
 const TRANSIENT: &[i32] = &[
-    6, 7, 24, 43, 50, 64, 89, 91, 112, 133, 134, 175, 189, 202, 237, 251, 262, 290, 317, 358, 384,
-    462, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436,
+    6, 7, 24, 43, 50, 64, 89, 91, 112, 133, 134, 175, 189, 202, 237, 246, 251, 262, 290, 317, 358,
+    384, 462, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436,
 ];
 
 /// Not authorised, and authentication failed.
@@ -35,6 +35,11 @@ const AUTHENTICATION_FAILED: i32 = 18;
 const ATLAS_ERROR: i32 = 8000;
 
 pub(super) const DUPLICATE_KEY: i32 = 11000;
+pub(super) const DOCUMENT_VALIDATION_FAILURE: i32 = 121;
+const WRITE_CONFLICT: i32 = 112;
+const SNAPSHOT_UNAVAILABLE: i32 = 246;
+/// The primary steps down, shuts down, or is another one.
+const NO_LONGER_PRIMARY: &[i32] = &[91, 189, 10058, 10107, 11600, 11602, 13435, 13436];
 pub(super) const MAX_TIME_EXPIRED: i32 = 50;
 /// Write-concern timeout. A mongos merges several such errors of its shards into this one.
 const WRITE_CONCERN_FAILED: i32 = 64;
@@ -122,17 +127,24 @@ pub(super) fn store_error(doing: impl Display, error: Error) -> StoreError {
         return new(&what);
     }
     match kind {
-        StoreErrorKind::Unavailable if exceeded_time_limit(&error) => {
-            new("MongoDB did not finish in time: it is busy, or a transaction blocks the record")
-                .because(error)
-        }
-        StoreErrorKind::Unavailable => new(unreachable(&error)).because(error),
+        StoreErrorKind::Unavailable => new(not_done(&error)).because(error),
         // The server quotes the whole command, which must not get into the log.
         StoreErrorKind::Denied => new(&denied(&error)).because(match code(&error) {
             Some(code) => format!("server code {code}"),
             None => error.to_string(),
         }),
-        _ => new("MongoDB refused").because(error),
+        // The server quotes the values, which may be those of a session.
+        _ => match (code(&error), unique_index(&error)) {
+            (Some(code), Some((collection, index))) => {
+                new(&unique(collection, index)).because(format!("server code {code}"))
+            }
+            (Some(DOCUMENT_VALIDATION_FAILURE), _) => new(
+                "the validator of the collection refuses the record; set its `validationAction` to `warn`, or remove \
+                 it: the collection belongs to actix-doclock",
+            )
+            .because(error),
+            _ => new("MongoDB refused").because(error),
+        },
     }
 }
 
@@ -145,7 +157,32 @@ impl StoreError {
     }
 }
 
-/// Why no server was reached.
+/// Why the outcome is not known, or there is none yet.
+fn not_done(error: &Error) -> &'static str {
+    match code(error) {
+        None if ours::<Unacknowledged>(error).is_some() => NO_MAJORITY,
+        None => unreachable(error),
+        Some(MAX_TIME_EXPIRED) => {
+            "MongoDB did not finish in time: it is busy, or a transaction blocks the record"
+        }
+        Some(WRITE_CONCERN_FAILED) => NO_MAJORITY,
+        Some(DUPLICATE_KEY) => "another command has just made the record",
+        Some(WRITE_CONFLICT) => {
+            "other writes or transactions are changing the record at this moment"
+        }
+        Some(SNAPSHOT_UNAVAILABLE) => {
+            "a collection or one of its indexes was changed at this moment, so the transaction could not read it"
+        }
+        Some(code) if NO_LONGER_PRIMARY.contains(&code) => {
+            "the server is no longer the primary, or is being stopped; the next primary will answer"
+        }
+        Some(_) => "MongoDB did not carry it out at this moment",
+    }
+}
+
+const NO_MAJORITY: &str = "no majority has acknowledged the write in time; check the secondaries";
+
+/// Why no server has answered.
 fn unreachable(error: &Error) -> &'static str {
     let ErrorKind::ServerSelection { message, .. } = error.kind.as_ref() else {
         return "MongoDB cannot be reached, or its answer was lost";
@@ -158,6 +195,39 @@ fn unreachable(error: &Error) -> &'static str {
     } else {
         "no MongoDB server answers; check the network, and the hosts in the URI"
     }
+}
+
+/// The collection and the unique index that has refused a record, from `E11000 duplicate key error collection:
+/// shop.item.lock index: aid_1 dup key: …`. The rest of the text contains what people have typed.
+fn unique_index(error: &Error) -> Option<(&str, &str)> {
+    if code(error) != Some(DUPLICATE_KEY) {
+        return None;
+    }
+    let (_, collection) = said(error).split_once("collection: ")?;
+    let (collection, index) = collection.split_once(" index: ")?;
+    Some((collection, index.split(" dup key").next()?))
+}
+
+/// What to do about a unique index.
+fn unique(collection: &str, index: &str) -> String {
+    match index.split_once(" collation: ") {
+        Some(("_id_", _)) => format!(
+            "{collection} has a collation, by which different strings are the same `_id`, and another one of them is \
+             there already; copy it into a collection without a default collation"
+        ),
+        with_collation => {
+            let name = with_collation.map_or(index, |(name, _)| name);
+            format!(
+                "the unique index `{name}` of {collection} refuses the record; drop the index: two records may have \
+                 the same value"
+            )
+        }
+    }
+}
+
+/// True if two first upserts by one `_id` have met. Another unique index refuses the record for good.
+pub(super) fn is_duplicate_id(error: &Error) -> bool {
+    code(error) == Some(DUPLICATE_KEY) && unique_index(error).is_none_or(|(_, it)| it == "_id_")
 }
 
 /// The action that the server does not permit.
@@ -222,8 +292,8 @@ pub(super) fn kind(error: &Error) -> StoreErrorKind {
         _ => match code(error) {
             Some(code) if TRANSIENT.contains(&code) => StoreErrorKind::Unavailable,
             // Two first upserts by one `_id` have met. The second one finds the record when it is repeated; the server
-            // usually repeats it without our help. Guarded writes tell it from a unique index of the application.
-            Some(DUPLICATE_KEY) => StoreErrorKind::Unavailable,
+            // usually repeats it without our help.
+            Some(DUPLICATE_KEY) if is_duplicate_id(error) => StoreErrorKind::Unavailable,
             Some(code) if DENIED.contains(&code) => StoreErrorKind::Denied,
             Some(ATLAS_ERROR) if ["auth", "not allowed"].iter().any(|it| said(error).contains(it)) => {
                 StoreErrorKind::Denied
@@ -271,5 +341,58 @@ pub(super) fn code(error: &Error) -> Option<i32> {
         ErrorKind::Write(WriteFailure::WriteConcernError(e)) => Some(e.code),
         ErrorKind::Custom(_) => ours::<Refused>(error).map(|refused| refused.code),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(code: i32, message: &str) -> StoreError {
+        store_error("a test", Error::custom(Refused { code, message: message.to_owned() }))
+    }
+
+    #[test]
+    fn only_a_server_that_does_not_answer_cannot_be_reached() {
+        let reached = |error: &StoreError| !error.to_string().contains("cannot be reached");
+        for code in TRANSIENT {
+            let error = told(*code, "");
+            assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{code}");
+            assert!(reached(&error), "{code}: {error}");
+        }
+        let own = [
+            (WRITE_CONFLICT, "other writes"),
+            (SNAPSHOT_UNAVAILABLE, "was changed at this moment"),
+            (MAX_TIME_EXPIRED, "in time"),
+            (WRITE_CONCERN_FAILED, "no majority"),
+            (10107, "no longer the primary"),
+            (11600, "no longer the primary"),
+        ];
+        for (code, text) in own {
+            assert!(told(code, "").to_string().contains(text), "{code}: {}", told(code, ""));
+        }
+        let late = Error::custom(Unacknowledged { has_written: true, error: Bson::Null });
+        assert!(store_error("a test", late).to_string().contains("no majority"));
+        let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert!(!reached(&store_error("a test", Error::from(io))));
+    }
+
+    #[test]
+    fn a_duplicate_key_is_permanent_unless_it_is_the_id() {
+        const MET: &str = "E11000 duplicate key error collection: shop.item.lock index: ";
+        let of = |rest: &str| told(DUPLICATE_KEY, &format!("{MET}{rest}"));
+        let error = of(r#"_id_ dup key: { _id: "a index: x dup key" }"#);
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        for (rest, name) in [
+            (r#"aid_1 dup key: { aid: "secret" }"#, "`aid_1` of shop.item.lock"),
+            (r#"my index dup key: { aid: "secret index: _id_ dup key" }"#, "`my index`"),
+            (r#"_id_ collation: { locale: "en" } dup key: { _id: "0x37" }"#, "has a collation"),
+            (r#"aid_1 collation: { locale: "en" } dup key: { aid: "0x37" }"#, "`aid_1`"),
+        ] {
+            let error = of(rest);
+            assert_eq!(error.kind(), StoreErrorKind::Other, "{error}");
+            assert!(error.to_string().contains(name), "{error}");
+            assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+        }
     }
 }

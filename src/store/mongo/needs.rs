@@ -18,6 +18,10 @@ const RECORDS: &[&str] =
 const ONE_RECORD: &[&str] = &["find", "insert", "update"];
 const DOCUMENTS: &[&str] = &["find", "update"];
 const NO_INDEX: [Index; 0] = [];
+/// The fields of a lock record that contain dates.
+const DATES_OF_LOCKS: &[&str] =
+    &["ts", "since", "until", "due", "leaving", "readers", "queue", "asks"];
+const DATES_OF_ENDED: &[&str] = &["ts", "lease", "noted"];
 
 /// The needs of a [`MongoStore`] in one collection, for programs that examine a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +31,13 @@ pub struct Needs {
     pub collection: String,
     /// The actions that the database user must be granted on the collection.
     pub actions: Vec<&'static str>,
-    /// The indexes. The TTL index of a lock collection is the one for the default ttl.
+    /// The indexes. The TTL index of a lock collection that this store has not prepared is the one for the default ttl.
     pub indexes: Vec<Index>,
+    /// The fields of the records that contain dates, or documents with dates: the only indexes that may remove such a
+    /// record are the needed ones. Empty for a collection of documents.
+    pub dates: Vec<&'static str>,
+    /// False if the expiry of the TTL index is only a guess.
+    pub(super) is_exact: bool,
 }
 
 impl Needs {
@@ -39,14 +48,22 @@ impl Needs {
         indexes: impl IntoIterator<Item = I>,
     ) -> Self {
         let indexes = indexes.into_iter().map(Into::into).collect();
-        Self { collection: collection.to_owned(), actions: actions.to_vec(), indexes }
+        let (collection, actions) = (collection.to_owned(), actions.to_vec());
+        Self { collection, actions, indexes, dates: Vec::new(), is_exact: true }
+    }
+
+    /// The same needs of a collection whose records have dates in these fields.
+    #[must_use]
+    pub fn with_dates(self, fields: &[&'static str]) -> Self {
+        Self { dates: fields.to_vec(), ..self }
     }
 
     /// The needs of the collection of ended sessions.
-    pub(super) fn of_ended() -> Self {
+    pub(super) fn of_ended(collection: &str) -> Self {
         // Partial, because few records have unfinished steps.
         let step = Index::on("step").partial();
-        Self::new(ENDED, RECORDS, vec![Index::on("ts").expiring(REMEMBER_ENDED), step])
+        let indexes = vec![Index::on("ts").expiring(REMEMBER_ENDED), step];
+        Self::new(collection, RECORDS, indexes).with_dates(DATES_OF_ENDED)
     }
 
     pub(super) fn of_locks(collection: &str, rules: &Rules) -> Self {
@@ -54,7 +71,7 @@ impl Needs {
         // An expired record of a fenced collection still holds its fence, which must not be forgotten.
         let expiry = if rules.fenced { LONGEST_INDEX } else { rules.expiry() };
         let indexes = vec![Index::on("ts").expiring(expiry), Index::on("aid"), readers, due];
-        Self::new(&format!("{collection}.lock"), RECORDS, indexes)
+        Self::new(&format!("{collection}.lock"), RECORDS, indexes).with_dates(DATES_OF_LOCKS)
     }
 }
 
@@ -67,7 +84,9 @@ impl MongoStore {
     pub async fn needs(&self, collections: &[&str]) -> StoreResult<Vec<Needs>> {
         let has_streams =
             self.has_transactions().await.doing(|| "asking the server for its kind")?;
-        let mut needs = of(collections, has_streams);
+        let known = |collection: &str| self.rules_of(collection);
+        let own = [ENDED, FROZEN, SERVERS].map(|kind| self.own_collection(kind));
+        let mut needs = of(&own, collections, has_streams, known);
         let others = self.inner.other_needs.lock();
         needs.extend(others.values().cloned());
         Ok(needs)
@@ -81,13 +100,22 @@ impl MongoStore {
     }
 }
 
-/// Change streams are the way to watch locks, where there are any.
-fn of(collections: &[&str], has_change_streams: bool) -> Vec<Needs> {
-    let one_record = [FROZEN, SERVERS].map(|name| Needs::new(name, ONE_RECORD, NO_INDEX));
-    let mut needs = vec![Needs::of_ended()];
+/// `own` are the collections of ended sessions, of freezes and of notes. Change streams are the way to watch locks, where there are any.
+fn of(
+    own: &[String; 3],
+    collections: &[&str],
+    has_change_streams: bool,
+    known: impl Fn(&str) -> Option<Rules>,
+) -> Vec<Needs> {
+    let [ended, one_record @ ..] = own;
+    let one_record =
+        one_record.iter().map(|name| Needs::new(name, ONE_RECORD, NO_INDEX).with_dates(&["of"]));
+    let mut needs = vec![Needs::of_ended(ended)];
     needs.extend(one_record);
     for collection in collections {
-        let mut locks = Needs::of_locks(collection, &Rules::new(DEFAULT_TTL));
+        let rules = known(collection);
+        let mut locks = Needs::of_locks(collection, &rules.unwrap_or(Rules::new(DEFAULT_TTL)));
+        locks.is_exact = rules.is_some();
         locks.actions.extend(has_change_streams.then_some("changeStream"));
         needs.push(locks);
         if *collection != Named::COLLECTION {
@@ -105,19 +133,24 @@ mod tests {
         needs.iter().map(|it| &*it.collection).collect()
     }
 
+    const OWN: [&str; 3] = ["doclock.ended", "doclock.frozen", "doclock.server"];
+
+    fn needs(collection: &str, has_change_streams: bool) -> Vec<Needs> {
+        of(&OWN.map(str::to_owned), &[collection], has_change_streams, |_| None)
+    }
+
     #[test]
     fn locks_without_a_document_need_nothing_on_documents() {
-        let own = ["doclock.ended", "doclock.frozen", "doclock.server"];
-        let named = of(&[Named::COLLECTION], true);
-        assert_eq!(collections(&named), [&own[..], &["doclock.named.lock"]].concat());
-        let item = of(&["item"], true);
-        assert_eq!(collections(&item), [&own[..], &["item.lock", "item"]].concat());
+        let named = needs(Named::COLLECTION, true);
+        assert_eq!(collections(&named), [&OWN[..], &["doclock.named.lock"]].concat());
+        let item = needs("item", true);
+        assert_eq!(collections(&item), [&OWN[..], &["item.lock", "item"]].concat());
     }
 
     #[test]
     fn only_change_streams_need_the_right_to_them() {
         let may_watch = |has_change_streams| {
-            of(&["item"], has_change_streams)[3].actions.contains(&"changeStream")
+            needs("item", has_change_streams)[3].actions.contains(&"changeStream")
         };
         assert!(may_watch(true) && !may_watch(false));
     }

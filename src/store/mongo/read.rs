@@ -24,7 +24,7 @@ use crate::{
                 Grant, and_live, expires, is_live_reader, is_of, is_reader, is_shared, of_sessions,
                 readers_that,
             },
-            record::{Fetched, by_id},
+            record::{Exactly, Fetched, by_id, has_text_ids, simple},
             send::{Both, LIMIT, rows},
         },
     },
@@ -64,7 +64,9 @@ impl Call<'_> {
             }
             Query::Of(aids) => self.both(|from| self.of(from, aids)).await?.certain()?,
             Query::All => {
-                let live = and_live(Document::new(), self.rules.ttl);
+                // By the index on `_id`: with `notablescan` the server reads no whole collection without one.
+                let all = doc! { "_id": { "$gte": Bson::MinKey } };
+                let live = and_live(all, self.rules.ttl);
                 self.listed(&self.majority, live, limit).await?
             }
         };
@@ -158,7 +160,11 @@ impl Call<'_> {
         limit: usize,
     ) -> Result<Vec<Fetched>> {
         let limit = i64::try_from(limit).unwrap_or(0);
-        let (asked, found) = (Instant::now(), from.find(filter).projection(fields).limit(limit));
+        let (asked, is_text) = (Instant::now(), has_text_ids(&filter));
+        let mut found = from.find(filter).projection(fields).limit(limit);
+        if is_text {
+            found = found.collation(simple());
+        }
         let found = rows(found.max_time(self.until.read_limit())).await?;
         let fetched = found.into_iter().filter_map(|record| {
             let key = codec::key_in(self.documents.name(), &record)?;
@@ -188,6 +194,7 @@ impl Call<'_> {
         }
         let asked = Instant::now();
         let found = self.majority.aggregate(stages).with_type::<RawDocumentBuf>();
+        let found = found.exactly([key.id()]);
         let (mut confirmed, mut document) = (None, None);
         for row in rows(found.max_time(self.until.read_limit())).await? {
             if row.get("_id").is_ok_and(|id| id.is_some()) {
@@ -229,6 +236,7 @@ impl Call<'_> {
         };
         let whole = doc! { "_id": 0, RECORD: "$$ROOT", "now": "$$NOW" };
         let found = self.primary.find(filter).projection(whole).limit(ids.len() as i64);
+        let found = found.exactly(ids.iter().copied());
         let found = rows(found.max_time(LIMIT)).await?.into_iter().filter_map(|mut found| {
             let Bson::Document(mut record) = found.remove(RECORD)? else { return None };
             record.insert("now", found.remove("now")?);

@@ -27,7 +27,7 @@ use crate::{
                 is_of, of_sessions, some_reader,
             },
             read::fields_for,
-            record::{Fetched, by_id, presentable},
+            record::{Exactly, Fetched, by_id, exactly, presentable},
             send::{LIMIT, Write, acknowledged, number_of, refusals, run},
             settle::take_out,
         },
@@ -155,6 +155,7 @@ impl Call<'_> {
             let mut marked = it.filter();
             marked.insert("taken", text);
             let found = self.primary.find_one(marked).projection(doc! { "_id": 1 });
+            let found = found.exactly([&it.id]);
             if found.max_time(self.until.read_limit()).await?.is_none() {
                 return Ok(Released::AlreadyGone);
             }
@@ -171,6 +172,7 @@ impl Call<'_> {
         let (id, rules) = (seen.key.id(), &self.rules);
         let mut filter = by_id(id);
         let found = self.primary.find_one(filter.clone()).max_time(self.until.read_limit());
+        let found = found.exactly([id]);
         let ts = found.await?.and_then(|record| record.get_datetime("ts").ok().copied());
         if presentable(ts) != seen.since {
             return Ok(Released::AlreadyGone);
@@ -278,7 +280,8 @@ impl Call<'_> {
     }
 
     async fn delete_all(&self, jobs: &[Target], limit: Duration) -> Result<Document> {
-        let statement = |job: &Target| doc! { "q": job.alone(&self.rules), "limit": 0 };
+        let statement =
+            |job: &Target| exactly(doc! { "q": job.alone(&self.rules), "limit": 0 }, "q");
         let deletes: Vec<_> = jobs.iter().map(statement).collect();
         let command = doc! { "delete": self.primary.name(), "deletes": deletes, "ordered": false };
         run(&self.primary, command, limit).await

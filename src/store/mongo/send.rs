@@ -31,6 +31,7 @@ use crate::{
             },
             grant::Target,
             group::{AT_ONCE, Group},
+            record::exactly,
         },
     },
 };
@@ -134,12 +135,17 @@ pub(super) async fn write(
     let name = records.name();
     let command = match by {
         Write::Update(by) => {
-            doc! { "update": name, "updates": [{ "q": filter, "u": by.clone(), "multi": true }] }
+            let update = doc! { "q": filter, "u": by.clone(), "multi": true };
+            doc! { "update": name, "updates": [exactly(update, "q")] }
         }
         Write::Upsert(by) => {
-            doc! { "update": name, "updates": [{ "q": filter, "u": by.clone(), "upsert": true }] }
+            let update = doc! { "q": filter, "u": by.clone(), "upsert": true };
+            doc! { "update": name, "updates": [exactly(update, "q")] }
         }
-        Write::Delete => doc! { "delete": name, "deletes": [{ "q": filter, "limit": 0 }] },
+        Write::Delete => {
+            let delete = doc! { "q": filter, "limit": 0 };
+            doc! { "delete": name, "deletes": [exactly(delete, "q")] }
+        }
     };
     let reply = run(records, command, limit).await?;
     if let Some((_, refused)) = refusals(&reply).pop_first() {

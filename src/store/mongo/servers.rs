@@ -95,7 +95,7 @@ impl Servers for MongoStore {
         until: Deadline,
     ) -> StoreResult<Fleet> {
         let topology = self.topology().await?;
-        let written = primary(self.database(), SERVERS)
+        let written = primary(self.database(), &self.own_collection(SERVERS))
             .find_one_and_update(doc! { "_id": NOTES }, with_note(id, note))
             .upsert(true)
             .return_document(ReturnDocument::After)
@@ -107,7 +107,7 @@ impl Servers for MongoStore {
 
 impl MongoStore {
     fn frozen(&self) -> Collection<Record> {
-        primary(self.database(), FROZEN)
+        primary(self.database(), &self.own_collection(FROZEN))
     }
 
     /// The servers that have noted themselves. In contrast to `note_server`, this only reads.
@@ -116,7 +116,7 @@ impl MongoStore {
     /// If the database is not reached, or its user may not read the notes.
     pub async fn servers(&self) -> StoreResult<Vec<ServerNote>> {
         let counting = doc! { "_id": 0, "of": counting(true.into()) };
-        let servers = primary(self.database(), SERVERS);
+        let servers = primary(self.database(), &self.own_collection(SERVERS));
         let found = servers.find_one(doc! { "_id": NOTES }).projection(counting).await;
         Ok(notes(found.doing(|| "reading the notes of the servers")?))
     }

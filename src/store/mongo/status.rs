@@ -9,7 +9,7 @@ use mongodb::{
 
 use crate::store::{
     StoreResult, StoreStatus, Topology,
-    mongo::{ENDED, MongoStore, error::Doing, indexes::Index},
+    mongo::{MongoStore, error::Doing, indexes::Index},
 };
 
 // hello returns: the answer of the primary, or else of a member that says that there is none. No
@@ -23,13 +23,23 @@ pub(super) async fn status(store: &MongoStore, collections: &[&str]) -> StoreRes
     if !status.writable {
         return Ok(status);
     }
+    if let Some(danger) = store.lacks_connections(collections.len()) {
+        status
+            .dangers
+            .insert("the client".to_owned(), vec![format!("has too few connections: {danger}")]);
+    }
     for it in store.survey(store.needs(collections).await?).await?.collections {
         // Prepared with the first collection.
-        let is_prepared = !collections.is_empty() || it.needs.collection != ENDED;
+        let is_prepared =
+            !collections.is_empty() || it.needs.collection != store.inner.ended.name();
         let missing = it.indexes.iter().flat_map(|there| Index::missing(&it.needs.indexes, there));
         let missing: Vec<_> = missing.map(ToString::to_string).collect();
         if is_prepared && !missing.is_empty() {
             status.missing_indexes.insert(it.needs.collection.clone(), missing);
+        }
+        if is_prepared && !it.dangers.is_empty() {
+            let dangers = it.dangers.iter().map(|it| format!("{}: {}", it.problem, it.remedy));
+            status.dangers.insert(it.needs.collection.clone(), dangers.collect());
         }
         let lacks = it.lacks.iter().filter(|action| !is_for_preparation(action));
         let lacks: Vec<_> = lacks.map(ToString::to_string).collect();

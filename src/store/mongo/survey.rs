@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use futures_util::future::{try_join, try_join_all};
+use futures_util::future::{try_join_all, try_join3};
 use mongodb::{
     Database,
     bson::{Bson, Document, doc},
@@ -13,6 +13,8 @@ use crate::store::{
     StoreResult,
     mongo::{
         MongoStore,
+        collection::primary,
+        danger::{self, Danger},
         error::{code, is_denied, store_error},
         indexes::{self, Index},
         needs::Needs,
@@ -38,8 +40,11 @@ pub struct Surveyed {
     pub needs: Needs,
     /// The needed actions that the database user has not been granted. Empty if the server does not say.
     pub lacks: Vec<&'static str>,
-    /// The indexes; none if there is no such collection. `None` if no index is needed, or if the user may not look.
+    /// The indexes; none if there is no such collection. `None` if the collection has no records of the store, or if
+    /// the user may not look.
     pub indexes: Option<Vec<Index>>,
+    /// What the records cannot live with, as far as the user may look.
+    pub dangers: Vec<Danger>,
 }
 
 impl Surveyed {
@@ -57,8 +62,8 @@ impl MongoStore {
     /// If the database is not reached.
     pub async fn survey(&self, needs: Vec<Needs>) -> StoreResult<Survey> {
         let database = self.database();
-        let listed = needs.iter().map(async |Needs { collection, indexes, .. }| {
-            if indexes.is_empty() {
+        let listed = needs.iter().map(async |Needs { collection, indexes, dates, .. }| {
+            if indexes.is_empty() && dates.is_empty() {
                 return Ok(None);
             }
             match indexes::list(database, collection).await {
@@ -71,10 +76,17 @@ impl MongoStore {
             let user = User::ask(database).await;
             user.map_err(|e| store_error("looking at the privileges of the database user", e))
         };
-        let (listed, user) = try_join(try_join_all(listed), user).await?;
+        let options = async {
+            let options = self.dangerous_options(&needs).await;
+            options.map_err(|e| store_error("looking at the options of the collections", e))
+        };
+        let (listed, user, options) = try_join3(try_join_all(listed), user, options).await?;
         let both = needs.into_iter().zip(listed);
-        let collections =
-            both.map(|(needs, indexes)| Surveyed { needs, lacks: Vec::new(), indexes });
+        let collections = both.map(|(needs, indexes)| {
+            let mut dangers = danger::of_indexes(&needs, indexes.as_deref().unwrap_or_default());
+            dangers.extend(options.iter().filter(|it| it.collection == needs.collection).cloned());
+            Surveyed { needs, lacks: Vec::new(), indexes, dangers }
+        });
         let mut collections: Vec<_> = collections.collect();
         // Some servers list no privileges. A refusal then shows that there are none.
         if user.lists_privileges() || collections.iter().any(Surveyed::is_hidden) {
@@ -83,6 +95,46 @@ impl MongoStore {
             }
         }
         Ok(Survey { user: user.name, collections })
+    }
+}
+
+impl MongoStore {
+    /// The dangers in the options of these collections; none if the user may not look.
+    async fn dangerous_options(&self, needs: &[Needs]) -> MongoResult<Vec<Danger>> {
+        let names: Vec<_> = needs.iter().map(|it| &*it.collection).collect();
+        let found = match danger::options(self.database(), &names).await {
+            Err(e) if is_denied(&e) => return Ok(Vec::new()),
+            found => found?,
+        };
+        let mut dangers = Vec::new();
+        for (name, options) in found {
+            let has_records = needs.iter().any(|it| it.collection == name && !it.dates.is_empty());
+            let documents = name.strip_suffix(".lock").unwrap_or(&name);
+            let is_locked = !has_records || name != documents;
+            let may_be_text = options.collation.is_some()
+                && is_locked
+                && match self.rules_of(documents) {
+                    Some(rules) => rules.text_ids,
+                    // Nobody has told this program the type of the ids.
+                    None => self.has_text_ids(documents).await?,
+                };
+            dangers.extend(danger::of_options(&name, &options, has_records, may_be_text));
+        }
+        Ok(dangers)
+    }
+
+    /// True if a document or a lock has a string as its `_id`.
+    async fn has_text_ids(&self, documents: &str) -> MongoResult<bool> {
+        for name in [documents, &format!("{documents}.lock")] {
+            let collection = primary::<Document>(self.database(), name);
+            let found = collection.find_one(danger::has_text_id());
+            match found.projection(doc! { "_id": 1 }).await {
+                Ok(None) => {}
+                Err(e) if is_denied(&e) => {}
+                found => return found.map(|found| found.is_some()),
+            }
+        }
+        Ok(false)
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
             Call, HeldLock, MongoStore, codec,
             documents::{FIRST_PAUSE, LONGEST_PAUSE, begin, commit, save_error, too_late},
             error::{Doing, unavailable},
-            record::by_id,
+            record::{Exactly, by_id},
         },
     },
 };
@@ -263,11 +263,12 @@ impl MongoStore {
         let mut change = async |session: &mut ClientSession| {
             let changed = call.documents.find_one_and_update(by_id(key.id()), update.clone());
             let changed = changed.return_document(ReturnDocument::After);
+            let changed = changed.exactly([key.id()]);
             let changed = changed.max_time(call.until.read_limit()).session(&mut *session).await;
             let changed = match changed {
                 // Updated, but the driver cannot read a text that is not UTF-8 in this reply.
                 Err(e) if codec::is_unreadable(&e) => {
-                    let updated = call.documents.find_one(by_id(key.id()));
+                    let updated = call.documents.find_one(by_id(key.id())).exactly([key.id()]);
                     updated.max_time(call.until.read_limit()).session(session).await?
                 }
                 changed => changed?,
@@ -384,7 +385,8 @@ impl MongoStore {
         for one in held {
             let call = self.call_for(one).map_err(Failed::Refused)?;
             let live = call.primary.find_one(call.live(&one.acquisition));
-            let live = live.projection(doc! { "_id": 1 }).session(&mut *session).await;
+            let live = live.projection(doc! { "_id": 1 }).exactly([one.acquisition.key.id()]);
+            let live = live.session(&mut *session).await;
             if live.map_err(Failed::Step)?.is_none() {
                 return Err(Failed::Refused(lost(one)));
             }

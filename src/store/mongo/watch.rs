@@ -12,13 +12,14 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::{
+    error::StoreErrorKind,
     key::LockKey,
     lock::LockToken,
     store::{
         Change, TakenBy, Watch,
         mongo::{
-            Call, codec,
-            error::{Doing, Result, unavailable},
+            Call, DRIVERS_POOL, MongoStore, codec,
+            error::{Doing, Result, failure, unavailable},
         },
     },
 };
@@ -29,26 +30,78 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// network it would wait forever, and so would all waiters.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How many collections are watched at once, however many connections there are.
+const MOST: usize = 32;
+
+/// How many change streams may be open if the client has so many connections. A change stream that waits for news takes
+/// one of them.
+pub(super) fn at_once(connections: u32) -> usize {
+    (connections as usize / 2).min(MOST)
+}
+
+impl MongoStore {
+    /// What to do if more collections are to be watched at once than the client has connections for; `None` if all can
+    /// be.
+    #[must_use]
+    pub fn too_few_connections(&self, collections: usize) -> Option<String> {
+        let connections = self.inner.connections;
+        let most = at_once(connections);
+        if collections <= most {
+            return None;
+        }
+        let remedy = if most == MOST {
+            "use a database and a manager for each part of them".to_owned()
+        } else {
+            let (pool, own) = (MOST.min(collections) * 2, DRIVERS_POOL);
+            format!(
+                "set `maxPoolSize` in the URI, or the `max_pool_size` of your own client, to {pool} or more, and tell \
+                 the store of the size of your own client by `MongoStore::with_connections` (without that it assumes \
+                 {own})"
+            )
+        };
+        Some(format!(
+            "{collections} collections can be watched at once, and of {connections} connections {most} are for that: in \
+             the others waiters and event streams poll; {remedy}"
+        ))
+    }
+
+    /// As `too_few_connections`, once it has happened.
+    pub(super) fn lacks_connections(&self, collections: usize) -> Option<String> {
+        let is_full = self.inner.watches.available_permits() == 0;
+        self.too_few_connections(collections).filter(|_| is_full)
+    }
+}
+
 impl Call<'_> {
     /// Opens a change stream on the locks. A standalone server has none.
+    ///
+    /// # Errors
+    /// Also if there are too many already: watches leave connections to requests.
     pub(super) async fn watch(&self) -> Result<Option<Watch>> {
         if !self.store.has_transactions().await? {
             return Ok(None);
         }
+        let watches = Arc::clone(&self.store.inner.watches);
+        let Ok(place) = watches.try_acquire_owned() else {
+            let registered = self.store.inner.collections.read().len();
+            let why = self.store.too_few_connections(registered);
+            let why = why.unwrap_or_else(|| "other watches are just being closed".to_owned());
+            return Err(failure(StoreErrorKind::Overloaded, why));
+        };
         let opened = (self.primary.watch())
             .pipeline(pipeline())
             // The collection's own read concern is `local`, which a change stream does not accept.
             .read_concern(ReadConcern::majority())
             .max_await_time(ANSWER_WITHIN);
-        let from = (opened.await?.with_type::<Document>(), Arc::clone(&self.at));
-        Ok(Some(Watch::new(stream::try_unfold(from, |(mut stream, at)| async move {
+        let from = (opened.await?.with_type::<Document>(), Arc::clone(&self.at), place);
+        Ok(Some(Watch::new(stream::try_unfold(from, |(mut stream, at, place)| async move {
             let collection = at.documents.name();
             let change = next(&mut stream, collection).await;
             let change = change.doing(|| format!("watching the locks in {collection}"))?;
             if let Some(Change::Freed(key) | Change::Broken(key, ..)) = &change {
                 at.seen.freed(key.id());
             }
-            Ok(change.map(|change| (change, (stream, at))))
+            Ok(change.map(|change| (change, (stream, at, place))))
         }))))
     }
 }

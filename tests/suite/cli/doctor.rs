@@ -290,3 +290,189 @@ async fn the_longest_ttl_among_the_live_locks_counts() {
     rig::age(&database, &lock.key, 2 * TTL).await;
     assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
 }
+
+/// What others have left: each is named, with its collection, and what to do.
+#[tokio::test]
+async fn each_index_that_others_have_left_is_named_with_the_command_that_removes_it() {
+    let (cli, database) = Cli::fresh().await;
+    App::on(&database).await;
+    cli.run(&["init", "--sessions"]).await.ok();
+    let leftovers = [
+        ("workitem.lock", doc! { "key": { "resource": 1 }, "unique": true }, "unique_index"),
+        ("doclock.ended", doc! { "key": { "sid": 1 }, "unique": true }, "unique_index"),
+        ("doclock.session", doc! { "key": { "user": -1 }, "unique": true }, "unique_index"),
+        ("workitem.lock", doc! { "key": { "ts": -1 }, "expireAfterSeconds": 30 }, "ttl_index"),
+        ("workitem.lock", doc! { "key": { "since": 1 }, "expireAfterSeconds": 30 }, "ttl_index"),
+        (
+            "workitem.lock",
+            doc! { "key": { "readers.ts": 1 }, "expireAfterSeconds": 30 },
+            "ttl_index",
+        ),
+        ("doclock.ended", doc! { "key": { "noted": 1 }, "expireAfterSeconds": 30 }, "ttl_index"),
+        ("doclock.session", doc! { "key": { "seen": 1 }, "expireAfterSeconds": 30 }, "ttl_index"),
+    ];
+    for (collection, mut index, code) in leftovers {
+        index.insert("name", "left over");
+        let command = doc! { "createIndexes": collection, "indexes": [index] };
+        database.run_command(command).await.unwrap();
+        let finding = fault(&cli, &[]).await;
+        says(&finding, code, "problem", "`left over`");
+        says(&finding, code, "about", collection);
+        says(&finding, code, "advice", "drop the index");
+        says(&finding, code, "command", r#"dropIndex("left over")"#);
+        assert_eq!(finding["severity"], "error");
+        is_told(&cli, &finding).await;
+        database.collection::<Document>(collection).drop_index("left over").await.unwrap();
+    }
+    assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+}
+
+#[tokio::test]
+async fn a_ttl_index_that_another_library_has_made_is_found_and_corrected() {
+    let (cli, database) = Cli::fresh().await;
+    App::on(&database).await;
+    cli.run(&["init", "--sessions"]).await.ok();
+    for (collection, field) in [("doclock.session", "expires"), ("doclock.ended", "ts")] {
+        let change = doc! { "keyPattern": { field: 1 }, "expireAfterSeconds": 0 };
+        database.run_command(doc! { "collMod": collection, "index": change }).await.unwrap();
+        let finding = fault(&cli, &[]).await;
+        says(&finding, "short_ttl", "problem", &format!("`{field}_1`"));
+        says(&finding, "short_ttl", "about", collection);
+        says(&finding, "short_ttl", "command", "expireAfterSeconds: 86400");
+        is_told(&cli, &finding).await;
+        // Follows the advice.
+        cli.run(&["init", "workitem", "--sessions", "--ttl", &format!("{TTL_SECS}s")]).await.ok();
+        assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+    }
+    // Without an expiry nothing is ever removed.
+    let sessions = database.collection::<Document>("doclock.session");
+    sessions.drop_index("expires_1").await.unwrap();
+    let plain = mongodb::IndexModel::builder().keys(doc! { "expires": 1 }).build();
+    sessions.create_index(plain).await.unwrap();
+    says(&fault(&cli, &[]).await, "missing_index", "command", "collMod");
+    cli.run(&["init", "--sessions"]).await.ok();
+    assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+}
+
+#[tokio::test]
+async fn a_hidden_index_is_found_with_the_command_that_shows_it_again() {
+    let (cli, database) = Cli::fresh().await;
+    App::on(&database).await;
+    let hide = doc! { "name": "aid_1", "hidden": true };
+    database.run_command(doc! { "collMod": "workitem.lock", "index": hide }).await.unwrap();
+    let finding = fault(&cli, &[]).await;
+    says(&finding, "missing_index", "problem", "`aid` is hidden");
+    says(&finding, "missing_index", "command", "hidden: false");
+    cli.run(&["init", "workitem", "--ttl", &format!("{TTL_SECS}s")]).await.ok();
+    assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+}
+
+#[tokio::test]
+async fn a_collation_that_a_collection_has_got_is_found() {
+    for collection in ["workitem", "workitem.lock"] {
+        let (cli, database) = Cli::fresh().await;
+        let app = App::on(&database).await;
+        held_by(&app, &key("a"), "Alice").await;
+        let records = database.collection::<Document>(collection);
+        let record = records.find_one(doc! {}).await.unwrap();
+        records.drop().await.unwrap();
+        let collation = doc! { "locale": "en", "strength": 2 };
+        let create = doc! { "create": collection, "collation": collation };
+        database.run_command(create).await.unwrap();
+        if let Some(record) = record {
+            records.insert_one(record).await.unwrap();
+        }
+        let (_, findings) = faults(&cli, &[]).await;
+        let finding = findings.iter().find(|it| it["code"] == "collation").unwrap();
+        says(finding, "collation", "about", &format!("{}.{collection}", cli.database));
+        says(finding, "collation", "problem", "`en`");
+        says(finding, "collation", "advice", "copy it into a collection without");
+        is_told(&cli, finding).await;
+    }
+    // It does not affect other ids.
+    let (cli, database) = Cli::fresh().await;
+    App::on(&database).await;
+    let create = doc! { "create": "workitem", "collation": { "locale": "en" } };
+    database.run_command(create).await.unwrap();
+    let items = database.collection::<Document>("workitem");
+    items.insert_one(doc! { "_id": ObjectId::new() }).await.unwrap();
+    assert_eq!(faults(&cli, &[]).await.1, [Value::Null; 0]);
+}
+
+#[tokio::test]
+async fn a_validator_on_locks_is_found() {
+    let (cli, database) = Cli::fresh().await;
+    let validator = doc! { "ts": { "$type": "date" } };
+    let create = doc! { "create": "workitem.lock", "validator": validator };
+    database.run_command(create).await.unwrap();
+    App::on(&database).await;
+    let finding = fault(&cli, &[]).await;
+    assert_eq!(finding["severity"], "warning");
+    says(&finding, "validator", "about", "workitem.lock");
+    says(&finding, "validator", "command", r#"validationAction: "warn""#);
+    is_told(&cli, &finding).await;
+}
+
+#[tokio::test]
+async fn too_few_connections_in_the_uri_are_found() {
+    let server = mongod::local_replica_set().await;
+    let database = rig::fresh_database(&server.uri()).await;
+    let app = App::on(&database).await;
+    for name in ["one", "two"] {
+        app.locks.register_in::<WorkItem>(name).await.unwrap();
+    }
+    let cli = |pool: u32| {
+        let uri = format!("{}&maxPoolSize={pool}", server.uri());
+        Cli { uri, database: database.name().to_owned() }
+    };
+    let finding = fault(&cli(4), &[]).await;
+    says(&finding, "few_connections", "problem", "3 collections can be watched at once");
+    says(&finding, "few_connections", "problem", "`maxPoolSize` in the URI");
+    is_told(&cli(4), &finding).await;
+    assert_eq!(faults(&cli(6), &[]).await.1, [Value::Null; 0]);
+}
+
+#[tokio::test]
+async fn two_applications_in_one_database_are_found_and_kept_apart_by_their_names() {
+    let (cli, database) = Cli::fresh().await;
+    let noted = async |store: &MongoStore, collection: &str| {
+        let mut note = actix_doclock::store::ServerNote {
+            id: uuid::Uuid::new_v4(),
+            name: format!("server of {collection}"),
+            version: "1.0.0".to_owned(),
+            ttl: TTL,
+            collections: Default::default(),
+            key: None,
+        };
+        let flags = actix_doclock::store::Flags::new(false, false);
+        note.collections.insert(collection.to_owned(), flags);
+        store.note_server(note.id, Some(&note), Deadline::NONE).await.unwrap();
+        note.id
+    };
+    let plain = MongoStore::new(&database);
+    App::on(&database).await;
+    noted(&plain, "workitem").await;
+    let other = noted(&plain, "order").await;
+    let finding = fault(&cli, &[]).await;
+    says(&finding, "two_applications", "problem", "server of order");
+    says(&finding, "two_applications", "advice", "MongoStore::named");
+    says(&finding, "two_applications", "advice", "--application");
+    is_told(&cli, &finding).await;
+
+    // Follows the advice.
+    plain.note_server(other, None, Deadline::NONE).await.unwrap();
+    let named = MongoStore::new(&database).named("shop").unwrap();
+    noted(&named, "order").await;
+    named.prepare("order", &Rules::new(TTL), Deadline::NONE).await.unwrap();
+    let ttl = format!("{TTL_SECS}s");
+    assert_eq!(faults(&cli, &["--ttl", &ttl]).await.1, [Value::Null; 0]);
+    let own = ["--application", "shop", "--ttl", &ttl];
+    assert_eq!(faults(&cli, &own).await.1, [Value::Null; 0]);
+    let told = cli.run(&[&["doctor", "--json"], &own[..]].concat()).await.out;
+    assert!(told.contains("server of order") && !told.contains("server of workitem"), "{told}");
+    let shop = ["--application", "shop", "freeze", "order", "--reason", "x", "--for", "1h"];
+    cli.run(&shop).await.ok();
+    assert_eq!(plain.freezes(Deadline::NONE).await.unwrap(), []);
+    assert_eq!(named.freezes(Deadline::NONE).await.unwrap().len(), 1);
+    assert_eq!(cli.run(&["--application", "a.b", "doctor"]).await.code, Some(2));
+}

@@ -86,7 +86,7 @@ async fn the_report_is_stable_json() {
         "store": {
             "reachable": true, "took_ms": report["store"]["took_ms"].as_u64().unwrap(),
             "error": null, "topology": "embedded", "writable": true, "majority_lag_ms": null,
-            "missing_indexes": {}, "missing_privileges": {},
+            "missing_indexes": {}, "dangers": {}, "missing_privileges": {},
         },
         "collections": ["workitem"],
         "wakeups": {},

@@ -427,3 +427,27 @@ async fn a_page_that_needs_no_lock_is_served_while_there_is_no_primary() {
         assert!(theme.status.is_success());
     }
 }
+
+/// The documents have got a collation, by which the document of another id would be found.
+#[actix_web::test]
+async fn a_document_of_a_similar_id_is_a_fault_that_the_log_explains_and_leaves_no_lock() {
+    log_lines();
+    let database =
+        crate::rig::fresh_database(crate::rig::mongod::shared_replica_set().await.uri()).await;
+    let store = actix_doclock::MongoStore::new(&database);
+    let locks = LockManager::builder(store).without_reaper().build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let collation = mongodb::bson::doc! { "locale": "en", "strength": 2 };
+    let create = mongodb::bson::doc! { "create": "note", "collation": collation };
+    database.run_command(create).await.unwrap();
+    let note = Note { id: "Home".to_owned(), text: "old".to_owned() };
+    database.collection(Note::COLLECTION).insert_one(note).await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    assert_eq!(alice.post("/note/Home").await.status, 200);
+    bob.post("/note/home").await.problem(500);
+    assert!(logged("note has the collation `en`"));
+    assert_eq!(holder_of(&locks, "home").await, None);
+    assert_eq!(alice.put("/note/Home", "new").await.status, 200);
+}

@@ -3,6 +3,7 @@
 mod changes;
 mod clock;
 mod ends;
+mod indexes;
 mod outage;
 mod records;
 mod revival;

@@ -15,6 +15,15 @@ pub(super) fn findings(database: &str, servers: &[ServerNote]) -> Vec<Finding> {
     );
     let differs = others.iter().filter_map(|other| Some((other, first.difference(other)?)));
     let differs = differs.map(|(other, difference)| {
+        if first.is_of_another_application(other) {
+            return Severity::Warning.finding(
+                "two_applications",
+                database,
+                format!("{other} and {first} belong to two applications: {difference}"),
+                "give each application a name by `MongoStore::named`, and this command the same name by \
+                 `--application`, or give each a database of its own",
+            );
+        }
         Severity::Warning.finding("servers_disagree",
             database,
             format!("{other} differs from {first}: {difference}"),

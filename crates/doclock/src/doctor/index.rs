@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use actix_doclock::{
     limits::DEFAULT_TTL,
-    store::{Index, Rules},
+    store::{Danger, Index, Rules},
 };
 use mongodb::Namespace;
 
@@ -38,7 +38,7 @@ pub(super) fn of_locks(
     }
     let mut findings = compare(locks, &needed, existing);
     // Records of a fenced collection must stay.
-    let expiring = existing.iter().find(|it| it.field == "ts" && !it.is_of_fenced());
+    let expiring = Index::of_expiry(existing).filter(|it| !it.is_of_fenced());
     let expires = expiring.and_then(|index| index.expires_after);
     findings.extend(expires.and_then(|expires| wrong_ttl(locks, expires, ttl, held)));
     findings
@@ -54,7 +54,7 @@ pub(super) fn compare(namespace: &Namespace, needed: &[Index], existing: &[Index
     let missing = Index::missing(needed, existing);
     let missing = missing.map(|index| missing_index(namespace, index, existing, advice));
     let is_sparse = |index: &&Index| {
-        let mut on_field = existing.iter().filter(|it| it.field == index.field).peekable();
+        let mut on_field = existing.iter().filter(|it| it.serves(index)).peekable();
         on_field.peek().is_some() && on_field.all(|it| it.sparse)
     };
     let sparse = needed.iter().filter(is_sparse).map(|index| sparse_index(namespace, index));
@@ -95,7 +95,7 @@ fn missing_index(
              forever"
         );
         // The field may have an ordinary index, which the command then turns into a TTL index.
-        let is_there = existing.iter().any(|it| it.field == *field);
+        let is_there = existing.iter().any(|it| it.keys == index.keys && !it.limited);
         let command = if is_there {
             change_expiry(namespace, field, after)
         } else {
@@ -113,7 +113,37 @@ fn missing_index(
             format!("the index on `{field}` is missing: {serves} reads the whole collection");
         (problem, create(namespace, index))
     };
+    let is_hidden = |it: &&Index| it.keys == index.keys && !it.limited && it.hidden;
+    let (problem, command) = match existing.iter().find(is_hidden) {
+        Some(hidden) => {
+            let problem = problem.replace("is missing:", "is hidden, so no query uses it:");
+            (problem, change(namespace, &format!("name: {}, hidden: false", quoted(&hidden.name))))
+        }
+        None => (problem, command),
+    };
     Severity::Error.finding("missing_index", namespace, problem, advice).with_command(command)
+}
+
+/// What others have brought to a collection.
+pub(super) fn danger(namespace: &Namespace, danger: &Danger, needed: &[Index]) -> Finding {
+    let severity = if danger.is_refused { Severity::Error } else { Severity::Warning };
+    let problem = format!("it {}", danger.problem);
+    let finding = severity.finding(danger.kind, namespace, problem, &*danger.remedy);
+    let expiry = needed.iter().find_map(|index| index.expires_after);
+    match (danger.kind, &danger.index, expiry) {
+        ("short_ttl", Some(name), Some(after)) => {
+            let seconds = after.as_secs();
+            let expiry = format!("name: {}, expireAfterSeconds: {seconds}", quoted(name));
+            finding.with_command(change(namespace, &expiry))
+        }
+        (_, Some(name), _) => {
+            finding.with_command(format!("{}.dropIndex({})", in_shell(namespace), quoted(name)))
+        }
+        ("validator", ..) => {
+            finding.with_command(coll_mod(namespace, r#"validationAction: "warn""#))
+        }
+        _ => finding,
+    }
 }
 
 fn create(namespace: &Namespace, index: &Index) -> String {
@@ -194,12 +224,17 @@ fn with_margin(ttl: Duration) -> Duration {
 }
 
 fn change_expiry(namespace: &Namespace, field: &str, after: Duration) -> String {
-    format!(
-        "{}.runCommand({{collMod: {}, index: {{keyPattern: {{{field}: 1}}, expireAfterSeconds: {}}}}})",
-        database_in_shell(&namespace.db),
-        quoted(&namespace.coll),
-        after.as_secs(),
-    )
+    let seconds = after.as_secs();
+    change(namespace, &format!("keyPattern: {{{field}: 1}}, expireAfterSeconds: {seconds}"))
+}
+
+fn change(namespace: &Namespace, index: &str) -> String {
+    coll_mod(namespace, &format!("index: {{{index}}}"))
+}
+
+fn coll_mod(namespace: &Namespace, change: &str) -> String {
+    let (database, collection) = (database_in_shell(&namespace.db), quoted(&namespace.coll));
+    format!("{database}.runCommand({{collMod: {collection}, {change}}})")
 }
 
 #[cfg(test)]

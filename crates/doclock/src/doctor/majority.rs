@@ -31,7 +31,7 @@ pub(super) async fn stalled(
     }
     let looked = store
         .database()
-        .collection::<Document>("doclock.frozen")
+        .collection::<Document>(&store.own_collection("frozen"))
         .find_one(doc! { "_id": "majority" })
         .read_concern(ReadConcern::linearizable())
         .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))

@@ -32,7 +32,7 @@ pub(super) fn finding(
         )
     } else if lacks.iter().all(|action| SCHEMA.contains(action) || *action == "changeStream") {
         (Severity::Warning, "waiters and watching pages have to poll")
-    } else if namespace.coll == "doclock.server" {
+    } else if namespace.coll.starts_with("doclock.") && namespace.coll.ends_with(".server") {
         (Severity::Warning, "servers that disagree do not notice it")
     } else {
         (Severity::Error, "commands that need it are refused")

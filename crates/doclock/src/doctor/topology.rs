@@ -67,6 +67,16 @@ pub(super) fn write_concern(topology: Topology, concern: Option<&WriteConcern>) 
     ))
 }
 
+/// The URI of this command is usually that of the application.
+pub(super) fn connections(problem: String) -> Finding {
+    Severity::Warning.finding(
+        "few_connections",
+        "the URI",
+        problem,
+        "watch fewer collections at once, or allow more connections",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

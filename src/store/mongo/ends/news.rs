@@ -12,7 +12,6 @@ use crate::{
     store::{
         News, NewsId, Outbox, Query, Settled,
         mongo::{
-            ENDED,
             codec::{self, is, millis},
             ends::{Ends, names_of, released},
             error::Result,
@@ -171,7 +170,8 @@ impl Ends<'_> {
     async fn give_up(&self, record: &Record) -> Result<()> {
         log::warn!(
             target: "actix_doclock::store",
-            "{ENDED} holds a record that is not ours to understand, and is left out: {:?}",
+            "{} holds a record that is not ours to understand, and is left out: {:?}",
+            self.store.inner.ended.name(),
             record.get("_id"),
         );
         let id = doc! { "_id": { "$eq": record.get("_id").cloned() } };

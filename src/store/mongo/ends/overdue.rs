@@ -11,7 +11,6 @@ use crate::{
     key::{LockId, LockKey},
     lock::{Aid, LockToken},
     store::mongo::{
-        ENDED,
         codec::{is, millis},
         ends::{Ends, former::traces},
         error::Result,
@@ -65,17 +64,18 @@ impl Ends<'_> {
     /// have to be done, and the time of the next sweep. Each part is an index range.
     pub(super) async fn find(&self, limit: usize) -> Result<Overdue> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let ended = self.store.inner.ended.name();
         let mut stages = vec![
             doc! { "$match": self.waits_for("release") },
             doc! { "$limit": limit },
             doc! { "$project": { "_id": 0, "unfinished": "$_id" } },
-            doc! { "$unionWith": { "coll": ENDED, "pipeline": [
+            doc! { "$unionWith": { "coll": ended, "pipeline": [
                 { "$match": self.waits_for(doc! { "$in": ["announce", "tell"] }) },
                 { "$limit": 1 },
                 { "$project": { "_id": 0, "announcement": "$_id" } },
             ] } },
             doc! { "$unionWith": {
-                "coll": ENDED, "pipeline": traces(ENDED, self.collections, limit),
+                "coll": ended, "pipeline": traces(ended, self.collections, limit),
             } },
         ];
         for collection in self.collections {

@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// The database with the locks
     #[arg(long, env = "MONGODB_DATABASE", global = true, value_name = "NAME")]
     pub(crate) database: Option<String>,
+    /// The name of the application, if it has one by `MongoStore::named`
+    #[arg(long, env = "DOCLOCK_APPLICATION", global = true, value_name = "NAME")]
+    pub(crate) application: Option<String>,
     /// Prints one JSON document instead of text for people; `watch` prints one document for each line
     #[arg(long, global = true)]
     pub(crate) json: bool,

@@ -113,12 +113,16 @@ async fn connect(args: &Args) -> Result<MongoStore> {
     let uri = needed(&args.uri, "--uri URI, or better MONGODB_URI in the environment")?;
     let database =
         needed(&args.database, "--database NAME, or MONGODB_DATABASE in the environment")?;
-    match answer(MongoStore::connect(&uri, &database)).await {
+    let connected = match answer(MongoStore::connect(&uri, &database)).await {
         // The server was not asked yet, so the URI is wrong.
         Err(Failure::Store(error)) if error.kind() == StoreErrorKind::Other => {
             Err(Failure::Usage(error.to_string()))
         }
         connected => connected,
+    }?;
+    match &args.application {
+        None => Ok(connected),
+        Some(name) => connected.named(name).map_err(|e| Failure::Usage(e.to_string())),
     }
 }
 
