@@ -13,6 +13,7 @@ pub(crate) mod faketime;
 pub(crate) mod faulty;
 pub(crate) mod log;
 pub(crate) mod mongod;
+pub(crate) mod odd;
 pub(crate) mod paused;
 pub(crate) mod proxy;
 pub(crate) mod redis;

@@ -27,6 +27,7 @@ mod lost;
 mod lost_replies;
 mod merging;
 mod odd_documents;
+mod odd_records;
 mod operations;
 mod outage;
 mod overload;

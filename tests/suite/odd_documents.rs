@@ -21,62 +21,11 @@ use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
 use crate::merging::{Became, Shop, key, locked, on_mongo, save};
 use crate::rig::app::{App, TTL};
-use crate::rig::{self, mongod::Mongod};
-
-/// A value whose documents may have a name twice.
-#[derive(Clone)]
-enum Odd {
-    Plain(Bson),
-    Members(Vec<(&'static str, Odd)>),
-    Elements(Vec<Odd>),
-}
-
-impl<T: Into<Bson>> From<T> for Odd {
-    fn from(value: T) -> Self {
-        Self::Plain(value.into())
-    }
-}
-
-fn within(members: &[(&'static str, Odd)]) -> Odd {
-    Odd::Members(members.to_vec())
-}
-
-/// Stands for bytes that are no UTF-8.
-const NOT_UTF8: &str = "\u{1}NOT";
-
-/// A document with these members.
-fn odd(members: &[(&'static str, Odd)]) -> RawDocumentBuf {
-    let mut bytes = encoded(&mut members.iter().map(|(name, it)| ((*name).to_owned(), it)));
-    while let Some(at) = bytes.windows(4).position(|it| it == NOT_UTF8.as_bytes()) {
-        bytes[at..at + 4].copy_from_slice(b"\xff\xfe\xc0\x80");
-    }
-    RawDocumentBuf::from_bytes(bytes).unwrap()
-}
-
-fn encoded<'a>(members: &mut dyn Iterator<Item = (String, &'a Odd)>) -> Vec<u8> {
-    let mut bytes = vec![0; 4];
-    for (name, value) in members {
-        let (kind, value) = match value {
-            Odd::Members(all) => {
-                (3, encoded(&mut all.iter().map(|(name, it)| ((*name).to_owned(), it))))
-            }
-            Odd::Elements(all) => {
-                (4, encoded(&mut all.iter().enumerate().map(|(at, it)| (at.to_string(), it))))
-            }
-            Odd::Plain(value) => {
-                let one = RawDocumentBuf::try_from(&doc! { "": value.clone() }).unwrap();
-                let one = one.into_bytes();
-                (one[4], one[6..one.len() - 1].to_vec())
-            }
-        };
-        bytes.push(kind);
-        bytes.extend(name.bytes().chain([0]).chain(value));
-    }
-    bytes.push(0);
-    let length = i32::try_from(bytes.len()).unwrap();
-    bytes[..4].copy_from_slice(&length.to_le_bytes());
-    bytes
-}
+use crate::rig::{
+    self,
+    mongod::Mongod,
+    odd::{NOT_UTF8, Odd, odd, within},
+};
 
 /// A server of its own: some versions abort if such a document is written in the wrong way.
 struct Site {

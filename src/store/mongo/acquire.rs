@@ -22,6 +22,7 @@ use crate::{
             error::{
                 Result, exceeded_time_limit, failure, is_duplicate_id, is_not_sent, unavailable,
             },
+            grant::{has_repetition, is_live},
             record::{Fetched, by_id, exactly, in_our_time, presentable, token_in},
             send::{LIMIT, Take, acknowledged, refusals, run, upserted},
         },
@@ -30,7 +31,7 @@ use crate::{
 
 mod update;
 
-use update::{FORMER, MORE};
+use update::{FORMER, MORE, ODD};
 pub(super) use update::{Update, answer_fields, short_answer_fields};
 
 /// How often a claim is repeated because yet another expired lock is in its way.
@@ -41,6 +42,9 @@ enum Found {
     Answer(TryAcquire),
     /// These expired grants are in the way. They must be left to a reaper before the claim is repeated.
     Expired(Vec<Document>),
+    /// An expired record of another program is in the way, in which a name stands twice. It must be removed before the
+    /// claim is repeated.
+    Odd,
 }
 
 /// A claim on its way.
@@ -72,6 +76,7 @@ impl Call<'_> {
                     let leases = self.leave_to_reaper(key, &former).await?;
                     traced.extend(leases);
                 }
+                Ok(Found::Odd) => self.remove_odd(key.id()).await?,
                 // The answer to a command for several claims does not tell that a leftover record without `ts` was
                 // taken. The lock must be given back. (No test covers this: it would need a group, a leftover in it,
                 // and a gate that closes between two commands.)
@@ -252,10 +257,15 @@ impl Claiming<'_> {
         };
         let (update, mut fields) = form(&self.update);
         fields.insert(FORMER, self.update.former());
+        let has_expired = doc! { "$not": [is_live(call.rules.ttl)] };
+        fields.insert(ODD, doc! { "$and": [has_expired, has_repetition()] });
         let asked = Instant::now();
         let record = call.modify(admitted, by_id(id), update, true, Some(fields)).await?;
         self.was_sent = true;
         call.seen.note(id, None);
+        if record.as_ref().is_some_and(|record| record.get_bool(ODD).unwrap_or(false)) {
+            return Ok(Some(Found::Odd));
+        }
         let is_answer = |record: &Document| !record.get_bool(MORE).unwrap_or(false);
         Ok(record.filter(is_answer).and_then(|record| self.found(record, asked)))
     }

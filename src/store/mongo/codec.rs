@@ -1,6 +1,9 @@
 //! Rust values as BSON, for both bson 2 and bson 3.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 pub(in crate::store) use mongodb::bson::Bson;
 use mongodb::bson::{Binary, Document, RawDocumentBuf, doc, oid::ObjectId, spec::BinarySubtype};
@@ -11,7 +14,7 @@ use uuid::Uuid;
 use crate::{
     error::BoxError,
     key::{LockId, LockKey},
-    store::{StoredDocument, readable},
+    store::{StoredDocument, mongo::error::Result, readable},
 };
 
 /// Encodes a value as the driver does for a `Collection<T>`.
@@ -48,15 +51,25 @@ pub(super) fn reply_in(error: &Error) -> Option<&RawDocumentBuf> {
     error.server_response().filter(|_| is_invalid)
 }
 
-/// The driver's value of a document, in which texts that are not UTF-8 are bytes.
-pub(super) fn readable_document(raw: &RawDocumentBuf) -> Result<Document, BoxError> {
-    match Document::try_from(raw.clone()) {
-        Ok(document) => Ok(document),
-        Err(error) => match readable(raw.as_bytes()) {
-            Some((bytes, _)) => Ok(Document::try_from(RawDocumentBuf::from_bytes(bytes)?)?),
-            None => Err(error.into()),
-        },
+/// The driver's value of a document, in which texts that are not UTF-8 are bytes. The log names the first such document.
+pub(super) fn readable_document(raw: &RawDocumentBuf) -> Result<Document> {
+    static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+    let read = |raw: RawDocumentBuf| Document::try_from(raw).map_err(Error::custom);
+    let error = match read(raw.clone()) {
+        Err(error) => error,
+        read => return read,
+    };
+    let Some((bytes, path)) = readable(raw.as_bytes()) else { return Err(error) };
+    let document = read(RawDocumentBuf::from_bytes(bytes).map_err(Error::custom)?)?;
+    if !HAS_WARNED.swap(true, Relaxed) {
+        log::warn!(
+            target: "actix_doclock::store",
+            "a record has a text that is not UTF-8, at `{path}`, and counts as if the text were missing: correct or \
+             remove it, and look for others. Its `_id` is {}",
+            document.get("_id").unwrap_or(&Bson::Null),
+        );
     }
+    Ok(document)
 }
 
 #[allow(clippy::needless_question_mark, reason = "each bson has another error type")]

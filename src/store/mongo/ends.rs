@@ -154,8 +154,8 @@ impl Ends<'_> {
             .find_one_and_update(by_aid(aid), end)
             .upsert(true)
             .return_document(ReturnDocument::After)
-            .max_time(self.until.write_limit())
-            .await?;
+            .max_time(self.until.write_limit());
+        let begun = send::modified(begun).await?;
         // A lock that was taken before the tombstone was there belonged to the session.
         let mut released = self.release_ended(aid, &before.keys).await?;
         let mine = begun.filter(|end| end.get_str("by").is_ok_and(|by| by == self.by()));

@@ -226,6 +226,29 @@ impl Grant {
     }
 }
 
+/// Replaces the record by this document, unless a name stands twice in the record, as some drivers write it: MongoDB 6.0
+/// aborts when it compares such a record with its replacement. Such a record stays as it is until it has expired. Then
+/// [`remove_odd`](Call::remove_odd) removes it.
+pub(super) fn replace_with(new: impl Into<Bson>) -> Document {
+    doc! { "$replaceWith": { "$cond": [has_repetition(), "$$ROOT", new.into()] } }
+}
+
+/// True if a name stands twice in the record, or in a document within it that a replacement may have, too.
+pub(super) fn has_repetition() -> Document {
+    let all = |array: &str| doc! { "$cond": [{ "$isArray": array }, array, []] };
+    let within = doc! { "$concatArrays": [
+        ["$$ROOT", "$holder", "$leaving"],
+        all("$readers"), all("$readers.holder"), all("$queue"), all("$queue.holder"),
+    ] };
+    let documents = doc! { "$filter": { "input": within, "as": "d", "cond": is("$$d", "object") } };
+    let names = doc! { "$map": { "input": { "$objectToArray": "$$d" }, "in": "$$this.k" } };
+    let distinct = doc! { "$size": { "$setUnion": ["$$names"] } };
+    let repeats = doc! { "$let": {
+        "vars": { "names": names }, "in": { "$ne": [{ "$size": "$$names" }, distinct] },
+    } };
+    doc! { "$anyElementTrue": [{ "$map": { "input": documents, "as": "d", "in": repeats } }] }
+}
+
 /// True if an exclusive lock is in its grace period, because its page has gone.
 pub(super) fn is_leaving() -> Document {
     is("$leaving", "object")

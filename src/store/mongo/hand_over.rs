@@ -13,7 +13,7 @@ use crate::{
             acquire::{Update, answer_fields, short_answer_fields},
             codec::literal,
             error::Result,
-            grant::{Grant, Target, is_live},
+            grant::{Grant, Target, is_live, replace_with},
             queue::in_the_way_of,
             record::by_id,
             release::taken_text,
@@ -97,7 +97,7 @@ fn update(from: &Acquisition, claim: &Claim, rules: &Rules) -> Vec<Document> {
         let is_first = doc! { "$eq": [in_the_way_of(claim), []] };
         granted = doc! { "$cond": [is_first, granted, released] }.into();
     }
-    let mut stages = vec![doc! { "$replaceWith": { "$cond": [is_from, granted, "$$ROOT"] } }];
+    let mut stages = vec![replace_with(doc! { "$cond": [is_from, granted, "$$ROOT"] })];
     if claim.mode == Mode::Shared || rules.fair {
         stages.extend(settle(rules));
     }

@@ -25,7 +25,7 @@ use crate::{
                 readers_that,
             },
             record::{Exactly, Fetched, by_id, has_text_ids, simple},
-            send::{Both, LIMIT, rows},
+            send::{Both, LIMIT, raw_rows, rows},
         },
     },
 };
@@ -196,9 +196,9 @@ impl Call<'_> {
         let found = self.majority.aggregate(stages).with_type::<RawDocumentBuf>();
         let found = found.exactly([key.id()]);
         let (mut confirmed, mut document) = (None, None);
-        for row in rows(found.max_time(self.until.read_limit())).await? {
+        for row in raw_rows(found.max_time(self.until.read_limit())).await? {
             if row.get("_id").is_ok_and(|id| id.is_some()) {
-                let record = codec::decode(row.as_bytes()).ok();
+                let record = codec::readable_document(&row).ok();
                 confirmed = record.and_then(|record| own(self.fetched(key, record, asked), aid));
             } else if let Ok(loaded) = row.get_document(DOCUMENT) {
                 let bytes = loaded.as_bytes().to_vec();

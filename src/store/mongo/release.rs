@@ -23,12 +23,12 @@ use crate::{
             codec::{literal, millis},
             error::{MAX_TIME_EXPIRED, Result, Unacknowledged, exceeded_time_limit, kind},
             grant::{
-                Grant, Target, and_live, exclusive_of, has_expired, is_leaving, is_live_reader,
-                is_of, of_sessions, some_reader,
+                Grant, Target, and_live, exclusive_of, has_expired, has_repetition, is_leaving,
+                is_live, is_live_reader, is_of, of_sessions, some_reader,
             },
             read::fields_for,
             record::{Exactly, Fetched, by_id, exactly, presentable},
-            send::{LIMIT, Write, acknowledged, number_of, refusals, run},
+            send::{LIMIT, Write, acknowledged, number_of, refusals, row, run},
             settle::take_out,
         },
     },
@@ -166,14 +166,26 @@ impl Call<'_> {
         Ok(Released::Released)
     }
 
+    // delete returns: 1 → removed; 0 → it was renewed or removed meanwhile.
+    pub(super) async fn remove_odd(&self, id: &LockId) -> Result<()> {
+        let mut odd = by_id(id);
+        let expired = doc! { "$not": [is_live(self.rules.ttl)] };
+        odd.insert("$expr", doc! { "$and": [expired, has_repetition()] });
+        self.write_one(id, odd, &Write::Delete).await?;
+        self.seen.gone(id);
+        Ok(())
+    }
+
     // A foreign lock has no token. It is recognised by the date at which it was taken. That date must
     // be read again, because a lock as shown cannot carry every date that a record can.
     async fn break_foreign(&self, seen: &Lock) -> Result<Released> {
         let (id, rules) = (seen.key.id(), &self.rules);
         let mut filter = by_id(id);
-        let found = self.primary.find_one(filter.clone()).max_time(self.until.read_limit());
-        let found = found.exactly([id]);
-        let ts = found.await?.and_then(|record| record.get_datetime("ts").ok().copied());
+        let records = self.primary.clone_with_type();
+        let found = records.find_one(filter.clone()).max_time(self.until.read_limit());
+        let ts = row(found.exactly([id]))
+            .await?
+            .and_then(|record| record.get_datetime("ts").ok().copied());
         if presentable(ts) != seen.since {
             return Ok(Released::AlreadyGone);
         }

@@ -14,7 +14,7 @@ use crate::{
             error::{LeftOut, Result, exceeded_time_limit, ours},
             grant::{
                 Grant, exclusive_of, held_by, is_live_reader, is_of, is_shared, of_sessions,
-                readers, renewed_exclusive,
+                readers, renewed_exclusive, replace_with,
             },
             send::{Write, rows, write},
             settle::settle,
@@ -102,7 +102,7 @@ impl Call<'_> {
         let longer = doc! { "$max": ["$ttl", millis(ttl)] };
         let renewed =
             doc! { "$cond": [is_shared(), shared, renewed_exclusive(longer, &self.rules)] };
-        let mut stages = vec![doc! { "$replaceWith": { "$mergeObjects": ["$$ROOT", renewed] } }];
+        let mut stages = vec![replace_with(doc! { "$mergeObjects": ["$$ROOT", renewed] })];
         stages.extend(settle(&self.rules));
         Write::Update(stages)
     }

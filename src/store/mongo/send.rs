@@ -14,10 +14,9 @@ use std::{
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Cursor,
-    bson::{Document, doc},
+    bson::{Document, RawDocumentBuf, doc},
     error::Error,
 };
-use serde::de::DeserializeOwned;
 
 use crate::{
     key::LockId,
@@ -25,7 +24,7 @@ use crate::{
     store::{
         Deadline,
         mongo::{
-            codec::{documents, millis, number},
+            codec::{self, documents, millis, number},
             error::{
                 Refused, Result, Unacknowledged, is_not_sent, late_majority, not_sent, unavailable,
             },
@@ -166,7 +165,12 @@ pub(super) async fn run(
     // A command does not inherit the write concern of the collection.
     let timeout = millis(WRITE_CONCERN_TIMEOUT);
     command.insert("writeConcern", doc! { "w": "majority", "wtimeout": timeout });
-    records.client().database(&records.namespace().db).run_command(command).await
+    let database = records.client().database(&records.namespace().db);
+    match database.run_command(command).await {
+        // The command was carried out.
+        Err(e) => codec::reply_in(&e).map_or(Err(e.clone()), codec::readable_document),
+        replied => replied,
+    }
 }
 
 /// How many records a command has matched.
@@ -202,12 +206,40 @@ pub(super) fn acknowledged(reply: &Document, has_written: bool) -> Result<()> {
     }
 }
 
-/// All rows that a query returns.
-pub(super) async fn rows<T>(query: impl IntoFuture<Output = Result<Cursor<T>>>) -> Result<Vec<T>>
-where
-    T: DeserializeOwned + Send + Sync + Unpin,
-{
-    query.await?.try_collect().await
+/// All rows that a query returns. One row that the driver cannot read does not cost the others.
+pub(super) async fn rows(
+    query: impl IntoFuture<Output = Result<Cursor<Document>>>,
+) -> Result<Vec<Document>> {
+    let raw: Vec<_> = raw_rows(query).await?;
+    raw.iter().map(codec::readable_document).collect()
+}
+
+/// All rows that a query returns, as they are.
+pub(super) async fn raw_rows<T>(
+    query: impl IntoFuture<Output = Result<Cursor<T>>>,
+) -> Result<Vec<RawDocumentBuf>> {
+    query.await?.with_type().try_collect().await
+}
+
+/// The record that a `findAndModify` of the driver returns.
+pub(super) async fn modified(
+    command: impl IntoFuture<Output = Result<Option<Document>>>,
+) -> Result<Option<Document>> {
+    let error = match command.await {
+        Err(error) => error,
+        modified => return modified,
+    };
+    // The command was carried out.
+    let Some(reply) = codec::reply_in(&error) else { return Err(error) };
+    let value = codec::readable_document(reply)?.remove("value");
+    Ok(value.and_then(|value| value.as_document().cloned()))
+}
+
+/// The one row that a query returns, if there is one.
+pub(super) async fn row(
+    query: impl IntoFuture<Output = Result<Option<RawDocumentBuf>>>,
+) -> Result<Option<Document>> {
+    query.await?.as_ref().map(codec::readable_document).transpose()
 }
 
 /// How many commands of one kind are under way at once in a collection. With 64 tasks, two brought a

@@ -26,6 +26,7 @@ use crate::{
             collection::primary,
             error::Doing,
             record::presentable,
+            send::{modified, row},
         },
     },
 };
@@ -49,21 +50,20 @@ impl Servers for MongoStore {
         freeze: Option<&NewFreeze>,
         until: Deadline,
     ) -> StoreResult<Vec<Freeze>> {
-        let written = self
-            .frozen()
+        let frozen = self.frozen();
+        let written = frozen
             .find_one_and_update(doc! { "_id": FREEZES }, with_freeze(scope, freeze))
             .upsert(true)
             .return_document(ReturnDocument::After)
             .projection(remaining())
-            .max_time(until.write_limit())
-            .await;
-        Ok(freezes(written.doing(|| "freezing or thawing")?))
+            .max_time(until.write_limit());
+        Ok(freezes(modified(written).await.doing(|| "freezing or thawing")?))
     }
 
     async fn freezes(&self, until: Deadline) -> StoreResult<Vec<Freeze>> {
-        let frozen = self.frozen();
+        let frozen = self.frozen().clone_with_type();
         let found = frozen.find_one(doc! { "_id": FREEZES }).projection(remaining());
-        let found = found.max_time(until.read_limit()).await;
+        let found = row(found.max_time(until.read_limit())).await;
         Ok(freezes(found.doing(|| "asking for freezes")?))
     }
 
@@ -95,12 +95,13 @@ impl Servers for MongoStore {
         until: Deadline,
     ) -> StoreResult<Fleet> {
         let topology = self.topology().await?;
-        let written = primary(self.database(), &self.own_collection(SERVERS))
+        let servers = primary(self.database(), &self.own_collection(SERVERS));
+        let written = servers
             .find_one_and_update(doc! { "_id": NOTES }, with_note(id, note))
             .upsert(true)
             .return_document(ReturnDocument::After)
-            .max_time(until.write_limit())
-            .await;
+            .max_time(until.write_limit());
+        let written = modified(written).await;
         Ok(Fleet::new(topology, notes(written.doing(|| "noting this server")?)))
     }
 }
@@ -117,7 +118,7 @@ impl MongoStore {
     pub async fn servers(&self) -> StoreResult<Vec<ServerNote>> {
         let counting = doc! { "_id": 0, "of": counting(true.into()) };
         let servers = primary(self.database(), &self.own_collection(SERVERS));
-        let found = servers.find_one(doc! { "_id": NOTES }).projection(counting).await;
+        let found = row(servers.find_one(doc! { "_id": NOTES }).projection(counting)).await;
         Ok(notes(found.doing(|| "reading the notes of the servers")?))
     }
 }

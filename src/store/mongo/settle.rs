@@ -12,7 +12,10 @@ use crate::{
             Call,
             codec::{is, millis},
             error::Result,
-            grant::{Grant, began, expires, is_reader, is_shared, readers_that},
+            grant::{
+                Grant, began, expires, has_repetition, is_reader, is_shared, readers_that,
+                replace_with,
+            },
             record::by_id,
             send::Write,
         },
@@ -103,7 +106,8 @@ pub(super) fn settle(rules: &Rules) -> Vec<Document> {
     let mut stages = Vec::new();
     if rules.fair {
         let places = doc! { "$cond": [{ "$eq": [live_places(), []] }, "$$REMOVE", live_places()] };
-        stages.push(doc! { "$set": { "queue": places } });
+        let left_alone = doc! { "$cond": [has_repetition(), "$queue", places] };
+        stages.push(doc! { "$set": { "queue": left_alone } });
     }
     let settled = doc! { "$switch": {
         "branches": [
@@ -119,9 +123,9 @@ pub(super) fn settle(rules: &Rules) -> Vec<Document> {
         "default": held_by_nobody(rules),
     } };
     let readers = readers_that(is_reader());
-    stages.push(doc! { "$replaceWith": {
+    stages.push(replace_with(doc! {
         "$let": { "vars": { "readers": readers }, "in": settled },
-    } });
+    }));
     stages
 }
 

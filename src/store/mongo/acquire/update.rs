@@ -10,7 +10,7 @@ use crate::{
             codec::{is, literal, millis},
             grant::{
                 Grant, due_again, is_leaving, is_live, is_live_reader, is_reader, is_shared,
-                next_fence, readers, readers_that, some_reader,
+                next_fence, readers, readers_that, replace_with, some_reader,
             },
             queue::{after, first_of, in_the_way_of},
             read::{exclusive_fields, latest, lock_fields, reader_field},
@@ -23,6 +23,8 @@ use crate::{
 /// claim was not granted. `[ { aid, lease } ]`, where `lease` names the token and its last
 /// renewal.
 pub(super) const FORMER: &str = "former";
+/// In the answer to a claim: the record has expired, but a name stands twice in it.
+pub(super) const ODD: &str = "odd";
 /// In the answer to the short form of a claim: the full form must follow.
 pub(super) const MORE: &str = "more";
 
@@ -41,7 +43,7 @@ type Branch = (Document, Bson);
 fn switch(branches: Vec<Branch>, default: Document) -> Vec<Document> {
     let branches = branches.into_iter().map(|(case, then)| doc! { "case": case, "then": then });
     let branches: Vec<_> = branches.collect();
-    vec![doc! { "$replaceWith": { "$switch": { "branches": branches, "default": default } } }]
+    vec![replace_with(doc! { "$switch": { "branches": branches, "default": default } })]
 }
 
 impl Update<'_> {
@@ -79,11 +81,12 @@ impl Update<'_> {
         switch(branches, self.granted(self.grant()))
     }
 
-    /// The shortest form, for a document that is expected to be free: does nothing to a record with a `ts`.
-    /// For an exclusive claim in a collection that is neither fair nor fenced.
+    /// The shortest form, for a document that is expected to be free: does nothing to a record with any content. For an
+    /// exclusive claim in a collection that is neither fair nor fenced.
     pub(super) fn if_free(&self) -> Vec<Document> {
         let granted = self.granted(self.grant());
-        vec![doc! { "$replaceWith": { "$cond": ["$ts", "$$ROOT", granted] } }]
+        let is_new = doc! { "$eq": [{ "$size": { "$objectToArray": "$$ROOT" } }, 1] };
+        vec![doc! { "$replaceWith": { "$cond": [is_new, granted, "$$ROOT"] } }]
     }
 
     /// A free document is the usual case, and passes with the least effort: its `ts` is missing.
