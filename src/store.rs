@@ -197,7 +197,10 @@ pub trait Locks: Send + Sync + 'static {
     /// is [`AlreadyMine`](TryAcquire::AlreadyMine) with that lock. At most [`MAX_READERS`] read at the
     /// same time; the next reader is answered [`Held`](TryAcquire::Held). An exclusive claim by the
     /// only reader is an upgrade: a new grant with the claim's token, which replaces the shared lock.
-    /// While there are other readers, the claim is answered `Held` and changes nothing.
+    /// While there are other readers, the claim is answered `Held` and changes nothing. If the claim [names the shared
+    /// lock](Claim::upgrades) and that lock is no longer live, the answer is [`Lost`](TryAcquire::Lost), also if the
+    /// document is free or the session has another lock on it. Only a repetition of the claim finds its own grant
+    /// instead.
     ///
     /// If an exclusive lock was granted to one [tab](Claim::tab), a claim from another tab of the same
     /// session leaves it unchanged. The answer is `AlreadyMine`, and the lock in it names the tab that

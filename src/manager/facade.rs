@@ -219,7 +219,17 @@ impl LockManager {
     ) -> Result<TryAcquire> {
         let (mode, ttl) = (Mode::Exclusive, self.ttl());
         let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
-        let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
+        let wanted = Wanted {
+            key,
+            aid,
+            person: None,
+            holder,
+            tab: None,
+            page: None,
+            mode,
+            upgrades: None,
+            ttl,
+        };
         let acquired = self
             .parts
             .granting
@@ -229,6 +239,7 @@ impl LockManager {
             Acquired::Granted(fresh) => TryAcquire::Granted(fresh.confirm()),
             Acquired::AlreadyMine(lock) => TryAcquire::AlreadyMine(lock),
             Acquired::Held(lock) => TryAcquire::Held(lock),
+            Acquired::Lost(key) => TryAcquire::Lost(key),
         })
     }
 

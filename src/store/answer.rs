@@ -57,17 +57,21 @@ pub enum TryAcquire<G = Lock> {
     AlreadyMine(Lock),
     /// Another session holds it, or is ahead in the queue.
     Held(Lock),
+    /// The shared lock on this document that the claim [upgrades](crate::store::Claim::upgrades) is no longer live.
+    /// Nothing was changed, whoever holds the document now.
+    Lost(LockKey),
 }
 
 impl TryAcquire {
     /// The lock that the session now holds.
     ///
     /// # Errors
-    /// [`LockError::Held`] if another session holds it.
+    /// [`LockError::Held`] if another session holds it. [`LockError::Lost`] if the claim upgrades a lock that is gone.
     pub fn into_result(self) -> Result<Lock, LockError> {
         match self {
             Self::Granted(lock) | Self::AlreadyMine(lock) => Ok(lock),
             Self::Held(lock) => Err(LockError::Held(Box::new(lock))),
+            Self::Lost(key) => Err(LockError::Lost { key, holder: None }),
         }
     }
 }

@@ -339,6 +339,7 @@ impl Locks for Link {
             TryAcquire::Granted(lock) => TryAcquire::Granted(believed(lock)),
             TryAcquire::AlreadyMine(lock) => TryAcquire::AlreadyMine(believed(lock)),
             TryAcquire::Held(lock) => TryAcquire::Held(believed(lock)),
+            TryAcquire::Lost(key) => TryAcquire::Lost(key),
         })
     }
 
@@ -854,6 +855,7 @@ fn said(answer: &TryAcquire) -> String {
         TryAcquire::Granted(lock) => format!("granted, {}", token(lock)),
         TryAcquire::AlreadyMine(lock) => format!("mine already, {}", token(lock)),
         TryAcquire::Held(lock) => format!("held by {}", token(lock)),
+        TryAcquire::Lost(_) => "lost what it upgrades".to_owned(),
     }
 }
 
@@ -901,6 +903,7 @@ fn revive(state: &mut State, collection: &str, aids: &[Aid], ttl: Duration) {
                 ttl,
                 max_hold: None,
                 turn: None,
+                upgrades: None,
             };
             drop(at_once(state.primary.try_acquire(&it.key, &claim, Deadline::NONE)));
         }

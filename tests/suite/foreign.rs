@@ -320,7 +320,7 @@ async fn no_foreign_record_makes_an_operation_fail() {
                 assert!(!live, "{what}: granted");
                 assert_eq!(app.save(&lock, "new").await.unwrap(), Saved::Saved, "{what}");
             }
-            TryAcquire::AlreadyMine(lock) => panic!("{what}: {lock:?}"),
+            other => panic!("{what}: {other:?}"),
         }
         lock_records(&database).delete_many(doc! {}).await.unwrap();
     }

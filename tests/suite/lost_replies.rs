@@ -211,7 +211,7 @@ async fn claims_of_a_group_are_granted_once_each_whichever_reply_is_lost() {
                     assert_eq!((seen.aid, seen.token), (aids[n].clone(), lock.token));
                 }
                 TryAcquire::Held(lock) => assert_eq!((n % 4, lock.aid), (0, bob.clone())),
-                TryAcquire::AlreadyMine(lock) => panic!("{command}: {lock:?}"),
+                other => panic!("{command}: {other:?}"),
             }
         }
         faulty.assert_fired(losses);

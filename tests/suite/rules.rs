@@ -158,6 +158,7 @@ async fn acquire_in_session(app: &App, key: &LockKey, aid: &Aid) -> Option<Lock>
         max_hold: None,
         mode: Mode::Exclusive,
         turn: None,
+        upgrades: None,
     };
     let answer = loop {
         match app.store.try_acquire(key, &claim, Deadline::NONE).await {
@@ -324,7 +325,10 @@ async fn a_holders_belief_is_counted_from_before_the_request() {
         let key = key(&document.to_string());
         let (answer, executed) = answered_late(&proxy, app.try_acquire(&key, aid)).await;
         let (TryAcquire::Granted(lock) | TryAcquire::AlreadyMine(lock) | TryAcquire::Held(lock)) =
-            answer.unwrap();
+            answer.unwrap()
+        else {
+            panic!("an ordinary claim is never lost")
+        };
         (lock.expires_at, executed)
     };
     counted_from_before("a fresh grant", async |n| claimed(n, &alice, "findAndModify").await).await;

@@ -48,6 +48,7 @@ pub(crate) fn claim(aid: &Aid) -> Claim {
         taken: None,
         max_hold: None,
         turn: None,
+        upgrades: None,
     }
 }
 
@@ -236,6 +237,14 @@ impl<S: Subject> Steps<S> {
         match self.asks(id, who).await {
             TryAcquire::Held(lock) => lock,
             other => panic!("{id} is not held: {other:?}"),
+        }
+    }
+
+    /// The claim is refused, because the lock that it upgrades is gone.
+    pub(crate) async fn has_lost(&self, id: &str, who: &impl Asks) {
+        match self.asks(id, who).await {
+            TryAcquire::Lost(lost) => assert_eq!(lost, key(id)),
+            other => panic!("{id} is not lost: {other:?}"),
         }
     }
 

@@ -30,7 +30,7 @@ use crate::{
 
 mod update;
 
-use update::{FORMER, MORE};
+use update::{FORMER, LOST, MORE};
 pub(super) use update::{Update, answer_fields, short_answer_fields};
 
 /// How often a claim is repeated because yet another expired lock is in its way.
@@ -62,10 +62,12 @@ impl Call<'_> {
             let mut claiming = Claiming { call: self, key, update, was_sent: false };
             match claiming.ask().await {
                 Ok(Found::Answer(answer)) => {
-                    let (TryAcquire::Granted(lock)
+                    if let TryAcquire::Granted(lock)
                     | TryAcquire::AlreadyMine(lock)
-                    | TryAcquire::Held(lock)) = &answer;
-                    self.seen.held(lock);
+                    | TryAcquire::Held(lock) = &answer
+                    {
+                        self.seen.held(lock);
+                    }
                     return Ok(answer);
                 }
                 Ok(Found::Expired(former)) => {
@@ -150,8 +152,10 @@ impl Claiming<'_> {
     // read an older state could miss a release that its change stream does not report any more. If a failover takes
     // the lock away again, the waiter learns it when the lease would have expired.
     async fn refused(&self) -> Result<Option<Lock>> {
-        let (id, aid, seen) = (self.key.id(), &self.update.claim.aid, &self.call.seen);
-        if !seen.is_held_by_another(id, aid) {
+        let Claim { aid, upgrades, .. } = self.update.claim;
+        let (id, seen) = (self.key.id(), &self.call.seen);
+        // An upgrade is lost then, and its own command says so.
+        if upgrades.is_some() || !seen.is_held_by_another(id, aid) {
             return Ok(None);
         }
         let asked = Instant::now();
@@ -171,7 +175,8 @@ impl Claiming<'_> {
 
     // findAndModify returns: the token of this attempt, or of an earlier attempt of this claim whose
     // reply was lost → granted. Our aid with another token → already ours. Anything else → held.
-    // Nothing → impossible, because an upsert returns the document. Error 11000 → two first upserts
+    // The shared lock that the claim upgrades is neither there nor replaced by this claim, or nothing is
+    // there → lost. Nothing → otherwise impossible, because an upsert returns the document. Error 11000 → two first upserts
     // met, and the server did not retry; reported as unavailable, and repeated. Write concern time-out
     // or lost connection → not known; repeated.
     //
@@ -181,7 +186,8 @@ impl Claiming<'_> {
     async fn ask(&mut self) -> Result<Found> {
         let (Self { call, key, .. }, Update { claim, rules, .. }) = (&*self, self.update);
         let (id, seen, token) = (key.id(), &call.seen, claim.token);
-        let (is_simple, mut has_readers) = (claim.mode == Mode::Exclusive && !rules.fair, false);
+        let is_simple = claim.mode == Mode::Exclusive && claim.upgrades.is_none() && !rules.fair;
+        let mut has_readers = false;
         if is_simple && !rules.fenced && !seen.is_there(id) {
             call.until.in_time()?;
             // Until the outcome is known, another claim looks closer at once.
@@ -213,6 +219,9 @@ impl Claiming<'_> {
             return Ok(found);
         }
         let found = self.send(|it| (it.in_full(), answer_fields(claim, rules))).await?;
+        if claim.upgrades.is_some() && found.is_none() {
+            return Ok(Found::Answer(TryAcquire::Lost(self.key.clone())));
+        }
         found.ok_or_else(|| failure(StoreErrorKind::Other, "MongoDB returned no lock"))
     }
 
@@ -253,7 +262,9 @@ impl Claiming<'_> {
         let (update, mut fields) = form(&self.update);
         fields.insert(FORMER, self.update.former());
         let asked = Instant::now();
-        let record = call.modify(admitted, by_id(id), update, true, Some(fields)).await?;
+        // A claim that upgrades a lock makes no record.
+        let upserts = self.update.claim.upgrades.is_none();
+        let record = call.modify(admitted, by_id(id), update, upserts, Some(fields)).await?;
         self.was_sent = true;
         call.seen.note(id, None);
         let is_answer = |record: &Document| !record.get_bool(MORE).unwrap_or(false);
@@ -270,6 +281,7 @@ impl Claiming<'_> {
             !lock.expires_in().is_zero() && (lock.mode, claim.mode) != (Mode::Shared, Mode::Shared)
         };
         match answer {
+            Some(lost @ TryAcquire::Lost(_)) => Some(Found::Answer(lost)),
             // Another session's live lock, or a waiter that is ahead in the queue.
             Some(TryAcquire::Held(lock)) if former.is_empty() || is_in_the_way(&lock) => {
                 Some(Found::Answer(TryAcquire::Held(lock)))
@@ -283,6 +295,9 @@ impl Claiming<'_> {
 impl Fetched {
     /// The answer to a claim: the session's own lock, or the lock or place that is in its way.
     pub(super) fn answer(self, claim: &Claim) -> Option<TryAcquire> {
+        if self.record.get_bool(LOST).unwrap_or(false) {
+            return Some(TryAcquire::Lost(self.key));
+        }
         let place = self.record.get_document("place").ok().map(|place| self.place(place));
         let is_of = |lock: &Lock| lock.token.is_some_and(|it| it.is_of_same_claim(claim.token));
         let holds = |lock: &Lock| lock.aid == claim.aid && lock.mode.covers(claim.mode);

@@ -16,6 +16,8 @@ pub(super) struct Asked {
     pub(super) who: usize,
     pub(super) document: usize,
     pub(super) shared: bool,
+    /// The claim that was granted the shared lock that this one upgrades.
+    pub(super) upgrades: Option<usize>,
     pub(super) waits: bool,
     /// The number of its ticket, in the order of the draws.
     pub(super) ticket: Option<usize>,
@@ -74,6 +76,7 @@ pub(super) enum Answer {
     Already(usize),
     /// Held by one of these: the holder that expires last, or the next waiter. Holders have a token.
     Held(Vec<(usize, Option<usize>)>),
+    Lost,
 }
 
 #[derive(Debug, Clone)]
@@ -172,6 +175,14 @@ impl Reference {
         let document = &mut self.documents[asked.document];
         let now = document.now;
         document.queue.retain(|place| place.until > now);
+        if let Some(shared) = asked.upgrades {
+            let is_it = |it: &Grant| {
+                if it.shared { it.token == shared } else { it.claim == asked.claim }
+            };
+            if !document.live().any(|it| it.who == asked.who && is_it(it)) {
+                return Answer::Lost;
+            }
+        }
         let covers = |it: &Grant| it.who == asked.who && (!it.shared || asked.shared);
         if let Some(mine) = document.live_mut(covers) {
             let elsewhere = !mine.shared && mine.tab.zip(asked.tab).is_some_and(|(a, b)| a != b);
