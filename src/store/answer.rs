@@ -10,6 +10,15 @@ use crate::{
     store::StoredDocument,
 };
 
+/// The answer to [`end_session`](crate::store::Sessions::end_session).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ended {
+    /// The documents whose locks the session has lost with its end.
+    pub locks: Vec<LockKey>,
+    /// How many locks beyond these were released: a store need not name more than a thousand.
+    pub more: usize,
+}
+
 /// How a session last ended, as [`last_ends`](crate::store::Sessions::last_ends) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastEnd {

@@ -9,7 +9,7 @@ use actix_doclock::{
     Aid, EndReason, Lock, LockKey, LockToken, MemoryStore, Mode, Released, StoreError,
     StoreErrorKind, TryAcquire,
     store::{
-        Ability, Acquisition, Active, Change, Claim, Deadline, Documents, Edit, HandedOver,
+        Ability, Acquisition, Active, Change, Claim, Deadline, Documents, Edit, Ended, HandedOver,
         LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules as Behaviour, Saved,
         Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept, TakenBy, Ticket, Waiters,
         Watch,
@@ -556,7 +556,7 @@ impl Sessions for Link {
         collections: &[&str],
         worker: Uuid,
         _until: Deadline,
-    ) -> Result<Vec<LockKey>, StoreError> {
+    ) -> Result<Ended, StoreError> {
         let of = aid.clone();
         let all: Arc<[String]> = collections.iter().map(|it| (*it).to_owned()).collect();
         let in_all = Arc::clone(&all);
@@ -580,7 +580,12 @@ impl Sessions for Link {
                 let names = if tombstone_first { &names[..] } else { &[] };
                 let ended =
                     at_once(state.primary.end_session(&of, reason, names, worker, Deadline::NONE));
-                state.truth.ended(&of);
+                let clock = state.primary.clock();
+                if let Ok(ended) = &ended
+                    && let Some(wrong) = state.truth.ended(&of, &ended.locks, clock)
+                {
+                    state.wrong.push(wrong);
+                }
                 seen(state, Why::Removed, ended)
             })
             .await?;

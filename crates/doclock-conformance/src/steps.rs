@@ -353,7 +353,8 @@ impl<S: Subject> Steps<S> {
         let worker = Uuid::new_v4();
         let ended = self.end_session(aid, reason, &[COLLECTION], worker, NONE).await.unwrap();
         self.ready(aid, worker).await.unwrap();
-        sorted(ended)
+        assert_eq!(ended.more, 0, "all are named");
+        sorted(ended.locks)
     }
 
     pub(crate) async fn logs_out(&self, aid: &Aid) -> Vec<LockKey> {

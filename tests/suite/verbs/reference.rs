@@ -297,8 +297,23 @@ impl Reference {
         named
     }
 
+    /// The documents whose locks the session has lost, and that no sweep has seen.
+    fn take_lost(&mut self, who: usize) -> BTreeSet<usize> {
+        let former = self.former.extract_if(.., |(of, _)| *of == who);
+        let mut lost: BTreeSet<_> = former.map(|(_, at)| at).collect();
+        for (at, document) in self.documents.iter().enumerate() {
+            let mut grants = document.grants.iter();
+            // Any other session will do.
+            if grants.any(|it| it.who == who && it.is_of_idle_session(usize::MAX, document.now)) {
+                lost.insert(at);
+            }
+        }
+        lost
+    }
+
     pub(super) fn end(&mut self, who: usize, reason: &'static str) -> BTreeSet<usize> {
-        let released = self.release_session(who);
+        let mut released = self.take_lost(who);
+        released.extend(self.release_session(who));
         if let Some(end) = self.ends.get_mut(&who).filter(|end| end.for_good) {
             // Includes locks taken after the end, if the end is not announced yet.
             if !end.announced {

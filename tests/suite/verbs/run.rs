@@ -119,7 +119,8 @@ impl<'a, S: Subject> Run<'a, S> {
                     .await
                     .unwrap();
                 store.ready(aid, worker).await.unwrap();
-                assert_eq!(numbers(&named), self.reference.end(*who, name), "ended with");
+                assert_eq!(named.more, 0);
+                assert_eq!(numbers(&named.locks), self.reference.end(*who, name), "ended with");
             }
             Op::Break(n) => {
                 let Some(seen) = store.inspect(&document(*n), None).await.unwrap() else { return };
