@@ -943,6 +943,65 @@ async fn expired_at_once(app: &App, database: &Database, many: usize) {
     age_all(database, app.locks.ttl()).await;
 }
 
+/// Puts more locks on record for each of these sessions, all like the first lock.
+async fn hold_more(app: &App, database: &Database, aids: &[Aid], each: usize) {
+    app.granted(&key("first"), &aids[0]).await;
+    let first = record(database, &key("first")).await.unwrap();
+    let all = aids.iter().flat_map(|aid| (0..each).map(move |n| (aid, n)));
+    let others = all.skip(1).map(|(aid, n)| {
+        let mut other = first.clone();
+        other.insert("_id", format!("{n} of {}", aid.as_str()));
+        other.insert("aid", aid.as_str());
+        other.insert("token", uuid::Uuid::new_v4().to_string());
+        other
+    });
+    lock_records(database).insert_many(others).await.unwrap();
+}
+
+/// One command names at most 8 000 locks, and one end at most 1 000.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sweep_of_many_locks_names_those_of_each_session_or_counts_them() {
+    for (sessions, each) in [(90, 100), (2, 5_000), (1, 9_000)] {
+        let database = replica_set().await;
+        let app = App::on(&database).await;
+        let aids: Vec<_> = (0..sessions).map(|_| Aid::new()).collect();
+        hold_more(&app, &database, &aids, each).await;
+        age_all(&database, TTL).await;
+        let heard = Heard::default();
+        let listening = App::with(&database, heard.listening()).await;
+        while count(&database).await > 0 {
+            listening.locks.sweep().await.unwrap();
+        }
+        heard.until("all are announced", sessions).await;
+        listening.locks.shutdown().await;
+        assert_eq!(heard.all().len(), sessions);
+        for ended in heard.all() {
+            let named = each.min(1_000);
+            assert_eq!((ended.locks.len(), ended.more), (named, each - named));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_logout_of_more_locks_than_one_command_names_counts_the_others() {
+    const LOCKS: usize = 9_000;
+    let database = replica_set().await;
+    let app = App::on(&database).await;
+    let alice = Aid::new();
+    hold_more(&app, &database, std::slice::from_ref(&alice), LOCKS).await;
+    let ended = app.locks.end_session(&alice).await.unwrap();
+    assert_eq!(ended.locks.len() + ended.more, LOCKS);
+    assert!(ended.more > 0, "not all were read");
+    assert_eq!(count(&database).await, 0, "all were released");
+    app.locks.shutdown().await;
+    let heard = Heard::default();
+    let listening = App::with(&database, heard.listening()).await;
+    nothing_is_left_to_announce(&database).await;
+    listening.locks.shutdown().await;
+    let [ended] = &heard.all()[..] else { panic!("{heard:?}") };
+    assert_eq!((ended.locks.len(), ended.more), (1_000, LOCKS - 1_000));
+}
+
 /// MongoDB removes expired locks too, and nobody hears of their sessions then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_that_expire_together_are_all_announced_although_the_ttl_monitor_runs() {
