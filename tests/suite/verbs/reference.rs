@@ -299,8 +299,9 @@ impl Reference {
 
     /// The documents whose locks the session has lost, and that no sweep has seen.
     fn take_lost(&mut self, who: usize) -> BTreeSet<usize> {
-        let former = self.former.extract_if(.., |(of, _)| *of == who);
-        let mut lost: BTreeSet<_> = former.map(|(_, at)| at).collect();
+        let of = self.former.iter().filter(|(of, _)| *of == who);
+        let mut lost: BTreeSet<_> = of.map(|(_, at)| *at).collect();
+        self.former.retain(|(of, _)| *of != who);
         for (at, document) in self.documents.iter().enumerate() {
             let mut grants = document.grants.iter();
             // Any other session will do.
