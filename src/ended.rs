@@ -10,7 +10,7 @@ use crate::{
     lock::{Aid, Holder},
 };
 
-/// How many locks the announcement of a session's end contains at most.
+/// How many locks the announcement of a session's end names at most.
 pub const MAX_NAMED_LOCKS: usize = 1000;
 
 /// Why a session ended.
@@ -65,6 +65,8 @@ pub struct SessionEnded {
     pub for_good: bool,
     /// The locks that ended with the session, at most [`MAX_NAMED_LOCKS`].
     pub locks: Vec<LockKey>,
+    /// How many locks beyond these ended with the session.
+    pub more: usize,
     /// When it ended, by the server's clock.
     pub at: SystemTime,
     /// True if a listener may have been called with this `event` before, by a server that was killed or

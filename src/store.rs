@@ -41,7 +41,9 @@ mod rules;
 mod status;
 mod watch;
 
-pub use answer::{Confirmed, HandedOver, LastEnd, Released, Renewed, Saved, Swept, TryAcquire};
+pub use answer::{
+    Confirmed, Ended, HandedOver, LastEnd, Released, Renewed, Saved, Swept, TryAcquire,
+};
 pub use claim::{Acquisition, Active, Claim, Named, Query, Removal, TakenBy};
 pub(crate) use document::Draft;
 pub use document::{Changes, Edit, Format, Original, StoredDocument};
@@ -198,7 +200,10 @@ pub trait Locks: Send + Sync + 'static {
     /// is [`AlreadyMine`](TryAcquire::AlreadyMine) with that lock. At most [`MAX_READERS`] read at the
     /// same time; the next reader is answered [`Held`](TryAcquire::Held). An exclusive claim by the
     /// only reader is an upgrade: a new grant with the claim's token, which replaces the shared lock.
-    /// While there are other readers, the claim is answered `Held` and changes nothing.
+    /// While there are other readers, the claim is answered `Held` and changes nothing. If the claim [names the shared
+    /// lock](Claim::upgrades) and that lock is no longer live, the answer is [`Lost`](TryAcquire::Lost), also if the
+    /// document is free or the session has another lock on it. Only a repetition of the claim finds its own grant
+    /// instead.
     ///
     /// If an exclusive lock was granted to one [tab](Claim::tab), a claim from another tab of the same
     /// session leaves it unchanged. The answer is `AlreadyMine`, and the lock in it names the tab that
@@ -435,8 +440,9 @@ pub trait Sessions: Locks {
     /// Ends the session permanently: remembers the end for a day, removes all its locks in these
     /// collections, and puts the end into the outbox, where it waits to be [settled](Self::settle_news) as
     /// [ready](Settled::Ready). Returns the locks that the session held, and the locks
-    /// that it lost while it was idle, if that loss was not announced yet: a lock is lost once a sweep has seen it
-    /// expired, or once another session has taken its document.
+    /// that it lost because they expired, if that loss was not announced yet: whether the lock is still on record, a
+    /// sweep has seen it expired, or another session has taken its document. A lock that expired at its `max_hold`
+    /// is not among them. The announcement has the same locks, and no other end has them.
     ///
     /// Only the first call ends the session; its time and reason stay. Later calls remove the locks
     /// that they still find. `worker` identifies this call, and stays the same when the call is
@@ -448,13 +454,13 @@ pub trait Sessions: Locks {
         collections: &[&str],
         _worker: Uuid,
         until: Deadline,
-    ) -> impl Verb<Vec<LockKey>> {
+    ) -> impl Verb<Ended> {
         async move {
-            let mut keys = Vec::new();
+            let mut ended = Ended::default();
             for collection in collections {
-                keys.extend(self.release_all(collection, aid, until).await?);
+                ended.locks.extend(self.release_all(collection, aid, until).await?);
             }
-            Ok(keys)
+            Ok(ended)
         }
     }
 
@@ -476,7 +482,8 @@ pub trait Sessions: Locks {
     /// ttl: if the session becomes idle or ends within that time, they are among its locks.
     ///
     /// If another session has acquired an expired lock, the former holder is treated as if the lock
-    /// were still there.
+    /// were still there. One idle session has one end, with all its locks, also if some of them are being taken over at
+    /// that moment; no lock is in two ends.
     ///
     /// Also completes the work that another worker left half done, and makes the ends of that worker ready.
     fn sweep(
@@ -632,7 +639,7 @@ erase! {
             reason: EndReason,
             collections: &'a [&'a str],
             worker: Uuid
-        ) -> Vec<LockKey>;
+        ) -> Ended;
         fn last_ends(aids: &'a [Aid]) -> Vec<Option<LastEnd>>;
         fn sweep(collections: &'a [&'a str], worker: Uuid, limit: usize) -> Swept;
         fn overdue(collections: &'a [&'a str], limit: usize) -> Vec<Aid>;

@@ -78,6 +78,7 @@ pub fn claim(aid: &Aid) -> Claim {
         ttl: Duration::from_secs(150),
         max_hold: None,
         turn: None,
+        upgrades: None,
     }
 }
 

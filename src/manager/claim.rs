@@ -70,6 +70,8 @@ pub(crate) struct Wanted {
     pub(crate) tab: Option<TabId>,
     pub(crate) page: Option<PageId>,
     pub(crate) mode: Mode,
+    /// The shared lock that is to become exclusive. Such a claim does not wait.
+    pub(crate) upgrades: Option<LockToken>,
     /// The manager's ttl, or a shorter one.
     pub(crate) ttl: Duration,
 }
@@ -86,6 +88,7 @@ impl Wanted {
             page: self.page,
             taken: None,
             mode: self.mode,
+            upgrades: self.upgrades,
             ttl: self.ttl,
             max_hold,
             turn,
@@ -102,10 +105,12 @@ pub(super) type ClaimPermit = Arc<OwnedSemaphorePermit>;
 pub(crate) type Acquired = TryAcquire<Provisional>;
 
 impl Acquired {
-    pub(super) fn lock(&self) -> &Lock {
+    /// The lock that the session has, or that is in its way.
+    pub(super) fn lock(&self) -> Option<&Lock> {
         match self {
-            Self::Granted(fresh) => &fresh.lock,
-            Self::AlreadyMine(lock) | Self::Held(lock) => lock,
+            Self::Granted(fresh) => Some(&fresh.lock),
+            Self::AlreadyMine(lock) | Self::Held(lock) => Some(lock),
+            Self::Lost(_) => None,
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
         LockEvents, LockManager,
         claim::{Acquired, Wanted},
     },
-    store::{Acquisition, Released, TryAcquire},
+    store::{Acquisition, Ended, Released, TryAcquire},
 };
 
 impl LockManager {
@@ -143,7 +143,8 @@ impl LockManager {
 
     /// Ends the session, as its logout does. All its locks are released. The extractors and the lock API refuse the
     /// session new locks for a minute, or for a day if it is the login of a client without a session.
-    /// Returns the documents that it had locked. The listener is called in the background.
+    /// Returns the documents that it had locked, also if their locks had expired and nobody was told yet, and [how many
+    /// more](Ended::more) there were. The listener is called in the background.
     ///
     /// # Errors
     /// See [`LockManager`]. After an error the locks remain until a repeated call, until the next
@@ -151,7 +152,7 @@ impl LockManager {
     ///
     /// # Cancel safety
     /// If the future is dropped, the session is still ended.
-    pub async fn end_session(&self, aid: &Aid) -> Result<Vec<LockKey>> {
+    pub async fn end_session(&self, aid: &Aid) -> Result<Ended> {
         self.parts.sessions.end(aid, EndReason::LoggedOut).await
     }
 
@@ -163,7 +164,7 @@ impl LockManager {
     ///
     /// # Errors
     /// As `end_session`. It is also as cancel safe.
-    pub async fn revoke_session(&self, aid: &Aid) -> Result<Vec<LockKey>> {
+    pub async fn revoke_session(&self, aid: &Aid) -> Result<Ended> {
         self.parts.sessions.end(aid, EndReason::Revoked).await
     }
 
@@ -219,7 +220,17 @@ impl LockManager {
     ) -> Result<TryAcquire> {
         let (mode, ttl) = (Mode::Exclusive, self.ttl());
         let (key, aid, holder) = (key.clone(), aid.clone(), holder.clone());
-        let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
+        let wanted = Wanted {
+            key,
+            aid,
+            person: None,
+            holder,
+            tab: None,
+            page: None,
+            mode,
+            upgrades: None,
+            ttl,
+        };
         let acquired = self
             .parts
             .granting
@@ -229,6 +240,7 @@ impl LockManager {
             Acquired::Granted(fresh) => TryAcquire::Granted(fresh.confirm()),
             Acquired::AlreadyMine(lock) => TryAcquire::AlreadyMine(lock),
             Acquired::Held(lock) => TryAcquire::Held(lock),
+            Acquired::Lost(key) => TryAcquire::Lost(key),
         })
     }
 

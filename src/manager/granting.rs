@@ -189,6 +189,7 @@ impl Granting {
                 }
                 Ok(TryAcquire::AlreadyMine(lock)) => Ok(Acquired::AlreadyMine(lock)),
                 Ok(TryAcquire::Held(lock)) => Ok(Acquired::Held(lock)),
+                Ok(TryAcquire::Lost(key)) => Ok(Acquired::Lost(key)),
                 Err(error) => {
                     // An attempt may have been carried out anyway, or may still be under way.
                     granting.claim_failed(&error, &key, &claim, &own_scope, &permit);
@@ -199,7 +200,9 @@ impl Granting {
         let asked = clock::now();
         let acquire = calls::with_permit(order, self.calls.deadline, acquire);
         let acquired = self.calls.complete("try_acquire", until, scope, acquire).await?;
-        self.seen.watched.saw(acquired.lock(), asked);
+        if let Some(lock) = acquired.lock() {
+            self.seen.watched.saw(lock, asked);
+        }
         Ok(acquired)
     }
 

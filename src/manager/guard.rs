@@ -98,8 +98,8 @@ impl LockGuard {
     /// The upgrade is a new grant, with its own token and fence.
     ///
     /// # Errors
-    /// [`LockError::Held`] by another reader. [`LockError::Lost`] if the lock had expired and another
-    /// session holds it. [`LockError::Store`].
+    /// [`LockError::Held`] by another reader. [`LockError::Lost`] if the shared lock had expired or was broken, even if
+    /// the document is free: somebody may have written in between. [`LockError::Store`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the lock may be lost.
@@ -107,10 +107,12 @@ impl LockGuard {
         if self.lock.mode == Mode::Exclusive {
             return Ok(());
         }
-        let wanted = Wanted { mode: Mode::Exclusive, ..self.wanted.clone() };
+        let upgrades = Some(self.held.token);
+        let wanted = Wanted { mode: Mode::Exclusive, upgrades, ..self.wanted.clone() };
         let scope = Default::default();
         match self.parts.granting.acquire(&wanted, &scope, self.parts.calls.until()).await? {
             Acquired::Held(lock) => Err(LockError::Held(Box::new(lock))),
+            Acquired::Lost(key) => Err(LockError::Lost { key, holder: None }),
             Acquired::AlreadyMine(lock) => self.becomes(lock, wanted),
             Acquired::Granted(fresh) => self.becomes(fresh.confirm(), wanted),
         }

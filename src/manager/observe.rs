@@ -250,6 +250,7 @@ pub(super) fn outcome(acquired: &Result<Acquired>) -> &'static str {
         Ok(Acquired::Granted(_)) => "granted",
         Ok(Acquired::AlreadyMine(_)) => "already_mine",
         Ok(Acquired::Held(_)) => "held",
+        Ok(Acquired::Lost(_)) => "lost",
         Err(LockError::WouldDeadlock { .. }) => "would_deadlock",
         Err(LockError::ShutDown) => "shutting_down",
         Err(LockError::TooManyWaiters { .. }) => "too_many_waiters",

@@ -55,7 +55,9 @@ impl Granting {
     ) {
         let answered = match answer {
             TryAcquire::Granted(lock) => lock.token,
-            TryAcquire::AlreadyMine(_) | TryAcquire::Held(_) => Some(claim.token),
+            TryAcquire::AlreadyMine(_) | TryAcquire::Held(_) | TryAcquire::Lost(_) => {
+                Some(claim.token)
+            }
         };
         let late = claim.token.attempts().filter(|token| Some(*token) != answered);
         let late = attempts(key, claim, late);

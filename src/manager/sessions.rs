@@ -22,7 +22,7 @@ use crate::{
         reads::Reads, watch::ends::Served, watched::Seen,
     },
     random::{self, HashMap},
-    store::{Active, LastEnd, Named, NewsId, Settled},
+    store::{Active, Ended, LastEnd, Named, NewsId, Settled},
 };
 
 pub(super) mod pieces;
@@ -107,11 +107,7 @@ impl Sessions {
         name = "doclock.end_session", skip_all,
         fields(outcome = tracing::field::Empty),
     ))]
-    pub(crate) async fn end(
-        self: &Arc<Self>,
-        aid: &Aid,
-        reason: EndReason,
-    ) -> Result<Vec<LockKey>> {
+    pub(crate) async fn end(self: &Arc<Self>, aid: &Aid, reason: EndReason) -> Result<Ended> {
         // Each operation has a name of its own: two operations of one server are as independent as those
         // of two servers.
         let worker = random::uuid();
@@ -141,7 +137,7 @@ impl Sessions {
         // The end goes on without its caller.
         let ended = self.calls.complete("end_session", until, &TaskTracker::new(), end).await?;
         observe::session_ended(reason);
-        self.seen.gone_all_of(aid, &ended, asked);
+        self.seen.gone_all_of(aid, &ended.locks, asked);
         self.served.ended(aid);
         Ok(ended)
     }

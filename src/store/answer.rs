@@ -10,6 +10,15 @@ use crate::{
     store::StoredDocument,
 };
 
+/// The answer to [`end_session`](crate::store::Sessions::end_session).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ended {
+    /// The documents whose locks the session has lost with its end.
+    pub locks: Vec<LockKey>,
+    /// How many locks beyond these were released: a store need not name more than a thousand.
+    pub more: usize,
+}
+
 /// How a session last ended, as [`last_ends`](crate::store::Sessions::last_ends) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastEnd {
@@ -57,17 +66,21 @@ pub enum TryAcquire<G = Lock> {
     AlreadyMine(Lock),
     /// Another session holds it, or is ahead in the queue.
     Held(Lock),
+    /// The shared lock on this document that the claim [upgrades](crate::store::Claim::upgrades) is no longer live.
+    /// Nothing was changed, whoever holds the document now.
+    Lost(LockKey),
 }
 
 impl TryAcquire {
     /// The lock that the session now holds.
     ///
     /// # Errors
-    /// [`LockError::Held`] if another session holds it.
+    /// [`LockError::Held`] if another session holds it. [`LockError::Lost`] if the claim upgrades a lock that is gone.
     pub fn into_result(self) -> Result<Lock, LockError> {
         match self {
             Self::Granted(lock) | Self::AlreadyMine(lock) => Ok(lock),
             Self::Held(lock) => Err(LockError::Held(Box::new(lock))),
+            Self::Lost(key) => Err(LockError::Lost { key, holder: None }),
         }
     }
 }

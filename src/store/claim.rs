@@ -29,6 +29,11 @@ pub struct Claim {
     pub taken: Option<TakenBy>,
     /// Exclusive or shared.
     pub mode: Mode,
+    /// The shared lock of the session that this exclusive claim upgrades. If that lock is no longer live, the answer
+    /// of [`try_acquire`](crate::store::Locks::try_acquire) is [`Lost`](crate::store::TryAcquire::Lost), because
+    /// somebody may have written in between. `None` for an ordinary claim. A waiter upgrades nothing, so
+    /// [`hand_over`](crate::store::Locks::hand_over) does not read this field.
+    pub upgrades: Option<LockToken>,
     /// How long the lock outlives the last sign of life of its session.
     pub ttl: Duration,
     /// How long after the grant the lock expires, however often it is renewed.

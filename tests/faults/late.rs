@@ -127,6 +127,7 @@ async fn an_attempt_that_arrives_after_a_later_one_was_answered_overwrites_nothi
         ttl: Duration::from_secs(600),
         max_hold: None,
         turn: None,
+        upgrades: None,
     };
     let _ = late.other.store.try_acquire(&key, &first, Deadline::NONE).await.unwrap();
     assert!(!desk.save(&stale, loaded).await, "overwritten");

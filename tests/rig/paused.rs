@@ -6,9 +6,9 @@ use actix_doclock::store::PageId;
 use actix_doclock::{
     Aid, EndReason, Lock, LockKey, MemoryStore, Released, StoreError, TryAcquire,
     store::{
-        Ability, Acquisition, Active, Claim, Deadline, Documents, Edit, HandedOver, LastEnd, Locks,
-        News, NewsId, Outbox, Query, Removal, Renewed, Rules, Saved, Servers, Sessions, Settled,
-        StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
+        Ability, Acquisition, Active, Claim, Deadline, Documents, Edit, Ended, HandedOver, LastEnd,
+        Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules, Saved, Servers, Sessions,
+        Settled, StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
     },
 };
 use futures_util::future::BoxFuture;
@@ -144,7 +144,7 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Sessions for Pau
         collections: &[&str],
         worker: Uuid,
         until: Deadline,
-    ) -> Result<Vec<LockKey>, StoreError> {
+    ) -> Result<Ended, StoreError> {
         self.paused(self.store.end_session(aid, reason, collections, worker, until)).await
     }
     async fn last_ends(

@@ -9,7 +9,7 @@ use actix_doclock::{
     Aid, EndReason, Lock, LockKey, LockToken, MemoryStore, Mode, Released, StoreError,
     StoreErrorKind, TryAcquire,
     store::{
-        Ability, Acquisition, Active, Change, Claim, Deadline, Documents, Edit, HandedOver,
+        Ability, Acquisition, Active, Change, Claim, Deadline, Documents, Edit, Ended, HandedOver,
         LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules as Behaviour, Saved,
         Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept, TakenBy, Ticket, Waiters,
         Watch,
@@ -339,6 +339,7 @@ impl Locks for Link {
             TryAcquire::Granted(lock) => TryAcquire::Granted(believed(lock)),
             TryAcquire::AlreadyMine(lock) => TryAcquire::AlreadyMine(believed(lock)),
             TryAcquire::Held(lock) => TryAcquire::Held(believed(lock)),
+            TryAcquire::Lost(key) => TryAcquire::Lost(key),
         })
     }
 
@@ -555,7 +556,7 @@ impl Sessions for Link {
         collections: &[&str],
         worker: Uuid,
         _until: Deadline,
-    ) -> Result<Vec<LockKey>, StoreError> {
+    ) -> Result<Ended, StoreError> {
         let of = aid.clone();
         let all: Arc<[String]> = collections.iter().map(|it| (*it).to_owned()).collect();
         let in_all = Arc::clone(&all);
@@ -579,7 +580,12 @@ impl Sessions for Link {
                 let names = if tombstone_first { &names[..] } else { &[] };
                 let ended =
                     at_once(state.primary.end_session(&of, reason, names, worker, Deadline::NONE));
-                state.truth.ended(&of);
+                let clock = state.primary.clock();
+                if let Ok(ended) = &ended
+                    && let Some(wrong) = state.truth.ended(&of, &ended.locks, clock)
+                {
+                    state.wrong.push(wrong);
+                }
                 seen(state, Why::Removed, ended)
             })
             .await?;
@@ -854,6 +860,7 @@ fn said(answer: &TryAcquire) -> String {
         TryAcquire::Granted(lock) => format!("granted, {}", token(lock)),
         TryAcquire::AlreadyMine(lock) => format!("mine already, {}", token(lock)),
         TryAcquire::Held(lock) => format!("held by {}", token(lock)),
+        TryAcquire::Lost(_) => "lost what it upgrades".to_owned(),
     }
 }
 
@@ -901,6 +908,7 @@ fn revive(state: &mut State, collection: &str, aids: &[Aid], ttl: Duration) {
                 ttl,
                 max_hold: None,
                 turn: None,
+                upgrades: None,
             };
             drop(at_once(state.primary.try_acquire(&it.key, &claim, Deadline::NONE)));
         }

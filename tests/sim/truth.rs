@@ -53,7 +53,7 @@ impl From<&OnRecord> for Expired {
 pub(crate) struct Heard {
     /// Sessions that were idle at a sweep since their last announcement.
     idle: BTreeSet<Aid>,
-    /// All documents that sessions have ever lost by expiry.
+    /// The documents that sessions have lost by expiry, and that no idle end has named since.
     expired: BTreeSet<(Aid, LockKey)>,
     events: BTreeMap<uuid::Uuid, usize>,
     ended: BTreeSet<Aid>,
@@ -154,10 +154,25 @@ impl Truth {
         }
     }
 
-    /// The session's own logout names it.
-    pub(crate) fn ended(&mut self, aid: &Aid) {
-        self.untold.remove(aid);
-        self.ended.insert(aid.clone());
+    /// The session's own logout names these locks. Returns the violation, if it leaves one out that the session has lost
+    /// and that no end has told.
+    pub(crate) fn ended(
+        &mut self,
+        aid: &Aid,
+        named: &[LockKey],
+        clock: Duration,
+    ) -> Option<String> {
+        let untold = self.untold.remove(aid).unwrap_or_default();
+        if !self.ended.insert(aid.clone()) {
+            return None;
+        }
+        let of_session = self.grants.iter().filter(|it| it.aid == *aid);
+        let on_record = of_session.filter(|it| it.until > clock || !it.at_max_hold);
+        let mut lost = untold.into_keys().chain(on_record.map(|it| it.key.clone()));
+        let missing = lost.find(|key| !named.contains(key))?;
+        Some(format!(
+            "{aid:?} was ended at {clock:?} without naming {missing:?}, which it had lost"
+        ))
     }
 }
 
@@ -185,18 +200,17 @@ impl Heard {
         *times += 1;
         if ended.for_good {
             self.ended.insert(ended.aid.clone());
-            return None;
         }
-        if *times > 1 {
+        if ended.for_good || *times > 1 {
             return None;
         }
         if !self.idle.remove(&ended.aid) {
             return Some(format!("{:?} was announced as idle, and was not", ended.aid));
         }
-        let wrong = ended.locks.iter().find(|key| {
-            let it = (ended.aid.clone(), (*key).clone());
-            !self.expired.contains(&it)
-        })?;
+        // A lock that was told belongs to no other end, unless the session loses it once more.
+        let mut wrong = ended.locks.clone();
+        wrong.retain(|key| !self.expired.remove(&(ended.aid.clone(), key.clone())));
+        let wrong = wrong.first()?;
         Some(format!("{:?} was announced with {wrong}, which it did not lose", ended.aid))
     }
 
@@ -218,6 +232,7 @@ fn an_announcement_forgets_only_the_locks_of_its_own_idle_period() {
         reason: actix_doclock::EndReason::Expired,
         for_good: false,
         locks: vec![one],
+        more: 0,
         at: std::time::SystemTime::UNIX_EPOCH,
         repeated: false,
     };

@@ -497,7 +497,7 @@ impl Desk {
         let (lock, is_fresh) = match answer {
             Ok(TryAcquire::Granted(lock)) => (lock, true),
             Ok(TryAcquire::AlreadyMine(lock)) => (lock, false),
-            Ok(TryAcquire::Held(_)) => {
+            Ok(TryAcquire::Held(_) | TryAcquire::Lost(_)) => {
                 world.write(op, Event::Held);
                 return None;
             }

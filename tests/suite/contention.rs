@@ -61,7 +61,9 @@ async fn count_under_locks(tasks: u64, documents: u64, acquisitions: u64) {
                             refusals += 1;
                             sleep(Duration::from_millis(80)).await;
                         }
-                        TryAcquire::AlreadyMine(_) => panic!("it was given back"),
+                        TryAcquire::AlreadyMine(_) | TryAcquire::Lost(_) => {
+                            panic!("it was given back")
+                        }
                     }
                 };
                 guarded[document].increment().await;

@@ -102,6 +102,7 @@ pub(crate) async fn locked(store: &impl Store) -> Lock {
         max_hold: None,
         mode: Mode::Exclusive,
         turn: None,
+        upgrades: None,
     };
     store.try_acquire(&key(), &claim, Deadline::NONE).await.unwrap().into_result().unwrap()
 }

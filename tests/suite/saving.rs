@@ -187,6 +187,7 @@ fn claim() -> Claim {
         max_hold: None,
         mode: Mode::Exclusive,
         turn: None,
+        upgrades: None,
     }
 }
 

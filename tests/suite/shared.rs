@@ -47,6 +47,7 @@ pub(crate) fn claim(mode: Mode) -> Claim {
         taken: None,
         max_hold: None,
         turn: None,
+        upgrades: None,
     }
 }
 
@@ -640,7 +641,7 @@ async fn every_verb(
                     assert_eq!(saved == Saved::Saved, mode == Mode::Exclusive, "{what}");
                 }
                 TryAcquire::Held(lock) => assert_ne!(lock.aid, alice, "{what}"),
-                TryAcquire::AlreadyMine(lock) => panic!("{what}: {lock:?}"),
+                other => panic!("{what}: {other:?}"),
             }
             store
                 .set_place(&a, &nobody, Deadline::NONE)
@@ -876,7 +877,7 @@ async fn at_random(rules: Rules) {
                     match store.try_acquire(&key, &claim, Deadline::NONE).await.unwrap() {
                         TryAcquire::Granted(lock) => break Some(lock),
                         TryAcquire::Held(lock) => assert_ne!(lock.aid, claim.aid),
-                        TryAcquire::AlreadyMine(lock) => panic!("{lock:?}"),
+                        other => panic!("{other:?}"),
                     }
                     tries += 1;
                     if tries > 10 {
@@ -898,8 +899,13 @@ async fn at_random(rules: Rules) {
                     store.renew_all(COLLECTION, std::slice::from_ref(&lock.aid)).await.unwrap();
                 }
                 // A reader becomes a writer if it is alone.
-                let upgrade =
-                    Claim { mode: Mode::Exclusive, token: LockToken::new(), turn: None, ..claim };
+                let upgrade = Claim {
+                    mode: Mode::Exclusive,
+                    token: LockToken::new(),
+                    upgrades: lock.token,
+                    turn: None,
+                    ..claim
+                };
                 let mut held = lock;
                 if shared
                     && next(4) == 0

@@ -48,6 +48,7 @@ pub(crate) fn claim(aid: &Aid) -> Claim {
         taken: None,
         max_hold: None,
         turn: None,
+        upgrades: None,
     }
 }
 
@@ -239,6 +240,14 @@ impl<S: Subject> Steps<S> {
         }
     }
 
+    /// The claim is refused, because the lock that it upgrades is gone.
+    pub(crate) async fn has_lost(&self, id: &str, who: &impl Asks) {
+        match self.asks(id, who).await {
+            TryAcquire::Lost(lost) => assert_eq!(lost, key(id)),
+            other => panic!("{id} is not lost: {other:?}"),
+        }
+    }
+
     pub(crate) async fn lock_on(&self, id: &str) -> Option<Lock> {
         self.inspect(&key(id), None).await.unwrap()
     }
@@ -344,7 +353,8 @@ impl<S: Subject> Steps<S> {
         let worker = Uuid::new_v4();
         let ended = self.end_session(aid, reason, &[COLLECTION], worker, NONE).await.unwrap();
         self.ready(aid, worker).await.unwrap();
-        sorted(ended)
+        assert_eq!(ended.more, 0, "all are named");
+        sorted(ended.locks)
     }
 
     pub(crate) async fn logs_out(&self, aid: &Aid) -> Vec<LockKey> {

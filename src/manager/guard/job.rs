@@ -175,10 +175,21 @@ impl Job {
     async fn acquire_in(&self, key: &LockKey, mode: Mode, wait: Wait) -> Result<LockGuard> {
         let (key, aid, holder) = (key.clone(), Aid::of_job(), self.holder.clone());
         let ttl = self.ttl;
-        let wanted = Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl };
+        let wanted = Wanted {
+            key,
+            aid,
+            person: None,
+            holder,
+            tab: None,
+            page: None,
+            mode,
+            upgrades: None,
+            ttl,
+        };
         let (parts, scope) = (Arc::clone(&self.parts), TaskTracker::new());
         let lock = match parts.acquire_or_wait(&wanted, &self.aid, wait, &scope).await? {
             Acquired::Held(lock) => return Err(LockError::Held(Box::new(lock))),
+            Acquired::Lost(key) => return Err(LockError::Lost { key, holder: None }),
             Acquired::AlreadyMine(lock) => lock,
             Acquired::Granted(fresh) => fresh.confirm(),
         };

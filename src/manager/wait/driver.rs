@@ -274,9 +274,11 @@ impl<M: Needs> Driver<'_, M> {
                 }
                 None => continue,
             };
-            if !matches!(acquired, Acquired::Held(_)) {
+            if let Acquired::Granted(_) | Acquired::AlreadyMine(_) = acquired
+                && let Some(lock) = acquired.lock()
+            {
                 // The waiters behind this one wait for its lock from now on.
-                self.end = Leaving::Granted(acquired.lock().clone());
+                self.end = Leaving::Granted(lock.clone());
             }
             return Ok(acquired);
         }

@@ -31,6 +31,15 @@ pub(super) struct Names {
     pub(super) holder: Option<Holder>,
 }
 
+impl Names {
+    fn add(&mut self, Self { locks, holder }: Self) {
+        self.locks.extend(locks);
+        self.locks.sort();
+        self.locks.dedup();
+        self.holder = self.holder.take().or(holder);
+    }
+}
+
 /// All times are on the store's clock, except `shown`.
 #[derive(Debug, Clone)]
 struct End {
@@ -64,12 +73,6 @@ impl End {
     fn is_taken(&self, now: Duration) -> bool {
         self.lease.is_some_and(|(_, until)| until > now)
     }
-
-    fn add(&mut self, Names { locks, holder }: Names) {
-        self.names.locks.extend(locks);
-        self.names.locks.truncate(MAX_NAMED_LOCKS);
-        self.names.holder = self.names.holder.take().or(holder);
-    }
 }
 
 impl Ends {
@@ -86,20 +89,20 @@ impl Ends {
             Some(mut end) if end.for_good => {
                 // Locks that the session took after its end. They join the announcement if that is still to come.
                 if !end.announced {
-                    end.add(names.clone());
+                    end.names.add(names.clone());
                 }
                 (end, names.locks)
             }
             earlier => {
                 let mut end = End::new(reason, true, now);
                 // Locks that the session lost while it was idle, if that was not announced yet.
-                end.add(
+                end.names.add(
                     earlier
                         .filter(|end| !end.announced)
                         .map_or_else(Names::default, |end| end.names),
                 );
-                end.add(self.take_noted(aid, now));
-                end.add(names);
+                end.names.add(self.take_noted(aid, now));
+                end.names.add(names);
                 let named = end.names.locks.clone();
                 (end, named)
             }
@@ -116,8 +119,7 @@ impl Ends {
     /// Remembers for `ttl` that these locks expired while their session had others.
     pub(super) fn note(&mut self, aid: &Aid, names: Names, ttl: Duration, now: Duration) {
         let mut noted = self.take_noted(aid, now);
-        noted.locks.extend(names.locks);
-        noted.holder = noted.holder.or(names.holder);
+        noted.add(names);
         self.noted.retain(|_, (_, until)| *until > now);
         self.noted.insert(aid.clone(), (noted, now + ttl));
     }
@@ -133,13 +135,13 @@ impl Ends {
         match self.of.get_mut(aid) {
             Some(end) if end.for_good => {}
             Some(end) if !end.announced => {
-                end.add(noted);
-                end.add(names);
+                end.names.add(noted);
+                end.names.add(names);
             }
             _ => {
                 let mut end = End::new(EndReason::Expired, false, now);
-                end.add(noted);
-                end.add(names);
+                end.names.add(noted);
+                end.names.add(names);
                 self.of.insert(aid.clone(), end);
             }
         }
@@ -175,7 +177,8 @@ impl Ends {
                     aid: aid.clone(),
                     reason: end.reason,
                     for_good: end.for_good,
-                    locks: end.names.locks.clone(),
+                    locks: end.names.locks.iter().take(MAX_NAMED_LOCKS).cloned().collect(),
+                    more: end.names.locks.len().saturating_sub(MAX_NAMED_LOCKS),
                     holder: end.names.holder.clone(),
                     at: end.shown,
                     repeated: end.taken > 1,

@@ -36,6 +36,10 @@ impl Locks for MemoryStore {
         let mut state = self.state.lock();
         let moment = state.moment();
         let fenced = state.is_fenced(key.collection());
+        let may_upgrade = |record: &Record| record.may_upgrade(claim, moment.now);
+        if claim.upgrades.is_some() && !state.locks.get(key).is_some_and(may_upgrade) {
+            return Ok(TryAcquire::Lost(key.clone()));
+        }
         let record = state.locks.entry(key.clone()).or_default();
         let expired = record.of_idle_sessions(&claim.aid, moment.now);
         let answer = record.try_acquire(key, claim, fenced, moment);

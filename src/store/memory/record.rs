@@ -86,6 +86,17 @@ impl Record {
         TryAcquire::Granted(self.grant(key, claim, fenced, None, moment))
     }
 
+    /// True if the shared lock that the claim upgrades is live, or an attempt of the claim has replaced it already.
+    pub(super) fn may_upgrade(&self, claim: &Claim, now: Duration) -> bool {
+        self.grants.iter().any(|it| {
+            let is_it = match it.mode {
+                Mode::Shared => claim.upgrades == Some(it.token),
+                Mode::Exclusive => it.token.is_of_same_claim(claim.token),
+            };
+            is_it && it.aid == claim.aid && it.is_live(now)
+        })
+    }
+
     /// The expired grants of other sessions, except those that ended with their `max_hold`.
     pub(super) fn of_idle_sessions(&self, than: &Aid, now: Duration) -> Vec<Grant> {
         self.grants.iter().filter(|it| it.is_of_idle_session(than, now)).cloned().collect()

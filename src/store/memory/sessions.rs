@@ -6,10 +6,9 @@ use uuid::Uuid;
 
 use crate::{
     ended::EndReason,
-    key::LockKey,
     lock::Aid,
     store::{
-        Deadline, LastEnd, News, NewsId, Outbox, Sessions, Settled, StoreResult, Swept,
+        Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled, StoreResult, Swept,
         memory::{MemoryStore, ends::Names},
     },
     takeover::Takeover,
@@ -23,12 +22,16 @@ impl Sessions for MemoryStore {
         collections: &[&str],
         _worker: Uuid,
         _until: Deadline,
-    ) -> StoreResult<Vec<LockKey>> {
+    ) -> StoreResult<Ended> {
         let mut state = self.state.lock();
         let now = state.now();
         let holder = state.holder_of(collections, aid);
-        let locks = state.remove_all(collections, aid, now);
-        Ok(state.ends.for_good(aid, reason, Names { locks, holder }, now))
+        let mut locks = state.expired_of(collections, aid, now);
+        locks.extend(state.remove_all(collections, aid, now));
+        locks.sort();
+        locks.dedup();
+        let locks = state.ends.for_good(aid, reason, Names { locks, holder }, now);
+        Ok(Ended { locks, more: 0 })
     }
 
     async fn last_ends(&self, aids: &[Aid], _until: Deadline) -> StoreResult<Vec<Option<LastEnd>>> {

@@ -165,6 +165,28 @@ impl State {
         of_session.into_iter().filter(|(_, live)| *live).map(|(key, _)| key).collect()
     }
 
+    /// The locks that the session has lost because they expired, on record or taken over since, and that no sweep has
+    /// seen. They are taken: the caller announces them.
+    pub(super) fn expired_of(
+        &mut self,
+        collections: &[&str],
+        aid: &Aid,
+        now: Duration,
+    ) -> Vec<LockKey> {
+        let is_lost = |key: &LockKey, grant: &Grant| {
+            let is_idle = !grant.is_live(now) && !grant.has_reached_max_hold();
+            grant.aid == *aid && is_idle && collections.contains(&key.collection())
+        };
+        let former = self.former.extract_if(.., |(key, grant)| is_lost(key, grant));
+        let mut lost: Vec<_> = former.map(|(key, _)| key).collect();
+        let on_record = self
+            .locks
+            .iter()
+            .filter(|(key, record)| record.grants.iter().any(|grant| is_lost(key, grant)));
+        lost.extend(on_record.map(|(key, _)| key.clone()));
+        lost
+    }
+
     /// The holder whose session this is, if the session has a lock.
     pub(super) fn holder_of(&self, collections: &[&str], aid: &Aid) -> Option<Holder> {
         let ours = self.locks.iter().filter(|(key, _)| collections.contains(&key.collection()));

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -24,13 +24,14 @@ use tokio::{
 };
 
 use crate::{
+    error::StoreErrorKind,
     key::LockId,
     store::mongo::{
-        Call, Prepared,
-        error::{Result, exceeded_time_limit, not_sent, unavailable},
+        Call, Prepared, codec,
+        error::{Result, exceeded_time_limit, failure, has_lost_connection, not_sent, unavailable},
         group::{Gate, Slot, UNANSWERED},
-        record::exactly,
-        send::{Write, acknowledged, run, write},
+        record::{Exactly, by_id, exactly},
+        send::{LIMIT, Write, acknowledged, run, write},
     },
 };
 
@@ -84,6 +85,8 @@ struct Record {
     /// How many writes wait for a permit or are in progress.
     writes: usize,
     is_stuck: bool,
+    /// True if the connection was lost during a write on this record, or on its document, and none has succeeded since.
+    has_lost_server: bool,
 }
 
 impl Admission {
@@ -113,6 +116,16 @@ impl Admission {
         }
     }
 
+    /// Notes that the connection was lost during a write.
+    pub(super) fn note_lost_server(&self, id: &LockId) {
+        self.records.lock().entry(id).has_lost_server = true;
+    }
+
+    /// True if a write on this record, or on its document, may have made a server abort.
+    pub(super) fn has_lost_server(&self, id: &LockId) -> bool {
+        self.records.lock().of.get(id).is_some_and(|it| it.has_lost_server)
+    }
+
     fn join<'a>(&'a self, id: &'a LockId) -> Result<(Pending<'a>, Arc<Semaphore>)> {
         let mut records = self.records.lock();
         let record = records.entry(id);
@@ -134,6 +147,7 @@ impl Records {
             permits: Arc::new(Semaphore::new(FOR_ONE_RECORD)),
             writes: 0,
             is_stuck: false,
+            has_lost_server: false,
         })
     }
 }
@@ -157,6 +171,9 @@ impl Call<'_> {
         send_by: Instant,
     ) -> Result<Admitted<'a>> {
         let latest = Instant::now() + self.until.read_limit();
+        if self.admission.has_lost_server(id) {
+            self.look_before_writing(id).await?;
+        }
         let (pending, permits) = self.admission.join(id)?;
         let own = permit(permits, latest).await?;
         let is_stuck = self.admission.records.lock().of.get(id).is_some_and(|it| it.is_stuck);
@@ -165,6 +182,26 @@ impl Call<'_> {
             false => Way::Gate(gate.enter(send_by).await?),
         };
         Ok(Admitted { pending, limit: self.until.write_limit(), permits: (own, way) })
+    }
+
+    /// The last write on this record may have made a server abort: a command that some record of another program kills
+    /// the primary with is not sent to the next primary, too.
+    ///
+    /// # Errors
+    /// If no program of this crate has written the record.
+    async fn look_before_writing(&self, id: &LockId) -> Result<()> {
+        let records = self.primary.clone_with_type::<RawDocumentBuf>();
+        let found = records.find_one(by_id(id));
+        let found = found.exactly([id]).max_time(LIMIT).await?;
+        if found.is_none_or(|record| codec::is_exact(&record)) {
+            return Ok(());
+        }
+        let what = format!(
+            "a server was lost during a write on the record {id} of {}, in which a name stands twice or a text is not \
+             UTF-8: it is not sent again; look at the server's log, and remove the record with `doclock break`",
+            self.primary.name(),
+        );
+        Err(failure(StoreErrorKind::Other, what))
     }
 
     /// Sends one `findAndModify` on the record of this admission. Returns the record after it; `None` if there is none.
@@ -242,7 +279,7 @@ impl Drop for Pending<'_> {
         let mut records = self.admission.records.lock();
         if let Some(record) = records.of.get_mut(self.id) {
             record.writes -= 1;
-            if record.writes == 0 && !record.is_stuck {
+            if record.writes == 0 && !record.is_stuck && !record.has_lost_server {
                 records.of.remove(self.id);
             }
         }
@@ -282,6 +319,10 @@ impl Admitted<'_> {
         };
         if let Some(record) = pending.admission.records.lock().of.get_mut(pending.id) {
             record.is_stuck = done.as_ref().is_err_and(exceeded_time_limit);
+            record.has_lost_server = match &done {
+                Ok(_) => false,
+                Err(e) => record.has_lost_server || has_lost_connection(e),
+            };
         }
         done
     }

@@ -228,10 +228,18 @@ pub(super) fn raw(document: &StoredDocument) -> Result<RawDocumentBuf, BoxError>
 ///
 /// Does not use serde, which would read `{ "$oid": … }` and its like as other types, and store them as those types.
 pub(super) fn exact(document: &StoredDocument) -> Option<Document> {
-    let exact = Document::try_from(raw(document).ok()?).ok()?;
-    let is_all =
-        RawDocumentBuf::try_from(&exact).is_ok_and(|it| it.as_bytes() == document.as_bytes());
-    is_all.then_some(exact)
+    exactly(&raw(document).ok()?)
+}
+
+/// True if the driver's value holds all of this record.
+pub(super) fn is_exact(record: &RawDocumentBuf) -> bool {
+    exactly(record).is_some()
+}
+
+fn exactly(raw: &RawDocumentBuf) -> Option<Document> {
+    let exact = Document::try_from(raw.clone()).ok()?;
+    let again = RawDocumentBuf::try_from(&exact).ok()?;
+    (again.as_bytes() == raw.as_bytes()).then_some(exact)
 }
 
 #[cfg(test)]

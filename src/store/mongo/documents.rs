@@ -28,8 +28,8 @@ use crate::{
             Call, MongoStore, codec,
             difference::{self, Difference},
             error::{
-                DOCUMENT_VALIDATION_FAILURE, DUPLICATE_KEY, Result, code, failure, not_sent,
-                store_error, unavailable,
+                DOCUMENT_VALIDATION_FAILURE, DUPLICATE_KEY, Result, code, failure,
+                has_lost_connection, not_sent, store_error, unavailable,
             },
             grant::{Target, and_live, renewed_exclusive},
             record::{Exactly, by_id},
@@ -185,6 +185,9 @@ impl Save<'_> {
             other => other,
         };
         let _ = session.abort_transaction().await;
+        if saved.as_ref().is_err_and(has_lost_connection) {
+            self.call.admission.note_lost_server(self.held.key.id());
+        }
         saved
     }
 
@@ -235,6 +238,11 @@ impl Save<'_> {
                 let now = now.session(&mut *session).await?;
                 let Some(now) = now else { return Ok(Some(Saved::DocumentGone)) };
                 let now = StoredDocument::from_bytes(Format::Bson, now.into_bytes());
+                if self.call.admission.has_lost_server(self.held.key.id())
+                    && codec::exact(&now).is_none()
+                {
+                    return Err(lost_a_server());
+                }
                 let difference = match difference_of(changes, &now).await? {
                     Ok(difference) => difference,
                     Err(field) => return Ok(Some(Saved::ChangedMeanwhile(field))),
@@ -299,6 +307,13 @@ async fn difference_of(
 
 fn raw(document: &StoredDocument) -> Result<RawDocumentBuf> {
     codec::raw(document).map_err(Error::custom)
+}
+
+/// The write may have made the server abort, and would make the next primary abort, too.
+fn lost_a_server() -> Error {
+    let why = "a server was lost during this save, and a name stands twice in the stored document, or a text in it is \
+               not UTF-8: it is not sent again; look at the server's log, and correct the document";
+    failure(StoreErrorKind::Rejected, why)
 }
 
 /// Without a transaction a document is written only if it is still what was read. A command cannot say that of every

@@ -11,8 +11,9 @@
 //!   step:   "release" | "announce",    // the next step; absent when all steps are done
 //!   by: "<worker>", lease: <Date>,     // the worker that has it, and until when it is reserved
 //!   locks:  [ { c: "<collection>", id: <_id> } ],
+//!   more:   <how many locks it has not named>,
 //!   holder: { label, user },           // of one of these locks
-//!   leases: [ "<lease>" ],             // of the expired locks that an idle end named
+//!   leases: [ "<lease>" ],             // of the locks that an end or a note has named: they are not named again
 //!   noted:  <Date: until when the names count although no step is left>,
 //!   taken:  <how often it was taken to be announced>,
 //!   told:   true }                     // already announced; its locks are being released once more
@@ -45,7 +46,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::try_join_all;
+use futures_util::future::{try_join, try_join_all};
 use mongodb::{
     bson::{Bson, Document as Record, doc},
     options::ReturnDocument,
@@ -57,11 +58,13 @@ use crate::{
     key::{LockId, LockKey},
     lock::{Aid, Holder, LockToken},
     store::{
-        Deadline, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
+        Deadline, Ended, LastEnd, News, NewsId, Outbox, Sessions, Settled, Swept,
         mongo::{
             Call, MongoStore,
-            codec::{documents, is, millis},
+            codec::{self, documents, is, millis},
+            ends::{former::traces, overdue::Expired},
             error::{Result, is_duplicate_id},
+            record::{Leased, aid_in},
             release::Grants,
             send::{self, LIMIT, Write, refusals, rows, run},
         },
@@ -74,15 +77,15 @@ mod news;
 mod overdue;
 mod sweep;
 
-/// How many locks are named in one command. With the longest possible ids the command must stay within
-/// the limits of the server. Locks beyond that number are released without being named.
+/// How many locks are read to be named in one command. With the longest possible ids the command must stay within
+/// the limits of the server. Locks beyond that number are only counted.
 const NAMES_AT_ONCE: usize = 8_000;
 /// How long an end that a worker has begun is reserved for that worker.
 const RELEASE_LEASE: Duration = Duration::from_secs(10);
 
 impl Sessions for MongoStore {
     verbs! { self, until:
-        end_session(aid: &Aid, reason: EndReason, collections: &[&str], worker: Uuid) -> Vec<LockKey>:
+        end_session(aid: &Aid, reason: EndReason, collections: &[&str], worker: Uuid) -> Ended:
             self.ends(collections, worker, until).end_session(aid, reason),
             "ending a session";
         last_ends(aids: &[Aid]) -> Vec<Option<LastEnd>>:
@@ -115,17 +118,46 @@ struct Ends<'a> {
     until: Deadline,
 }
 
+/// A lock that a session has or had.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Held {
+    key: LockKey,
+    /// Names the grant and its last renewal. `None` for the lock of a foreign program.
+    lease: Option<String>,
+}
+
+impl Held {
+    fn lock(&self) -> Option<(LockKey, LockToken)> {
+        let (token, _) = self.lease.as_ref()?.split_once('/')?;
+        Some((self.key.clone(), token.parse().ok()?))
+    }
+}
+
 /// The locks of a session that has ended.
 #[derive(Default)]
 struct Names {
-    keys: Vec<LockKey>,
+    locks: Vec<Held>,
+    /// How many locks there are beyond these.
+    more: usize,
     /// The holder of one of these locks.
     holder: Option<Holder>,
-    /// The leases of the locks that have expired.
-    leases: Vec<String>,
-    expired: Vec<(LockKey, LockToken)>,
+    /// The traces of those locks that another session has taken over.
+    traces: Vec<Bson>,
     /// True if a list of readers may contain the session.
     may_read: bool,
+}
+
+impl Names {
+    /// Another session has taken this lock over. Its name is left out if an end has it already.
+    fn add(&mut self, expired: Expired) {
+        let named = expired.named().filter(|it| expired.idle && !self.locks.contains(it));
+        self.locks.extend(named);
+        self.traces.extend(expired.trace);
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &LockKey> {
+        self.locks.iter().map(|it| &it.key)
+    }
 }
 
 impl MongoStore {
@@ -139,7 +171,7 @@ impl Ends<'_> {
     /// left to [`settle_news`](Self::settle_news), or to a sweep if this process dies. After
     /// each step any worker can continue: the tombstone prevents new locks, and the names keep any lock from
     /// being forgotten.
-    async fn end_session(&self, aid: &Aid, reason: EndReason) -> Result<Vec<LockKey>> {
+    async fn end_session(&self, aid: &Aid, reason: EndReason) -> Result<Ended> {
         // If there is no answer soon, the tombstone comes first, and the names later.
         let soon = Self { until: Deadline::at(Instant::now() + LIMIT), ..*self };
         let before = soon.held_by(aid).await.unwrap_or_default();
@@ -147,7 +179,7 @@ impl Ends<'_> {
         // an earlier attempt of this worker began, with the names that it stored; or the end of another
         // worker, which only gets more names.
         let mut end = self.end_for_good(reason);
-        if !before.keys.is_empty() {
+        if !before.locks.is_empty() {
             end.push(name(&before));
         }
         let begun = (self.store.inner.ended)
@@ -157,9 +189,17 @@ impl Ends<'_> {
             .max_time(self.until.write_limit());
         let begun = send::modified(begun).await?;
         // A lock that was taken before the tombstone was there belonged to the session.
-        let mut released = self.release_ended(aid, &before.keys).await?;
+        let held = self.release_ended(aid, &before).await?;
+        let (mut all, mut released): (_, Vec<_>) =
+            (held.locks.len() + held.more, held.keys().cloned().collect());
         let mine = begun.filter(|end| end.get_str("by").is_ok_and(|by| by == self.by()));
-        released.extend(mine.as_ref().map_or(before.keys, names_of));
+        if let Some(end) = &mine {
+            all = all.max(names_of(end).len() + more_in(end));
+            released.extend(names_of(end));
+        } else {
+            all = all.max(before.locks.len() + before.more);
+            released.extend(before.keys().cloned());
+        }
         released.sort();
         released.dedup();
         // Nobody needs to look whether these documents are still locked.
@@ -168,7 +208,8 @@ impl Ends<'_> {
                 at.seen.gone(key.id());
             }
         }
-        Ok(released)
+        let more = all.saturating_sub(released.len());
+        Ok(Ended { locks: released, more })
     }
 
     // find returns for each session: how it ended last; or a note of expired locks, which is no end; or
@@ -187,15 +228,25 @@ impl Ends<'_> {
     }
 
     /// Stores the names of the locks of an ended session, then removes the locks. The names in `known` are already stored.
-    async fn release_ended(&self, aid: &Aid, known: &[LockKey]) -> Result<Vec<LockKey>> {
-        let held = self.held_by(aid).await?;
-        if held.keys.iter().any(|key| !known.contains(key)) {
+    async fn release_ended(&self, aid: &Aid, known: &Names) -> Result<Names> {
+        let mut held = self.held_by(aid).await?;
+        if held.more > 0 || held.locks.iter().any(|it| !known.locks.contains(it)) {
             self.write(by_aid(aid), &Write::Update(vec![name(&held)])).await?;
         }
-        self.remove(&Grants::Of(slice::from_ref(aid)), held.may_read).await?;
-        Ok(held.keys)
+        // The traces stay until their locks are named.
+        let aids = slice::from_ref(aid);
+        let all = Grants::Of(aids);
+        let remove = self.remove(&all, held.may_read);
+        let (taken_over, ()) = try_join(self.taken_over(aids), remove).await?;
+        if !taken_over.is_empty() {
+            taken_over.into_iter().for_each(|(_, expired)| held.add(expired));
+            self.write(by_aid(aid), &Write::Update(vec![name(&held)])).await?;
+            self.looked_at(&held.traces).await?;
+        }
+        Ok(held)
     }
 
+    /// The locks of the session that are on record, live or expired.
     async fn held_by(&self, aid: &Aid) -> Result<Names> {
         let held =
             try_join_all(self.collections.iter().map(async |collection| {
@@ -204,12 +255,35 @@ impl Ends<'_> {
         let mut names = Names::default();
         for of_session in held.await? {
             names.may_read |= of_session.may_read;
-            for lock in of_session.held {
+            names.more += of_session.more;
+            for Leased { lock, lease, .. } in of_session.locks {
                 names.holder = names.holder.or(lock.holder);
-                names.keys.push(lock.key);
+                names.locks.push(Held { key: lock.key, lease });
             }
         }
         Ok(names)
+    }
+
+    /// The locks of these sessions that other sessions have taken over, and that no sweep has seen. Must be read after the
+    /// records: a lock that was taken over since then has a trace by now.
+    async fn taken_over(&self, aids: &[Aid]) -> Result<Vec<(Aid, Expired)>> {
+        let ended = &self.store.inner.ended;
+        let stages = traces(ended.name(), self.collections, Some(aids), NAMES_AT_ONCE as i64);
+        let found = self.store.inner.ended.aggregate(stages).max_time(self.until.read_limit());
+        let expired = |row: &Record| {
+            let (gone, collection) =
+                (row.get_document("gone").ok()?, row.get_str("collection").ok()?);
+            Some((aid_in(gone, "aid"), Expired::of(collection.to_owned(), row, gone)))
+        };
+        Ok(rows(found).await?.iter().filter_map(expired).collect())
+    }
+
+    /// Marks these traces as seen: everything that the traces are kept for is now recorded.
+    async fn looked_at(&self, traces: &[Bson]) -> Result<()> {
+        if !traces.is_empty() {
+            self.write(doc! { "_id": { "$in": traces } }, &former::seen()).await?;
+        }
+        Ok(())
     }
 
     /// Removes these grants. If `shared` is false, there are no readers among them.
@@ -252,8 +326,7 @@ impl Ends<'_> {
     /// If an idle end was not announced yet, its locks are announced with this end.
     fn end_for_good(&self, reason: EndReason) -> Vec<Record> {
         let mut end = self.begin(reason);
-        end.insert("locks", doc! { "$cond": [{ "$or": [has_step(), is_noted()] }, locks(), []] });
-        end.insert("holder", doc! { "$cond": [has_step(), "$holder", "$$REMOVE"] });
+        end.extend(untold(doc! { "$or": [has_step(), is_noted()] }));
         let is_done = doc! { "$ne": ["$step", "release"] };
         let is_done = doc! { "$or": [is_done, self.someone_else_is_at_it()] };
         vec![doc! { "$replaceWith": { "$switch": {
@@ -273,7 +346,7 @@ impl Ends<'_> {
             "event": Uuid::new_v4().to_string(),
         };
         end.extend(self.reserved());
-        end.insert("locks", Bson::Array(Vec::new()));
+        end.insert("leases", doc! { "$cond": [{ "$isArray": "$leases" }, "$leases", "$$REMOVE"] });
         end
     }
 
@@ -323,33 +396,72 @@ fn last_end_in(record: &Record) -> Option<LastEnd> {
     Some(LastEnd { reason, for_good, ago: Duration::from_millis(ago) })
 }
 
-/// Stores the names of the locks that are about to be released, and whose they are.
+/// Stores the names of the locks that are about to be released, and whose they are. Locks that were named before are
+/// left out: they were told, or will be.
 fn name(names: &Names) -> Record {
     let holder = names.holder.as_ref().map_or(Bson::from("$$REMOVE"), |Holder { label, user }| {
         let literal = |text: &String| Bson::from(doc! { "$literal": text });
         let user = user.as_ref().map_or(Bson::from("$$REMOVE"), literal);
         doc! { "label": literal(label), "user": user }.into()
     });
-    let mut set = doc! {
-        "locks": with_names(locks(), &names.keys),
-        "holder": { "$ifNull": ["$holder", holder] },
+    let some = || names.locks.iter().take(MAX_NAMED_LOCKS);
+    let named = |it: &Held| {
+        let id = Bson::from(it.key.id());
+        Bson::from(doc! { "c": it.key.collection(), "id": id, "lease": &it.lease })
     };
-    if !names.leases.is_empty() {
-        let known = doc! { "$cond": [{ "$isArray": "$leases" }, "$leases", []] };
-        set.insert("leases", with(known, names.leases.iter().map(Bson::from)));
+    let new: Vec<_> = some().map(named).collect();
+    let new = doc! { "$filter": {
+        "input": { "$literal": new }, "as": "it",
+        "cond": { "$not": [{ "$in": ["$$it.lease", leases()] }] },
+    } };
+    let new = doc! { "$map": {
+        "input": new, "as": "it", "in": { "c": "$$it.c", "id": "$$it.id" },
+    } };
+    let all = with(locks(), new);
+    let new: Vec<_> = some().filter_map(|it| it.lease.as_ref()).map(Bson::from).collect();
+    let all_leases = with(leases(), doc! { "$literal": new });
+    let (most, unsent) =
+        (MAX_NAMED_LOCKS as i64, names.locks.len().saturating_sub(MAX_NAMED_LOCKS));
+    let unsent = i64::try_from(unsent + names.more).unwrap_or(i64::MAX);
+    let more = doc! { "$add": [
+        { "$max": [{ "$subtract": [{ "$size": all.clone() }, most] }, 0] }, unsent,
+    ] };
+    // A repetition finds fewer locks: the rest has been removed, and was counted then.
+    let more = doc! { "$max": [more, "$more"] };
+    let more = doc! { "$cond": [{ "$gt": [more.clone(), 0] }, more, "$$REMOVE"] };
+    doc! { "$set": {
+        "locks": { "$slice": [all, most] },
+        "more": more,
+        "holder": { "$ifNull": ["$holder", holder] },
+        "leases": { "$slice": [all_leases, -most] },
+    } }
+}
+
+/// What is known, and what is new, in this order.
+fn with(known: Record, new: Record) -> Record {
+    doc! { "$let": {
+        "vars": { "known": known },
+        "in": { "$concatArrays": ["$$known", { "$setDifference": [new, "$$known"] }] },
+    } }
+}
+
+/// The names of the record that are still to be told if this condition holds.
+fn untold(condition: Record) -> Record {
+    doc! {
+        "locks": { "$cond": [condition.clone(), locks(), []] },
+        "more": { "$cond": [condition.clone(), "$more", "$$REMOVE"] },
+        "holder": { "$cond": [condition, "$holder", "$$REMOVE"] },
     }
-    doc! { "$set": set }
 }
 
-fn with_names(known: Record, keys: &[LockKey]) -> Record {
-    let name = |key: &LockKey| doc! { "c": key.collection(), "id": Bson::from(key.id()) }.into();
-    with(known, keys.iter().map(name))
+/// How many locks the end has not named.
+fn more_in(end: &Record) -> usize {
+    let more = end.get("more").and_then(codec::number).unwrap_or(0.0);
+    more as usize
 }
 
-fn with(known: Record, new: impl Iterator<Item = Bson>) -> Record {
-    let some: Vec<_> = new.take(MAX_NAMED_LOCKS).collect();
-    let all = doc! { "$setUnion": [known, { "$literal": some }] };
-    doc! { "$slice": [all, MAX_NAMED_LOCKS as i64] }
+fn leases() -> Record {
+    doc! { "$cond": [{ "$isArray": "$leases" }, "$leases", []] }
 }
 
 fn locks() -> Record {

@@ -307,6 +307,11 @@ pub(super) fn kind(error: &Error) -> StoreErrorKind {
     }
 }
 
+/// True if the connection was lost while the server carried out the command. Perhaps the server has aborted.
+pub(super) fn has_lost_connection(error: &Error) -> bool {
+    matches!(error.kind.as_ref(), ErrorKind::Io(_))
+}
+
 /// True if the database user lacks the privilege for this.
 pub(super) fn is_denied(error: &Error) -> bool {
     kind(error) == StoreErrorKind::Denied

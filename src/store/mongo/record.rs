@@ -83,6 +83,14 @@ pub(super) struct Fetched {
     pub(super) asked: Instant,
 }
 
+/// A lock of a session, with the name of its lease.
+pub(super) struct Leased {
+    pub(super) lock: Lock,
+    /// `None` for the lock of a foreign program.
+    pub(super) lease: Option<String>,
+    pub(super) is_live: bool,
+}
+
 impl Prepared {
     pub(super) fn fetched(&self, key: &LockKey, record: Document, asked: Instant) -> Fetched {
         Fetched { key: key.clone(), record, foreign_ttl: self.rules.ttl, asked }
@@ -112,6 +120,31 @@ impl Fetched {
         };
         let live = self.grants().filter(move |(grant, _)| is_live(grant));
         live.map(|(grant, mode)| self.lock_of(grant, mode))
+    }
+
+    /// The locks in the record that count when their session ends, each with the name of its
+    /// [lease](super::grant::Grant::lease): the live locks, and those that expired before they reached their
+    /// `max_hold`.
+    pub(super) fn leases(&self) -> impl Iterator<Item = Leased> {
+        let ms = |grant: &Document, field| {
+            grant.get_datetime(field).ok().map(|date| date.timestamp_millis())
+        };
+        self.grants().filter_map(move |(grant, mode)| {
+            let (ts, until) = (ms(grant, "ts"), ms(grant, "until"));
+            let is_live = !self.remaining(grant, grant.get_datetime("ts").ok().copied()).is_zero();
+            let ttl = grant.get("ttl").and_then(number).map_or(0, |ttl| ttl as i64);
+            let has_reached_max_hold = until
+                .is_some_and(|until| ttl >= until.max(0).saturating_sub(ts.unwrap_or(0).max(0)));
+            let token = grant.get_str("token").ok();
+            // A foreign lock has no token. It is not ours to announce once it has expired.
+            let counts = is_live || (token.is_some() && !has_reached_max_hold);
+            let ts = ts.map(|ts| ts.to_string()).unwrap_or_default();
+            counts.then(|| Leased {
+                lock: self.lock_of(grant, mode),
+                lease: token.map(|token| format!("{token}/{ts}")),
+                is_live,
+            })
+        })
     }
 
     fn grants(&self) -> impl Iterator<Item = (&Document, Mode)> {

@@ -27,7 +27,7 @@ use crate::{
                 is_live, is_live_reader, is_of, of_sessions, some_reader,
             },
             read::fields_for,
-            record::{Exactly, Fetched, by_id, exactly, presentable},
+            record::{Exactly, Fetched, Leased, by_id, exactly, presentable},
             send::{LIMIT, Write, acknowledged, number_of, refusals, row, run},
             settle::take_out,
         },
@@ -88,8 +88,10 @@ impl Grants<'_> {
 
 /// The locks of a session in a collection.
 pub(super) struct OfSession {
-    /// Its live locks.
-    pub(super) held: Vec<Lock>,
+    /// Its live locks, and those that expired because it became idle.
+    pub(super) locks: Vec<Leased>,
+    /// How many more records it has beyond the limit.
+    pub(super) more: usize,
     /// True if a list of readers contains the session, or may contain it, even with an expired lease.
     pub(super) may_read: bool,
 }
@@ -303,7 +305,7 @@ impl Call<'_> {
     // reply to the removal is lost, the removal is repeated here and not by the manager: a second find
     // would find nothing to name.
     pub(super) async fn release_all(&self, aid: &Aid) -> Result<Vec<LockKey>> {
-        let OfSession { held, may_read } = self.of_session(aid, usize::MAX).await?;
+        let OfSession { locks, may_read, .. } = self.of_session(aid, usize::MAX).await?;
         let mut attempts = 3;
         loop {
             attempts -= 1;
@@ -315,18 +317,28 @@ impl Call<'_> {
                 Err(_) => {}
             }
         }
-        let keys = held.into_iter().map(|lock| lock.key);
+        let keys = locks.into_iter().filter(|it| it.is_live).map(|it| it.lock.key);
         Ok(keys.inspect(|key| self.seen.gone(key.id())).collect())
     }
 
     /// All locks of the session, so that they can be removed.
     pub(super) async fn of_session(&self, aid: &Aid, limit: usize) -> Result<OfSession> {
         let aids = slice::from_ref(aid);
-        let found = self.fetch(&self.primary, of_sessions(aids), fields_for(aids), limit).await?;
+        let mut fields = fields_for(aids);
+        fields.insert("until", 1);
+        let found = self.fetch(&self.primary, of_sessions(aids), fields, limit).await?;
         let reads = |it: &Fetched| it.record.get_array("readers").is_ok();
+        let is_full = found.len() >= limit;
         // Beyond the limit it is not known whether the session reads.
-        let may_read = found.len() >= limit || found.iter().any(reads);
-        Ok(OfSession { held: found.iter().flat_map(Fetched::live_locks).collect(), may_read })
+        let may_read = is_full || found.iter().any(reads);
+        let more = if is_full { self.beyond(limit, of_sessions(aids)).await? } else { 0 };
+        Ok(OfSession { locks: found.iter().flat_map(Fetched::leases).collect(), more, may_read })
+    }
+
+    /// How many records more than the limit the filter matches.
+    pub(super) async fn beyond(&self, limit: usize, filter: Document) -> Result<usize> {
+        let all = self.primary.count_documents(filter).max_time(self.until.read_limit()).await?;
+        Ok(usize::try_from(all).unwrap_or(usize::MAX).saturating_sub(limit))
     }
 
     /// Removes several grants. If `shared` is false, there are no readers among them. May be called again

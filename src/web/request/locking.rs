@@ -71,6 +71,8 @@ pub(in crate::web) struct Ask<'a> {
     pub(in crate::web) of_document: bool,
     /// True if the document is read together with the lock, where one read suffices.
     pub(in crate::web) load: bool,
+    /// The shared lock of the session that is to become exclusive, if the client has named it.
+    pub(in crate::web) upgrades: Option<LockToken>,
 }
 
 /// The state of a lock that a request has taken or confirmed.
@@ -93,6 +95,7 @@ impl Ask<'_> {
             any_tab: false,
             of_document: false,
             load: false,
+            upgrades: None,
         }
     }
 }
@@ -253,20 +256,30 @@ impl RequestLocks {
         if self.speculative {
             return Err(LockError::Speculative);
         }
+        let mut how = how;
         if !how.offered.is_empty() && !how.take_over {
             let until = self.begin();
-            let confirmed = self.confirm(key, how.mode, how.offered, how.load, until).await;
-            let (mine, document) = confirmed.map_err(|e| match e {
-                LockError::Lost { holder: Some(lock), .. } => LockError::Held(lock),
-                LockError::WrongSession { lock, .. } => {
-                    LockError::WrongSession { lock, asked: true }
+            match self.confirm(key, how.mode, how.offered, how.load, until).await {
+                Ok((mine, document)) => {
+                    let found = Found { is_fresh: false, has_waited: false, document };
+                    let worked = work(found, until).await;
+                    return self.keep_if_found(mine, None, worked, until).await;
                 }
-                LockError::Lost { key, .. } => LockError::StaleToken { key },
-                other => other,
-            })?;
-            let found = Found { is_fresh: false, has_waited: false, document };
-            let worked = work(found, until).await;
-            return self.keep_if_found(mine, None, worked, until).await;
+                // The client names its own shared lock. Two readers that waited would wait for each other.
+                Err(LockError::Lost { holder: Some(lock), .. })
+                    if self.is_own(&lock) && is_among(how.offered, &lock) =>
+                {
+                    how = Ask { upgrades: lock.token, wait: Wait::no(), ..how };
+                }
+                Err(LockError::Lost { holder: Some(lock), .. }) if !self.is_own(&lock) => {
+                    return Err(LockError::Held(lock));
+                }
+                Err(LockError::WrongSession { lock, .. }) => {
+                    return Err(LockError::WrongSession { lock, asked: true });
+                }
+                Err(LockError::Lost { key, .. }) => return Err(LockError::StaleToken { key }),
+                Err(other) => return Err(other),
+            }
         }
         let mut aid = self.aid_for_lock()?;
         // Confirmed, and not acquired again: otherwise the record would say that another request was told of the lock,
@@ -347,9 +360,11 @@ impl RequestLocks {
         let (holder, ttl) = (actor.holder(), manager.parts.settings.ttl);
         let (tab, page) = (self.tab, self.page);
         let person = Some(self.counts_as());
-        let wanted = Wanted { key, aid, person, holder, tab, page, mode, ttl };
+        let upgrades = how.upgrades;
+        let wanted = Wanted { key, aid, person, holder, tab, page, mode, upgrades, ttl };
         // A request of an idle page renews nothing else, so it must renew this lock.
         if !self.idle
+            && upgrades.is_none()
             && let Some(confirmed) =
                 manager.parts.granting.reenter(&wanted, how.load, self.begin()).await?
         {
@@ -368,6 +383,7 @@ impl RequestLocks {
                     let (lock, token) = (fresh.lock.clone(), fresh.token);
                     return Ok((Mine { lock, token, is_fresh: true }, Some(fresh), None));
                 }
+                Acquired::Lost(key) => return Err(LockError::StaleToken { key }),
                 // Another request of the session has got the lock during this wait.
                 Acquired::Held(lock) if lock.aid == wanted.aid && !has_waited => {
                     has_waited = true;
@@ -400,6 +416,10 @@ impl RequestLocks {
             }
             // The lock is gone in the meantime, so it may be free now.
         }
+    }
+
+    fn is_own(&self, lock: &Lock) -> bool {
+        self.aid.borrow().as_ref() == Some(&lock.aid)
     }
 
     /// True if another tab of this session holds this lock. A shared lock belongs to all tabs of its
@@ -536,10 +556,7 @@ impl RequestLocks {
         }
         match self.manager.parts.reads.inspect(key, aid.as_ref(), until).await? {
             Some(lock) if Some(&lock.aid) == aid.as_ref() && lock.mode.covers(mode) => Ok(lock),
-            Some(lock)
-                if Some(&lock.aid) != aid.as_ref()
-                    && lock.token.is_some_and(|token| offered.contains(&token)) =>
-            {
+            Some(lock) if Some(&lock.aid) != aid.as_ref() && is_among(offered, &lock) => {
                 let advice = if self.is_client() {
                     "keep the id of its login when the token is refreshed"
                 } else {
@@ -555,12 +572,14 @@ impl RequestLocks {
             }
             other => {
                 let Some(aid) = aid else { return Err(lost(None)) };
+                // A shared lock does not cover what the client wants, but it is there.
+                let is_there = other.as_ref().is_some_and(|lock| is_among(offered, lock));
                 let lost = match self.manager.parts.sessions.refuse_ended(&aid, until).await {
                     Err(LockError::SessionEnded { ago }) if ago > LOGOUT_IS_NEWS_FOR => lost(None),
                     Err(e) => return Err(e),
                     Ok(()) => lost(other.map(Box::new)),
                 };
-                if let Some(token) = offered.first() {
+                if let Some(token) = offered.first().filter(|_| !is_there) {
                     self.manager.parts.granting.missed_lock(key, *token, "request");
                 }
                 Err(lost)
@@ -611,4 +630,8 @@ impl RequestLocks {
             let _ = timeout_at(until.into(), renewal).await;
         }
     }
+}
+
+fn is_among(offered: &[LockToken], lock: &Lock) -> bool {
+    lock.token.is_some_and(|token| offered.contains(&token))
 }

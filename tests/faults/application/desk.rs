@@ -54,7 +54,7 @@ impl Desk {
                 history.write(op, Event::granted(&lock));
                 Some(lock)
             }
-            Ok(TryAcquire::Held(_)) => {
+            Ok(TryAcquire::Held(_) | TryAcquire::Lost(_)) => {
                 history.write(op, Event::Held);
                 None
             }

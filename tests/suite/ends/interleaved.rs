@@ -1,7 +1,7 @@
 //! Two operations on one session, on two servers or one. The first is held up before its first command,
 //! before its second, and so on, and the other one is carried out in between.
 
-use actix_doclock::LockError;
+use actix_doclock::{LockError, LockKey};
 use doclock_conformance::Shorthand;
 use tokio::task::JoinHandle;
 
@@ -17,6 +17,19 @@ fn log_out(app: App, aid: Aid) -> JoinHandle<Result<(), LockError>> {
     tokio::spawn(async move { app.locks.end_session(&aid).await.map(drop) })
 }
 
+/// Another session takes over the first of the two expired locks, as a waiter does when it expires, and keeps it.
+fn take_over(app: App, _: Aid) -> JoinHandle<Result<(), LockError>> {
+    tokio::spawn(async move { app.try_acquire(&key("0 a"), &Aid::new()).await.map(drop) })
+}
+
+/// The same, but gives the lock back.
+fn take_over_and_release(app: App, _: Aid) -> JoinHandle<Result<(), LockError>> {
+    tokio::spawn(async move {
+        let taken = app.try_acquire(&key("0 a"), &Aid::new()).await?;
+        app.locks.release(&taken.into_result()?).await.map(drop)
+    })
+}
+
 /// Checks the announcements of the session at each of these moments.
 async fn for_each_moment(
     held_up: Operation,
@@ -24,8 +37,22 @@ async fn for_each_moment(
     leases_pass: bool,
     check: impl AsyncFn(usize, &App, &Aid, Vec<SessionEnded>),
 ) {
+    moments(held_up, in_between, leases_pass, 4, false, check).await;
+}
+
+/// `least` is the number of commands that the first operation has at least. With `tells`, the listener is told of what
+/// the second operation has found before the first one goes on.
+async fn moments(
+    held_up: Operation,
+    in_between: Operation,
+    leases_pass: bool,
+    least: usize,
+    tells: bool,
+    check: impl AsyncFn(usize, &App, &Aid, Vec<SessionEnded>),
+) {
     for commands in 0.. {
         let faulty = Faulty::new().await;
+        let heard = Heard::default();
         let alice = sessions(&faulty.other, 1).await.remove(0);
         age_all(&faulty.database, TTL).await;
         faulty.proxy.hold_any_request(commands);
@@ -34,21 +61,28 @@ async fn for_each_moment(
             sleep(Duration::from_millis(1)).await;
         }
         if first.is_finished() {
-            assert!(commands >= 4, "it has more commands than that");
+            assert!(commands >= least, "it has more commands than that");
             return;
         }
         if leases_pass {
             let_leases_pass(&faulty.database).await;
         }
         in_between(faulty.other.clone(), alice.clone()).await.unwrap().unwrap();
+        if tells {
+            let listening = App::with(&faulty.database, heard.listening()).await;
+            listening.locks.sweep().await.unwrap();
+            nothing_waits_to_be_told(&faulty.database).await;
+            listening.locks.shutdown().await;
+        }
         faulty.proxy.let_go();
         first.await.unwrap().unwrap();
         // One of the two may have left work to the other, which was still busy with it.
         let_leases_pass(&faulty.database).await;
         faulty.other.locks.sweep().await.unwrap();
 
-        assert_eq!(count(&faulty.database).await, 0, "before command {commands}");
-        let heard = Heard::default();
+        let records = lock_records(&faulty.database);
+        let left = records.count_documents(doc! { "aid": alice.as_str() }).await.unwrap();
+        assert_eq!(left, 0, "before command {commands}");
         let listening = App::with(&faulty.database, heard.listening()).await;
         nothing_is_left_to_announce(&faulty.database).await;
         listening.locks.shutdown().await;
@@ -102,4 +136,72 @@ async fn an_idle_session_is_announced_once(
 ) {
     let [ended] = &heard[..] else { panic!("before command {commands}: {heard:?}") };
     assert_eq!((ended.locks.len(), ended.repeated), (2, false), "before command {commands}");
+}
+
+/// The locks of the session in these announcements, each as often as it was announced.
+fn told(heard: &[SessionEnded]) -> Vec<LockKey> {
+    let mut told: Vec<_> = heard.iter().flat_map(|ended| ended.locks.clone()).collect();
+    told.sort();
+    told
+}
+
+async fn an_idle_session_is_one_end(
+    commands: usize,
+    app: &App,
+    alice: &Aid,
+    heard: Vec<SessionEnded>,
+) {
+    let why = format!("before command {commands}: {heard:?}");
+    assert_eq!(heard.len(), 1, "{why}");
+    assert_eq!(told(&heard), [key("0 a"), key("0 b")], "{why}");
+    let last = app.store.last_end(alice).await.unwrap().expect("its end is remembered");
+    assert_eq!((last.reason, last.for_good), (heard[0].reason, heard[0].for_good), "{why}");
+}
+
+#[tokio::test]
+async fn a_takeover_during_a_sweep_leaves_one_end_with_all_locks() {
+    for taken in [take_over as Operation, take_over_and_release] {
+        moments(sweep, taken, false, 4, false, an_idle_session_is_one_end).await;
+    }
+}
+
+#[tokio::test]
+async fn a_sweep_during_a_takeover_leaves_one_end_with_all_locks_whether_it_is_told_before_or_after()
+ {
+    for tells in [false, true] {
+        for taken in [take_over as Operation, take_over_and_release] {
+            moments(taken, sweep, false, 2, tells, an_idle_session_is_one_end).await;
+        }
+    }
+}
+
+/// What the second sweep has found was told before it could claim the end.
+#[tokio::test]
+async fn a_sweep_that_comes_too_late_tells_nothing_again() {
+    moments(sweep, sweep, false, 4, true, an_idle_session_is_one_end).await;
+}
+
+#[tokio::test]
+async fn a_takeover_during_a_logout_leaves_one_end_with_all_locks() {
+    for taken in [take_over as Operation, take_over_and_release] {
+        moments(log_out, taken, false, 4, false, an_idle_session_is_one_end).await;
+    }
+}
+
+#[tokio::test]
+async fn a_logout_during_a_takeover_leaves_one_end_with_all_locks_whether_it_is_told_before_or_after()
+ {
+    for tells in [false, true] {
+        for taken in [take_over as Operation, take_over_and_release] {
+            moments(taken, log_out, false, 2, tells, an_idle_session_is_one_end).await;
+        }
+    }
+}
+
+async fn nothing_waits_to_be_told(database: &Database) {
+    let ended: Collection<Document> = database.collection("doclock.ended");
+    eventually("all is told", async || {
+        ended.find_one(doc! { "step": "announce" }).await.unwrap().is_none()
+    })
+    .await;
 }

@@ -262,7 +262,7 @@ async fn a_listener_may_use_the_manager() {
                     app.granted(key, &system).await;
                 }
                 let released = app.locks.end_session(&system).await?;
-                seen.lock().unwrap().extend(released);
+                seen.lock().unwrap().extend(released.locks);
                 Ok(())
             }
         })
@@ -486,7 +486,7 @@ async fn a_lock_that_is_taken_while_its_session_ends_is_named_and_released() {
     faulty.proxy.until_fired(1).await;
     other.granted(&key("b"), &alice).await;
     faulty.proxy.let_go();
-    assert_eq!(logout.await.unwrap().unwrap(), [key("a"), key("b")]);
+    assert_eq!(logout.await.unwrap().unwrap().locks, [key("a"), key("b")]);
     assert_eq!(count(&faulty.database).await, 0);
     faulty.app.locks.shutdown().await;
     other.locks.sweep().await.unwrap();
@@ -511,7 +511,7 @@ async fn an_end_that_nobody_allowed_to_be_announced_is_announced_by_a_sweep() {
         Uuid::new_v4(),
         Deadline::NONE,
     );
-    assert_eq!(ended.await.unwrap(), [key("a")]);
+    assert_eq!(ended.await.unwrap().locks, [key("a")]);
     app.locks.sweep().await.unwrap();
     assert!(heard.all().is_empty(), "the other server may still be alive");
     let_leases_pass(&database).await;
@@ -533,7 +533,7 @@ async fn nothing_is_left_to_announce(database: &Database) {
 async fn let_leases_pass(database: &Database) {
     let ended: Collection<Document> = database.collection("doclock.ended");
     let pass = vec![doc! { "$set": { "lease": { "$subtract": ["$lease", 600_000] } } }];
-    ended.update_many(doc! { "lease": { "$exists": true } }, pass).await.unwrap();
+    ended.update_many(doc! { "lease": { "$type": "date" } }, pass).await.unwrap();
 }
 
 /// A date that some programs write for "forever". It must not stop the reaper for other locks.
@@ -941,6 +941,65 @@ async fn expired_at_once(app: &App, database: &Database, many: usize) {
     });
     lock_records(database).insert_many(others).await.unwrap();
     age_all(database, app.locks.ttl()).await;
+}
+
+/// Puts more locks on record for each of these sessions, all like the first lock.
+async fn hold_more(app: &App, database: &Database, aids: &[Aid], each: usize) {
+    app.granted(&key("first"), &aids[0]).await;
+    let first = record(database, &key("first")).await.unwrap();
+    let all = aids.iter().flat_map(|aid| (0..each).map(move |n| (aid, n)));
+    let others = all.skip(1).map(|(aid, n)| {
+        let mut other = first.clone();
+        other.insert("_id", format!("{n} of {}", aid.as_str()));
+        other.insert("aid", aid.as_str());
+        other.insert("token", uuid::Uuid::new_v4().to_string());
+        other
+    });
+    lock_records(database).insert_many(others).await.unwrap();
+}
+
+/// One command names at most 8 000 locks, and one end at most 1 000.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sweep_of_many_locks_names_those_of_each_session_or_counts_them() {
+    for (sessions, each) in [(90, 100), (2, 5_000), (1, 9_000)] {
+        let database = replica_set().await;
+        let app = App::on(&database).await;
+        let aids: Vec<_> = (0..sessions).map(|_| Aid::new()).collect();
+        hold_more(&app, &database, &aids, each).await;
+        age_all(&database, TTL).await;
+        let heard = Heard::default();
+        let listening = App::with(&database, heard.listening()).await;
+        while count(&database).await > 0 {
+            listening.locks.sweep().await.unwrap();
+        }
+        heard.until("all are announced", sessions).await;
+        listening.locks.shutdown().await;
+        assert_eq!(heard.all().len(), sessions);
+        for ended in heard.all() {
+            let named = each.min(1_000);
+            assert_eq!((ended.locks.len(), ended.more), (named, each - named));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_logout_of_more_locks_than_one_command_names_counts_the_others() {
+    const LOCKS: usize = 9_000;
+    let database = replica_set().await;
+    let app = App::on(&database).await;
+    let alice = Aid::new();
+    hold_more(&app, &database, std::slice::from_ref(&alice), LOCKS).await;
+    let ended = app.locks.end_session(&alice).await.unwrap();
+    assert_eq!(ended.locks.len() + ended.more, LOCKS);
+    assert!(ended.more > 0, "not all were read");
+    assert_eq!(count(&database).await, 0, "all were released");
+    app.locks.shutdown().await;
+    let heard = Heard::default();
+    let listening = App::with(&database, heard.listening()).await;
+    nothing_is_left_to_announce(&database).await;
+    listening.locks.shutdown().await;
+    let [ended] = &heard.all()[..] else { panic!("{heard:?}") };
+    assert_eq!((ended.locks.len(), ended.more), (1_000, LOCKS - 1_000));
 }
 
 /// MongoDB removes expired locks too, and nobody hears of their sessions then.

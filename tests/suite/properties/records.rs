@@ -99,6 +99,7 @@ fn claim(aid: &Aid, mode: Mode) -> Claim {
         taken: None,
         max_hold: None,
         turn: None,
+        upgrades: None,
     }
 }
 

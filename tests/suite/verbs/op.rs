@@ -21,6 +21,8 @@ pub(super) struct Ask {
     pub(super) who: usize,
     pub(super) document: usize,
     pub(super) shared: bool,
+    /// An exclusive claim names this earlier claim as the shared lock that it upgrades.
+    pub(super) upgrades: Option<usize>,
     /// Waits in the queue if the document is locked.
     pub(super) waits: bool,
     pub(super) tab: Option<usize>,
@@ -70,11 +72,13 @@ fn ask() -> impl Strategy<Value = Ask> {
     let named = || prop_oneof![2 => Just(None), 1 => (0..2_usize).prop_map(Some)];
     let times =
         (hundreds(2..=6), prop_oneof![3 => Just(None), 1 => hundreds(2..=9).prop_map(Some)]);
-    (who, named(), named(), times).prop_map(
-        |((who, document, shared, waits), tab, page, (ttl, max_hold))| Ask {
+    let upgrades = prop_oneof![3 => Just(None), 1 => (0..4_usize).prop_map(Some)];
+    (who, named(), named(), times, upgrades).prop_map(
+        |((who, document, shared, waits), tab, page, (ttl, max_hold), upgrades)| Ask {
             who,
             document,
             shared,
+            upgrades: upgrades.filter(|_| !shared),
             waits,
             tab,
             page,

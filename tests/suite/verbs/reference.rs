@@ -16,6 +16,8 @@ pub(super) struct Asked {
     pub(super) who: usize,
     pub(super) document: usize,
     pub(super) shared: bool,
+    /// The claim that was granted the shared lock that this one upgrades.
+    pub(super) upgrades: Option<usize>,
     pub(super) waits: bool,
     /// The number of its ticket, in the order of the draws.
     pub(super) ticket: Option<usize>,
@@ -74,6 +76,7 @@ pub(super) enum Answer {
     Already(usize),
     /// Held by one of these: the holder that expires last, or the next waiter. Holders have a token.
     Held(Vec<(usize, Option<usize>)>),
+    Lost,
 }
 
 #[derive(Debug, Clone)]
@@ -172,6 +175,14 @@ impl Reference {
         let document = &mut self.documents[asked.document];
         let now = document.now;
         document.queue.retain(|place| place.until > now);
+        if let Some(shared) = asked.upgrades {
+            let is_it = |it: &Grant| {
+                if it.shared { it.token == shared } else { it.claim == asked.claim }
+            };
+            if !document.live().any(|it| it.who == asked.who && is_it(it)) {
+                return Answer::Lost;
+            }
+        }
         let covers = |it: &Grant| it.who == asked.who && (!it.shared || asked.shared);
         if let Some(mine) = document.live_mut(covers) {
             let elsewhere = !mine.shared && mine.tab.zip(asked.tab).is_some_and(|(a, b)| a != b);
@@ -286,8 +297,24 @@ impl Reference {
         named
     }
 
+    /// The documents whose locks the session has lost, and that no sweep has seen.
+    fn take_lost(&mut self, who: usize) -> BTreeSet<usize> {
+        let of = self.former.iter().filter(|(of, _)| *of == who);
+        let mut lost: BTreeSet<_> = of.map(|(_, at)| *at).collect();
+        self.former.retain(|(of, _)| *of != who);
+        for (at, document) in self.documents.iter().enumerate() {
+            let mut grants = document.grants.iter();
+            // Any other session will do.
+            if grants.any(|it| it.who == who && it.is_of_idle_session(usize::MAX, document.now)) {
+                lost.insert(at);
+            }
+        }
+        lost
+    }
+
     pub(super) fn end(&mut self, who: usize, reason: &'static str) -> BTreeSet<usize> {
-        let released = self.release_session(who);
+        let mut released = self.take_lost(who);
+        released.extend(self.release_session(who));
         if let Some(end) = self.ends.get_mut(&who).filter(|end| end.for_good) {
             // Includes locks taken after the end, if the end is not announced yet.
             if !end.announced {

@@ -119,7 +119,8 @@ impl<'a, S: Subject> Run<'a, S> {
                     .await
                     .unwrap();
                 store.ready(aid, worker).await.unwrap();
-                assert_eq!(numbers(&named), self.reference.end(*who, name), "ended with");
+                assert_eq!(named.more, 0);
+                assert_eq!(numbers(&named.locks), self.reference.end(*who, name), "ended with");
             }
             Op::Break(n) => {
                 let Some(seen) = store.inspect(&document(*n), None).await.unwrap() else { return };
@@ -193,6 +194,7 @@ impl<'a, S: Subject> Run<'a, S> {
                     who: *to,
                     document: asked.document,
                     shared: *shared,
+                    upgrades: None,
                     waits: false,
                     tab,
                     page,
@@ -261,6 +263,7 @@ impl<'a, S: Subject> Run<'a, S> {
                     self.draw(asked, claim).await;
                 }
             }
+            (Answer::Lost, TryAcquire::Lost(lost)) => assert_eq!(*lost, key),
             (expected, _) => panic!("{answer:?}, not {expected:?}"),
         }
     }
@@ -385,7 +388,8 @@ impl<'a, S: Subject> Run<'a, S> {
     }
 
     fn claim(&mut self, ask: &Ask) -> usize {
-        let Ask { who, document, shared, waits, tab, page, ttl, max_hold } = ask.clone();
+        let Ask { who, document, shared, upgrades, waits, tab, page, ttl, max_hold } = ask.clone();
+        let upgrades = upgrades.and_then(|back| self.back(back));
         let token = self.claims.len();
         let claim = Claim {
             aid: self.aids[who].clone(),
@@ -398,7 +402,9 @@ impl<'a, S: Subject> Run<'a, S> {
             taken: None,
             max_hold: max_hold.map(seconds),
             turn: None,
+            upgrades: upgrades.as_ref().map(|(_, claim)| claim.token),
         };
+        let upgrades = upgrades.map(|(asked, _)| asked.token);
         let (claimed, ticket) = (token, None);
         let asked = Asked {
             token,
@@ -406,6 +412,7 @@ impl<'a, S: Subject> Run<'a, S> {
             who,
             document,
             shared,
+            upgrades,
             waits,
             ticket,
             tab,

@@ -96,6 +96,40 @@ on_each_store! {
         assert!(matches!(gone, Err(LockError::NotFound { .. })), "{gone:?}");
     }
 
+    async fn an_upgrade_is_lost_if_the_shared_lock_was_lost_whoever_came_in_between(cluster: Cluster) {
+        let locks = cluster.server_with(|settings| settings.break_policy(|_, _| true)).await;
+        let admin = actix_doclock::Actor::new("admin");
+        for between in ["nobody", "a writer", "a reader", "a writer who stays"] {
+            let mut guard = locks.acquire_shared(&key("a"), Wait::no()).await.unwrap();
+            crate::rig::app::break_on(&locks, &key("a"), &admin).await.unwrap();
+            let other = match between {
+                "nobody" => None,
+                "a reader" => Some(locks.acquire_shared(&key("a"), Wait::no()).await.unwrap()),
+                _ => Some(locks.acquire(&key("a"), Wait::no()).await.unwrap()),
+            };
+            let stays = other.filter(|_| between == "a writer who stays");
+            locks.shutdown().await;
+            let upgraded = guard.upgrade().await;
+            assert!(matches!(upgraded, Err(LockError::Lost { .. })), "{between}: {upgraded:?}");
+            let held = locks.inspect(&key("a")).await.unwrap().and_then(|lock| lock.token);
+            assert_eq!(held, stays.as_ref().map(LockGuard::token), "{between}: nothing is taken");
+            drop((guard, stays));
+            locks.shutdown().await;
+        }
+    }
+
+    async fn an_upgrade_of_the_only_reader_is_granted_and_among_others_refused(cluster: Cluster) {
+        let (one, other) = (cluster.server().await, cluster.server().await);
+        let mut guard = one.acquire_shared(&key("a"), Wait::no()).await.unwrap();
+        let read = other.acquire_shared(&key("a"), Wait::no()).await.unwrap();
+        let refused = guard.upgrade().await;
+        assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+        read.release().await.unwrap();
+        guard.upgrade().await.unwrap();
+        let lock = other.inspect(&key("a")).await.unwrap().expect("a lock");
+        assert_eq!((lock.token, lock.mode), (Some(guard.token()), actix_doclock::Mode::Exclusive));
+    }
+
     async fn a_job_that_has_lost_its_lock_writes_nothing(cluster: Cluster) {
         let locks = cluster.server_with(|settings| settings.break_policy(|_, _| true)).await;
         let guard = locks.acquire(&key("a"), Wait::no()).await.unwrap();

@@ -95,7 +95,7 @@ async fn task(store: Arc<impl Store>, model: Arc<Model>, task: usize, mut random
             }
             Some((id, lock)) => match random.below(4) {
                 0 if lock.mode == Mode::Shared => {
-                    let claim = claim(&aid, Mode::Exclusive, TTL);
+                    let claim = Claim { upgrades: lock.token, ..claim(&aid, Mode::Exclusive, TTL) };
                     match store.try_acquire(&lock.key, &claim, Deadline::NONE).await.unwrap() {
                         TryAcquire::Granted(lock) => {
                             model.enters(id, task, Mode::Exclusive);
@@ -143,6 +143,7 @@ fn claim(aid: &Aid, mode: Mode, ttl: Duration) -> Claim {
         taken: None,
         max_hold: None,
         turn: None,
+        upgrades: None,
     }
 }
 

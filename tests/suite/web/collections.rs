@@ -145,7 +145,7 @@ async fn the_end_of_a_session_reaches_collections_that_only_another_server_knows
         granted.unwrap().into_result().unwrap();
         let ended = match all {
             true => other.release_all(&aid).await.unwrap(),
-            false => other.end_session(&aid).await.unwrap(),
+            false => other.end_session(&aid).await.unwrap().locks,
         };
         assert_eq!(ended, std::slice::from_ref(&key));
         assert!(one.inspect(&key).await.unwrap().is_none());

@@ -3,8 +3,9 @@
 use actix_doclock::{
     Aid, EndReason, Released, StoreError, StoreErrorKind, TryAcquire,
     store::{
-        Acquisition, Active, Claim, Deadline, Documents, Edit, HandedOver, LastEnd, Locks, Query,
-        Removal, Renewed, Rules, Saved, Servers, Sessions, StoreStatus, StoredDocument, Swept,
+        Acquisition, Active, Claim, Deadline, Documents, Edit, Ended, HandedOver, LastEnd, Locks,
+        Query, Removal, Renewed, Rules, Saved, Servers, Sessions, StoreStatus, StoredDocument,
+        Swept,
     },
 };
 use uuid::Uuid;
@@ -235,7 +236,7 @@ impl Sessions for Down {
         _: &[&str],
         _: Uuid,
         _: Deadline,
-    ) -> Result<Vec<LockKey>, StoreError> {
+    ) -> Result<Ended, StoreError> {
         self.error()
     }
     async fn last_ends(&self, _: &[Aid], _: Deadline) -> Result<Vec<Option<LastEnd>>, StoreError> {

@@ -77,6 +77,65 @@ async fn an_upgrade_is_refused_at_once_although_requests_may_wait() {
 }
 
 #[actix_web::test]
+async fn a_page_that_names_its_shared_lock_edits_only_if_nobody_wrote_in_between() {
+    let (locks, store) = embedded().await;
+    let app = serve_with_cookies(&locks).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    for (api, way) in [(true, "/locks/note/a"), (false, "/note/a")] {
+        let edits = async |token: &str| {
+            let request = alice.request(Method::POST, way).insert_header(("lock-token", token));
+            alice.send(request).await
+        };
+        let read = alice.post("/note/a/read").await.token();
+        // Still there: the upgrade is granted, or another reader is in the way.
+        bob.post("/note/a/read").await;
+        assert_eq!(edits(&read).await.problem(423)["holder"]["label"], "bob", "{way}");
+        bob.delete("/locks/note/a").await;
+        let edit = edits(&read).await;
+        assert_eq!(edit.status, if api { 201 } else { 200 }, "{way}");
+        assert_ne!(edit.token(), read);
+        assert_eq!(labels(&locks).await, ["alice Exclusive"]);
+        edits(&read).await.problem(412);
+        assert_eq!(edits(&edit.token()).await.status, 200, "the new token is confirmed");
+        alice.delete("/locks/note/a").await;
+        // Expired, and another person has written: whatever Alice has by now, the page must read again.
+        for then in ["nothing", "a shared lock", "the exclusive lock"] {
+            let read = alice.post("/note/a/read").await.token();
+            store.advance(Duration::from_secs(61));
+            bob.post("/note/a").await;
+            assert_eq!(edits(&read).await.problem(423)["holder"]["label"], "bob", "{way}");
+            bob.put("/note/a", "of bob").await;
+            bob.delete("/locks/note/a").await;
+            match then {
+                "a shared lock" => drop(alice.post("/note/a/read").await),
+                "the exclusive lock" => drop(alice.post("/note/a").await),
+                _ => {}
+            }
+            let before = labels(&locks).await;
+            assert_eq!(edits(&read).await.problem(412)["state"], "lost", "{way}, {then}");
+            assert_eq!(labels(&locks).await, before, "{way}, {then}: nothing is taken");
+            alice.delete("/locks/note/a").await;
+        }
+        // A page that names nothing loads the document again.
+        assert_eq!(alice.post(way).await.status, if api { 201 } else { 200 });
+        alice.delete("/locks/note/a").await;
+    }
+}
+
+#[actix_web::test]
+async fn an_upgrade_that_names_its_lock_does_not_wait() {
+    let (locks, _) = embedded().await;
+    let app = serve_with(&locks, |wrap| wrap.wait_for_documents(Duration::from_secs(600))).await;
+    let (alice, bob) =
+        (Browser::logged_in(&app, "alice").await, Browser::logged_in(&app, "bob").await);
+    let read = alice.post("/note/a/read").await.token();
+    bob.post("/note/a/read").await;
+    let edit = alice.request(Method::POST, "/note/a").insert_header(("lock-token", read));
+    assert_eq!(alice.send(edit).await.problem(423)["holder"]["label"], "bob");
+}
+
+#[actix_web::test]
 async fn the_lock_api_shares_too() {
     let (locks, _) = embedded().await;
     let app = serve_with_cookies(&locks).await;

@@ -1,5 +1,7 @@
 //! How sessions end, and the announcements of their ends.
 
+use actix_doclock::{SessionEnded, limits::MAX_NAMED_LOCKS};
+
 use super::{
     shared::{readers, set},
     *,
@@ -26,11 +28,13 @@ cases! {
         alice,
         bob,
     ) {
-        let (live, left) = store.holds_many(alice, bob).await;
-        assert_eq!(store.ends(alice, EndReason::Revoked).await, live);
+        let (_, left) = store.holds_many(alice, bob).await;
+        // The expired one, too: no sweep has seen it, so this is the end that it belongs to.
+        let all = keys(["a", "b", "expired", "read", "shared"]);
+        assert_eq!(store.ends(alice, EndReason::Revoked).await, all);
         assert_eq!(store.logs_out(alice).await, []);
         store.has_left(left).await;
-        let ended = store.announces(alice, &["a", "b", "read", "shared"]).await;
+        let ended = store.announces(alice, &["a", "b", "expired", "read", "shared"]).await;
         assert_eq!((ended.reason, ended.repeated), (EndReason::Revoked, false), "the first reason");
         let off = SystemTime::now().duration_since(ended.at).unwrap_or_default();
         assert!(off < 60 * SECOND, "expected an end now, not {off:?} ago");
@@ -184,6 +188,118 @@ cases! {
         assert_eq!((ended.len(), &ended[0].aid, ended[0].for_good), (1, alice, true));
         store.sweeps().await;
         store.finds_nobody_idle().await;
+    }
+
+    async fn a_logout_names_the_locks_that_expired_before_it_and_that_no_sweep_has_seen(store, bob) {
+        for reason in [EndReason::LoggedOut, EndReason::Revoked] {
+            for mode in [Exclusive, Shared] {
+                let alice = &Aid::new();
+                let of_alice = Claim { mode, ..claim(alice) };
+                store.granted("live", &of_alice).await;
+                // On record; taken over by a writer who stays; taken over, and free again.
+                store.expired("on record", &of_alice).await;
+                store.expired("held", &of_alice).await;
+                let held = store.granted("held", bob).await;
+                store.expired("free", &of_alice).await;
+                let freed = store.granted("free", bob).await;
+                store.releases(&freed).await;
+                // Seen by a sweep while the session lived on.
+                store.expired("noted", &of_alice).await;
+                store.finds_nobody_idle().await;
+                store.expired("late", &of_alice).await;
+                // A lock that reached its `max_hold` was not lost.
+                store.expired("capped", &Claim { max_hold: Some(TTL), ..of_alice.clone() }).await;
+                let all = ["free", "held", "late", "live", "noted", "on record"];
+                assert_eq!(store.ends(alice, reason).await, keys(all), "{mode:?}");
+                let ended = store.announces(alice, &all).await;
+                assert!(ended.for_good && ended.reason == reason, "{ended:?}");
+                // They belong to that end, and to no other one.
+                store.sweeps().await;
+                store.finds_nobody_idle().await;
+                assert_eq!(store.token_on("held").await, held.token);
+                assert_eq!(store.logs_out(alice).await, []);
+                store.releases_all(bob).await;
+            }
+        }
+    }
+
+    async fn a_logout_does_not_name_what_the_idle_end_before_it_has_told(store, alice, bob) {
+        store.expired("a", alice).await;
+        store.expired("b", alice).await;
+        store.granted("b", bob).await;
+        store.finds_idle(1).await;
+        store.announces(alice, &["a", "b"]).await;
+        // The session comes back, and its next locks belong to its next end.
+        store.expired("c", alice).await;
+        store.granted("d", alice).await;
+        assert_eq!(store.logs_out(alice).await, keys(["c", "d"]));
+        store.announces(alice, &["c", "d"]).await;
+        store.finds_nobody_idle().await;
+    }
+
+    async fn one_idle_session_is_one_end_whenever_its_locks_expire_or_are_taken_over(store, bob) {
+        // Which lock is taken over, and before which sweep: the first one sees a session that is still active.
+        for (taken, before_first) in
+            [("a", true), ("a", false), ("b", false), ("read", true), ("read", false)]
+        {
+            let alice = &Aid::new();
+            store.granted("a", alice).await;
+            store.granted("b", alice).await;
+            store.read("read", &[alice]).await;
+            store.age_all(&["a", "read"], TTL).await;
+            if before_first {
+                store.granted(taken, bob).await;
+            }
+            store.finds_nobody_idle().await;
+            store.age("b", TTL).await;
+            if !before_first {
+                store.granted(taken, bob).await;
+            }
+            store.finds_idle(1).await;
+            let first = store.announced().await;
+            assert_eq!(first.len(), 1, "{taken}, {before_first}: {first:?}");
+            assert_eq!(first[0].locks, keys(["a", "b", "read"]), "{taken}, {before_first}");
+            store.releases_all(bob).await;
+            store.finds_nobody_idle().await;
+        }
+    }
+
+    async fn many_locks_of_one_session_are_named_or_counted(store, idle, ends) {
+        let many = MAX_NAMED_LOCKS + 5;
+        let names: Vec<_> = (0..many).map(|n| format!("{n:05}")).collect();
+        for name in &names {
+            store.granted(name, idle).await;
+            store.granted(&format!("{name}'"), ends).await;
+        }
+        let worker = Uuid::new_v4();
+        let mut known = 0;
+        for attempt in 0..2 {
+            // The same call once more, as after a lost reply.
+            let reason = EndReason::LoggedOut;
+            let ended =
+                store.end_session(ends, reason, &[COLLECTION], worker, NONE).await.unwrap();
+            let named: BTreeSet<_> = ended.locks.iter().collect();
+            assert_eq!(named.len(), ended.locks.len(), "each once");
+            if attempt == 0 {
+                assert_eq!(ended.locks.len() + ended.more, many);
+            }
+            known = known.max(ended.locks.len() + ended.more);
+        }
+        assert_eq!(known, many);
+        store.ready(ends, worker).await.unwrap();
+        let counts = |end: &SessionEnded| (end.locks.len(), end.more);
+        let ended = store.announced().await;
+        assert_eq!((ended.len(), counts(&ended[0])), (1, (MAX_NAMED_LOCKS, many - MAX_NAMED_LOCKS)));
+        for name in &names {
+            store.age(name, TTL).await;
+        }
+        loop {
+            if !store.sweeps().await.more {
+                break;
+            }
+        }
+        let ended = store.announced().await;
+        assert_eq!((ended.len(), counts(&ended[0])), (1, (MAX_NAMED_LOCKS, many - MAX_NAMED_LOCKS)));
     }
 
     async fn a_lock_that_reached_max_hold_says_nothing_about_its_session(store, alice, bob) {

@@ -16,6 +16,11 @@ pub(super) fn set<const N: usize>(aids: [&Aid; N]) -> BTreeSet<Aid> {
     aids.map(Aid::clone).into()
 }
 
+/// The claim that makes this shared lock exclusive.
+fn upgrade_of(read: &Lock) -> Claim {
+    Claim { upgrades: read.token, ..claim(&read.aid) }
+}
+
 cases! {
     tests shared($);
     needs [];
@@ -61,6 +66,95 @@ cases! {
         assert_eq!((lock.mode, lock.token), (Exclusive, upgraded.token));
         assert!(lock.since >= before, "an upgrade is a new grant");
         store.held("a", &reading(bob)).await;
+    }
+
+    async fn an_upgrade_that_names_its_shared_lock_replaces_only_that_lock(store, alice, bob) {
+        let read = store.granted("a", &reading(alice)).await;
+        let of_bob = store.granted("a", &reading(bob)).await;
+        let upgrade = upgrade_of(&read);
+        assert_eq!(store.held("a", &upgrade).await.token, of_bob.token, "not lost");
+        store.releases(&of_bob).await;
+        let upgraded = store.granted("a", &upgrade).await;
+        assert_eq!(store.holders("a").await.len(), 1);
+        // The reply was lost, and the claim is repeated: it recognises its own grant.
+        let again = Claim { token: upgrade.token.next_attempt(), ..upgrade.clone() };
+        for attempt in [&upgrade, &again] {
+            match store.asks("a", attempt).await {
+                TryAcquire::Granted(lock) => assert_eq!(lock.token, upgraded.token),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(store.retracts(&upgraded).await, Released::Released, "nobody else was told");
+        // A late duplicate brings nothing back.
+        store.has_lost("a", &again).await;
+        assert!(store.lock_on("a").await.is_none());
+    }
+
+    async fn an_upgrade_of_a_lock_that_is_gone_is_lost_whoever_came_in_between(store, bob) {
+        for how in ["expired", "broken", "released", "re-acquired", "exclusive"] {
+            for next in [None, Some(Exclusive), Some(Shared)] {
+                for stays in [false, true] {
+                    let alice = &Aid::new();
+                    let read = store.granted("a", &reading(alice)).await;
+                    match how {
+                        "expired" => store.age("a", TTL).await,
+                        "broken" => drop(store.breaks(&read).await),
+                        _ => drop(store.releases(&read).await),
+                    }
+                    if let Some(mode) = next {
+                        let between = store.granted("a", &Claim { mode, ..claim(bob) }).await;
+                        if !stays {
+                            store.releases(&between).await;
+                        }
+                    }
+                    let is_free = next.is_none() || !stays;
+                    // The session has another lock by now, which somebody else of the session believes in.
+                    let mut own = None;
+                    if is_free && how == "re-acquired" {
+                        own = Some(store.granted("a", &reading(alice)).await);
+                    } else if is_free && how == "exclusive" {
+                        own = Some(store.granted("a", alice).await);
+                    }
+                    let before = store.holders("a").await.len();
+                    let why = format!("{how}, {next:?}, {stays}");
+                    store.has_lost("a", &upgrade_of(&read)).await;
+                    assert_eq!(store.holders("a").await.len(), before, "changed: {why}");
+                    if let Some(own) = own {
+                        assert_eq!(store.token_on("a").await, own.token, "{why}");
+                    }
+                    store.releases_all(alice).await;
+                    store.releases_all(bob).await;
+                }
+            }
+        }
+    }
+
+    async fn an_ordinary_claim_of_a_former_reader_is_granted_anew(store, alice, bob) {
+        store.expired("a", &reading(alice)).await;
+        let between = store.granted("a", bob).await;
+        store.releases(&between).await;
+        store.granted("a", alice).await;
+    }
+
+    async fn an_upgrade_names_the_lock_of_its_own_session_and_document(store, alice, bob) {
+        let of_bob = store.granted("a", &reading(bob)).await;
+        store.has_lost("a", &Claim { aid: alice.clone(), ..upgrade_of(&of_bob) }).await;
+        store.has_lost("b", &upgrade_of(&of_bob)).await;
+        assert_eq!(readers(store).await, set([bob]));
+        let exclusive = store.granted("c", alice).await;
+        store.has_lost("c", &upgrade_of(&exclusive)).await;
+        assert_eq!(store.token_on("c").await, exclusive.token);
+    }
+
+    #[needs(Fair)]
+    async fn a_lost_upgrade_is_told_so_in_a_fair_collection_too(store, alice, bob) {
+        store.prepare(COLLECTION, &Rules::new(TTL).fair(), NONE).await.unwrap();
+        let read = store.granted("a", &reading(alice)).await;
+        store.releases(&read).await;
+        store.has_lost("a", &upgrade_of(&read)).await;
+        let of_bob = store.granted("a", bob).await;
+        store.has_lost("a", &upgrade_of(&read)).await;
+        assert_eq!(store.token_on("a").await, of_bob.token);
     }
 
     async fn an_idle_reader_expires_alone(store, alice, bob) {

@@ -85,6 +85,14 @@ impl Grant {
         self.mode == Mode::Exclusive || claim.mode == Mode::Shared
     }
 
+    /// True if this is the shared lock that the claim upgrades, or the lock that replaced it.
+    pub(crate) fn may_become(&self, claim: &Claim) -> bool {
+        match self.mode {
+            Mode::Exclusive => self.token.is_of_same_claim(claim.token),
+            _ => claim.upgrades == Some(self.token),
+        }
+    }
+
     /// True if the exclusive lock was granted to one tab, and another tab claims it.
     pub(crate) fn is_of_another_tab(&self, claim: &Claim) -> bool {
         let tabs = self.tab.zip(claim.tab);

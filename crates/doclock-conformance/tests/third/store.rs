@@ -109,6 +109,9 @@ impl Writable<'_> {
         }
         let (mine, others): (Vec<_>, Vec<_>) =
             live.into_iter().partition(|grant| grant.aid == claim.aid);
+        if claim.upgrades.is_some() && !mine.iter().any(|grant| grant.may_become(claim)) {
+            return Ok(TryAcquire::Lost(key.clone()));
+        }
         if let Some(mut mine) = mine.into_iter().find(|grant| grant.covers(claim)) {
             let is_same_claim = mine.token.is_of_same_claim(claim.token);
             if is_same_claim || !mine.is_of_another_tab(claim) {

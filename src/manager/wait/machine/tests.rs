@@ -15,7 +15,17 @@ fn unlimited() -> Machine<()> {
 
 fn wanted(key: &LockKey, mode: Mode) -> Wanted {
     let (key, aid, holder) = (key.clone(), Aid::new(), Holder::new("alice"));
-    Wanted { key, aid, person: None, holder, tab: None, page: None, mode, ttl: LONG }
+    Wanted {
+        key,
+        aid,
+        person: None,
+        holder,
+        tab: None,
+        page: None,
+        mode,
+        upgrades: None,
+        ttl: LONG,
+    }
 }
 
 impl Machine<()> {

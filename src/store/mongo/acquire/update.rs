@@ -25,6 +25,8 @@ use crate::{
 pub(super) const FORMER: &str = "former";
 /// In the answer to a claim: the record has expired, but a name stands twice in it.
 pub(super) const ODD: &str = "odd";
+/// In the answer to a claim that upgrades a shared lock: true if that lock is gone.
+pub(super) const LOST: &str = "lost";
 /// In the answer to the short form of a claim: the full form must follow.
 pub(super) const MORE: &str = "more";
 
@@ -100,7 +102,9 @@ impl Update<'_> {
             { "$or": [{ "$not": [is_shared()] }, other_reader] },
         ] };
         let mine = doc! { "$and": [is_live(), { "$eq": ["$aid", self.aid()] }] };
-        let mut branches = vec![(others_hold, "$$ROOT".into())];
+        let lost = lost_upgrade(self.claim, self.rules);
+        let mut branches: Vec<_> = lost.map(|lost| (lost, "$$ROOT".into())).into_iter().collect();
+        branches.push((others_hold, "$$ROOT".into()));
         branches.extend(self.is_of_another_tab().map(|other| (other, self.left_alone())));
         branches.push((mine, self.reentered_or_back()));
         if self.rules.fair {
@@ -354,13 +358,36 @@ impl Update<'_> {
 
     /// Marks the lock as known to another request, except for a repetition whose first reply was lost.
     fn again(&self, grant: Grant) -> Document {
-        let (token, claim) = (grant.field("token"), self.claim.token);
-        let same = doc! { "$and": [
-            { "$gte": [&token, claim.first_attempt().to_string()] },
-            { "$lte": [&token, claim.last_attempt().to_string()] },
-        ] };
-        doc! { "$cond": [same, {}, { "again": true }] }
+        doc! { "$cond": [is_of_same_claim(self.claim, grant), {}, { "again": true }] }
     }
+}
+
+/// True if an attempt of this claim was granted.
+fn is_of_same_claim(claim: &Claim, grant: Grant) -> Document {
+    let token = grant.field("token");
+    doc! { "$and": [
+        { "$gte": [&token, claim.token.first_attempt().to_string()] },
+        { "$lte": [&token, claim.token.last_attempt().to_string()] },
+    ] }
+}
+
+/// True if the shared lock that the claim upgrades is not live, and no attempt of the claim has replaced it. `None` if
+/// the claim upgrades nothing.
+fn lost_upgrade(claim: &Claim, rules: &Rules) -> Option<Document> {
+    let shared = claim.upgrades?;
+    let is_mine = |grant: Grant| doc! { "$eq": [grant.field("aid"), literal(claim.aid.as_str())] };
+    let reads = some_reader(doc! { "$and": [
+        is_mine(Grant::Reader),
+        { "$eq": ["$$r.token", shared.to_string()] },
+        is_live_reader(),
+    ] });
+    let has_upgraded = doc! { "$and": [
+        { "$not": [is_shared()] },
+        is_mine(Grant::Exclusive),
+        is_of_same_claim(claim, Grant::Exclusive),
+        is_live(rules.ttl),
+    ] };
+    Some(doc! { "$not": [{ "$or": [reads, has_upgraded] }] })
 }
 
 /// For the answer to the short form: the fields of an exclusive lock, and whether the full form must follow, because
@@ -384,6 +411,9 @@ pub(in crate::store::mongo) fn answer_fields(claim: &Claim, rules: &Rules) -> Do
     };
     if rules.fair {
         fields.insert("place", first_of(in_the_way_of(claim)));
+    }
+    if let Some(lost) = lost_upgrade(claim, rules) {
+        fields.insert(LOST, lost);
     }
     fields
 }

@@ -5,13 +5,16 @@
 //! takeover does not create it a second time.
 //!
 //! A sweep may find the expired lock at the same moment, and announce its session before the trace is
-//! written. Therefore an idle end keeps the `leases` that it named, and their traces are not announced again.
+//! written. Therefore an end keeps the `leases` that it named, and their traces are not announced again. Who names the
+//! locks of a session reads the records first and the traces second: a lock that is not on record any more has a trace
+//! by then.
 
 use mongodb::bson::{Bson, Document, doc};
 use uuid::Uuid;
 
 use crate::{
     key::LockKey,
+    lock::Aid,
     store::mongo::{Call, codec::is, error::Result, send::Write},
 };
 
@@ -50,13 +53,23 @@ fn trace(key: &LockKey, grant: &Document) -> Option<(String, Document)> {
     Some((lease.to_owned(), doc! { "q": { "_id": { "$eq": id } }, "u": [once], "upsert": true }))
 }
 
-/// The unseen traces of locks in these collections. `ended` is the collection of the traces and the ends.
-pub(super) fn traces(ended: &str, collections: &[&str], limit: i64) -> Vec<Document> {
+/// The unseen traces of locks in these collections; only of these sessions, if any are given. `ended` is the collection
+/// of the traces and the ends.
+pub(super) fn traces(
+    ended: &str,
+    collections: &[&str],
+    of: Option<&[Aid]>,
+    limit: i64,
+) -> Vec<Document> {
     let named = doc! { "$let": {
         "vars": { "named": { "$arrayElemAt": ["$end.leases", 0] } },
         "in": { "$cond": [{ "$isArray": "$$named" }, "$$named", []] },
     } };
-    let waits = doc! { "step": LOOK, "_id": { "$type": "string" }, "c": { "$in": collections } };
+    let mut waits =
+        doc! { "step": LOOK, "_id": { "$type": "string" }, "c": { "$in": collections } };
+    if let Some(aids) = of {
+        waits.insert("aid", doc! { "$in": aids.iter().map(Aid::as_str).collect::<Vec<_>>() });
+    }
     vec![
         doc! { "$match": waits },
         doc! { "$limit": limit },
@@ -66,6 +79,7 @@ pub(super) fn traces(ended: &str, collections: &[&str], limit: i64) -> Vec<Docum
         doc! { "$project": {
             "_id": "$id", "trace": "$_id", "collection": "$c", "gone": {
                 "aid": "$aid",
+                "lease": "$lease",
                 "token": { "$arrayElemAt": [{ "$split": ["$lease", "/"] }, 0] },
                 "shared": { "$literal": false },
                 "idle": { "$not": [{ "$in": ["$lease", named] }] },

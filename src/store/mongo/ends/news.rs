@@ -13,7 +13,7 @@ use crate::{
         News, NewsId, Outbox, Query, Settled,
         mongo::{
             codec::{self, is, millis},
-            ends::{Ends, names_of, released},
+            ends::{Ends, more_in, names_of, released},
             error::Result,
             record::{aid_in, holder_in, presentable},
             send::{Write, rows},
@@ -181,7 +181,7 @@ impl Ends<'_> {
 
 /// Marks all steps as done.
 fn announced() -> Write {
-    let done = ["step", "by", "lease", "locks", "holder", "noted", "taken"];
+    let done = ["step", "by", "lease", "locks", "more", "holder", "noted", "taken"];
     Write::Update(vec![doc! { "$unset": done.as_slice() }])
 }
 
@@ -210,6 +210,7 @@ fn to_ended(record: &Record) -> Option<SessionEnded> {
         reason: EndReason::from_name(record.get_str("reason").unwrap_or_default()),
         for_good: !record.get_bool("silent").unwrap_or(false),
         locks: names_of(record),
+        more: more_in(record),
         at: presentable(record.get_datetime("ts").ok().copied()),
         repeated: is_repeated(record),
     })

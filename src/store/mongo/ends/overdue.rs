@@ -12,7 +12,7 @@ use crate::{
     lock::{Aid, LockToken},
     store::mongo::{
         codec::{is, millis},
-        ends::{Ends, former::traces},
+        ends::{Ends, Held, former::traces},
         error::Result,
         grant::{
             Grant, expires, has_expired, is_live_reader, is_reader, is_shared, readers_that,
@@ -42,6 +42,8 @@ pub(super) struct Expired {
     pub(super) collection: String,
     pub(super) id: Bson,
     pub(super) token: String,
+    /// Names the grant and its last renewal.
+    pub(super) lease: String,
     pub(super) shared: bool,
     /// False if the grant expired because of its `max_hold`.
     pub(super) idle: bool,
@@ -50,8 +52,12 @@ pub(super) struct Expired {
 }
 
 impl Expired {
-    pub(super) fn key(&self) -> Option<LockKey> {
+    fn key(&self) -> Option<LockKey> {
         LockKey::new(self.collection.as_str(), LockId::from_bson(&self.id)?).ok()
+    }
+
+    pub(super) fn named(&self) -> Option<Held> {
+        Some(Held { key: self.key()?, lease: Some(self.lease.clone()) })
     }
 
     pub(super) fn lock(&self) -> Option<(LockKey, LockToken)> {
@@ -75,7 +81,7 @@ impl Ends<'_> {
                 { "$project": { "_id": 0, "announcement": "$_id" } },
             ] } },
             doc! { "$unionWith": {
-                "coll": ended, "pipeline": traces(ended, self.collections, limit),
+                "coll": ended, "pipeline": traces(ended, self.collections, None, limit),
             } },
         ];
         for collection in self.collections {
@@ -137,14 +143,23 @@ impl Overdue {
             self.left_over.insert(collection);
             return;
         };
-        self.expired.entry(aid_in(gone, "aid")).or_default().push(Expired {
+        let aid = aid_in(gone, "aid");
+        self.expired.entry(aid).or_default().push(Expired::of(collection, row, gone));
+    }
+}
+
+impl Expired {
+    /// `row` is the record or the trace, `gone` the grant.
+    pub(super) fn of(collection: String, row: &Document, gone: &Document) -> Self {
+        Self {
             collection,
             id: row.get("_id").cloned().unwrap_or(Bson::Null),
             token: gone.get_str("token").unwrap_or_default().to_owned(),
+            lease: gone.get_str("lease").unwrap_or_default().to_owned(),
             shared: gone.get_bool("shared").unwrap_or(false),
             idle: gone.get_bool("idle").unwrap_or(true),
             trace: row.get("trace").cloned(),
-        });
+        }
     }
 }
 
@@ -227,12 +242,13 @@ fn exclusive_is_overdue(ttl: Duration) -> Document {
 }
 
 fn gone(grant: Grant) -> Document {
-    doc! {
-        "aid": grant.field("aid"),
+    let mut gone = grant.lease();
+    gone.extend(doc! {
         "token": grant.field("token"),
         "shared": { "$literal": grant == Grant::Reader },
         "idle": { "$not": [grant.has_reached_max_hold()] },
-    }
+    });
+    gone
 }
 
 fn next_by_ts(ttl: Duration) -> Vec<Document> {

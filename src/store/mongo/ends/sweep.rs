@@ -6,15 +6,14 @@ use mongodb::bson::{Bson, Document as Record, doc};
 
 use crate::{
     ended::EndReason,
-    key::LockKey,
     lock::Aid,
     store::{
         Swept,
         mongo::{
             codec::{self, documents, millis},
             ends::{
-                Ends, NAMES_AT_ONCE, Names, by_aid, former, has_step, is_for_good, is_noted, locks,
-                name, overdue::Expired, released, with_names,
+                Ends, Held, NAMES_AT_ONCE, Names, by_aid, has_step, is_for_good, is_noted, leases,
+                locks, name, overdue::Expired, released, untold,
             },
             error::Result,
             grant::{
@@ -59,14 +58,13 @@ impl Ends<'_> {
         let (idle, others): (Vec<_>, Vec<_>) = found.expired.into_iter().partition(is_idle);
         self.remove_expired(&others).await?;
         swept.expired.extend(others.iter().flat_map(|(_, of)| of).filter_map(Expired::lock));
-        let aids = idle.iter().map(|(aid, _)| aid.clone());
-        let claimed = self.claim(found.unfinished.into_iter().chain(aids).collect()).await?;
+        let claimed = self.claim(found.unfinished, &idle).await?;
         // A worker that gets less than half of the sessions leaves the rest to the worker that has
         // them.
         let is_ahead = 2 * (claimed.len() + others.len()) > all.len();
         swept.more = found.records >= limit && is_ahead;
         if !claimed.is_empty() {
-            self.release_claimed(&claimed, &idle, &mut swept).await?;
+            self.release_claimed(&claimed, &mut swept).await?;
         }
         Ok(swept)
     }
@@ -97,15 +95,17 @@ impl Ends<'_> {
     async fn remove_expired(&self, of_sessions: &[OfSession]) -> Result<()> {
         let mut notes = Vec::new();
         for (aid, of) in of_sessions {
-            let keys: Vec<_> = of.iter().filter(|it| it.idle).filter_map(Expired::key).collect();
-            if let Some(first) = keys.first() {
-                let ttl = millis(self.call(first.collection())?.rules.ttl);
-                notes.push(doc! { "q": by_aid(aid), "u": [note(&keys, ttl)], "upsert": true });
+            let locks: Vec<_> = of.iter().filter(|it| it.idle).filter_map(Expired::named).collect();
+            if let Some(first) = locks.first() {
+                let ttl = millis(self.call(first.key.collection())?.rules.ttl);
+                let names = Names { locks, ..Names::default() };
+                notes.push(doc! { "q": by_aid(aid), "u": note(&names, ttl), "upsert": true });
             }
         }
         self.update_each(notes).await?;
         let all = || of_sessions.iter().flat_map(|(_, of)| of);
-        self.looked_at(all()).await?;
+        let traces: Vec<_> = all().filter_map(|record| record.trace.clone()).collect();
+        self.looked_at(&traces).await?;
         let mut records: BTreeMap<&str, (Vec<Bson>, Vec<&str>, bool)> = BTreeMap::new();
         for record in all().filter(|it| it.trace.is_none()) {
             let (ids, tokens, shared) = records.entry(&record.collection).or_default();
@@ -120,37 +120,41 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// Marks the traces of these locks as seen: everything that the traces are kept for is now
-    /// recorded.
-    async fn looked_at(&self, of: impl Iterator<Item = &Expired>) -> Result<()> {
-        let traces: Vec<_> = of.filter_map(|record| record.trace.clone()).collect();
-        if !traces.is_empty() {
-            self.write(doc! { "_id": { "$in": traces } }, &former::seen()).await?;
-        }
-        Ok(())
-    }
-
-    /// Assigns these ends to this worker, except those that another worker has.
-    async fn claim(&self, aids: Vec<Aid>) -> Result<Vec<Claimed>> {
-        let updates: Vec<_> = (aids.iter())
-            .map(|aid| doc! { "q": by_aid(aid), "u": [self.claimed_end()], "upsert": true })
+    /// Assigns these ends to this worker, except those that another worker has, and except those that have named
+    /// everything that was found.
+    async fn claim(&self, unfinished: Vec<Aid>, idle: &[OfSession]) -> Result<Vec<Claimed>> {
+        let found = |of: &[Expired]| of.iter().map(|it| it.lease.clone()).collect();
+        let claims = (unfinished.iter().map(|aid| (aid, Vec::new())))
+            .chain(idle.iter().map(|(aid, of)| (aid, found(of))));
+        let updates: Vec<_> = claims
+            .map(|(aid, found)| {
+                doc! { "q": by_aid(aid), "u": [self.claimed_end(found)], "upsert": true }
+            })
             .collect();
         self.update_each(updates).await?;
+        let aids: Vec<_> =
+            unfinished.iter().chain(idle.iter().map(|(aid, _)| aid)).cloned().collect();
         self.claimed(&aids).await
     }
 
-    /// The end of a session that seems to be idle, or whose end was left half done.
-    fn claimed_end(&self) -> Record {
+    /// The end of a session that seems to be idle, because these leases have expired, or whose end was left half done.
+    fn claimed_end(&self, found: Vec<String>) -> Record {
         let mut idle = self.begin(EndReason::Expired);
         idle.insert("silent", true);
-        idle.insert("locks", doc! { "$cond": [is_noted(), locks(), []] });
+        idle.extend(untold(is_noted()));
         let again = doc! { "$mergeObjects": [self.go_on(), { "told": true }] };
+        // Another worker was quicker, and its end may be announced already.
+        let is_named = doc! { "$and": [
+            { "$setIsSubset": [{ "$literal": found }, leases()] },
+            { "$not": [is_noted()] },
+        ] };
         doc! { "$replaceWith": { "$switch": {
             "branches": [
                 { "case": self.someone_else_is_at_it(), "then": "$$ROOT" },
                 { "case": has_step(), "then": self.go_on() },
                 // Ended and announced long ago. The expired lock was acquired in spite of that end.
                 { "case": is_for_good(), "then": again },
+                { "case": is_named, "then": "$$ROOT" },
             ],
             "default": idle,
         } } }
@@ -176,8 +180,9 @@ impl Ends<'_> {
         doc! { "_id": { "$in": ids }, "by": self.by(), "step": "release" }
     }
 
-    /// The expired locks of these sessions; and whether there may be readers among them.
-    async fn expired_of(&self, aids: &[Aid]) -> Result<(BTreeMap<Aid, Names>, bool)> {
+    /// The expired locks of these sessions, on record or taken over since; and whether there may be readers among them.
+    /// `None` if there are too many for one command.
+    async fn expired_of(&self, aids: &[Aid]) -> Result<Option<(BTreeMap<Aid, Names>, bool)>> {
         let of_readers = || {
             doc! { "$and": [is_of(Grant::Reader, aids), { "$not": [is_live_reader()] }] }
         };
@@ -202,48 +207,45 @@ impl Ends<'_> {
                     has_expired(Grant::Exclusive, at.rules.ttl),
                 ] },
             );
-            let found = at.primary.find(filter).projection(fields.clone());
+            let found = at.primary.find(filter.clone()).projection(fields.clone());
             let found = found.limit(NAMES_AT_ONCE as i64).max_time(self.until.read_limit());
             let found = rows(found).await?;
-            // If the limit was reached, the records that were not read may have readers.
-            shared |= found.len() >= NAMES_AT_ONCE;
+            if found.len() >= NAMES_AT_ONCE {
+                let [aid] = aids else { return Ok(None) };
+                // The records that were not read may have readers.
+                shared = true;
+                let names = all.entry(aid.clone()).or_default();
+                names.more += at.beyond(NAMES_AT_ONCE, filter).await?;
+            }
             for record in &found {
-                let key = codec::key_in(collection, record);
+                let Some(key) = codec::key_in(collection, record) else { continue };
                 for lease in documents(record, "leases") {
                     let names = all.entry(aid_in(lease, "aid")).or_default();
-                    names.keys.extend(key.clone());
                     names.holder = names.holder.take().or_else(|| holder_in(lease, "holder"));
-                    let Ok(lease) = lease.get_str("lease") else { continue };
-                    names.leases.push(lease.to_owned());
-                    let token = lease.split_once('/').and_then(|(token, _)| token.parse().ok());
-                    names.expired.extend(key.clone().zip(token));
+                    let lease = lease.get_str("lease").ok().map(str::to_owned);
+                    names.locks.push(Held { key: key.clone(), lease });
                 }
                 shared |= record.get_bool("shared").unwrap_or(false);
             }
         }
-        Ok((all, shared))
+        for (aid, expired) in self.taken_over(aids).await? {
+            all.entry(aid).or_default().add(expired);
+        }
+        Ok(Some((all, shared)))
     }
 
     /// An idle end without locks is withdrawn: another worker was quicker, or the session has come
     /// back.
-    async fn release_claimed(
-        &self,
-        claimed: &[Claimed],
-        found: &[OfSession],
-        swept: &mut Swept,
-    ) -> Result<()> {
+    async fn release_claimed(&self, claimed: &[Claimed], swept: &mut Swept) -> Result<()> {
         let aids_of = |ends: &[Claimed]| ends.iter().map(|end| end.aid.clone()).collect::<Vec<_>>();
         let idle: Vec<_> =
             claimed.iter().filter(|end| !end.for_good).map(|end| end.aid.clone()).collect();
-        let (mut names, shared) = self.expired_of(&idle).await?;
-        let taken_over: Vec<_> = (found.iter())
-            .flat_map(|(aid, of)| of.iter().map(move |record| (aid, record)))
-            .filter(|(_, record)| record.trace.is_some())
-            .collect();
-        for (aid, record) in taken_over.iter().filter(|(aid, _)| idle.contains(aid)) {
-            names.entry((*aid).clone()).or_default().keys.extend(record.key());
-        }
-        let named = names.iter().filter(|(_, names)| !names.keys.is_empty()).map(|(aid, names)| {
+        let Some((names, shared)) = self.expired_of(&idle).await? else {
+            let (some, others) = claimed.split_at(claimed.len() / 2);
+            Box::pin(self.release_claimed(some, swept)).await?;
+            return Box::pin(self.release_claimed(others, swept)).await;
+        };
+        let named = names.iter().filter(|(_, names)| !names.locks.is_empty()).map(|(aid, names)| {
             doc! { "q": { "_id": { "$eq": aid.as_str() }, "by": self.by() }, "u": [name(names)] }
         });
         self.update_each(named.collect()).await?;
@@ -251,43 +253,51 @@ impl Ends<'_> {
         // other sessions, or these may have ended permanently.
         let (for_good, idle): (Vec<_>, Vec<_>) =
             self.claimed(&aids_of(claimed)).await?.into_iter().partition(|end| end.for_good);
-        let is_mine = |aid: &Aid| for_good.iter().chain(&idle).any(|end| end.aid == *aid);
-        let mine = || taken_over.iter().filter(|(aid, _)| is_mine(aid)).map(|(_, record)| *record);
-        self.looked_at(mine()).await?;
-        swept.expired.extend(mine().filter_map(Expired::lock));
+        let found = || idle.iter().filter_map(|end| names.get(&end.aid));
+        let traces: Vec<_> = found().flat_map(|names| names.traces.iter().cloned()).collect();
+        self.looked_at(&traces).await?;
         self.remove(&Grants::ExpiredOf(&aids_of(&idle)), shared).await?;
         for end in &for_good {
-            self.release_ended(&end.aid, &[]).await?;
+            let released = self.release_ended(&end.aid, &Names::default()).await?;
+            swept.expired.extend(released.locks.iter().filter_map(Held::lock));
         }
         let (ended, withdrawn): (Vec<_>, Vec<_>) =
             (for_good.iter().chain(&idle)).partition(|end| end.for_good || end.has_names);
         if !withdrawn.is_empty() {
-            let these = self.mine(withdrawn.iter().map(|end| &end.aid));
-            self.write(these, &Write::Delete).await?;
+            self.withdraw(self.mine(withdrawn.iter().map(|end| &end.aid))).await?;
         }
         if !ended.is_empty() {
             // These ends are left to the listener.
             self.write(self.mine(ended.iter().map(|end| &end.aid)), &released()).await?;
         }
         // The others were found idle earlier, and only waited for their announcement.
-        let anew = |end: &&&Claimed| end.for_good || names.contains_key(&end.aid);
-        swept.sessions = ended.iter().filter(anew).count();
-        let found = idle.iter().filter_map(|end| names.get(&end.aid));
-        swept.expired.extend(found.flat_map(|names| names.expired.iter().cloned()));
+        let has_new = |aid: &Aid| names.get(aid).is_some_and(|it| !it.locks.is_empty());
+        let anew = |end: &&&Claimed| end.for_good || has_new(&end.aid);
+        swept.sessions += ended.iter().filter(anew).count();
+        swept.expired.extend(found().flat_map(|names| names.locks.iter().filter_map(Held::lock)));
         swept.announcements |= !ended.is_empty();
         Ok(())
+    }
+
+    // update returns: so many are no ends any more, but keep the leases that an earlier end has named. delete
+    // removes the others.
+    async fn withdraw(&self, these: Record) -> Result<()> {
+        let mut keep = these.clone();
+        keep.insert("leases", doc! { "$type": "array" });
+        let gone = ["step", "by", "lease", "reason", "event", "locks", "more"];
+        self.write(keep, &Write::Update(vec![doc! { "$unset": gone.as_slice() }])).await?;
+        self.write(these, &Write::Delete).await.map(drop)
     }
 }
 
 /// Remembers for the ttl that these locks expired while their session had others. If the session turns
 /// out to be idle, they were just the first to expire: its requests did not renew all locks at the same
-/// moment.
-fn note(keys: &[LockKey], ttl: i64) -> Record {
-    let known = doc! { "$cond": [{ "$or": [has_step(), is_noted()] }, locks(), []] };
-    let noted = doc! { "$mergeObjects": [
-        { "ts": "$$NOW", "silent": true },
-        "$$ROOT",
-        { "locks": with_names(known, keys), "noted": { "$add": ["$$NOW", ttl] } },
-    ] };
-    doc! { "$replaceWith": { "$cond": [is_for_good(), "$$ROOT", noted] } }
+/// moment. If the session has ended meanwhile, they belong to that end, unless it was announced already.
+fn note(names: &Names, ttl: i64) -> Vec<Record> {
+    let mut noted = doc! { "noted": { "$add": ["$$NOW", ttl] } };
+    let known = doc! { "$or": [has_step(), is_noted()] };
+    noted.insert("locks", doc! { "$cond": [known.clone(), locks(), []] });
+    noted.insert("more", doc! { "$cond": [known, { "$ifNull": ["$more", 0] }, 0] });
+    let noted = doc! { "$mergeObjects": [{ "ts": "$$NOW", "silent": true }, "$$ROOT", noted] };
+    vec![doc! { "$replaceWith": { "$cond": [is_for_good(), "$$ROOT", noted] } }, name(names)]
 }
