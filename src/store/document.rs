@@ -20,6 +20,8 @@ mod order;
 pub(super) use bson::readable;
 pub use changes::Changes;
 pub(crate) use changes::Draft;
+#[cfg(not(feature = "_mongo"))]
+use node::Node;
 #[cfg(feature = "_mongo")]
 pub(super) use node::{Members, Name, Node};
 
@@ -73,6 +75,26 @@ impl StoredDocument {
             #[cfg(feature = "_mongo")]
             Format::Bson => super::mongo::codec::decode(&self.bytes),
         }
+    }
+}
+
+impl StoredDocument {
+    /// The document as a value.
+    pub(super) fn node(&self) -> Result<Node, BoxError> {
+        match self.format {
+            Format::Json => json::read(&self.bytes),
+            #[cfg(feature = "_mongo")]
+            Format::Bson => bson::read(&self.bytes),
+        }
+    }
+
+    pub(super) fn of(node: &Node, format: Format) -> Self {
+        let bytes = match format {
+            Format::Json => json::written(node),
+            #[cfg(feature = "_mongo")]
+            Format::Bson => bson::written(node),
+        };
+        Self::from_bytes(format, bytes)
     }
 }
 

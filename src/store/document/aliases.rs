@@ -36,7 +36,7 @@ pub(super) fn without_aliases(
     let mut renames = HashMap::<&[Name], Vec<Rename>>::new();
     for (path, written) in grown {
         let (new, document) = path.split_last()?;
-        let stored = loaded.at(document)?.members()?;
+        let stored = loaded.value_at(document)?.members()?;
         if let Some(old) = search.alias(document, new, stored, written) {
             renames.entry(document).or_default().push((old, new.clone()));
         }
@@ -56,7 +56,7 @@ pub(super) fn without_aliases(
 
 /// Renames members of the document at this path. They keep their places.
 fn rename(value: &mut Node, document: &[Name], renames: &[Rename]) {
-    if let Some(Node::Document(members)) = value.at_mut(document) {
+    if let Some(Node::Document(members)) = value.value_at_mut(document) {
         let new = |name: &Name| renames.iter().find(|(old, _)| old == name).map(|it| it.1.clone());
         let all = mem::take(members).into_iter();
         *members = all.map(|(name, it)| (new(&name).unwrap_or(name), it)).collect();
@@ -123,6 +123,7 @@ impl Search<'_> {
         let gone = [document, slice::from_ref(old)].concat();
         let mut renamed = self.loaded.clone();
         rename(&mut renamed, document, &[(old.clone(), new.clone())]);
-        !self.reads_as_before(&self.loaded.with(&gone, None)) && self.reads_as_before(&renamed)
+        !self.reads_as_before(&self.loaded.with_member(&gone, None))
+            && self.reads_as_before(&renamed)
     }
 }

@@ -4,7 +4,7 @@
 
 use std::str;
 
-use super::node::{Leaf, Members, Name, Node, Number, text_of};
+use super::node::{Content, Leaf, Members, Name, Node, text_of};
 use crate::error::BoxError;
 
 const DOUBLE: u8 = 0x01;
@@ -96,7 +96,7 @@ fn value(kind: u8, bytes: &mut &[u8], depth: usize) -> Option<Node> {
         0x13 => 16,
         _ => return None,
     };
-    Some(Node::Leaf(Leaf { kind, bytes: take(bytes, size)?.into() }))
+    Some(Node::Leaf(leaf(kind, take(bytes, size)?)))
 }
 
 pub(super) fn written(node: &Node) -> Vec<u8> {
@@ -141,17 +141,18 @@ fn kind(node: &Node) -> u8 {
     }
 }
 
-pub(super) fn number(kind: u8, bytes: &[u8]) -> Option<Number> {
-    match kind {
-        DOUBLE => Some(f64::from_le_bytes(bytes.try_into().ok()?).into()),
-        INT32 => Some(Number::Whole(i32::from_le_bytes(bytes.try_into().ok()?).into())),
-        INT64 => Some(Number::Whole(i64::from_le_bytes(bytes.try_into().ok()?).into())),
-        _ => None,
-    }
+fn leaf(kind: u8, bytes: &[u8]) -> Leaf {
+    Leaf { kind, bytes: bytes.into(), content: content(kind, bytes).unwrap_or(Content::Other) }
 }
 
-pub(super) fn is_text(kind: u8) -> bool {
-    [STRING, BINARY, OBJECT_ID, SYMBOL].contains(&kind)
+fn content(kind: u8, bytes: &[u8]) -> Option<Content> {
+    match kind {
+        STRING | BINARY | OBJECT_ID | SYMBOL => Some(Content::Text),
+        DOUBLE => Some(f64::from_le_bytes(bytes.try_into().ok()?).into()),
+        INT32 => Some(Content::Whole(i32::from_le_bytes(bytes.try_into().ok()?).into())),
+        INT64 => Some(Content::Whole(i64::from_le_bytes(bytes.try_into().ok()?).into())),
+        _ => None,
+    }
 }
 
 /// This document for a reader that knows only UTF-8: a text that is not UTF-8 is its bytes, and a member whose name is
@@ -159,7 +160,8 @@ pub(super) fn is_text(kind: u8) -> bool {
 pub(in crate::store) fn readable(bytes: &[u8]) -> Option<(Vec<u8>, String)> {
     let node = read(bytes).ok()?;
     let is_odd = |name: Option<&Name>, it: &Node| {
-        name.is_some_and(|name| str::from_utf8(name.bytes()).is_err()) || is_unreadable(it)
+        name.is_some_and(|name| str::from_utf8(name.bytes()).is_err())
+            || matches!(it, Node::Leaf(leaf) if is_unreadable(leaf))
     };
     let path = text_of(&node.find(&is_odd)?);
     Some((written(&read_as_bytes(node)), path))
@@ -173,19 +175,16 @@ fn read_as_bytes(node: Node) -> Node {
             Node::Document(members.collect())
         }
         Node::Array(elements) => Node::Array(elements.into_iter().map(read_as_bytes).collect()),
-        odd if is_unreadable(&odd) => {
-            let Node::Leaf(leaf) = odd else { return odd };
-            let length = i32::try_from(leaf.bytes.len()).unwrap_or(i32::MAX).to_le_bytes();
-            let bytes = [&length[..], &[0], &leaf.bytes].concat();
-            Node::Leaf(Leaf { kind: BINARY, bytes: bytes.into() })
+        Node::Leaf(odd) if is_unreadable(&odd) => {
+            let length = i32::try_from(odd.bytes.len()).unwrap_or(i32::MAX).to_le_bytes();
+            Node::Leaf(leaf(BINARY, &[&length[..], &[0], &odd.bytes].concat()))
         }
-        leaf => leaf,
+        leaf @ Node::Leaf(_) => leaf,
     }
 }
 
 /// True if the value is or contains a text that is not UTF-8. The parts of these types that are no text are lengths.
-fn is_unreadable(node: &Node) -> bool {
-    let Node::Leaf(Leaf { kind, bytes }) = node else { return false };
+fn is_unreadable(Leaf { kind, bytes, .. }: &Leaf) -> bool {
     match *kind {
         STRING | CODE | SYMBOL => str::from_utf8(bytes.get(4..).unwrap_or_default()).is_err(),
         REGEX => str::from_utf8(bytes).is_err(),

@@ -145,7 +145,7 @@ impl Changes {
     }
 
     fn merged(&self, stored: &StoredDocument) -> Result<StoredDocument, Path> {
-        let decoded = |document: &StoredDocument| Node::decoded(document).map_err(|_| Path::new());
+        let decoded = |document: &StoredDocument| document.node().map_err(|_| Path::new());
         let Draft { original: Original { loaded, before, .. }, after, .. } = &self.draft;
         let (loaded, before, after) = (decoded(loaded)?, decoded(before)?, decoded(after)?);
         let now = decoded(stored)?;
@@ -169,9 +169,9 @@ impl Changes {
         for (path, order) in &self.orders {
             arrange(&mut merged, path, order.iter());
         }
-        let read = self.draft.read(&merged).ok();
+        let read = self.draft.as_read(&merged).ok();
         if read.is_some_and(|read| has_all(before, after, Some(&read))) {
-            Ok(merged.encoded(stored.format))
+            Ok(StoredDocument::of(&merged, stored.format))
         } else {
             Err(changed())
         }
@@ -190,8 +190,8 @@ impl Changes {
 }
 
 impl Draft {
-    fn read(&self, node: &Node) -> Result<Node, BoxError> {
-        Node::decoded(&(self.reread)(&node.encoded(self.after.format))?)
+    fn as_read(&self, node: &Node) -> Result<Node, BoxError> {
+        (self.reread)(&StoredDocument::of(node, self.after.format))?.node()
     }
 
     /// True if it takes some milliseconds to compare the documents.
@@ -218,11 +218,11 @@ impl Draft {
         if self.original.before.bytes == self.after.bytes {
             return Ok((Planned::Nothing, Orders::new()));
         }
-        let (before, after) = (Node::decoded(&self.original.before)?, Node::decoded(&self.after)?);
+        let (before, after) = (self.original.before.node()?, self.after.node()?);
         refuse_repetition(&after)?;
-        let mut loaded = Node::decoded(&self.original.loaded)?;
-        let (probes, read) = (self.probes(), &|node: &Node| self.read(node));
-        let result = |merged: &Node| merged.encoded(self.after.format);
+        let mut loaded = self.original.loaded.node()?;
+        let (probes, read) = (self.probes(), &|node: &Node| self.as_read(node));
+        let result = |merged: &Node| StoredDocument::of(merged, self.after.format);
         let mut is_renamed = false;
         let (merged, orders) = loop {
             let (before, after) = (Some(&before), Some(&after));
@@ -260,7 +260,7 @@ impl Draft {
     /// # Errors
     /// As [`Original::changes_to`].
     pub(crate) fn whole(self) -> Result<StoredDocument, BoxError> {
-        let (loaded, after) = (Node::decoded(&self.original.loaded)?, Node::decoded(&self.after)?);
+        let (loaded, after) = (self.original.loaded.node()?, self.after.node()?);
         refuse_repetition(&after)?;
         let named = Name::from("_id");
         let Some(id) = loaded.member(&named) else { return Ok(self.after) };
@@ -270,9 +270,9 @@ impl Draft {
         }
         // The store adds the `_id`. A type that reads its id from `_id`, but writes it to another field, would add that
         // field.
-        let stored = after.with(&[named], Some(id.clone()));
+        let stored = after.with_member(&[named], Some(id.clone()));
         self.gives_back(&stored, &after)?;
-        let read_back = self.read(&stored)?;
+        let read_back = self.as_read(&stored)?;
         let new = after.members().into_iter().flat_map(Members::keys);
         new.filter(|name| loaded.member(name).is_none())
             .try_for_each(|name| self.is_read(&stored, &read_back, slice::from_ref(name)))?;
@@ -282,11 +282,11 @@ impl Draft {
     /// An error if the type reads another value than `after` from the document. The type may read a value in another
     /// form than it writes it, such as a text without the blanks at its end.
     fn gives_back(&self, stored: &Node, after: &Node) -> Result<(), BoxError> {
-        let (read_back, probes) = (self.read(stored)?, self.probes());
+        let (read_back, probes) = (self.as_read(stored)?, self.probes());
         let differences = differ(&read_back, after, Node::is_alike, PROBES);
         for (n, path) in differences.into_iter().enumerate() {
-            let wanted = after.at(&path);
-            if n >= probes || wanted.is_none() || !are_same(stored.at(&path), wanted) {
+            let wanted = after.value_at(&path);
+            if n >= probes || wanted.is_none() || !are_same(stored.value_at(&path), wanted) {
                 let path = text_of(&path);
                 return Err(format!(
                     "the type reads another `{path}` from the stored document than it would save"
@@ -303,7 +303,8 @@ impl Draft {
     fn is_read(&self, stored: &Node, read_back: &Node, path: &[Name]) -> Result<(), BoxError> {
         let nonsense = Members::from_iter([(Name::from(""), Node::Array(Vec::new()))]);
         let is_ignored = |instead: Option<Node>| {
-            self.read(&stored.with(path, instead)).is_ok_and(|read| read.is_alike(read_back))
+            self.as_read(&stored.with_member(path, instead))
+                .is_ok_and(|read| read.is_alike(read_back))
         };
         if !is_ignored(None) || !is_ignored(Some(Node::Document(nonsense))) {
             return Ok(());

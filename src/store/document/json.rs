@@ -7,7 +7,7 @@ use serde::{
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
 
-use super::node::{Leaf, Members, Name, Node, Number};
+use super::node::{Content, Leaf, Members, Name, Node};
 use crate::error::BoxError;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Node, BoxError> {
@@ -44,13 +44,18 @@ fn write(node: &Node, text: &mut Vec<u8>) {
     }
 }
 
-pub(super) fn number(text: &[u8]) -> Option<Number> {
-    let number: serde_json::Number = serde_json::from_slice(text).ok()?;
-    number.as_i128().map(Number::Whole).or_else(|| Some(number.as_f64()?.into()))
-}
-
 fn leaf(value: &impl Serialize) -> Result<Leaf, serde_json::Error> {
-    Ok(Leaf { kind: 0, bytes: serde_json::to_vec(value)?.into() })
+    let bytes: Box<[u8]> = serde_json::to_vec(value)?.into();
+    let number = || serde_json::from_slice::<serde_json::Number>(&bytes).ok();
+    let content = match bytes.first() {
+        Some(b'"') => Content::Text,
+        Some(b'-' | b'0'..=b'9') => number().map_or(Content::Other, |number| {
+            let broken = || number.as_f64().unwrap_or_default().into();
+            number.as_i128().map_or_else(broken, Content::Whole)
+        }),
+        _ => Content::Other,
+    };
+    Ok(Leaf { kind: 0, bytes, content })
 }
 
 impl<'de> Deserialize<'de> for Node {

@@ -8,11 +8,6 @@ use std::{
 
 use indexmap::IndexMap;
 
-#[cfg(feature = "_mongo")]
-use super::bson;
-use super::{Format, StoredDocument, json};
-use crate::error::BoxError;
-
 /// The name of a member, and how many members of that name stand before it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(in crate::store) struct Name {
@@ -96,6 +91,26 @@ pub(in crate::store) struct Leaf {
     /// The type of a BSON value; zero in JSON.
     pub(super) kind: u8,
     pub(super) bytes: Box<[u8]>,
+    pub(super) content: Content,
+}
+
+/// What a leaf is to people, whatever its type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::store) enum Content {
+    /// A text or an id. It tells more about an element than a number or a date.
+    Text,
+    Whole(i128),
+    /// The bits of another number.
+    Broken(u64),
+    Other,
+}
+
+impl From<f64> for Content {
+    fn from(number: f64) -> Self {
+        // Below this size a whole number is exact in both forms.
+        let is_whole = number.fract() == 0.0 && number.abs() < 1e15;
+        if is_whole { Self::Whole(number as i128) } else { Self::Broken(number.to_bits()) }
+    }
 }
 
 /// A value within another, as numbers that are the same for the same value in the same place.
@@ -117,25 +132,6 @@ enum Sameness {
 }
 
 impl Node {
-    pub(in crate::store) fn decoded(document: &StoredDocument) -> Result<Self, BoxError> {
-        match document.format {
-            Format::Json => json::read(&document.bytes),
-            #[cfg(feature = "_mongo")]
-            Format::Bson => bson::read(&document.bytes),
-        }
-    }
-
-    pub(in crate::store) fn encoded(&self, format: Format) -> StoredDocument {
-        StoredDocument::from_bytes(
-            format,
-            match format {
-                Format::Json => json::written(self),
-                #[cfg(feature = "_mongo")]
-                Format::Bson => bson::written(self),
-            },
-        )
-    }
-
     pub(in crate::store) fn members(&self) -> Option<&Members> {
         if let Self::Document(members) = self { Some(members) } else { None }
     }
@@ -221,9 +217,11 @@ impl Node {
                     Sameness::OfNumbers => hash((2, of_each.collect::<Vec<_>>())),
                 }
             }
-            Self::Leaf(leaf) => match leaf.number().filter(|_| how == Sameness::OfNumbers) {
-                Some(number) => hash((3, number)),
-                None => hash((4, leaf.kind, &leaf.bytes)),
+            Self::Leaf(leaf) => match leaf.content {
+                number @ (Content::Whole(_) | Content::Broken(_)) if how == Sameness::OfNumbers => {
+                    hash((3, number))
+                }
+                _ => hash((4, leaf.kind, &leaf.bytes)),
             },
         }
     }
@@ -241,7 +239,7 @@ impl Node {
                     elements.iter().for_each(|it| add(it, hash((member, "[]")), features));
                 }
                 Node::Leaf(leaf) => {
-                    let (value, is_text) = (node.form(), leaf.is_text());
+                    let (value, is_text) = (node.form(), leaf.content == Content::Text);
                     features.push(Feature { member, value, is_text });
                 }
                 // An empty document or array tells nothing.
@@ -293,14 +291,14 @@ impl Node {
         find(None, self, &mut path, is_it).then_some(path)
     }
 
-    pub(super) fn at(&self, path: &[Name]) -> Option<&Self> {
+    pub(super) fn value_at(&self, path: &[Name]) -> Option<&Self> {
         path.iter().try_fold(self, |value, name| match value {
             Self::Array(elements) => elements.get(name.plain()?.parse::<usize>().ok()?),
             value => value.member(name),
         })
     }
 
-    pub(super) fn at_mut(&mut self, path: &[Name]) -> Option<&mut Self> {
+    pub(super) fn value_at_mut(&mut self, path: &[Name]) -> Option<&mut Self> {
         path.iter().try_fold(self, |value, name| match value {
             Self::Array(elements) => elements.get_mut(name.plain()?.parse::<usize>().ok()?),
             Self::Document(members) => members.get_mut(name),
@@ -309,10 +307,10 @@ impl Node {
     }
 
     /// This value with another member at the path, or without that member.
-    pub(super) fn with(&self, path: &[Name], new: Option<Self>) -> Self {
+    pub(super) fn with_member(&self, path: &[Name], new: Option<Self>) -> Self {
         let mut changed = self.clone();
         if let Some((name, outer)) = path.split_last()
-            && let Some(Self::Document(members)) = changed.at_mut(outer)
+            && let Some(Self::Document(members)) = changed.value_at_mut(outer)
         {
             match new {
                 Some(new) => drop(members.insert(name.clone(), new)),
@@ -320,44 +318,6 @@ impl Node {
             }
         }
         changed
-    }
-}
-
-/// A number without its type.
-#[derive(Hash)]
-pub(super) enum Number {
-    Whole(i128),
-    Other(u64),
-}
-
-impl From<f64> for Number {
-    fn from(number: f64) -> Self {
-        // Every whole number of this size has an exact form of both kinds.
-        let is_whole = number.fract() == 0.0 && number.abs() < 1e19;
-        if is_whole { Self::Whole(number as i128) } else { Self::Other(number.to_bits()) }
-    }
-}
-
-impl Leaf {
-    /// True for a text or an id. Such a value tells more about an element than a number or a date.
-    fn is_text(&self) -> bool {
-        match self.kind {
-            0 => self.bytes.first() == Some(&b'"'),
-            #[cfg(feature = "_mongo")]
-            kind => bson::is_text(kind),
-            #[cfg(not(feature = "_mongo"))]
-            _ => false,
-        }
-    }
-
-    fn number(&self) -> Option<Number> {
-        match self.kind {
-            0 => json::number(&self.bytes),
-            #[cfg(feature = "_mongo")]
-            kind => bson::number(kind, &self.bytes),
-            #[cfg(not(feature = "_mongo"))]
-            _ => None,
-        }
     }
 }
 

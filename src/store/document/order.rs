@@ -32,7 +32,8 @@ pub(super) fn kept<'a>(
         arrange(&mut backwards, path, order.keys().rev());
     }
     // A member may be missing, or have another name, in all that the type reads.
-    let order_at = |of: &Node, path: &Path| Some(of.at(path)?.members()?.keys().cloned().collect());
+    let order_at =
+        |of: &Node, path: &Path| Some(of.value_at(path)?.members()?.keys().cloned().collect());
     let Ok(read_backwards) = read(&backwards) else { return Vec::new() };
     let mut open: Vec<_> = (reordered.into_iter())
         .filter_map(|(path, order)| {
@@ -64,7 +65,7 @@ pub(super) fn kept<'a>(
 
 /// Puts the members with these names of the document at the path into this order. All others keep their places.
 pub(super) fn arrange<'a>(value: &mut Node, path: &[Name], order: impl Iterator<Item = &'a Name>) {
-    let Some(Node::Document(members)) = value.at_mut(path) else { return };
+    let Some(Node::Document(members)) = value.value_at_mut(path) else { return };
     let mut ordered: Members = Members::new();
     let order: Vec<_> = order.filter(|name| members.contains_key(*name)).cloned().collect();
     let named: HashSet<_> = order.iter().collect();

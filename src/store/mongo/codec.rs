@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::{
     error::BoxError,
     key::{LockId, LockKey},
-    store::{StoredDocument, mongo::error::Result, readable},
+    store::{StoredDocument, readable},
 };
 
 /// Encodes a value as the driver does for a `Collection<T>`.
@@ -52,7 +52,7 @@ pub(super) fn reply_in(error: &Error) -> Option<&RawDocumentBuf> {
 }
 
 /// The driver's value of a document, in which texts that are not UTF-8 are bytes. The log names the first such document.
-pub(super) fn readable_document(raw: &RawDocumentBuf) -> Result<Document> {
+pub(super) fn readable_document(raw: &RawDocumentBuf) -> Result<Document, Error> {
     static HAS_WARNED: AtomicBool = AtomicBool::new(false);
     let read = |raw: RawDocumentBuf| Document::try_from(raw).map_err(Error::custom);
     let error = match read(raw.clone()) {

@@ -29,7 +29,7 @@ pub(super) fn between(
     after: &StoredDocument,
     in_order: bool,
 ) -> Result<Difference, BoxError> {
-    let (old, new) = (Node::decoded(before)?, Node::decoded(after)?);
+    let (old, new) = (before.node()?, after.node()?);
     let mut fields = Fields { in_order, ..Fields::default() };
     let (Some(old), Some(new)) = (old.members(), new.members()) else {
         return Err("it is not a document".into());
@@ -40,7 +40,7 @@ pub(super) fn between(
     if fields.set.is_empty() && fields.unset.is_empty() {
         return Ok(Difference::Nothing);
     }
-    let set = Node::Document(fields.set).encoded(Format::Bson);
+    let set = StoredDocument::of(&Node::Document(fields.set), Format::Bson);
     let Some(set) = codec::exact(&set) else { return Ok(Difference::Whole(codec::raw(after)?)) };
     let both = [("$set", set), ("$unset", fields.unset)].into_iter();
     let update = both.filter(|(_, fields)| !fields.is_empty());
@@ -175,9 +175,9 @@ mod tests {
         let sent = between(&twice(1), &other, false).unwrap();
         assert_eq!(sent, Difference::Whole(codec::raw(&other).unwrap()));
         let around = |n| {
-            let within = Node::decoded(&odd(n, [b"\xff", b"b"])).unwrap();
+            let within = odd(n, [b"\xff", b"b"]).node().unwrap();
             let members = Members::from_iter([(Name::from("a"), Node::Array(vec![within]))]);
-            Node::Document(members).encoded(Format::Bson)
+            StoredDocument::of(&Node::Document(members), Format::Bson)
         };
         let sent = between(&around(1), &around(2), false).unwrap();
         assert_eq!(sent, Difference::Whole(codec::raw(&around(2)).unwrap()));

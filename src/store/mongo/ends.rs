@@ -127,7 +127,7 @@ struct Held {
 }
 
 impl Held {
-    fn lock(&self) -> Option<(LockKey, LockToken)> {
+    fn key_and_token(&self) -> Option<(LockKey, LockToken)> {
         let (token, _) = self.lease.as_ref()?.split_once('/')?;
         Some((self.key.clone(), token.parse().ok()?))
     }
@@ -155,7 +155,7 @@ impl Names {
         self.traces.extend(expired.trace);
     }
 
-    fn keys(&self) -> impl Iterator<Item = &LockKey> {
+    fn locked_keys(&self) -> impl Iterator<Item = &LockKey> {
         self.locks.iter().map(|it| &it.key)
     }
 }
@@ -191,14 +191,14 @@ impl Ends<'_> {
         // A lock that was taken before the tombstone was there belonged to the session.
         let held = self.release_ended(aid, &before).await?;
         let (mut all, mut released): (_, Vec<_>) =
-            (held.locks.len() + held.more, held.keys().cloned().collect());
+            (held.locks.len() + held.more, held.locked_keys().cloned().collect());
         let mine = begun.filter(|end| end.get_str("by").is_ok_and(|by| by == self.by()));
         if let Some(end) = &mine {
             all = all.max(names_of(end).len() + more_in(end));
             released.extend(names_of(end));
         } else {
             all = all.max(before.locks.len() + before.more);
-            released.extend(before.keys().cloned());
+            released.extend(before.locked_keys().cloned());
         }
         released.sort();
         released.dedup();

@@ -7,7 +7,7 @@ use crate::{
         mongo::{
             ENDED, FROZEN, MongoStore, REMEMBER_ENDED, SERVERS,
             error::Doing,
-            indexes::{Index, LONGEST_INDEX},
+            index::{Index, LONGEST_INDEX},
         },
     },
 };

@@ -9,7 +9,7 @@ use mongodb::{
 
 use crate::store::{
     StoreResult, StoreStatus, Topology,
-    mongo::{MongoStore, error::Doing, indexes::Index},
+    mongo::{MongoStore, error::Doing, index::Index},
 };
 
 // hello returns: the answer of the primary, or else of a member that says that there is none. No

@@ -16,7 +16,8 @@ use crate::store::{
         collection::primary,
         danger::{self, Danger},
         error::{code, is_denied, store_error},
-        indexes::{self, Index},
+        index::Index,
+        indexes,
         needs::Needs,
     },
 };

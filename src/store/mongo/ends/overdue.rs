@@ -60,7 +60,7 @@ impl Expired {
         Some(Held { key: self.key()?, lease: Some(self.lease.clone()) })
     }
 
-    pub(super) fn lock(&self) -> Option<(LockKey, LockToken)> {
+    pub(super) fn key_and_token(&self) -> Option<(LockKey, LockToken)> {
         Some((self.key()?, self.token.parse().ok()?))
     }
 }

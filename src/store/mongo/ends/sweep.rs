@@ -57,7 +57,9 @@ impl Ends<'_> {
         let is_idle = |(aid, of): &OfSession| !active.contains(aid) && of.iter().any(|it| it.idle);
         let (idle, others): (Vec<_>, Vec<_>) = found.expired.into_iter().partition(is_idle);
         self.remove_expired(&others).await?;
-        swept.expired.extend(others.iter().flat_map(|(_, of)| of).filter_map(Expired::lock));
+        swept
+            .expired
+            .extend(others.iter().flat_map(|(_, of)| of).filter_map(Expired::key_and_token));
         let claimed = self.claim(found.unfinished, &idle).await?;
         // A worker that gets less than half of the sessions leaves the rest to the worker that has
         // them.
@@ -259,7 +261,7 @@ impl Ends<'_> {
         self.remove(&Grants::ExpiredOf(&aids_of(&idle)), shared).await?;
         for end in &for_good {
             let released = self.release_ended(&end.aid, &Names::default()).await?;
-            swept.expired.extend(released.locks.iter().filter_map(Held::lock));
+            swept.expired.extend(released.locks.iter().filter_map(Held::key_and_token));
         }
         let (ended, withdrawn): (Vec<_>, Vec<_>) =
             (for_good.iter().chain(&idle)).partition(|end| end.for_good || end.has_names);
@@ -274,7 +276,9 @@ impl Ends<'_> {
         let has_new = |aid: &Aid| names.get(aid).is_some_and(|it| !it.locks.is_empty());
         let anew = |end: &&&Claimed| end.for_good || has_new(&end.aid);
         swept.sessions += ended.iter().filter(anew).count();
-        swept.expired.extend(found().flat_map(|names| names.locks.iter().filter_map(Held::lock)));
+        swept
+            .expired
+            .extend(found().flat_map(|names| names.locks.iter().filter_map(Held::key_and_token)));
         swept.announcements |= !ended.is_empty();
         Ok(())
     }
