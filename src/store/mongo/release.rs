@@ -141,6 +141,9 @@ impl Call<'_> {
     async fn break_lock(&self, seen: &Lock, by: &TakenBy) -> Result<Released> {
         let Some(held) = Acquisition::of(seen) else { return self.break_foreign(seen).await };
         let it = Target::of(&held);
+        if it.mode == Mode::Shared && self.delete_odd(&it.id, it.filter()).await? {
+            return Ok(Released::Released);
+        }
         if it.mode == Mode::Shared {
             let mut live = it.filter();
             let reads = doc! { "$and": [it.is(Grant::Reader), is_live_reader()] };
@@ -168,6 +171,13 @@ impl Call<'_> {
         Ok(Released::Released)
     }
 
+    /// Deletes the whole record if a name stands twice in it: such a record [cannot be
+    /// changed](super::grant::replace_with).
+    async fn delete_odd(&self, id: &LockId, mut filter: Document) -> Result<bool> {
+        filter.insert("$expr", has_repetition());
+        Ok(self.write_one(id, filter, &Write::Delete).await? > 0)
+    }
+
     // delete returns: 1 → removed; 0 → it was renewed or removed meanwhile.
     pub(super) async fn remove_odd(&self, id: &LockId) -> Result<()> {
         let mut odd = by_id(id);
@@ -192,7 +202,9 @@ impl Call<'_> {
             return Ok(Released::AlreadyGone);
         }
         filter.insert("ts", ts);
-        let gone = if rules.fenced || rules.fair {
+        let gone = if self.delete_odd(id, filter.clone()).await? {
+            true
+        } else if rules.fenced || rules.fair {
             self.change(id, filter, take_out(|_| doc! { "$literal": true }, rules)).await?
         } else {
             self.write_one(id, filter, &Write::Delete).await? > 0

@@ -77,6 +77,7 @@ pub(super) fn take_out(goes: impl Fn(Grant) -> Document, rules: &Rules) -> Vec<D
         ],
         "default": "$readers",
     } };
+    let left = doc! { "$cond": [has_repetition(), "$readers", left] };
     let mut stages = vec![doc! { "$set": { "readers": left } }];
     stages.extend(settle(rules));
     stages

