@@ -482,3 +482,190 @@ on_both_stores! {
         }
     }
 }
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Numbers {
+    qty: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    price: Option<i64>,
+}
+
+fn numbers(rows: &[(i64, Option<i64>, &str)]) -> Vec<Document> {
+    let row = |(qty, price, kind): &(i64, Option<i64>, &str)| {
+        let mut row = doc! { "qty": *qty };
+        row.extend(price.map(|price| ("price".to_owned(), price.into())));
+        row.extend((!kind.is_empty()).then(|| ("kind".to_owned(), (*kind).into())));
+        row
+    };
+    rows.iter().map(row).collect()
+}
+
+type Change = fn(&mut Vec<Numbers>);
+
+on_both_stores! {
+    async fn numbers_that_may_have_moved_or_changed_are_not_believed(shop) {
+        let plain = || numbers(&[(1, None, "a"), (2, None, "b"), (3, None, "c")]);
+        let priced = || numbers(&[(0, Some(1), "a"), (1, Some(1), "b")]);
+        let pushed = || numbers(&[(1, Some(5), ""), (2, Some(6), "s"), (3, Some(7), "")]);
+        let copies = || numbers(&[(1, None, "a"), (7, None, ""), (1, None, "b")]);
+        let before_another = || numbers(&[(1, None, "a"), (7, None, "")]);
+        let cases: [(&str, Vec<Document>, Change); 7] = [
+            ("all turned in place", plain(), |all| all.iter_mut().for_each(|it| it.qty = it.qty % 3 + 1)),
+            ("all raised in place", plain(), |all| all.iter_mut().for_each(|it| it.qty += 1)),
+            ("two switches", priced(), |all| all.iter_mut().for_each(|it| it.qty = 1 - it.qty)),
+            ("a new row with the number of a changed one", pushed(), |all| {
+                all[1] = Numbers { qty: 8, price: Some(9) };
+                all.push(Numbers { qty: 2, price: Some(1) });
+            }),
+            ("a copy before a row", before_another(), |all| all.insert(0, all[0].clone())),
+            ("a move among copies", copies(), |all| all.swap(0, 1)),
+            ("one of two copies removed", copies(), |all| drop(all.remove(2))),
+        ];
+        for (what, stored, change) in cases {
+            let became = kinds(shop, stored, change).await;
+            match what {
+                // Here the row between the two tells.
+                "one of two copies removed" => assert_eq!(became.unwrap(), "a -"),
+                _ => assert!(became.is_err(), "{what}: {became:?}"),
+            }
+        }
+    }
+}
+
+on_both_stores! {
+    async fn rows_that_change_in_place_keep_their_own_fields(shop) {
+        let plain = || numbers(&[(2, None, ""), (1, None, "b"), (9, None, "c")]);
+        let copied: Change = |all| all[0].qty = 1;
+        assert_eq!(kinds(shop, plain(), copied).await.unwrap(), "- b c");
+        let changed: Change = |all| all.iter_mut().for_each(|it| it.qty += 100);
+        assert_eq!(kinds(shop, plain(), changed).await.unwrap(), "- b c");
+        let appended: Change = |all| all.push(all[1].clone());
+        assert_eq!(kinds(shop, plain(), appended).await.unwrap(), "- b c -");
+        let removed: Change = |all| drop(all.remove(0));
+        assert_eq!(kinds(shop, plain(), removed).await.unwrap(), "b c");
+    }
+}
+
+on_both_stores! {
+    async fn two_texts_together_tell_which_row_is_which(shop) {
+        #[derive(Serialize, Deserialize)]
+        struct Part { name: String, place: String, qty: i64 }
+        let row = |(n, (name, place)): (i64, (&str, &str))| {
+            doc! { "name": name, "place": place, "qty": n, "kind": format!("{name}/{place}") }
+        };
+        let places = [("bolt", "north"), ("bolt", "south"), ("nut", "north"), ("nut", "south")];
+        let stored = || (1..).zip(places).map(row).collect::<Vec<_>>();
+        let all = places.map(|(name, place)| format!("{name}/{place}"));
+        let raised = |rows: &mut Vec<Part>| rows.iter_mut().for_each(|it| it.qty += 1);
+        assert_eq!(kinds(shop, stored(), raised).await.unwrap(), all.join(" "));
+        let swapped = |rows: &mut Vec<Part>| (rows[0].qty, rows[1].qty) = (2, 1);
+        assert_eq!(kinds(shop, stored(), swapped).await.unwrap(), all.join(" "));
+        let reversed = |rows: &mut Vec<Part>| {
+            rows.iter_mut().for_each(|it| it.qty += 1);
+            rows.reverse();
+        };
+        let mut back = all.clone();
+        back.reverse();
+        assert_eq!(kinds(shop, stored(), reversed).await.unwrap(), back.join(" "));
+    }
+}
+
+on_both_stores! {
+    async fn texts_that_change_places_while_the_numbers_stay_are_not_believed(shop) {
+        #[derive(Serialize, Deserialize)]
+        struct Part { place: String, qty: i64 }
+        let stored = ["north", "south"].iter().zip(1_i64..);
+        let stored = stored.map(|(place, qty)| doc! { "place": *place, "qty": qty, "kind": *place });
+        let swapped = |rows: &mut Vec<Part>| {
+            (rows[0].place, rows[1].place) = ("south".to_owned(), "north".to_owned());
+        };
+        assert!(kinds(shop, stored.clone().collect(), swapped).await.is_err());
+        let turned = |rows: &mut Vec<Part>| rows.reverse();
+        assert_eq!(kinds(shop, stored.collect(), turned).await.unwrap(), "south north");
+    }
+}
+
+on_both_stores! {
+    async fn an_id_that_is_null_or_was_corrected_loses_nothing(shop) {
+        #[derive(Serialize, Deserialize)]
+        struct Named { id: Option<i64>, name: String }
+        let stored = || vec![
+            doc! { "id": null, "name": "x", "kind": "a" },
+            doc! { "id": 3, "name": "y", "kind": "b" },
+        ];
+        let numbered = |all: &mut Vec<Named>| all[0].id = Some(9);
+        assert_eq!(kinds(shop, stored(), numbered).await.unwrap(), "a b");
+        let without = |all: &mut Vec<Named>| all[1].id = None;
+        assert_eq!(kinds(shop, stored(), without).await.unwrap(), "a b");
+        let corrected = |all: &mut Vec<Named>| all[1].id = Some(4);
+        assert!(kinds(shop, stored(), corrected).await.is_err());
+        let replaced = |all: &mut Vec<Named>| all[1] = Named { id: Some(4), name: "z".to_owned() };
+        assert_eq!(kinds(shop, stored(), replaced).await.unwrap(), "a -");
+    }
+}
+
+on_both_stores! {
+    async fn a_set_is_found_whatever_its_stored_order_and_its_elements_are(shop) {
+        #[derive(Serialize, Deserialize)]
+        struct Sets {
+            #[serde(rename = "_id")] id: String,
+            enums: BTreeSet<Kind>,
+            options: BTreeSet<Optional>,
+            named: BTreeSet<WithId>,
+        }
+        #[derive(PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        enum Kind { A(i32), B(i32) }
+        #[derive(PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        struct Optional {
+            #[serde(default, skip_serializing_if = "Option::is_none")] a: Option<i32>,
+            #[serde(default, skip_serializing_if = "Option::is_none")] b: Option<i32>,
+        }
+        // Another program gives each element an `_id`, too.
+        #[derive(PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        struct WithId { id: i64, name: String }
+        let stored = doc! {
+            "_id": "a",
+            "enums": [{ "B": 1 }, { "A": 2 }],
+            "options": [{ "b": 2 }, { "a": 1 }],
+            "named": [{ "_id": 8, "id": 2, "name": "y" }, { "_id": 9, "id": 1, "name": "x" }],
+        };
+        let became = save(shop, &stored, &stored, |it: &mut Sets| {
+            it.enums.remove(&Kind::A(2));
+            it.options.remove(&Optional { a: None, b: Some(2) });
+            it.named.retain(|it| it.id != 1);
+        });
+        let Became::Saved(saved) = became.await else { panic!() };
+        assert_eq!(saved.get_array("enums").unwrap().len(), 1);
+        assert_eq!(saved.get_array("options").unwrap().len(), 1);
+        let named = saved.get_array("named").unwrap();
+        assert_eq!(named.len(), 1);
+        let kept = named[0].as_document().unwrap().get("_id").unwrap();
+        assert_eq!(kept.as_i64().or(kept.as_i32().map(Into::into)), Some(8));
+    }
+}
+
+on_both_stores! {
+    async fn a_list_whose_elements_are_read_in_another_form_stays_in_its_order(shop) {
+        fn trimmed<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+            Ok(String::deserialize(deserializer)?.trim().to_owned())
+        }
+        #[derive(Serialize, Deserialize)]
+        struct Trimmed { id: i64, #[serde(deserialize_with = "trimmed")] name: String }
+        let stored = vec![
+            doc! { "_id": 7, "id": 1, "name": "x ", "kind": "a" },
+            doc! { "_id": 8, "id": 2, "name": " y", "kind": "b" },
+        ];
+        let pushed = |all: &mut Vec<Trimmed>| all.push(Trimmed { id: 3, name: "z".to_owned() });
+        assert_eq!(kinds(shop, stored, pushed).await.unwrap(), "a b -");
+    }
+}
+
+/// Many rows with few distinct values, all of which change.
+#[test]
+fn many_rows_of_few_values_are_refused_in_time() {
+    in_memory(async |store| {
+        let rows = (0..30_000_i64).map(|n| doc! { "qty": n % 3, "price": n % 2, "kind": n });
+        let raised = |all: &mut Vec<Numbers>| all.iter_mut().for_each(|it| it.qty += 1);
+        assert!(kinds(store, rows.collect(), raised).await.is_err());
+    });
+}

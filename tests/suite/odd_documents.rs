@@ -375,6 +375,51 @@ on_both_stores! {
 }
 
 on_both_stores! {
+    async fn a_new_order_is_stored_although_the_type_refuses_other_orders(shop) {
+        /// Wants `key` first.
+        fn keyed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IndexMap<String, i64>, D::Error> {
+            let map = IndexMap::<String, i64>::deserialize(deserializer)?;
+            match map.first() {
+                Some((first, _)) if first != "key" => Err(serde::de::Error::custom("key must be first")),
+                _ => Ok(map),
+            }
+        }
+        #[derive(Serialize, Deserialize)]
+        struct Table {
+            #[serde(rename = "_id")] id: String,
+            #[serde(deserialize_with = "keyed")] columns: IndexMap<String, i64>,
+            other: IndexMap<String, i64>,
+        }
+        let stored = doc! {
+            "_id": "a",
+            "columns": { "key": 1_i64, "x": 2_i64, "y": 3_i64 },
+            "other": { "x": 2_i64, "y": 3_i64 },
+        };
+        let became = save(shop, &stored, &stored, |it: &mut Table| {
+            it.columns.swap_indices(1, 2);
+            it.other.reverse();
+        });
+        let Became::Saved(saved) = became.await else { panic!() };
+        assert_eq!(names(saved.get_document("columns").unwrap()), ["key", "y", "x"]);
+        assert_eq!(names(saved.get_document("other").unwrap()), ["y", "x"]);
+    }
+}
+
+on_both_stores! {
+    async fn a_new_order_within_an_array_that_another_program_has_changed_is_refused(shop) {
+        #[derive(Serialize, Deserialize)]
+        struct Listed { #[serde(rename = "_id")] id: String, list: Vec<Document> }
+        let stored = doc! { "_id": "a", "list": [{ "x": 1, "y": 2 }] };
+        let now = doc! { "_id": "a", "list": [{ "x": 5, "y": 6 }, { "x": 1, "y": 2 }] };
+        let became = save(shop, &stored, &now, |it: &mut Listed| {
+            let x = it.list[0].remove("x").unwrap();
+            it.list[0].insert("x", x);
+        });
+        assert_eq!(became.await, Became::Changed("list".to_owned()));
+    }
+}
+
+on_both_stores! {
     async fn a_new_order_is_stored_with_the_members_that_the_type_does_not_name_and_the_changes_of_others(shop) {
         #[derive(Serialize, Deserialize)]
         struct Flat { #[serde(rename = "_id")] id: String, title: String, #[serde(flatten)] map: IndexMap<String, i64> }
@@ -503,6 +548,52 @@ fn an_alias_is_found_once_for_a_member_and_not_once_for_each_key() {
     assert!(many <= 150, "{many} reads for 2 000 entries, {few} for 20");
     let (one, _) = reads_of(2_000, |n, it| it.n += i64::from(n == 1_500));
     assert!(one <= 150, "{one} reads for one entry of 2 000");
+}
+
+/// A map whose type reads the names in another form has no aliases.
+#[test]
+fn a_map_whose_names_are_read_in_another_form_is_not_searched_for_aliases() {
+    fn lower<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<String, i64>, D::Error> {
+        let map = BTreeMap::<String, i64>::deserialize(deserializer)?;
+        let mut lower = BTreeMap::new();
+        for (name, n) in map {
+            if lower.insert(name.to_lowercase(), n).is_some() {
+                return Err(serde::de::Error::custom("twice"));
+            }
+        }
+        Ok(lower)
+    }
+    #[derive(Serialize, Deserialize)]
+    struct Lower {
+        #[serde(rename = "_id", deserialize_with = "counted")]
+        id: String,
+        #[serde(deserialize_with = "lower")]
+        map: BTreeMap<String, i64>,
+    }
+    let map: Document = (0..2_000).map(|n| (format!("K{n}"), Bson::Int64(n))).collect();
+    let stored = doc! { "_id": "a", "map": map };
+    let loaded = StoredDocument::encode(Format::Bson, &stored).unwrap();
+    let mut it: Lower = loaded.decode().unwrap();
+    let original = Original::new(loaded, &it).unwrap();
+    it.map.values_mut().for_each(|n| *n += 1);
+    READ.set(0);
+    assert!(original.changes_to(&it).is_err(), "each entry would stand twice");
+    assert!(READ.get() < 10, "{} reads", READ.get());
+}
+
+/// Not in time that grows with the square of the repetitions.
+#[test]
+fn a_name_may_stand_many_times() {
+    let mut members = vec![id(), ("n", 1_i64.into())];
+    members.extend(vec![("x", Odd::from(1)); 50_000]);
+    let loaded = StoredDocument::from_bytes(Format::Bson, odd(&members).into_bytes());
+    let mut it: Small = loaded.decode().unwrap();
+    let original = Original::new(loaded.clone(), &it).unwrap();
+    it.n = 2;
+    let saved = original.changes_to(&it).unwrap().apply(&loaded).unwrap();
+    assert_eq!(saved.as_bytes().len(), loaded.as_bytes().len());
 }
 
 #[tokio::test]

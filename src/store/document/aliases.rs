@@ -1,6 +1,7 @@
 //! Members that a type reads under another name than it writes.
 
 use std::{
+    cmp::Reverse,
     collections::{HashMap, HashSet},
     mem, slice,
 };
@@ -13,9 +14,13 @@ pub(super) type Read<'a> = &'a dyn Fn(&Node) -> Result<Node, BoxError>;
 
 /// An old and a new name.
 type Rename = (Name, Name);
-/// The documents in which a member is looked for: the names that the type writes, the names that it does not write, and
-/// the name of the member, which is not stored.
-type Kind = (Vec<Name>, Vec<Name>, Name);
+/// The documents in which a member is looked for: the names that the type does not write, and the name of the member,
+/// which is not stored.
+type Kind = (Vec<Name>, Name);
+
+/// A document with more members that its type does not write, or that it writes and does not read, is a map whose type
+/// reads the names in another form.
+const MOST: usize = 32;
 
 /// The loaded document, in which the members that have `grown` have the names that the type writes. An alias is a name
 /// that the type reads but does not write: its value moves, as it is stored, to the name that the type writes. `None`
@@ -28,30 +33,37 @@ pub(super) fn without_aliases(
     loaded: &Node,
     before: &Node,
     grown: &[(Path, &Members)],
-    probes: usize,
+    probes: &mut usize,
     read: Read<'_>,
 ) -> Option<Node> {
     let (known, found) = (HashSet::new(), HashMap::new());
     let mut search = Search { loaded, before, probes, read, known, found };
-    let mut renames = HashMap::<&[Name], Vec<Rename>>::new();
+    let mut documents = HashMap::<&[Name], (&Members, Vec<&Name>)>::new();
     for (path, written) in grown {
         let (new, document) = path.split_last()?;
-        let stored = loaded.value_at(document)?.members()?;
-        if let Some(old) = search.alias(document, new, stored, written) {
-            renames.entry(document).or_default().push((old, new.clone()));
-        }
-    }
-    if renames.is_empty() {
-        return None;
+        documents.entry(document).or_insert((written, Vec::new())).1.push(new);
     }
     // The documents within others first, before their paths change.
-    let mut renames: Vec<_> = renames.into_iter().collect();
-    renames.sort_by_key(|(document, _)| std::cmp::Reverse(document.len()));
+    let mut documents: Vec<_> = documents.into_iter().collect();
+    documents.sort_by_key(|(document, _)| (Reverse(document.len()), *document));
     let mut renamed = loaded.clone();
-    for (document, renames) in &renames {
-        rename(&mut renamed, document, renames);
+    let mut is_renamed = false;
+    for (document, (written, grown)) in documents {
+        let stored = loaded.value_at(document)?.members()?;
+        let unwritten = stored.iter().filter(|(name, _)| !written.contains_key(*name));
+        let unwritten: Vec<_> = unwritten.take(MOST + 1).collect();
+        if unwritten.len().max(grown.len()) > MOST {
+            continue;
+        }
+        let renames: Vec<Rename> = (grown.into_iter())
+            .filter_map(|new| {
+                Some((search.alias(document, new, &unwritten, written)?, new.clone()))
+            })
+            .collect();
+        is_renamed |= !renames.is_empty();
+        rename(&mut renamed, document, &renames);
     }
-    search.reads_as_before(&renamed).then_some(renamed)
+    (is_renamed && search.reads_as_before(&renamed)).then_some(renamed)
 }
 
 /// Renames members of the document at this path. They keep their places.
@@ -67,7 +79,7 @@ struct Search<'a> {
     loaded: &'a Node,
     before: &'a Node,
     /// How many more names may be tried.
-    probes: usize,
+    probes: &'a mut usize,
     read: Read<'a>,
     /// The aliases that were found in some document.
     known: HashSet<Rename>,
@@ -83,17 +95,13 @@ impl Search<'_> {
         &mut self,
         document: &[Name],
         new: &Name,
-        stored: &Members,
+        unwritten: &[(&Name, &Node)],
         written: &Members,
     ) -> Option<Name> {
         let value = written.get(new)?;
-        let others = stored
-            .iter()
-            .filter(|(old, it)| !written.contains_key(*old) && it.is_leaf() == value.is_leaf());
+        let others = unwritten.iter().filter(|(_, it)| it.is_leaf() == value.is_leaf());
         let mut others: Vec<_> = others.collect();
-        let names = |members: &mut dyn Iterator<Item = &Name>| members.cloned().collect();
-        let unwritten = names(&mut others.iter().map(|(old, _)| *old));
-        let kind = (names(&mut written.keys()), unwritten, new.clone());
+        let kind = (others.iter().map(|(old, _)| (*old).clone()).collect(), new.clone());
         if let Some(found) = self.found.get(&kind) {
             return found.clone();
         }
@@ -102,11 +110,11 @@ impl Search<'_> {
         others.sort_by_key(|(old, it)| (!is_known(old), !it.is_same(value)));
         let mut found = None;
         for (old, _) in others {
-            let rename = (old.clone(), new.clone());
+            let rename = ((*old).clone(), new.clone());
             // Without a probe left, a known alias is believed: the whole is read in the end.
             if self.is_alias(document, &rename) {
                 self.known.insert(rename);
-                found = Some(old.clone());
+                found = Some((*old).clone());
                 break;
             }
         }
@@ -116,10 +124,10 @@ impl Search<'_> {
 
     /// True if the type reads this member under both names.
     fn is_alias(&mut self, document: &[Name], (old, new): &Rename) -> bool {
-        if self.probes == 0 {
+        if *self.probes == 0 {
             return self.known.contains(&(old.clone(), new.clone()));
         }
-        self.probes -= 1;
+        *self.probes -= 1;
         let gone = [document, slice::from_ref(old)].concat();
         let mut renamed = self.loaded.clone();
         rename(&mut renamed, document, &[(old.clone(), new.clone())]);

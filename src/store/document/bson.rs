@@ -4,7 +4,7 @@
 
 use std::str;
 
-use super::node::{Content, Leaf, Members, Name, Node, text_of};
+use super::node::{Collected, Content, Leaf, Members, Name, Node, text_of};
 use crate::error::BoxError;
 
 const DOUBLE: u8 = 0x01;
@@ -13,6 +13,7 @@ const DOCUMENT: u8 = 0x03;
 const ARRAY: u8 = 0x04;
 const BINARY: u8 = 0x05;
 const OBJECT_ID: u8 = 0x07;
+const NULL: u8 = 0x0A;
 const REGEX: u8 = 0x0B;
 const DB_POINTER: u8 = 0x0C;
 const CODE: u8 = 0x0D;
@@ -49,9 +50,9 @@ fn name<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 fn document(bytes: &mut &[u8], depth: usize) -> Option<Members> {
-    let mut members = Members::new();
-    elements(bytes, depth, |name, value| Node::push(&mut members, Name::from(name), value))?;
-    Some(members)
+    let mut collected = Collected::default();
+    elements(bytes, depth, |name, value| collected.push(Name::from(name), value))?;
+    Some(collected.members)
 }
 
 fn elements(bytes: &mut &[u8], depth: usize, mut each: impl FnMut(&[u8], Node)) -> Option<()> {
@@ -81,7 +82,7 @@ fn value(kind: u8, bytes: &mut &[u8], depth: usize) -> Option<Node> {
         DOUBLE | 0x09 | 0x11 | INT64 => 8,
         STRING | CODE | SYMBOL => 4 + length(bytes)?,
         BINARY => 5 + length(bytes)?,
-        0x06 | 0x0A | 0x7F | 0xFF => 0,
+        0x06 | NULL | 0x7F | 0xFF => 0,
         OBJECT_ID => 12,
         0x08 => 1,
         REGEX => {
@@ -151,6 +152,7 @@ fn content(kind: u8, bytes: &[u8]) -> Option<Content> {
         DOUBLE => Some(f64::from_le_bytes(bytes.try_into().ok()?).into()),
         INT32 => Some(Content::Whole(i32::from_le_bytes(bytes.try_into().ok()?).into())),
         INT64 => Some(Content::Whole(i64::from_le_bytes(bytes.try_into().ok()?).into())),
+        NULL => Some(Content::Null),
         _ => None,
     }
 }

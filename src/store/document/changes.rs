@@ -167,6 +167,14 @@ impl Changes {
         let versions = Versions { loaded: Some(&loaded), before, after, now: Some(&now) };
         let (mut merged, _) = Merge::of(versions).map_err(|(_, merge)| merge.path)?;
         for (path, order) in &self.orders {
+            // The positions in an array are those of the loaded array.
+            let field = &path[..path.len().min(1)];
+            let is_within_array = path.iter().zip(1..).any(|(_, n)| {
+                merged.value_at(&path[..n]).is_some_and(|it| it.elements().is_some())
+            });
+            if is_within_array && !are_same(loaded.value_at(field), now.value_at(field)) {
+                return Err(field.to_vec());
+            }
             arrange(&mut merged, path, order.iter());
         }
         let read = self.draft.as_read(&merged).ok();
@@ -221,7 +229,7 @@ impl Draft {
         let (before, after) = (self.original.before.node()?, self.after.node()?);
         refuse_repetition(&after)?;
         let mut loaded = self.original.loaded.node()?;
-        let (probes, read) = (self.probes(), &|node: &Node| self.as_read(node));
+        let (mut probes, read) = (self.probes(), &|node: &Node| self.as_read(node));
         let result = |merged: &Node| StoredDocument::of(merged, self.after.format);
         let mut is_renamed = false;
         let (merged, orders) = loop {
@@ -242,7 +250,7 @@ impl Draft {
                 Err((why, merge)) => (Err(lost(why, &merge.path)), merge.grown),
             };
             // An aliased document may contain aliases. Each round leaves fewer members that have grown.
-            match without_aliases(&loaded, before.unwrap_or(&loaded), &grown, probes, read) {
+            match without_aliases(&loaded, before.unwrap_or(&loaded), &grown, &mut probes, read) {
                 Some(renamed) => loaded = renamed,
                 None => break merged?,
             }

@@ -7,7 +7,7 @@ use serde::{
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
 
-use super::node::{Content, Leaf, Members, Name, Node};
+use super::node::{Collected, Content, Leaf, Name, Node};
 use crate::error::BoxError;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Node, BoxError> {
@@ -49,6 +49,7 @@ fn leaf(value: &impl Serialize) -> Result<Leaf, serde_json::Error> {
     let number = || serde_json::from_slice::<serde_json::Number>(&bytes).ok();
     let content = match bytes.first() {
         Some(b'"') => Content::Text,
+        Some(b'n') => Content::Null,
         Some(b'-' | b'0'..=b'9') => number().map_or(Content::Other, |number| {
             let broken = || number.as_f64().unwrap_or_default().into();
             number.as_i128().map_or_else(broken, Content::Whole)
@@ -97,10 +98,10 @@ impl<'de> Visitor<'de> for Reader {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Node, A::Error> {
-        let mut members = Members::new();
+        let mut collected = Collected::default();
         while let Some((name, value)) = all.next_entry::<String, _>()? {
-            Node::push(&mut members, Name::from(&*name), value);
+            collected.push(Name::from(&*name), value);
         }
-        Ok(Node::Document(members))
+        Ok(Node::Document(collected.members))
     }
 }

@@ -12,12 +12,15 @@
 //! - A document or an array is rewritten as a whole only if it has not changed since it was loaded. A value without
 //!   members replaces another such value in any case: the holder of the lock decides.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::{
     align::{Alignment, align},
-    node::{Members, Name, Node, Path, are_same},
+    node::{Feature, Members, Name, Node, Path, are_same},
 };
+
+/// How many loaded elements are looked at, of those with a value in common.
+const CANDIDATES: usize = 64;
 
 /// One value in four versions. `None` if the version does not have it.
 #[derive(Debug, Clone, Copy)]
@@ -243,16 +246,53 @@ fn are_known(loaded: &[Node], before: &[Node]) -> bool {
 /// For each element of `before`, the position of the loaded element that it comes from. A set may have another order
 /// than its stored form; both arrays have the same length. `None` if nothing tells.
 fn origins(loaded: &[Node], before: &[Node]) -> Option<Vec<usize>> {
-    if loaded.iter().zip(before).all(|(loaded, before)| agree(loaded, before)) {
-        return Some((0..before.len()).collect());
+    let in_place = || (0..before.len()).collect();
+    let may_be_odd = |at: &usize| !is_form_of(&loaded[*at], &before[*at]);
+    let odd: Vec<_> = (0..before.len()).filter(may_be_odd).collect();
+    if odd.is_empty() {
+        return Some(in_place());
     }
-    let Alignment { partners, doubtful } = align(loaded, before, |_, _| false);
-    let origins = partners.into_iter().collect::<Option<Vec<_>>>();
-    let origins = origins.filter(|_| doubtful.is_empty())?;
-    // A list stays in its order. Its elements may be read in another form than they are stored.
-    let are_in_place = origins.iter().enumerate().all(|(at, origin)| at == *origin);
-    let are_the_same = || origins.iter().zip(before).all(|(at, it)| agree(&loaded[*at], it));
-    (are_in_place || are_the_same()).then_some(origins)
+    let mut having = HashMap::<Feature, Vec<usize>>::new();
+    for (at, element) in loaded.iter().enumerate() {
+        element.features().into_iter().for_each(|it| having.entry(it).or_default().push(at));
+    }
+    // The loaded elements with all values of this one.
+    let like = |at: usize| {
+        let features = before[at].features();
+        let all: Option<Vec<_>> = features.iter().map(|it| having.get(it)).collect();
+        let fewest = all?.into_iter().min_by_key(|all| all.len())?;
+        let found = fewest.iter().copied().take(CANDIDATES);
+        Some(found.filter(move |it| is_form_of(&loaded[*it], &before[at])).collect::<Vec<_>>())
+    };
+    let mut origins = vec![None; before.len()];
+    let mut is_taken = vec![false; loaded.len()];
+    let mut all: Vec<_> = (0..before.len()).map(|at| (at, like(at).unwrap_or_default())).collect();
+    // An element with few likely origins leaves the others to the rest.
+    all.sort_by_key(|(_, like)| like.len());
+    for (at, like) in &all {
+        let free = like.iter().copied().find(|it| !is_taken[*it]);
+        if let Some(it) = free {
+            (origins[*at], is_taken[it]) = (Some(it), true);
+        }
+    }
+    origins.into_iter().collect::<Option<Vec<_>>>().or_else(|| {
+        let is_odd: HashSet<_> = odd.iter().collect();
+        // A list stays in its order. Some elements of this one are read in another form than they are stored.
+        let is_elsewhere =
+            |(at, like): &(usize, Vec<usize>)| is_odd.contains(at) && !like.is_empty();
+        (!all.iter().any(is_elsewhere)).then(in_place)
+    })
+}
+
+/// True if a type that names some member of the loaded value may write it so.
+fn is_form_of(loaded: &Node, before: &Node) -> bool {
+    let shares = match (loaded.members(), before.members()) {
+        (Some(loaded), Some(before)) => {
+            before.is_empty() || before.keys().any(|name| loaded.contains_key(name))
+        }
+        _ => true,
+    };
+    shares && agree(loaded, before)
 }
 
 /// True if `before` may be the form in which a type writes `loaded`.

@@ -2,6 +2,7 @@
 //! that is not UTF-8. Other programs store all of these.
 
 use std::{
+    collections::HashMap,
     fmt,
     hash::{DefaultHasher, Hash, Hasher},
 };
@@ -77,6 +78,26 @@ pub(in crate::store) fn text_of(path: &[Name]) -> String {
 
 pub(in crate::store) type Members = IndexMap<Name, Node>;
 
+/// Collects the members of a document.
+#[derive(Default)]
+pub(super) struct Collected {
+    pub(super) members: Members,
+    /// How often each name has been repeated.
+    repeated: HashMap<Name, usize>,
+}
+
+impl Collected {
+    /// Adds a member, even if there is one of that name.
+    pub(super) fn push(&mut self, mut name: Name, value: Node) {
+        if self.members.contains_key(&name) {
+            let nth = self.repeated.entry(name.clone()).or_default();
+            *nth += 1;
+            name.nth = *nth;
+        }
+        self.members.insert(name, value);
+    }
+}
+
 /// A JSON or BSON value.
 #[derive(Debug, Clone)]
 pub(in crate::store) enum Node {
@@ -102,6 +123,7 @@ pub(in crate::store) enum Content {
     Whole(i128),
     /// The bits of another number.
     Broken(u64),
+    Null,
     Other,
 }
 
@@ -144,17 +166,12 @@ impl Node {
         if let Self::Array(elements) = self { Some(elements) } else { None }
     }
 
-    pub(super) fn is_leaf(&self) -> bool {
-        matches!(self, Self::Leaf(_))
+    pub(super) fn is_null(&self) -> bool {
+        matches!(self, Self::Leaf(leaf) if leaf.content == Content::Null)
     }
 
-    /// Adds a member at the end, even if the document has one of that name.
-    pub(super) fn push(members: &mut Members, name: Name, value: Self) {
-        let mut name = name;
-        while members.contains_key(&name) {
-            name.nth += 1;
-        }
-        members.insert(name, value);
+    pub(super) fn is_leaf(&self) -> bool {
+        matches!(self, Self::Leaf(_))
     }
 
     /// True if replacing one value with the other changes nothing but the order of members.

@@ -34,7 +34,13 @@ pub(super) fn kept<'a>(
     // A member may be missing, or have another name, in all that the type reads.
     let order_at =
         |of: &Node, path: &Path| Some(of.value_at(path)?.members()?.keys().cloned().collect());
-    let Ok(read_backwards) = read(&backwards) else { return Vec::new() };
+    // A type may refuse that order.
+    let mut read_backwards = read(&backwards);
+    if read_backwards.is_err() {
+        backwards = merged.clone();
+        read_backwards = read(&backwards);
+    }
+    let Ok(read_backwards) = read_backwards else { return Vec::new() };
     let mut open: Vec<_> = (reordered.into_iter())
         .filter_map(|(path, order)| {
             let other: Vec<Name> = order_at(&read_backwards, &path)?;
