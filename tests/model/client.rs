@@ -174,6 +174,10 @@ impl Protocol {
             // The other session holds it, or it is lost.
             _ => client.stop(),
         }
+        let client = world.client(who);
+        if self.vanish && client.phase == Phase::Editing {
+            client.stop();
+        }
         None
     }
 

@@ -157,11 +157,11 @@ impl Protocol {
                 Answer::Done
             }
             Verb::Tombstone => {
-                database.ended = true;
+                self.leave_tombstone(database);
                 Answer::Done
             }
             Verb::RemoveAll => {
-                let _ = database.lock.take_if(|it| it.token.who == Who::Alice);
+                self.release_ended(database);
                 Answer::Done
             }
             Verb::Trace(former) => {
@@ -216,7 +216,10 @@ impl Protocol {
                 if let Some(former) = former {
                     self.owe(database, former);
                 }
-                database.owed[token.who as usize] = false;
+                // A session that has ended does not come back.
+                if !(token.who == Who::Alice && database.ended) {
+                    database.owed[token.who as usize] = Leases::NONE;
+                }
                 Answer::Granted(token)
             }
         }
@@ -224,15 +227,12 @@ impl Protocol {
 
     /// Leases are counted only while some participant knows a lease by its number.
     fn counts_leases(&self, world: &World) -> bool {
-        let is_known = || world.primary.traces.iter().flatten().any(|trace| *trace != Trace::No);
+        let Database { traces, names, told, .. } = world.primary;
+        let is_known = || {
+            traces.iter().flatten().any(|trace| *trace != Trace::No)
+                || names.iter().chain(&told).any(|leases| *leases != Leases::NONE)
+        };
         self.reaper && self.rules.trace_names_lease && (is_known() || world.is_passing_on())
-    }
-
-    /// Another session has removed this lock. If it had expired, its session is still to be announced.
-    fn owe(&self, database: &mut Database, removed: Lock) {
-        if self.reaper && !removed.is_live() {
-            database.owed[removed.token.who as usize] = true;
-        }
     }
 
     fn is_same_claim(&self, one: Token, other: Token) -> bool {

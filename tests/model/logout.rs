@@ -18,9 +18,11 @@ impl Protocol {
                 self.then(step, world, to);
             }
         };
+        let alice = from.clients[Who::Alice as usize];
+        let is_asking = alice.asked == 0 || alice.is_waiting();
         let heard = from.logout_reply.is_some_and(|reply| reply.durable);
         match from.logout {
-            Logout::No if self.logout => {
+            Logout::No if self.logout && !(self.vanish && is_asking) => {
                 send(Step::LogsOut, Logout::First, verbs[0], from.repetitions)
             }
             Logout::First if heard => {

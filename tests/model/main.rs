@@ -8,6 +8,7 @@
 
 mod client;
 mod database;
+mod ends;
 mod logout;
 mod protocol;
 mod reaper;
@@ -33,6 +34,7 @@ const NOBODY: Protocol = Protocol {
     clock: true,
     failovers: 0,
     repetitions: 0,
+    vanish: false,
     renews: true,
     reenters: false,
     versions: 2,
@@ -62,6 +64,8 @@ const SAVES: Protocol = Protocol {
 const REENTRY: Protocol = Protocol { renews: false, reenters: true, breaks: 1, ..ALICE_AND_BOB };
 /// A reaper announces the sessions whose locks expired. Nobody saves or renews.
 const REAPER: Protocol = Protocol { renews: false, versions: 0, reaper: true, ..ALICE_AND_BOB };
+/// The same, but each session vanishes when it has got the lock, and then Alice logs out.
+const REAPER_AND_LOGOUT: Protocol = Protocol { logout: true, vanish: true, ..REAPER };
 
 fn explore(what: &str, model: &Protocol) -> Explored<Protocol> {
     let began = Instant::now();
@@ -127,6 +131,11 @@ fn a_save_during_which_the_lock_is_broken_and_the_clock_steps_back() {
 #[test]
 fn a_takeover_during_the_sweep_of_a_reaper_that_dies() {
     holds_up_to("takeover and reaper", &REAPER, World::is_free_and_all_announced);
+}
+
+#[test]
+fn a_logout_of_a_session_whose_lock_expires_at_the_same_moment() {
+    holds_up_to("logout and reaper", &REAPER_AND_LOGOUT, World::is_free_and_all_announced);
 }
 
 #[test]
@@ -211,6 +220,16 @@ without! {
         Protocol { breaks: 0, steps_back: 0, versions: 1, reaper: true, ..SAVES } => AnIdleSessionIsForgotten in 17;
     expired_stays_expired: an_expired_lock_that_is_live_again_because_the_clock_stepped_back,
         Protocol { steps_back: 1, ..REAPER } => AnIdleSessionIsForgotten in 14;
+    ends_keep_leases: an_end_that_does_not_know_what_an_earlier_one_has_told,
+        REAPER => ALockIsToldTwice in 15;
+    logout_names_expired: a_logout_that_names_only_live_locks,
+        REAPER_AND_LOGOUT => ALostLockIsNeverTold in 10;
+    logout_names_taken_over: a_logout_that_does_not_look_for_traces,
+        REAPER_AND_LOGOUT => ALostLockIsNeverTold in 16;
+    logout_takes_names_over: a_logout_that_forgets_what_a_sweep_has_named,
+        REAPER_AND_LOGOUT => ALostLockIsNeverTold in 18;
+    sweeps_are_shorter_than_leases: a_lock_that_expires_during_the_sweep_that_removes_it,
+        Protocol { asks: [2, 0], ..REAPER } => AnIdleSessionIsForgotten in 13;
     deposed_answers_no_reads: a_deposed_primary_that_still_answers_reads,
         Protocol { failovers: 1, ..REENTRY } => AGoneLockWasConfirmed in 11;
 }

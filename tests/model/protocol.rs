@@ -18,6 +18,8 @@ pub(crate) struct Protocol {
     pub(crate) clock: bool,
     pub(crate) failovers: u8,
     pub(crate) repetitions: u8,
+    /// Whether a session vanishes when it has got the lock, so that the lock expires. Alice logs out only after that.
+    pub(crate) vanish: bool,
     /// Whether Alice renews.
     pub(crate) renews: bool,
     /// Whether Alice's requests enter again by a read.
@@ -47,6 +49,8 @@ pub(crate) enum Broken {
     AnEndedSessionHasALockForGood,
     AnAcknowledgedSaveIsGone,
     AnIdleSessionIsForgotten,
+    ALostLockIsNeverTold,
+    ALockIsToldTwice,
     AGoneLockWasConfirmed,
 }
 
@@ -75,6 +79,7 @@ pub(crate) enum Step {
     Claims(Who),
     SeesTraces(Who),
     Announces(Who),
+    Withdraws(Who),
     ReaperDies,
 }
 
@@ -171,12 +176,7 @@ impl Protocol {
                 return Some(Broken::AnEndedSessionHasALockForGood);
             }
         }
-        let is_forgotten =
-            |who: Who| world.primary.owed[who as usize] && !world.primary.knows_of(who);
-        if self.reaper && (is_forgotten(Who::Alice) || is_forgotten(Who::Bob)) {
-            return Some(Broken::AnIdleSessionIsForgotten);
-        }
-        None
+        self.forgets(&world.primary)
     }
 }
 

@@ -40,6 +40,17 @@ pub(crate) struct Rules {
     /// Assumed: the server's clock does not step back between the moment at which a lock is found
     /// expired and the end of the reaper's work on it.
     pub(crate) expired_stays_expired: bool,
+    /// An end keeps the leases that it has named, and no lease is named again.
+    pub(crate) ends_keep_leases: bool,
+    /// The end of a session names its expired locks too.
+    pub(crate) logout_names_expired: bool,
+    /// The end of a session names the locks that another session has taken over.
+    pub(crate) logout_names_taken_over: bool,
+    /// The end of a session takes over the names of an idle end that was not told yet.
+    pub(crate) logout_takes_names_over: bool,
+    /// Assumed: no lock expires between the moment at which a reaper names the locks of an idle session and their
+    /// removal.
+    pub(crate) sweeps_are_shorter_than_leases: bool,
     /// Assumed: a primary answers no reads once another primary has been elected.
     pub(crate) deposed_answers_no_reads: bool,
 }
@@ -62,6 +73,11 @@ impl Rules {
         break_spares_expired: true,
         trace_names_lease: true,
         expired_stays_expired: true,
+        ends_keep_leases: true,
+        logout_names_expired: true,
+        logout_names_taken_over: true,
+        logout_takes_names_over: true,
+        sweeps_are_shorter_than_leases: true,
         deposed_answers_no_reads: true,
     };
 }

@@ -49,6 +49,36 @@ pub(crate) struct Former {
     pub(crate) lease: u8,
 }
 
+/// Leases of the locks of one session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Leases(u8);
+
+impl Leases {
+    pub(crate) const NONE: Self = Self(0);
+
+    /// One lease.
+    pub(crate) fn of(it: Former) -> Self {
+        Self::nth(it.token.nth, it.lease)
+    }
+
+    /// This lease of the session's acquisition with this number.
+    fn nth(nth: u8, lease: u8) -> Self {
+        Self(1 << (4 * (nth - 1) + lease))
+    }
+
+    pub(crate) fn and(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+
+    pub(crate) fn without(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+
+    pub(crate) fn has_any_of(self, others: Self) -> bool {
+        self.0 & others.0 != 0
+    }
+}
+
 /// The trace of an expired lock that another session takes over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) enum Trace {
@@ -70,11 +100,17 @@ pub(crate) struct Database {
     pub(crate) ended: bool,
     /// Traces of the expired locks of each session, in the order of its acquisitions.
     pub(crate) traces: [[Trace; 2]; 2],
-    /// A reaper has claimed the end of the idle session, and named its locks.
+    /// The end of the session is to be told: a reaper has claimed it, or Alice has logged out.
     pub(crate) claimed: [bool; 2],
-    /// For the search only: another session has removed this session's expired lock, and since then
-    /// this session was neither announced nor granted a lock.
-    pub(crate) owed: [bool; 2],
+    /// The leases that this end names.
+    pub(crate) names: [Leases; 2],
+    /// The leases that ends of the session have told.
+    pub(crate) told: [Leases; 2],
+    /// The end of Alice's session was told.
+    pub(crate) over: bool,
+    /// For the search only: these expired locks of the session were removed by others, and since then no end has
+    /// told them, and the session was not granted a lock.
+    pub(crate) owed: [Leases; 2],
 }
 
 impl Database {
@@ -100,6 +136,33 @@ impl Database {
             _ if is_there => *trace = Trace::Waits(of.lease),
             _ => {}
         }
+    }
+
+    /// The leases of which traces wait.
+    pub(crate) fn waiting(&self, who: Who) -> Leases {
+        let mut all = Leases::NONE;
+        for (nth, trace) in (1..).zip(self.traces[who as usize]) {
+            if let Trace::Waits(lease) = trace {
+                all = all.and(Leases::nth(nth, lease));
+            }
+        }
+        all
+    }
+
+    /// Marks the traces of these leases as seen.
+    pub(crate) fn see(&mut self, who: Who, leases: Leases) {
+        for (nth, trace) in (1..).zip(&mut self.traces[who as usize]) {
+            if let Trace::Waits(lease) = *trace
+                && leases.has_any_of(Leases::nth(nth, lease))
+            {
+                *trace = Trace::Seen(lease);
+            }
+        }
+    }
+
+    /// Whether the session has ended for good, and was told.
+    pub(crate) fn is_over(&self, who: Who) -> bool {
+        who == Who::Alice && self.over
     }
 
     /// Whether anything other than an expired lock says that this session may be idle.

@@ -39,22 +39,19 @@ impl fmt::Display for Step {
             Self::Finds(who) => write!(f, "the reaper finds that {who} may be idle"),
             Self::LeavesAwake(who) => write!(
                 f,
-                "the reaper: {who} holds a lock and is not idle; the traces are marked as seen"
+                "the reaper: {who} is not idle, or was told already; the traces are marked as seen"
             ),
             Self::Claims(who) => {
-                write!(
-                    f,
-                    "the reaper claims the end of {who}'s session, with the names of its locks"
-                )
+                write!(f, "the reaper claims the end of {who}'s session, and names its locks")
             }
             Self::SeesTraces(who) => {
                 write!(f, "the reaper marks the traces of {who}'s locks as seen")
             }
             Self::Announces(who) => {
-                write!(
-                    f,
-                    "the reaper removes what is left, and tells the listener that {who} is idle"
-                )
+                write!(f, "the reaper removes what is left, and tells the listener of {who}'s end")
+            }
+            Self::Withdraws(who) => {
+                write!(f, "the reaper withdraws the end of {who}'s session, which names no lock")
             }
             Self::ReaperDies => f.write_str("the reaper dies, and another one takes its place"),
         }

@@ -221,13 +221,13 @@ pub(crate) enum Sweep {
     /// This session may be idle, as these traces say. If it holds a lock, it is not idle.
     Found {
         who: Who,
-        traces: [Option<u8>; 2],
+        traces: Leases,
         awake: bool,
     },
-    /// The reaper has claimed the end of this session. These traces are done with.
+    /// The reaper has claimed the end of this session, and named its locks. These traces are done with.
     Claimed {
         who: Who,
-        traces: [Option<u8>; 2],
+        traces: Leases,
     },
 }
 
@@ -375,6 +375,6 @@ impl World {
             && self.primary.lock.is_none()
             && self.sweep == Sweep::Idle
             && !sessions.iter().any(|who| self.primary.knows_of(*who))
-            && self.primary.owed == [false; 2]
+            && self.primary.owed == [Leases::NONE; 2]
     }
 }

@@ -6,9 +6,9 @@ use actix_doclock::store::PageId;
 use actix_doclock::{
     Aid, EndReason, Lock, LockKey, MemoryStore, Released, StoreError, TryAcquire,
     store::{
-        Ability, Acquisition, Active, Claim, Deadline, Documents, Edit, Ended, HandedOver, LastEnd,
-        Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules, Saved, Servers, Sessions,
-        Settled, StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
+        Ability, Acquisition, Active, Claim, Confirmed, Deadline, Documents, Edit, Ended,
+        HandedOver, LastEnd, Locks, News, NewsId, Outbox, Query, Removal, Renewed, Rules, Saved,
+        Servers, Sessions, Settled, StoreStatus, StoredDocument, Swept, Ticket, Waiters, Watch,
     },
 };
 use futures_util::future::BoxFuture;
@@ -84,6 +84,15 @@ impl<P: Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static> Locks for Paused
         until: Deadline,
     ) -> Result<Vec<Lock>, StoreError> {
         self.paused(self.store.locks(collection, query, limit, until)).await
+    }
+    async fn confirm(
+        &self,
+        key: &LockKey,
+        aid: &Aid,
+        load: bool,
+        until: Deadline,
+    ) -> Result<Option<Confirmed>, StoreError> {
+        self.paused(self.store.confirm(key, aid, load, until)).await
     }
     async fn status(&self, names: &[&str], until: Deadline) -> Result<StoreStatus, StoreError> {
         self.store.status(names, until).await

@@ -1,8 +1,14 @@
 //! Documents that several sessions read, and several documents of one session.
 
+use std::{future::ready, sync::Arc};
+
+use actix_doclock::{Aid, Holder, Mode};
+use futures_util::FutureExt;
+use parking_lot::Mutex;
 use serde_json::json;
 
 use super::*;
+use crate::rig::paused::Paused;
 
 async fn labels(locks: &LockManager) -> Vec<String> {
     let mut labels: Vec<_> = (locks.list().await.unwrap().into_iter())
@@ -120,6 +126,94 @@ async fn a_page_that_names_its_shared_lock_edits_only_if_nobody_wrote_in_between
         // A page that names nothing loads the document again.
         assert_eq!(alice.post(way).await.status, if api { 201 } else { 200 });
         alice.delete("/locks/note/a").await;
+    }
+}
+
+/// How a shared lock is lost, and what its session has by the time at which it asks for the upgrade.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Loss {
+    Expired,
+    Broken,
+    /// Other requests of the session have the exclusive lock by now.
+    TakenAgain,
+}
+
+/// Between any two calls of the store in one request, until the upgrade is granted.
+#[actix_web::test]
+async fn a_shared_lock_that_is_lost_while_its_page_asks_for_the_upgrade_is_not_upgraded() {
+    for loss in [Loss::Expired, Loss::Broken, Loss::TakenAgain] {
+        for way in ["/locks/note/a", "/note/a"] {
+            let mut moments = 0;
+            while is_refused_if_lost_at(moments, loss, way).await {
+                moments += 1;
+            }
+            // Before and after the read of the lock at least, and before the claim.
+            assert!(moments >= 3, "{loss:?}, {way}: only {moments} moments");
+        }
+    }
+}
+
+/// False if the upgrade is granted before this moment comes.
+async fn is_refused_if_lost_at(moment: usize, loss: Loss, way: &str) -> bool {
+    let (other_server, store) = embedded().await;
+    let left: Arc<Mutex<Option<usize>>> = Arc::default();
+    let pause = {
+        let (left, store) = (Arc::clone(&left), store.clone());
+        move || {
+            let mut left = left.lock();
+            if !left.as_mut().is_some_and(|left| std::mem::replace(left, left.wrapping_sub(1)) == 0)
+            {
+                return ready(()).boxed();
+            }
+            *left = None;
+            lose_and_write(other_server.clone(), store.clone(), loss).boxed()
+        }
+    };
+    let locks = LockManager::builder(Paused::new(store.clone(), pause)).without_reaper();
+    let locks = locks.ttl(Duration::from_secs(60)).build().await.unwrap();
+    locks.register::<Note>().await.unwrap();
+    let app = serve_with_cookies(&locks).await;
+    let alice = Browser::logged_in(&app, "alice").await;
+    let read = alice.post("/note/a/read").await.token();
+    // Two requests know the lock, so the next one may confirm it by a read.
+    assert_eq!(alice.post("/note/a/read").await.token(), read);
+    *left.lock() = Some(moment);
+    let answer =
+        alice.send(alice.request(Method::POST, way).insert_header(("lock-token", read))).await;
+    if text_of(&store, "a") == "old" {
+        assert!(answer.status.is_success(), "{loss:?}, {way}: nothing was lost");
+        return false;
+    }
+    assert_eq!(answer.problem(412)["state"], "lost", "{loss:?}, {way}, moment {moment}");
+    let left = if loss == Loss::TakenAgain { vec!["alice Exclusive"] } else { vec![] };
+    assert_eq!(labels(&locks).await, left, "{loss:?}, {way}, moment {moment}: nothing is taken");
+    true
+}
+
+/// Alice loses her shared lock, and Bob writes. Nothing happens if the lock is exclusive already.
+async fn lose_and_write(locks: LockManager, store: MemoryStore, loss: Loss) {
+    let lock = locks.inspect(&key("a")).await.unwrap().unwrap();
+    if lock.mode == Mode::Exclusive {
+        return;
+    }
+    match loss {
+        Loss::Broken => {
+            let chief = Actor::new("root").with_role("chief");
+            locks.break_lock(&lock, &chief, "vacation").await.unwrap();
+        }
+        Loss::Expired | Loss::TakenAgain => store.advance(Duration::from_secs(61)),
+    }
+    let take = async |aid: &Aid, holder: &Holder| {
+        let taken = locks.lock_for_session(&key("a"), aid, holder).await.unwrap();
+        taken.into_result().unwrap()
+    };
+    let bob = take(&Aid::new(), &Holder::new("bob")).await;
+    store.put("a".to_owned(), &Note { id: "a".to_owned(), text: "of bob".to_owned() }).unwrap();
+    locks.release(&bob).await.unwrap();
+    if loss == Loss::TakenAgain {
+        for _ in 0..2 {
+            take(&lock.aid, lock.holder.as_ref().unwrap()).await;
+        }
     }
 }
 
