@@ -34,7 +34,7 @@ pub(crate) fn odd(members: &[(&'static str, Odd)]) -> RawDocumentBuf {
     RawDocumentBuf::from_bytes(bytes).unwrap()
 }
 
-fn encoded<'a>(members: &mut dyn Iterator<Item = (String, &'a Odd)>) -> Vec<u8> {
+fn encoded(members: &mut dyn Iterator<Item = (String, &Odd)>) -> Vec<u8> {
     let mut bytes = vec![0; 4];
     for (name, value) in members {
         let (kind, value) = match value {

@@ -291,8 +291,8 @@ async fn refuses_names_twice<S: Store + Clone>(store: S) {
         |it: &mut Flattened| drop(it.more.insert("title".to_owned(), "other".to_owned()));
     let of_the_id = |it: &mut Flattened| drop(it.more.insert("_id".to_owned(), "other".to_owned()));
     let below = |it: &mut Flattened| it.inner.more.extend([("n".to_owned(), 2)]);
-    let twice: [(&str, fn(&mut Flattened)); 3] =
-        [("`title`", at_the_top), ("`_id`", of_the_id), ("`inner.n`", below)];
+    type Change = (&'static str, fn(&mut Flattened));
+    let twice: [Change; 3] = [("`title`", at_the_top), ("`_id`", of_the_id), ("`inner.n`", below)];
     let is_refused = |done: Result<(), LockError>, name: &str| match done {
         Err(LockError::Document { source, .. }) => {
             assert!(source.to_string().contains(name), "{source}");

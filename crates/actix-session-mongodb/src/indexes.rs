@@ -264,7 +264,7 @@ mod tests {
         for other in others {
             let steps = with("aid", other);
             let [Step::Create(index)] = &steps[..] else { panic!("{steps:?}") };
-            assert_eq!(index.get_str("name"), Ok("doclock_aid_1"));
+            assert_eq!(index.get_str("name").unwrap(), "doclock_aid_1");
         }
     }
 

@@ -361,9 +361,8 @@ fn unchanged(
     let (mut pairs, mut copies) = (Vec::new(), Vec::new());
     for [before, after] in by_key(elements, |side, at| contents[side][at]).into_values() {
         let are_as_many = before.len() == after.len() || before.is_empty() || after.is_empty();
-        if !are_as_many
-            && !(before.len() > 1 && before.windows(2).all(|it| are_equal(it[0], it[1])))
-        {
+        let are_alike = || before.len() > 1 && before.windows(2).all(|it| are_equal(it[0], it[1]));
+        if !(are_as_many || are_alike()) {
             copies.extend(&before);
         }
         pairs.extend(before.into_iter().zip(after));

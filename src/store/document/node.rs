@@ -28,6 +28,7 @@ impl Name {
         Self { nth: self.nth + 1, ..self.clone() }
     }
 
+    #[cfg(feature = "_mongo")]
     pub(super) fn bytes(&self) -> &[u8] {
         &self.text
     }

@@ -179,7 +179,7 @@ impl Claiming<'_> {
     // shorter form that finds no answer has changed nothing that matters, and the next form follows. No two forms may
     // both grant: a delayed second command could resurrect a released lock.
     async fn ask(&self) -> Result<Found> {
-        let (Self { call, key, .. }, Update { claim, rules, .. }) = (&*self, self.update);
+        let (Self { call, key, .. }, Update { claim, rules, .. }) = (self, self.update);
         let (id, seen, token) = (key.id(), &call.seen, claim.token);
         let is_simple = claim.mode == Mode::Exclusive && claim.upgrades.is_none() && !rules.fair;
         let mut has_readers = false;

@@ -161,8 +161,7 @@ async fn is_refused_if_lost_at(moment: usize, loss: Loss, way: &str) -> bool {
         let (left, store) = (Arc::clone(&left), store.clone());
         move || {
             let mut left = left.lock();
-            if !left.as_mut().is_some_and(|left| std::mem::replace(left, left.wrapping_sub(1)) == 0)
-            {
+            if left.as_mut().is_none_or(|left| std::mem::replace(left, left.wrapping_sub(1)) != 0) {
                 return ready(()).boxed();
             }
             *left = None;
