@@ -83,6 +83,7 @@ pub use watch::{changes::Wakeup, events::LockEvents};
 ///         locks.release(&lock).await?;
 ///     }
 ///     TryAcquire::Held(lock) => println!("in use by {:?}", lock.holder),
+///     TryAcquire::Lost(_) => unreachable!("only an upgrade can be lost"),
 /// }
 /// locks.shutdown().await;
 /// # Ok(()) }
