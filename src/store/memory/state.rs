@@ -173,11 +173,13 @@ impl State {
         aid: &Aid,
         now: Duration,
     ) -> Vec<LockKey> {
-        let is_lost = |key: &LockKey, grant: &Grant| {
-            let is_idle = !grant.is_live(now) && !grant.has_reached_max_hold();
-            grant.aid == *aid && is_idle && collections.contains(&key.collection())
+        let is_own = |key: &LockKey, grant: &Grant| {
+            let counts = grant.aid == *aid && !grant.has_reached_max_hold();
+            counts && collections.contains(&key.collection())
         };
-        let former = self.former.extract_if(.., |(key, grant)| is_lost(key, grant));
+        let is_lost = |key: &LockKey, grant: &Grant| is_own(key, grant) && !grant.is_live(now);
+        // Another session has these, even if the clock was set back since.
+        let former = self.former.extract_if(.., |(key, grant)| is_own(key, grant));
         let mut lost: Vec<_> = former.map(|(key, _)| key).collect();
         let on_record = self
             .locks
