@@ -423,11 +423,13 @@ fn name(names: &Names) -> Record {
     let (most, unsent) =
         (MAX_NAMED_LOCKS as i64, names.locks.len().saturating_sub(MAX_NAMED_LOCKS));
     let unsent = i64::try_from(unsent + names.more).unwrap_or(i64::MAX);
-    let more = doc! { "$add": [
-        { "$max": [{ "$subtract": [{ "$size": all.clone() }, most] }, 0] }, unsent,
-    ] };
-    // A repetition finds fewer locks: the rest has been removed, and was counted then.
-    let more = doc! { "$max": [more, "$more"] };
+    let unnamed = doc! { "$max": [{ "$subtract": [{ "$size": all.clone() }, most] }, 0] };
+    let more = match unsent {
+        // All that are not new are left out by their leases.
+        0 => doc! { "$add": [unnamed, { "$cond": [{ "$isNumber": "$more" }, "$more", 0] }] },
+        // A repetition finds fewer locks: the rest has been removed, and was counted then.
+        unsent => doc! { "$max": [{ "$add": [unnamed, unsent] }, "$more"] },
+    };
     let more = doc! { "$cond": [{ "$gt": [more.clone(), 0] }, more, "$$REMOVE"] };
     doc! { "$set": {
         "locks": { "$slice": [all, most] },

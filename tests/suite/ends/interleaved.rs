@@ -2,7 +2,6 @@
 //! before its second, and so on, and the other one is carried out in between.
 
 use actix_doclock::{LockError, LockKey};
-use doclock_conformance::Shorthand;
 use tokio::task::JoinHandle;
 
 use super::*;

@@ -15,6 +15,7 @@ use actix_doclock::{
     Aid, BoxError, EndReason, Holder, LockManager, LockManagerBuilder, MemoryStore, SessionEnded,
     TryAcquire, Wait,
 };
+use doclock_conformance::Shorthand;
 use futures_util::future::join_all;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use mongodb::{Collection, Database};
@@ -989,10 +990,17 @@ async fn a_logout_of_more_locks_than_one_command_names_counts_the_others() {
     let app = App::on(&database).await;
     let alice = Aid::new();
     hold_more(&app, &database, std::slice::from_ref(&alice), LOCKS).await;
-    let ended = app.locks.end_session(&alice).await.unwrap();
-    assert_eq!(ended.locks.len() + ended.more, LOCKS);
-    assert!(ended.more > 0, "not all were read");
-    assert_eq!(count(&database).await, 0, "all were released");
+    let worker = Uuid::new_v4();
+    // Twice, as if the first reply was lost.
+    for _ in 0..2 {
+        let (reason, collections) = (EndReason::LoggedOut, ["workitem"]);
+        let ended = app.store.end_session(&alice, reason, &collections, worker, Deadline::NONE);
+        let ended = ended.await.unwrap();
+        assert_eq!(ended.locks.len() + ended.more, LOCKS);
+        assert!(ended.more > 0, "not all were read");
+        assert_eq!(count(&database).await, 0, "all were released");
+    }
+    app.store.ready(&alice, worker).await.unwrap();
     app.locks.shutdown().await;
     let heard = Heard::default();
     let listening = App::with(&database, heard.listening()).await;
@@ -1000,6 +1008,44 @@ async fn a_logout_of_more_locks_than_one_command_names_counts_the_others() {
     listening.locks.shutdown().await;
     let [ended] = &heard.all()[..] else { panic!("{heard:?}") };
     assert_eq!((ended.locks.len(), ended.more), (1_000, LOCKS - 1_000));
+    let told = database.collection::<Document>("doclock.ended");
+    let told = told.find_one(doc! { "_id": alice.as_str() }).await.unwrap().unwrap();
+    assert!(!told.contains_key("locks") && !told.contains_key("more"), "{told:?}");
+}
+
+/// A session that lives on has lost many locks, and their note has been forgotten since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_that_were_counted_in_a_forgotten_note_are_not_counted_again() {
+    let database = replica_set().await;
+    let app = App::on(&database).await;
+    let alice = Aid::new();
+    hold_more(&app, &database, std::slice::from_ref(&alice), 1_005).await;
+    age_all(&database, TTL).await;
+    for id in ["b", "c"] {
+        app.granted(&key(id), &alice).await;
+    }
+    let sweep_all = async || {
+        while count(&database).await > 2 {
+            app.locks.sweep().await.unwrap();
+        }
+    };
+    sweep_all().await;
+    let notes = database.collection::<Document>("doclock.ended");
+    let of_alice = doc! { "_id": alice.as_str() };
+    let note = notes.find_one(of_alice.clone()).await.unwrap().unwrap();
+    assert!(note.contains_key("more"), "{note:?}");
+    let forgotten = doc! { "$set": { "noted": DateTime::from_millis(1) } };
+    notes.update_one(of_alice, forgotten).await.unwrap();
+    let heard = Heard::default();
+    for id in ["b", "c"] {
+        age(&database, &key(id), TTL).await;
+        app.locks.sweep().await.unwrap();
+    }
+    let listening = App::with(&database, heard.listening()).await;
+    heard.until("the end is announced", 1).await;
+    listening.locks.shutdown().await;
+    let ended = heard.of(&alice).remove(0);
+    assert_eq!((ended.locks, ended.more), (vec![key("b"), key("c")], 0));
 }
 
 /// MongoDB removes expired locks too, and nobody hears of their sessions then.
