@@ -67,8 +67,8 @@ impl Granting {
     }
 
     /// Gives back a grant that its request does not want. Nobody waits for this. It is tried for as long as the ttl:
-    /// after that the lock has expired, unless another page of its session renews it. It is tried for another ttl if
-    /// the process was paused meanwhile, and so could not try.
+    /// after that the lock has expired, unless another page of its session renews it. So it is tried for another ttl: the
+    /// process may have been paused meanwhile, or the database stood still, for the whole first ttl.
     pub(super) fn give_back(
         self: &Arc<Self>,
         attempts: Vec<Acquisition>,
@@ -80,7 +80,7 @@ impl Granting {
             let retract =
                 |until| granting.calls.store.remove_lock(Removal::Retract(&attempts), until);
             let mut retracted = calls::retry(until, calls::BACKGROUND, retract).await;
-            if retracted.is_err() && clock::since(until) > granting.calls.deadline {
+            if retracted.is_err() {
                 let until = clock::now() + granting.ttl;
                 retracted = calls::retry(until, calls::BACKGROUND, retract).await;
             }

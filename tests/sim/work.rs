@@ -551,18 +551,17 @@ impl Desk {
     /// Gives back the lock of a failed request, unless another request was told of it.
     async fn gives_back(self, lock: Lock) {
         let settings = &self.world().settings;
-        let mut until = Instant::now() + settings.ttl;
         let tokens = [lock.token.expect("our own")];
-        while Instant::now() < until {
-            let link = &self.server.link;
-            if link.retract(&lock.key, &lock.aid, &tokens, lock.mode).await.is_ok() {
-                return;
+        // The server may be paused for the whole first ttl, and could not try.
+        for _ in 0..2 {
+            let until = Instant::now() + settings.ttl;
+            while Instant::now() < until {
+                let link = &self.server.link;
+                if link.retract(&lock.key, &lock.aid, &tokens, lock.mode).await.is_ok() {
+                    return;
+                }
+                sleep(Duration::from_millis(100)).await;
             }
-            // The server was paused, and could not try.
-            if Instant::now() > until + settings.deadline {
-                until = Instant::now() + settings.ttl;
-            }
-            sleep(Duration::from_millis(100)).await;
         }
     }
 
