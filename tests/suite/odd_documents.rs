@@ -596,6 +596,77 @@ fn a_name_may_stand_many_times() {
     assert_eq!(saved.as_bytes().len(), loaded.as_bytes().len());
 }
 
+/// A document that takes long to read, by a thread that waits until `READING` is received from.
+mod slow {
+    use std::sync::mpsc::Receiver;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    pub(super) static GATE: Mutex<Option<Receiver<()>>> = Mutex::new(None);
+
+    #[derive(Debug, Clone, Serialize, Deserialize)]
+    pub(super) struct Slow {
+        #[serde(rename = "_id")]
+        pub(super) id: String,
+        #[serde(deserialize_with = "waits")]
+        pub(super) text: String,
+        pub(super) n: i64,
+    }
+
+    impl Lockable for Slow {
+        type Id = String;
+        const COLLECTION: &'static str = "slow";
+    }
+
+    fn waits<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+        if let Some(gate) = GATE.lock().take() {
+            let opened = gate.recv_timeout(std::time::Duration::from_secs(60));
+            opened.map_err(|_| serde::de::Error::custom("nobody else could run"))?;
+        }
+        String::deserialize(deserializer)
+    }
+}
+
+/// The thread that serves requests goes on meanwhile; and what takes longer than the deadline says so itself.
+#[tokio::test(flavor = "current_thread")]
+async fn a_large_document_is_compared_by_another_thread_and_in_time_or_not_at_all() {
+    use slow::{GATE, Slow};
+    let store = MemoryStore::new();
+    let deadline = std::time::Duration::from_secs(2);
+    let locks =
+        LockManager::builder(store.clone()).ttl(TTL).deadline(deadline).build().await.unwrap();
+    locks.register::<Slow>().await.unwrap();
+    let text = "x".repeat(100_000);
+    store.put("a".to_owned(), &Slow { id: "a".to_owned(), text, n: 1 }).unwrap();
+    let key = LockKey::of::<Slow>("a".to_owned()).unwrap();
+    let guard = locks.acquire(&key, Wait::no()).await.unwrap();
+    for is_late in [false, true] {
+        let (open, gate) = std::sync::mpsc::channel();
+        let opens = tokio::spawn(async move {
+            if is_late {
+                tokio::time::sleep(deadline * 2).await;
+            }
+            open.send(())
+        });
+        let saved = guard.update(|it: &mut Slow| {
+            it.n += 1;
+            // From now on, the type is read to compare the versions.
+            *GATE.lock() = Some(gate);
+        });
+        let saved = saved.await;
+        opens.await.unwrap().unwrap();
+        match saved {
+            Ok(saved) => assert!(!is_late && saved.n == 2),
+            Err(error) => {
+                assert!(is_late && matches!(error, LockError::TooSlow { .. }), "{error:?}")
+            }
+        }
+    }
+    assert_eq!(guard.load::<Slow>().await.unwrap().n, 2, "nothing was written");
+}
+
 #[tokio::test]
 async fn the_embedded_store_keeps_floats_exactly() {
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
