@@ -3,7 +3,7 @@
 use mongodb::bson::{Bson, RawDocumentBuf, doc};
 
 /// A value whose documents may have a name twice.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) enum Odd {
     Plain(Bson),
     Members(Vec<(&'static str, Odd)>),

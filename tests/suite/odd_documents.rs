@@ -17,9 +17,10 @@ use mongodb::{
     Collection,
     bson::{Bson, Document, RawDocumentBuf, doc},
 };
+use proptest::{collection::vec, prelude::*, sample::select, test_runner::TestRunner};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
-use crate::merging::{Became, Shop, key, locked, on_mongo, save};
+use crate::merging::{Became, Shop, cases, key, locked, on_mongo, save};
 use crate::rig::app::{App, TTL};
 use crate::rig::{
     self,
@@ -548,6 +549,98 @@ fn an_alias_is_found_once_for_a_member_and_not_once_for_each_key() {
     assert!(many <= 150, "{many} reads for 2 000 entries, {few} for 20");
     let (one, _) = reads_of(2_000, |n, it| it.n += i64::from(n == 1_500));
     assert!(one <= 150, "{one} reads for one entry of 2 000");
+}
+
+fn values() -> impl Strategy<Value = Odd> {
+    let leaf = prop_oneof![
+        (0..3_i32).prop_map(Odd::from),
+        Just(Odd::from(NOT_UTF8)),
+        Just(Odd::from("text")),
+        Just(Odd::from(f64::NAN)),
+        Just(Odd::from(Bson::Null)),
+    ];
+    leaf.prop_recursive(2, 6, 3, |inner| {
+        prop_oneof![
+            others(inner.clone(), 0..3).prop_map(Odd::Members),
+            vec(inner, 0..3).prop_map(Odd::Elements),
+        ]
+    })
+}
+
+/// Members that the type does not name, some of them with the same name.
+fn others(
+    values: impl Strategy<Value = Odd>,
+    count: std::ops::Range<usize>,
+) -> impl Strategy<Value = Vec<(&'static str, Odd)>> {
+    vec((select(vec!["x", "y", "a.b", "$z", "", NOT_UTF8]), values), count)
+}
+
+/// A document with these members around the known ones.
+fn around(others: &[(&'static str, Odd)], at: usize, n: i64, row: i64) -> RawDocumentBuf {
+    let row = [&[("n", Odd::from(row))], others].concat();
+    let rows = Odd::Elements(vec![Odd::Members(row)]);
+    let mut members = vec![id()];
+    members.extend(others.iter().filter(|(name, _)| !name.starts_with('$')).cloned());
+    let at = 1 + at % members.len();
+    members.insert(at, ("n", n.into()));
+    members.push(("rows", rows));
+    odd(&members)
+}
+
+fn apply(
+    loaded: &RawDocumentBuf,
+    now: &RawDocumentBuf,
+    n: i64,
+    row: i64,
+) -> Result<Vec<u8>, String> {
+    let stored =
+        |it: &RawDocumentBuf| StoredDocument::from_bytes(Format::Bson, it.as_bytes().to_vec());
+    let loaded = stored(loaded);
+    let mut it: Small = loaded.decode().map_err(|e| e.to_string())?;
+    let original = Original::new(loaded, &it).map_err(|e| e.to_string())?;
+    (it.n, it.rows[0].n) = (n, row);
+    let changes = original.changes_to(&it).map_err(|e| e.to_string())?;
+    Ok(changes.apply(&stored(now))?.as_bytes().to_vec())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(400), failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn a_save_of_an_odd_document_changes_what_the_type_has_changed_and_no_other_byte(
+        mine in others(values(), 0..6), theirs in others(values(), 0..6), at in 0..7_usize, n in 0..3_i64, row in 0..3_i64,
+    ) {
+        let loaded = around(&mine, at, 0, 0);
+        let saved = apply(&loaded, &loaded, n, row).unwrap();
+        assert_eq!(saved, around(&mine, at, n, row).into_bytes());
+        // Another program has changed the rest, and the array, too.
+        let now = around(&theirs, at, 0, 0);
+        match apply(&loaded, &now, n, row) {
+            Ok(saved) => assert_eq!(saved, around(&theirs, at, n, row).into_bytes()),
+            Err(field) => assert!(row != 0 && field == "rows", "{field}"),
+        }
+    }
+}
+
+/// As above, on a server, which must not stop.
+#[test]
+fn a_save_of_an_odd_document_on_mongodb_changes_no_other_byte_and_stops_no_server() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let site = runtime.block_on(Site::new());
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: cases(60),
+        failure_persistence: None,
+        ..Default::default()
+    });
+    let all = (others(values(), 0..6), 0..7_usize, 0..3_i64, 0..3_i64);
+    let ran = runner.run(&all, |(others, at, n, row)| {
+        let stored = around(&others, at, 0, 0);
+        let saved =
+            runtime.block_on(site.save(&stored, |it: &mut Small| (it.n, it.rows[0].n) = (n, row)));
+        assert_eq!(saved.unwrap(), around(&others, at, n, row));
+        Ok(())
+    });
+    ran.unwrap();
 }
 
 /// A map whose type reads the names in another form has no aliases.
