@@ -16,7 +16,7 @@ use actix_doclock::{
     TryAcquire, Wait,
 };
 use doclock_conformance::Shorthand;
-use futures_util::future::join_all;
+use futures_util::{TryStreamExt, future::join_all};
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use mongodb::{Collection, Database};
 use tokio::runtime::Runtime;
@@ -991,8 +991,14 @@ async fn a_logout_of_more_locks_than_one_command_names_counts_the_others() {
     let alice = Aid::new();
     hold_more(&app, &database, std::slice::from_ref(&alice), LOCKS).await;
     let worker = Uuid::new_v4();
-    // Twice, as if the first reply was lost.
-    for _ in 0..2 {
+    let records = lock_records(&database);
+    let some = records.find(doc! {}).sort(doc! { "_id": -1 }).limit(1_200).await.unwrap();
+    let some: Vec<_> = some.try_collect().await.unwrap();
+    // Again, as if the first reply was lost; and as if the removal had stopped half-way.
+    for left in [0, 0, some.len()] {
+        if left > 0 {
+            records.insert_many(&some).await.unwrap();
+        }
         let (reason, collections) = (EndReason::LoggedOut, ["workitem"]);
         let ended = app.store.end_session(&alice, reason, &collections, worker, Deadline::NONE);
         let ended = ended.await.unwrap();

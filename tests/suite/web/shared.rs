@@ -161,10 +161,10 @@ async fn is_refused_if_lost_at(moment: usize, loss: Loss, way: &str) -> bool {
         let (left, store) = (Arc::clone(&left), store.clone());
         move || {
             let mut left = left.lock();
-            if left.as_mut().is_none_or(|left| std::mem::replace(left, left.wrapping_sub(1)) != 0) {
+            *left = left.and_then(|left| left.checked_sub(1));
+            if *left != Some(0) {
                 return ready(()).boxed();
             }
-            *left = None;
             lose_and_write(other_server.clone(), store.clone(), loss).boxed()
         }
     };
@@ -176,7 +176,7 @@ async fn is_refused_if_lost_at(moment: usize, loss: Loss, way: &str) -> bool {
     let read = alice.post("/note/a/read").await.token();
     // Two requests know the lock, so the next one may confirm it by a read.
     assert_eq!(alice.post("/note/a/read").await.token(), read);
-    *left.lock() = Some(moment);
+    *left.lock() = Some(moment + 1);
     let answer =
         alice.send(alice.request(Method::POST, way).insert_header(("lock-token", read))).await;
     if text_of(&store, "a") == "old" {
