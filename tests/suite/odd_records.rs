@@ -4,8 +4,8 @@
 use std::time::SystemTime;
 
 use actix_doclock::{
-    Actor, Aid, Holder, Lock, LockKey, LockManager, Lockable, MongoStore, Released, TryAcquire,
-    Wait,
+    Actor, Aid, Holder, Lock, LockError, LockKey, LockManager, Lockable, MongoStore, Released,
+    TryAcquire, Wait,
 };
 use mongodb::{
     Database,
@@ -13,7 +13,8 @@ use mongodb::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::rig::app::TTL;
+use crate::rig::app::{TTL, WorkItem, key};
+use crate::rig::faulty::Faulty;
 use crate::rig::{
     self,
     mongod::{Mongod, shared_replica_set},
@@ -249,4 +250,48 @@ async fn an_end_with_odd_text_holds_up_no_other_end() {
     listening.register::<Plain>().await.unwrap();
     locks.end_session(&aid).await.unwrap();
     while heard.recv().await.expect("the listener is there") != aid {}
+}
+
+/// Perhaps the command has made the server abort. It would be sent to the next primary, too.
+#[tokio::test]
+async fn a_command_after_which_a_server_was_lost_is_not_sent_again_for_an_odd_record() {
+    let faulty = Faulty::new().await;
+    let database = &faulty.database;
+    let key = key("a");
+    put(
+        database,
+        key.collection(),
+        &record(vec![("ts", date(false).into()), ("x", NOT_UTF8.into())]),
+    )
+    .await;
+    faulty.proxy.drop_request("findAndModify");
+    let refused = faulty.app.try_acquire(&key, &Aid::new()).await.unwrap_err();
+    let LockError::Store(error) = &refused else { panic!("{refused:?}") };
+    assert!(error.to_string().contains("a server was lost"), "{error}");
+    assert_eq!(faulty.proxy.passed("findAndModify"), 0, "sent again without a look");
+    // A record of this crate is written again, and so is any record once its odd text is gone.
+    put(database, key.collection(), &record(vec![("ts", date(false).into()), ("x", 1.into())]))
+        .await;
+    faulty.proxy.drop_request("findAndModify");
+    faulty.app.granted(&key, &Aid::new()).await;
+    faulty.assert_fired(2);
+}
+
+#[tokio::test]
+async fn a_save_during_which_a_server_was_lost_is_not_sent_again_for_an_odd_document() {
+    let faulty = Faulty::new().await;
+    let documents = faulty.database.collection::<RawDocumentBuf>("workitem");
+    let stored = record(vec![("title", "old".into()), ("x", 1.into()), ("x", 2.into())]);
+    documents.insert_one(&stored).await.unwrap();
+    let guard = faulty.app.locks.acquire(&key("a"), Wait::no()).await.unwrap();
+    faulty.proxy.drop_request("update");
+    let refused = guard.update(|it: &mut WorkItem| it.title = "new".to_owned()).await.unwrap_err();
+    let LockError::Rejected { source, .. } = &refused else { panic!("{refused:?}") };
+    assert!(source.to_string().contains("a server was lost"), "{source}");
+    assert_eq!(documents.find_one(doc! {}).await.unwrap().unwrap(), stored);
+    // Once it is repaired, it can be saved.
+    let repaired = record(vec![("title", "old".into()), ("x", 1.into())]);
+    documents.replace_one(doc! {}, repaired).await.unwrap();
+    let saved = guard.update(|it: &mut WorkItem| it.title = "new".to_owned()).await.unwrap();
+    assert_eq!(saved.title, "new");
 }
